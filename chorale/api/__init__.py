@@ -1,0 +1,1 @@
+"""HTTP: one stream of OutputEvents, one translator per endpoint. Never imports torch."""

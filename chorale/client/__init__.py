@@ -1,0 +1,1 @@
+"""EngineClient: the seam between text and tokens, and its implementations."""

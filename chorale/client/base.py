@@ -1,0 +1,96 @@
+"""The seam between everything that speaks text and the engine that speaks tokens.
+
+``EngineClient`` has three implementations: ``local`` (the engine in a thread of this process, for ``LLM``
+and tests), ``remote`` (the engine in its own process, over an ipc socket) and ``scripted`` (tests: token
+streams written by hand). The server cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import msgspec
+
+from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine tells its clients once it is ready."""
+
+    model: str  # folder or hub id that was loaded
+    revision: str | None = None
+    engine_id: str = ""  # new at every start of the engine process
+    max_model_len: int
+    max_num_seqs: int
+    vocab_size: int = 201088
+    eos_token_ids: tuple[int, ...] = (200002, 199999, 200012)
+    num_kv_tokens: int = 0  # tokens of full-attention context that the pool holds
+    block_size: int = 16
+    num_blocks: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    ops: str = "reference"
+    parameters: int = 0
+    enable_prefix_caching: bool = True
+    # generation_config.json: sampling defaults by vLLM's names (temperature, top_p, ...)
+    default_sampling: dict[str, float] = {}
+    notes: tuple[str, ...] = ()  # one line each: whatever is degraded
+    startup_seconds: dict[str, float] = {}  # phase -> seconds, for the start-up table
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """``loading`` carries progress; ``dead`` is between a death and the restart; ``failed`` is for good."""
+
+    state: Literal["loading", "ready", "draining", "dead", "failed"]
+    phase: str = ""  # "download", "load", "kv_pool", "warm_up", ...
+    progress: float | None = None  # 0..1 within the phase
+    message: str = ""
+
+
+class TokenStream(Protocol):
+    """The chunks of one request, every choice of it, until each has finished.
+
+    Each item is everything that has arrived since the last read (so a slow reader sees fewer, larger
+    items). Raises ``EngineDeadError`` if the engine dies. Closing it early (``aclose``) aborts the request.
+    """
+
+    def __aiter__(self) -> AsyncIterator[list[TokenChunk]]: ...
+
+    async def __anext__(self) -> list[TokenChunk]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class EngineClient(Protocol):
+    @property
+    def info(self) -> EngineInfo:
+        """Raises ``EngineLoadingError`` until the engine was ready once."""
+        ...
+
+    @property
+    def status(self) -> EngineStatus: ...
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def num_in_flight(self) -> int:
+        """Choices accepted and not finished, of this client."""
+        ...
+
+    def submit(self, request: GenerateRequest) -> TokenStream:
+        """Hand a request to the engine; returns at once.
+
+        Raises ``EngineLoadingError`` / ``EngineDeadError`` when there is no engine, ``QueueFullError`` when
+        running and queued choices have reached their limit.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request; its stream ends with finish_reason "abort". Unknown ids are ignored."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,80 @@
+"""EngineConfig and ServerConfig: what the operator asked for, frozen, built once in ``cli/`` or ``LLM``.
+
+``None`` means "decide for me": ``resolve`` is the only place where defaults are decided, each with its
+reason. Names are vLLM's flag names. Secrets (API keys, hub token) are never held here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything the engine process needs. Sizes are tokens unless the name says otherwise."""
+
+    model: str = "demo"  # a folder, a hub id, or "demo"
+    revision: str | None = None
+    download_dir: str | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Dtype = "auto"  # auto: bfloat16 on a GPU, float32 for small checkpoints on a CPU
+    ops: Literal["auto", "reference", "triton"] = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    num_gpu_blocks_override: int | None = None  # pages in the pool, whatever the device
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: Literal["auto", "bfloat16", "float32", "fp8"] = "auto"
+    enable_prefix_caching: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    async_scheduling: bool | None = None  # overlap depth 1; None: where the device can
+    tensor_parallel_size: int = 1
+    enforce_eager: bool = False
+    max_logprobs: int = 20
+    generation_config: Literal["auto", "none"] = "auto"
+    num_threads: int | None = None  # CPU threads of the reference ops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Everything the HTTP process needs beside the engine's own info."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    root_path: str = ""
+    served_model_names: tuple[str, ...] = ()  # empty: the model argument itself
+    api_server_count: int = 1
+    stream_interval: int = 1  # tokens per SSE event after the first
+    max_queued_requests: int | None = None  # choices waiting beyond max_num_seqs; None: 4 x max_num_seqs
+    shutdown_timeout: float = 120.0  # seconds that running requests get after SIGTERM
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_keyfile_password_env: str | None = None
+    allowed_origins: tuple[str, ...] = ()  # CORS is off while empty
+    allowed_methods: tuple[str, ...] = ("GET", "POST", "DELETE", "OPTIONS")
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    enable_request_id_headers: bool = True
+    disable_docs: bool = False
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    access_log: bool = True
+    max_body_bytes: int = 16 * 2**20
+    max_header_bytes: int = 64 * 1024
+    max_headers: int = 128
+    header_timeout: float = 10.0
+    body_timeout: float = 30.0
+    max_json_depth: int = 64
+    response_store: str | None = None  # SQLite file, ":memory:", or None for the default place
+    response_store_max_items: int = 100_000
+    response_store_max_bytes: int = 10 * 2**30
+    response_store_ttl: float = 30 * 86400.0  # seconds
+    system_start_date: str | None = None  # pins "Current date" (YYYY-MM-DD)
+    reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"

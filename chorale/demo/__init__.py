@@ -1,0 +1,1 @@
+"""The default model that ships with the package."""

@@ -1,0 +1,233 @@
+"""What crosses the engine's two boundaries, and nothing else.
+
+Towards the client: ``GenerateRequest`` in, ``TokenChunk``s out, bundled as one ``StepOutputs`` message a
+step. Towards the device: ``StepPlan`` in, ``StepResult`` out, through the ``Executor`` protocol.
+
+This module knows tokens and stop *ids*, never text; it imports numpy and msgspec, never torch. Client-side
+types are msgspec structs (they are encoded as msgpack on every step); device-side types are frozen
+dataclasses of numpy arrays (they are numbers, small enough to broadcast to ranks).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+# --------------------------------------------------------------------------- client side
+
+
+class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to choose tokens for one request; token ids only (text-level stops live above the engine).
+
+    All values are already validated and defaulted (``generation_config.json``, then the request).
+    """
+
+    n: int = 1
+    temperature: float = 1.0  # 0 means greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 means all
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
+    min_tokens: int = 0  # no stop id is sampled before this many output tokens
+    max_tokens: int | None = None  # None: up to max_model_len
+    ignore_eos: bool = False  # the model's own stop ids do not stop; ``stop_token_ids`` still do
+    stop_token_ids: tuple[int, ...] = ()  # in addition to the model's own
+    seed: int | None = None  # None: drawn by the engine. Choice ``i`` of n uses ``seed + i``.
+    logprobs: int | None = None  # top alternatives per sampled token (0: the sampled one only)
+    prompt_logprobs: int | None = None  # the same for each prompt token but the first
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One prompt, ``sampling.n`` choices. ``request_id`` is unique among the requests in flight."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingSpec = SamplingSpec()
+    priority: int = 0  # lower runs first under the "priority" policy
+    arrival_time: float = 0.0  # time.time() at the client
+    cache_salt: str = ""  # prefix pages are shared only between requests of equal salt
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position: the token itself, and the ``top`` alternatives (best first)."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 = most likely
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class ChunkTimings(msgspec.Struct, frozen=True, array_like=True):
+    """time.time() marks of one request, sent with its last chunk (for the latency histograms)."""
+
+    arrival: float
+    first_scheduled: float
+    first_token: float
+    last_token: float
+    num_preemptions: int
+
+
+class TokenChunk(msgspec.Struct, array_like=True):
+    """New tokens of one choice. The final chunk carries ``finish_reason``; it may carry no tokens.
+
+    ``token_ids`` includes the stop token that ended the choice (its id is also ``stop_token_id``), so
+    that the harmony parser sees the terminator. ``num_cached_tokens``/``prompt_logprobs`` come with the
+    first chunk of a choice.
+    """
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    timings: ChunkTimings | None = None
+    error: str | None = None
+
+
+class EngineStats(msgspec.Struct, array_like=True):
+    """A snapshot after a step. Gauges as they are; counters count since the engine process started."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0  # tokens asked of the prefix cache
+    prefix_cache_hits: int = 0  # tokens served by it
+    num_preemptions: int = 0
+    num_steps: int = 0
+    last_step_tokens: int = 0
+    last_step_seconds: float = 0.0
+
+
+class StepOutputs(msgspec.Struct, array_like=True):
+    """One message a step: every row's new tokens of one client, and the stats."""
+
+    chunks: list[TokenChunk]
+    stats: EngineStats
+
+
+# --------------------------------------------------------------------------- device side
+
+
+class CacheGroup(enum.IntEnum):
+    """Which layers a page belongs to. Pages of both groups come from one pool and have one size."""
+
+    FULL = 0
+    WINDOW = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Everything the scheduler must know, as numbers. Built once, after the device was measured."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    sliding_window: int = 128  # tokens a window layer sees, its own included
+    enable_prefix_caching: bool = True
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    overlap_depth: Literal[0, 1] = 0
+    eos_token_ids: tuple[int, ...] = (200002, 199999, 200012)
+    vocab_size: int = 201088
+    seed: int = 0  # from which the seeds of unseeded requests are drawn
+
+
+@dataclass(frozen=True, slots=True)
+class RowStart:
+    """A sequence takes a row of the device buffers: on admission, and again after a preemption.
+
+    ``token_ids`` holds prompt and earlier output, for penalties, bad words and min_tokens; the plan's
+    ``token_ids`` are what is computed.
+    """
+
+    row: int
+    token_ids: IntArray
+    num_prompt_tokens: int
+    sampling: SamplingSpec
+    seed: int  # resolved for this choice
+    eos_token_ids: tuple[int, ...]  # ids masked while fewer than min_tokens were sampled
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step, as numbers. Entry ``i`` of the first block of arrays is one row of the batch.
+
+    A prefill chunk, a decode and (later) a draft verification differ only in ``num_new``. Block tables
+    live on the device and are appended to: ``append_*`` lists the pages that rows gained. Entries are
+    ordered decodes first.
+    """
+
+    step_id: int
+    starts: tuple[RowStart, ...]
+    rows: IntArray  # [R] device row
+    num_computed: IntArray  # [R] tokens whose KV is in the cache before this step
+    num_new: IntArray  # [R] tokens computed in this step, >= 1
+    samples: BoolArray  # [R] sample a token after the last new one
+    token_ids: IntArray  # [sum(num_new)]; -1: the token that this row sampled last, still on the device
+    append_row: IntArray  # [A]
+    append_group: IntArray  # [A] CacheGroup
+    append_index: IntArray  # [A] logical page: position // block_size
+    append_block: IntArray  # [A] block id in the pool
+    prompt_logprob_rows: frozenset[int] = field(default_factory=frozenset)  # rows that want them now
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.token_ids.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step sampled, aligned with ``StepPlan.rows``."""
+
+    step_id: int
+    token_ids: IntArray  # [R, S]; S = 1 until drafts exist; -1 where nothing was sampled
+    num_sampled: IntArray  # [R]
+    # Row index (into the plan's entries) -> one TokenLogprobs per sampled token.
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    # Entry -> one per computed prompt token: the logprob of the *next* prompt token at that position.
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+
+
+class StepHandle(Protocol):
+    """A step that has been handed to the device."""
+
+    def result(self) -> StepResult:
+        """Wait for the device. Raises ``EngineError`` if the step failed."""
+        ...
+
+
+class Executor(Protocol):
+    """Owns the device side. One local implementation; a multi-rank one has the same face.
+
+    ``execute`` returns as soon as the work is enqueued, so that the next plan can be made meanwhile;
+    results are collected in the order of execution.
+    """
+
+    def execute(self, plan: StepPlan) -> StepHandle: ...
+
+    def shutdown(self) -> None: ...

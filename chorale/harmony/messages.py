@@ -1,0 +1,144 @@
+"""Harmony conversations as frozen values: what is rendered to token ids, and what is parsed from them.
+
+Source: OpenAI's harmony format guide; field names follow ``openai_harmony`` so that the two compare.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+Channel = Literal["analysis", "commentary", "final"]
+ReasoningEffort = Literal["low", "medium", "high"]
+
+DEFAULT_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
+DEFAULT_KNOWLEDGE_CUTOFF = "2024-06"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDescription:
+    """One callable tool. ``parameters`` is a JSON Schema, or None for a call without arguments."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolNamespace:
+    """A group of tools under one name ("functions", "browser", "python", an MCP label)."""
+
+    name: str
+    description: str | None = None
+    tools: tuple[ToolDescription, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SystemContent:
+    """The system message. ``namespaces`` are the built-in tools, rendered here and not for the developer."""
+
+    model_identity: str | None = DEFAULT_IDENTITY
+    knowledge_cutoff: str | None = DEFAULT_KNOWLEDGE_CUTOFF
+    current_date: str | None = None  # YYYY-MM-DD; None leaves the line out
+    reasoning_effort: ReasoningEffort | None = "medium"
+    namespaces: tuple[ToolNamespace, ...] = ()
+    channels: tuple[str, ...] = ("analysis", "commentary", "final")
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """A "# Response Formats" entry: the text half of structured output (the grammar is the other)."""
+
+    name: str
+    schema: Mapping[str, Any]
+    description: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeveloperContent:
+    instructions: str | None = None
+    namespaces: tuple[ToolNamespace, ...] = ()
+    response_formats: tuple[ResponseFormat, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One harmony message.
+
+    ``name`` is the author's name: for role "tool" the full tool name ("functions.get_weather").
+    ``token_ids`` are the exact ids the model produced for it, from after ``<|start|>assistant`` up to and
+    excluding the terminator; when present they are replayed instead of re-rendering the fields.
+    """
+
+    role: Role
+    content: str | SystemContent | DeveloperContent
+    name: str | None = None
+    recipient: str | None = None  # None means "all"
+    channel: str | None = None
+    content_type: str | None = None  # for example "<|constrain|>json" or "code"
+    token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    messages: tuple[Message, ...] = field(default=())
+
+
+# --------------------------------------------------------------------------- parser events
+
+
+class Terminator(enum.Enum):
+    END = "<|end|>"
+    RETURN = "<|return|>"
+    CALL = "<|call|>"
+    IMPLICIT = "implicit"  # a new message began without one
+    CUT = "cut"  # generation ended inside the message (max tokens, abort)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageStart:
+    """A header was complete (``<|message|>`` was seen, or content began without a header)."""
+
+    channel: Channel
+    recipient: str | None  # "functions.get_weather", "browser.search", "python", ...; None: the user
+    content_type: str | None  # "json", "code", ...; never carries "<|constrain|>"
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """Text of the current message. ``num_tokens`` tokens became readable with it (0 for a flush)."""
+
+    text: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEnd:
+    """``token_ids``: the message's exact ids, header included, terminator excluded (for replay)."""
+
+    terminator: Terminator
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """The stream was not well formed here and was read as best it could be. Counted, never raised."""
+
+    kind: Literal[
+        "implicit_start",
+        "missing_header",
+        "duplicate_recipient",
+        "junk_in_header",
+        "unknown_channel",
+        "channel_in_content",
+        "glued_token",
+        "reserved_token",
+        "cut_header",
+        "tokens_after_end",
+    ]
+
+
+HarmonyEvent = MessageStart | ContentDelta | MessageEnd | Repair

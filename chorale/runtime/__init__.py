@@ -1,0 +1,1 @@
+"""Owns the device: executor, worker, buffers, sampler, memory."""
