@@ -1,1 +1,1 @@
-"""The engine proper: scheduler, hybrid paged KV cache, the step loop. Pure Python and numpy, no torch, no HTTP."""
+"""The engine proper: scheduler, hybrid paged KV cache, the step loop. Pure Python and numpy."""
