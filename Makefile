@@ -1,0 +1,44 @@
+# The two commands of the README, and what they are made of. Needs Python 3.11 or newer, make and a package
+# registry; nothing else. `make serve MODEL=openai/gpt-oss-20b ARGS="--port 9000"` passes options on.
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?=
+ARGS ?=
+bin := $(VENV)/bin
+
+.PHONY: serve test lint types check clean
+
+serve: $(VENV)/.installed
+	$(bin)/chorale serve $(MODEL) $(ARGS)
+
+test: $(VENV)/.installed-test
+	$(bin)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(bin)/ruff format --check .
+	$(bin)/ruff check .
+
+types: $(VENV)/.installed-dev
+	$(bin)/mypy
+
+# Everything that CI runs beside the tests.
+check: lint types
+
+$(VENV)/bin/python:
+	sh scripts/make-venv.sh "$(PYTHON)" "$(VENV)"
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+	sh scripts/install.sh "$(VENV)" "."
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml
+	sh scripts/install.sh "$(VENV)" ".[test]"
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
+	sh scripts/install.sh "$(VENV)" ".[dev]"
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

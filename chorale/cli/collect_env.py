@@ -1,0 +1,54 @@
+"""``chorale collect-env``: versions and hardware for a bug report. Holds no secrets and no paths of yours."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+
+from chorale.cli import machine
+from chorale.version import __version__
+
+PACKAGES = (
+    *("torch", "triton", "numpy", "safetensors", "huggingface-hub", "starlette", "uvicorn", "uvloop"),
+    *("httptools", "pydantic", "msgspec", "pyzmq", "tiktoken", "llguidance", "httpx2", "prometheus-client"),
+    *("rich", "PyYAML", "transformers", "openai", "openai-harmony"),
+)
+# Variables that change behaviour and are no secrets; only whether the secret ones are set is shown.
+VARIABLES = (
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "TIKTOKEN_ENCODINGS_BASE",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+)
+SECRETS = ("HF_TOKEN", "CHORALE_API_KEY", "VLLM_API_KEY")
+
+
+def run(arguments: list[str]) -> int:
+    if arguments:
+        print("usage: chorale collect-env")
+        return 0 if arguments[0] in ("-h", "--help") else 2
+    total, available = machine.memory_bytes()
+    print(f"chorale:  {__version__}")
+    print(f"python:   {platform.python_implementation()} {platform.python_version()}")
+    print(f"system:   {platform.platform()}")
+    print(f"cpu:      {machine.cpu_name()}, {machine.cpu_count()} cores")
+    print(f"memory:   {machine.gib(available)} available of {machine.gib(total)}")
+    for index, gpu in enumerate(machine.gpus()):
+        print(f"gpu {index}:    {gpu.name}, {machine.gib(gpu.total_bytes)}, driver {gpu.driver}")
+    for name in PACKAGES:
+        print(f"{name}: {_version(name)}")
+    for name in VARIABLES:
+        if name in os.environ:
+            print(f"{name}={os.environ[name]}")
+    for name in SECRETS:
+        print(f"{name}: {'set' if os.environ.get(name) else 'not set'}")
+    return 0
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,55 @@
+"""``chorale config show``: the merged configuration of ``chorale serve``, each value with its origin."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from chorale.cli.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, Flag
+from chorale.cli.settings import Settings, merge
+from chorale.errors import ConfigError
+
+USAGE = "usage: chorale config show [MODEL] [the options of chorale serve]"
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if arguments[0] != "show":
+        raise ConfigError(f"unknown config command {arguments[0]!r}. {USAGE}")
+    settings = merge(arguments[1:], os.environ)
+    print(render(settings))
+    for notice in settings.notices:
+        print(f"note: {notice}")
+    return 0
+
+
+def render(settings: Settings) -> str:
+    """One line a setting: name, value, origin. Keys are shown as a count, never as themselves."""
+    rows = [
+        _row(flag, settings) for flag in (*MODEL_FLAGS, *ENGINE_FLAGS, *SERVER_FLAGS) if flag.name != "config"
+    ]
+    width = max(len(name) for name, _, _ in rows)
+    value_width = min(44, max(len(value) for _, value, _ in rows))
+    return "\n".join(f"{name:<{width}}  {value:<{value_width}}  {origin}" for name, value, origin in rows)
+
+
+def _row(flag: Flag, settings: Settings) -> tuple[str, str, str]:
+    setting = settings.values.get(flag.name)
+    origin = setting.origin if setting else "default"
+    return flag.name, _show(flag, settings, setting.value if setting else None), origin
+
+
+def _show(flag: Flag, settings: Settings, given: Any) -> str:
+    if flag.name == "api-key":
+        return f"{len(settings.api_keys)} set" if settings.api_keys else "none"
+    room, _, attribute = (flag.target or "").partition(".")
+    if room == "cli":
+        return str(given) if given is not None else "-"
+    value = getattr(settings.engine if room == "engine" else settings.server, attribute)
+    if value is None or value == ():
+        return "auto"
+    if isinstance(value, tuple):
+        return " ".join(str(item) for item in value)
+    return str(value)

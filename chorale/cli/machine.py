@@ -1,0 +1,93 @@
+"""What this machine is, found without importing torch: for ``doctor``, ``fit`` and ``collect-env``."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    total_bytes: int
+    free_bytes: int
+    driver: str
+
+
+def gpus() -> list[Gpu]:
+    """NVIDIA GPUs as ``nvidia-smi`` lists them; an empty list where there is none."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = "--query-gpu=name,memory.total,memory.free,driver_version"
+    try:
+        done = subprocess.run(
+            [tool, query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [gpu for line in done.stdout.splitlines() if (gpu := _parse_gpu(line)) is not None]
+
+
+def _parse_gpu(line: str) -> Gpu | None:
+    parts = [part.strip() for part in line.split(",")]
+    if len(parts) != 4:
+        return None
+    try:
+        return Gpu(parts[0], int(parts[1]) * 2**20, int(parts[2]) * 2**20, parts[3])
+    except ValueError:
+        return None
+
+
+def memory_bytes() -> tuple[int, int]:
+    """(total, available) main memory. (0, 0) where the system does not say."""
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return tuple(int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))  # type: ignore[return-value]
+    except (OSError, KeyError, ValueError):
+        return _memory_from_sysconf()
+
+
+def _memory_from_sysconf() -> tuple[int, int]:
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 0, 0
+    return total, total
+
+
+def cpu_count() -> int:
+    """Cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def hub_cache() -> Path:
+    """Where huggingface_hub keeps checkpoints (HF_HUB_CACHE, HF_HOME, then its default)."""
+    if os.environ.get("HF_HUB_CACHE"):
+        return Path(os.environ["HF_HUB_CACHE"])
+    return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser() / "hub"
+
+
+def gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"

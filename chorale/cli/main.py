@@ -1,0 +1,77 @@
+"""``chorale``: reads the command, imports only what it needs, maps errors to exit codes.
+
+Exit codes: 0 done; 1 the work failed; 2 the command line or the configuration cannot run; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from chorale.errors import ChoraleError, ConfigError
+from chorale.version import __version__
+
+# command -> (module with ``run(arguments) -> int``, one line)
+COMMANDS = {
+    "serve": ("chorale.cli.serve", "serve a model over the OpenAI API"),
+    "chat": ("chorale.cli.chat", "talk to a model in the terminal"),
+    "complete": ("chorale.cli.complete", "continue raw text in the terminal"),
+    "fit": ("chorale.cli.fit", "what fits on this machine, before anything is downloaded"),
+    "doctor": ("chorale.cli.doctor", "check this machine; each finding with its remedy"),
+    "config": ("chorale.cli.config", "show the merged configuration, each value with its origin"),
+    "collect-env": ("chorale.cli.collect_env", "versions and hardware, for a bug report"),
+    "vocab": ("chorale.cli.vocab", "export the vocabulary for other harmony tools"),
+}
+
+
+def usage() -> str:
+    lines = [
+        f"chorale {__version__}: gpt-oss-20b and gpt-oss-120b, served",
+        "",
+        "usage: chorale COMMAND [options]",
+        "",
+        *(f"  {name:<12} {line}" for name, (_, line) in COMMANDS.items()),
+        "",
+        "Start here:  chorale serve                      (a small model inside; no download, no GPU)",
+        "             chorale serve openai/gpt-oss-20b   (the real one)",
+        "",
+        "chorale COMMAND --help shows the options of a command.",
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if given[0] in ("-V", "--version", "version"):
+        print(f"chorale {__version__}")
+        return 0
+    return _dispatch(given[0], given[1:])
+
+
+def _dispatch(command: str, rest: list[str]) -> int:
+    if command not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "; chorale --help lists the commands"
+        return _fail(f"unknown command {command!r}{hint}", 2)
+    module = importlib.import_module(COMMANDS[command][0])
+    try:
+        return int(module.run(rest))
+    except ConfigError as error:
+        return _fail(error.message, 2)
+    except ChoraleError as error:
+        return _fail(error.message, 1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 1
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"chorale: error: {message}", file=sys.stderr)
+    return code

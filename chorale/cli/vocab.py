@@ -1,0 +1,23 @@
+"""``chorale vocab export DIR``: writes ``o200k_base.tiktoken`` for tools that would download it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chorale.errors import ConfigError
+
+USAGE = "usage: chorale vocab export DIR"
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if len(arguments) != 2 or arguments[0] != "export":
+        raise ConfigError(USAGE)
+    from chorale.harmony.vocab import export_vocabulary
+
+    path = export_vocabulary(Path(arguments[1]))
+    print(f"wrote {path}")
+    print(f"other harmony tools find it with: export TIKTOKEN_ENCODINGS_BASE={Path(path).parent}")
+    return 0

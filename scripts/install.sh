@@ -1,0 +1,24 @@
+#!/bin/sh
+# Install a requirement into a virtual environment: install.sh VENV REQUIREMENT (. or .[test] or .[dev]).
+#
+# On a Linux machine without an NVIDIA driver the plain torch of the package index would bring several GB of
+# CUDA libraries. uv can pick the CPU build by itself (--torch-backend); pip cannot, so there we ask for the
+# release that CPU builds are commonly mirrored for (TORCH_CPU) and let pip take a "+cpu" build if it finds one.
+set -eu
+venv=$1 requirement=$2
+TORCH_CPU=${TORCH_CPU:-torch==2.13.0}
+
+has_gpu() { command -v nvidia-smi >/dev/null 2>&1 || [ -e /dev/kfd ]; }
+
+if command -v uv >/dev/null 2>&1; then
+    echo "installing $requirement with uv ..."
+    uv pip install --quiet --python "$venv/bin/python" --torch-backend=auto -e "$requirement" ||
+        uv pip install --quiet --python "$venv/bin/python" -e "$requirement"
+else
+    echo "installing $requirement with pip (a minute or two the first time) ..."
+    pip="$venv/bin/python -m pip --disable-pip-version-check --quiet"
+    if [ "$(uname -s)" = Linux ] && ! has_gpu && ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+        $pip install "$TORCH_CPU" || echo "no $TORCH_CPU here; taking the newest torch" >&2
+    fi
+    $pip install -e "$requirement"
+fi

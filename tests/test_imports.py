@@ -1,0 +1,107 @@
+"""The rooms of docs/architecture.md: the import graph is walked, and its directions asserted."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import chorale
+
+PACKAGE = Path(chorale.__file__).parent
+
+# room -> rooms of ours that it may import ("config" and "errors" and "version" are modules at the top)
+ALLOWED: dict[str, set[str]] = {
+    "harmony": {"errors"},
+    "engine": {"errors"},
+    "kernels": {"errors"},
+    "model": {"kernels", "errors", "config", "demo"},
+    "demo": {"model", "kernels", "errors"},
+    "runtime": {"engine.types", "model", "kernels", "config", "errors"},
+    "client": {"engine", "errors", "config"},
+    "api": {"harmony", "client", "engine.types", "config", "errors", "version"},
+    "serve": {
+        "api",
+        "client",
+        "engine",
+        "runtime",
+        "model",
+        "kernels",
+        "demo",
+        "harmony",
+        "config",
+        "errors",
+    },
+    "llm": {"serve", "client", "engine", "runtime", "harmony", "config", "errors"},
+    "config": {"errors"},
+    "errors": set(),
+    "version": set(),
+}
+FREE = {"cli", "__init__", "__main__"}
+TORCH_FREE = ("harmony", "engine", "client", "api", "config", "errors")
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def imports(path: Path) -> list[str]:
+    """Every module that a file imports, wherever in the file; type-checking imports count too."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            base = node.module or ""
+            found.append(base)
+            if base in ("chorale", "chorale.engine"):
+                found += [f"{base}.{alias.name}" for alias in node.names]
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=dotted)
+def test_imports_point_one_way(path: Path) -> None:
+    room = dotted(path).split(".")[0]
+    if room in FREE:
+        return
+    allowed = ALLOWED[room]
+    for name in imports(path):
+        if not name.startswith("chorale."):
+            continue
+        target = name.removeprefix("chorale.")
+        if target == "__version__" or target.split(".")[0] == room:
+            continue
+        ok = any(target == a or target.startswith(a + ".") for a in allowed)
+        ok = ok or (target == "engine" and "engine.types" in allowed)
+        assert ok, f"{dotted(path)} imports {name}: {room} may import {sorted(allowed)}"
+
+
+@pytest.mark.parametrize("path", [p for p in modules() if dotted(p).split(".")[0] in TORCH_FREE], ids=dotted)
+def test_torch_free_rooms_do_not_name_torch(path: Path) -> None:
+    for name in imports(path):
+        assert name.split(".")[0] not in ("torch", "triton"), f"{dotted(path)} imports {name}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import chorale",
+        "from chorale.cli.main import main; main(['--help'])",
+        "from chorale.cli.main import main; main(['--version'])",
+        "import chorale.api.app, chorale.api.server, chorale.client.remote, chorale.serve.supervisor",
+        "import chorale.cli.serve, chorale.cli.doctor",
+    ],
+)
+def test_light_processes_import_no_torch(code: str) -> None:
+    check = f"{code}; import sys; assert not {{'torch', 'transformers', 'triton'}} & sys.modules.keys()"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
