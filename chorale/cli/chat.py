@@ -1,0 +1,124 @@
+"""``chorale chat``: a conversation in the terminal, over the same API that everybody uses."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from chorale.cli.connection import Connection, connect
+from chorale.cli.terminal import Answer, Printer, show_chat
+from chorale.errors import ChoraleError
+
+HELP = "/reset forgets, /save FILE writes, /effort low|medium|high, /quit leaves; Ctrl-C stops an answer"
+
+
+def parser(command: str, what: str) -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(
+        prog=f"chorale {command}",
+        description=f"{what} Without --url: the server at localhost:8000 if one answers (and no MODEL is "
+        "named), else a private one that ends with this command.",
+    )
+    options.add_argument("model", nargs="?", help="folder, hub id or demo, for a private server")
+    options.add_argument("--url", help="an OpenAI-compatible server, for example http://localhost:8000/v1")
+    options.add_argument("--model-name", "--model_name", help="the model's name at that server")
+    options.add_argument("--api-key", "--api_key", help="its key (better: CHORALE_API_KEY)")
+    options.add_argument("--temperature", type=float)
+    options.add_argument("--max-tokens", "--max_tokens", type=int)
+    options.add_argument("--seed", type=int)
+    options.add_argument("-q", "--quick", metavar="TEXT", help="one message, print the answer, leave")
+    options.add_argument("--stats", action="store_true", help="tokens and speed after each answer")
+    return options
+
+
+def run(arguments: list[str]) -> int:
+    options = parser("chat", "Talk to a model.")
+    options.add_argument("--system-prompt", "--system_prompt", help="instructions for the model")
+    options.add_argument("--reasoning-effort", "--reasoning_effort", choices=("low", "medium", "high"))
+    given = options.parse_args(arguments)
+    key = given.api_key or os.environ.get("CHORALE_API_KEY") or os.environ.get("VLLM_API_KEY")
+    with connect(given.url, given.model_name, key, [given.model] if given.model else []) as connection:
+        session = Session(connection, given)
+        if given.quick is not None:
+            return session.ask(given.quick)
+        return session.loop()
+
+
+def sampling(given: argparse.Namespace) -> dict[str, Any]:
+    chosen = {"temperature": given.temperature, "max_tokens": given.max_tokens, "seed": given.seed}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+class Session:
+    """One conversation. ``messages`` is its whole state."""
+
+    def __init__(self, connection: Connection, given: argparse.Namespace) -> None:
+        self._connection = connection
+        self._given = given
+        self._effort: str | None = given.reasoning_effort
+        self.messages: list[dict[str, Any]] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        system = self._given.system_prompt
+        self.messages = [{"role": "system", "content": system}] if system else []
+
+    def loop(self) -> int:
+        print(f"chorale chat with {self._connection.model} ({self._connection.where}). {HELP}")
+        while True:
+            try:
+                line = input("> ").strip()
+            except (EOFError, KeyboardInterrupt):
+                print()
+                return 0
+            if line in ("/quit", "/exit"):
+                return 0
+            if line.startswith("/"):
+                self._command(line)
+            elif line:
+                self.ask(line)
+
+    def _command(self, line: str) -> None:
+        name, _, argument = line.partition(" ")
+        if name == "/reset":
+            self._reset()
+            print("(forgotten)")
+        elif name == "/save" and argument:
+            Path(argument).write_text(json.dumps(self.messages, indent=1, ensure_ascii=False), "utf-8")
+            print(f"(wrote {argument})")
+        elif name == "/effort" and argument in ("low", "medium", "high"):
+            self._effort = argument
+        else:
+            print(HELP)
+
+    def ask(self, text: str) -> int:
+        """Send one message and print the answer; a failed one is taken back. Exit code 0 or 1."""
+        self.messages.append({"role": "user", "content": text})
+        body: dict[str, Any] = {
+            "model": self._connection.model,
+            "messages": self.messages,
+            "stream_options": {"include_usage": True},
+        } | sampling(self._given)
+        if self._effort:
+            body["reasoning_effort"] = self._effort
+        try:
+            answer = show_chat(self._connection.stream("chat/completions", body), Printer())
+        except ChoraleError as error:
+            self.messages.pop()
+            print(f"chorale: error: {error.message}", file=sys.stderr)
+            return 1
+        self._keep(answer)
+        return 0
+
+    def _keep(self, answer: Answer) -> None:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.content}
+        if answer.reasoning:
+            message["reasoning"] = answer.reasoning
+        self.messages.append(message)
+        if answer.finish_reason in ("length", "interrupted"):
+            print(f"(cut: {answer.finish_reason})", file=sys.stderr)
+        if self._given.stats:
+            print(f"({answer.stats})", file=sys.stderr)

@@ -1,0 +1,45 @@
+"""``chorale complete``: raw text in, its continuation out (no chat format)."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from chorale.cli.chat import parser, sampling
+from chorale.cli.connection import Connection, connect
+from chorale.cli.terminal import printable
+from chorale.errors import ChoraleError
+
+
+def run(arguments: list[str]) -> int:
+    given = parser("complete", "Continue raw text.").parse_args(arguments)
+    key = given.api_key or os.environ.get("CHORALE_API_KEY") or os.environ.get("VLLM_API_KEY")
+    with connect(given.url, given.model_name, key, [given.model] if given.model else []) as connection:
+        options = {"max_tokens": 128} | sampling(given)
+        if given.quick is not None:
+            return _complete(connection, given.quick, options)
+        while True:
+            try:
+                text = input("> ")
+            except (EOFError, KeyboardInterrupt):
+                print()
+                return 0
+            if text:
+                _complete(connection, text, options)
+
+
+def _complete(connection: Connection, prompt: str, options: dict[str, object]) -> int:
+    try:
+        for event in connection.stream(
+            "completions", {"model": connection.model, "prompt": prompt} | options
+        ):
+            for choice in event.get("choices", []):
+                sys.stdout.write(printable(choice.get("text") or ""))
+                sys.stdout.flush()
+    except ChoraleError as error:
+        print(f"chorale: error: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        pass
+    print()
+    return 0

@@ -1,0 +1,137 @@
+"""A server to talk to: the one at ``--url``, or a private one on a unix socket that ends with the command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from chorale.errors import ChoraleError, ConfigError
+
+DEFAULT_URL = "http://localhost:8000/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """An OpenAI-compatible server. ``model`` is the name to send."""
+
+    client: httpx2.Client
+    model: str
+    where: str
+
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """POST with ``stream: true``; yields each event. Raises ``ChoraleError`` in the server's words."""
+        with self.client.stream("POST", path, json=body | {"stream": True}) as response:
+            if response.status_code != 200:
+                response.read()
+                raise ChoraleError(_error_text(response))
+            for line in response.iter_lines():
+                if not line.startswith("data:") or line == "data: [DONE]":
+                    continue
+                event = json.loads(line[5:])
+                if event.get("error"):
+                    raise ChoraleError(str(event["error"].get("message", event["error"])))
+                yield event
+
+
+def _error_text(response: httpx2.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {response.status_code}"
+
+
+@contextlib.contextmanager
+def connect(
+    url: str | None, model: str | None, api_key: str | None, serve_arguments: list[str]
+) -> Iterator[Connection]:
+    """Use ``url``; else a server already at the default place (if no model was named); else start one."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    if url is None and not serve_arguments and _answers(DEFAULT_URL):
+        url = DEFAULT_URL
+    if url is not None:
+        with httpx2.Client(base_url=url.rstrip("/"), headers=headers, timeout=_timeout()) as client:
+            yield Connection(client, model or _first_model(client, url), url)
+        return
+    with _private_server(serve_arguments) as client:
+        yield Connection(client, model or _first_model(client, "the private server"), "a private server")
+
+
+def _timeout() -> httpx2.Timeout:
+    return httpx2.Timeout(10.0, read=600.0)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx2.get(url.removesuffix("/v1") + "/health", timeout=0.3).status_code == 200
+    except httpx2.HTTPError:
+        return False
+
+
+def _first_model(client: httpx2.Client, where: str) -> str:
+    try:
+        response = client.get("/models")
+    except httpx2.HTTPError as error:
+        raise ConfigError(f"no server at {where} ({error}); start one with: chorale serve") from None
+    if response.status_code != 200:
+        raise ChoraleError(_error_text(response))
+    return str(response.json()["data"][0]["id"])
+
+
+@contextlib.contextmanager
+def _private_server(serve_arguments: list[str]) -> Iterator[httpx2.Client]:
+    with tempfile.TemporaryDirectory(prefix="chorale-") as folder:
+        socket, log = Path(folder, "http.sock"), Path(folder, "log")
+        command = [sys.executable, "-m", "chorale", "serve", *serve_arguments, "--uds", str(socket)]
+        environment = {k: v for k, v in os.environ.items() if k not in ("CHORALE_API_KEY", "VLLM_API_KEY")}
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, env=environment, start_new_session=True
+            )
+        try:
+            transport = httpx2.HTTPTransport(uds=str(socket))
+            with httpx2.Client(
+                transport=transport, base_url="http://localhost/v1", timeout=_timeout()
+            ) as client:
+                _wait_until_healthy(client, process, log)
+                yield client
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _wait_until_healthy(client: httpx2.Client, process: subprocess.Popen[bytes], log: Path) -> None:
+    shown = ""
+    while True:
+        if process.poll() is not None:
+            raise ChoraleError(f"the server ended at start:\n{log.read_text('utf-8', 'replace').strip()}")
+        try:
+            response = client.get("http://localhost/health")
+        except httpx2.HTTPError:
+            response = None
+        if response is not None and response.status_code == 200:
+            if shown:
+                print("\r" + " " * len(shown) + "\r", end="", file=sys.stderr, flush=True)
+            return
+        if sys.stderr.isatty():
+            phase = ""
+            if response is not None:
+                with contextlib.suppress(ValueError):
+                    phase = str(response.json().get("phase", ""))
+            shown = f"starting {phase} ...".replace("  ", " ").ljust(len(shown))
+            print(f"\r{shown}", end="", file=sys.stderr, flush=True)
+        time.sleep(0.1)

@@ -1,0 +1,102 @@
+"""Printing an answer as it arrives: reasoning dimmed, tool calls named, nothing buffered."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+DIM, BOLD, RESET = "\033[2m", "\033[1m", "\033[0m"
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a streamed chat completion added up to."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
+    finish_reason: str | None = None
+    seconds_to_first: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def stats(self) -> str:
+        tokens = int(self.usage.get("completion_tokens", 0))
+        rate = tokens / max(self.seconds - self.seconds_to_first, 1e-9)
+        return f"{tokens} tokens, {rate:.1f} tok/s, first after {self.seconds_to_first * 1000:.0f} ms"
+
+
+class Printer:
+    """Writes deltas to the terminal; styles only where it is one."""
+
+    def __init__(self) -> None:
+        self._styled = sys.stdout.isatty()
+        self._mode = ""
+
+    def write(self, mode: str, text: str) -> None:
+        if mode != self._mode:
+            self._switch(mode)
+        sys.stdout.write(printable(text))
+        sys.stdout.flush()
+
+    def _switch(self, mode: str) -> None:
+        if self._mode:
+            sys.stdout.write((RESET if self._styled else "") + "\n")
+        self._mode = mode
+        if self._styled and mode == "reasoning":
+            sys.stdout.write(DIM)
+        elif self._styled and mode == "tool":
+            sys.stdout.write(BOLD)
+
+    def end(self) -> None:
+        self._switch("")
+
+
+def printable(text: str) -> str:
+    """Terminal escape sequences in model output are hostile input: show them, never run them."""
+    return "".join(c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def show_chat(events: Iterable[dict[str, Any]], printer: Printer) -> Answer:
+    """Print the chunks of a chat completion as they come. An interrupt ends this answer only."""
+    answer, started = Answer(), time.perf_counter()
+    try:
+        for event in events:
+            answer.usage = event.get("usage") or answer.usage
+            for choice in event.get("choices", []):
+                _show_delta(choice.get("delta", {}), answer, printer, started)
+                answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+    except KeyboardInterrupt:
+        answer.finish_reason = "interrupted"
+    answer.seconds = time.perf_counter() - started
+    printer.end()
+    return answer
+
+
+def _show_delta(delta: dict[str, Any], answer: Answer, printer: Printer, started: float) -> None:
+    reasoning = delta.get("reasoning") or delta.get("reasoning_content")
+    if answer.seconds_to_first == 0.0 and (reasoning or delta.get("content") or delta.get("tool_calls")):
+        answer.seconds_to_first = time.perf_counter() - started
+    if reasoning:
+        answer.reasoning += reasoning
+        printer.write("reasoning", reasoning)
+    if delta.get("content"):
+        answer.content += delta["content"]
+        printer.write("content", delta["content"])
+    for call in delta.get("tool_calls") or []:
+        _show_call(call, answer, printer)
+
+
+def _show_call(call: dict[str, Any], answer: Answer, printer: Printer) -> None:
+    function = call.get("function") or {}
+    whole = answer.tool_calls.setdefault(call["index"], {"id": call.get("id"), "name": "", "arguments": ""})
+    if function.get("name"):
+        whole["name"] += function["name"]
+        printer.write("tool", f"[call {function['name']}] ")
+    if function.get("arguments"):
+        whole["arguments"] += function["arguments"]
+        printer.write("tool", function["arguments"])

@@ -1,0 +1,76 @@
+"""The commands that need no engine, as a person runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from chorale.cli.main import COMMANDS, main
+from chorale.cli.terminal import printable
+from chorale.version import __version__
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "chorale", *arguments], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout
+
+
+def test_version() -> None:
+    assert run("--version").stdout.strip() == f"chorale {__version__}"
+
+
+def test_unknown_command_offers_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serv"]) == 2
+    assert "did you mean serve" in capsys.readouterr().err
+
+
+def test_unknown_flag_exits_2_with_one_line() -> None:
+    done = run("serve", "--max-modle-len", "1")
+    assert done.returncode == 2
+    assert "did you mean --max-model-len" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_is_quick_and_readable() -> None:
+    started = time.perf_counter()
+    done = run("doctor")
+    seconds = time.perf_counter() - started
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "OK    vocabulary" in done.stdout
+    assert seconds < 5  # about half a second on an idle machine; torch alone would take three
+
+
+def test_collect_env_shows_no_secret(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    assert main(["collect-env"]) == 0
+    shown = capsys.readouterr().out
+    assert "HF_TOKEN: set" in shown
+    assert "hf_canary" not in shown
+
+
+def test_config_show(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "demo", "--port", "81"]) == 0
+    assert "command line" in capsys.readouterr().out
+
+
+def test_escape_sequences_of_the_model_are_shown_not_run() -> None:
+    assert printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\n"

@@ -1,0 +1,157 @@
+"""Flags, environment and YAML become two frozen configurations, with vLLM's names and precedence."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from chorale.cli.config import render
+from chorale.cli.flags import FLAGS, parse_size
+from chorale.cli.settings import merge
+from chorale.config import EngineConfig, ServerConfig
+from chorale.errors import ConfigError
+
+# Public recipes, as their users have them on disk.
+RECIPES = {
+    "blackwell": """
+kv-cache-dtype: fp8
+no-enable-prefix-caching: true
+max-cudagraph-capture-size: 2048
+max-num-batched-tokens: 8192
+stream-interval: 20
+""",
+    "hopper": """
+no-enable-prefix-caching: true
+max-cudagraph-capture-size: 2048
+max-num-batched-tokens: 8192
+stream-interval: 20
+""",
+    "eagle3": """
+no-enable-prefix-caching: true
+speculative-config:
+  model: nvidia/gpt-oss-120b-Eagle3-v2
+  method: eagle3
+  num_speculative_tokens: 3
+  draft_tensor_parallel_size: 1
+stream-interval: 20
+""",
+    "old": """
+async-scheduling: true
+compilation-config:
+  pass_config:
+    enable_fi_allreduce_fusion: true
+cuda-graph-sizes: 2048
+max-model-len: 10240
+max-num-batched-tokens: 8192
+no-enable-prefix-caching: true
+""",
+}
+
+
+def test_every_target_is_a_field() -> None:
+    rooms = {"engine": EngineConfig, "server": ServerConfig}
+    for flag in FLAGS.values():
+        if flag.target is None:
+            assert flag.note, f"{flag.name} is accepted without a reason"
+            continue
+        room, _, attribute = flag.target.partition(".")
+        if room != "cli":
+            assert attribute in {f.name for f in dataclasses.fields(rooms[room])}, flag.target
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_load(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(RECIPES[name])
+    settings = merge(["openai/gpt-oss-120b", "--config", str(path)], {})
+    assert settings.engine.model == "openai/gpt-oss-120b"
+    assert settings.engine.enable_prefix_caching is False
+    if name != "old":
+        assert settings.server.stream_interval == 20
+    else:
+        assert settings.engine.max_model_len == 10240
+        assert settings.engine.async_scheduling is True
+
+
+def test_precedence_is_command_line_environment_file_default(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("port: 9001\nsystem_start_date: '2025-01-01'\nmax-num-seqs: 7\n")
+    environment = {"VLLM_SYSTEM_START_DATE": "2025-02-02"}
+    settings = merge(["--config", str(path), "--port=9002"], environment)
+    assert settings.server.port == 9002
+    assert settings.server.system_start_date == "2025-02-02"
+    assert settings.engine.max_num_seqs == 7
+    assert settings.values["port"].origin == "command line"
+    assert settings.values["system-start-date"].origin == "environment"
+    assert settings.values["max-num-seqs"].origin == "file"
+    assert "port                " in render(settings)
+
+
+def test_dashes_and_underscores_are_the_same() -> None:
+    assert merge(["--max_num_seqs", "3"], {}) == merge(["--max-num-seqs=3"], {})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("8192", 8192), ("10k", 10_000), ("10K", 10_240), ("1.5k", 1500), ("-1", None), ("auto", None),
+     ("16GiB", 16 * 2**30), ("2M", 2 * 2**20)],
+)  # fmt: skip
+def test_sizes(text: str, value: int | None) -> None:
+    assert parse_size(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "ten", "-5", "1.5", "0x10", "10 q"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="number"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--max-modle-len", "3"], "--max-model-len"),
+        (["--port"], "--port needs a value"),
+        (["--port", "eighty"], "--port"),
+        (["--scheduling-policy", "lifo"], "fcfs"),
+        (["a", "b"], "one model at a time"),
+        (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization"),
+        (["--config", "none.toml"], ".yaml"),
+        (["--config", "none.yaml"], "No such file"),
+        (["--ssl-keyfile", "k"], "--ssl-certfile"),
+        (["-z"], "unknown option -z"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        merge(arguments, {})
+
+
+def test_a_mistake_in_the_file_names_file_and_key(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("max-num-sequences: 3\n")
+    with pytest.raises(ConfigError, match=r"c\.yaml.*max-num-sequences.*max-num-seqs"):
+        merge(["--config", str(path)], {})
+
+
+def test_known_but_unneeded_flags_say_so_once() -> None:
+    settings = merge(["--tool-call-parser", "openai", "--enable-auto-tool-choice", "-O3", "-cc.a.b=true"], {})
+    assert len(settings.notices) == 4
+    assert all("not needed" in notice for notice in settings.notices)
+
+
+def test_keys_come_from_flag_file_or_environment_and_are_never_shown(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# ours\nsecret-one\n\nsecret-two\n")
+    settings = merge(["--api-key-file", str(path)], {})
+    assert settings.api_keys == ("secret-one", "secret-two")
+    assert "secret" not in render(settings)
+    assert merge([], {"VLLM_API_KEY": "secret"}).api_keys == ("secret",)
+    assert merge(["--api-key", "a", "b"], {"VLLM_API_KEY": "secret"}).api_keys == ("a", "b")
+
+
+def test_lists_of_values_end_at_the_next_option() -> None:
+    settings = merge(["demo", "--served-model-name", "a", "b", "--port", "1"], {})
+    assert settings.server.served_model_names == ("a", "b")
+    assert settings.engine.model == "demo"
