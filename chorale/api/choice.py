@@ -1,0 +1,400 @@
+"""Choice: the state of one choice of a turn. Tokens in, OutputEvents out; synchronous, no I/O.
+
+Routing is by recipient, not by channel: ``functions.*`` is a function call wherever it stands. Items open
+when the header is complete and close exactly once, whatever the model does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from chorale.api.ids import new_id
+from chorale.api.output import (
+    EndReason,
+    ItemClosed,
+    ItemDelta,
+    ItemKind,
+    ItemOpened,
+    ItemStatus,
+    OutputEvent,
+    Phase,
+    TurnEnded,
+    TurnProgress,
+    Usage,
+)
+from chorale.api.stops import StopFilter
+from chorale.engine.types import ChunkTimings, TokenChunk, TokenLogprobs
+from chorale.errors import ChoraleError, EngineError
+from chorale.harmony.messages import (
+    ContentDelta,
+    HarmonyEvent,
+    MessageEnd,
+    MessageStart,
+    Repair,
+    Terminator,
+)
+from chorale.harmony.parser import Parser
+from chorale.harmony.vocab import CHANNEL, END, MESSAGE, START, Vocabulary
+
+FUNCTIONS = "functions."
+# Recipients that mean "the reader": the model sometimes writes them out.
+_READERS = frozenset({"user", "all", "assistant"})
+_ID_PREFIX: dict[ItemKind, str] = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+
+Token = tuple[int, TokenLogprobs | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOptions:
+    """What a turn needs beside the prompt and the sampling: all of it text level or for the scheduler."""
+
+    request_id: str  # unique among the requests in flight
+    function_names: frozenset[str] = frozenset()  # declared and callable; empty: no call is ever reported
+    stop: tuple[str, ...] = ()  # stop strings, on final text only
+    include_stop: bool = False  # the stop string (or extra stop token) is part of the text
+    parallel_tool_calls: bool = True  # False: the turn ends after the first call
+    stream_interval: int = 1  # tokens per wake-up after the first
+    # The header (after <|start|>assistant) that the prompt already ends with: the model goes on from there.
+    prefill_token_ids: tuple[int, ...] = ()
+    ensure_answer: bool = True  # force a final message when the model ended after its analysis
+    progress: bool = False  # emit TurnProgress
+    priority: int = 0
+    cache_salt: str = ""
+    arrival_time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The next generation of a turn: its prompt, and the header that the prompt ends with."""
+
+    prompt_token_ids: list[int]
+    prefill_token_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Item:
+    index: int
+    kind: ItemKind
+    stops: StopFilter | None = None
+    blank: bool = True  # no text but white space so far
+    texts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class Choice:
+    """Feed it this choice's chunks; ``take`` the events. ``ended`` is set with ``TurnEnded``.
+
+    When ``next_round`` is set instead, the turn goes on: submit it, call ``begin_round``, feed on.
+    """
+
+    def __init__(
+        self, vocab: Vocabulary, options: TurnOptions, index: int, prompt: list[int], eos: frozenset[int]
+    ) -> None:
+        self.index = index
+        self.usage = Usage(input_tokens=len(prompt))
+        self.ended = False
+        self.next_round: Round | None = None
+        self.sampled: list[int] = []
+        self.num_rounds = 0
+        self._vocab = vocab
+        self._options = options
+        self._interval = options.stream_interval
+        self._eos = eos
+        self._prompt = prompt
+        self._pending: list[OutputEvent] = []
+        self._item: _Item | None = None
+        self._num_items = 0
+        self._answered = False  # something a reader sees was opened
+        self._called = False
+        self._forced = False  # the answer was forced once
+        self._repairs: dict[str, int] = {}
+        self._prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        self._timings: ChunkTimings | None = None
+        self._streamed = False  # a delta went out
+        self._num_taken = 0  # sampled tokens at the last take
+        self._start_parser(options.prefill_token_ids)
+
+    # ------------------------------------------------------------------ rounds
+
+    def begin_round(self, following: Round) -> None:
+        """Go on with another generation of the same choice."""
+        self.num_rounds += 1
+        self.next_round = None
+        self._prompt = following.prompt_token_ids
+        self._start_parser(following.prefill_token_ids)
+
+    def _start_parser(self, prefill: Sequence[int]) -> None:
+        self._parser = Parser(self._vocab, tool_names=self._options.function_names)
+        self._unread: list[Token] = []  # fed, not yet readable as content
+        self._round_start = len(self.sampled)
+        self._frames_end: int | None = None  # sampled tokens up to the last message's end
+        for token in prefill:
+            for event in self._parser.feed(token):
+                self._on_event(event, None)
+
+    def _answer_round(self) -> Round:
+        """The prompt so far, closed, and the header of a final message."""
+        header = (CHANNEL, *self._vocab.encode("final"), MESSAGE)
+        prompt = list(self._prompt)
+        if self._frames_end is not None:
+            prompt += self.sampled[self._round_start : self._frames_end]
+            prompt += [END, START, *self._vocab.encode("assistant")]
+        return Round([*prompt, *header], header)
+
+    # ------------------------------------------------------------------ tokens in
+
+    def feed(self, chunk: TokenChunk) -> None:
+        """Take in new tokens. Chunks after the end are ignored."""
+        if self.ended:
+            return
+        if not self.sampled and chunk.num_cached_tokens:
+            self.usage.cached_tokens = chunk.num_cached_tokens
+        if chunk.timings is not None:
+            self._timings = chunk.timings
+        if chunk.prompt_logprobs is not None:
+            self._prompt_logprobs = tuple(chunk.prompt_logprobs)
+        token_ids, logprobs = chunk.token_ids, chunk.logprobs
+        num_shown = len(token_ids)
+        if chunk.stop_token_id is not None and not self._shows_stop(chunk.stop_token_id):
+            num_shown -= 1
+        parser_feed, sampled = self._parser.feed, self.sampled
+        for position in range(num_shown):
+            token = token_ids[position]
+            sampled.append(token)
+            parsed = parser_feed(token)
+            token_logprobs = logprobs[position] if logprobs is not None else None
+            if len(parsed) == 1 and type(parsed[0]) is ContentDelta and not self._unread:
+                self._on_content(parsed[0].text, [(token, token_logprobs)])
+            else:
+                self._feed_slowly(token, token_logprobs, parsed)
+            if self.ended:
+                return
+        sampled.extend(token_ids[num_shown:])
+        self.usage.output_tokens = len(sampled)
+        if chunk.finish_reason is not None:
+            self._on_finish(chunk)
+
+    def _shows_stop(self, token_id: int) -> bool:
+        """The model's own stop ids end a message and the parser must see them; extra ones are hidden."""
+        return token_id in self._eos or self._options.include_stop
+
+    def _feed_slowly(
+        self, token: int, logprobs: TokenLogprobs | None, parsed: Sequence[HarmonyEvent]
+    ) -> None:
+        self._unread.append((token, logprobs))
+        for event in parsed:
+            self._on_event(event, token)
+            if self.ended:
+                return
+
+    def _on_event(self, event: HarmonyEvent, token: int | None) -> None:
+        if isinstance(event, ContentDelta):
+            self._on_content(event.text, self._readable(event.num_tokens, token))
+        elif isinstance(event, MessageStart):
+            self._open(event)
+            if token == MESSAGE:  # else content began without a header, and what is unread may be part of it
+                self._unread = []
+        elif isinstance(event, MessageEnd):
+            self._on_message_end(event)
+        elif isinstance(event, Repair):
+            self._count_repair(event.kind)
+
+    def _readable(self, num_tokens: int, token: int | None) -> list[Token]:
+        """The tokens behind a delta. 0: a flush of bytes that were held before the current token."""
+        unread = self._unread
+        if num_tokens == 0:
+            keep = 0 if token is None else 1
+            taken = unread[: len(unread) - keep]
+            self._unread = unread[len(unread) - keep :]
+            return taken
+        self._unread = []
+        return unread[-num_tokens:]
+
+    # ------------------------------------------------------------------ items
+
+    def _open(self, start: MessageStart) -> None:
+        if self._item is not None:
+            self._close("completed", ())
+        kind, name, phase = self._route(start)
+        stop = self._options.stop if phase == "final_answer" else ()
+        self._item = _Item(
+            self._num_items, kind, StopFilter(stop, self._options.include_stop) if stop else None
+        )
+        self._num_items += 1
+        self._answered = self._answered or kind != "reasoning"
+        self._pending.append(
+            ItemOpened(
+                index=self._item.index,
+                item_id=new_id(_ID_PREFIX[kind]),
+                kind=kind,
+                name=name,
+                call_id=new_id("call") if kind == "function_call" else None,
+                phase=phase,
+            )
+        )
+
+    def _route(self, start: MessageStart) -> tuple[ItemKind, str | None, Phase | None]:
+        recipient = start.recipient
+        if recipient is not None and recipient not in _READERS:
+            name = recipient.removeprefix(FUNCTIONS)
+            if name in self._options.function_names:
+                return "function_call", name, None
+            # Not a tool of this request: its text is kept where a reader finds it, and it is counted.
+            self._count_repair("undeclared_recipient")
+        if start.channel == "analysis":
+            return "reasoning", None, None
+        if start.channel == "commentary":
+            return "message", None, "commentary"
+        return "message", None, "final_answer"
+
+    def _on_content(self, text: str, tokens: list[Token]) -> None:
+        item = self._item
+        if item is None:  # the parser promises a MessageStart first
+            return
+        if item.kind == "reasoning":
+            self.usage.reasoning_tokens += len(tokens)
+        matched = None
+        if item.stops is not None:
+            text, tokens, matched = item.stops.feed(text, tokens)
+        if text:
+            item.texts.append(text)
+            if item.blank and not text.isspace():
+                item.blank = False
+        for token, logprobs in tokens:
+            item.tokens.append(token)
+            if logprobs is not None:
+                item.logprobs.append(logprobs)
+        if matched is not None:
+            self._stop_at(matched)
+
+    def _on_message_end(self, event: MessageEnd) -> None:
+        cut = event.terminator is Terminator.CUT
+        self._frames_end = len(self.sampled) - (0 if cut else 1)
+        self._unread = []
+        self._close("incomplete" if cut else "completed", event.token_ids)
+        if self._called and not self._options.parallel_tool_calls:
+            self.end("tool_calls")
+
+    def _close(self, status: ItemStatus, token_ids: tuple[int, ...]) -> None:
+        item = self._item
+        if item is None:
+            return
+        if item.stops is not None:
+            text, tokens = item.stops.flush()
+            item.texts.append(text)
+            item.tokens.extend(token for token, _ in tokens)
+            item.logprobs.extend(logprobs for _, logprobs in tokens if logprobs is not None)
+        if item.kind == "function_call" and status == "completed":
+            self._called = True
+            if item.blank:
+                item.texts.append("{}")  # a call without arguments is still a JSON object
+        self._flush()
+        self._item = None
+        self._pending.append(ItemClosed(item.index, status, token_ids))
+
+    def _flush(self) -> None:
+        """Turn the open item's collected text into one delta."""
+        item = self._item
+        if item is None or not (item.texts or item.tokens):
+            return
+        text = item.texts[0] if len(item.texts) == 1 else "".join(item.texts)
+        self._pending.append(ItemDelta(item.index, text, tuple(item.tokens), tuple(item.logprobs)))
+        item.texts, item.tokens, item.logprobs = [], [], []
+        self._streamed = True
+
+    def _count_repair(self, kind: str) -> None:
+        self._repairs[kind] = self._repairs.get(kind, 0) + 1
+
+    # ------------------------------------------------------------------ ends
+
+    def _on_finish(self, chunk: TokenChunk) -> None:
+        if chunk.finish_reason == "error":
+            self.fail(EngineError(chunk.error or "the engine could not finish the request"))
+            return
+        if chunk.finish_reason == "length" or chunk.finish_reason == "abort":
+            self.end(chunk.finish_reason)
+            return
+        extra = chunk.stop_token_id if chunk.stop_token_id not in self._eos else None
+        if extra is None and self._wants_answer():
+            self._drain_parser("completed")
+            self._forced = True
+            self.next_round = self._answer_round()
+            return
+        self.end("tool_calls" if self._called else "stop", stop_reason=extra)
+
+    def _wants_answer(self) -> bool:
+        return self._options.ensure_answer and not self._answered and not self._forced
+
+    def _stop_at(self, matched: str) -> None:
+        """A stop string: the choice is over for us, whatever the engine still sends."""
+        item = self._item
+        if item is not None:
+            item.stops = None  # what it still holds belongs to the stop string
+        self._end("stop", matched, None, keep_tail=False)
+
+    def _drain_parser(self, status: ItemStatus, keep_tail: bool = True) -> None:
+        """Close whatever is open. ``keep_tail``: show what the parser still held back."""
+        for event in self._parser.finish():
+            if isinstance(event, MessageEnd):
+                self._frames_end = len(self.sampled)
+                self._close(status, event.token_ids)
+            elif keep_tail or not isinstance(event, ContentDelta):
+                self._on_event(event, None)
+        self._close(status, ())
+
+    def end(self, reason: EndReason, stop_reason: str | int | None = None) -> None:
+        """Close what is open and emit ``TurnEnded``. Idempotent."""
+        self._end(reason, stop_reason, None)
+
+    def fail(self, error: ChoraleError) -> None:
+        """End with an error, after everything that was produced."""
+        self._end("error", None, error)
+
+    def _end(
+        self,
+        reason: EndReason,
+        stop_reason: str | int | None,
+        error: ChoraleError | None,
+        keep_tail: bool = True,
+    ) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        self.next_round = None
+        self.usage.output_tokens = len(self.sampled)
+        self._drain_parser("completed" if reason in ("stop", "tool_calls") else "incomplete", keep_tail)
+        if reason == "stop" and self._called:
+            reason = "tool_calls"
+        self._pending.append(
+            TurnEnded(
+                reason=reason,
+                usage=self.usage,
+                stop_reason=stop_reason,
+                error=error,
+                num_repairs=sum(self._repairs.values()),
+                repairs=dict(self._repairs),
+                output_token_ids=tuple(self.sampled),
+                prompt_logprobs=self._prompt_logprobs,
+                timings=self._timings,
+            )
+        )
+
+    # ------------------------------------------------------------------ events out
+
+    def take(self) -> list[OutputEvent]:
+        """The events that are due: the first text at once, then every ``stream_interval`` tokens."""
+        num_new = len(self.sampled) - self._num_taken
+        if self._streamed and num_new < self._interval and not self.ended:
+            return []
+        self._flush()
+        events = self._pending
+        if not events and not (num_new and self._options.progress):
+            return events
+        self._pending = []
+        if self._options.progress:
+            fresh = tuple(self.sampled[self._num_taken :])
+            events.insert(0, TurnProgress(fresh, self.usage.copy()))
+        self._num_taken = len(self.sampled)
+        return events

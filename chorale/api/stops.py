@@ -1,0 +1,55 @@
+"""StopFilter: stop strings over text that arrives with its tokens, keeping the two aligned."""
+
+from __future__ import annotations
+
+from chorale.engine.types import TokenLogprobs
+from chorale.harmony.text import StopStrings
+
+
+class StopFilter:
+    """Holds back text that may become a stop string, and the tokens that carry it.
+
+    A token goes out with the first of its characters; a token all of whose characters were cut by the stop
+    string never does.
+    """
+
+    __slots__ = ("_held", "_stops")
+
+    def __init__(self, stops: tuple[str, ...], include: bool) -> None:
+        self._stops = StopStrings(stops, include=include)
+        self._held: list[tuple[int, TokenLogprobs | None, int]] = []  # token, logprobs, characters left
+
+    def feed(
+        self, text: str, tokens: list[tuple[int, TokenLogprobs | None]]
+    ) -> tuple[str, list[tuple[int, TokenLogprobs | None]], str | None]:
+        """(text that may be shown, its tokens, the stop string that matched or None)."""
+        for position, (token, logprobs) in enumerate(tokens):
+            # Several tokens that became readable together share one character run; the last one carries it.
+            self._held.append((token, logprobs, len(text) if position == len(tokens) - 1 else 0))
+        emit, matched = self._stops.feed(text)
+        return emit, self._release(len(emit)), matched
+
+    def flush(self) -> tuple[str, list[tuple[int, TokenLogprobs | None]]]:
+        """The text ended without a stop: everything that was held."""
+        text = self._stops.flush()
+        tokens = [(token, logprobs) for token, logprobs, length in self._held if length >= 0]
+        self._held = []
+        return text, tokens
+
+    def _release(self, num_chars: int) -> list[tuple[int, TokenLogprobs | None]]:
+        released: list[tuple[int, TokenLogprobs | None]] = []
+        taken = 0
+        for token, logprobs, length in self._held:
+            if num_chars <= 0:
+                break
+            taken += 1
+            if length >= 0:
+                released.append((token, logprobs))
+            if abs(length) > num_chars:
+                # Partly shown: keep the remainder, marked negative so that the token goes out only once.
+                taken -= 1
+                self._held[taken] = (token, logprobs, num_chars - abs(length))
+                break
+            num_chars -= abs(length)
+        self._held = self._held[taken:]
+        return released
