@@ -1,0 +1,203 @@
+"""ONE table of every number that a client may send: type, smallest, largest, default, meaning.
+
+The request models, the OpenAPI description, ``docs/api.md`` and the boundary tests all read ``LIMITS``
+(single values) and ``SIZES`` (counts and lengths). A field that is not here has no numeric value.
+
+Use in a request model::
+
+    temperature: Annotated[float, limits.number("temperature")] | None = None
+    stop: Annotated[list[str], limits.items("stop")] | None = None
+
+``number`` accepts JSON numbers only: no booleans, no numeric strings, no NaN or infinity, no 10**30; an
+integer field takes 5.0 for 5 (some clients write every number with a point) but not 5.5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from annotated_types import MaxLen
+from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+VOCAB_SIZE = 201088
+MAX_LOGPROBS = 20
+
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One numeric field. ``exclusive_min``: the smallest value itself is not allowed."""
+
+    type: Literal["integer", "number"]
+    min: Number
+    max: Number
+    doc: str
+    default: str = "none"
+    exclusive_min: bool = False
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of one value."""
+        low = "exclusiveMinimum" if self.exclusive_min else "minimum"
+        return {"type": self.type, low: self.min, "maximum": self.max}
+
+    def check(self, value: object) -> Number:
+        """Return the value as int or float, or raise pydantic's error of the matching kind."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise PydanticKnownError("int_type" if self.type == "integer" else "float_type")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise PydanticKnownError("finite_number")
+        if value < self.min:
+            raise PydanticKnownError("greater_than_equal", {"ge": self.min})
+        if self.exclusive_min and value == self.min:
+            raise PydanticKnownError("greater_than", {"gt": self.min})
+        if value > self.max:
+            raise PydanticKnownError("less_than_equal", {"le": self.max})
+        if self.type == "number":
+            return float(value)
+        if value != int(value):
+            raise PydanticKnownError("int_from_float")
+        return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One count or length: at most ``max`` of ``unit``."""
+
+    max: int
+    unit: str
+    doc: str
+
+
+_GENERATION = "generation_config.json"
+
+
+def _integer(low: int, high: int, doc: str, default: str = "none") -> Limit:
+    return Limit("integer", low, high, doc, default)
+
+
+LIMITS: dict[str, Limit] = {
+    # sampling
+    "temperature": Limit("number", 0, 2, "0 is greedy", _GENERATION),
+    "top_p": Limit("number", 0, 1, "nucleus mass", _GENERATION, exclusive_min=True),
+    "top_k": _integer(-1, VOCAB_SIZE, "most likely tokens kept; 0 and -1 mean all", _GENERATION),
+    "min_p": Limit("number", 0, 1, "least probability, relative to the likeliest token", "0"),
+    "presence_penalty": Limit("number", -2, 2, "subtracted once a token has appeared", "0"),
+    "frequency_penalty": Limit("number", -2, 2, "subtracted for each appearance", "0"),
+    "repetition_penalty": Limit("number", 0, 2, "1 is none", "1", exclusive_min=True),
+    "seed": _integer(-INT64_MAX - 1, INT64_MAX, "choice i of n uses seed + i"),
+    "logit_bias": Limit("number", -100, 100, "added to one token's logit"),
+    "token_id": _integer(0, VOCAB_SIZE - 1, "one id of a prompt, stop_token_ids, logit_bias, ..."),
+    # lengths
+    "max_tokens": _integer(1, INT32_MAX, "output tokens; clamped to the context window", "the window"),
+    "max_completion_tokens": _integer(1, INT32_MAX, "as max_tokens", "the window"),
+    "max_output_tokens": _integer(1, INT32_MAX, "as max_tokens, over every tool turn", "the window"),
+    "completions.max_tokens": _integer(0, INT32_MAX, "0 with echo scores the prompt", "16"),
+    "min_tokens": _integer(0, INT32_MAX, "no stop token before this many", "0"),
+    "thinking_token_budget": _integer(0, INT32_MAX, "analysis tokens before the answer is forced"),
+    "truncate_prompt_tokens": _integer(-1, INT32_MAX, "keep the last k prompt tokens; -1: what fits"),
+    # choices and details
+    "n": _integer(1, 16, "choices", "1"),
+    "best_of": _integer(1, 16, "must equal n", "n"),
+    "logprobs": _integer(0, MAX_LOGPROBS, "completions: alternatives per token"),
+    "top_logprobs": _integer(0, MAX_LOGPROBS, "alternatives per token", "0"),
+    "prompt_logprobs": _integer(0, MAX_LOGPROBS, "alternatives per prompt token"),
+    "max_tool_calls": _integer(0, INT32_MAX, "built-in calls within one response"),
+    # scheduling
+    "priority": _integer(
+        -INT32_MAX - 1, INT32_MAX, "lower runs first under --scheduling-policy priority", "0"
+    ),
+    "timeout": Limit("number", 0, 86_400, "seconds that the request may take", exclusive_min=True),
+    # lists and streams
+    "limit": _integer(1, 100, "entries of one page", "20"),
+    "starting_after": _integer(0, INT64_MAX, "sequence number after which a stream resumes", "0"),
+}
+
+SIZES: dict[str, Size] = {
+    "stop": Size(16, "strings", "stop strings"),
+    "stop_bytes": Size(256, "bytes", "one stop string, as UTF-8"),
+    "stop_token_ids": Size(256, "ids", "additional stop tokens"),
+    "logit_bias": Size(1024, "entries", "biased tokens"),
+    "allowed_token_ids": Size(VOCAB_SIZE, "ids", "the only tokens that may be sampled"),
+    "bad_words": Size(256, "strings", "texts that are never completed"),
+    "tools": Size(128, "tools", "declared tools"),
+    "metadata": Size(16, "entries", "metadata keys"),
+    "metadata_key": Size(64, "characters", "one metadata key"),
+    "metadata_value": Size(512, "characters", "one metadata value"),
+    "messages": Size(16_384, "messages", "messages of one chat"),
+    "input": Size(16_384, "items", "items of one Responses input"),
+    "prompts": Size(256, "prompts", "prompts of one completions request"),
+    "prompt_tokens": Size(1_048_576, "ids", "one prompt given as ids, before the context check"),
+    "tool_name": Size(64, "characters", "one function name"),
+    "identifier": Size(512, "characters", "user, cache_salt, prompt_cache_key, ids, ..."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _NumberMarker:
+    """Pydantic metadata that checks one ``Limit``."""
+
+    limit: Limit
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.limit.check)
+
+    def __get_pydantic_json_schema__(
+        self, _schema: CoreSchema, _handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return self.limit.schema
+
+
+def number(name: str) -> _NumberMarker:
+    """Metadata for ``Annotated[int | float, ...]``: the range of ``LIMITS[name]``."""
+    return _NumberMarker(LIMITS[name])
+
+
+def token_id() -> _NumberMarker:
+    """Metadata for one token id: ``list[Annotated[int, limits.token_id()]]``."""
+    return number("token_id")
+
+
+def items(name: str) -> MaxLen:
+    """Metadata for lists, dicts and strings: at most ``SIZES[name].max`` elements."""
+    return MaxLen(SIZES[name].max)
+
+
+def utf8_bytes(name: str) -> AfterValidator:
+    """Metadata for one string: at most ``SIZES[name].max`` bytes as UTF-8."""
+    size = SIZES[name]
+
+    def check(text: str) -> str:
+        if len(text.encode("utf-8", "surrogatepass")) > size.max:
+            raise PydanticCustomError(
+                "string_too_long", "String should have at most {max} bytes", {"max": size.max}
+            )
+        return text
+
+    return AfterValidator(check)
+
+
+def checked(name: str, value: object, fail: Callable[[str], Exception]) -> Number:
+    """``LIMITS[name].check`` where there is no model (query strings); ``fail(message)`` makes the error."""
+    try:
+        return LIMITS[name].check(value)
+    except PydanticKnownError as error:
+        raise fail(error.message()) from None
+
+
+def markdown_table() -> str:
+    """The table of ``docs/api.md``; a test keeps the page equal to it."""
+    rows = ["| field | type | smallest | largest | default | meaning |", "|---|---|---|---|---|---|"]
+    for name, limit in LIMITS.items():
+        low = f"above {limit.min}" if limit.exclusive_min else str(limit.min)
+        rows.append(f"| `{name}` | {limit.type} | {low} | {limit.max} | {limit.default} | {limit.doc} |")
+    rows += ["", "| size | at most | meaning |", "|---|---|---|"]
+    rows += [f"| `{name}` | {size.max} {size.unit} | {size.doc} |" for name, size in SIZES.items()]
+    return "\n".join(rows) + "\n"
