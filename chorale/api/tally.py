@@ -1,0 +1,76 @@
+"""Counters and histograms that cost a fraction of a microsecond, and can be summed over processes.
+
+prometheus_client is used for the text format only (``metrics``): its own histogram takes 0.6 us an
+observation (a lock, a label lookup, a value object), ours 0.15 us; one event loop writes them, so no lock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+import msgspec
+
+Labels = tuple[str, ...]
+
+
+class Histogram(msgspec.Struct):
+    """``counts[i]`` observations were at most ``bounds[i]`` (the last: above every bound)."""
+
+    bounds: tuple[float, ...]
+    counts: list[int]
+    total: float = 0.0
+
+    @classmethod
+    def empty(cls, bounds: tuple[float, ...]) -> Histogram:
+        return cls(bounds, [0] * (len(bounds) + 1))
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def add(self, other: Histogram) -> None:
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Prometheus buckets: (upper bound, observations up to it)."""
+        found, sum_so_far = [], 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            sum_so_far += count
+            found.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(sum_so_far)))
+        return found
+
+
+class Series(msgspec.Struct):
+    """Everything one process has counted: name -> label values -> number or histogram."""
+
+    counters: dict[str, dict[Labels, float]] = {}
+    histograms: dict[str, dict[Labels, Histogram]] = {}
+
+    def count(self, name: str, labels: Labels = (), amount: float = 1.0) -> None:
+        found = self.counters.setdefault(name, {})
+        found[labels] = found.get(labels, 0.0) + amount
+
+    def histogram(self, name: str, bounds: tuple[float, ...], labels: Labels = ()) -> Histogram:
+        """The histogram to keep and observe into; made on first use."""
+        found = self.histograms.setdefault(name, {})
+        if labels not in found:
+            found[labels] = Histogram.empty(bounds)
+        return found[labels]
+
+    def add(self, other: Series) -> None:
+        for name, counts in other.counters.items():
+            for labels, amount in counts.items():
+                self.count(name, labels, amount)
+        for name, histograms in other.histograms.items():
+            for labels, histogram in histograms.items():
+                self.histogram(name, histogram.bounds, labels).add(histogram)
+
+
+def total(parts: Iterable[Series]) -> Series:
+    """A new Series: the sum of ``parts``."""
+    found = Series()
+    for part in parts:
+        found.add(part)
+    return found
