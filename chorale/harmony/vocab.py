@@ -1,0 +1,198 @@
+"""The o200k_harmony vocabulary: vendored ranks, special tokens, and both directions of the mapping.
+
+The ranks ship with the package, compressed, and their sha256 is checked at each load. Nothing is
+downloaded or written. ``TIKTOKEN_ENCODINGS_BASE``, where set, names a folder whose ``o200k_base.tiktoken``
+is read instead (and checked against the same hash), as other harmony tools do.
+
+The model has 201,088 embedding rows, ids 0..201087. Ids from 199,998 on are special: fourteen have a
+meaning, the rest are named ``<|reserved_N|>`` and can be neither typed by a user nor sampled.
+"""
+
+from __future__ import annotations
+
+import binascii
+import functools
+import hashlib
+import lzma
+import os
+import re
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from chorale.harmony.bpe import PIECE_PATTERN, LinearEncoder
+
+VOCAB_SIZE: Final = 201088
+NUM_RANKS: Final = 199998  # ordinary tokens: ids below this
+
+STARTOFTEXT: Final = 199998
+ENDOFTEXT: Final = 199999
+RETURN: Final = 200002
+CONSTRAIN: Final = 200003
+CHANNEL: Final = 200005
+START: Final = 200006
+END: Final = 200007
+MESSAGE: Final = 200008
+CALL: Final = 200012
+
+SPECIAL_NAMES: Final[dict[int, str]] = {
+    STARTOFTEXT: "<|startoftext|>",
+    ENDOFTEXT: "<|endoftext|>",
+    RETURN: "<|return|>",
+    CONSTRAIN: "<|constrain|>",
+    CHANNEL: "<|channel|>",
+    START: "<|start|>",
+    END: "<|end|>",
+    MESSAGE: "<|message|>",
+    CALL: "<|call|>",
+}
+# Other spellings that raw prompts may use; never printed. tiktoken names 200018 so.
+SPECIAL_ALIASES: Final[dict[str, int]] = {"<|endofprompt|>": 200018}
+
+RANKS_FILE: Final = "o200k_base.tiktoken"
+RANKS_SHA256: Final = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+RANKS_DIR_VARIABLE: Final = "TIKTOKEN_ENCODINGS_BASE"
+
+_SPECIAL_PATTERN = re.compile(r"(<\|[a-z]+(?:_[0-9]{6})?\|>)")
+
+
+class VocabularyError(ValueError):
+    """The ranks file is missing or is not the one this model was trained with."""
+
+
+class TokenIdError(ValueError):
+    """A token id outside 0..201087."""
+
+
+class Vocabulary:
+    """Immutable and safe to share between threads.
+
+    ``encode`` is CPU work of about 30-80 ms per megabyte; servers call it in a thread beyond some size.
+    """
+
+    def __init__(self, ranks: bytes) -> None:
+        """``ranks``: the contents of ``o200k_base.tiktoken``, already verified."""
+        import tiktoken  # imports no network code until asked to download
+
+        fields = ranks.split()
+        tokens = list(map(binascii.a2b_base64, fields[::2]))  # line number == rank in this file
+        names = {i: special_name(i) for i in range(NUM_RANKS, VOCAB_SIZE)}
+        encoding = tiktoken.Encoding(
+            "o200k_harmony",
+            pat_str=PIECE_PATTERN,
+            mergeable_ranks=dict(zip(tokens, range(NUM_RANKS), strict=True)),
+            special_tokens={name: i for i, name in names.items()},
+        )
+        self._token_bytes: list[bytes] = tokens + [name.encode() for name in names.values()]
+        self._special_ids = {name: i for i, name in names.items()} | SPECIAL_ALIASES
+        self._encoder = LinearEncoder(encoding._core_bpe, self._token_bytes)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ordinary text: no id >= 199,998, whatever the text says.
+
+        Equal to tiktoken's for every text, in linear time (see ``bpe``). A lone surrogate, which no
+        UTF-8 text can hold, is read as U+FFFD.
+        """
+        return self._encoder.encode(text)
+
+    def encode_with_special(self, text: str) -> list[int]:
+        """Ids of a raw prompt, where ``<|start|>`` and its like are the special tokens.
+
+        For ``/v1/completions`` prompts and for developers only, never for chat content.
+        """
+        ids: list[int] = []
+        for index, part in enumerate(_SPECIAL_PATTERN.split(text)):
+            special = self._special_ids.get(part) if index % 2 else None
+            if special is None and index % 2 == 0:
+                ids += self.encode(part)
+            elif special is not None:
+                ids.append(special)
+            else:
+                return self._encode_unknown_names(text)
+        return ids
+
+    def _encode_unknown_names(self, text: str) -> list[int]:
+        """The same when something only looks like a special token: it is joined to the text around it."""
+        ids: list[int] = []
+        ordinary = ""
+        for part in _SPECIAL_PATTERN.split(text):
+            special = self._special_ids.get(part)
+            if special is None:
+                ordinary += part
+            else:
+                ids += self.encode(ordinary)
+                ids.append(special)
+                ordinary = ""
+        return ids + self.encode(ordinary)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token; a special token's are its name. Raises ``TokenIdError``."""
+        if not 0 <= token_id < VOCAB_SIZE:
+            raise TokenIdError(f"token id {token_id} is outside 0..{VOCAB_SIZE - 1}")
+        return self._token_bytes[token_id]
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """Raises ``TokenIdError``."""
+        ids = list(ids)
+        if ids and not (0 <= min(ids) and max(ids) < VOCAB_SIZE):
+            bad = next(i for i in ids if not 0 <= i < VOCAB_SIZE)
+            raise TokenIdError(f"token id {bad} is outside 0..{VOCAB_SIZE - 1}")
+        return b"".join(map(self._token_bytes.__getitem__, ids))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ``ids``, invalid UTF-8 as U+FFFD, special tokens by name. Raises ``TokenIdError``."""
+        return self.decode_bytes(ids).decode("utf-8", "replace")
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether ordinary text can never hold this id (special, reserved)."""
+        return NUM_RANKS <= token_id < VOCAB_SIZE
+
+
+def special_name(token_id: int) -> str:
+    """The printed name of a special or reserved id (199,998..201,087)."""
+    return SPECIAL_NAMES.get(token_id) or f"<|reserved_{token_id}|>"
+
+
+def is_reserved(token_id: int) -> bool:
+    """Special ids without a meaning: never sampled."""
+    return NUM_RANKS <= token_id < VOCAB_SIZE and token_id not in SPECIAL_NAMES
+
+
+def load_vocabulary() -> Vocabulary:
+    """The vocabulary, loaded once (about 0.4 s). Raises ``VocabularyError``."""
+    return _load(os.environ.get(RANKS_DIR_VARIABLE) or None)
+
+
+@functools.lru_cache(maxsize=2)
+def _load(folder: str | None) -> Vocabulary:
+    return Vocabulary(read_ranks(folder))
+
+
+def read_ranks(folder: str | None = None) -> bytes:
+    """The ranks file: the vendored one, or ``folder``'s. Raises ``VocabularyError``."""
+    if folder is None:
+        vendored = resources.files("chorale").joinpath("data", f"{RANKS_FILE}.xz")
+        ranks, origin = lzma.decompress(vendored.read_bytes()), "the vendored vocabulary"
+    else:
+        path = Path(folder) / RANKS_FILE
+        try:
+            ranks, origin = path.read_bytes(), str(path)
+        except OSError as error:
+            raise VocabularyError(f"{RANKS_DIR_VARIABLE} is set, but {path}: {error.strerror}") from error
+    digest = hashlib.sha256(ranks).hexdigest()
+    if digest != RANKS_SHA256:
+        raise VocabularyError(f"{origin} has sha256 {digest}, expected {RANKS_SHA256}")
+    return ranks
+
+
+def export_vocabulary(folder: str | Path) -> Path:
+    """Write ``o200k_base.tiktoken`` into ``folder`` (made if missing) for other harmony tools.
+
+    They find it when ``TIKTOKEN_ENCODINGS_BASE`` names the folder. Returns the file's path.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / RANKS_FILE
+    path.write_bytes(read_ranks())
+    return path
