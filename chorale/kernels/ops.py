@@ -1,11 +1,13 @@
 """Ops: the frozen record of callables that the model is written in.
 
 Chosen once at worker start, by name: ``reference`` (plain torch: the specification, the oracle, and what a
-CPU runs) or ``triton`` (CUDA and ROCm). An op family owns the packing of its own weights. The op boundaries
-are the fused kernels of the GPU plan, so that both back ends have one signature.
+CPU runs) or ``triton`` (CUDA and ROCm). An op family owns the packing of its own weights: ``pack_*`` turns
+checkpoint tensors into whatever its kernels read, and nothing else looks inside. The op boundaries are the
+fused kernels of the GPU plan, so that both back ends have one signature.
 
-Shapes: T tokens in the step, R rows, H hidden, Nq/Nkv heads, D head_dim, E experts, K experts per token, V
-vocabulary, L rows of logits.
+Shapes: T tokens in the step, R rows, H hidden, Nq/Nkv heads, D head_dim, E experts, K experts per token, I
+intermediate, V vocabulary, L rows of logits. ``x`` is the residual stream, [T, H], in a dtype of the back
+end's choice (the reference: float32).
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 class AttentionMeta:
     """Who attends to what in this step. One instance a step, shared by all layers.
 
-    ``block_tables`` and ``slots`` are indexed by ``CacheGroup`` (0 full, 1 window).
+    ``block_tables`` and ``slots`` are indexed by ``CacheGroup`` (0 full, 1 window). Entry ``p`` of a row's
+    table is the page of positions ``p * block_size ...``. Entries past the row's context, and window entries
+    wholly behind the window, may hold anything: they are never read. KV pools start as zeros.
     """
 
     positions: torch.Tensor  # [T] int64, position of each new token in its sequence
@@ -44,18 +48,91 @@ class ForwardBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Ops:
-    """One back end. See ``kernels/reference.py`` for what each callable means, exactly.
+class AttentionShape:
+    """What every layer's attention has in common."""
 
-    kv (one tensor per layer slot): [num_blocks, 2, Nkv, block_size, D]; index 1 is K (0) or V (1).
+    num_heads: int  # Nq
+    num_kv_heads: int  # Nkv
+    head_dim: int  # D
+    sliding_window: int  # tokens that a window layer sees, the query's own included
+
+
+@dataclass(frozen=True, slots=True)
+class QkvWeights:
+    """First half of attention. Rows of ``linear`` are q heads, then k heads, then v heads."""
+
+    norm: torch.Tensor  # [H] float32
+    linear: Any  # pack_linear of [(Nq + 2 Nkv) * D, H] and its bias
+
+
+@dataclass(frozen=True, slots=True)
+class RouterWeights:
+    """Norm and router of the expert layer."""
+
+    norm: torch.Tensor  # [H] float32
+    linear: Any  # pack_linear of [E, H] and its bias
+    top_k: int  # K
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTensors:
+    """One layer's experts as a checkpoint holds them: MXFP4 (``*_blocks``, ``*_scales``) or dense.
+
+    Rows of gate_up alternate gate, up, gate, up, ... The tensors may be views of a mapped file: a back end
+    that keeps them must not write to them. ``dtype`` is what decoded weights are computed in.
+    """
+
+    gate_up_bias: torch.Tensor  # [E, 2 I]
+    down_bias: torch.Tensor  # [E, H]
+    swiglu_limit: float
+    swiglu_alpha: float
+    num_layers: int  # of the model, so that a back end can budget memory
+    dtype: torch.dtype
+    gate_up_blocks: torch.Tensor | None = None  # [E, 2 I, H / 32, 16] uint8
+    gate_up_scales: torch.Tensor | None = None  # [E, 2 I, H / 32] uint8
+    down_blocks: torch.Tensor | None = None  # [E, H, I / 32, 16] uint8
+    down_scales: torch.Tensor | None = None  # [E, H, I / 32] uint8
+    gate_up: torch.Tensor | None = None  # [E, H, 2 I]
+    down: torch.Tensor | None = None  # [E, I, H]
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """One back end. ``kernels/reference.py`` says what each callable means, exactly.
+
+    kv (one tensor per layer slot): [num_blocks, 2, Nkv, block_size, D]; index 1 is K (0) or V (1). ``plan``
+    is what ``plan_attention`` returned for this step; ``group`` is a ``CacheGroup``.
     """
 
     name: str
-    embed: Callable[..., torch.Tensor]
-    qkv_rope_cache: Callable[..., torch.Tensor]
-    attention: Callable[..., torch.Tensor]
-    output_projection: Callable[..., torch.Tensor]
-    route: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-    moe: Callable[..., torch.Tensor]
-    lm_head: Callable[..., torch.Tensor]
-    pack_experts: Callable[..., Any]
+
+    # (meta, shape, block_size) -> plan. Once a step: whatever attention can work out for all layers.
+    plan_attention: Callable[[AttentionMeta, AttentionShape, int], Any]
+
+    # (embedding [V, H], token_ids [T]) -> x [T, H]
+    embed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+    # (x, weights, eps, rope [T, D], plan, group, kv) -> q [T, Nq, D]
+    # Norm, QKV, bias, rotary; writes k and v of the new tokens into kv at the group's slots.
+    qkv_rope_cache: Callable[
+        [torch.Tensor, QkvWeights, float, torch.Tensor, Any, int, torch.Tensor], torch.Tensor
+    ]
+
+    # (q, kv, sinks [Nq] float32, plan, group) -> [T, Nq * D]. After qkv_rope_cache of the same layer.
+    attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, int], torch.Tensor]
+
+    # (attended [T, Nq * D], linear, x) -> new x: x + linear(attended). May reuse x's memory.
+    output_projection: Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]
+
+    # (x, weights, eps) -> (normed [T, H], expert_ids [T, K] int64, gates [T, K] float32)
+    route: Callable[[torch.Tensor, RouterWeights, float], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+    # (normed, expert_ids, gates, experts, x) -> new x: x + sum of gate * expert(normed). May reuse x.
+    moe: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, torch.Tensor], torch.Tensor]
+
+    # (x, logits_index [L], norm [H], head, eps) -> logits [L, V] float32
+    lm_head: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, float], torch.Tensor]
+
+    pack_linear: Callable[[torch.Tensor, torch.Tensor], Any]  # (weight [N, K], bias [N])
+    pack_experts: Callable[[ExpertTensors], Any]
+    pack_head: Callable[[torch.Tensor], Any]  # ([V, H])

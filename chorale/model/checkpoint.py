@@ -1,0 +1,122 @@
+"""A checkpoint folder: which files, which layout, and whether every tensor is what it must be.
+
+Opening checks everything that can be checked without reading weights: the index, each file's header, and
+each tensor's presence, shape and dtype against the layout's table. Faults are ``CheckpointError``s that name
+file and tensor.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from chorale.errors import CheckpointError
+from chorale.model.config import ModelConfig
+from chorale.model.layouts import Layout, TensorSpec, detect_layout, tensor_specs
+from chorale.model.safetensors_file import SafetensorsFile
+
+INDEX_NAME = "model.safetensors.index.json"
+_MAX_INDEX_BYTES = 16 * 2**20
+
+
+class Checkpoint:
+    """Tensors by layer and role. ``read`` returns views of the mapped files."""
+
+    def __init__(self, folder: Path, config: ModelConfig) -> None:
+        self.folder = _weights_folder(folder)
+        self.files, where = _open_files(self.folder)
+        layout = detect_layout(where)
+        if layout is None:
+            raise CheckpointError(f"{self.folder}: no gpt-oss expert tensors in its safetensors files")
+        self.layout: Layout = layout
+        specs = list(tensor_specs(config, layout))
+        _check_names(self.folder, specs, where)
+        for spec in specs:
+            _check_tensor(where[spec.name], spec)
+        self._tensors = {(spec.layer, spec.role): (where[spec.name], spec.name) for spec in specs}
+
+    def has(self, layer: int | None, role: str) -> bool:
+        return (layer, role) in self._tensors
+
+    def read(self, layer: int | None, role: str) -> torch.Tensor:
+        """A view of the mapped file in the file's dtype; must not be written to."""
+        file, name = self._tensors[layer, role]
+        return file.tensor(name)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.end - entry.begin for file in self.files for entry in file.entries.values())
+
+
+def _weights_folder(folder: Path) -> Path:
+    """The folder itself; its ``original/`` only when it holds no safetensors of its own."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder")
+    for candidate in (folder, folder / "original"):
+        if candidate.is_dir() and any(candidate.glob("*.safetensors")):
+            return candidate
+    raise CheckpointError(f"{folder}: holds no safetensors file")
+
+
+def _open_files(folder: Path) -> tuple[list[SafetensorsFile], dict[str, SafetensorsFile]]:
+    """(files, tensor name -> file). With an index, its files; else every safetensors file."""
+    index = folder / INDEX_NAME
+    listed = _read_index(index) if index.exists() else None
+    names = sorted(set(listed.values())) if listed else sorted(p.name for p in folder.glob("*.safetensors"))
+    files, where = [], {}
+    for name in names:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name}: named by {INDEX_NAME} but missing")
+        file = SafetensorsFile(folder / name)
+        files.append(file)
+        for tensor in file.entries:
+            if tensor in where:
+                raise CheckpointError(f"{file.path}: {tensor}: also in {where[tensor].path.name}")
+            where[tensor] = file
+    for tensor, name in (listed or {}).items():
+        if tensor not in where or where[tensor].path.name != name:
+            raise CheckpointError(f"{folder / name}: {tensor}: listed in {INDEX_NAME}, missing in the file")
+    return files, where
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """tensor -> file name. The names are plain: an index must not point outside its folder."""
+    try:
+        if path.stat().st_size > _MAX_INDEX_BYTES:
+            raise CheckpointError(f"{path}: larger than {_MAX_INDEX_BYTES} bytes")
+        raw = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as fault:
+        raise CheckpointError(f"{path}: cannot be read: {fault}") from fault
+    listed = raw.get("weight_map") if isinstance(raw, dict) else None
+    if not isinstance(listed, dict) or not listed:
+        raise CheckpointError(f"{path}: weight_map: missing or empty")
+    for tensor, name in listed.items():
+        plain = isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
+        if not plain:
+            raise CheckpointError(f"{path}: {tensor}: {str(name)[:80]!r} is not a safetensors file name")
+    return listed
+
+
+def _check_names(folder: Path, specs: list[TensorSpec], where: dict[str, SafetensorsFile]) -> None:
+    wanted = {spec.name for spec in specs}
+    missing = [spec.name for spec in specs if spec.name not in where]
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise CheckpointError(f"{folder}: {missing[0]}: missing{more}")
+    extra = [(file.path, name) for name, file in where.items() if name not in wanted]
+    if extra:
+        path, name = extra[0]
+        more = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
+        raise CheckpointError(f"{path}: {name}: not a tensor of this model{more}")
+
+
+def _check_tensor(file: SafetensorsFile, spec: TensorSpec) -> None:
+    entry = file.entries[spec.name]
+    if entry.shape != spec.shape:
+        problem = f"shape {list(entry.shape)}, config.json says {list(spec.shape)}"
+        raise CheckpointError(f"{file.path}: {spec.name}: {problem}")
+    if entry.dtype not in spec.dtypes:
+        problem = f"dtype {entry.dtype}, must be {' or '.join(sorted(spec.dtypes))}"
+        raise CheckpointError(f"{file.path}: {spec.name}: {problem}")

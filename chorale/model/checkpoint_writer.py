@@ -1,0 +1,136 @@
+"""Writes gpt-oss checkpoints of any shape with random weights, in any of the three layouts.
+
+For tests, the demo and benchmarks. Tensors are made one at a time and streamed to disk, so a checkpoint of
+any size needs the memory of its largest tensor. The same seed gives the same weights in every layout (the
+dense layout holds the decoded MXFP4 values), so layouts can be compared with each other. Scales are chosen
+so that activations stay of order one at any width and the router is about balanced.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from chorale.kernels import mxfp4
+from chorale.model.checkpoint import INDEX_NAME
+from chorale.model.config import ModelConfig
+from chorale.model.config_writer import GENERATION_CONFIG, config_json
+from chorale.model.layouts import Layout, TensorSpec, tensor_specs
+
+_RMS_OF_FP4 = 2.92  # of the 16 values, all equally likely
+
+
+def write_random_checkpoint(
+    folder: str | Path, config: ModelConfig, *, layout: Layout = "published", seed: int = 0
+) -> Path:
+    """Write config.json, generation_config.json and the weights; returns ``folder``.
+
+    The published and dense layouts have a file for each layer and one for the rest, with an index; the
+    reference layout is one file (put it under ``original/`` to mimic the hub).
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    source = RandomTensors(config, seed)
+    specs = list(tensor_specs(config, layout))
+    if layout == "reference":
+        write_safetensors(folder / "model.safetensors", specs, source)
+    else:
+        _write_shards(folder, specs, source, config.num_hidden_layers + 1)
+        (folder / "generation_config.json").write_text(json.dumps(GENERATION_CONFIG, indent=1))
+    (folder / "config.json").write_text(json.dumps(config_json(config, layout), indent=1))
+    return folder
+
+
+def _write_shards(folder: Path, specs: list[TensorSpec], source: RandomTensors, num_files: int) -> None:
+    weight_map: dict[str, str] = {}
+    total = 0
+    for number in range(num_files):
+        layer = number if number < num_files - 1 else None
+        shard = [spec for spec in specs if spec.layer == layer]
+        name = f"model-{number + 1:05d}-of-{num_files:05d}.safetensors"
+        total += write_safetensors(folder / name, shard, source)
+        weight_map.update((spec.name, name) for spec in shard)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / INDEX_NAME).write_text(json.dumps(index))
+
+
+def write_safetensors(path: Path, specs: Iterable[TensorSpec], source: RandomTensors) -> int:
+    """One safetensors file, tensor by tensor. Returns the bytes of its tensors."""
+    specs = list(specs)
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for spec in specs:
+        dtype = "U8" if spec.dtypes == {"U8"} else "BF16"
+        end = position + math.prod(spec.shape) * (1 if dtype == "U8" else 2)
+        header[spec.name] = {"dtype": dtype, "shape": list(spec.shape), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that the data is aligned in the mapping
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for spec in specs:
+            tensor = source.tensor(spec.layer, spec.role).contiguous()
+            file.write(memoryview(tensor.view(-1).view(torch.uint8).numpy()))
+    return position
+
+
+class RandomTensors:
+    """Random parameters by layer and role; each is seeded on its own, so order does not matter."""
+
+    def __init__(self, config: ModelConfig, seed: int) -> None:
+        self.config = config
+        self.seed = seed
+        self.shapes = {
+            (spec.layer, spec.role): spec.shape
+            for layout in ("reference", "dense")
+            for spec in tensor_specs(config, layout)
+        }
+
+    def tensor(self, layer: int | None, role: str) -> torch.Tensor:
+        """bfloat16, or uint8 for MXFP4 blocks and scales."""
+        name, _, part = role.partition(".")
+        if name in ("q", "k", "v"):
+            return self._split_qkv(layer, name, part)
+        shape = self.shapes[layer, role]
+        if part == "dense":
+            blocks, scales = self.tensor(layer, f"{name}.blocks"), self.tensor(layer, f"{name}.scales")
+            return mxfp4.decode(blocks, scales, torch.bfloat16).transpose(1, 2)
+        generator = torch.Generator().manual_seed(self._seed_of(layer, role))
+        if part == "blocks":
+            return _random_bytes(shape, generator)
+        if part == "scales":
+            # Four neighbouring exponents; the weights' root mean square is about 1 / sqrt(fan-in).
+            lowest = 125 + round(math.log2(1 / (_RMS_OF_FP4 * math.sqrt(32 * shape[-1]))))
+            return (_random_bytes(shape, generator) & 3) + lowest
+        normal = torch.randn(shape, generator=generator)
+        return _scaled(normal, name, part).bfloat16()
+
+    def _split_qkv(self, layer: int | None, name: str, part: str) -> torch.Tensor:
+        query = self.config.num_attention_heads * self.config.head_dim
+        rest = self.config.num_key_value_heads * self.config.head_dim
+        return self.tensor(layer, f"qkv.{part}").split([query, rest, rest])["qkv".index(name)]
+
+    def _seed_of(self, layer: int | None, role: str) -> int:
+        roles = sorted({known for _, known in self.shapes})
+        number = (0 if layer is None else layer + 1) * len(roles) + roles.index(role)
+        return self.seed * 1_000_003 + number
+
+
+def _scaled(normal: torch.Tensor, name: str, part: str) -> torch.Tensor:
+    if name.endswith("norm"):
+        return 1.0 + 0.1 * normal
+    if name in ("embedding", "sinks"):
+        return normal
+    return normal * (0.1 if part == "bias" else normal.shape[-1] ** -0.5)
+
+
+def _random_bytes(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Uniform bytes, eight a draw."""
+    count = math.prod(shape)
+    words = torch.empty(-(-count // 8), dtype=torch.int64)
+    words.random_(-(2**63), None, generator=generator)
+    return words.view(torch.uint8)[:count].view(shape)

@@ -1,0 +1,268 @@
+"""ModelConfig: the sizes and constants of one gpt-oss checkpoint, read from its folder and checked.
+
+Torch-free, so that the CLI can say what fits before torch is imported. Two spellings of ``config.json`` are
+read: the published one (``GptOssForCausalLM``, in its old ``rope_scaling`` and its newer
+``rope_parameters`` form) and the one beside the reference layout under ``original/``. Every fault is a
+``ModelConfigError`` that names the key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chorale.errors import ModelConfigError
+from chorale.model.config_fields import Fields, read_json_object
+
+FULL, WINDOW = 0, 1  # the values of engine.types.CacheGroup, which this package must not import
+MXFP4_GROUP = 32  # weights that share one scale
+
+_EOS_OF_GPT_OSS = (200002, 199999, 200012)  # <|return|>, <|endoftext|>, <|call|>
+_LAYER_GROUPS = {"full_attention": FULL, "sliding_attention": WINDOW}
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """YaRN ("NTK by parts") constants. ``factor`` 1 is plain RoPE."""
+
+    theta: float = 150000.0
+    factor: float = 32.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    original_max_position: int = 4096
+    truncate: bool = False  # gpt-oss does not round the ends of the ramp to whole dimensions
+    attention_factor: float | None = None  # None: 0.1 ln(factor) + 1
+
+    @property
+    def concentration(self) -> float:
+        """What cos and sin are multiplied by (so scores grow by its square)."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return 1.0 if self.factor <= 1.0 else 0.1 * math.log(self.factor) + 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Sizes are counts of elements. Instances from ``load`` are consistent; see ``_check_sizes``."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    num_local_experts: int
+    num_experts_per_tok: int
+    vocab_size: int
+    sliding_window: int
+    layer_types: tuple[str, ...]
+    rope: RopeConfig
+    rms_norm_eps: float = 1e-5
+    swiglu_limit: float = 7.0
+    swiglu_alpha: float = 1.702
+    max_position_embeddings: int = 131072
+    eos_token_ids: tuple[int, ...] = _EOS_OF_GPT_OSS
+    # generation_config.json, by vLLM's names; empty where the file says nothing
+    default_sampling: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ModelConfig:
+        """Read ``folder/config.json`` (or ``original/config.json``) and ``generation_config.json``.
+
+        Raises ``ModelConfigError``, naming the file and the key.
+        """
+        path = _find_config(Path(folder))
+        generation = Path(folder) / "generation_config.json"
+        return cls.from_dict(
+            read_json_object(path),
+            generation=read_json_object(generation) if generation.exists() else {},
+            where=str(path),
+        )
+
+    @classmethod
+    def from_dict(
+        cls,
+        raw: Mapping[str, Any],
+        *,
+        generation: Mapping[str, Any] | None = None,
+        where: str = "config.json",
+    ) -> ModelConfig:
+        """The same from parsed JSON. ``where`` names the source in errors."""
+        fields = Fields(raw, where)
+        _check_architecture(fields)
+        layers = fields.count("num_hidden_layers")
+        config = cls(
+            hidden_size=fields.count("hidden_size"),
+            intermediate_size=fields.count("intermediate_size"),
+            num_hidden_layers=layers,
+            num_attention_heads=fields.count("num_attention_heads"),
+            num_key_value_heads=fields.count("num_key_value_heads"),
+            head_dim=fields.count("head_dim"),
+            num_local_experts=fields.count("num_local_experts", "num_experts"),
+            num_experts_per_tok=fields.count("num_experts_per_tok", "experts_per_token"),
+            vocab_size=fields.count("vocab_size"),
+            sliding_window=fields.count("sliding_window"),
+            layer_types=_read_layer_types(fields, layers),
+            rope=(rope := _read_rope(fields)),
+            rms_norm_eps=fields.number("rms_norm_eps", default=1e-5),
+            swiglu_limit=fields.number("swiglu_limit", default=7.0),
+            swiglu_alpha=fields.number("swiglu_alpha", default=1.702),
+            max_position_embeddings=fields.count(
+                "max_position_embeddings", default=round(rope.original_max_position * max(rope.factor, 1.0))
+            ),
+            eos_token_ids=_read_eos(fields, generation or {}),
+            default_sampling=_read_sampling(generation or {}),
+        )
+        _check_sizes(config, fields)
+        return config
+
+    def layer_slot(self, layer: int) -> tuple[int, int]:
+        """(cache group, KV slot) of a layer: the i-th layer of its group uses the i-th KV tensor.
+
+        Both groups share the tensors: they own different block ids, so layer 0 (window) and layer 1
+        (full) can both be slot 0.
+        """
+        kind = self.layer_types[layer]
+        return _LAYER_GROUPS[kind], self.layer_types[:layer].count(kind)
+
+    @property
+    def num_kv_slots(self) -> int:
+        """KV tensors that a worker allocates: the layers of the larger group."""
+        return max(self.layer_types.count(kind) for kind in _LAYER_GROUPS)
+
+    @property
+    def num_expert_parameters(self) -> int:
+        """Weights of all experts of all layers, biases not counted."""
+        return self.num_hidden_layers * self.num_local_experts * 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def num_parameters(self) -> int:
+        heads = self.num_attention_heads + 2 * self.num_key_value_heads
+        hidden, inter, experts = self.hidden_size, self.intermediate_size, self.num_local_experts
+        attention = (hidden + 1) * heads * self.head_dim + self.num_attention_heads
+        attention += hidden * self.num_attention_heads * self.head_dim + hidden
+        router = (hidden + 1) * experts
+        biases = experts * (2 * inter + hidden)
+        layer = attention + router + biases + 2 * hidden
+        dense = self.num_hidden_layers * layer + 2 * self.vocab_size * hidden + hidden
+        return dense + self.num_expert_parameters
+
+
+def _find_config(folder: Path) -> Path:
+    for candidate in (folder / "config.json", folder / "original" / "config.json"):
+        if candidate.is_file():
+            return candidate
+    raise ModelConfigError(f"{folder / 'config.json'}: no such file")
+
+
+def _check_architecture(fields: Fields) -> None:
+    model_type = fields.raw.get("model_type", "gpt_oss")  # original/config.json does not name it
+    if model_type != "gpt_oss":
+        raise fields.error("model_type", f"{model_type!r} is not gpt_oss, the only architecture served")
+    architectures = fields.raw.get("architectures")
+    if architectures is not None and architectures != ["GptOssForCausalLM"]:
+        raise fields.error("architectures", f"{architectures!r} is not ['GptOssForCausalLM']")
+    activation = fields.raw.get("hidden_act", "silu")
+    if activation != "silu":
+        raise fields.error("hidden_act", f"{activation!r}; gpt-oss experts use silu (clamped SwiGLU)")
+    for key, wanted in (("tie_word_embeddings", False), ("attention_bias", True)):
+        if fields.raw.get(key, wanted) is not wanted:
+            raise fields.error(key, f"must be {str(wanted).lower()} for gpt-oss")
+    quantization = fields.raw.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    if quantization is not None and method != "mxfp4":
+        raise fields.error("quantization_config.quant_method", f"{method!r}; only mxfp4 is known")
+
+
+def _read_layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
+    """Absent (the reference layout): even layers are windowed."""
+    value = fields.raw.get("layer_types")
+    if value is None:
+        return tuple("full_attention" if i % 2 else "sliding_attention" for i in range(layers))
+    if not isinstance(value, list) or len(value) != layers:
+        raise fields.error("layer_types", f"must list one kind for each of the {layers} layers")
+    for i, kind in enumerate(value):
+        if kind not in _LAYER_GROUPS:
+            raise fields.error(f"layer_types[{i}]", f"{kind!r} is not one of {sorted(_LAYER_GROUPS)}")
+    return tuple(value)
+
+
+def _read_rope(fields: Fields) -> RopeConfig:
+    """Three spellings: ``rope_parameters``, ``rope_scaling`` + ``rope_theta``, the reference's flat keys."""
+    if "rope_scaling_factor" in fields.raw:
+        return RopeConfig(
+            theta=fields.number("rope_theta"),
+            factor=fields.number("rope_scaling_factor"),
+            beta_fast=fields.number("rope_ntk_beta", default=32.0),
+            beta_slow=fields.number("rope_ntk_alpha", default=1.0),
+            original_max_position=fields.count("initial_context_length", default=4096),
+        )
+    key = "rope_parameters" if fields.raw.get("rope_parameters") is not None else "rope_scaling"
+    rope = fields.section(key)
+    kind = rope.raw.get("rope_type", rope.raw.get("type"))
+    theta = rope.number("rope_theta") if "rope_theta" in rope.raw else fields.number("rope_theta")
+    if kind != "yarn":
+        raise rope.error("rope_type", f"{kind!r} is not 'yarn', which gpt-oss uses")
+    truncate = rope.raw.get("truncate", True)  # absent means true in the published form
+    if not isinstance(truncate, bool):
+        raise rope.error("truncate", "must be true or false")
+    explicit = rope.raw.get("attention_factor")
+    return RopeConfig(
+        theta=theta,
+        factor=rope.number("factor"),
+        beta_fast=rope.number("beta_fast", default=32.0),
+        beta_slow=rope.number("beta_slow", default=1.0),
+        original_max_position=rope.count("original_max_position_embeddings"),
+        truncate=truncate,
+        attention_factor=None if explicit is None else rope.number("attention_factor"),
+    )
+
+
+def _read_eos(fields: Fields, generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """generation_config.json wins (it lists <|call|> too), then config.json, then gpt-oss's own."""
+    value = generation.get("eos_token_id", fields.raw.get("eos_token_id"))
+    if value is None:
+        return _EOS_OF_GPT_OSS
+    ids = value if isinstance(value, list) else [value]
+    if not ids or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise fields.error("eos_token_id", "must be a token id or a list of them")
+    return tuple(dict.fromkeys(ids))
+
+
+def _read_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
+    numbers = Fields(generation, "generation_config.json")
+    return {
+        name: numbers.number(name, minimum=0.0)
+        for name in _SAMPLING_DEFAULTS
+        if generation.get(name) is not None
+    }
+
+
+def _check_sizes(config: ModelConfig, fields: Fields) -> None:
+    """What the ops rely on. Token ids above the vocabulary cannot be end-of-sequence ids."""
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise fields.error(
+            "num_key_value_heads", f"must divide num_attention_heads {config.num_attention_heads}"
+        )
+    if config.head_dim % 2:
+        raise fields.error("head_dim", "must be even: rotary embedding turns pairs")
+    for key in ("hidden_size", "intermediate_size"):
+        if getattr(config, key) % MXFP4_GROUP:
+            raise fields.error(
+                key, f"must be a multiple of {MXFP4_GROUP}, the weights that share an MXFP4 scale"
+            )
+    if config.num_experts_per_tok > config.num_local_experts:
+        raise fields.error(
+            "num_experts_per_tok", f"is more than num_local_experts {config.num_local_experts}"
+        )
+    rope = config.rope
+    if rope.factor < 1.0:
+        raise fields.error("rope_scaling.factor", "must be 1 or more")
+    if rope.theta <= 1.0:
+        raise fields.error("rope_theta", "must be more than 1")
+    if rope.beta_fast <= rope.beta_slow:
+        raise fields.error("rope_scaling.beta_fast", "must be more than beta_slow")

@@ -1,0 +1,73 @@
+"""Typed reads from a JSON object, each fault naming file and key."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from chorale.errors import ModelConfigError
+
+MAX_CONFIG_BYTES = 4 * 2**20  # the published ones have about 2 KB
+MAX_COUNT = 2**31 - 1
+
+
+class Fields:
+    """One JSON object and its name (``config.json`` or ``config.json: rope_scaling``)."""
+
+    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+        self.raw = raw
+        self.where = where
+
+    def error(self, key: str, problem: str) -> ModelConfigError:
+        return ModelConfigError(f"{self.where}: {key}: {problem}", param=key)
+
+    def count(self, key: str, *aliases: str, default: int | None = None) -> int:
+        """A whole number, at least 1. Aliases are looked up when ``key`` is absent."""
+        name, value = self._find(key, aliases, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
+            raise self.error(name, f"must be a positive whole number, not {_show(value)}")
+        return value
+
+    def number(self, key: str, *, default: float | None = None, minimum: float | None = None) -> float:
+        """A finite number: more than 0, or at least ``minimum`` where one is given."""
+        name, value = self._find(key, (), default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.error(name, f"must be a finite number, not {_show(value)}")
+        if value < minimum if minimum is not None else value <= 0:
+            raise self.error(name, f"is too small: {_show(value)}")
+        return float(value)
+
+    def section(self, key: str) -> Fields:
+        value = self.raw.get(key)
+        if not isinstance(value, Mapping):
+            raise self.error(key, "is missing" if value is None else "must be an object")
+        return Fields(value, f"{self.where}: {key}")
+
+    def _find(self, key: str, aliases: tuple[str, ...], default: Any) -> tuple[str, Any]:
+        for name in (key, *aliases):
+            if self.raw.get(name) is not None:
+                return name, self.raw[name]
+        if default is None:
+            raise self.error(key, "is missing")
+        return key, default
+
+
+def read_json_object(path: Path) -> Mapping[str, Any]:
+    """Parse a small JSON file. Raises ``ModelConfigError`` naming it."""
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ModelConfigError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as fault:
+        raise ModelConfigError(f"{path}: cannot be read: {fault}") from fault
+    if not isinstance(value, dict):
+        raise ModelConfigError(f"{path}: must hold a JSON object")
+    return value
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,127 @@
+"""gpt-oss, top to bottom, in terms of Ops.
+
+    x = embedding[tokens]
+    for each layer:                                            # even layers see a window, odd ones all
+        q, k, v = split(norm(x) Wqkv + bqkv);  q, k = rotate(q), rotate(k);  cache k, v
+        p       = softmax([q k^T / sqrt(D), sink])             # the sink takes part of the mass, has no value
+        x       = x + (p v) Wo + bo
+        t       = norm(x);  chosen = top4(t Wr + br);  gate = softmax(over the chosen four only)
+        g, u    = t W1 + b1, columns alternating               # per chosen expert, W in MXFP4
+        x       = x + sum over chosen: gate * ((g' sigmoid(1.702 g') (u' + 1)) W2 + b2)
+                                                               # g' = min(g, 7),  u' = clamp(u, -7, 7)
+    logits = norm(x) Whead
+
+    norm(x) = x / sqrt(mean(x^2) + eps) * w
+
+This file owns the order of the operations and the rotary table. It knows nothing of devices, of how weights
+are packed, or of what a row of the batch is for. Shape letters are those of ``kernels/ops.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from chorale.kernels.ops import AttentionShape, ForwardBatch, Ops, QkvWeights, RouterWeights
+from chorale.model.config import ModelConfig, RopeConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    qkv: QkvWeights
+    sinks: torch.Tensor  # [Nq] float32
+    output: Any  # packed [H, Nq * D] and bias
+    router: RouterWeights
+    experts: Any  # packed
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All parameters, packed by the ops that will read them."""
+
+    embedding: torch.Tensor  # [V, H]
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor  # [H] float32
+    head: Any  # packed [V, H]
+    num_parameters: int
+
+
+class GptOss:
+    """The model: pure functions of a batch and the KV pool, no state of its own but the weights."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, max_len: int | None = None) -> None:
+        """``max_len``: longest sequence that will be run (the rotary table's rows); None: the model's."""
+        self.config = config
+        self.weights = weights
+        self.ops = ops
+        self.shape = AttentionShape(
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            sliding_window=config.sliding_window,
+        )
+        table = rope_table(config.rope, config.head_dim, max_len or config.max_position_embeddings)
+        self.rope = table.to(weights.embedding.device)
+        self.layers = [
+            (layer, *config.layer_slot(index)) for index, layer in enumerate(weights.layers)
+        ]  # (weights, cache group, KV slot)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One step: writes the new tokens' K and V into ``kv`` and returns logits [L, V] float32.
+
+        ``kv[slot]``: [num_blocks, 2, Nkv, block_size, D], ``config.num_kv_slots`` of them.
+        """
+        ops, eps = self.ops, self.config.rms_norm_eps
+        plan = ops.plan_attention(batch.attention, self.shape, kv[0].shape[3])
+        rope = self.rope.index_select(0, batch.attention.positions)  # [T, D]: cos | sin
+        x = ops.embed(self.weights.embedding, batch.token_ids)  # [T, H]
+        for layer, group, slot in self.layers:
+            q = ops.qkv_rope_cache(x, layer.qkv, eps, rope, plan, group, kv[slot])  # [T, Nq, D]
+            attended = ops.attention(q, kv[slot], layer.sinks, plan, group)  # [T, Nq * D]
+            x = ops.output_projection(attended, layer.output, x)  # [T, H]
+            normed, expert_ids, gates = ops.route(x, layer.router, eps)  # [T, H], [T, K], [T, K]
+            x = ops.moe(normed, expert_ids, gates, layer.experts, x)  # [T, H]
+        return ops.lm_head(x, batch.logits_index, self.weights.final_norm, self.weights.head, eps)  # [L, V]
+
+
+def yarn_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """Radians a position, for each of the D/2 pairs, [D / 2] float32 (YaRN, "NTK by parts").
+
+    Pairs that turn more than ``beta_fast`` times within the original context keep their frequency, those
+    that turn less than ``beta_slow`` times are slowed by ``factor``, and a linear ramp joins the two.
+    gpt-oss does not truncate the ends of that ramp to whole dimensions.
+    """
+    half = head_dim // 2
+    plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if rope.factor <= 1.0:
+        return plain
+
+    def dimension_of(turns: float) -> float:
+        period = rope.original_max_position / (turns * 2 * math.pi)
+        return half * math.log(period) / math.log(rope.theta)
+
+    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0.0), min(high, head_dim - 1.0)
+    ramp = (torch.arange(half, dtype=torch.float32) - low) / max(high - low, 1e-3)
+    slowed = ramp.clamp(0.0, 1.0)  # 0: as it was, 1: slowed by the whole factor
+    return plain * (1.0 - slowed) + plain / rope.factor * slowed
+
+
+def rope_table(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Tensor:
+    """[num_positions, D] float32: D/2 cosines, then D/2 sines, times the YaRN concentration.
+
+    Angles are float32 products of float32 frequencies, because that is what the model was trained with: at
+    position 100,000 the float64 angle of the fastest pair differs from it by up to 4e-3 radians.
+    """
+    frequencies = yarn_frequencies(rope, head_dim)
+    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(rope.concentration)

@@ -1,0 +1,129 @@
+"""The three layouts of a gpt-oss checkpoint, as one table: role, name in each layout, shape.
+
+A role is our name of a parameter. Shapes are written in the letters of ``kernels/ops.py`` (``G`` and ``J``
+are the MXFP4 groups of H and I). A layout lists the roles that it has a name for; ``qkv`` is one tensor in
+the reference layout and three elsewhere, experts are MXFP4 or dense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from chorale.model.config import MXFP4_GROUP, ModelConfig
+
+Layout = Literal["published", "dense", "reference"]
+
+FLOATS = frozenset({"BF16", "F16", "F32"})
+BYTES = frozenset({"U8"})
+
+# role, name in the published and the dense layout, name in the reference layout, shape
+_MODEL_TABLE: tuple[tuple[str, str, str, str], ...] = (
+    ("embedding", "model.embed_tokens.weight", "embedding.weight", "V H"),
+    ("final_norm", "model.norm.weight", "norm.scale", "H"),
+    ("head", "lm_head.weight", "unembedding.weight", "V H"),
+)
+
+# The same, once a layer. "-": the layout has no such tensor.
+_LAYER_TABLE: tuple[tuple[str, str, str, str], ...] = (
+    ("attention_norm", "input_layernorm.weight", "attn.norm.scale", "H"),
+    ("qkv.weight", "-", "attn.qkv.weight", "QKV H"),
+    ("qkv.bias", "-", "attn.qkv.bias", "QKV"),
+    ("q.weight", "self_attn.q_proj.weight", "-", "Q H"),
+    ("q.bias", "self_attn.q_proj.bias", "-", "Q"),
+    ("k.weight", "self_attn.k_proj.weight", "-", "KV H"),
+    ("k.bias", "self_attn.k_proj.bias", "-", "KV"),
+    ("v.weight", "self_attn.v_proj.weight", "-", "KV H"),
+    ("v.bias", "self_attn.v_proj.bias", "-", "KV"),
+    ("sinks", "self_attn.sinks", "attn.sinks", "NQ"),
+    ("output.weight", "self_attn.o_proj.weight", "attn.out.weight", "H Q"),
+    ("output.bias", "self_attn.o_proj.bias", "attn.out.bias", "H"),
+    ("expert_norm", "post_attention_layernorm.weight", "mlp.norm.scale", "H"),
+    ("router.weight", "mlp.router.weight", "mlp.gate.weight", "E H"),
+    ("router.bias", "mlp.router.bias", "mlp.gate.bias", "E"),
+    ("gate_up.bias", "mlp.experts.gate_up_proj_bias", "mlp.mlp1_bias", "E 2I"),
+    ("down.bias", "mlp.experts.down_proj_bias", "mlp.mlp2_bias", "E H"),
+)
+
+_MXFP4_TABLE: tuple[tuple[str, str, str, str], ...] = (
+    ("gate_up.blocks", "mlp.experts.gate_up_proj_blocks", "mlp.mlp1_weight.blocks", "E 2I G 16"),
+    ("gate_up.scales", "mlp.experts.gate_up_proj_scales", "mlp.mlp1_weight.scales", "E 2I G"),
+    ("down.blocks", "mlp.experts.down_proj_blocks", "mlp.mlp2_weight.blocks", "E H J 16"),
+    ("down.scales", "mlp.experts.down_proj_scales", "mlp.mlp2_weight.scales", "E H J"),
+)
+
+_DENSE_TABLE: tuple[tuple[str, str, str, str], ...] = (
+    ("gate_up.dense", "mlp.experts.gate_up_proj", "-", "E H 2I"),
+    ("down.dense", "mlp.experts.down_proj", "-", "E I H"),
+)
+
+_LAYER_PREFIX: dict[Layout, str] = {
+    "published": "model.layers.{}.",
+    "dense": "model.layers.{}.",
+    "reference": "block.{}.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor that a checkpoint of a layout must hold. ``layer`` None: of the whole model."""
+
+    layer: int | None
+    role: str
+    name: str
+    shape: tuple[int, ...]
+    dtypes: frozenset[str]
+
+
+def tensor_specs(config: ModelConfig, layout: Layout) -> Iterator[TensorSpec]:
+    """Every tensor of a checkpoint, layers in order, then the tensors of the whole model."""
+    sizes = _sizes(config)
+    column = 2 if layout == "reference" else 1
+    experts = _DENSE_TABLE if layout == "dense" else _MXFP4_TABLE
+    rows: list[tuple[int | None, str, tuple[str, str, str, str]]] = [
+        (layer, _LAYER_PREFIX[layout].format(layer), row)
+        for layer in range(config.num_hidden_layers)
+        for row in _LAYER_TABLE + experts
+        if row[column] != "-"
+    ]
+    rows += [(None, "", row) for row in _MODEL_TABLE]
+    for layer, prefix, row in rows:
+        shape = tuple(sizes[letter] for letter in row[3].split())
+        dtypes = BYTES if row[0].endswith((".blocks", ".scales")) else FLOATS
+        yield TensorSpec(layer, row[0], prefix + row[column], shape, dtypes)
+
+
+def detect_layout(names: Iterable[str]) -> Layout | None:
+    """By the names of the expert tensors; None when there are none that we know."""
+    markers: tuple[tuple[Layout, str], ...] = (
+        ("published", _MXFP4_TABLE[0][1]),
+        ("reference", _MXFP4_TABLE[0][2]),
+        ("dense", _DENSE_TABLE[0][1]),
+    )
+    names = list(names)
+    for layout, marker in markers:
+        if any(name.endswith(marker) for name in names):
+            return layout
+    return None
+
+
+def _sizes(config: ModelConfig) -> dict[str, int]:
+    query, key_value = (
+        heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
+    )
+    hidden, inter = config.hidden_size, config.intermediate_size
+    return {
+        "V": config.vocab_size,
+        "H": hidden,
+        "I": inter,
+        "2I": 2 * inter,
+        "E": config.num_local_experts,
+        "G": hidden // MXFP4_GROUP,
+        "J": inter // MXFP4_GROUP,
+        "NQ": config.num_attention_heads,
+        "Q": query,
+        "KV": key_value,
+        "QKV": query + 2 * key_value,
+        "16": MXFP4_GROUP // 2,
+    }

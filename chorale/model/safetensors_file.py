@@ -1,0 +1,131 @@
+"""One safetensors file, memory-mapped, its header distrusted.
+
+The format: 8 bytes little-endian header length, a JSON header ``{name: {dtype, shape, data_offsets}}``, then
+the data. Before any tensor is handed out the header must prove: its length fits the file, every entry has
+known fields and types, element count times item size equals its byte range, and the ranges tile the data
+exactly (no overlap, no hole, none outside the file). Each failure is a ``CheckpointError`` that names file
+and tensor. Nothing is allocated from a number in the header; tensors are views of the mapping.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chorale.errors import CheckpointError
+
+# The format allows 100 MB. The longest gpt-oss header (120b in one file) is about 130 KB, and parsed JSON
+# takes some ten times its text, so a tighter limit keeps a hostile file from costing a gigabyte.
+MAX_HEADER_BYTES = 8 * 2**20
+
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8": torch.uint8}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int  # bytes from the start of the data
+    end: int
+
+
+class SafetensorsFile:
+    """``entries`` by tensor name, and ``tensor(name)``. The mapping lives as long as a tensor of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                size = path.stat().st_size
+                header, self._data_start = _read_header(path, file.read, size)
+                self.entries = _check_entries(path, header, size - self._data_start)
+                # Private and writable in name only: torch wants writable buffers, nobody writes.
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError as fault:
+            raise CheckpointError(f"{path}: cannot be read: {fault}") from fault
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A view of the file, in the file's dtype, on the CPU. Must not be written to."""
+        entry = self.entries[name]
+        dtype = DTYPES[entry.dtype]
+        start = self._data_start + entry.begin
+        if start % dtype.itemsize:  # legal in the format, not for torch: the one case that copies
+            raw = torch.frombuffer(self._map, dtype=torch.uint8, count=entry.end - entry.begin, offset=start)
+            return raw.clone().view(dtype).view(entry.shape)
+        count = math.prod(entry.shape)
+        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=start).view(entry.shape)
+
+
+def _read_header(path: Path, read: Any, size: int) -> tuple[dict[str, Any], int]:
+    """(parsed header, offset of the data)."""
+    prefix = read(8)
+    if len(prefix) < 8:
+        raise CheckpointError(f"{path}: {size} bytes is too short for a safetensors file")
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(f"{path}: header of {length} bytes is over the limit of {MAX_HEADER_BYTES}")
+    if 8 + length > size:
+        raise CheckpointError(f"{path}: truncated: header of {length} bytes in a file of {size}")
+    try:
+        header = json.loads(read(length).decode(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as fault:
+        raise CheckpointError(f"{path}: header is not valid JSON: {fault}") from fault
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path}: header is not a JSON object")
+    return header, 8 + length
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON lets a key appear twice, and readers disagree which one counts."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key appears twice")
+    return result
+
+
+def _check_entries(path: Path, header: dict[str, Any], data_size: int) -> dict[str, Entry]:
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{path}: __metadata__ must map strings to strings")
+    entries = {name: _check_entry(path, name, raw) for name, raw in header.items()}
+    if not entries:
+        raise CheckpointError(f"{path}: holds no tensors")
+    position = 0
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != position:
+            kind = "overlaps another tensor" if entry.begin < position else "leaves a hole before it"
+            raise CheckpointError(f"{path}: {name}: {kind} at byte {entry.begin}")
+        position = entry.end
+        if position > data_size:
+            problem = f"truncated: ends at byte {position} of {data_size}"
+            raise CheckpointError(f"{path}: {name}: {problem}")
+    if position != data_size:
+        raise CheckpointError(f"{path}: {data_size - position} bytes after the last tensor")
+    return entries
+
+
+def _check_entry(path: Path, name: str, raw: Any) -> Entry:
+    if not isinstance(raw, dict) or set(raw) != {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(f"{path}: {name}: must have exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = raw["dtype"], raw["shape"], raw["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise CheckpointError(f"{path}: {name}: dtype {str(dtype)[:40]!r} is not one of {sorted(DTYPES)}")
+    if not isinstance(shape, list) or len(shape) > 8 or not all(map(_is_size, shape)):
+        raise CheckpointError(f"{path}: {name}: shape must be a list of at most 8 sizes")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+        raise CheckpointError(f"{path}: {name}: data_offsets must be two byte positions")
+    begin, end = offsets
+    if end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
+        problem = f"shape {shape} of {dtype} does not fill bytes {begin} to {end}"
+        raise CheckpointError(f"{path}: {name}: {problem}")
+    return Entry(dtype, tuple(shape), begin, end)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**48
