@@ -1,0 +1,78 @@
+"""The tables of the response store, and how an older file becomes a newer one.
+
+``responses`` holds one row a response, ``items`` one row an input or output item with its token ids. The
+totals are kept by triggers, so the bounds are exact with several server processes on one file, and cost no
+scan. ``used`` is when a response was written or last continued: eviction takes the longest unused first.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from chorale.errors import ConfigError
+
+_VERSION_1 = """
+CREATE TABLE responses (
+    seq INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    owner BLOB NOT NULL,
+    previous_id TEXT,
+    created REAL NOT NULL,
+    used REAL NOT NULL,
+    status TEXT NOT NULL,
+    body BLOB NOT NULL,
+    num_bytes INTEGER NOT NULL
+);
+CREATE INDEX responses_used ON responses (used);
+CREATE TABLE items (
+    response_seq INTEGER NOT NULL REFERENCES responses (seq) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    is_output INTEGER NOT NULL,
+    id TEXT,
+    item BLOB NOT NULL,
+    token_ids BLOB NOT NULL,
+    PRIMARY KEY (response_seq, position)
+) WITHOUT ROWID;
+CREATE INDEX items_id ON items (id) WHERE id IS NOT NULL;
+CREATE TABLE totals (num_responses INTEGER NOT NULL, num_bytes INTEGER NOT NULL);
+INSERT INTO totals VALUES (0, 0);
+CREATE TRIGGER responses_added AFTER INSERT ON responses BEGIN
+    UPDATE totals SET num_responses = num_responses + 1, num_bytes = num_bytes + NEW.num_bytes;
+END;
+CREATE TRIGGER responses_removed AFTER DELETE ON responses BEGIN
+    UPDATE totals SET num_responses = num_responses - 1, num_bytes = num_bytes - OLD.num_bytes;
+END;
+"""
+
+# Entry i brings a file from version i to i + 1. Only ever append: files in the field have run the others.
+MIGRATIONS: tuple[str, ...] = (_VERSION_1,)
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Create the tables or bring them up to date. Raises ``ConfigError`` for a file from a newer release."""
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)")
+    row = connection.execute("SELECT version FROM schema_version").fetchone()
+    version = int(row[0]) if row is not None else 0
+    if version > len(MIGRATIONS):
+        connection.execute("ROLLBACK")
+        raise ConfigError(
+            f"the response store has format {version}; this release knows up to {len(MIGRATIONS)}"
+        )
+    for script in MIGRATIONS[version:]:
+        for statement in _statements(script):
+            connection.execute(statement)
+    connection.execute("DELETE FROM schema_version")
+    connection.execute("INSERT INTO schema_version VALUES (?)", (len(MIGRATIONS),))
+    connection.execute("COMMIT")
+
+
+def _statements(script: str) -> list[str]:
+    """Split a script: ``executescript`` would commit, and a migration must be all or nothing."""
+    statements, current = [], ""
+    for line in script.splitlines(keepends=True):
+        current += line
+        if sqlite3.complete_statement(current):
+            statements.append(current.strip())
+            current = ""
+    return [statement for statement in statements if statement]

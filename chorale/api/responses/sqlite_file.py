@@ -1,0 +1,91 @@
+"""The file under the response store: how it is opened, checked, moved aside when damaged, and locked."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+from chorale.api.responses.schema import migrate
+from chorale.api.responses.stored import StoreError
+
+logger = logging.getLogger("chorale.api.responses")
+
+MEMORY = ":memory:"
+# Larger files are not read through at start (10 GiB would take a minute); a damaged page in them is found
+# when it is read, and only the response on it is lost.
+_CHECK_BYTES = 512 * 2**20
+
+
+def connect(path: str, *, migrating: bool) -> sqlite3.Connection:
+    # isolation_level=None: transactions are begun and ended by us. The thread check is off because the
+    # connection is made by the opener and then handed to its one thread.
+    try:
+        connection = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # before the first table, or it has no effect
+        if path != MEMORY:
+            connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA foreign_keys=ON")
+        if migrating:
+            migrate(connection)
+    except sqlite3.Error as error:
+        raise StoreError(f"cannot open the response store {path}: {error}") from error
+    return connection
+
+
+def prepare_file(path: Path) -> int:
+    """Make the folder and the file (readable by us alone), check it, and hold a shared lock on it.
+
+    The first process to open a file checks it under an exclusive lock; others wait for that and skip it.
+    Returns the lock's file descriptor.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        lock_fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(f"cannot open the response store: {error}") from error
+    if sys.platform == "win32":
+        _check_or_quarantine(path)
+        return lock_fd
+    import fcntl
+
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _check_or_quarantine(path)
+    except BlockingIOError:
+        pass
+    fcntl.flock(lock_fd, fcntl.LOCK_SH)
+    return lock_fd
+
+
+def _check_or_quarantine(path: Path) -> None:
+    """Move a damaged file aside, with its log, and leave the place free for a new one."""
+    problem = _damage(path)
+    if problem is None:
+        return
+    suffix = time.strftime("corrupt-%Y%m%d-%H%M%S")
+    for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        if name.exists():
+            name.rename(f"{name}.{suffix}")
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    logger.error("the response store %s was damaged (%s) and was moved to %s.%s", path, problem, path, suffix)
+
+
+def _damage(path: Path) -> str | None:
+    check = "integrity_check(1)" if path.stat().st_size <= _CHECK_BYTES else "schema_version"
+    try:
+        connection = sqlite3.connect(path, timeout=10.0)
+        try:
+            rows = connection.execute(f"PRAGMA {check}").fetchall()
+        finally:
+            connection.close()
+    except sqlite3.OperationalError:
+        return None  # locked or unreadable: not damage; opening it will say what is wrong
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return None if check == "schema_version" or rows == [("ok",)] else str(rows[0][0])

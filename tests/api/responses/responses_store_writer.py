@@ -1,0 +1,30 @@
+"""Child process of the crash test: put responses for ever, print each id once it is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from chorale.api.responses.store import Bounds, SqliteStore
+from chorale.api.responses.stored import StoredItem, StoredResponse
+
+
+async def main(path: str, run: int) -> None:
+    store = SqliteStore(path, Bounds())
+
+    async def one(worker: int) -> None:
+        for number in range(1_000_000):
+            name = f"resp_{run:08x}{worker:08x}{number:016x}"
+            item = {"type": "message", "content": name}
+            response = StoredResponse(
+                name, b"", None, 1.0, "completed", {"id": name}, (), (StoredItem(item, (1, 2, 3)),)
+            )
+            await store.put(response)
+            sys.stdout.write(name + "\n")
+            sys.stdout.flush()
+
+    await asyncio.gather(*(one(worker) for worker in range(4)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
