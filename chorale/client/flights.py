@@ -1,0 +1,129 @@
+"""Flights: the requests of one client that are in the engine. Admission, delivery, and how fast they end.
+
+Pure bookkeeping on the event loop's thread: no sockets here, and no clock but the one that is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from chorale.client.stream import RequestStream
+from chorale.engine.types import GenerateRequest, TokenChunk
+from chorale.errors import ChoraleError, ConflictError, QueueFullError
+
+RETRY_AFTER_MIN, RETRY_AFTER_MAX = 1.0, 60.0  # seconds
+RATE_MEMORY = 0.8  # weight of the past in the completion rate, per tick
+
+
+class Flight:
+    """One request: its stream, which choices are still open, since when its reader is behind."""
+
+    __slots__ = ("behind_since", "open_choices", "stream")
+
+    def __init__(self, stream: RequestStream, num_choices: int) -> None:
+        self.stream = stream
+        self.open_choices = set(range(num_choices))
+        self.behind_since: float | None = None
+
+
+class Flights:
+    """``capacity`` counts choices; None until the engine has said how many it can run."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.capacity: int | None = None
+        self.num_in_flight = 0
+        self._flights: dict[str, Flight] = {}
+        self._clock = clock
+        self._num_ended = 0  # choices, since the last tick
+        self._ticked = clock()
+        self._ended_per_second = 0.0
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._flights
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def admit(self, request: GenerateRequest, on_close: Callable[[str], None]) -> RequestStream:
+        """Count the request in. Raises ``QueueFullError`` (with the expected wait) or ``ConflictError``."""
+        num_choices = request.sampling.n
+        # With nothing in flight a request is let in whatever its n, or a small server could never serve it.
+        full = self.capacity is not None and self.num_in_flight + num_choices > self.capacity
+        if full and self.num_in_flight > 0:
+            raise QueueFullError(
+                f"the queue is full: {self.num_in_flight} choices are running or waiting",
+                retry_after=self.retry_after(num_choices),
+            )
+        if request.request_id in self._flights:
+            raise ConflictError(f"a request with the id {request.request_id} is already running")
+        stream = RequestStream(request.request_id, num_choices, on_close)
+        self._flights[request.request_id] = Flight(stream, num_choices)
+        self.num_in_flight += num_choices
+        return stream
+
+    def retry_after(self, num_choices: int) -> float:
+        """Seconds until there is room, at the rate at which choices have been ending."""
+        excess = self.num_in_flight + num_choices - (self.capacity or 0)
+        if self._ended_per_second <= 0.0:
+            return RETRY_AFTER_MIN
+        return min(max(excess / self._ended_per_second, RETRY_AFTER_MIN), RETRY_AFTER_MAX)
+
+    def deliver(self, chunks: Iterable[TokenChunk]) -> None:
+        """Hand chunks to their streams; those of requests that left are dropped."""
+        flights = self._flights
+        for chunk in chunks:
+            flight = flights.get(chunk.request_id)
+            if flight is None:
+                continue
+            if chunk.finish_reason is not None:
+                self._choice_ended(flight, chunk)
+            flight.stream.push(chunk)
+
+    def _choice_ended(self, flight: Flight, chunk: TokenChunk) -> None:
+        flight.open_choices.discard(chunk.index)
+        self.num_in_flight -= 1
+        self._num_ended += 1
+        if not flight.open_choices:
+            del self._flights[chunk.request_id]
+
+    def remove(self, request_id: str) -> Flight | None:
+        """Forget a request whose consumer or engine left; later chunks of it are dropped."""
+        flight = self._flights.pop(request_id, None)
+        if flight is not None:
+            self.num_in_flight -= len(flight.open_choices)
+        return flight
+
+    def abort(self, request_id: str) -> bool:
+        """End a request's stream with finish_reason "abort", at once. False: unknown."""
+        flight = self.remove(request_id)
+        if flight is None:
+            return False
+        for index in sorted(flight.open_choices):
+            flight.stream.push(TokenChunk(request_id, index, [], finish_reason="abort"))
+        return True
+
+    def fail_all(self, make_error: Callable[[], ChoraleError]) -> None:
+        """The engine is gone: every stream ends with its own error object."""
+        flights, self._flights, self.num_in_flight = list(self._flights.values()), {}, 0
+        for flight in flights:
+            flight.stream.fail(make_error())
+
+    def tick(self) -> None:
+        """Update the completion rate. Called about twice a second."""
+        now = self._clock()
+        elapsed, self._ticked = now - self._ticked, now
+        if elapsed > 0:
+            rate, self._num_ended = self._num_ended / elapsed, 0
+            self._ended_per_second = RATE_MEMORY * self._ended_per_second + (1 - RATE_MEMORY) * rate
+
+    def slow_readers(self, max_pending_tokens: int, patience: float) -> list[str]:
+        """Requests whose reader has left more than ``max_pending_tokens`` unread for ``patience`` seconds."""
+        now, slow = self._clock(), []
+        for request_id, flight in self._flights.items():
+            if flight.stream.num_pending_tokens <= max_pending_tokens:
+                flight.behind_since = None
+            elif flight.behind_since is None:
+                flight.behind_since = now
+            elif now - flight.behind_since >= patience:
+                slow.append(request_id)
+        return slow

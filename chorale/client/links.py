@@ -1,0 +1,149 @@
+"""EngineLinks: one client's sockets to the engine process, read by the event loop directly.
+
+``zmq.asyncio`` makes a future for each message; here the loop watches the sockets' descriptors and one
+callback drains whatever has come, so a step's message costs one wake-up. Works on asyncio and uvloop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from chorale.client.wire import (
+    Beat,
+    FromEngine,
+    Hello,
+    ToEngine,
+    beats_address,
+    decode_beat,
+    decode_from_engine,
+    encode,
+    engine_address,
+)
+
+log = logging.getLogger(__name__)
+RECONNECT_MS = 50  # a new engine is found this soon after it binds
+LINGER_MS = 200  # what close() may still send (aborts, goodbye)
+
+
+class EngineLinks:
+    """``on_gone`` is called when the engine process's end of the socket closes, however it died.
+
+    Callbacks run on the event loop. Messages that arrived before the end are delivered before ``on_gone``.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        on_beat: Callable[[Beat], None],
+        on_message: Callable[[FromEngine], None],
+        on_gone: Callable[[], None],
+    ) -> None:
+        self._engine_address = engine_address(directory)
+        self._beats_address = beats_address(directory)
+        self._on_beat, self._on_message, self._on_gone = on_beat, on_message, on_gone
+        self._dealer: zmq.Socket[bytes] | None = None
+
+    def start(self) -> None:
+        """Subscribe to the beats. Must be called on the loop that will run the callbacks."""
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context()
+        self._beats: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
+        self._beats.setsockopt(zmq.LINGER, 0)
+        self._beats.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._monitor: zmq.Socket[bytes] = self._beats.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._beats.subscribe(b"")
+        self._beats.connect(self._beats_address)
+        self._watch(self._beats, self.drain_beats)
+        self._watch(self._monitor, self._drain_monitor)
+
+    def connect(self) -> None:
+        """A fresh connection for requests; whatever was queued on an older one is dropped."""
+        self.disconnect()
+        self._dealer = self._context.socket(zmq.DEALER)
+        self._dealer.setsockopt(zmq.LINGER, 0)
+        self._dealer.setsockopt(zmq.SNDHWM, 0)  # never block: admission bounds what is in flight
+        self._dealer.setsockopt(zmq.RCVHWM, 0)
+        self._dealer.connect(self._engine_address)
+        self._watch(self._dealer, self.drain_messages)
+        self.send(Hello())
+
+    def disconnect(self) -> None:
+        dealer, self._dealer = self._dealer, None
+        if dealer is not None:
+            self._unwatch(dealer)
+            dealer.close()
+
+    def send(self, message: ToEngine) -> None:
+        """Queue a message for the engine; dropped when there is no connection (its streams fail anyway)."""
+        if self._dealer is None:
+            return
+        self._dealer.send(encode(message), zmq.NOBLOCK)
+        # Sending may consume the descriptor's edge, and a message would wait for the next one.
+        if int(self._dealer.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._loop.call_soon(self.drain_messages)
+
+    def drain_messages(self) -> None:
+        dealer = self._dealer
+        while dealer is not None and not dealer.closed:
+            try:
+                data = dealer.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = decode_from_engine(data)
+            except msgspec.DecodeError as error:
+                log.error("dropped a message of the engine that does not decode: %s", error)
+                continue
+            self._on_message(message)
+
+    def drain_beats(self) -> None:
+        while not self._beats.closed:
+            try:
+                data = self._beats.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                beat = decode_beat(data)
+            except msgspec.DecodeError as error:
+                log.error("dropped a heartbeat that does not decode: %s", error)
+                continue
+            self._on_beat(beat)
+
+    def _drain_monitor(self) -> None:
+        gone = False
+        while not self._monitor.closed:
+            try:
+                recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            gone = True
+        if gone:
+            self.drain_beats()
+            self.drain_messages()
+            self._on_gone()
+
+    def _watch(self, socket: zmq.Socket[bytes], drain: Callable[[], None]) -> None:
+        self._loop.add_reader(socket.fileno(), drain)
+        self._loop.call_soon(drain)  # what came before the descriptor was watched makes no edge
+
+    def _unwatch(self, socket: zmq.Socket[bytes]) -> None:
+        self._loop.remove_reader(socket.fileno())
+
+    def close(self) -> None:
+        if self._dealer is not None:
+            self._dealer.setsockopt(zmq.LINGER, LINGER_MS)
+        self.disconnect()
+        self._unwatch(self._monitor)
+        self._unwatch(self._beats)
+        self._beats.disable_monitor()
+        self._monitor.close(0)
+        self._beats.close(0)
+        self._context.term()  # waits for what lingers, LINGER_MS at most

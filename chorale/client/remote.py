@@ -1,0 +1,232 @@
+"""RemoteClient: the EngineClient whose engine is another process, reached over ipc sockets.
+
+Its state follows the engine's beats (``wire.Beat``) and the socket's end:
+
+    loading ──beat "ready"──► ready ──socket closed, or silence──► dead ──beat of a new engine──► loading ...
+
+Engine death fails every stream at once with ``EngineDeadError``. A new engine process has a new
+``engine_id``; whatever an older one said or was told is ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from chorale.client.base import EngineInfo, EngineStatus
+from chorale.client.flights import Flights
+from chorale.client.links import EngineLinks
+from chorale.client.stream import RequestStream
+from chorale.client.wire import Abort, Beat, Bye, Died, FromEngine, Ping, Submit
+from chorale.engine.types import EngineStats, GenerateRequest
+from chorale.errors import EngineDeadError, EngineLoadingError, RequestTimeoutError
+
+DEFAULT_QUEUE_FACTOR = 4  # choices that may wait, per choice that may run
+MIN_RETRY_AFTER = 1.0  # seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLimits:
+    """Seconds and tokens that bound a client's patience."""
+
+    ping_interval: float = 0.5  # the engine drops a client that is silent for EngineStart.client_timeout
+    engine_silence: float = 10.0  # no beat of a ready engine: taken for dead, if nobody killed it before
+    max_pending_tokens: int = 4096  # unread tokens of one request ...
+    slow_reader_patience: float = 60.0  # ... and for how long, until it is aborted
+
+
+class RemoteClient:
+    """An ``EngineClient``; see ``client.base``. Not thread-safe: everything happens on one event loop.
+
+    Call ``start()`` on that loop before the first ``submit``, and ``await close()`` at the end.
+    ``directory`` holds the engine's sockets; the engine may start later, die and come back.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        max_queued_requests: int | None = None,
+        num_api_processes: int = 1,
+        limits: ClientLimits | None = None,
+        on_status: Callable[[EngineStatus], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits or ClientLimits()
+        self._max_queued_requests = max_queued_requests
+        self._num_api_processes = num_api_processes
+        self._on_status = on_status
+        self._clock = clock
+        self._flights = Flights(clock)
+        self._links = EngineLinks(
+            directory, on_beat=self._beat, on_message=self._message, on_gone=self._engine_gone
+        )
+        self._status = EngineStatus("loading", phase="start")
+        self._draining = False
+        self._info: EngineInfo | None = None
+        self._stats = EngineStats()
+        self._engine_id = ""  # of the engine that requests are sent to; "" while there is none
+        self._last_beat = clock()
+        self._died_at: float | None = None
+        self._restart_seconds = MIN_RETRY_AFTER  # how long the engine took to come back, at last
+        self._ticker: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------ EngineClient
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise EngineLoadingError("the engine is loading", retry_after=MIN_RETRY_AFTER)
+        return self._info
+
+    @property
+    def status(self) -> EngineStatus:
+        if self._draining and self._status.state == "ready":
+            return replace(self._status, state="draining")
+        return self._status
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._flights.num_in_flight
+
+    def submit(self, request: GenerateRequest) -> RequestStream:
+        self._require_engine()
+        stream = self._flights.admit(request, self._left)
+        self._links.send(Submit(self._engine_id, request))
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        if self._flights.abort(request_id):
+            self._links.send(Abort([request_id]))
+
+    async def close(self) -> None:
+        """Abort what is in flight and leave. Idempotent."""
+        ticker, self._ticker = self._ticker, None
+        if ticker is None:
+            return
+        ticker.cancel()
+        await asyncio.gather(ticker, return_exceptions=True)
+        self._links.send(Bye())
+        self._links.close()
+        self._engine_id = ""
+        self._flights.fail_all(lambda: EngineDeadError("the server is shutting down"))
+
+    # ------------------------------------------------------------------ the supervisor's side
+
+    def start(self) -> None:
+        """Open the sockets on the running event loop."""
+        self._last_beat = self._clock()
+        self._links.start()
+        self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
+
+    def begin_draining(self) -> None:
+        """Show "draining" from now on; requests are still served."""
+        self._draining = True
+        self._notify()
+
+    def mark_failed(self, message: str) -> None:
+        """The supervisor gave up: no engine will come back."""
+        self._lose_engine("failed", message)
+
+    # ------------------------------------------------------------------ what the engine says
+
+    def _beat(self, beat: Beat) -> None:
+        self._last_beat = self._clock()
+        if self._status.state == "failed":
+            return
+        self._stats = beat.stats
+        if beat.state == "loading":
+            if self._engine_id:  # a new process, and its predecessor's end went unnoticed
+                self._lose_engine("dead", "the engine restarted")
+            self._set_status(EngineStatus("loading", beat.phase, beat.progress, beat.message))
+            return
+        if beat.engine_id != self._engine_id and beat.info is not None:
+            self._attach(beat.engine_id, beat.info)
+        self._set_status(EngineStatus(beat.state, beat.phase, beat.progress, beat.message))
+
+    def _attach(self, engine_id: str, info: EngineInfo) -> None:
+        if self._engine_id:
+            self._lose_engine("dead", "the engine restarted")
+        if self._died_at is not None:
+            self._restart_seconds = max(self._clock() - self._died_at, MIN_RETRY_AFTER)
+            self._died_at = None
+        self._engine_id, self._info = engine_id, info
+        num_queued = self._max_queued_requests
+        if num_queued is None:
+            num_queued = DEFAULT_QUEUE_FACTOR * info.max_num_seqs
+        self._flights.capacity = max((info.max_num_seqs + num_queued) // self._num_api_processes, 1)
+        self._links.connect()
+
+    def _message(self, message: FromEngine) -> None:
+        if message.engine_id != self._engine_id:
+            return
+        if isinstance(message, Died):
+            self._lose_engine("dead", message.message)
+            return
+        self._stats = message.step.stats
+        self._flights.deliver(message.step.chunks)
+
+    def _engine_gone(self) -> None:
+        if self._status.state not in ("dead", "failed"):
+            self._lose_engine("dead", "the engine process ended")
+
+    def _lose_engine(self, state: str, message: str) -> None:
+        self._engine_id = ""
+        self._links.disconnect()
+        if self._died_at is None:
+            self._died_at = self._clock()
+        self._set_status(EngineStatus("failed" if state == "failed" else "dead", message=message))
+        self._flights.fail_all(
+            lambda: EngineDeadError(f"{message}; please retry", retry_after=self._restart_seconds)
+        )
+
+    # ------------------------------------------------------------------ our own doings
+
+    def _require_engine(self) -> None:
+        if self._engine_id:
+            return
+        if self._status.state == "loading":
+            raise EngineLoadingError("the engine is loading", retry_after=self._restart_seconds)
+        message = self._status.message or "there is no engine"
+        raise EngineDeadError(message, retry_after=self._restart_seconds)
+
+    def _left(self, request_id: str) -> None:
+        """A consumer closed its stream early."""
+        if self._flights.remove(request_id) is not None:
+            self._links.send(Abort([request_id]))
+
+    def _set_status(self, status: EngineStatus) -> None:
+        if status != self._status:
+            self._status = status
+            self._notify()
+
+    def _notify(self) -> None:
+        if self._on_status is not None:
+            self._on_status(self.status)
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.ping_interval)
+            self._links.drain_beats()  # after a pause of our own loop, before judging the engine's silence
+            self._flights.tick()
+            self._links.send(Ping())
+            self._drop_slow_readers()
+            silence = self._clock() - self._last_beat
+            if self._engine_id and silence > self._limits.engine_silence:
+                self._lose_engine("dead", f"the engine has been silent for {silence:.0f} s")
+
+    def _drop_slow_readers(self) -> None:
+        limits = self._limits
+        for request_id in self._flights.slow_readers(limits.max_pending_tokens, limits.slow_reader_patience):
+            flight = self._flights.remove(request_id)
+            if flight is not None:
+                self._links.send(Abort([request_id]))
+                message = "the response was not read fast enough"
+                flight.stream.fail(RequestTimeoutError(message, code="slow_reader"))

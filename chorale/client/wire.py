@@ -1,0 +1,112 @@
+"""The messages between API processes and the engine process, and where the sockets are.
+
+Two unix sockets in one private directory (mode 0700):
+
+* ``engine``: each client's DEALER to the engine's ROUTER. Requests go up; one ``Rows`` message a step and
+  client comes down, holding that client's chunks only.
+* ``beats``: the engine's PUB, driven by a thread of its own. A ``Beat`` is complete in itself (state,
+  progress, info, stats, how long the current step has been running), so a late subscriber needs no replay.
+
+Everything is msgpack of typed structs; what does not decode is dropped, never interpreted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from chorale.client.base import EngineInfo
+from chorale.engine.types import EngineStats, GenerateRequest, StepOutputs
+from chorale.errors import ConfigError
+
+# sockaddr_un.sun_path holds 108 bytes on Linux and 104 on macOS; libzmq refuses longer ones.
+MAX_SOCKET_PATH_BYTES = 100
+
+
+# --------------------------------------------------------------------------- client -> engine
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """First message of a connection."""
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    """``engine_id``: the engine that the client meant; what was queued for a dead one is not run."""
+
+    engine_id: str
+    request: GenerateRequest
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    request_ids: list[str]
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
+    """Sign of life; a client that stops sending them loses its requests."""
+
+
+class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
+    """The client leaves: whatever it has in flight is aborted."""
+
+
+ToEngine = Hello | Submit | Abort | Ping | Bye
+
+
+# --------------------------------------------------------------------------- engine -> client
+
+
+class Rows(msgspec.Struct, array_like=True, tag="rows"):
+    """One step's chunks of one client."""
+
+    engine_id: str
+    step: StepOutputs
+
+
+class Died(msgspec.Struct, frozen=True, array_like=True, tag="died"):
+    """Last words of an engine whose step failed; the process ends right after."""
+
+    engine_id: str
+    message: str
+
+
+FromEngine = Rows | Died
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The engine's whole public state. Sent at every change of it, and at least every 250 ms."""
+
+    engine_id: str
+    pid: int
+    state: Literal["loading", "ready", "draining"]
+    phase: str = ""
+    progress: float | None = None
+    message: str = ""
+    step_seconds: float = 0.0  # how long the current step has been running; 0 between steps
+    p99_step_seconds: float = 0.0  # of the last 1,024 finished steps
+    stats: EngineStats = msgspec.field(default_factory=EngineStats)
+    info: EngineInfo | None = None  # from "ready" on
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+decode_beat = msgspec.msgpack.Decoder(Beat).decode
+
+
+def engine_address(directory: str | Path) -> str:
+    """The ROUTER's endpoint. Raises ``ConfigError`` if the path is too long for a unix socket."""
+    return _address(directory, "engine")
+
+
+def beats_address(directory: str | Path) -> str:
+    """The PUB's endpoint."""
+    return _address(directory, "beats")
+
+
+def _address(directory: str | Path, name: str) -> str:
+    path = str(Path(directory).absolute() / name)
+    if len(path.encode()) >= MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(f"the socket path {path} is too long ({MAX_SOCKET_PATH_BYTES} bytes at most)")
+    return f"ipc://{path}"

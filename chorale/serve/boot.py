@@ -1,0 +1,142 @@
+"""How a child process of the server starts and how its life is tied to its parent's.
+
+The configuration comes as msgpack on stdin: never in argv, where every user of the machine can read it.
+Children are found by nobody: their sockets are in a directory that only this user can enter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import stat
+import sys
+import tempfile
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+from chorale.client.wire import engine_address
+from chorale.config import EngineConfig, ServerConfig
+from chorale.errors import ConfigError
+
+# Exit codes, after sysexits.h where it has a name for it.
+EXIT_OK = 0
+EXIT_FAILED = 1  # gave up after repeated deaths, or the HTTP server failed
+EXIT_CONFIG = 2  # what the operator asked for cannot run; trying again would not help
+EXIT_STEP = 70  # EX_SOFTWARE: an engine step raised
+SECRET_VARIABLES = ("CHORALE_API_KEY", "VLLM_API_KEY")  # the engine has no use for them
+
+_PR_SET_PDEATHSIG = 1
+FAILURE_FILE = "failure"
+
+
+class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine process reads from stdin. Times are seconds."""
+
+    directory: str  # of the sockets; exists, mode 0700
+    config: EngineConfig
+    parent_pid: int
+    beat_interval: float = 0.2
+    client_timeout: float = 10.0  # a client silent for so long has its requests aborted
+    log_level: str = "info"
+
+
+class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
+    """What an API process reads from stdin. ``socket_fds`` are inherited listening sockets."""
+
+    directory: str
+    server: ServerConfig
+    model: str
+    api_key_hashes: tuple[bytes, ...]
+    socket_fds: tuple[int, ...]
+    parent_pid: int
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why an engine process ended, left in ``directory`` for the supervisor."""
+
+    message: str
+    deterministic: bool  # starting again would fail again
+
+
+StartT = TypeVar("StartT", EngineStart, ApiStart)
+
+
+def read_start(stream: BinaryIO, type_: type[StartT]) -> StartT:
+    """Raises ``msgspec.DecodeError`` if the parent wrote something else."""
+    return msgspec.msgpack.decode(stream.read(), type=type_)
+
+
+def make_directory() -> Path:
+    """A new directory with mode 0700 for the sockets, where their paths are short enough."""
+    places = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"]
+    for place in places:
+        if not place or not os.access(place, os.W_OK):
+            continue
+        path = Path(tempfile.mkdtemp(prefix="chorale-", dir=place))  # mkdtemp: mode 0700, and ours
+        try:
+            engine_address(path)
+        except ConfigError:
+            path.rmdir()
+            continue
+        return path
+    raise ConfigError("no directory for the engine's sockets: set TMPDIR to a short path that is writable")
+
+
+def check_directory(directory: str | Path) -> None:
+    """Refuse to put sockets where another user could reach them."""
+    status = os.stat(directory)
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
+        raise ConfigError(f"{directory} must belong to this user and have mode 0700")
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask Linux to kill this process when its parent's spawning thread ends; a no-op elsewhere.
+
+    ``parent_is_alive`` covers other systems. Exits at once if the parent has already gone.
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if not parent_is_alive(parent_pid):
+        raise SystemExit(EXIT_FAILED)
+
+
+def parent_is_alive(parent_pid: int) -> bool:
+    return os.getppid() == parent_pid
+
+
+def write_failure(directory: str | Path, failure: Failure) -> None:
+    path = Path(directory) / FAILURE_FILE
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(msgspec.msgpack.encode(failure))
+    temporary.replace(path)
+
+
+def take_failure(directory: str | Path) -> Failure | None:
+    """The last engine's reason, if it left one; removed, so that it is read once."""
+    path = Path(directory) / FAILURE_FILE
+    try:
+        data = path.read_bytes()
+        path.unlink()
+        return msgspec.msgpack.decode(data, type=Failure)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def configure_logging(level: str, name: str) -> None:
+    """Lines on stderr, which a child shares with its parent."""
+    logging.basicConfig(
+        level=level.upper(),
+        format=f"%(asctime)s %(levelname)s {name}[{os.getpid()}] %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+def inherited_sockets(fds: tuple[int, ...]) -> list[socket.socket]:
+    """The listening sockets behind inherited descriptors; family and type are read from the kernel."""
+    return [socket.socket(fileno=fd) for fd in fds]

@@ -1,0 +1,195 @@
+"""The engine process: build the engine, then receive, step, deliver, until told to stop.
+
+Started by the supervisor as ``python -m chorale.serve.engine_process``, with an ``EngineStart`` on stdin.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from chorale.client.base import EngineInfo
+from chorale.client.wire import Abort, Bye, Submit, ToEngine
+from chorale.config import EngineConfig
+from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
+from chorale.errors import ChoraleError, ConfigError
+from chorale.serve.boot import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_STEP,
+    EngineStart,
+    Failure,
+    check_directory,
+    configure_logging,
+    die_with_parent,
+    read_start,
+    write_failure,
+)
+from chorale.serve.heart import Heart
+from chorale.serve.mailbox import Mailbox
+
+log = logging.getLogger(__name__)
+IDLE_WAIT = 0.5  # seconds; how often an idle engine looks for clients that vanished
+
+
+class Core(Protocol):
+    """What the process needs of ``engine.core.EngineCore``."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add_request(self, request: GenerateRequest) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def step(self) -> list[TokenChunk]: ...
+
+    def stats(self) -> EngineStats: ...
+
+
+class Progress(Protocol):
+    """``fraction`` is 0..1 within the phase, or None when it cannot be told."""
+
+    def __call__(self, phase: str, fraction: float | None = None, message: str = "") -> None: ...
+
+
+Build = Callable[[EngineConfig, Progress], tuple[Core, EngineInfo]]
+
+
+class EngineLoop:
+    """The one loop of the process. Between two steps it reads everything that arrived."""
+
+    def __init__(self, core: Core, mailbox: Mailbox, heart: Heart, engine_id: str) -> None:
+        self._core, self._mailbox, self._heart, self._engine_id = core, mailbox, heart, engine_id
+        self._draining = False
+
+    def drain(self) -> None:
+        """Stop as soon as there is no work left."""
+        self._draining = True
+        self._heart.draining()
+
+    def run(self) -> None:
+        """Returns when drained. Raises whatever a step raised."""
+        core, mailbox, heart = self._core, self._mailbox, self._heart
+        while core.has_work or not self._draining:
+            if not core.has_work:
+                mailbox.wait(IDLE_WAIT)
+            for client, message in mailbox.receive():
+                self._handle(client, message)
+            mailbox.drop_silent()
+            if core.has_work:
+                heart.step_begins()
+                chunks = core.step()
+                heart.step_ends()
+                heart.stats = stats = core.stats()
+                if chunks:
+                    mailbox.deliver(chunks, stats)
+
+    def abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self._core.abort(request_id)
+        self._heart.stats = self._core.stats()
+
+    def _handle(self, client: bytes, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            if message.engine_id == self._engine_id:  # else meant for an engine that has died
+                self._submit(client, message.request)
+        elif isinstance(message, Abort):
+            self.abort([i for i in message.request_ids if self._mailbox.disown(client, i)])
+        elif isinstance(message, Bye):
+            self._mailbox.drop(client)
+
+    def _submit(self, client: bytes, request: GenerateRequest) -> None:
+        mailbox, stats = self._mailbox, self._heart.stats
+        if not mailbox.own(client, request.request_id, request.sampling.n):
+            mailbox.refuse(client, request, "the request id is already in use", stats)
+            return
+        try:
+            self._core.add_request(request)
+        except (ChoraleError, ValueError) as error:
+            # The engine never takes what it cannot run; the fault is this request's alone.
+            mailbox.disown(client, request.request_id)
+            mailbox.refuse(client, request, str(error), stats)
+
+
+def run_engine_process(start: EngineStart, build: Build) -> int:
+    """Load with ``build``, serve until SIGTERM, return the exit code. Runs in the process's main thread."""
+    configure_logging(start.log_level, "engine")
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the supervisor asks a hung engine where it is
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's business
+    die_with_parent(start.parent_pid)
+    check_directory(start.directory)
+    engine_id = uuid.uuid4().hex[:16]
+    heart = Heart(start.directory, engine_id, start.beat_interval, start.parent_pid)
+    heart.start()
+    try:
+        core, info = build(start.config, heart.loading)
+    except Exception as error:
+        heart.stop()
+        return _start_failed(start, error)
+    gc.collect()
+    gc.freeze()  # what the start-up left lives for ever: keep it out of every later collection
+    return _serve(start, core, info, heart, engine_id)
+
+
+def _start_failed(start: EngineStart, error: Exception) -> int:
+    deterministic = isinstance(error, ConfigError)
+    if deterministic:
+        message = str(error)
+    else:
+        log.exception("the engine could not start")
+        message = f"{type(error).__name__}: {error}"
+    write_failure(start.directory, Failure(message, deterministic))
+    return EXIT_CONFIG if deterministic else EXIT_FAILED
+
+
+def _serve(start: EngineStart, core: Core, info: EngineInfo, heart: Heart, engine_id: str) -> int:
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    mailbox = Mailbox(
+        start.directory,
+        engine_id,
+        client_timeout=start.client_timeout,
+        on_orphans=lambda request_ids: loop.abort(request_ids),
+        wake_fd=reader.fileno(),
+    )
+    loop = EngineLoop(core, mailbox, heart, engine_id)
+    signal.signal(signal.SIGTERM, lambda *_: loop.drain())
+    heart.stats = core.stats()
+    heart.ready(msgspec.structs.replace(info, engine_id=engine_id))
+    try:
+        loop.run()
+    except Exception as error:
+        log.exception("a step failed: the engine process ends")
+        message = f"the engine failed ({type(error).__name__})"
+        write_failure(start.directory, Failure(f"{message}: {error}", deterministic=False))
+        mailbox.last_words(message)
+        return EXIT_STEP
+    finally:
+        mailbox.close()
+        heart.stop()
+        signal.set_wakeup_fd(-1)
+        reader.close()
+        writer.close()
+    return EXIT_OK
+
+
+def main() -> int:
+    from chorale.serve.build import build_engine  # imports torch: only here, never in the HTTP process
+
+    return run_engine_process(read_start(sys.stdin.buffer, EngineStart), build_engine)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""Mailbox: the engine's side of the socket. Who is connected, who owns which request, who gets what."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import zmq
+
+from chorale.client.wire import (
+    Died,
+    FromEngine,
+    Rows,
+    ToEngine,
+    decode_to_engine,
+    encode,
+    engine_address,
+)
+from chorale.engine.types import EngineStats, GenerateRequest, StepOutputs, TokenChunk
+
+log = logging.getLogger(__name__)
+LAST_WORDS_LINGER_MS = 500
+
+
+class _Owner:
+    """One request in the engine: whose it is, and how many of its choices have not ended."""
+
+    __slots__ = ("client", "num_open")
+
+    def __init__(self, client: bytes, num_open: int) -> None:
+        self.client = client
+        self.num_open = num_open
+
+
+class Mailbox:
+    """Owns the ROUTER. Main thread only. ``on_orphans`` gets the requests of a client that has vanished."""
+
+    def __init__(
+        self,
+        directory: str,
+        engine_id: str,
+        *,
+        client_timeout: float,
+        on_orphans: Callable[[list[str]], None],
+        wake_fd: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine_id, self._client_timeout = engine_id, client_timeout
+        self._on_orphans, self._clock = on_orphans, clock
+        self._context = zmq.Context()
+        self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that died raises
+        self._router.setsockopt(zmq.SNDHWM, 0)  # a slow client must not hold up the step of the others
+        self._router.setsockopt(zmq.RCVHWM, 0)
+        self._router.setsockopt(zmq.LINGER, LAST_WORDS_LINGER_MS)
+        self._router.bind(engine_address(directory))
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        if wake_fd is not None:
+            self._poller.register(wake_fd, zmq.POLLIN)
+        self._last_seen: dict[bytes, float] = {}
+        self._owners: dict[str, _Owner] = {}
+
+    @property
+    def num_clients(self) -> int:
+        return len(self._last_seen)
+
+    # ------------------------------------------------------------------ in
+
+    def wait(self, timeout: float) -> None:
+        """Block until a message or a signal comes, ``timeout`` seconds at most."""
+        self._poller.poll(round(timeout * 1000))
+
+    def receive(self) -> Iterator[tuple[bytes, ToEngine]]:
+        """Everything that has arrived, with its sender."""
+        while True:
+            try:
+                client, data = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            except ValueError:
+                log.error("dropped a message that has not two parts")
+                continue
+            self._last_seen[client] = self._clock()
+            try:
+                yield client, decode_to_engine(data)
+            except msgspec.DecodeError as error:
+                log.error("dropped a client's message that does not decode: %s", error)
+
+    def own(self, client: bytes, request_id: str, num_choices: int) -> bool:
+        """Note whose request it is. False: the id is taken by a request in flight."""
+        if request_id in self._owners:
+            return False
+        self._owners[request_id] = _Owner(client, num_choices)
+        return True
+
+    def disown(self, client: bytes, request_id: str) -> bool:
+        """Forget a request; later chunks of it go nowhere. False: not this client's."""
+        owner = self._owners.get(request_id)
+        if owner is None or owner.client != client:
+            return False
+        del self._owners[request_id]
+        return True
+
+    def drop(self, client: bytes) -> None:
+        """The client has left or died."""
+        self._last_seen.pop(client, None)
+        orphans = [request_id for request_id, owner in self._owners.items() if owner.client == client]
+        for request_id in orphans:
+            del self._owners[request_id]
+        if orphans:
+            self._on_orphans(orphans)
+
+    def drop_silent(self) -> None:
+        """Call after ``receive``: pings that came during a long step count as signs of life."""
+        oldest = self._clock() - self._client_timeout
+        for client in [client for client, seen in self._last_seen.items() if seen < oldest]:
+            log.warning("a client has been silent for %.0f s: its requests are aborted", self._client_timeout)
+            self.drop(client)
+
+    # ------------------------------------------------------------------ out
+
+    def deliver(self, chunks: list[TokenChunk], stats: EngineStats) -> None:
+        """Send each client its chunks of this step, in one message."""
+        for client, part in self._by_client(chunks).items():
+            self._send(client, Rows(self._engine_id, StepOutputs(part, stats)))
+
+    def _by_client(self, chunks: list[TokenChunk]) -> dict[bytes, list[TokenChunk]]:
+        owners, parts = self._owners, dict[bytes, list[TokenChunk]]()
+        for chunk in chunks:
+            owner = owners.get(chunk.request_id)
+            if owner is None:
+                continue
+            part = parts.get(owner.client)
+            if part is None:
+                part = parts[owner.client] = []
+            part.append(chunk)
+            if chunk.finish_reason is not None:
+                owner.num_open -= 1
+                if owner.num_open <= 0:
+                    del owners[chunk.request_id]
+        return parts
+
+    def refuse(self, client: bytes, request: GenerateRequest, reason: str, stats: EngineStats) -> None:
+        """End a request that the engine did not take: an error for each choice."""
+        chunks = [
+            TokenChunk(request.request_id, index, [], finish_reason="error", error=reason)
+            for index in range(request.sampling.n)
+        ]
+        self._send(client, Rows(self._engine_id, StepOutputs(chunks, stats)))
+
+    def last_words(self, message: str) -> None:
+        """Tell every client that this engine ends now."""
+        for client in list(self._last_seen):
+            self._send(client, Died(self._engine_id, message))
+
+    def _send(self, client: bytes, message: FromEngine) -> None:
+        try:
+            self._router.send_multipart([client, encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.warning("a client is gone (%s): its requests are aborted", error)
+            self.drop(client)
+
+    def close(self) -> None:
+        self._router.close()
+        self._context.term()
