@@ -1,0 +1,80 @@
+"""From GenerateRequest to sequences: validation, seeds, limits. Client-controlled content never raises."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from itertools import count
+
+import numpy as np
+
+from chorale.engine.hashing import root_digest
+from chorale.engine.sequence import RequestState, Sequence
+from chorale.engine.types import EngineLimits, GenerateRequest
+
+SEED_MASK = 2**63 - 1  # seeds fit a signed 64-bit integer on the device
+
+
+class Admission:
+    """Makes the sequences of a request. ``capacity``: tokens that one sequence can hold in the pool."""
+
+    def __init__(self, limits: EngineLimits, capacity: int) -> None:
+        self._limits = limits
+        self._max_len = min(limits.max_model_len, capacity)
+        self._capacity = capacity
+        self._random = random.Random(limits.seed)
+        self._secret = secrets.token_bytes(16)
+        self._arrivals = count()
+
+    def refusal(self, request: GenerateRequest) -> str | None:
+        """Why the request cannot be served, or None."""
+        prompt, limits = request.prompt_token_ids, self._limits
+        if not prompt:
+            return "the prompt is empty"
+        if request.sampling.n < 1:
+            return f"n must be at least 1, not {request.sampling.n}"
+        if len(prompt) > limits.max_model_len - 1:
+            return (
+                f"the prompt has {len(prompt)} tokens; with max_model_len {limits.max_model_len} "
+                f"at most {limits.max_model_len - 1} leave room for an answer"
+            )
+        if len(prompt) + 1 > self._capacity:
+            return f"the prompt has {len(prompt)} tokens; the KV cache holds {self._capacity}"
+        if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
+            return f"the prompt holds a token id outside 0..{limits.vocab_size - 1}"
+        return None
+
+    def accept(self, request: GenerateRequest, now: float) -> RequestState:
+        """The sequences of a request that ``refusal`` let pass."""
+        state = RequestState(
+            request=request,
+            prompt=np.array(request.prompt_token_ids, np.int32),
+            root=self._root(request),
+            arrival=request.arrival_time or now,
+        )
+        sampling = request.sampling
+        base = self._random.getrandbits(63) if sampling.seed is None else sampling.seed
+        for index in range(sampling.n):
+            state.sequences.append(self._sequence(state, index, (base + index) & SEED_MASK))
+        return state
+
+    def _sequence(self, state: RequestState, index: int, seed: int) -> Sequence:
+        request, limits = state.request, self._limits
+        priority = request.priority if limits.policy == "priority" else 0
+        sampling = request.sampling
+        max_len = self._max_len
+        if sampling.max_tokens is not None:
+            # A step samples one token at least: max_tokens 0 computes the prompt and drops that token.
+            max_len = min(max_len, len(state.prompt) + max(1, sampling.max_tokens))
+        sequence = Sequence(state, index, key=(priority, next(self._arrivals)), seed=seed, max_len=max_len)
+        eos = () if sampling.ignore_eos else limits.eos_token_ids
+        sequence.stop_ids = frozenset(eos) | frozenset(sampling.stop_token_ids)
+        return sequence
+
+    def _root(self, request: GenerateRequest) -> bytes | None:
+        """Where the request's digests start: shared by salt, by the choices of one request, or not at all."""
+        if self._limits.enable_prefix_caching:
+            return root_digest(self._secret, "salt:" + request.cache_salt)
+        if request.sampling.n > 1:
+            return root_digest(self._secret, f"request:{next(self._arrivals)}")
+        return None

@@ -1,0 +1,118 @@
+"""BlockPool: which pages are free, who holds the others, and which hold a known prefix.
+
+One pool of equal pages serves both cache groups. Every operation is O(1). A page is in exactly one state:
+
+    owned        refs > 0: in that many page tables
+    cached-free  refs == 0, in the prefix index: a hit revives it, an allocation may evict it (oldest first)
+    plain-free   refs == 0, holds nothing that anyone could ask for
+
+The pool knows block ids and digests; it never sees tokens or sequences.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+from chorale.engine.types import CacheGroup
+
+
+class BlockPool:
+    """Ids ``0 .. num_blocks - 1``, their reference counts, and the prefix index of each group."""
+
+    __slots__ = ("_cached", "_index", "_key", "_plain", "_refs", "num_blocks")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._refs = [0] * num_blocks
+        self._plain = list(range(num_blocks - 1, -1, -1))  # a stack: low ids first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._index: tuple[dict[bytes, int], dict[bytes, int]] = ({}, {})
+        self._key: list[tuple[int, bytes] | None] = [None] * num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Pages that ``allocate`` can give, cached ones included."""
+        return len(self._plain) + len(self._cached)
+
+    @property
+    def num_cached_free(self) -> int:
+        return len(self._cached)
+
+    def refs(self, block: int) -> int:
+        return self._refs[block]
+
+    def allocate(self) -> int:
+        """A page for new content. The caller has checked ``num_free``; raises KeyError if there is none."""
+        if self._plain:
+            block = self._plain.pop()
+        else:
+            block, _ = self._cached.popitem(last=False)
+            self._forget(block)
+        self._refs[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """One more holder of a page that ``find`` named."""
+        if self._refs[block] == 0:
+            del self._cached[block]
+        self._refs[block] += 1
+
+    def release(self, block: int) -> None:
+        """One holder fewer. The last one's release makes the page the youngest of the free ones."""
+        refs = self._refs[block] - 1
+        if refs < 0:
+            raise ValueError(f"block {block} released more often than held")
+        self._refs[block] = refs
+        if refs == 0:
+            if self._key[block] is None:
+                self._plain.append(block)
+            else:
+                self._cached[block] = None
+
+    def find(self, group: CacheGroup, digest: bytes) -> int | None:
+        return self._index[group].get(digest)
+
+    def publish(self, group: CacheGroup, digest: bytes, block: int) -> None:
+        """Make an owned, fully written page findable.
+
+        If another page already holds the same content the index keeps that one: moving it would strand
+        the holders' pages, and both are equally good.
+        """
+        index = self._index[group]
+        if digest not in index and self._key[block] is None:
+            index[digest] = block
+            self._key[block] = (group, digest)
+
+    def forget_all(self) -> None:
+        """Empty the prefix index: the device's pages can no longer be trusted."""
+        for index in self._index:
+            index.clear()
+        self._key = [None] * self.num_blocks
+        self._plain.extend(self._cached)
+        self._cached.clear()
+
+    def _forget(self, block: int) -> None:
+        key = self._key[block]
+        if key is not None:
+            del self._index[key[0]][key[1]]
+            self._key[block] = None
+
+    def check(self, held: Iterable[int]) -> None:
+        """Raise AssertionError unless the three states partition the pool and ``held`` (every table's
+        every page, once per table) explains each reference."""
+        counts = Counter(held)
+        plain, cached = set(self._plain), set(self._cached)
+        assert len(plain) == len(self._plain), "a page is on the free stack twice"
+        assert not plain & cached, f"pages both plain and cached: {plain & cached}"
+        for block in range(self.num_blocks):
+            refs = self._refs[block]
+            assert refs == counts[block], f"block {block}: {refs} references, {counts[block]} holders"
+            free = block in plain or block in cached
+            assert free == (refs == 0), f"block {block}: refs {refs} but free is {free}"
+            assert not (block in plain and self._key[block]), f"block {block} is cached yet on the stack"
+            assert not (block in cached and not self._key[block]), f"block {block} is cached without a key"
+        keyed = [(key, block) for block, key in enumerate(self._key) if key is not None]
+        assert len(keyed) == sum(len(index) for index in self._index), "index and keys differ in number"
+        for (group, digest), block in keyed:
+            assert self._index[group].get(digest) == block, f"index does not lead to block {block}"

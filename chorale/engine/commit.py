@@ -1,0 +1,129 @@
+"""Committer: from a step's result to new tokens, ends and TokenChunks.
+
+The usual entry, a decoding row whose token neither stops it nor needs log-probabilities, costs an append
+and a chunk; everything else is marked ``special`` or shows in a comparison over arrays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from chorale.engine import emit
+from chorale.engine.lifecycle import Lifecycle
+from chorale.engine.plan import Grant, StepRecord
+from chorale.engine.sequence import Sequence
+from chorale.engine.types import FinishReason, IntArray, StepResult, TokenChunk
+from chorale.errors import EngineError
+
+
+class Committer:
+    """``keep_tokens``: the next plan may name the token (depth 0) instead of pointing at the device."""
+
+    def __init__(self, life: Lifecycle, *, keep_tokens: bool) -> None:
+        self._life = life
+        self._keep_tokens = keep_tokens
+        self.num_prompt_tokens = 0
+        self.num_generated = 0
+
+    def commit(self, record: StepRecord, result: StepResult, now: float) -> None:
+        """``record`` is the oldest step in flight and ``result`` is its result."""
+        life, plan = self._life, record.plan
+        if result.step_id != plan.step_id or len(result.token_ids) != len(plan.rows):
+            raise EngineError(f"result of step {result.step_id} came for step {plan.step_id}")
+        life.in_flight.popleft()
+        life.last_committed_step = plan.step_id
+        ends = plan.num_computed + plan.num_new
+        self._commit_decoded_pages(record, ends)
+        for entry, grant in enumerate(record.grants, record.num_decodes):
+            self._commit_chunk(record, entry, grant, result)
+        self._commit_tokens(record, result, ends, now)
+        life.committed(record)
+
+    def _commit_decoded_pages(self, record: StepRecord, ends: IntArray) -> None:
+        """Decoding rows that have just filled a page."""
+        life, block_size = self._life, self._life.limits.block_size
+        filled = np.flatnonzero(ends[: record.num_decodes] % block_size == 0)
+        if not len(filled):
+            return
+        rows = record.plan.rows[filled].tolist()
+        for row, end in zip(rows, ends[filled].tolist(), strict=True):
+            if row not in record.dead_rows:
+                self._commit_pages(life.running[row], end)
+
+    def _commit_pages(self, sequence: Sequence, num_computed: int) -> None:
+        sequence.extend_digests(num_computed, self._life.limits.block_size)
+        self._life.cache.commit(sequence.pages, num_computed, sequence.digests)
+
+    def _commit_chunk(self, record: StepRecord, entry: int, grant: Grant, result: StepResult) -> None:
+        sequence, end = grant.sequence, grant.start + grant.count
+        if int(record.plan.rows[entry]) in record.dead_rows:
+            return
+        self._commit_pages(sequence, end)
+        state = sequence.request
+        if entry in result.prompt_logprobs and not state.prompt_done:
+            if state.prompt_logprobs is None:
+                state.prompt_logprobs = [None]  # the first prompt token has no context
+            state.prompt_logprobs += result.prompt_logprobs[entry]
+        if sequence.index == 0 and grant.start < sequence.num_prompt <= end:
+            if not state.prompt_done:
+                self.num_prompt_tokens += sequence.num_prompt
+            state.prompt_done = True
+            self._life.release_held(state)
+
+    def _commit_tokens(self, record: StepRecord, result: StepResult, ends: IntArray, now: float) -> None:
+        life, plan = self._life, record.plan
+        table, sequences = life.rows, life.rows.sequences
+        samples, rows, tokens = plan.samples, plan.rows, result.token_ids[:, 0]
+        if self._keep_tokens:
+            table.last_token[rows] = tokens
+        slow = table.special[rows] | (ends + 1 >= table.max_len[rows])
+        if record.dead_rows:
+            samples = samples & ~np.isin(rows, list(record.dead_rows))
+        entries: IntArray | None = None
+        if not samples.all():
+            entries = np.flatnonzero(samples).astype(np.int32)
+            rows, tokens, slow = rows[entries], tokens[entries], slow[entries]
+        emitted = [sequences[row] for row in rows.tolist()]
+        self.num_generated += len(emitted)
+        push = life.outbox.append
+        for place, (sequence, token, is_slow) in enumerate(
+            zip(emitted, tokens.tolist(), slow.tolist(), strict=True)
+        ):
+            assert sequence is not None
+            if is_slow or token in sequence.stop_ids:
+                entry = place if entries is None else int(entries[place])
+                self._take_token(sequence, token, entry, result, now)
+            else:
+                sequence.output.append(token)
+                push(TokenChunk(sequence.request_id, sequence.index, [token]))
+
+    def _take_token(self, sequence: Sequence, token: int, entry: int, result: StepResult, now: float) -> None:
+        """One token with everything that may come with it."""
+        life, sampling = self._life, sequence.sampling
+        first = not sequence.output
+        life.rows.special[sequence.row] = sampling.logprobs is not None
+        if first:
+            sequence.first_token = now
+        sequence.output.append(token)
+        logprobs = result.logprobs.get(entry) if sampling.logprobs is not None else None
+        finish = finish_reason(sequence, token)
+        token_ids = [token]
+        if sampling.max_tokens == 0:  # asked for the prompt only
+            token_ids, logprobs, finish = [], None, "length"
+            self.num_generated -= 1
+        chunk = emit.token_chunk(sequence, token_ids, logprobs, finish, now)
+        if first:
+            emit.first_fields(sequence, chunk)
+        if finish is None:
+            life.outbox.append(chunk)
+        else:
+            life.end(sequence, chunk)
+
+
+def finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
+    """A stop id ends the sequence once more than ``min_tokens`` tokens are there; so does its length."""
+    if token in sequence.stop_ids and len(sequence.output) > sequence.sampling.min_tokens:
+        return "stop"
+    if sequence.num_tokens >= sequence.max_len:
+        return "length"
+    return None

@@ -1,0 +1,162 @@
+"""EngineCore: the step loop. Three verbs: schedule, execute, commit.
+
+Overlap is an ordering of the verbs. At depth 0 a step's result is awaited before the next plan is made; at
+depth 1 the next plan is made and handed over first, so that the device always has work:
+
+    depth 0   schedule n · execute n · commit n
+    depth 1   schedule n + 1 · execute n + 1 · commit n
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from chorale.engine.admission import Admission
+from chorale.engine.integrity import check_integrity
+from chorale.engine.lifecycle import Lifecycle
+from chorale.engine.scheduler import Scheduler
+from chorale.engine.types import (
+    EngineLimits,
+    EngineStats,
+    Executor,
+    GenerateRequest,
+    StepHandle,
+    TokenChunk,
+)
+from chorale.errors import ConfigError, EngineError
+
+
+class EngineCore:
+    """Requests in, TokenChunks out. Not thread-safe: one thread calls everything.
+
+    ``add_request`` and ``abort`` never raise for what a client may send; what they have to say comes out
+    of the next ``step``.
+    """
+
+    def __init__(
+        self, limits: EngineLimits, executor: Executor, clock: Callable[[], float] = time.time
+    ) -> None:
+        """``clock`` gives seconds since the epoch. Raises ``ConfigError`` for limits that cannot work."""
+        check_limits(limits)
+        self.limits = limits
+        self._executor = executor
+        self._clock = clock
+        self._life = Lifecycle(limits)
+        self._admission = Admission(limits, self._life.cache.capacity)
+        self._scheduler = Scheduler(self._life, limits)
+        self._handles: deque[StepHandle] = deque()
+        self._num_steps = 0
+        self._last_step_tokens = 0
+        self._last_step_seconds = 0.0
+
+    # ------------------------------------------------------------------ requests
+
+    def add_request(self, request: GenerateRequest) -> None:
+        """Queue a request. One that cannot be served ends with an ``error`` chunk for each choice."""
+        now = self._clock()
+        if request.request_id in self._life.requests:
+            refusal: str | None = f"request id {request.request_id!r} is already in use"
+        else:
+            refusal = self._admission.refusal(request)
+        if refusal is None:
+            self._life.enter(self._admission.accept(request, now))
+            return
+        for index in range(max(1, request.sampling.n)):
+            self._life.outbox.append(
+                TokenChunk(request.request_id, index, [], finish_reason="error", error=refusal)
+            )
+
+    def abort(self, request_id: str) -> None:
+        """End every choice of a request now; pages and queue place are given back at once.
+
+        Its "abort" chunks come with the next ``step``. Unknown ids are ignored.
+        """
+        state = self._life.requests.get(request_id)
+        if state is not None:
+            self._life.end_request(state, "abort", self._clock(), None)
+
+    # ------------------------------------------------------------------ the loop
+
+    def step(self) -> list[TokenChunk]:
+        """One round of the three verbs; returns what there is to say, often new tokens of every row.
+
+        Raises ``EngineError`` if the device failed. Then every request has ended with an ``error`` chunk,
+        which ``take_chunks`` (or the next ``step``) returns, and the engine is empty.
+        """
+        scheduler, in_flight = self._scheduler, self._life.in_flight
+        try:
+            plan = scheduler.schedule(self._clock())
+            if plan is not None:
+                self._handles.append(self._executor.execute(plan))
+            if len(in_flight) > (self.limits.overlap_depth if plan is not None else 0):
+                record, result = in_flight[0], self._handles.popleft().result()
+                now = self._clock()
+                scheduler.commit(record, result, now)
+                self._num_steps += 1
+                self._last_step_tokens = record.plan.num_tokens
+                self._last_step_seconds = now - record.started
+        except Exception as error:
+            self._handles.clear()
+            self._life.fail(f"the engine failed: {error}", self._clock())
+            if isinstance(error, EngineError):
+                raise
+            raise EngineError(f"a step failed: {type(error).__name__}: {error}") from error
+        return self.take_chunks()
+
+    def take_chunks(self) -> list[TokenChunk]:
+        """What has not been returned by ``step`` yet."""
+        chunks, self._life.outbox = self._life.outbox, []
+        return chunks
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has something to do or to say."""
+        life = self._life
+        return bool(life.requests or life.in_flight or life.outbox)
+
+    # ------------------------------------------------------------------ what others may ask
+
+    def stats(self) -> EngineStats:
+        life, scheduler = self._life, self._scheduler
+        return EngineStats(
+            num_running=len(life.running),
+            num_waiting=len(life.waiting) + life.num_held,
+            kv_blocks_used=life.cache.pool.num_blocks - life.cache.pool.num_free,
+            kv_blocks_total=life.cache.pool.num_blocks,
+            prompt_tokens=scheduler.num_prompt_tokens,
+            generation_tokens=scheduler.num_generated,
+            prefix_cache_queries=scheduler.prefix_queries,
+            prefix_cache_hits=scheduler.prefix_hits,
+            num_preemptions=life.num_preemptions,
+            num_steps=self._num_steps,
+            last_step_tokens=self._last_step_tokens,
+            last_step_seconds=self._last_step_seconds,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if pages, rows, tables or queue contradict each other. For tests, and idle
+        moments; costs time proportional to the pool."""
+        check_integrity(self._life)
+
+    def shutdown(self) -> None:
+        self._executor.shutdown()
+
+
+def check_limits(limits: EngineLimits) -> None:
+    """Raises ``ConfigError`` naming the limit that cannot work."""
+    least = {
+        "num_blocks": 2,  # one page of either group
+        "block_size": 1,
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 1,
+        "max_model_len": 2,
+        "sliding_window": 1,
+    }
+    for name, minimum in least.items():
+        value = getattr(limits, name)
+        if value < minimum:
+            raise ConfigError(f"{name} must be at least {minimum}, not {value}")
+    if limits.overlap_depth not in (0, 1):
+        raise ConfigError(f"overlap_depth must be 0 or 1, not {limits.overlap_depth}")

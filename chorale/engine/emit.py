@@ -1,0 +1,52 @@
+"""TokenChunks: what the engine says about a sequence. Pure functions of the sequence and its new token."""
+
+from __future__ import annotations
+
+from chorale.engine.sequence import Sequence
+from chorale.engine.types import ChunkTimings, FinishReason, TokenChunk, TokenLogprobs
+
+
+def first_fields(sequence: Sequence, chunk: TokenChunk) -> None:
+    """What comes with the first chunk of a choice."""
+    request = sequence.request
+    chunk.num_cached_tokens = request.num_cached_tokens
+    if sequence.sampling.prompt_logprobs is not None:
+        chunk.prompt_logprobs = request.prompt_logprobs
+
+
+def timings(sequence: Sequence, last_token: float) -> ChunkTimings:
+    return ChunkTimings(
+        sequence.request.arrival,
+        sequence.first_scheduled,
+        sequence.first_token,
+        last_token,
+        sequence.num_preemptions,
+    )
+
+
+def token_chunk(
+    sequence: Sequence,
+    token_ids: list[int],
+    logprobs: list[TokenLogprobs] | None,
+    finish: FinishReason | None,
+    now: float,
+) -> TokenChunk:
+    """A chunk with whatever a plain decode step does not carry."""
+    chunk = TokenChunk(sequence.request_id, sequence.index, token_ids, finish, logprobs=logprobs)
+    if finish == "stop":
+        chunk.stop_token_id = token_ids[-1]
+    if finish is not None:
+        chunk.timings = timings(sequence, now)
+    return chunk
+
+
+def end_chunk(sequence: Sequence, finish: FinishReason, now: float, error: str | None = None) -> TokenChunk:
+    """The last chunk of a sequence that ends without a new token."""
+    return TokenChunk(
+        sequence.request_id,
+        sequence.index,
+        [],
+        finish,
+        timings=timings(sequence, now),
+        error=error,
+    )

@@ -1,0 +1,274 @@
+"""FakeExecutor: a device whose next token is a hash of the prefix *as its simulated KV pages hold it*.
+
+It keeps block tables built from ``append_*`` alone and pages that store, for each slot, the token and the
+hash of the whole prefix up to it (as real keys and values depend on it). Each sampling row reads its whole
+prefix through the FULL table and the last ``window`` tokens through the WINDOW table, verifies both, and
+hashes them. A wrong table, a page freed or reused too early, a wrong count of computed tokens, a prefix hit
+on the wrong content: each raises ``EngineError`` or changes the tokens. ``FakeModel.generate`` gives the
+tokens that a request must get, from nothing but its prompt.
+
+Needs no torch; the server's own tests and benchmarks use it where the content does not matter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from chorale.engine.types import (
+    CacheGroup,
+    EngineLimits,
+    IntArray,
+    RowStart,
+    SamplingSpec,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+from chorale.errors import EngineError
+
+U64 = npt.NDArray[np.uint64]
+MASK = 2**64 - 1
+MULTIPLIER = 0x9E3779B97F4A7C15  # odd: multiplication by it permutes 64-bit numbers
+
+
+def mix(value: int) -> int:
+    """Scatter 64 bits (the finaliser of splitmix64)."""
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK
+    return value ^ value >> 31
+
+
+class FakeModel:
+    """The arithmetic: prefix hashes, and the token that follows a hash.
+
+    Honours temperature 0 (the seed does not count), seed, min_tokens and allowed_token_ids; the other
+    sampling fields do nothing. Stop ids come up with ``stop_probability``.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 201088,
+        eos_token_ids: tuple[int, ...] = (200002,),
+        stop_probability: float = 0.02,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        self._stop_below = int(stop_probability * 2**32)
+        self._powers: U64 = np.ones(1, np.uint64)
+
+    def prefix_hashes(self, tokens: IntArray, before: int = 0, start: int = 0) -> U64:
+        """Hash of tokens [0, p] for each p of ``tokens``, which begin at ``start`` after hash ``before``.
+
+        A polynomial in MULTIPLIER modulo 2**64: sums over a chunk continue those before it.
+        """
+        stop = start + len(tokens)
+        while len(self._powers) < stop:
+            grown = self._powers * np.uint64(pow(MULTIPLIER, len(self._powers), 2**64))
+            self._powers = np.concatenate([self._powers, grown])
+        terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._powers[start:stop]
+        return np.cumsum(terms, dtype=np.uint64) + np.uint64(before)
+
+    def next_token(self, prefix_hash: int, num_output: int, sampling: SamplingSpec, seed: int) -> int:
+        """``num_output``: tokens that were sampled before this one."""
+        salt = 0 if sampling.temperature == 0 else seed + 1
+        draw = mix(prefix_hash ^ mix(salt & MASK))
+        stops = () if sampling.ignore_eos else self.eos_token_ids
+        stops += sampling.stop_token_ids
+        if stops and draw & 0xFFFFFFFF < self._stop_below and num_output >= sampling.min_tokens:
+            return stops[(draw >> 32) % len(stops)]
+        choices = sampling.allowed_token_ids
+        token = choices[(draw >> 32) % len(choices)] if choices else (draw >> 32) % self.vocab_size
+        while token in stops and num_output < sampling.min_tokens:
+            token = (token + 1) % self.vocab_size
+        return token
+
+    def generate(
+        self, prompt: list[int], sampling: SamplingSpec, seed: int, max_len: int
+    ) -> tuple[list[int], str]:
+        """The output that a choice must get, and why it ends. ``max_len`` counts prompt and output."""
+        ids = np.array(prompt, np.int32)
+        prefix = int(self.prefix_hashes(ids)[-1])
+        stops = set(() if sampling.ignore_eos else self.eos_token_ids) | set(sampling.stop_token_ids)
+        output: list[int] = []
+        if sampling.max_tokens is not None:
+            max_len = min(max_len, len(prompt) + sampling.max_tokens)
+        while len(prompt) + len(output) < max_len:
+            token = self.next_token(prefix, len(output), sampling, seed)
+            position = len(prompt) + len(output)
+            output.append(token)
+            if token in stops and len(output) > sampling.min_tokens:
+                return output, "stop"
+            prefix = int(self.prefix_hashes(np.array([token], np.int32), prefix, position)[-1])
+        return output, "length"
+
+
+@dataclass(slots=True)
+class FakeRow:
+    """What the device knows about one row."""
+
+    start: RowStart
+    tables: tuple[dict[int, int], dict[int, int]]  # logical page -> block, by group
+    last_token: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class FakeHandle:
+    """A step that is done at ``ready_at`` (seconds of ``clock``)."""
+
+    step_result: StepResult | EngineError
+    ready_at: float
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+
+    def result(self) -> StepResult:
+        wait = self.ready_at - self.clock()
+        if wait > 0:
+            self.sleep(wait)
+        if isinstance(self.step_result, EngineError):
+            raise self.step_result
+        return self.step_result
+
+
+class FakeExecutor:
+    """Implements ``Executor``. Steps "run" when they are handed over, in order, as on a device stream.
+
+    ``step_seconds``: how long a step takes; steps queue behind each other. ``fail_at_step``: the result of
+    that step raises.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        model: FakeModel | None = None,
+        *,
+        step_seconds: float = 0.0,
+        fail_at_step: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.model = model or FakeModel(vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids)
+        self._limits = limits
+        self._step_seconds = step_seconds
+        self._fail_at_step = fail_at_step
+        self._clock, self._sleep = clock, sleep
+        self._ready_at = 0.0
+        shape = (limits.num_blocks, limits.block_size)
+        self._tokens: IntArray = np.full(shape, -1, np.int32)
+        self._hashes: U64 = np.zeros(shape, np.uint64)
+        self._groups: IntArray = np.full(shape, -1, np.int32)
+        self._rows: dict[int, FakeRow] = {}
+        self._next_step_id: int | None = None
+        self.num_shutdowns = 0
+
+    def execute(self, plan: StepPlan) -> FakeHandle:
+        if self._next_step_id not in (None, plan.step_id):
+            raise EngineError(f"step {plan.step_id} came in place of {self._next_step_id}")
+        self._next_step_id = plan.step_id + 1
+        now = self._clock() if self._step_seconds else 0.0
+        self._ready_at = max(self._ready_at, now) + self._step_seconds
+        outcome: StepResult | EngineError
+        if plan.step_id == self._fail_at_step:
+            outcome = EngineError("the fake device failed")
+        else:
+            outcome = self._run(plan)
+        return FakeHandle(outcome, self._ready_at if self._step_seconds else 0.0, self._clock, self._sleep)
+
+    def shutdown(self) -> None:
+        self.num_shutdowns += 1
+
+    # ------------------------------------------------------------------ one step
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        for start in plan.starts:
+            self._rows[start.row] = FakeRow(start, ({}, {}))
+        appends = (plan.append_row, plan.append_group, plan.append_index, plan.append_block)
+        for row, group, index, block in zip(*(column.tolist() for column in appends), strict=True):
+            self._rows[row].tables[group][index] = block
+        if len(set(plan.rows.tolist())) != len(plan.rows):
+            raise EngineError("a row appears twice in one plan")
+        sampled = np.full((len(plan.rows), 1), -1, np.int32)
+        logprobs: dict[int, list[TokenLogprobs]] = {}
+        prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        offset = 0
+        for entry, (row, computed, count) in enumerate(
+            zip(plan.rows.tolist(), plan.num_computed.tolist(), plan.num_new.tolist(), strict=True)
+        ):
+            state = self._rows[row]
+            self._write(state, plan.token_ids[offset : offset + count], computed)
+            offset += count
+            if row in plan.prompt_logprob_rows:
+                prompt_logprobs[entry] = fake_prompt_logprobs(state.start, computed, count)
+            if plan.samples[entry]:
+                token = self._sample(state, computed + count)
+                state.last_token = sampled[entry, 0] = token
+                if state.start.sampling.logprobs is not None:
+                    logprobs[entry] = [fake_logprobs(token, state.start.sampling.logprobs)]
+        if offset != plan.num_tokens:
+            raise EngineError(f"plan has {plan.num_tokens} tokens, its rows {offset}")
+        num_sampled = plan.samples.astype(np.int32)
+        return StepResult(plan.step_id, sampled, num_sampled, logprobs, prompt_logprobs)
+
+    def _write(self, state: FakeRow, tokens: IntArray, computed: int) -> None:
+        """Store new tokens at positions ``computed`` on, in the pages of both groups."""
+        if tokens[0] == -1:
+            tokens = np.array([state.last_token], np.int32)
+        if tokens.min() < 0:
+            raise EngineError("a token is named as being on the device, but it is not")
+        before = 0
+        if computed:
+            blocks, offsets = self._slots(state, CacheGroup.FULL, computed - 1, computed)
+            before = int(self._hashes[blocks, offsets][0])
+        hashes = self.model.prefix_hashes(tokens, before, computed)
+        for group in CacheGroup:
+            where = self._slots(state, group, computed, computed + len(tokens))
+            self._tokens[where], self._hashes[where], self._groups[where] = tokens, hashes, group
+
+    def _sample(self, state: FakeRow, length: int) -> int:
+        """Read the prefix of ``length`` tokens back through both tables; its hash decides."""
+        tokens = self._tokens[self._slots(state, CacheGroup.FULL, 0, length)]
+        hashes = self.model.prefix_hashes(tokens)
+        self._verify(state, CacheGroup.FULL, 0, tokens, hashes)
+        first = max(0, length - self._limits.sliding_window)
+        self._verify(state, CacheGroup.WINDOW, first, tokens[first:], hashes[first:])
+        num_output = length - state.start.num_prompt_tokens
+        return self.model.next_token(int(hashes[-1]), num_output, state.start.sampling, state.start.seed)
+
+    def _verify(self, state: FakeRow, group: CacheGroup, start: int, tokens: IntArray, hashes: U64) -> None:
+        where = self._slots(state, group, start, start + len(tokens))
+        good = (
+            (self._tokens[where] == tokens) & (self._hashes[where] == hashes) & (self._groups[where] == group)
+        )
+        if not good.all():
+            position = start + int(np.flatnonzero(~good)[0])
+            raise EngineError(f"row {state.start.row}: {group.name} position {position} holds another prefix")
+
+    def _slots(self, state: FakeRow, group: CacheGroup, start: int, stop: int) -> tuple[IntArray, IntArray]:
+        """Blocks and offsets of positions [start, stop)."""
+        positions = np.arange(start, stop, dtype=np.int32)
+        table, bs = state.tables[group], self._limits.block_size
+        first = start // bs
+        try:
+            blocks = np.array([table[i] for i in range(first, (stop - 1) // bs + 1)], np.int32)
+        except KeyError as error:
+            raise EngineError(f"row {state.start.row}: {group.name} has no page {error}") from None
+        return blocks[positions // bs - first], positions % bs
+
+
+def fake_logprobs(token: int, top: int) -> TokenLogprobs:
+    """Plausible numbers that depend on the token alone."""
+    logprob = -0.25 - (token % 7) / 8
+    ids = [token + i for i in range(top)]
+    return TokenLogprobs(token, logprob, 1, ids, [logprob - i for i in range(top)])
+
+
+def fake_prompt_logprobs(start: RowStart, computed: int, count: int) -> list[TokenLogprobs]:
+    """One for each next prompt token of positions [computed, computed + count)."""
+    stop = min(computed + count, start.num_prompt_tokens - 1)
+    top = start.sampling.prompt_logprobs or 0
+    return [fake_logprobs(int(token), top) for token in start.token_ids[computed + 1 : stop + 1]]

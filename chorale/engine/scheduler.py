@@ -1,0 +1,252 @@
+"""Scheduler: decides what the next step computes. ``schedule`` makes plans, ``commit`` takes results.
+
+One step, in this order:
+
+1. Decoding rows, one token each. If there are more than the token budget, the best keys go.
+2. Chunks of running prefills, best key first, out of what is left of the budget (a decode that finds no
+   page returns its token).
+3. Admissions from the queue, best key first, until rows, budget or pages run out.
+
+The key is (priority, arrival number), priority counting only under that policy; smaller runs first.
+
+Pages. Decoding rows whose pages are full and prefills get pages in key order. A prefill first shrinks its
+chunk to what is free. When not even one token fits, the running sequence with the worst key is preempted,
+but only if its key is worse than the asker's; an asker that is itself the worst keeps what it has and sits
+this step out. So the best running sequence can always take pages until it is alone, and alone it fits,
+because nobody is admitted whose length could exceed ``HybridCache.capacity``: there is always progress.
+(Alone at depth 1 it may have to wait for its own step in flight, whose commit frees window pages.)
+
+Admission asks for more than it takes: pages for all known tokens of the sequence, and for what running
+prefills still need, and 1 % of the pool. A preempted sequence therefore does not come back until there is
+room for the whole of it, and does not push out others when it does. Under "priority", the head of the
+queue may preempt running sequences of a strictly worse *priority* for pages or for a row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from chorale.engine.commit import Committer
+from chorale.engine.lifecycle import Lifecycle
+from chorale.engine.plan import Grant, PlanBuilder, StepRecord
+from chorale.engine.sequence import Sequence, Status
+from chorale.engine.types import EngineLimits, IntArray, StepPlan, StepResult
+
+WATERMARK = 100  # admissions leave 1/100 of the pool free while anything runs
+
+
+class Scheduler:
+    """The one writer of sequences. At overlap depth 1, ``schedule`` may run before the last ``commit``."""
+
+    def __init__(self, life: Lifecycle, limits: EngineLimits) -> None:
+        self._life = life
+        self._limits = limits
+        self._cache = life.cache
+        self._rows = life.rows
+        self._build = PlanBuilder()
+        self._sitting_out: list[int] = []  # rows
+        self._refused: tuple[Sequence, int] | None = None  # head of the queue, spare pages at that time
+        self._committer = Committer(life, keep_tokens=limits.overlap_depth == 0)
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._committer.num_prompt_tokens
+
+    @property
+    def num_generated(self) -> int:
+        return self._committer.num_generated
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next step, or None when nothing can be computed before a commit or a new request."""
+        decodes = np.flatnonzero(self._rows.decoding).astype(np.int32)
+        budget = self._limits.max_num_batched_tokens
+        if len(decodes) > budget:
+            decodes = self._best_rows(decodes, budget)
+        budget = self._extend_running(decodes, budget)
+        self._admit(budget, now)
+        return self._plan(decodes, now)
+
+    def commit(self, record: StepRecord, result: StepResult, now: float) -> None:
+        """Take the result of the oldest step in flight."""
+        self._committer.commit(record, result, now)
+
+    # ------------------------------------------------------------------ running sequences
+
+    def _best_rows(self, decodes: IntArray, count: int) -> IntArray:
+        best = sorted(decodes.tolist(), key=lambda row: self._life.running[row].key)[:count]
+        return np.array(sorted(best), np.int32)
+
+    def _extend_running(self, decodes: IntArray, budget: int) -> int:
+        """Pages for decodes that need some, chunks for prefills; returns the budget that is left."""
+        rows = self._rows
+        due = decodes[rows.computed[decodes] >= rows.due[decodes]]
+        if len(due):
+            self._extend_decodes([self._life.running[row] for row in due.tolist()])
+            budget -= int(np.count_nonzero(rows.decoding[decodes]))
+        else:
+            budget -= len(decodes)
+        for sequence in sorted(self._life.prefills, key=by_key):
+            if sequence.status is Status.PREFILL and budget > 0:
+                budget -= self._extend_prefill(sequence, budget)
+        return budget
+
+    def _extend_decodes(self, due: list[Sequence]) -> None:
+        for sequence in sorted(due, key=by_key):
+            if sequence.status is Status.DECODE:  # else it was preempted by a better one
+                self._extend_decode(sequence)
+
+    def _extend_decode(self, sequence: Sequence) -> None:
+        row = sequence.row
+        computed = int(self._rows.computed[row])
+        if computed >= sequence.max_len - 1:
+            self._rows.decoding[row] = False  # its last token is in flight: it will end at that commit
+        elif self._make_room(sequence, computed):
+            self._grow(sequence, computed + 1)
+            self._life.set_due(sequence)
+        else:
+            self._rows.decoding[row] = False
+            self._sitting_out.append(row)
+
+    def _extend_prefill(self, sequence: Sequence, budget: int) -> int:
+        """Grant a chunk; returns its tokens, 0 if there is no room."""
+        start = int(self._rows.computed[sequence.row])
+        if not self._make_room(sequence, start):
+            return 0
+        wanted = min(budget, len(sequence.known) - start)
+        count = min(wanted, self._cache.room(sequence.pages, start))
+        self._grow(sequence, start + count)
+        self._build.grants.append(Grant(sequence, start, count))
+        return count
+
+    def _grow(self, sequence: Sequence, num_tokens: int) -> None:
+        first = self._cache.grow(sequence.pages, num_tokens)
+        self._build.append_pages(sequence, first)
+
+    def _make_room(self, sequence: Sequence, num_computed: int) -> bool:
+        """See to it that one more token fits, preempting worse sequences; False if that cannot be done."""
+        while self._cache.room(sequence.pages, num_computed) < 1:
+            worst = max(self._life.running.values(), key=by_key)
+            if worst.key <= sequence.key:
+                return False
+            self._preempt(worst)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._build.drop(sequence.row)
+        if sequence.row in self._sitting_out:
+            self._sitting_out.remove(sequence.row)
+        self._life.preempt(sequence)
+
+    # ------------------------------------------------------------------ admissions
+
+    def _admit(self, budget: int, now: float) -> None:
+        while budget > 0 and (head := self._life.waiting.head()) is not None:
+            if not self._find_row(head):
+                return
+            hit = self._find_pages(head)
+            if hit is None:
+                return
+            self._start(head, hit, now)
+            budget -= self._extend_prefill(head, budget)
+
+    def _find_row(self, head: Sequence) -> bool:
+        if self._rows.free:
+            return True
+        if any(record.retiring for record in self._life.in_flight):
+            return False  # one comes free at the next commit
+        victim = self._victim_of(head)
+        if victim is not None:
+            self._preempt(victim)
+        return bool(self._rows.free)
+
+    def _find_pages(self, head: Sequence) -> int | None:
+        """The pages of the head's prefix hit, once there is room to run it; None if there is not."""
+        victim = self._victim_of(head)
+        if self._life.running and victim is None and self._refused is not None:
+            refused, spare_then = self._refused
+            if refused is head and self._spare() <= spare_then:
+                return None
+        head.known = head.all_tokens()
+        head.extend_digests(len(head.known), self._limits.block_size)
+        while True:
+            hit = self._hit(head)
+            needed = self._cache.pages_to_admit(head.digests, hit, len(head.known) + 1)
+            if needed <= self._spare():
+                return hit
+            victim = self._victim_of(head)
+            if victim is None:
+                self._refused = (head, self._spare())
+                return None
+            self._preempt(victim)
+
+    def _spare(self) -> int:
+        """Free pages that an admission may count on."""
+        free = self._cache.pool.num_free
+        if not self._life.running:
+            return free
+        owed = sum(
+            self._cache.num_pages(len(other.known) + 1) - len(other.pages.full)
+            for other in self._life.prefills
+        )
+        return free - owed - self._limits.num_blocks // WATERMARK
+
+    def _hit(self, head: Sequence) -> int:
+        """Pages of the longest usable prefix. The last known token is always computed: its logits are needed.
+
+        A request that wants the prompt's log-probabilities computes the whole prompt once.
+        """
+        if head.sampling.prompt_logprobs is not None and not head.request.prompt_done:
+            return 0
+        return self._cache.lookup(head.digests[: (len(head.known) - 1) // self._limits.block_size])
+
+    def _victim_of(self, head: Sequence) -> Sequence | None:
+        """The worst running sequence, if its priority is strictly worse than the head's."""
+        if self._limits.policy != "priority" or not self._life.running:
+            return None
+        worst = max(self._life.running.values(), key=by_key)
+        return worst if worst.key[0] > head.key[0] else None
+
+    def _start(self, head: Sequence, hit: int, now: float) -> None:
+        self._cache.adopt(head.pages, head.digests, hit)
+        num_cached = hit * self._limits.block_size
+        if head.index == 0 and not head.first_scheduled:
+            head.request.num_cached_tokens = num_cached
+            if self._limits.enable_prefix_caching:
+                self.prefix_queries += head.num_prompt
+                self.prefix_hits += num_cached
+        self._build.starts.append(self._life.start(head, num_cached, now))
+        self._build.append_pages(head, 0)
+
+    # ------------------------------------------------------------------ the plan
+
+    def _plan(self, decodes: IntArray, now: float) -> StepPlan | None:
+        rows, life, step_id = self._rows, self._life, self._life.next_step_id
+        decodes = decodes[rows.decoding[decodes]]
+        for row in self._sitting_out:
+            rows.decoding[row] = True
+        self._sitting_out.clear()
+        grants = self._build.grants
+        if not len(decodes) and not grants:
+            return None
+        wants_prompt = [grant.sequence.row for grant in grants if wants_prompt_logprobs(grant.sequence)]
+        plan = self._build.build(
+            step_id, decodes, rows.computed[decodes], rows.last_token[decodes], wants_prompt
+        )
+        rows.computed[plan.rows] += plan.num_new
+        rows.last_step[plan.rows] = step_id
+        for grant in grants:
+            if grant.is_last:
+                life.begin_decode(grant.sequence)
+        life.in_flight.append(StepRecord(plan, len(decodes), grants, now))
+        life.next_step_id += 1
+        return plan
+
+
+def by_key(sequence: Sequence) -> tuple[int, int]:
+    return sequence.key
+
+
+def wants_prompt_logprobs(sequence: Sequence) -> bool:
+    return sequence.sampling.prompt_logprobs is not None and not sequence.request.prompt_done

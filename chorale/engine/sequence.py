@@ -1,0 +1,122 @@
+"""Sequence: one choice of one request, from arrival to its last token. Written by the scheduler alone.
+
+A request with n > 1 becomes n sequences. The first computes the prompt; the others are HELD until it has,
+then find the prompt's whole pages in the prefix index.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from chorale.engine.cache import Pages
+from chorale.engine.hashing import extend_chain
+from chorale.engine.types import GenerateRequest, IntArray, SamplingSpec, TokenLogprobs
+
+NO_TOKENS: IntArray = np.zeros(0, np.int32)
+
+
+class Status(enum.IntEnum):
+    HELD = 0  # waits for a sibling to compute the shared prompt
+    WAITING = 1  # in the queue, holds nothing
+    PREFILL = 2  # has a row; known tokens are left to compute
+    DECODE = 3  # has a row; one token at a time
+    ENDED = 4
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """What the choices of one request share."""
+
+    request: GenerateRequest
+    prompt: IntArray
+    root: bytes | None  # start of the digest chain; None: pages are never shared
+    arrival: float
+    sequences: list[Sequence] = field(default_factory=list)
+    num_unfinished: int = 0
+    num_cached_tokens: int = 0  # of the first choice's first admission
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt_done: bool = False  # the first choice has computed the prompt once
+
+
+class Sequence:
+    """Tokens, status and place of one choice. How far it is computed stands in ``RowTable``."""
+
+    __slots__ = (
+        "digests",
+        "first_scheduled",
+        "first_token",
+        "index",
+        "key",
+        "known",
+        "max_len",
+        "num_preemptions",
+        "num_prompt",
+        "output",
+        "pages",
+        "request",
+        "request_id",
+        "row",
+        "sampling",
+        "seed",
+        "status",
+        "stop_ids",
+    )
+
+    def __init__(
+        self, request: RequestState, index: int, *, key: tuple[int, int], seed: int, max_len: int
+    ) -> None:
+        self.request = request
+        self.request_id: str = request.request.request_id
+        self.index = index
+        self.key = key  # (priority, arrival number): smaller runs first
+        self.sampling: SamplingSpec = request.request.sampling
+        self.seed = seed
+        self.max_len = max_len  # prompt and output together
+        self.stop_ids: frozenset[int] = frozenset()
+        self.num_prompt = int(request.prompt.shape[0])
+        self.output: list[int] = []
+        self.known: IntArray = NO_TOKENS  # prompt and output at the last admission: what prefill computes
+        self.digests: list[bytes] = []
+        self.pages = Pages()
+        self.row = -1
+        self.status = Status.WAITING
+        self.first_scheduled = 0.0
+        self.first_token = 0.0
+        self.num_preemptions = 0
+
+    def __repr__(self) -> str:
+        return f"<{self.request_id}/{self.index} {self.status.name} row {self.row} +{len(self.output)}>"
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt + len(self.output)
+
+    @property
+    def is_running(self) -> bool:
+        return self.status is Status.PREFILL or self.status is Status.DECODE
+
+    def all_tokens(self) -> IntArray:
+        if not self.output:
+            return self.request.prompt
+        return np.concatenate([self.request.prompt, np.array(self.output, np.int32)])
+
+    def extend_digests(self, num_tokens: int, block_size: int) -> None:
+        """Make ``digests`` cover the whole pages of the first ``num_tokens`` tokens. No-op if unshared."""
+        root, num_pages = self.request.root, num_tokens // block_size
+        if not self.digests:  # a sibling's prompt is this one's
+            self.digests = self.request.sequences[0].digests[: self.num_prompt // block_size]
+        start = len(self.digests) * block_size
+        if root is None or start >= num_pages * block_size:
+            return
+        tokens = self._tokens_between(start, num_pages * block_size)
+        extend_chain(self.digests, root, tokens.tobytes(), 4 * block_size)
+
+    def _tokens_between(self, start: int, stop: int) -> IntArray:
+        if stop <= len(self.known):
+            return self.known[start:stop]
+        if start >= self.num_prompt:
+            return np.array(self.output[start - self.num_prompt : stop - self.num_prompt], np.int32)
+        return self.all_tokens()[start:stop]
