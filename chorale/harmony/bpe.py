@@ -54,7 +54,7 @@ class LinearEncoder:
 
     def __init__(self, core: Any, token_bytes: Sequence[bytes]) -> None:
         """``core``: tiktoken's CoreBPE. ``token_bytes[id]``: the bytes of each token."""
-        import regex  # a dependency of tiktoken; not worth loading before the first vocabulary
+        import regex  # type: ignore[import-untyped]  # comes with tiktoken
 
         self._encode_ordinary = core.encode_ordinary
         self._encode_piece = core.encode_single_piece
@@ -84,7 +84,8 @@ class LinearEncoder:
             cut = self._cut.search(text, done, block)
             start = cut.start() if cut is not None else done
             ids += self._encode_ordinary(text[done:start])
-            for piece, done in self._pieces(text, start, block + BLOCK):
+            for piece, end in self._pieces(text, start, block + BLOCK):
+                done = end
                 ids += self._encode_windows(piece) if len(piece) > WINDOW else self._encode_piece(piece)
         ids += self._encode_ordinary(text[done:])
         return ids

@@ -135,7 +135,7 @@ class Vocabulary:
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """Raises ``TokenIdError``."""
         ids = list(ids)
-        if ids and not (0 <= min(ids) and max(ids) < VOCAB_SIZE):
+        if ids and (min(ids) < 0 or max(ids) >= VOCAB_SIZE):
             bad = next(i for i in ids if not 0 <= i < VOCAB_SIZE)
             raise TokenIdError(f"token id {bad} is outside 0..{VOCAB_SIZE - 1}")
         return b"".join(map(self._token_bytes.__getitem__, ids))

@@ -1,0 +1,234 @@
+"""Conversations to token ids.
+
+Equal to openai-harmony 0.0.8 (``drop_analysis="harmony"``), with three additions: messages the model wrote
+are replayed from their exact ids, a ``# Response Formats`` section can follow the tools, and analysis is
+by default dropped up to the last answer instead of the first. Special tokens are placed by this module
+only; whatever came from outside is encoded as ordinary text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal
+
+from chorale.harmony.messages import (
+    Conversation,
+    DeveloperContent,
+    Message,
+    ResponseFormat,
+    SystemContent,
+    ToolNamespace,
+)
+from chorale.harmony.schema_ts import compact_json, schema_to_typescript
+from chorale.harmony.vocab import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, Vocabulary
+
+DropAnalysis = Literal["before_last_final", "harmony", "none"]
+"""Which analysis of earlier turns the model does not see again.
+
+* ``before_last_final``: reasoning before the last answer that a user message follows. Calls and their
+  results stay, on whichever channel.
+* ``harmony``: openai-harmony's rule. Whatever is on the analysis channel before the *first* answer, and
+  only if the last assistant message is an answer.
+* ``none``: nothing is dropped.
+"""
+
+ASSISTANT: Final = 173781  # the one token of "assistant"
+FINAL: Final = 17196  # the one token of "final"
+
+_FUNCTIONS_NOTE = "Calls to these tools must go to the commentary channel: 'functions'."
+
+
+def render_conversation(
+    conversation: Conversation,
+    vocab: Vocabulary,
+    *,
+    for_completion: bool = True,
+    drop_analysis: DropAnalysis | bool = "before_last_final",
+) -> list[int]:
+    """Ids of the whole conversation, ending in ``<|start|>assistant`` if ``for_completion``.
+
+    ``drop_analysis`` True and False are short for "before_last_final" and "none". Raises ``ValueError``
+    for a message that has no wire form (see ``render_message``).
+    """
+    rule = drop_analysis
+    if isinstance(rule, bool):
+        rule = "before_last_final" if rule else "none"
+    has_functions = _has_functions(conversation.messages)
+    ids: list[int] = []
+    for message in kept_messages(conversation.messages, rule):
+        ids += render_message(message, vocab, has_functions=has_functions)
+    return [*ids, START, ASSISTANT] if for_completion else ids
+
+
+def render_message(message: Message, vocab: Vocabulary, *, has_functions: bool = False) -> list[int]:
+    """Ids of one message, from ``<|start|>`` to its terminator.
+
+    ``has_functions``: whether the conversation offers function tools (the system message says so).
+    Raises ``ValueError`` if a tool message has no name, or structured content stands in another role.
+    """
+    ids = [START, *vocab.encode(_author(message))]
+    if message.token_ids is not None:
+        ids += message.token_ids
+    else:
+        ids += _header(message, vocab)
+        ids += vocab.encode(_content(message, has_functions))
+    ids.append(CALL if message.role == "assistant" and message.recipient is not None else END)
+    return ids
+
+
+def render_forced_final(*, is_message_open: bool) -> list[int]:
+    """The splice after which the model can only answer: it opens a final message.
+
+    ``is_message_open``: generation stopped inside a message, which is ended first. Append it to the prompt
+    and the ids generated so far (without a terminator such as ``<|return|>``).
+    """
+    opening = [START, ASSISTANT, CHANNEL, FINAL, MESSAGE]
+    return [END, *opening] if is_message_open else opening
+
+
+def kept_messages(messages: Iterable[Message], rule: DropAnalysis) -> list[Message]:
+    """The messages that remain under ``rule``."""
+    messages = list(messages)
+    if rule == "none":
+        return messages
+    if rule == "harmony":
+        return _kept_by_harmony(messages)
+    last_user = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)
+    finals = [i for i, m in enumerate(messages[:last_user]) if _is_answer(m)]
+    cut = finals[-1] if finals else 0
+    return [m for i, m in enumerate(messages) if i >= cut or not _is_reasoning(m)]
+
+
+def _kept_by_harmony(messages: list[Message]) -> list[Message]:
+    assistant = [m for m in messages if m.role == "assistant"]
+    if not assistant or assistant[-1].channel != "final":
+        return messages
+    cut = next(i for i, m in enumerate(messages) if m.channel == "final")
+    return [m for i, m in enumerate(messages) if i >= cut or m.channel != "analysis"]
+
+
+def _is_answer(message: Message) -> bool:
+    return message.role == "assistant" and message.channel == "final"
+
+
+def _is_reasoning(message: Message) -> bool:
+    return message.role == "assistant" and message.channel == "analysis" and message.recipient is None
+
+
+def _has_functions(messages: Iterable[Message]) -> bool:
+    return any(
+        namespace.name == "functions" and namespace.tools
+        for message in messages
+        if isinstance(message.content, DeveloperContent)
+        for namespace in message.content.namespaces
+    )
+
+
+# --------------------------------------------------------------------------- the header
+
+
+def _author(message: Message) -> str:
+    if message.role != "tool":
+        return message.role if message.name is None else f"{message.role}:{message.name}"
+    if message.name is None:
+        raise ValueError("a tool message needs the name of its tool")
+    return message.name
+
+
+def _header(message: Message, vocab: Vocabulary) -> list[int]:
+    """Recipient, channel, content type and ``<|message|>``; each encoded by itself, as in training."""
+    ids: list[int] = []
+    if message.recipient is not None and message.recipient != "all":
+        ids += vocab.encode(f" to={message.recipient}")
+    if message.channel is not None:
+        ids += [CHANNEL, *vocab.encode(message.channel)]
+    if message.content_type is not None:
+        kind = message.content_type.removeprefix("<|constrain|>")
+        if kind != message.content_type:
+            ids += [*vocab.encode(" "), CONSTRAIN, *vocab.encode(kind)]
+        else:
+            ids += vocab.encode(f" {kind}")
+    ids.append(MESSAGE)
+    return ids
+
+
+# --------------------------------------------------------------------------- the content
+
+
+def _content(message: Message, has_functions: bool) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    expected = "system" if isinstance(content, SystemContent) else "developer"
+    if message.role != expected:
+        raise ValueError(f"{type(content).__name__} cannot stand in a {message.role} message")
+    if isinstance(content, SystemContent):
+        return render_system(content, has_functions)
+    return render_developer(content)
+
+
+def render_system(content: SystemContent, has_functions: bool) -> str:
+    """Text of the system message."""
+    top = [] if content.model_identity is None else [content.model_identity]
+    if content.knowledge_cutoff is not None:
+        top.append(f"Knowledge cutoff: {content.knowledge_cutoff}")
+    if content.current_date is not None:
+        top.append(f"Current date: {content.current_date}")
+    sections = ["\n".join(top)] if top else []
+    if content.reasoning_effort is not None:
+        sections.append(f"Reasoning: {content.reasoning_effort}")
+    if content.namespaces:
+        sections.append(_tools(content.namespaces))
+    if content.channels:
+        note = f"\n{_FUNCTIONS_NOTE}" if has_functions else ""
+        channels = ", ".join(content.channels)
+        sections.append(f"# Valid channels: {channels}. Channel must be included for every message.{note}")
+    return "\n\n".join(sections)
+
+
+def render_developer(content: DeveloperContent) -> str:
+    """Text of the developer message."""
+    sections = []
+    if content.instructions is not None:
+        sections += ["# Instructions", content.instructions]
+    if content.namespaces:
+        sections.append(_tools(content.namespaces))
+    if content.response_formats:
+        sections.append("# Response Formats")
+        sections += [_response_format(entry) for entry in content.response_formats]
+    return "\n\n".join(sections)
+
+
+def _response_format(entry: ResponseFormat) -> str:
+    lines = [f"// {line}" for line in _lines(entry.description or "")]
+    return "\n".join([f"## {entry.name}\n", *lines, compact_json(entry.schema)])
+
+
+def _tools(namespaces: Iterable[ToolNamespace]) -> str:
+    """The "# Tools" section, namespaces in the order of their names (of equal names the last counts)."""
+    by_name = {namespace.name: namespace for namespace in namespaces}
+    return "\n\n".join(["# Tools", *(_namespace(by_name[name]) for name in sorted(by_name))])
+
+
+def _namespace(namespace: ToolNamespace) -> str:
+    lines = [f"## {namespace.name}\n"]
+    prefix = "// " if namespace.tools else ""
+    lines += [f"{prefix}{line}" for line in _lines(namespace.description or "")]
+    if namespace.tools:
+        lines.append(f"namespace {namespace.name} {{\n")
+        for tool in namespace.tools:
+            lines += [f"// {line}" for line in _lines(tool.description)]
+            arguments = "" if tool.parameters is None else f"_: {schema_to_typescript(tool.parameters)}"
+            lines.append(f"type {tool.name} = ({arguments}) => any;\n")
+        lines.append(f"}} // namespace {namespace.name}")
+    return "\n".join(lines)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines without their ends, as Rust's ``str::lines``: a final newline adds no empty line."""
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    else:
+        lines[-1] += "\r" if lines[-1].endswith("\r") else ""  # a bare "\r" at the end is not a line end
+    return [line.removesuffix("\r") for line in lines]

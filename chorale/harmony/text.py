@@ -1,0 +1,80 @@
+"""Text from tokens, a little at a time: UTF-8 that is split over tokens, and stop strings over deltas."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable
+
+from chorale.harmony.vocab import Vocabulary
+
+
+class TextDecoder:
+    """Incremental decoding: the concatenation of all results equals ``vocab.decode`` of all ids."""
+
+    __slots__ = ("_decode", "_vocab")
+
+    def __init__(self, vocab: Vocabulary) -> None:
+        self._vocab = vocab
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def feed(self, token_id: int) -> str:
+        """Text that became readable ("" inside a character). Raises ``TokenIdError``."""
+        return self._decode(self._vocab.token_bytes(token_id))
+
+    def flush(self) -> str:
+        """U+FFFD for a character that never became whole, else "". The decoder can be used again."""
+        return self._decode(b"", True)
+
+
+class StopStrings:
+    """Finds the first stop string in a stream of text, holding back what could still become one.
+
+    Of several stops the one that *ends* first wins; of those that end together, the longest, so the answer
+    does not depend on how the text was cut into deltas. After a match everything further is swallowed.
+    """
+
+    __slots__ = ("_held", "_include", "_longest", "_matched", "_pattern", "_stops")
+
+    def __init__(self, stops: Iterable[str], include: bool = False) -> None:
+        """``include``: the matched stop string itself is emitted. Empty strings are ignored."""
+        self._stops = tuple(dict.fromkeys(stop for stop in stops if stop))
+        self._include = include
+        self._longest = max(map(len, self._stops), default=0)
+        self._pattern = re.compile("|".join(map(re.escape, self._stops))) if self._stops else None
+        self._held = ""
+        self._matched: str | None = None
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """(text that can be shown now, the stop string if it has been reached)."""
+        if self._pattern is None:
+            return text, None
+        if self._matched is not None:
+            return "", self._matched
+        buffer = self._held + text
+        if self._pattern.search(buffer) is not None:
+            return self._finish(buffer)
+        keep = self._partial_len(buffer)
+        self._held = buffer[len(buffer) - keep :]
+        return buffer[: len(buffer) - keep], None
+
+    def flush(self) -> str:
+        """What was held back, once no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _finish(self, buffer: str) -> tuple[str, str]:
+        places = ((buffer.find(stop), stop) for stop in self._stops)
+        end, size = min((at + len(stop), -len(stop)) for at, stop in places if at >= 0)
+        begin = end + size
+        self._matched = buffer[begin:end]
+        self._held = ""
+        return buffer[: end if self._include else begin], self._matched
+
+    def _partial_len(self, buffer: str) -> int:
+        """Length of the longest tail of ``buffer`` that begins a stop string."""
+        for size in range(min(self._longest - 1, len(buffer)), 0, -1):
+            tail = buffer[-size:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return size
+        return 0

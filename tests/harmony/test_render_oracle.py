@@ -1,0 +1,36 @@
+"""Token ids equal openai-harmony's, over seeded random conversations."""
+
+from __future__ import annotations
+
+import random
+
+import openai_harmony as oh
+import pytest
+
+from chorale.harmony.render import render_conversation
+from chorale.harmony.vocab import Vocabulary
+
+from .conversations import conversation, to_oracle
+
+CASES = 5000
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_ids_equal_openai_harmony(vocab: Vocabulary, oracle: oh.HarmonyEncoding, part: int) -> None:
+    size = CASES // 5
+    for seed in range(part * size, (part + 1) * size):
+        ours = conversation(random.Random(seed))
+        theirs = to_oracle(ours)
+        keep = oh.RenderConversationConfig(auto_drop_analysis=False)
+        expected = oracle.render_conversation_for_completion(theirs, oh.Role.ASSISTANT)
+        _same(vocab, seed, render_conversation(ours, vocab, drop_analysis="harmony"), expected)
+        expected = oracle.render_conversation(theirs, config=keep)
+        _same(
+            vocab, seed, render_conversation(ours, vocab, for_completion=False, drop_analysis=False), expected
+        )
+
+
+def _same(vocab: Vocabulary, seed: int, ours: list[int], expected: list[int]) -> None:
+    assert ours == expected, (
+        f"seed {seed}\nours     {vocab.decode(ours)!r}\nexpected {vocab.decode(expected)!r}"
+    )
