@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from chorale.client.base import EngineClient
@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from chorale.harmony.vocab import Vocabulary
 
 
+@dataclass(slots=True)
+class Lifecycle:
+    """The server's own life, beside the engine's. Written by ``server``, read by /ready and /load."""
+
+    draining: bool = False  # SIGTERM came: running requests finish, a balancer should go elsewhere
+    num_requests: int = 0  # HTTP requests whose answer is not complete
+
+
 @dataclass(frozen=True, slots=True)
 class ServerState:
     client: EngineClient
@@ -22,3 +30,4 @@ class ServerState:
     metrics: Metrics
     store: ResponseStore
     model_names: tuple[str, ...]  # every name this server answers to; the first is echoed in bodies
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)

@@ -1,0 +1,54 @@
+"""create_app: every endpoint's routes, behind keys, inside the shell. Starlette's router, no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
+
+from chorale.api import health, models, openapi, tokenize
+from chorale.api.auth import guard_routes
+from chorale.api.metered import MeteredClient
+from chorale.api.shell import Shell, unknown_path
+from chorale.api.state import ServerState
+
+
+def create_app(state: ServerState, api_key_hashes: Iterable[bytes] = ()) -> Shell:
+    """The whole HTTP face as one ASGI app.
+
+    ``api_key_hashes``: ``auth.hash_key`` of each key; empty means that anybody may call. Endpoints get the
+    client wrapped in a ``MeteredClient``.
+    """
+    state.metrics.watch(state.client)
+    metered = replace(state, client=MeteredClient(state.client, state.metrics))
+    hashes = tuple(api_key_hashes)
+    routes = guard_routes(all_routes(metered), hashes)
+    router = Router(routes, redirect_slashes=False, default=unknown_path)
+    return Shell(_with_cors(router, state), metered, bool(hashes))
+
+
+def all_routes(state: ServerState) -> list[Route]:
+    """Every route, in the order in which they are tried. The inventory test reads this."""
+    return [
+        *health.routes(state),
+        *models.routes(state),
+        *tokenize.routes(state),
+        *openapi.routes(state),
+    ]
+
+
+def _with_cors(app: ASGIApp, state: ServerState) -> ASGIApp:
+    config = state.config
+    if not config.allowed_origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=config.allowed_origins,
+        allow_methods=config.allowed_methods,
+        allow_headers=config.allowed_headers,
+        allow_credentials=config.allow_credentials,
+        expose_headers=("x-request-id", "retry-after", "openai-processing-ms"),
+    )

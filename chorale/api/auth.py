@@ -1,0 +1,78 @@
+"""Who may call: bearer keys, checked at the matched route; and the request id.
+
+Every route is guarded unless its own path is in ``OPEN_PATHS``. The decision hangs on the route object that
+the router matched, never on the text of a path or a Host header, so no spelling of a URL gets around it.
+Keys are held as SHA-256 digests only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import uuid
+from collections.abc import Iterable
+
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from chorale.errors import AuthenticationError
+
+# Probes and scrapes, as vLLM leaves them; they tell nothing of any request.
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics"})
+
+HANDLER = "chorale.handler"  # scope key: the matched route's path template
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def hash_key(key: str) -> bytes:
+    """What is kept of a key: its SHA-256."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+class Guarded:
+    """The ASGI app of one route, behind the keys.
+
+    Leaves the route's name for logs and metrics, and ``request.state.owner``: the digest of the key that
+    was used (empty on a server without keys), by which stored objects are kept apart.
+    """
+
+    def __init__(self, app: ASGIApp, handler: str, api_key_hashes: tuple[bytes, ...]) -> None:
+        self._app = app
+        self._handler = handler
+        self._hashes = api_key_hashes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[HANDLER] = self._handler
+        scope.setdefault("state", {})["owner"] = self._owner(scope) if self._hashes else b""
+        await self._app(scope, receive, send)
+
+    def _owner(self, scope: Scope) -> bytes:
+        """The digest of the caller's key. Raises ``AuthenticationError``."""
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        digest = hashlib.sha256(key.strip()).digest()
+        # Every key is compared, so the time tells neither which one matched nor how much of it.
+        matches = [hmac.compare_digest(digest, known) for known in self._hashes]
+        if scheme.lower() != b"bearer" or not any(matches):
+            raise AuthenticationError("a valid API key is needed: Authorization: Bearer KEY")
+        return digest
+
+
+def guard_routes(routes: Iterable[Route], api_key_hashes: Iterable[bytes]) -> list[Route]:
+    """Put each route behind the keys, unless its path is open."""
+    hashes = tuple(api_key_hashes)
+    found = list(routes)
+    for route in found:
+        route.app = Guarded(route.app, route.path, () if route.path in OPEN_PATHS else hashes)
+    return found
+
+
+def request_id(scope: Scope) -> str:
+    """The client's X-Request-Id if it is printable and at most 128 characters, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            text = value.decode("latin-1").strip()
+            if _REQUEST_ID.fullmatch(text):
+                return str(text)
+    return f"req_{uuid.uuid4().hex}"

@@ -1,0 +1,157 @@
+"""The protocol half of the guard: uvicorn's httptools protocol has no limit on headers, in bytes or seconds.
+
+Limits, in a subclass made for one configuration: header bytes and count (431), header time (408), the time
+for which a client may refuse to read (the connection is dropped). Errors are OpenAI error objects.
+Kept small on purpose: it leans on a few of uvicorn's methods, and ``tests/api/test_protocol.py`` holds it to
+them over real sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from chorale.api.http import error_response
+from chorale.config import ServerConfig
+from chorale.errors import ChoraleError, HeadersTooLargeError, RequestError, RequestTimeoutError
+
+WRITE_TIMEOUT_SECONDS = 60.0
+# How long a refused client is still read (and ignored), so that it sees the answer and not a reset.
+_LINGER_SECONDS = 2.0
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """``limits`` is set by ``guarded_protocol``; uvicorn makes one instance a connection."""
+
+    limits: ServerConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_head = True
+        self._num_head_bytes = 0
+        self._num_headers = 0
+        self._refusal: ChoraleError | None = None
+        self._refused = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    # ---------------------------------------------------------------- bytes
+
+    def data_received(self, data: bytes) -> None:
+        while data and not self._refused:
+            part = data
+            if self._in_head:
+                self._arm_head_timer()
+                part = data[: self.limits.max_header_bytes + 1 - self._num_head_bytes]
+            data = data[len(part) :]
+            super().data_received(part)
+            if self._in_head:
+                self._num_head_bytes += len(part)
+                if self._num_head_bytes > self.limits.max_header_bytes:
+                    self._refusal = HeadersTooLargeError(
+                        f"the headers are larger than {self.limits.max_header_bytes} bytes"
+                    )
+            if self._refusal is not None:
+                self._refuse(self._refusal)
+
+    def on_message_begin(self) -> None:
+        self._num_headers = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        if self._num_headers > self.limits.max_headers:
+            self._refusal = HeadersTooLargeError(f"there are more than {self.limits.max_headers} headers")
+        else:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._num_head_bytes = 0
+        self._cancel_head_timer()
+        if self._refusal is None:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self._refusal is None:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        if self._refusal is None:
+            super().on_message_complete()
+
+    # ---------------------------------------------------------------- time
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._arm_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_head_timer()
+        self._cancel_write_timer()
+        super().connection_lost(exc)
+
+    def _arm_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.limits.header_timeout, self._head_is_late)
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if self._num_head_bytes == 0 or answering:
+            self.transport.close()  # nothing was asked (yet), so nothing is answered
+        else:
+            self._refuse(RequestTimeoutError("the headers did not arrive in time"))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(WRITE_TIMEOUT_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel_write_timer()
+
+    def _cancel_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    # ---------------------------------------------------------------- refusals
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn calls this when httptools rejects the bytes."""
+        self._refuse(self._refusal or RequestError("the request is not valid HTTP", code="invalid_http"))
+
+    def _refuse(self, error: ChoraleError) -> None:
+        if self._refused:
+            return
+        self._refused = True
+        self._cancel_head_timer()
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()  # an earlier request of this connection is being answered
+            return
+        response = error_response(error)
+        head = [STATUS_LINE[error.status], *(b"%s: %s\r\n" % pair for pair in response.raw_headers)]
+        self.transport.write(b"".join([*head, b"connection: close\r\n\r\n", bytes(response.body)]))
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+        else:  # TLS has no half-close
+            self.transport.close()
+
+
+def guarded_protocol(config: ServerConfig) -> type[GuardedProtocol]:
+    """The protocol class for one configuration (uvicorn instantiates it, so limits travel on the class)."""
+    return type("ConfiguredProtocol", (GuardedProtocol,), {"limits": config})

@@ -1,0 +1,83 @@
+"""/tokenize and /detokenize: what a prompt or a chat is in tokens, and back."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from chorale.api import limits
+from chorale.api.http import json_response, parse_model, read_json
+from chorale.api.models import check_model
+from chorale.api.state import ServerState
+from chorale.errors import RequestError
+from chorale.harmony.vocab import Vocabulary
+
+_THREAD_CHARS = 32 * 1024  # above this encoding moves to a thread: it would hold up other streams
+
+
+class TokenizeRequest(BaseModel):
+    """``add_special_tokens`` is accepted: gpt-oss puts none before a prompt."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    tokens: Annotated[list[Annotated[int, limits.token_id()]], limits.items("prompt_tokens")]
+
+
+def routes(state: ServerState) -> list[Route]:
+    return [
+        Route("/tokenize", partial(tokenize, state), methods=["POST"]),
+        Route("/detokenize", partial(detokenize, state), methods=["POST"]),
+    ]
+
+
+async def tokenize(state: ServerState, request: Request) -> Response:
+    """{prompt} as /v1/completions reads it (special tokens by name)."""
+    data = await read_json(request, state.config)
+    parsed = parse_model(TokenizeRequest, data)
+    if parsed.model is not None:
+        check_model(state, parsed.model)
+    token_ids = await encode_prompt(state.vocab, parsed.prompt)
+    return _answer(state, token_ids, parsed.return_token_strs)
+
+
+async def encode_prompt(vocab: Vocabulary, text: str) -> list[int]:
+    if len(text) > _THREAD_CHARS:
+        return await asyncio.to_thread(vocab.encode_with_special, text)
+    return vocab.encode_with_special(text)
+
+
+def _answer(state: ServerState, token_ids: list[int], with_strings: bool) -> Response:
+    vocab = state.vocab
+    body: dict[str, Any] = {
+        "count": len(token_ids),
+        "max_model_len": state.client.info.max_model_len,
+        "tokens": token_ids,
+        "token_strs": [vocab.decode([token_id]) for token_id in token_ids] if with_strings else None,
+    }
+    return json_response(body)
+
+
+async def detokenize(state: ServerState, request: Request) -> Response:
+    parsed = parse_model(DetokenizeRequest, await read_json(request, state.config))
+    if parsed.model is not None:
+        check_model(state, parsed.model)
+    try:
+        return json_response({"prompt": state.vocab.decode(parsed.tokens)})
+    except ValueError as error:
+        raise RequestError(f"tokens: {error}", param="tokens") from None
