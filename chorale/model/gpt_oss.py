@@ -78,6 +78,10 @@ class GptOss:
 
         ``kv[slot]``: [num_blocks, 2, Nkv, block_size, D], ``config.num_kv_slots`` of them.
         """
+        return self.run(batch, kv)
+
+    def run(self, batch: ForwardBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
+        """``forward`` without its inference mode: what a trainer differentiates, with ops of its own."""
         ops, eps = self.ops, self.config.rms_norm_eps
         plan = ops.plan_attention(batch.attention, self.shape, kv[0].shape[3])
         rope = self.rope.index_select(0, batch.attention.positions)  # [T, D]: cos | sin
