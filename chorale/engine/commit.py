@@ -12,7 +12,7 @@ from chorale.engine import emit
 from chorale.engine.lifecycle import Lifecycle
 from chorale.engine.plan import Grant, StepRecord
 from chorale.engine.sequence import Sequence
-from chorale.engine.types import FinishReason, IntArray, StepResult, TokenChunk
+from chorale.engine.types import BoolArray, FinishReason, IntArray, StepResult, TokenChunk
 from chorale.errors import EngineError
 
 
@@ -79,6 +79,8 @@ class Committer:
         slow = table.special[rows] | (ends + 1 >= table.max_len[rows])
         if record.dead_rows:
             samples = samples & ~np.isin(rows, list(record.dead_rows))
+        if result.errors:
+            samples = self._end_failed(record, samples, result.errors, now)
         entries: IntArray | None = None
         if not samples.all():
             entries = np.flatnonzero(samples).astype(np.int32)
@@ -96,6 +98,18 @@ class Committer:
             else:
                 sequence.output.append(token)
                 push(TokenChunk(sequence.request_id, sequence.index, [token]))
+
+    def _end_failed(
+        self, record: StepRecord, samples: BoolArray, errors: dict[int, str], now: float
+    ) -> BoolArray:
+        """End the sequences for which the device has no token; returns ``samples`` without them."""
+        samples = samples.copy()
+        for entry, message in errors.items():
+            sequence = self._life.rows.sequences[int(record.plan.rows[entry])]
+            if samples[entry] and sequence is not None:
+                self._life.end(sequence, emit.end_chunk(sequence, "error", now, message))
+            samples[entry] = False
+        return samples
 
     def _take_token(self, sequence: Sequence, token: int, entry: int, result: StepResult, now: float) -> None:
         """One token with everything that may come with it."""

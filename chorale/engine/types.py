@@ -211,6 +211,8 @@ class StepResult:
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # Entry -> one per computed prompt token: the logprob of the *next* prompt token at that position.
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    # Entry -> why it gave no token although its plan asked for one: that sequence ends, the others go on.
+    errors: dict[int, str] = field(default_factory=dict)
 
 
 class StepHandle(Protocol):

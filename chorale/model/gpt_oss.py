@@ -78,6 +78,11 @@ class GptOss:
 
         ``kv[slot]``: [num_blocks, 2, Nkv, block_size, D], ``config.num_kv_slots`` of them.
         """
+        return self.logits(self.hidden(batch, kv), batch.logits_index)
+
+    @torch.inference_mode()
+    def hidden(self, batch: ForwardBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
+        """``forward`` without the head: x [T, H] after the last layer, its norm not yet applied."""
         return self.run(batch, kv)
 
     def run(self, batch: ForwardBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -92,7 +97,13 @@ class GptOss:
             x = ops.output_projection(attended, layer.output, x)  # [T, H]
             normed, expert_ids, gates = ops.route(x, layer.router, eps)  # [T, H], [T, K], [T, K]
             x = ops.moe(normed, expert_ids, gates, layer.experts, x)  # [T, H]
-        return ops.lm_head(x, batch.logits_index, self.weights.final_norm, self.weights.head, eps)  # [L, V]
+        return x
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """The head: logits [L, V] float32 of the tokens at ``index`` [L] int64 of ``hidden`` [T, H]."""
+        weights = self.weights
+        return self.ops.lm_head(hidden, index, weights.final_norm, weights.head, self.config.rms_norm_eps)
 
 
 def yarn_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:

@@ -1,0 +1,166 @@
+"""Buffers: what the device remembers between steps, by row, and how a plan of numbers becomes a batch.
+
+Rows persist: block tables are appended to, the last sampled token stays on the device (a plan names it with
+-1), and one small array of int32 is copied to the device a step. Rows of the batch are the plan's entries;
+a graph's dummy rows would be further entries with one token each and a page of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from chorale.engine.types import CacheGroup, StepPlan
+from chorale.kernels.ops import AttentionMeta, ForwardBatch
+from chorale.runtime.batch import PromptLogprobs, SamplingBatch, StepBatch
+from chorale.runtime.device import Device
+from chorale.runtime.rows import SamplingRows
+
+Int32 = npt.NDArray[np.int32]
+
+
+class Buffers:
+    """One writer of block tables, last tokens and sampling columns; ``fill`` is called once a step."""
+
+    def __init__(
+        self, device: Device, *, num_rows: int, max_len: int, block_size: int, vocab_size: int
+    ) -> None:
+        target = device.torch_device
+        num_pages = -(-max_len // block_size) + 1
+        self._device, self._block_size = device, block_size
+        self.rows = SamplingRows(num_rows, vocab_size, max_len, target)
+        self.last_token = torch.zeros(num_rows, dtype=torch.int64, device=target)
+        self.block_tables = torch.zeros(
+            len(CacheGroup), num_rows, num_pages, dtype=torch.int32, device=target
+        )
+
+    def fill(self, plan: StepPlan) -> StepBatch:
+        """Take the rows that start, append the pages that rows gained, and lay out the step."""
+        for start in plan.starts:
+            self.rows.start(start)
+        host = _HostStep(plan)
+        sampled = plan.rows[host.entries]
+        positions = (plan.num_computed + plan.num_new)[host.entries].astype(np.int64)
+        parts = _Parts(
+            self._device,
+            (
+                plan.append_group, plan.append_row, plan.append_index, plan.append_block,
+                plan.token_ids, host.positions, host.token_rows, host.query_start, host.context_lens,
+                plan.rows, host.logits_index, sampled,
+                self.rows.keys(sampled, positions).ravel(), self.rows.floats(sampled).view(np.int32).ravel(),
+            ),
+        )  # fmt: skip
+        group, row, index, block = parts.take(4)
+        if len(plan.append_row):
+            self.block_tables.index_put_((group.long(), row.long(), index.long()), block)
+        forward = self._forward_batch(host, parts)
+        return StepBatch(
+            forward=forward,
+            sampling=self._sampling_batch(sampled, positions, parts),
+            entries=host.entries,
+            prompt=tuple(self._prompt_logprobs(plan, host)),
+        )
+
+    def _forward_batch(self, host: _HostStep, parts: _Parts) -> ForwardBatch:
+        """Tensors only: the host's counts stay as Python numbers in the meta."""
+        tokens, positions, token_rows, query_start, context_lens, rows, logits_index = parts.take(7)
+        positions, token_rows = positions.long(), token_rows.long()
+        token_ids = torch.where(tokens < 0, self.last_token[token_rows], tokens.long())
+        page, offset = positions // self._block_size, positions % self._block_size
+        slots = self.block_tables[:, token_rows, page].long() * self._block_size + offset  # [2, T]
+        num_pages = -(-host.max_context_len // self._block_size)
+        tables = self.block_tables[:, :, :num_pages].index_select(1, rows)  # [2, R, pages]
+        return ForwardBatch(
+            token_ids=token_ids,
+            logits_index=logits_index.long(),
+            attention=AttentionMeta(
+                positions=positions,
+                query_start=query_start,
+                context_lens=context_lens,
+                block_tables=(tables[CacheGroup.FULL], tables[CacheGroup.WINDOW]),
+                slots=(slots[CacheGroup.FULL], slots[CacheGroup.WINDOW]),
+                max_query_len=host.max_query_len,
+                max_context_len=host.max_context_len,
+            ),
+        )
+
+    def _sampling_batch(
+        self, sampled: Int32, positions: npt.NDArray[np.int64], parts: _Parts
+    ) -> SamplingBatch:
+        rows, keys, floats = parts.take(3)
+        temperature, top_k, top_p, min_p = floats.view(torch.float32).view(4, -1)
+        return SamplingBatch(
+            rows=sampled,
+            positions=positions,
+            greedy=self.rows.greedy[sampled],
+            filtered=self.rows.filtered(sampled),
+            num_logprobs=self.rows.num_logprobs[sampled],
+            edits=self.rows.edits_of(sampled),
+            row_index=rows.long(),
+            keys=keys.view(-1, 2),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+        )
+
+    def _prompt_logprobs(self, plan: StepPlan, host: _HostStep) -> list[PromptLogprobs]:
+        """The last prompt token predicts the first output token, which is no prompt token."""
+        wishes: list[PromptLogprobs] = []
+        if not plan.prompt_logprob_rows:
+            return wishes
+        for entry, row in enumerate(plan.rows.tolist()):
+            if row not in plan.prompt_logprob_rows:
+                continue
+            wish = self.rows.prompt_wish(row)
+            start = int(plan.num_computed[entry])
+            targets = wish.token_ids[start + 1 : start + 1 + int(plan.num_new[entry])]
+            if len(targets):
+                device_targets = self._device.upload(np.ascontiguousarray(targets, np.int32)).long()
+                first = int(host.query_start[entry])
+                wishes.append(PromptLogprobs(entry, first, device_targets, wish.num_top))
+        return wishes
+
+
+class _HostStep:
+    """What the host works out about a plan, with numpy."""
+
+    __slots__ = (
+        "context_lens",
+        "entries",
+        "logits_index",
+        "max_context_len",
+        "max_query_len",
+        "positions",
+        "query_start",
+        "token_rows",
+    )
+
+    def __init__(self, plan: StepPlan) -> None:
+        num_new = plan.num_new
+        self.query_start: Int32 = np.zeros(len(num_new) + 1, np.int32)
+        np.cumsum(num_new, out=self.query_start[1:])
+        self.context_lens: Int32 = plan.num_computed + num_new
+        self.token_rows: Int32 = np.repeat(plan.rows, num_new)
+        shift = np.repeat(plan.num_computed - self.query_start[:-1], num_new)
+        self.positions: Int32 = np.arange(plan.num_tokens, dtype=np.int32) + shift
+        self.entries = np.flatnonzero(plan.samples)
+        self.logits_index: Int32 = self.query_start[1:][self.entries] - 1
+        self.max_query_len = int(num_new.max())
+        self.max_context_len = int(self.context_lens.max())
+
+
+class _Parts:
+    """Several int32 arrays that travel as one; ``take`` hands out their places on the device, in order."""
+
+    __slots__ = ("_tensors",)
+
+    def __init__(self, device: Device, arrays: Sequence[npt.NDArray[np.int32]]) -> None:
+        packed = device.upload(np.concatenate(arrays, dtype=np.int32))
+        self._tensors = iter(packed.split([len(array) for array in arrays]))
+
+    def take(self, count: int) -> list[torch.Tensor]:
+        return [next(self._tensors) for _ in range(count)]

@@ -1,0 +1,143 @@
+"""RowEdits: what one row does to its logits before temperature, and the device state that this needs.
+
+Exists only for rows that ask for it: biases, allowed ids, bad words, min_tokens, penalties. The tokens of
+such a row are kept on the device too (``history``), because a step may be sampled before the host has read
+the step before it. Lengths are always known to the host, so nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from chorale.engine.types import RowStart, SamplingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class BadWords:
+    """Words of one length: ``prefixes`` [W, length - 1], ``last`` [W]."""
+
+    prefixes: torch.Tensor
+    last: torch.Tensor
+
+    def apply(self, logits: torch.Tensor, output: torch.Tensor) -> None:
+        """Forbid the last token of each word whose earlier tokens end ``output`` [num_output]."""
+        num_prefix = self.prefixes.shape[1]
+        if num_prefix > output.shape[0]:
+            return
+        matched = (self.prefixes == output[output.shape[0] - num_prefix :]).all(dim=1)
+        penalty = torch.zeros(len(matched), device=logits.device).masked_fill_(matched, float("-inf"))
+        logits.index_add_(0, self.last, penalty)  # adds, since two words may end alike
+
+
+class RowEdits:
+    """One writer of one row's history, counts and constraints. Built from its ``RowStart``."""
+
+    __slots__ = (
+        "_allowed",
+        "_bad_words",
+        "_bias_ids",
+        "_bias_values",
+        "_counts",
+        "_frequency",
+        "_history",
+        "_min_tokens",
+        "_num_prompt",
+        "_presence",
+        "_repetition",
+        "_stop_ids",
+    )
+
+    def __init__(self, start: RowStart, vocab_size: int, max_len: int, device: torch.device) -> None:
+        spec = start.sampling
+        self._num_prompt = start.num_prompt_tokens
+        self._min_tokens = spec.min_tokens
+        self._stop_ids = _ids(start.eos_token_ids, vocab_size, device)
+        self._presence = spec.presence_penalty
+        self._frequency = spec.frequency_penalty
+        self._repetition = spec.repetition_penalty
+        bias = {token: value for token, value in spec.logit_bias.items() if 0 <= token < vocab_size}
+        self._bias_ids = torch.tensor(list(bias), dtype=torch.int64, device=device)
+        self._bias_values = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
+        self._allowed = (
+            None if spec.allowed_token_ids is None else _ids(spec.allowed_token_ids, vocab_size, device)
+        )
+        self._bad_words = _bad_words(spec, vocab_size, device)
+        self._history = torch.zeros(max_len + 1, dtype=torch.int64, device=device)
+        known = torch.from_numpy(start.token_ids.astype("int64")).to(device)
+        self._history[: len(known)] = known
+        self._counts: torch.Tensor | None = None  # [V] float32, of output tokens
+        if self._presence or self._frequency:
+            output = known[self._num_prompt :]
+            self._counts = torch.zeros(vocab_size, device=device)
+            self._counts.index_add_(0, output, torch.ones(len(output), device=device))
+
+    @staticmethod
+    def needed(spec: SamplingSpec) -> bool:
+        return bool(
+            spec.logit_bias
+            or spec.allowed_token_ids is not None
+            or spec.bad_words
+            or spec.min_tokens > 0
+            or spec.presence_penalty
+            or spec.frequency_penalty
+            or spec.repetition_penalty != 1.0
+        )
+
+    def apply(self, logits: torch.Tensor, num_tokens: int) -> None:
+        """Edit ``logits`` [V] in place, for the token at position ``num_tokens``.
+
+        Order: logit_bias, allowed_token_ids, bad_words, min_tokens, penalties.
+        """
+        if len(self._bias_ids):
+            logits.index_add_(0, self._bias_ids, self._bias_values)
+        if self._allowed is not None:
+            allowed = logits[self._allowed]
+            logits.fill_(float("-inf")).index_copy_(0, self._allowed, allowed)
+        output = self._history[self._num_prompt : num_tokens]
+        for words in self._bad_words:
+            words.apply(logits, output)
+        if num_tokens - self._num_prompt < self._min_tokens:
+            logits.index_fill_(0, self._stop_ids, float("-inf"))
+        self._apply_penalties(logits, num_tokens)
+
+    def _apply_penalties(self, logits: torch.Tensor, num_tokens: int) -> None:
+        """vLLM's: repetition over prompt and output, then frequency and presence over the output.
+
+        Works on the tokens seen, not on the vocabulary. A token seen twice is written twice, alike.
+        """
+        if self._repetition == 1.0 and self._counts is None:
+            return
+        seen = self._history[:num_tokens]
+        values = logits[seen]
+        if self._repetition != 1.0:
+            values = torch.where(values > 0, values / self._repetition, values * self._repetition)
+        if self._counts is not None:
+            counts = self._counts[seen]
+            values = values - self._frequency * counts - self._presence * counts.clamp(max=1.0)
+        logits.index_copy_(0, seen, values)
+
+    def record(self, token_id: torch.Tensor, position: int) -> None:
+        """Remember the token [1] int64 that was sampled for ``position``."""
+        self._history[position : position + 1] = token_id
+        if self._counts is not None:
+            self._counts.index_add_(0, token_id, torch.ones(1, device=self._counts.device))
+
+
+def _ids(token_ids: tuple[int, ...], vocab_size: int, device: torch.device) -> torch.Tensor:
+    """[n] int64 of the ids that exist, each once."""
+    found = dict.fromkeys(token for token in token_ids if 0 <= token < vocab_size)
+    return torch.tensor(list(found), dtype=torch.int64, device=device)
+
+
+def _bad_words(spec: SamplingSpec, vocab_size: int, device: torch.device) -> tuple[BadWords, ...]:
+    by_length: dict[int, list[tuple[int, ...]]] = {}
+    for word in spec.bad_words:
+        if word and all(0 <= token < vocab_size for token in word):
+            by_length.setdefault(len(word), []).append(word)
+    groups = []
+    for words in by_length.values():
+        table = torch.tensor(words, dtype=torch.int64, device=device)
+        groups.append(BadWords(table[:, :-1].contiguous(), table[:, -1].contiguous()))
+    return tuple(groups)

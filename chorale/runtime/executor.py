@@ -1,0 +1,58 @@
+"""LocalExecutor: the Executor of one rank in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from chorale.engine.types import StepHandle, StepPlan, StepResult
+from chorale.errors import ChoraleError, EngineError
+from chorale.runtime.worker import Worker
+
+
+class LocalExecutor:
+    """``execute`` hands a plan to the worker. On a CPU the step has then run; on a GPU it is enqueued."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker: Worker | None = worker
+
+    def execute(self, plan: StepPlan) -> StepHandle:
+        """Never raises: whatever goes wrong is raised by the handle's ``result``."""
+        if self._worker is None:
+            return LocalStep(plan.step_id, _shut_down)
+        try:
+            return LocalStep(plan.step_id, self._worker.run(plan))
+        except Exception as error:  # any fault of the device or the model fails this step, and is not lost
+            return LocalStep(plan.step_id, _raising(error))
+
+    def shutdown(self) -> None:
+        """Let go of the device's memory. Steps already executed can still be read."""
+        self._worker = None
+
+
+class LocalStep:
+    """A step on its way."""
+
+    __slots__ = ("_fetch", "_step_id")
+
+    def __init__(self, step_id: int, fetch: Callable[[], StepResult]) -> None:
+        self._step_id, self._fetch = step_id, fetch
+
+    def result(self) -> StepResult:
+        """Wait for the device. Raises ``EngineError`` if the step failed."""
+        try:
+            return self._fetch()
+        except ChoraleError:
+            raise
+        except Exception as error:
+            raise EngineError(f"step {self._step_id} failed ({type(error).__name__}: {error})") from error
+
+
+def _raising(error: Exception) -> Callable[[], StepResult]:
+    def fetch() -> StepResult:
+        raise error
+
+    return fetch
+
+
+def _shut_down() -> StepResult:
+    raise EngineError("the executor was shut down")

@@ -1,0 +1,81 @@
+"""top_k, top_p and min_p as thresholds on the scores, found without sorting.
+
+All three keep the tokens whose score reaches some value, so each is one number a row. It is found by
+bisection over the order-preserving integer image of float32: 32 passes of compare and sum, exact to the
+last bit, no data-dependent sizes (so no wait for a device), and every row on its own (so its result does not
+depend on the batch). Tokens that tie with the last one kept are kept too.
+"""
+
+from __future__ import annotations
+
+import torch
+
+NEGLIGIBLE = -1e30  # the score of what was filtered out: finite, and no real score comes near
+_LOWEST = torch.finfo(torch.float32).min
+
+
+def order_keys(values: torch.Tensor) -> torch.Tensor:
+    """int64 that compare as the float32 ``values`` do, with no gaps between neighbouring floats."""
+    bits = values.view(torch.int32)
+    return (bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)).to(torch.int64)
+
+
+def key_values(keys: torch.Tensor) -> torch.Tensor:
+    """The float32 values of ``order_keys``; the map is its own inverse."""
+    bits = keys.to(torch.int32)
+    return (bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)).view(torch.float32)
+
+
+def reach_threshold(
+    scores: torch.Tensor, weights: torch.Tensor | None, targets: torch.Tensor
+) -> torch.Tensor:
+    """[N, 1] float32: the largest ``t`` with ``sum(weights[scores >= t]) >= target``, row by row.
+
+    ``scores`` [N, V] float32; ``weights`` [N, V] float32, None for ones; ``targets`` [N, 1]. A target that
+    even everything does not reach gives the lowest float: keep everything but -inf.
+    """
+    low = order_keys(torch.full_like(targets, _LOWEST))
+    high = order_keys(scores.amax(-1, keepdim=True)) + 1
+    reached = torch.empty_like(scores)
+    for _ in range(32):
+        middle = (low + high) >> 1
+        # A float result: four times as fast as a bool one on a CPU.
+        torch.ge(scores, key_values(middle), out=reached)
+        if weights is not None:
+            reached *= weights
+        enough = reached.sum(-1, keepdim=True) >= targets
+        low = torch.where(enough, middle, low)
+        high = torch.where(enough, high, middle)
+    return key_values(low)
+
+
+def filter_scores(
+    scores: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None, min_p: torch.Tensor | None
+) -> torch.Tensor:
+    """Scores [N, V] (logits over temperature) with whatever a filter removes set to ``NEGLIGIBLE``.
+
+    Each filter is [N] float32, or None if no row uses it: ``top_k`` (V or more: off), ``top_p`` (1 or more:
+    off; mass is measured within the top k), ``min_p`` (0: off; relative to the most likely token).
+    """
+    best = scores.amax(-1, keepdim=True)
+    threshold = torch.full_like(best, _LOWEST)
+    if top_k is not None:
+        reach = reach_threshold(scores, None, top_k.unsqueeze(1))
+        threshold = torch.where(top_k.unsqueeze(1) >= scores.shape[-1], threshold, reach)
+    if top_p is not None:
+        nucleus = _nucleus_threshold(scores, best, threshold, top_p.unsqueeze(1))
+        threshold = torch.maximum(threshold, nucleus)
+    if min_p is not None:  # log(0) is -inf: off
+        threshold = torch.maximum(threshold, best + min_p.unsqueeze(1).log())
+    kept = torch.ge(scores, threshold, out=torch.empty_like(scores))
+    return kept.sub_(1.0).mul_(-NEGLIGIBLE).add_(scores)
+
+
+def _nucleus_threshold(
+    scores: torch.Tensor, best: torch.Tensor, floor: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    """[N, 1]: keep the most likely until their mass reaches ``top_p`` of the mass at or above ``floor``."""
+    mass = torch.sub(scores, best).exp_()
+    mass *= torch.ge(scores, floor, out=torch.empty_like(scores))
+    nucleus = reach_threshold(scores, mass, mass.sum(-1, keepdim=True) * top_p)
+    return torch.where(top_p >= 1.0, torch.full_like(nucleus, _LOWEST), nucleus)

@@ -1,0 +1,87 @@
+"""Sampling noise as a pure function: f(seed, position, token id), the same on every device and in any batch.
+
+No generator state exists, so a preempted, re-batched or replayed sequence draws the same noise again. A
+fused kernel must reproduce these integers exactly:
+
+    finish(z): z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB; z ^= z >> 31
+    key = finish(finish(seed + G) + (position + 1) * G),  G = 0x9E3779B97F4A7C15       (uint64, wrapping)
+    a, b = low and high 32 bits of key
+    x = token_id * 0x9E3779B9 + a                                                      (uint32, wrapping)
+    x ^= x >> 16;  x *= 0x21F0AAAD;  x ^= b;  x ^= x >> 15;  x *= 0x735A2D97;  x ^= x >> 15
+    v = min(float32(x >> 1) * 2^-31 + 2^-32, 1 - 2^-24)                                (in (0, 1))
+    noise = -log(-log1p(-v))                                                           (Gumbel, u = 1 - v)
+
+``b`` enters between the two multiplications, so that two keys whose ``a`` differ by a multiple of the token
+step do not give shifted copies of one stream. ``v`` is small where the noise is large: float32 is fine
+near 0 and coarse near 1, so the tail of the distribution is resolved down to 2^-32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MASK64 = 2**64 - 1
+
+
+def row_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """[N, 2] int32: the words ``a`` and ``b`` of each row. Arithmetic wraps at 64 bits."""
+    with np.errstate(over="ignore"):
+        key = _finish(seeds + _GOLDEN)
+        key = _finish(key + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    words = np.empty((len(key), 2), np.uint32)
+    words[:, 0] = key & np.uint64(0xFFFFFFFF)
+    words[:, 1] = key >> np.uint64(32)
+    return words.view(np.int32)
+
+
+def wrap_seed(seed: int) -> int:
+    """Any Python integer as the 64 bits that the hash takes."""
+    return seed & _MASK64
+
+
+def _finish(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def token_steps(num_tokens: int, device: torch.device) -> torch.Tensor:
+    """[V] int32: ``token_id * 0x9E3779B9``, which ``gumbel_noise`` takes."""
+    ids = torch.arange(num_tokens, dtype=torch.int64, device=device)
+    return _wrapped(ids * 0x9E3779B9)
+
+
+def _wrapped(values: torch.Tensor) -> torch.Tensor:
+    """int64 -> int32 of the same low 32 bits."""
+    return ((values + 2**31) % 2**32 - 2**31).to(torch.int32)
+
+
+def _signed(word: int) -> int:
+    return word - 2**32 if word >= 2**31 else word
+
+
+_FIRST, _SECOND = _signed(0x21F0AAAD), _signed(0x735A2D97)
+
+
+def gumbel_noise(keys: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """[N, V] float32 Gumbel noise for ``keys`` [N, 2] int32 and ``steps`` [V] int32.
+
+    int32 tensors wrap as uint32 would; ``>>`` on them is arithmetic, so its sign bits are masked off.
+    """
+    x = steps + keys[:, :1]
+    scratch = torch.bitwise_right_shift(x, 16)
+    x ^= scratch.bitwise_and_(0xFFFF)
+    x *= _FIRST
+    x ^= keys[:, 1:]
+    torch.bitwise_right_shift(x, 15, out=scratch)
+    x ^= scratch.bitwise_and_(0x1FFFF)
+    x *= _SECOND
+    torch.bitwise_right_shift(x, 15, out=scratch)
+    x ^= scratch.bitwise_and_(0x1FFFF)
+    x >>= 1
+    x &= 0x7FFFFFFF
+    v = x.to(torch.float32).mul_(2.0**-31).add_(2.0**-32).clamp_(max=1.0 - 2.0**-24)
+    return v.neg_().log1p_().neg_().log_().neg_()

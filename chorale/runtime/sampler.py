@@ -1,0 +1,82 @@
+"""Sampler: from logits to one token a row. One code path, on the device, every row by itself.
+
+In order, on a copy of the row's logits:
+
+ 1. ids that are no tokens (reserved, ``<|startoftext|>``, padding) become -inf
+ 2. the row's edits: logit_bias, allowed_token_ids, bad_words, min_tokens, penalties (``edits.py``)
+ 3. division by temperature
+ 4. top_k, then top_p within it, then min_p (``filters.py``)
+ 5. plus Gumbel noise f(seed, position, token id) (``noise.py``), and the largest wins
+
+Temperature 0 leaves out 3 to 5. A row's token is a function of its own logits, parameters, seed and
+position: batch and chunking cannot change it. A row with a NaN or infinite logit, or with every token
+forbidden, gives no token; the others of the batch are not touched by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from chorale.runtime.batch import SamplingBatch
+from chorale.runtime.device import Device
+from chorale.runtime.filters import filter_scores
+from chorale.runtime.noise import gumbel_noise, token_steps
+
+NO_TOKEN = -1
+# Of the o200k_harmony vocabulary: special ids without a meaning, and what the embedding is padded with.
+RESERVED_IDS = (199998, 200000, 200001, 200004, 200009, 200010, 200011, *range(200013, 201088))
+
+
+class Sampler:
+    """``forbidden``: ids that can never be sampled; those past the vocabulary are ignored."""
+
+    def __init__(self, device: Device, vocab_size: int, forbidden: Iterable[int] = RESERVED_IDS) -> None:
+        target = device.torch_device
+        self._rows_at_once = device.sample_rows
+        known = [token for token in forbidden if 0 <= token < vocab_size]
+        self._forbidden = torch.tensor(known, dtype=torch.int64, device=target)
+        self._steps = token_steps(vocab_size, target)
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        """[N] int64 tokens for ``logits`` [N, V] float32, which stays as it was. A bad row: ``NO_TOKEN``."""
+        if not len(batch):
+            return torch.zeros(0, dtype=torch.int64, device=logits.device)
+        size = self._rows_at_once
+        parts = [
+            self._sample(logits[start : start + size], batch, slice(start, start + size))
+            for start in range(0, len(batch), size)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _sample(self, logits: torch.Tensor, batch: SamplingBatch, place: slice) -> torch.Tensor:
+        """A few rows at once. What no row of them needs is left out, and is a no-op for those that do not."""
+        temperature = batch.temperature[place].unsqueeze(1)
+        scores = logits.clone()
+        scores.index_fill_(1, self._forbidden, float("-inf"))
+        for row in range(len(logits)):
+            edits = batch.edits.get(place.start + row)
+            if edits is not None:
+                edits.apply(scores[row], int(batch.positions[place.start + row]))
+        if not batch.greedy[place].all():
+            scores.div_(temperature)
+            scores = self._noisy(self._filter(scores, batch, place), batch, place)
+        token = scores.argmax(-1, keepdim=True)
+        # The raw maximum is NaN if any logit is (edits may hide one), and infinite if any is +inf.
+        sound = (scores.gather(1, token) + logits.amax(-1, keepdim=True)).isfinite()
+        return torch.where(sound, token, NO_TOKEN).squeeze(1)
+
+    def _filter(self, scores: torch.Tensor, batch: SamplingBatch, place: slice) -> torch.Tensor:
+        uses = batch.filtered[place].any(axis=0)
+        if not uses.any():
+            return scores
+        columns = (batch.top_k, batch.top_p, batch.min_p)
+        chosen = [column[place] if use else None for column, use in zip(columns, uses, strict=True)]
+        return filter_scores(scores, *chosen)
+
+    def _noisy(self, scores: torch.Tensor, batch: SamplingBatch, place: slice) -> torch.Tensor:
+        noise = gumbel_noise(batch.keys[place], self._steps)
+        if batch.greedy[place].any():
+            noise *= torch.from_numpy(~batch.greedy[place]).to(noise).unsqueeze(1)
+        return noise.add_(scores)
