@@ -1,0 +1,107 @@
+"""A tiny paged runner for tests: sequences in a KV pool with shuffled page ids, run in any chunking.
+
+It plays the runtime's part (block tables, slots, metas) with the least code, and is hostile where the
+contract allows it: pages behind the window are freed and their table entries set to an id out of range.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+
+from chorale.kernels.ops import AttentionMeta, ForwardBatch
+from chorale.model.gpt_oss import GptOss
+
+FREED = -(10**6)  # reading a table entry with this id fails
+
+
+@dataclass
+class Sequence:
+    tokens: list[int]
+    computed: int = 0
+    tables: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+
+
+class PagedRunner:
+    def __init__(
+        self,
+        model: GptOss,
+        *,
+        block_size: int = 16,
+        num_blocks: int = 512,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        config = model.config
+        self.model = model
+        self.block_size = block_size
+        shape = (num_blocks, 2, config.num_key_value_heads, block_size, config.head_dim)
+        self.kv = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_kv_slots)]
+        self.free = list(range(num_blocks))
+        random.Random(seed).shuffle(self.free)
+
+    def poison_free_pages(self) -> None:
+        """Cells that nobody owns may hold anything finite or not."""
+        for pool in self.kv:
+            pool[self.free] = torch.nan
+
+    def step(self, work: list[tuple[Sequence, int]]) -> list[torch.Tensor]:
+        """Compute ``n`` more tokens of each sequence; returns each one's logits [n, V]."""
+        for sequence, count in work:
+            self._make_room(sequence, sequence.computed + count)
+        logits = self.model.forward(self._batch(work), self.kv)
+        for sequence, count in work:
+            sequence.computed += count
+        return list(logits.split([count for _, count in work]))
+
+    def run(self, tokens: list[int], chunk: int | None = None) -> torch.Tensor:
+        """Logits [len(tokens), V] of one sequence fed in chunks."""
+        sequence = Sequence(tokens)
+        out = []
+        while sequence.computed < len(tokens):
+            out += self.step([(sequence, min(chunk or len(tokens), len(tokens) - sequence.computed))])
+        self.release(sequence)
+        return torch.cat(out)
+
+    def release(self, sequence: Sequence) -> None:
+        for table in sequence.tables:
+            self.free += [page for page in table if page != FREED]
+            table.clear()
+
+    def _make_room(self, sequence: Sequence, length: int) -> None:
+        full, window = sequence.tables
+        for table in (full, window):
+            while len(table) * self.block_size < length:
+                table.append(self.free.pop())
+        # The oldest key that this step still needs is at computed - window + 1.
+        behind = max(0, sequence.computed - self.model.config.sliding_window + 1) // self.block_size
+        for page in range(behind):
+            if window[page] != FREED:
+                self.free.insert(0, window[page])
+                window[page] = FREED
+
+    def _batch(self, work: list[tuple[Sequence, int]]) -> ForwardBatch:
+        counts = [count for _, count in work]
+        positions = [torch.arange(s.computed, s.computed + n) for s, n in work]
+        widest = max(len(s.tables[0]) for s, _ in work)
+        tables, slots = [], []
+        for group in (0, 1):
+            rows = [s.tables[group] + [FREED] * (widest - len(s.tables[group])) for s, _ in work]
+            table = torch.tensor(rows, dtype=torch.int32)
+            tables.append(table)
+            pages = [table[i].long()[p // self.block_size] for i, p in enumerate(positions)]
+            slots.append(torch.cat(pages) * self.block_size + torch.cat(positions) % self.block_size)
+        contexts = [s.computed + n for s, n in work]
+        meta = AttentionMeta(
+            positions=torch.cat(positions),
+            query_start=torch.tensor([0, *counts]).cumsum(0).int(),
+            context_lens=torch.tensor(contexts, dtype=torch.int32),
+            block_tables=(tables[0], tables[1]),
+            slots=(slots[0], slots[1]),
+            max_query_len=max(counts),
+            max_context_len=max(contexts),
+        )
+        tokens = [t for s, n in work for t in s.tokens[s.computed : s.computed + n]]
+        return ForwardBatch(torch.tensor(tokens), torch.arange(len(tokens)), meta)
