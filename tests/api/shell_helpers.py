@@ -1,0 +1,192 @@
+"""A served app on a loopback port, and clients that speak raw bytes to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import Route, Router
+
+from chorale.api.app import create_app
+from chorale.api.auth import guard_routes
+from chorale.api.http import EventStream, json_response, read_json, until_disconnect
+from chorale.api.metrics import Metrics
+from chorale.api.responses.store import open_store
+from chorale.api.server import Stop, bind_sockets, serve_app
+from chorale.api.shell import Shell, unknown_path
+from chorale.api.state import ServerState
+from chorale.client.scripted import Script, ScriptedClient
+from chorale.config import ServerConfig
+from chorale.engine.types import GenerateRequest
+from chorale.harmony.vocab import load_vocabulary
+
+
+def scripted(
+    tokens: Sequence[int] = (200005, 17196, 200008, 13225, 200002), **options: Any
+) -> ScriptedClient:
+    def source(request: GenerateRequest, index: int) -> Script:
+        return Script(tokens, **options)
+
+    return ScriptedClient(source)
+
+
+@contextlib.asynccontextmanager
+async def make_state(client: ScriptedClient | None = None, **config: Any) -> AsyncIterator[ServerState]:
+    settings = ServerConfig(**{"port": 0, "response_store": ":memory:", **config})
+    store = open_store(settings)
+    try:
+        yield ServerState(
+            client or scripted(),
+            settings,
+            load_vocabulary(),
+            Metrics("demo"),
+            store,
+            ("demo", "gpt-oss-20b"),
+        )
+    finally:
+        await store.close()
+
+
+def probe_app(state: ServerState, handlers: dict[str, Callable[[Request], Awaitable[Any]]]) -> Shell:
+    """The shell around handlers of the test's own, each POST and GET."""
+    routes = [Route(path, handler, methods=["GET", "POST"]) for path, handler in handlers.items()]
+    return Shell(Router(guard_routes(routes, ()), redirect_slashes=False, default=unknown_path), state, False)
+
+
+@dataclass
+class Running:
+    port: int
+    state: ServerState
+    stop: Stop
+    task: asyncio.Task[None]
+
+
+@contextlib.asynccontextmanager
+async def running(app: Shell, *, drain_grace: float = 0.0) -> AsyncIterator[Running]:
+    config = app.state.config
+    sockets = bind_sockets(config)
+    port = 0 if config.uds else sockets[0].getsockname()[1]
+    stop, ready = Stop(), asyncio.Event()
+    task = asyncio.create_task(serve_app(app, config, sockets, ready.set, stop=stop, drain_grace=drain_grace))
+    await asyncio.wait_for(ready.wait(), 10)
+    try:
+        yield Running(port, app.state, stop, task)
+    finally:
+        stop()
+        stop()
+        await asyncio.wait_for(task, 15)
+
+
+@contextlib.asynccontextmanager
+async def full_server(
+    client: ScriptedClient | None = None, keys: Sequence[bytes] = (), **config: Any
+) -> AsyncIterator[Running]:
+    """The whole app."""
+    async with make_state(client, **config) as state, running(create_app(state, keys)) as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def probe_server(
+    handlers: dict[str, Callable[[Request], Awaitable[Any]]], **config: Any
+) -> AsyncIterator[Running]:
+    async with make_state(**config) as state, running(probe_app(state, handlers)) as server:
+        yield server
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        return str(self.json["error"]["code"])
+
+
+async def read_answer(reader: asyncio.StreamReader, *, has_body: bool = True) -> Answer:
+    head = await reader.readuntil(b"\r\n\r\n")
+    lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:] if line)}
+    body = b""
+    if "content-length" in headers and has_body:
+        body = await reader.readexactly(int(headers["content-length"]))
+    elif headers.get("transfer-encoding") == "chunked":
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            body += (await reader.readexactly(size + 2))[:-2]
+        await reader.readexactly(2)
+    return Answer(int(lines[0].split()[1]), headers, body)
+
+
+async def exchange(port: int, raw: bytes, timeout: float = 10) -> Answer:
+    """Send raw bytes on a new connection and read one answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(raw)
+        return await asyncio.wait_for(read_answer(reader, has_body=not raw.startswith(b"HEAD")), timeout)
+    finally:
+        writer.close()
+
+
+async def call(
+    port: int,
+    method: str,
+    path: str,
+    data: Any = None,
+    headers: dict[str, str] | None = None,
+    body: bytes | None = None,
+) -> Answer:
+    raw = body if body is not None else (b"" if data is None else json.dumps(data).encode())
+    fields = {"host": "localhost", "content-length": str(len(raw)), "content-type": "application/json"}
+    lines = [f"{name}: {value}\r\n" for name, value in (fields | (headers or {})).items()]
+    return await exchange(port, f"{method} {path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode() + raw)
+
+
+# --------------------------------------------------------------------------- handlers of tests
+
+
+class Probe:
+    """Handlers that show what happens to them."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def echo(self, request: Request) -> Any:
+        return json_response(await read_json(request, request.app.state.config))
+
+    async def slow(self, request: Request) -> Any:
+        return json_response(await until_disconnect(request, self._wait()))
+
+    async def hang(self, request: Request) -> Any:
+        return EventStream(self._events(1))
+
+    async def fault(self, request: Request) -> Any:
+        raise ValueError("a secret detail")
+
+    async def _wait(self) -> str:
+        self.started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            self.closed.set()
+        return "done"
+
+    async def _events(self, number: int) -> AsyncGenerator[bytes]:
+        try:
+            for index in range(number):
+                yield b"data: %d\n\n" % index
+            self.started.set()
+            await asyncio.sleep(60)
+        finally:
+            self.closed.set()

@@ -1,0 +1,126 @@
+"""Request bodies: every fault has its status, and nothing is parsed before it is bounded."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from chorale.api.body import json_depth, parse_model, parse_object
+from chorale.errors import RequestError
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(alphabet='[]{}"\\aé'),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('[{"\\x'), inner, max_size=3),
+    max_leaves=20,
+)
+
+
+def depth_of(value: Any) -> int:
+    if isinstance(value, list):
+        return 1 + max((depth_of(item) for item in value), default=0)
+    if isinstance(value, dict):
+        return 1 + max((depth_of(item) for item in value.values()), default=0)
+    return 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(JSON, st.booleans())
+def test_depth_is_that_of_the_value(value: Any, escape: bool) -> None:
+    assert json_depth(json.dumps(value, ensure_ascii=escape).encode(), 1000) == depth_of(value)
+
+
+def test_depth_across_chunks() -> None:
+    deep = b"[" * 70_000 + b"]" * 70_000
+    assert json_depth(b'{"a": "' + b'\\"[' * 70_000 + b'", "b": ' + deep + b"}", 10**6) == 70_001
+
+
+@given(JSON)
+@settings(max_examples=200, deadline=None)
+def test_good_bodies_are_read_as_json_reads_them(value: Any) -> None:
+    assert parse_object(json.dumps({"value": value}).encode(), 100) == {"value": value}
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"[]", "invalid_json"),
+        (b'"text"', "invalid_json"),
+        (b"{", "invalid_json"),
+        (b'{"a": NaN}', "invalid_json"),
+        (b'{"a": -Infinity}', "invalid_json"),
+        (b'{"a": 1e999}', "invalid_json"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "invalid_json"),
+        (b'{"a": "\\ud800"}', "invalid_json"),
+        (b'{"a": "\\udc00\\ud800"}', "invalid_json"),
+        (b'{"a": 1, "a": 1}', "invalid_json"),
+        (b'{"a": [{"b": 1, "b": 2}]}', "invalid_json"),
+        (b'{"a": "\xff"}', "invalid_utf8"),
+        (b'{"a": "\xed\xa0\x80"}', "invalid_utf8"),  # a surrogate in UTF-8's clothes
+        (b'{"a":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "json_too_deep"),
+        (b"[" * 5_000_000, "json_too_deep"),
+        (b'{"a":' * 100_000, "json_too_deep"),
+        (b'{"a": "unfinished', "invalid_json"),
+    ],
+)
+def test_faults(raw: bytes, code: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(RequestError) as caught:
+        parse_object(raw, 64)
+    assert caught.value.status == 400
+    assert caught.value.code == code
+    assert time.monotonic() - began < 2
+
+
+def test_good_escapes_are_kept() -> None:
+    assert parse_object(b'{"a": "\\ud83d\\ude00\\u0000\\\\"}', 64) == {"a": "😀\0\\"}
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text"]
+    text: str
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    content: str | list[Part]
+    flag: bool = False
+
+
+@pytest.mark.parametrize(
+    ("data", "param", "code"),
+    [
+        ({}, "content", "missing_required_parameter"),
+        ({"content": 1}, "content", "invalid_type"),
+        ({"content": "x", "flag": "yes"}, "flag", "invalid_type"),
+        ({"content": "x", "other": 1}, "other", "unknown_parameter"),
+        ({"content": [{"type": "text"}]}, "content[0].text", "missing_required_parameter"),
+        (
+            {"content": [{"type": "text", "text": "a"}, {"type": "b", "text": ""}]},
+            "content[1].type",
+            "invalid_value",
+        ),
+    ],
+)
+def test_param_is_the_path_in_the_body(data: dict[str, Any], param: str, code: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_model(Model, data)
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_all_faults_are_named() -> None:
+    with pytest.raises(RequestError, match=r"content: .*; flag: .*"):
+        parse_model(Model, {"content": 1, "flag": 1})
+
+
+def test_a_hostile_key_does_not_fill_the_message() -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_model(Model, {"content": "", **{"k" * 10_000 + str(index): 1 for index in range(1000)}})
+    assert len(caught.value.message) < 2000
