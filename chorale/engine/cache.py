@@ -6,7 +6,9 @@ as it moves on, and keep their content until they are evicted, so that they can 
 
 Index arithmetic, with ``bs`` the block size and ``W`` the window (a token sees itself and W - 1 before):
 the query at position p reads WINDOW positions [p - (W - 1), p]. Once ``c`` tokens are computed, the next
-query is at c, so a page is needed while its last position is >= c - (W - 1).
+query is at c, so a page is needed while its last position is >= c - (W - 1). ``commit`` is called for every
+prefill chunk and whenever a decoding row has filled a page; that is also when it may need new ones, so
+``capacity`` counts exactly what is held at those moments.
 """
 
 from __future__ import annotations

@@ -1,0 +1,194 @@
+"""A seeded life of an engine: random arrivals, aborts and page pressure, each request checked against what
+``FakeModel.generate`` says it would get alone. Any failure replays from its seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from chorale.engine.core import EngineCore
+from chorale.engine.fake import FakeExecutor, FakeModel
+from chorale.engine.types import EngineLimits, EngineStats, GenerateRequest, SamplingSpec, TokenChunk
+
+VOCAB, EOS = 300, (7, 11)
+
+
+class Ticker:
+    """A clock that moves at every look."""
+
+    def __init__(self) -> None:
+        self._ticks = count(1)
+
+    def __call__(self) -> float:
+        return float(next(self._ticks))
+
+
+@dataclass
+class Record:
+    """What one choice said."""
+
+    token_ids: list[int] = field(default_factory=list)
+    chunks: list[TokenChunk] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+class Life:
+    """One engine, its requests, and everything it said."""
+
+    def __init__(self, limits: EngineLimits, *, stop_probability: float = 0.04) -> None:
+        self.limits = limits
+        self.model = FakeModel(
+            vocab_size=limits.vocab_size,
+            eos_token_ids=limits.eos_token_ids,
+            stop_probability=stop_probability,
+        )
+        self.core = EngineCore(limits, FakeExecutor(limits, self.model), Ticker())
+        self.requests: dict[str, GenerateRequest] = {}
+        self.records: dict[tuple[str, int], Record] = {}
+        self.aborted: set[str] = set()
+
+    @property
+    def max_len(self) -> int:
+        return min(self.limits.max_model_len, self.core._life.cache.capacity)
+
+    def add(self, request: GenerateRequest) -> None:
+        self.requests[request.request_id] = request
+        for index in range(request.sampling.n):
+            self.records[request.request_id, index] = Record()
+        self.core.add_request(request)
+
+    def abort(self, request_id: str) -> None:
+        self.core.abort(request_id)
+        self.aborted.add(request_id)
+        self.core.check_integrity()
+
+    def step(self) -> list[TokenChunk]:
+        chunks = self.core.step()
+        self.core.check_integrity()
+        for chunk in chunks:
+            record = self.records[chunk.request_id, chunk.index]
+            assert record.finish_reason is None, f"{chunk} after the end"
+            record.chunks.append(chunk)
+            record.token_ids += chunk.token_ids
+            record.finish_reason = chunk.finish_reason
+        return chunks
+
+    def run(self, max_steps: int = 100_000) -> None:
+        """Until nothing is left; fails if that takes too long (a deadlock or a live-lock)."""
+        for _ in range(max_steps):
+            if not self.core.has_work:
+                return
+            self.step()
+        raise AssertionError(f"no end after {max_steps} steps: {self.core.stats()}")
+
+    def unfinished_sample(self, rng: random.Random) -> str | None:
+        """A request that is queued, held, running, or in flight."""
+        return rng.choice(sorted(self.core._life.requests)) if self.core._life.requests else None
+
+    # ------------------------------------------------------------------ verdicts
+
+    def check(self) -> None:
+        """Every request got its tokens, and everything was given back."""
+        for (request_id, index), record in self.records.items():
+            self._check_tokens(request_id, index, record)
+            self._check_chunks(self.requests[request_id], record)
+        life, stats = self.core._life, self.core.stats()
+        assert life.cache.pool.num_free == self.limits.num_blocks
+        assert len(life.rows.free) == self.limits.max_num_seqs
+        assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
+        assert stats.generation_tokens == sum(len(r.token_ids) for r in self.records.values())
+        self._check_stats(stats)
+
+    def _check_stats(self, stats: EngineStats) -> None:
+        assert stats.prefix_cache_hits <= stats.prefix_cache_queries
+        if not self.limits.enable_prefix_caching:
+            assert stats.prefix_cache_queries == 0
+        prompts = sum(
+            len(request.prompt_token_ids)
+            for request_id, request in self.requests.items()
+            if self.records[request_id, 0].token_ids or self.records[request_id, 0].finish_reason == "length"
+        )
+        assert stats.prompt_tokens >= prompts
+
+    def _check_tokens(self, request_id: str, index: int, record: Record) -> None:
+        request = self.requests[request_id]
+        seed = request.sampling.seed
+        assert seed is not None
+        tokens, reason = self.model.generate(
+            request.prompt_token_ids, request.sampling, seed + index, self.max_len
+        )
+        if record.finish_reason == "abort":
+            assert request_id in self.aborted
+            assert record.token_ids == tokens[: len(record.token_ids)]
+        else:
+            assert (record.token_ids, record.finish_reason) == (tokens, reason), f"{request_id}/{index}"
+
+    def _check_chunks(self, request: GenerateRequest, record: Record) -> None:
+        first, last, sampling = record.chunks[0], record.chunks[-1], request.sampling
+        assert all(chunk.timings is None for chunk in record.chunks[:-1])
+        assert last.timings is not None
+        assert all(chunk.num_cached_tokens == 0 for chunk in record.chunks[1:])
+        assert first.num_cached_tokens < len(request.prompt_token_ids)
+        if not self.limits.enable_prefix_caching or sampling.prompt_logprobs is not None:
+            assert first.num_cached_tokens == 0
+        assert (last.stop_token_id is not None) == (last.finish_reason == "stop")
+        if last.finish_reason == "stop":
+            assert last.stop_token_id == record.token_ids[-1]
+        if sampling.prompt_logprobs is not None and record.token_ids:
+            assert first.prompt_logprobs is not None
+            assert first.prompt_logprobs[0] is None
+            assert [p.token_id for p in first.prompt_logprobs[1:] if p] == request.prompt_token_ids[1:]
+        for chunk in record.chunks:
+            if sampling.logprobs is not None and chunk.token_ids:
+                assert chunk.logprobs is not None
+                assert [p.token_id for p in chunk.logprobs] == chunk.token_ids
+            else:
+                assert not chunk.logprobs
+
+
+def random_requests(rng: random.Random, limits: EngineLimits, max_len: int) -> Iterator[GenerateRequest]:
+    """Prompts that share prefixes of all lengths, every sampling field that the engine acts on."""
+    longest = max(1, min(max_len - 1, 90))
+    stems = [[rng.randrange(VOCAB) for _ in range(longest)] for _ in range(4)]
+    for number in count():
+        stem = rng.choice(stems)[: rng.randint(0, longest)]
+        tail = [rng.randrange(VOCAB) for _ in range(rng.choice((0, 1, 3, 20)))]
+        prompt = (stem + tail)[:longest] or [5]
+        want = rng.random()
+        yield GenerateRequest(
+            request_id=f"r{number}",
+            prompt_token_ids=prompt,
+            priority=rng.randrange(3),
+            cache_salt=rng.choice(("", "", "salt")),
+            sampling=SamplingSpec(
+                n=rng.choice((1, 1, 1, 1, 2, 4)),
+                seed=rng.randrange(2**40),
+                temperature=rng.choice((0.0, 1.0)),
+                max_tokens=rng.choice((0, 1, 2, 10, 40, None)) if want < 0.6 else rng.randrange(1, 30),
+                min_tokens=rng.choice((0, 0, 0, 5)),
+                ignore_eos=rng.random() < 0.1,
+                stop_token_ids=rng.choice(((), (), (13,))),
+                logprobs=rng.choice((None, None, None, 0, 2)),
+                prompt_logprobs=rng.choice((None, None, None, None, 0)),
+            ),
+        )
+
+
+def simulate(limits: EngineLimits, num_requests: int, seed: int) -> Life:
+    """Bursts of arrivals, one abort for every eight requests or so, and the verdict."""
+    rng = random.Random(seed)
+    life = Life(limits)
+    requests = random_requests(rng, limits, life.max_len)
+    num_added = 0
+    rate = rng.choice((0.3, 0.8))
+    while num_added < num_requests or life.core.has_work:
+        while num_added < num_requests and rng.random() < rate:
+            life.add(next(requests))
+            num_added += 1
+        if rng.random() < 0.04 and (unfinished := life.unfinished_sample(rng)):
+            life.abort(unfinished)
+        life.step()
+    life.check()
+    return life
