@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from chorale.engine.types import ChunkTimings, TokenLogprobs
-from chorale.errors import ChoraleError
+from chorale.errors import ChoraleError, EngineDeadError
 
 ItemKind = Literal[
     "reasoning",
@@ -92,6 +92,13 @@ class TurnProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Raw completions only, before the first item: the prompt's log-probabilities, for ``echo``."""
+
+    logprobs: tuple[TokenLogprobs | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TurnEnded:
     """``stop_reason``: the stop string or extra stop token id that ended it (vLLM's field)."""
 
@@ -106,7 +113,14 @@ class TurnEnded:
     timings: ChunkTimings | None = None
 
 
-OutputEvent = ItemOpened | ItemDelta | ItemClosed | TurnProgress | TurnEnded
+OutputEvent = ItemOpened | ItemDelta | ItemClosed | TurnProgress | PromptScored | TurnEnded
+
+
+def end_error(ended: TurnEnded) -> ChoraleError | None:
+    """The error that a turn ended with; an abort that the client did not ask for is one."""
+    if ended.reason == "abort":
+        return EngineDeadError("the request was aborted before it ended", code="aborted")
+    return ended.error if ended.reason == "error" else None
 
 
 # --------------------------------------------------------------------------- the fold

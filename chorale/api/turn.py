@@ -12,20 +12,44 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 
 from chorale.api.choice import Choice, Round, TurnOptions
-from chorale.api.output import OutputEvent
+from chorale.api.output import EndReason, OutputEvent
 from chorale.client.base import EngineClient, TokenStream
-from chorale.engine.types import GenerateRequest, SamplingSpec
+from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
 from chorale.errors import ChoraleError, EngineError, QueueFullError
 from chorale.harmony.vocab import Vocabulary
 
-__all__ = ["ChoiceEvents", "Round", "TurnOptions", "run_turn", "run_turns"]
+__all__ = ["ChoiceEvents", "Round", "TurnChoice", "TurnOptions", "drive", "run_turn", "run_turns"]
 
 ChoiceEvents = tuple[int, list[OutputEvent]]
+
+
+class TurnChoice(Protocol):
+    """What ``drive`` needs of a choice: ``Choice`` (harmony) is one, raw completions have another."""
+
+    index: int
+    ended: bool
+    next_round: Round | None
+    num_rounds: int
+    sampled: list[int]
+
+    def feed(self, chunk: TokenChunk) -> None: ...
+
+    def take(self) -> list[OutputEvent]: ...
+
+    def begin_round(self, following: Round) -> None: ...
+
+    def end(self, reason: EndReason, stop_reason: str | int | None = None) -> None: ...
+
+    def fail(self, error: ChoraleError) -> None: ...
+
+
+Feed = tuple[TokenStream, dict[int, TurnChoice]]  # a stream, and the choice behind each of its indices
 
 
 async def run_turn(
@@ -46,7 +70,7 @@ async def run_turn(
         await turns.aclose()
 
 
-async def run_turns(
+def run_turns(
     client: EngineClient,
     vocab: Vocabulary,
     *,
@@ -57,8 +81,19 @@ async def run_turns(
     """All ``sampling.n`` choices of one request: (choice index, events) of each wake-up."""
     eos = frozenset(client.info.eos_token_ids)
     choices = [Choice(vocab, options, index, prompt_token_ids, eos) for index in range(sampling.n)]
+    return drive(client, choices, prompt_token_ids, sampling, options)
+
+
+async def drive(
+    client: EngineClient,
+    choices: Sequence[TurnChoice],
+    prompt_token_ids: list[int],
+    sampling: SamplingSpec,
+    options: TurnOptions,
+) -> AsyncGenerator[list[ChoiceEvents]]:
+    """Submit the request and feed its choices, round after round, until each has ended."""
     request = _request(options.request_id, prompt_token_ids, sampling, options)
-    streams = deque([(client.submit(request), dict(enumerate(choices)))])
+    streams: deque[Feed] = deque([(client.submit(request), dict(enumerate(choices)))])
     yielded = False
     try:
         while streams:
@@ -89,26 +124,26 @@ async def run_turns(
             await stream.aclose()
 
 
-def _take(choices: Iterable[Choice]) -> list[ChoiceEvents]:
+def _take(choices: Iterable[TurnChoice]) -> list[ChoiceEvents]:
     return [(choice.index, events) for choice in choices if (events := choice.take())]
 
 
-def _fail(choices: Iterable[Choice], error: ChoraleError) -> None:
+def _fail(choices: Iterable[TurnChoice], error: ChoraleError) -> None:
     for choice in choices:
         choice.fail(error)  # nothing happens to a choice that has ended
 
 
 def _next_rounds(
-    client: EngineClient, fed: dict[int, Choice], sampling: SamplingSpec, options: TurnOptions
-) -> list[tuple[TokenStream, dict[int, Choice]]]:
+    client: EngineClient, fed: dict[int, TurnChoice], sampling: SamplingSpec, options: TurnOptions
+) -> list[Feed]:
     """Submit the rounds that choices ask for, and move those choices out of ``fed``."""
     waiting = [key for key, choice in fed.items() if choice.next_round is not None]
     return [submitted for key in waiting if (submitted := _submit_next(client, fed, key, sampling, options))]
 
 
 def _submit_next(
-    client: EngineClient, fed: dict[int, Choice], key: int, sampling: SamplingSpec, options: TurnOptions
-) -> tuple[TokenStream, dict[int, Choice]] | None:
+    client: EngineClient, fed: dict[int, TurnChoice], key: int, sampling: SamplingSpec, options: TurnOptions
+) -> Feed | None:
     choice = fed[key]
     following = choice.next_round
     assert following is not None

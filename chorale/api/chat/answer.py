@@ -1,0 +1,57 @@
+"""What the chunks and the body of a chat completion have in common: names, ends, calls."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from chorale.api.chat.request import ChatRequest
+from chorale.api.ids import new_completion_id
+from chorale.api.logprobs import LogprobsWriter
+from chorale.api.output import EndReason, ItemOpened, TurnEnded
+from chorale.api.state import ServerState
+
+FINISH: dict[EndReason, str] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
+# Between two texts of one kind (a preamble and the answer, two analyses): they are separate messages that
+# this API can only show as one string.
+SEPARATOR = "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The constants of one answer."""
+
+    model: str
+    reasoning_fields: tuple[str, ...]  # under which names reasoning goes out; empty: it is hidden
+    num_logprobs: int | None
+    logprobs: LogprobsWriter
+    return_token_ids: bool
+    legacy_call: bool  # the request declared ``functions``: the answer has ``function_call``
+    id: str = field(default_factory=lambda: new_completion_id("chatcmpl"))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of(cls, state: ServerState, chat: ChatRequest) -> Answer:
+        names = state.config.reasoning_field
+        shown = ("reasoning", "reasoning_content") if names == "both" else (names,)
+        return cls(
+            model=state.model_names[0],
+            reasoning_fields=shown if chat.include_reasoning else (),
+            num_logprobs=chat.num_logprobs,
+            logprobs=LogprobsWriter(state.vocab, chat.return_tokens_as_token_ids),
+            return_token_ids=chat.return_token_ids,
+            legacy_call=bool(chat.functions) and not chat.tools,
+        )
+
+    def finish_reason(self, ended: TurnEnded) -> str:
+        reason = FINISH[ended.reason]
+        return "function_call" if reason == "tool_calls" and self.legacy_call else reason
+
+
+def call_object(opened: ItemOpened, arguments: str) -> dict[str, Any]:
+    return {
+        "id": opened.call_id,
+        "type": "function",
+        "function": {"name": opened.name, "arguments": arguments},
+    }

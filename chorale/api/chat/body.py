@@ -1,0 +1,85 @@
+"""The non-streaming body of a chat completion: the fold of each choice's events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from chorale.api.chat.answer import SEPARATOR, Answer, call_object
+from chorale.api.output import Fold, FoldedItem, TurnEnded, end_error
+from chorale.api.usage import of_choices, usage_object
+from chorale.errors import EngineError
+
+
+def chat_body(answer: Answer, folds: Sequence[Fold], prompt_token_ids: list[int]) -> dict[str, Any]:
+    """Raises the ``ChoraleError`` that a choice ended with."""
+    ends = [_ended(fold) for fold in folds]
+    body: dict[str, Any] = {
+        "id": answer.id,
+        "object": "chat.completion",
+        "created": answer.created,
+        "model": answer.model,
+        "choices": [_choice(answer, index, fold, ends[index]) for index, fold in enumerate(folds)],
+        "usage": usage_object(of_choices([ended.usage for ended in ends])),
+        "service_tier": "default",
+        "system_fingerprint": None,
+    }
+    if ends[0].prompt_logprobs is not None:
+        body["prompt_logprobs"] = answer.logprobs.prompt(ends[0].prompt_logprobs)
+    if answer.return_token_ids:
+        body["prompt_token_ids"] = prompt_token_ids
+    return body
+
+
+def _ended(fold: Fold) -> TurnEnded:
+    ended = fold.ended
+    if ended is None:
+        raise EngineError("a choice never ended")
+    error = end_error(ended)
+    if error is not None:
+        raise error
+    return ended
+
+
+def _choice(answer: Answer, index: int, fold: Fold, ended: TurnEnded) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": index,
+        "message": _message(answer, fold),
+        "logprobs": _logprobs(answer, fold),
+        "finish_reason": answer.finish_reason(ended),
+        "stop_reason": ended.stop_reason,
+    }
+    if answer.return_token_ids:
+        choice["token_ids"] = list(ended.output_token_ids)
+    return choice
+
+
+def _message(answer: Answer, fold: Fold) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": _joined(fold.items, "message"),
+        "refusal": None,
+        "annotations": [],
+    }
+    if answer.reasoning_fields:
+        reasoning = _joined(fold.items, "reasoning")
+        message |= dict.fromkeys(answer.reasoning_fields, reasoning)
+    calls = [call_object(item.opened, item.text) for item in fold.items if item.kind == "function_call"]
+    if calls and answer.legacy_call:
+        message["function_call"] = calls[0]["function"]
+    elif calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _joined(items: Sequence[FoldedItem], kind: str) -> str | None:
+    texts = [item.text for item in items if item.kind == kind and item.text]
+    return SEPARATOR.join(texts) if texts else None
+
+
+def _logprobs(answer: Answer, fold: Fold) -> dict[str, Any] | None:
+    """Of the tokens of ``content`` only."""
+    if answer.num_logprobs is None:
+        return None
+    entries = [entry for item in fold.items if item.kind == "message" for entry in item.logprobs]
+    return answer.logprobs.chat(entries, answer.num_logprobs)

@@ -1,0 +1,194 @@
+"""Chat completion chunks: one choice's OutputEvents to the bytes of server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from chorale.api.chat.answer import SEPARATOR, Answer, call_object
+from chorale.api.output import (
+    ItemClosed,
+    ItemDelta,
+    ItemKind,
+    ItemOpened,
+    OutputEvent,
+    TurnEnded,
+    TurnProgress,
+    Usage,
+)
+from chorale.api.sse import PLACEHOLDER, Template, event
+from chorale.api.usage import usage_object
+
+
+class ChunkWriter:
+    """One choice. ``with_usage``: each chunk has a usage key (null until the end, as OpenAI sends it);
+    ``continuous``: each chunk has the usage so far."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        index: int,
+        *,
+        with_usage: bool,
+        continuous: bool,
+        prompt_token_ids: list[int] | None = None,
+    ) -> None:
+        self._answer = answer
+        self._index = index
+        self._with_usage = with_usage
+        self._continuous = continuous
+        self._prompt_token_ids = prompt_token_ids
+        self._progress: TurnProgress | None = None
+        self._usage: Usage | None = None
+        self._started = False
+        self._kind: ItemKind | None = None
+        self._num_calls = 0
+        self._seen: set[ItemKind] = set()  # kinds that have text already
+        self._separate = False  # the next text of the open item starts with SEPARATOR
+        self._template: Template | None = None  # the open item's chunk; None: hidden
+        self._templates: dict[ItemKind, Template] = {}
+        # Chunks that carry more than text are encoded whole.
+        self._slow = continuous or answer.return_token_ids
+        self.ended: TurnEnded | None = None
+
+    def feed(self, events: Iterable[OutputEvent]) -> bytes:
+        """The chunks of one wake-up, ready to send; may be empty."""
+        out: list[bytes] = []
+        if not self._started:
+            self._started = True
+            out.append(self._first_chunk())
+        for item in events:
+            if type(item) is ItemDelta:
+                self._on_delta(item, out)
+            elif isinstance(item, ItemOpened):
+                self._on_opened(item, out)
+            elif isinstance(item, ItemClosed):
+                self._kind = None
+            elif isinstance(item, TurnProgress):
+                self._progress, self._usage = item, item.usage
+            elif isinstance(item, TurnEnded):
+                self._on_ended(item, out)
+        if self._progress is not None and self._answer.return_token_ids:
+            out.append(self._chunk({}))  # nothing to read in these tokens, but they are asked for
+        return b"".join(out)
+
+    # ------------------------------------------------------------------ events
+
+    def _on_delta(self, delta: ItemDelta, out: list[bytes]) -> None:
+        kind, text = self._kind, delta.text
+        if self._template is None or kind is None:
+            return
+        if self._separate and text:
+            text, self._separate = SEPARATOR + text, False
+        if text:
+            self._seen.add(kind)
+        if self._slow or (delta.logprobs and kind == "message"):
+            out.append(self._chunk(self._delta(kind, text), self._logprobs(kind, delta)))
+        elif text:
+            out.append(self._template.fill(text))
+
+    def _on_opened(self, opened: ItemOpened, out: list[bytes]) -> None:
+        kind = self._kind = opened.kind
+        self._separate = kind in self._seen
+        if kind == "function_call":
+            out.append(self._chunk(self._call_head(opened)))
+            self._num_calls += 1
+            self._template = self._make_template(kind)
+        elif kind == "reasoning" and not self._answer.reasoning_fields:
+            self._template = None
+        else:
+            template = self._templates.get(kind)
+            if template is None:
+                template = self._templates[kind] = self._make_template(kind)
+            self._template = template
+
+    def _on_ended(self, ended: TurnEnded, out: list[bytes]) -> None:
+        self.ended = ended
+        if ended.reason in ("abort", "error"):
+            return  # the caller writes the error
+        reason = self._answer.finish_reason(ended)
+        out.append(self._chunk({}, finish_reason=reason, stop_reason=ended.stop_reason))
+
+    # ------------------------------------------------------------------ deltas
+
+    def _delta(self, kind: ItemKind, text: str) -> dict[str, Any]:
+        if kind == "reasoning":
+            return dict.fromkeys(self._answer.reasoning_fields, text)
+        if kind != "function_call":
+            return {"content": text}
+        if self._answer.legacy_call:
+            return {"function_call": {"arguments": text}}
+        return {"tool_calls": [{"index": self._num_calls - 1, "function": {"arguments": text}}]}
+
+    def _call_head(self, opened: ItemOpened) -> dict[str, Any]:
+        call = call_object(opened, "")
+        if self._answer.legacy_call:
+            return {"function_call": call["function"]}
+        return {"tool_calls": [{"index": self._num_calls, **call}]}
+
+    def _logprobs(self, kind: ItemKind, delta: ItemDelta) -> dict[str, Any] | None:
+        num_top = self._answer.num_logprobs
+        if kind != "message" or num_top is None or not delta.logprobs:
+            return None
+        return self._answer.logprobs.chat(delta.logprobs, num_top)
+
+    # ------------------------------------------------------------------ chunks
+
+    def _make_template(self, kind: ItemKind) -> Template:
+        return Template(self._object(self._delta(kind, PLACEHOLDER)))
+
+    def _first_chunk(self) -> bytes:
+        chunk = self._object({"role": "assistant", "content": ""})
+        if self._prompt_token_ids is not None:
+            chunk["prompt_token_ids"] = self._prompt_token_ids
+        return event(chunk)
+
+    def _chunk(
+        self,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+        stop_reason: str | int | None = None,
+    ) -> bytes:
+        chunk = self._object(delta)
+        choice = chunk["choices"][0]
+        choice["logprobs"], choice["finish_reason"] = logprobs, finish_reason
+        if finish_reason is not None:
+            choice["stop_reason"] = stop_reason
+        progress, self._progress = self._progress, None
+        if self._answer.return_token_ids:
+            choice["token_ids"] = [] if progress is None else list(progress.token_ids)
+        if self._continuous and self._usage is not None:
+            chunk["usage"] = usage_object(self._usage)
+        return event(chunk)
+
+    def _object(self, delta: dict[str, Any]) -> dict[str, Any]:
+        answer = self._answer
+        chunk: dict[str, Any] = {
+            "id": answer.id,
+            "object": "chat.completion.chunk",
+            "created": answer.created,
+            "model": answer.model,
+            "choices": [{"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}],
+            "service_tier": "default",
+            "system_fingerprint": None,
+        }
+        if self._with_usage:
+            chunk["usage"] = None
+        return chunk
+
+
+def usage_event(answer: Answer, usage: Usage) -> bytes:
+    """The last chunk of a stream with ``include_usage``: no choices, the whole usage."""
+    return event(
+        {
+            "id": answer.id,
+            "object": "chat.completion.chunk",
+            "created": answer.created,
+            "model": answer.model,
+            "choices": [],
+            "service_tier": "default",
+            "system_fingerprint": None,
+            "usage": usage_object(usage),
+        }
+    )

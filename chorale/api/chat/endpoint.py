@@ -1,0 +1,97 @@
+"""POST /v1/chat/completions, streaming and not: the same events, told as chunks or folded into a body."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chorale.api.chat.answer import Answer
+from chorale.api.chat.body import chat_body
+from chorale.api.chat.chunks import ChunkWriter, usage_event
+from chorale.api.chat.prepare import Prepared, prepare
+from chorale.api.chat.request import ChatRequest, parse_chat
+from chorale.api.http import EventStream, json_response, read_json, until_disconnect
+from chorale.api.names import check_model
+from chorale.api.output import Fold, end_error
+from chorale.api.sse import DONE, error_event
+from chorale.api.state import ServerState
+from chorale.api.turn import run_turns
+from chorale.api.usage import of_choices
+
+
+async def create(state: ServerState, request: Request) -> Response:
+    chat = parse_chat(await read_json(request, state.config))
+    check_model(state, chat.model)
+    prepared = await prepare(state, chat)
+    answer = Answer.of(state, chat)
+    if chat.stream:
+        return EventStream(stream_chat(state, chat, prepared, answer))
+    return json_response(await until_disconnect(request, complete_chat(state, prepared, answer)))
+
+
+async def complete_chat(state: ServerState, prepared: Prepared, answer: Answer) -> dict[str, Any]:
+    """The body. Raises the ``ChoraleError`` that the turn ended with."""
+    folds = [Fold() for _ in range(prepared.sampling.n)]
+    turns = run_turns(
+        state.client,
+        state.vocab,
+        prompt_token_ids=prepared.prompt_token_ids,
+        sampling=prepared.sampling,
+        options=prepared.options,
+    )
+    async with aclosing(turns):
+        async for batch in turns:
+            for index, events in batch:
+                folds[index].add(events)
+    for fold in folds:
+        if fold.ended is not None and fold.ended.repairs:
+            state.metrics.repaired(fold.ended.repairs)
+    return chat_body(answer, folds, prepared.prompt_token_ids)
+
+
+async def stream_chat(
+    state: ServerState, chat: ChatRequest, prepared: Prepared, answer: Answer
+) -> AsyncGenerator[bytes]:
+    """The chunks of each wake-up as one piece; after an error its event; ``[DONE]`` last, always."""
+    writers = [
+        ChunkWriter(
+            answer,
+            index,
+            with_usage=chat.with_usage,
+            continuous=chat.continuous_usage,
+            prompt_token_ids=prepared.prompt_token_ids if chat.return_token_ids and index == 0 else None,
+        )
+        for index in range(chat.n)
+    ]
+    turns = run_turns(
+        state.client,
+        state.vocab,
+        prompt_token_ids=prepared.prompt_token_ids,
+        sampling=prepared.sampling,
+        options=prepared.options,
+    )
+    async with aclosing(turns):
+        async for batch in turns:
+            if len(batch) == 1:
+                data = writers[batch[0][0]].feed(batch[0][1])
+            else:
+                data = b"".join([writers[index].feed(events) for index, events in batch])
+            if data:
+                yield data
+    yield _conclusion(state, writers, answer, chat.with_usage)
+
+
+def _conclusion(state: ServerState, writers: list[ChunkWriter], answer: Answer, with_usage: bool) -> bytes:
+    ends = [writer.ended for writer in writers if writer.ended is not None]
+    for ended in ends:
+        if ended.repairs:
+            state.metrics.repaired(ended.repairs)
+    error = next((error for ended in ends if (error := end_error(ended)) is not None), None)
+    if error is not None:
+        return error_event(error) + DONE
+    usage = usage_event(answer, of_choices([ended.usage for ended in ends])) if with_usage else b""
+    return usage + DONE

@@ -1,0 +1,175 @@
+"""ChatRequest: the body of POST /v1/chat/completions, and what becomes of every field that it may have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from chorale.api import fields, limits
+from chorale.api.body import parse_model
+from chorale.api.fields import Refusal, SamplingFields, StreamOptions
+from chorale.errors import RequestError
+
+HARMLESS: dict[str, str] = fields.HARMLESS | {
+    "skip_special_tokens": "harmony is always parsed; special tokens are never part of a message's text",
+    "add_special_tokens": "the harmony frame decides which special tokens stand where",
+    "chat_template_content_format": "there is one template, harmony",
+    "verbosity": "a hint that this model was not trained on",
+    "prediction": "a speed hint; the answer is the same",
+}
+
+REFUSED: dict[str, Refusal] = fields.REFUSED | {
+    "audio": Refusal("the model writes text only"),
+    "chat_template": Refusal("there is one template, harmony; templates from requests are never run"),
+    "documents": Refusal("put documents into a message"),
+    "echo": Refusal("answers never repeat the prompt"),
+    "thinking_token_budget": Refusal("reasoning budgets are not supported yet", neutral=()),
+    "web_search_options": Refusal("built-in tools are not supported yet", neutral=()),
+    "moderation": Refusal("there is no moderation model"),
+    "best_of": Refusal("removed from the API; use n", neutral=(1,)),
+}
+
+
+class ChatRequest(SamplingFields):
+    """Validated fields. Messages and tools are checked where they are converted (exact paths in errors)."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1), limits.items("messages")]
+    model: str | None = None
+    n: Annotated[int, limits.number("n")] = 1
+    max_tokens: Annotated[int, limits.number("max_tokens")] | None = None
+    max_completion_tokens: Annotated[int, limits.number("max_completion_tokens")] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    tools: Annotated[list[dict[str, Any]], limits.items("tools")] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    functions: Annotated[list[dict[str, Any]], limits.items("tools")] | None = None  # before tools
+    function_call: str | dict[str, Any] | None = None
+
+    reasoning_effort: str | None = None
+    reasoning: dict[str, Any] | None = None
+    include_reasoning: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+
+    logprobs: bool = False
+    top_logprobs: Annotated[int, limits.number("top_logprobs")] | None = None
+    prompt_logprobs: Annotated[int, limits.number("prompt_logprobs")] | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+
+    @property
+    def output_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def with_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.with_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def effort(self) -> tuple[Any, str]:
+        """(the requested effort or None, the field that named it)."""
+        if self.reasoning_effort is not None:
+            return self.reasoning_effort, "reasoning_effort"
+        if self.reasoning is not None and self.reasoning.get("effort") is not None:
+            return self.reasoning["effort"], "reasoning.effort"
+        return (self.chat_template_kwargs or {}).get(
+            "reasoning_effort"
+        ), "chat_template_kwargs.reasoning_effort"
+
+    @property
+    def identity(self) -> str | None:
+        identity: str | None = (self.chat_template_kwargs or {}).get("model_identity")
+        return identity
+
+
+def parse_chat(data: Mapping[str, Any]) -> ChatRequest:
+    """Raises ``RequestError`` naming the first field that is wrong, unknown, or not supported."""
+    kept = fields.triage(data, ChatRequest.model_fields, HARMLESS, REFUSED)
+    chat = parse_model(ChatRequest, kept)
+    _check_logprobs(chat)
+    _check_formats(chat)
+    _check_choice(chat)
+    _check_template(chat)
+    return chat
+
+
+def _check_logprobs(chat: ChatRequest) -> None:
+    if chat.top_logprobs and not chat.logprobs:
+        raise RequestError("top_logprobs: needs logprobs to be true", param="top_logprobs")
+    if chat.stream and chat.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs: not available when streaming", param="prompt_logprobs")
+    if chat.stream_options is not None and not chat.stream:
+        raise RequestError("stream_options: only with stream set to true", param="stream_options")
+
+
+def _check_formats(chat: ChatRequest) -> None:
+    if chat.response_format is not None and chat.response_format.get("type") != "text":
+        raise RequestError(
+            f"response_format: type {str(chat.response_format.get('type'))[:64]!r} is not supported yet; "
+            "only 'text' is",
+            param="response_format",
+            code="unsupported_value",
+        )
+    if chat.modalities is not None and chat.modalities != ["text"]:
+        raise RequestError(
+            "modalities: the model writes text only", param="modalities", code="unsupported_value"
+        )
+
+
+def _check_choice(chat: ChatRequest) -> None:
+    for param, choice in (("tool_choice", chat.tool_choice), ("function_call", chat.function_call)):
+        if choice not in (None, "auto", "none"):
+            shown = choice if isinstance(choice, str) else choice.get("type", "named")
+            raise RequestError(
+                f"{param}: {str(shown)[:64]!r} is not supported yet; 'auto' and 'none' are",
+                param=param,
+                code="unsupported_value",
+            )
+
+
+def _check_template(chat: ChatRequest) -> None:
+    kwargs = chat.chat_template_kwargs or {}
+    for key in kwargs:
+        if key not in ("reasoning_effort", "model_identity", "builtin_tools"):
+            raise RequestError(
+                f"chat_template_kwargs: '{key[:64]}' is not one of reasoning_effort, model_identity, "
+                "builtin_tools",
+                param=f"chat_template_kwargs.{key[:64]}",
+                code="unknown_parameter",
+            )
+    if kwargs.get("builtin_tools"):
+        raise RequestError(
+            "chat_template_kwargs.builtin_tools: built-in tools are not supported yet",
+            param="chat_template_kwargs.builtin_tools",
+            code="unsupported_value",
+        )
+    if not isinstance(kwargs.get("model_identity"), str | None):
+        path = "chat_template_kwargs.model_identity"
+        raise RequestError(f"{path}: must be a string", param=path)
+    for key in chat.reasoning or {}:
+        if key not in ("effort", "summary", "generate_summary"):
+            raise RequestError(
+                f"reasoning: unknown key '{key[:64]}'",
+                param=f"reasoning.{key[:64]}",
+                code="unknown_parameter",
+            )
+    if chat.add_generation_prompt is not None and chat.add_generation_prompt == chat.continue_final_message:
+        raise RequestError(
+            "add_generation_prompt: must be true, or false together with continue_final_message",
+            param="add_generation_prompt",
+        )

@@ -1,0 +1,157 @@
+"""POST /v1/completions: raw prompts to raw text. Each prompt is one engine request of n choices."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chorale.api.choice import TurnOptions
+from chorale.api.completions.raw import RawChoice, RawOptions
+from chorale.api.completions.request import (
+    CompletionRequest,
+    Prompt,
+    encode_prompts,
+    parse_completion,
+)
+from chorale.api.completions.text import ChoiceText, TextAnswer, TextChunkWriter, body_choice
+from chorale.api.http import EventStream, json_response, read_json, until_disconnect
+from chorale.api.merge import merged
+from chorale.api.names import check_model
+from chorale.api.output import Fold, TurnEnded, end_error
+from chorale.api.sampling import resolve_sampling
+from chorale.api.sse import DONE, error_event, event
+from chorale.api.state import ServerState
+from chorale.api.turn import ChoiceEvents, drive
+from chorale.api.usage import of_choices, of_prompts, usage_object
+from chorale.engine.types import SamplingSpec
+from chorale.errors import ChoraleError, EngineError
+
+NEVER = 1 << 30  # tokens: a non-streaming turn is read once, at its end
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt, ready for the engine."""
+
+    prompt: Prompt
+    sampling: SamplingSpec
+    options: TurnOptions
+
+
+async def create(state: ServerState, request: Request) -> Response:
+    completion = parse_completion(await read_json(request, state.config))
+    check_model(state, completion.model)
+    prompts = await encode_prompts(completion.prompt, state.vocab)
+    jobs = [_job(state, completion, prompt) for prompt in prompts]
+    answer = TextAnswer(state.model_names[0], completion, state.vocab)
+    if completion.stream:
+        return EventStream(stream_text(state, jobs, answer))
+    return json_response(await until_disconnect(request, complete_text(state, jobs, answer)))
+
+
+def _job(state: ServerState, completion: CompletionRequest, prompt: Prompt) -> Job:
+    sampling = resolve_sampling(
+        completion,
+        state.client.info,
+        state.vocab,
+        num_prompt_tokens=len(prompt.token_ids),
+        # The engine always samples; a token that was not asked for is thrown away.
+        max_tokens=max(1, completion.max_tokens),
+        n=completion.n,
+        logprobs=completion.logprobs,
+        prompt_logprobs=completion.num_prompt_logprobs,
+        prompt_param="prompt",
+    )
+    options = TurnOptions(
+        request_id=f"cmpl-{secrets.token_hex(12)}",
+        stop=tuple(completion.stop or ()),
+        include_stop=bool(completion.include_stop_str_in_output),
+        stream_interval=state.config.stream_interval if completion.stream else NEVER,
+        progress=completion.stream and (completion.return_token_ids or completion.continuous_usage),
+        priority=completion.priority or 0,
+        cache_salt=completion.cache_salt or "",
+        arrival_time=time.time(),
+    )
+    return Job(prompt, sampling, options)
+
+
+def _turns(state: ServerState, job: Job, completion: CompletionRequest) -> AsyncGenerator[list[ChoiceEvents]]:
+    raw = RawOptions(skip_special_tokens=completion.skip_special_tokens, discard=completion.max_tokens == 0)
+    eos = frozenset(state.client.info.eos_token_ids)
+    num_prompt_tokens = len(job.prompt.token_ids)
+    choices = [
+        RawChoice(state.vocab, job.options, raw, index, num_prompt_tokens, eos)
+        for index in range(job.sampling.n)
+    ]
+    return drive(state.client, choices, job.prompt.token_ids, job.sampling, job.options)
+
+
+async def complete_text(state: ServerState, jobs: Sequence[Job], answer: TextAnswer) -> dict[str, Any]:
+    """The body. Raises the ``ChoraleError`` that a choice ended with."""
+    completion = answer.request
+    folds = [[Fold() for _ in range(completion.n)] for _ in jobs]
+    async with aclosing(merged([_turns(state, job, completion) for job in jobs])) as turns:
+        async for position, batch in turns:
+            for index, events in batch:
+                folds[position][index].add(events)
+    choices, usages = [], []
+    for position, (job, of_prompt) in enumerate(zip(jobs, folds, strict=True)):
+        ends = [_ended(fold) for fold in of_prompt]
+        usages.append(of_choices([ended.usage for ended in ends]))
+        for index, (fold, ended) in enumerate(zip(of_prompt, ends, strict=True)):
+            text = ChoiceText(answer, job.prompt, position * completion.n + index)
+            choices.append(body_choice(text, fold, ended))
+    return answer.object(choices, usage_object(of_prompts(usages)))
+
+
+def _ended(fold: Fold) -> TurnEnded:
+    if fold.ended is None:
+        raise EngineError("a choice never ended")
+    error = end_error(fold.ended)
+    if error is not None:
+        raise error
+    return fold.ended
+
+
+async def stream_text(state: ServerState, jobs: Sequence[Job], answer: TextAnswer) -> AsyncGenerator[bytes]:
+    """The chunks of each wake-up as one piece; after an error its event; ``[DONE]`` last, always."""
+    completion = answer.request
+    writers = [
+        [
+            TextChunkWriter(ChoiceText(answer, job.prompt, position * completion.n + index))
+            for index in range(completion.n)
+        ]
+        for position, job in enumerate(jobs)
+    ]
+    sent = False
+    try:
+        async with aclosing(merged([_turns(state, job, completion) for job in jobs])) as turns:
+            async for position, batch in turns:
+                data = b"".join([writers[position][index].feed(events) for index, events in batch])
+                if data:
+                    sent = True
+                    yield data
+    except ChoraleError as error:  # of one prompt before its first event, while another had begun
+        if not sent:
+            raise
+        yield error_event(error) + DONE
+        return
+    yield _conclusion(writers, answer)
+
+
+def _conclusion(writers: list[list[TextChunkWriter]], answer: TextAnswer) -> bytes:
+    ends = [[writer.ended for writer in row if writer.ended is not None] for row in writers]
+    errors = [error for row in ends for ended in row if (error := end_error(ended)) is not None]
+    if errors:
+        return error_event(errors[0]) + DONE
+    if not answer.request.with_usage:
+        return DONE
+    usage = of_prompts([of_choices([ended.usage for ended in row]) for row in ends])
+    return event(answer.object([], usage_object(usage))) + DONE

@@ -1,0 +1,128 @@
+"""CompletionRequest: the body of POST /v1/completions, and what becomes of every field that it may have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from chorale.api import fields, limits
+from chorale.api.body import parse_model
+from chorale.api.fields import Refusal, SamplingFields, StreamOptions
+from chorale.api.prompt import THREAD_CHARS
+from chorale.errors import RequestError
+from chorale.harmony.vocab import Vocabulary
+
+HARMLESS: dict[str, str] = fields.HARMLESS | {
+    "add_special_tokens": "this tokenizer adds none",
+}
+
+REFUSED: dict[str, Refusal] = fields.REFUSED | {
+    "suffix": Refusal("the model cannot fill in the middle"),
+    "response_format": Refusal("structured output is not supported yet", neutral=({"type": "text"},)),
+}
+
+
+class CompletionRequest(SamplingFields):
+    prompt: Any = None  # checked by ``parse_prompts``: four shapes with one name
+    model: str | None = None
+    n: Annotated[int, limits.number("n")] = 1
+    best_of: Annotated[int, limits.number("best_of")] | None = None
+    max_tokens: Annotated[int, limits.number("completions.max_tokens")] = 16
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    echo: bool = False
+    logprobs: Annotated[int, limits.number("logprobs")] | None = None
+    prompt_logprobs: Annotated[int, limits.number("prompt_logprobs")] | None = None
+    skip_special_tokens: bool = True
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+
+    @property
+    def with_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.with_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """What the engine must compute: also what ``echo`` shows."""
+        echoed = self.logprobs if self.echo else None
+        wanted = [number for number in (echoed, self.prompt_logprobs) if number is not None]
+        return max(wanted, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``text`` is what ``echo`` repeats: as it was sent, or decoded when ids were sent."""
+
+    token_ids: list[int]
+    text: str
+
+
+def parse_completion(data: Mapping[str, Any]) -> CompletionRequest:
+    """Raises ``RequestError`` naming the first field that is wrong, unknown, or not supported."""
+    kept = fields.triage(data, CompletionRequest.model_fields, HARMLESS, REFUSED)
+    completion = parse_model(CompletionRequest, kept)
+    if completion.best_of not in (None, completion.n):
+        raise RequestError("best_of: must equal n", param="best_of", code="unsupported_value")
+    if completion.stream and completion.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs: not available when streaming", param="prompt_logprobs")
+    if completion.stream_options is not None and not completion.stream:
+        raise RequestError("stream_options: only with stream set to true", param="stream_options")
+    return completion
+
+
+async def encode_prompts(value: Any, vocab: Vocabulary) -> list[Prompt]:
+    """A string, strings, ids, or lists of ids; long texts are encoded without holding up the loop."""
+    parts = split_prompts(value)
+    if sum(map(len, parts)) > THREAD_CHARS:
+        return await asyncio.to_thread(_encode_all, parts, vocab)
+    return _encode_all(parts, vocab)
+
+
+def _encode_all(parts: list[str | list[int]], vocab: Vocabulary) -> list[Prompt]:
+    """Text prompts may spell special tokens: this endpoint is for raw harmony."""
+    prompts = []
+    for part in parts:
+        if isinstance(part, str):
+            prompts.append(Prompt(vocab.encode_with_special(part), part))
+        else:
+            prompts.append(Prompt(part, vocab.decode(part)))
+    return prompts
+
+
+def split_prompts(value: Any) -> list[str | list[int]]:
+    """The prompts of one request, checked. Raises ``RequestError`` (param ``prompt``)."""
+    if value is None:
+        raise RequestError("prompt: is required", param="prompt", code="missing_required_parameter")
+    parts: list[Any] = value if isinstance(value, list) and not _is_ids(value) else [value]
+    if not parts or len(parts) > limits.SIZES["prompts"].max:
+        raise RequestError(f"prompt: must hold 1 to {limits.SIZES['prompts'].max} prompts", param="prompt")
+    for position, part in enumerate(parts):
+        path = "prompt" if parts[0] is value else f"prompt[{position}]"
+        if not isinstance(part, str) and not (isinstance(part, list) and _is_ids(part)):
+            raise RequestError(f"{path}: must be a string or a list of token ids", param=path)
+        if not part:
+            raise RequestError(f"{path}: must not be empty", param=path)
+        if isinstance(part, list):
+            _check_ids(part, path)
+    return parts
+
+
+def _is_ids(value: list[Any]) -> bool:
+    return bool(value) and set(map(type, value)) == {int}
+
+
+def _check_ids(ids: list[int], path: str) -> None:
+    if len(ids) > limits.SIZES["prompt_tokens"].max:
+        raise RequestError(f"{path}: too many token ids", param=path, code="array_above_max_length")
+    limit = limits.LIMITS["token_id"]
+    if min(ids) < limit.min or max(ids) > limit.max:
+        position = next(i for i, token in enumerate(ids) if not limit.min <= token <= limit.max)
+        raise RequestError(
+            f"{path}[{position}]: token ids are {limit.min} to {limit.max}", param=f"{path}[{position}]"
+        )

@@ -1,0 +1,206 @@
+"""Text completions: chunks and body, from the events of raw choices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from chorale.api.completions.request import CompletionRequest, Prompt
+from chorale.api.ids import new_completion_id
+from chorale.api.logprobs import LogprobsWriter
+from chorale.api.output import (
+    EndReason,
+    Fold,
+    ItemDelta,
+    OutputEvent,
+    PromptScored,
+    TurnEnded,
+    TurnProgress,
+    Usage,
+)
+from chorale.api.sse import PLACEHOLDER, Template, event
+from chorale.api.usage import usage_object
+from chorale.engine.types import TokenLogprobs
+from chorale.harmony.text import TextDecoder
+from chorale.harmony.vocab import Vocabulary
+
+FINISH: dict[EndReason, str] = {"stop": "stop", "length": "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class TextAnswer:
+    """The constants of one answer."""
+
+    model: str
+    request: CompletionRequest
+    vocab: Vocabulary
+    id: str = field(default_factory=lambda: new_completion_id("cmpl"))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def writer(self) -> LogprobsWriter:
+        return LogprobsWriter(self.vocab, self.request.return_tokens_as_token_ids)
+
+    def object(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            "system_fingerprint": None,
+        }
+        if usage is not None or self.request.with_usage:
+            body["usage"] = usage
+        return body
+
+
+class OffsetWriter:
+    """Where each token's text begins in a choice's text, prompt included when that is echoed."""
+
+    __slots__ = ("_decoder", "_offset", "_skip_special", "_vocab")
+
+    def __init__(self, vocab: Vocabulary, skip_special: bool) -> None:
+        self._vocab = vocab
+        self._decoder = TextDecoder(vocab)
+        self._skip_special = skip_special
+        self._offset = 0
+
+    def skip(self, num_chars: int) -> None:
+        self._offset += num_chars
+
+    def entries(
+        self, tokens: Iterable[int], logprobs: Iterable[TokenLogprobs | None], is_prompt: bool = False
+    ) -> list[tuple[int, TokenLogprobs | None, int]]:
+        placed = []
+        for token, entry in zip(tokens, logprobs, strict=False):
+            placed.append((token, entry, self._offset))
+            if is_prompt or not (self._skip_special and self._vocab.is_special(token)):
+                self._offset += len(self._decoder.feed(token))
+        return placed
+
+
+class ChoiceText:
+    """What the chunks and the body of one choice have in common."""
+
+    def __init__(self, answer: TextAnswer, prompt: Prompt, index: int) -> None:
+        self.answer = answer
+        self.prompt = prompt
+        self.index = index
+        self._offsets = OffsetWriter(answer.vocab, answer.request.skip_special_tokens)
+        self._writer = answer.writer
+
+    def echoed(self, scored: Sequence[TokenLogprobs | None] | None) -> tuple[str, dict[str, Any] | None]:
+        """The prompt's text, and its log-probabilities when they were asked for."""
+        num_top = self.answer.request.logprobs
+        if num_top is None:
+            return self.prompt.text, None
+        ids = self.prompt.token_ids
+        entries = self._offsets.entries(ids, scored or [None] * len(ids), is_prompt=True)
+        return self.prompt.text, self._writer.completion(entries, num_top)
+
+    def logprobs(self, tokens: Iterable[int], logprobs: Iterable[TokenLogprobs]) -> dict[str, Any] | None:
+        num_top = self.answer.request.logprobs
+        if num_top is None:
+            return None
+        return self._writer.completion(self._offsets.entries(tokens, logprobs), num_top)
+
+    def choice(
+        self,
+        text: str,
+        logprobs: dict[str, Any] | None,
+        ended: TurnEnded | None = None,
+    ) -> dict[str, Any]:
+        finish_reason = None if ended is None else FINISH[ended.reason]
+        choice = {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        if ended is not None:
+            choice["stop_reason"] = ended.stop_reason
+        return choice
+
+
+def body_choice(text: ChoiceText, fold: Fold, ended: TurnEnded) -> dict[str, Any]:
+    request = text.answer.request
+    parts, lists = [], []
+    if request.echo:
+        prompt_text, prompt_logprobs = text.echoed(ended.prompt_logprobs)
+        parts.append(prompt_text)
+        lists.append(prompt_logprobs)
+    for item in fold.items:
+        parts.append(item.text)
+        lists.append(text.logprobs(item.content_token_ids, item.logprobs))
+    choice = text.choice("".join(parts), _joined(lists), ended)
+    if request.prompt_logprobs is not None and ended.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = text.answer.writer.prompt(ended.prompt_logprobs)
+    if request.return_token_ids:
+        choice["prompt_token_ids"] = text.prompt.token_ids
+        choice["token_ids"] = list(ended.output_token_ids)
+    return choice
+
+
+def _joined(lists: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    present = [logprobs for logprobs in lists if logprobs is not None]
+    if not present:
+        return None
+    return {key: [value for logprobs in present for value in logprobs[key]] for key in present[0]}
+
+
+class TextChunkWriter:
+    """One choice's events to the bytes of server-sent events."""
+
+    def __init__(self, text: ChoiceText) -> None:
+        self._text = text
+        request = text.answer.request
+        self._slow = request.logprobs is not None or request.return_token_ids or request.continuous_usage
+        self._template = Template(text.answer.object([text.choice(PLACEHOLDER, None)]))
+        self._started = False
+        self._progress: TurnProgress | None = None
+        self._usage: Usage | None = None
+        self.ended: TurnEnded | None = None
+
+    def feed(self, events: Sequence[OutputEvent]) -> bytes:
+        """The chunks of one wake-up, ready to send; may be empty."""
+        out: list[bytes] = []
+        for item in events:
+            if type(item) is ItemDelta:
+                self._start(None, out)
+                self._on_delta(item, out)
+            elif isinstance(item, PromptScored):
+                self._start(item, out)
+            elif isinstance(item, TurnProgress):
+                self._progress, self._usage = item, item.usage
+            elif isinstance(item, TurnEnded):
+                self._start(None, out)
+                self._on_ended(item, out)
+        if self._progress is not None and self._text.answer.request.return_token_ids and self.ended is None:
+            out.append(self._chunk(self._text.choice("", None)))
+        return b"".join(out)
+
+    def _start(self, scored: PromptScored | None, out: list[bytes]) -> None:
+        if self._started:
+            return
+        self._started = True
+        if self._text.answer.request.echo:
+            prompt_text, logprobs = self._text.echoed(None if scored is None else scored.logprobs)
+            out.append(event(self._text.answer.object([self._text.choice(prompt_text, logprobs)])))
+
+    def _on_delta(self, delta: ItemDelta, out: list[bytes]) -> None:
+        if not self._slow:
+            out.append(self._template.fill(delta.text))
+            return
+        logprobs = self._text.logprobs(delta.token_ids, delta.logprobs)
+        out.append(self._chunk(self._text.choice(delta.text, logprobs)))
+
+    def _on_ended(self, ended: TurnEnded, out: list[bytes]) -> None:
+        self.ended = ended
+        if ended.reason not in ("abort", "error"):  # the caller writes the error
+            out.append(self._chunk(self._text.choice("", None, ended)))
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        request = self._text.answer.request
+        progress, self._progress = self._progress, None
+        if request.return_token_ids:
+            choice["token_ids"] = [] if progress is None else list(progress.token_ids)
+        usage = self._usage if request.continuous_usage else None
+        return event(self._text.answer.object([choice], None if usage is None else usage_object(usage)))

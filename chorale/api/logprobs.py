@@ -1,0 +1,88 @@
+"""Log-probabilities in the forms of Chat Completions (objects) and of Completions (parallel lists)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from chorale.engine.types import TokenLogprobs
+from chorale.harmony.vocab import Vocabulary
+
+LEAST = -9999.0  # JSON has no -inf; this is what OpenAI sends for "practically never"
+
+
+class LogprobsWriter:
+    """``as_ids``: tokens are written ``token_id:123`` (vLLM's return_tokens_as_token_ids)."""
+
+    __slots__ = ("_as_ids", "_vocab")
+
+    def __init__(self, vocab: Vocabulary, as_ids: bool = False) -> None:
+        self._vocab = vocab
+        self._as_ids = as_ids
+
+    def token(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._as_ids else self._vocab.decode([token_id])
+
+    # -------------------------------------------------------------- chat
+
+    def chat(self, logprobs: Iterable[TokenLogprobs], num_top: int) -> dict[str, Any]:
+        """The ``logprobs`` object of a choice or of a delta."""
+        return {"content": [self._chat_entry(entry, num_top) for entry in logprobs], "refusal": None}
+
+    def _chat_entry(self, entry: TokenLogprobs, num_top: int) -> dict[str, Any]:
+        top = zip(entry.top_ids[:num_top], entry.top_logprobs[:num_top], strict=True)
+        return {
+            **self._chat_token(entry.token_id, entry.logprob),
+            "top_logprobs": [self._chat_token(token_id, logprob) for token_id, logprob in top],
+        }
+
+    def _chat_token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": self.token(token_id),
+            "logprob": max(logprob, LEAST),
+            "bytes": list(self._vocab.token_bytes(token_id)),
+        }
+
+    # -------------------------------------------------------------- completions
+
+    def completion(
+        self, entries: Sequence[tuple[int, TokenLogprobs | None, int]], num_top: int
+    ) -> dict[str, Any]:
+        """``entries``: (token id, its log-probabilities or None, offset of its text) of each token."""
+        return {
+            "text_offset": [offset for _, _, offset in entries],
+            "tokens": [self.token(token_id) for token_id, _, _ in entries],
+            "token_logprobs": [None if e is None else max(e.logprob, LEAST) for _, e, _ in entries],
+            "top_logprobs": [None if e is None else self._top(e, num_top) for _, e, _ in entries],
+        }
+
+    def _top(self, entry: TokenLogprobs, num_top: int) -> dict[str, float]:
+        """The alternatives, and the token itself; of two that read alike, the likelier one."""
+        top: dict[str, float] = {}
+        pairs = list(zip(entry.top_ids[:num_top], entry.top_logprobs[:num_top], strict=True))
+        for token_id, logprob in [*pairs, (entry.token_id, entry.logprob)]:
+            text = self.token(token_id)
+            top[text] = max(logprob, LEAST, top.get(text, LEAST))
+        return top
+
+    # -------------------------------------------------------------- prompt (vLLM's form)
+
+    def prompt(self, entries: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+        """For each prompt token: ``{token id: {logprob, rank, decoded_token}}``; None for the first."""
+        return [None if entry is None else self._prompt_entry(entry) for entry in entries]
+
+    def _prompt_entry(self, entry: TokenLogprobs) -> dict[str, Any]:
+        ranked = [
+            (token_id, logprob, rank)
+            for rank, (token_id, logprob) in enumerate(
+                zip(entry.top_ids, entry.top_logprobs, strict=True), start=1
+            )
+        ]
+        return {
+            str(token_id): {
+                "logprob": max(logprob, LEAST),
+                "rank": rank,
+                "decoded_token": self._vocab.decode([token_id]),
+            }
+            for token_id, logprob, rank in [*ranked, (entry.token_id, entry.logprob, entry.rank)]
+        }

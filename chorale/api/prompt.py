@@ -1,0 +1,122 @@
+"""From options and conversations to prompt token ids: the parts that Chat and Responses share.
+
+The system message holds identity, date and effort; everything that a system or developer message says goes
+into developer messages, and function tools into the first of them. Text is always encoded as ordinary text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chorale.config import ServerConfig
+from chorale.errors import RequestError
+from chorale.harmony.messages import (
+    DEFAULT_IDENTITY,
+    Conversation,
+    DeveloperContent,
+    Message,
+    ReasoningEffort,
+    SystemContent,
+    ToolDescription,
+    ToolNamespace,
+)
+from chorale.harmony.render import render_conversation
+from chorale.harmony.vocab import Vocabulary
+
+# gpt-oss knows three efforts; the other names of OpenAI's enum go to the nearest.
+EFFORTS: dict[str, ReasoningEffort] = {
+    "none": "low",
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
+DEFAULT_EFFORT: ReasoningEffort = "medium"
+FUNCTIONS = "functions"
+THREAD_CHARS = 32 * 1024  # above this a prompt is encoded in a thread: 32 kB take about 2 ms
+# Names stand in message headers, where a space or "to=" would be read as structure.
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+AUTHOR_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def reasoning_effort(value: object, param: str) -> ReasoningEffort:
+    """Raises ``RequestError`` for a name that is not in OpenAI's enum."""
+    if value is None:
+        return DEFAULT_EFFORT
+    if not isinstance(value, str) or value not in EFFORTS:
+        raise RequestError(f"{param}: must be one of {', '.join(EFFORTS)}", param=param)
+    return EFFORTS[value]
+
+
+def current_date(config: ServerConfig) -> str:
+    """The pinned date, or today's: a pinned one keeps prompts (and prefix caches) equal from day to day."""
+    return config.system_start_date or datetime.date.today().isoformat()
+
+
+def system_message(config: ServerConfig, effort: ReasoningEffort, identity: str | None = None) -> Message:
+    """The system message. ``identity`` None: the model's own."""
+    content = SystemContent(
+        model_identity=DEFAULT_IDENTITY if identity is None else identity,
+        current_date=current_date(config),
+        reasoning_effort=effort,
+    )
+    return Message("system", content)
+
+
+def developer_message(instructions: str | None, tools: Sequence[ToolDescription]) -> Message | None:
+    """The first developer message, or None when there is nothing to say in it."""
+    if not instructions and not tools:
+        return None
+    namespaces = (ToolNamespace(FUNCTIONS, tools=tuple(tools)),) if tools else ()
+    return Message("developer", DeveloperContent(instructions or None, namespaces))
+
+
+def function_tool(function: Mapping[str, Any], param: str) -> ToolDescription:
+    """One declared function, its name and schema checked. Raises ``RequestError``."""
+    name = function.get("name")
+    if not isinstance(name, str) or TOOL_NAME.fullmatch(name) is None:
+        raise RequestError(
+            f"{param}.name: must be 1 to 64 letters, digits, underscores, dots or dashes",
+            param=f"{param}.name",
+        )
+    description = function.get("description")
+    if description is not None and not isinstance(description, str):
+        raise RequestError(f"{param}.description: must be a string", param=f"{param}.description")
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise RequestError(f"{param}.parameters: must be a JSON Schema object", param=f"{param}.parameters")
+    return ToolDescription(name, description or "", parameters)
+
+
+def check_distinct(tools: Sequence[ToolDescription], param: str) -> None:
+    seen: set[str] = set()
+    for position, tool in enumerate(tools):
+        if tool.name in seen:
+            raise RequestError(f"{param}[{position}]: '{tool.name}' is declared twice", param=param)
+        seen.add(tool.name)
+
+
+async def encode_conversation(conversation: Conversation, vocab: Vocabulary) -> list[int]:
+    """Token ids, ending in ``<|start|>assistant``; long texts are encoded without holding up the loop."""
+    if _num_chars(conversation) > THREAD_CHARS:
+        return await asyncio.to_thread(render_conversation, conversation, vocab)
+    return render_conversation(conversation, vocab)
+
+
+def _num_chars(conversation: Conversation) -> int:
+    """Roughly how much text there is to encode."""
+    total = 0
+    for message in conversation.messages:
+        content = message.content
+        if isinstance(content, str):
+            total += len(content)
+        elif isinstance(content, DeveloperContent):
+            total += len(content.instructions or "")
+            total += sum(len(repr(namespace.tools)) for namespace in content.namespaces)
+    return total

@@ -1,0 +1,119 @@
+"""Request fields to a SamplingSpec: hard defaults, then generation_config.json, then the request.
+
+The length rule: a request may ask for more output than fits (evals ask for 131,072 tokens) and gets what
+fits; a prompt that leaves no room for one token is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chorale.api.fields import SamplingFields
+from chorale.client.base import EngineInfo
+from chorale.engine.types import SamplingSpec
+from chorale.errors import ContextLengthError, RequestError
+from chorale.harmony.vocab import Vocabulary
+
+_FROM_MODEL = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+_SEED_MASK = 2**62 - 1  # leaves room for seed + choice index
+
+
+def resolve_sampling(
+    fields: SamplingFields,
+    info: EngineInfo,
+    vocab: Vocabulary,
+    *,
+    num_prompt_tokens: int,
+    max_tokens: int | None,
+    n: int = 1,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    prompt_param: str = "messages",
+) -> SamplingSpec:
+    """``max_tokens`` of None: up to the window. Raises ``ContextLengthError`` or ``RequestError``."""
+    limit = fit_max_tokens(info, num_prompt_tokens, max_tokens, prompt_param)
+    min_tokens = fields.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise RequestError(
+            f"min_tokens ({min_tokens}) is above max_tokens ({max_tokens})", param="min_tokens"
+        )
+    return SamplingSpec(
+        n=n,
+        **_chosen(fields, info),
+        logit_bias=_logit_bias(fields.logit_bias, info.vocab_size),
+        allowed_token_ids=_token_ids(fields.allowed_token_ids),
+        bad_words=encode_bad_words(fields.bad_words or [], vocab),
+        min_tokens=min(min_tokens, limit),
+        max_tokens=limit,
+        ignore_eos=bool(fields.ignore_eos),
+        stop_token_ids=_token_ids(fields.stop_token_ids) or (),
+        seed=None if fields.seed is None else fields.seed & _SEED_MASK,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _chosen(fields: SamplingFields, info: EngineInfo) -> dict[str, Any]:
+    """The numbers that generation_config.json may set, where the request does not."""
+    chosen: dict[str, Any] = {}
+    for name in _FROM_MODEL:
+        value = getattr(fields, name)
+        if value is None:
+            value = info.default_sampling.get(name)
+        if value is not None:
+            chosen[name] = value
+    if "top_k" in chosen:
+        chosen["top_k"] = max(0, int(chosen["top_k"]))  # -1 is the other spelling of "all"
+    return chosen
+
+
+def fit_max_tokens(
+    info: EngineInfo, num_prompt_tokens: int, requested: int | None, prompt_param: str = "messages"
+) -> int:
+    """Output tokens that a prompt may have: what was asked for, at most what the window leaves."""
+    room = info.max_model_len - num_prompt_tokens
+    if room < 1:
+        raise ContextLengthError(
+            f"the prompt has {num_prompt_tokens} tokens, and this server's context window is "
+            f"{info.max_model_len} tokens, prompt and answer together",
+            param=prompt_param,
+        )
+    if requested is None:
+        default = info.default_sampling.get("max_new_tokens")
+        return room if default is None else max(1, min(room, int(default)))
+    return min(room, requested)
+
+
+def _token_ids(ids: list[int] | None) -> tuple[int, ...] | None:
+    return None if ids is None else tuple(dict.fromkeys(ids))
+
+
+def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
+    resolved: dict[int, float] = {}
+    for key, value in (bias or {}).items():
+        token_id = int(key) if key.isascii() and key.isdigit() and len(key) < 10 else -1
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"logit_bias: '{key[:32]}' is not a token id (0 to {vocab_size - 1})", param="logit_bias"
+            )
+        resolved[token_id] = value
+    return resolved
+
+
+def encode_bad_words(words: list[str], vocab: Vocabulary) -> tuple[tuple[int, ...], ...]:
+    """Each word as it begins a text and as it follows a space: those are different tokens."""
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, f" {word.lstrip()}"):
+            ids = tuple(vocab.encode(text))
+            if ids:
+                sequences[ids] = None
+    return tuple(sequences)

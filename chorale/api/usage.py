@@ -1,0 +1,40 @@
+"""The usage object of Chat Completions and Completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from chorale.api.output import Usage
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """OpenAI's names; the details are always there."""
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def of_choices(usages: Sequence[Usage]) -> Usage:
+    """Choices share one prompt: it is counted once, cached as far as the first choice found it."""
+    return Usage(
+        input_tokens=max((usage.input_tokens for usage in usages), default=0),
+        cached_tokens=min((usage.cached_tokens for usage in usages), default=0),
+        output_tokens=sum(usage.output_tokens for usage in usages),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+    )
+
+
+def of_prompts(usages: Iterable[Usage]) -> Usage:
+    """Several prompts in one request: everything is summed."""
+    total = Usage()
+    for usage in usages:
+        total.input_tokens += usage.input_tokens
+        total.cached_tokens += usage.cached_tokens
+        total.output_tokens += usage.output_tokens
+        total.reasoning_tokens += usage.reasoning_tokens
+    return total
