@@ -1,0 +1,140 @@
+"""Memory arithmetic: what weights, activations and KV pages take, and how much the pool may have.
+
+Torch-free, so that ``chorale fit`` can answer before anything is downloaded. All sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chorale.config import EngineConfig
+from chorale.errors import ConfigError
+from chorale.model.config import MXFP4_GROUP, ModelConfig
+from chorale.runtime.hardware import Hardware
+
+GIB = 2**30
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+CPU_SHARE = 0.25  # of the memory left beside the weights: a CPU host has other work
+CPU_MOST = 16 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class KvGeometry:
+    """The pages of one pool. A page serves either cache group; both are ``block_size`` tokens of all slots."""
+
+    block_size: int
+    bytes_per_block: int
+    sliding_window: int
+
+    @property
+    def window_pages(self) -> int:
+        """Pages that the window's tokens can touch, in the worst alignment."""
+        return -(-(self.sliding_window - 1) // self.block_size) + 1
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Pages that one sequence of ``num_tokens`` holds: all of the full group, the window of the other."""
+        full = -(-num_tokens // self.block_size)
+        return full + min(full, self.window_pages)
+
+    def tokens_in(self, num_blocks: int) -> int:
+        """The longest sequence that ``num_blocks`` hold; the inverse of ``blocks_for``."""
+        window = self.window_pages
+        full = num_blocks - window if num_blocks >= 2 * window else num_blocks // 2
+        return max(full, 0) * self.block_size
+
+
+def kv_geometry(model: ModelConfig, block_size: int, kv_dtype: str) -> KvGeometry:
+    token = 2 * model.num_key_value_heads * model.head_dim * DTYPE_BYTES[kv_dtype]  # K and V, one layer
+    return KvGeometry(block_size, model.num_kv_slots * block_size * token, model.sliding_window)
+
+
+def weight_bytes(model: ModelConfig, dtype: str) -> int:
+    """Experts stay packed in MXFP4 (4 bits, and a scale byte for each group); the rest is ``dtype``."""
+    experts = model.num_expert_parameters
+    dense = model.num_parameters - experts
+    return experts // 2 + experts // MXFP4_GROUP + dense * DTYPE_BYTES[dtype]
+
+
+def activation_bytes(model: ModelConfig, num_tokens: int, num_rows: int, dtype: str) -> int:
+    """An upper estimate for one step: hidden states and expert work by token, logits and noise by row."""
+    per_token = (8 * model.hidden_size + 3 * model.num_experts_per_tok * model.intermediate_size) * 4
+    decoded = 3 * model.hidden_size * model.intermediate_size * DTYPE_BYTES[dtype]  # one expert, unpacked
+    return num_tokens * per_token + num_rows * model.vocab_size * 4 * 2 + 2 * decoded
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    num_blocks: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRequest:
+    """What the pool's size depends on. ``fixed`` is what weights and activations take."""
+
+    geometry: KvGeometry
+    max_num_seqs: int
+    max_model_len: int
+    fixed: int
+
+    @property
+    def useful_blocks(self) -> int:
+        """More pages than every row at full length could hold would never be used."""
+        return self.max_num_seqs * self.geometry.blocks_for(self.max_model_len)
+
+
+def size_pool(config: EngineConfig, hardware: Hardware, request: PoolRequest) -> PoolSize:
+    """How many pages, by the first of: the override, the bytes asked for, a share of the memory."""
+    per_block = request.geometry.bytes_per_block
+    if config.num_gpu_blocks_override is not None:
+        return PoolSize(config.num_gpu_blocks_override, "--num-gpu-blocks-override")
+    if config.kv_cache_memory_bytes is not None:
+        return PoolSize(config.kv_cache_memory_bytes // per_block, "--kv-cache-memory-bytes")
+    budget, reason = _budget(config, hardware, request.fixed)
+    blocks = max(budget, 0) // per_block
+    if blocks > request.useful_blocks:
+        return PoolSize(request.useful_blocks, "every sequence at its longest fits")
+    return PoolSize(blocks, reason)
+
+
+def _budget(config: EngineConfig, hardware: Hardware, fixed: int) -> tuple[int, str]:
+    room = hardware.free_bytes - fixed
+    if hardware.kind == "cpu":
+        share = min(int(room * CPU_SHARE), CPU_MOST)
+        return share, f"{CPU_SHARE:.0%} of the {gib(room)} left beside the weights, at most {gib(CPU_MOST)}"
+    used_by_others = hardware.total_bytes - hardware.free_bytes
+    allowed = int(hardware.total_bytes * config.gpu_memory_utilization)
+    return (
+        allowed - used_by_others - fixed,
+        f"{config.gpu_memory_utilization:.0%} of {gib(hardware.total_bytes)}, less weights and activations",
+    )
+
+
+def check_one_fits(size: PoolSize, request: PoolRequest, kv_dtype: str, hardware: Hardware) -> None:
+    """Raises ``ConfigError`` with computed ways out if one sequence of ``max_model_len`` does not fit."""
+    geometry = request.geometry
+    needed = geometry.blocks_for(request.max_model_len)
+    if size.num_blocks >= needed:
+        return
+    missing = (needed - size.num_blocks) * geometry.bytes_per_block
+    fits = geometry.tokens_in(size.num_blocks)
+    ways = [f"--kv-cache-memory-bytes {needed * geometry.bytes_per_block} (if that much is free)"]
+    if hardware.kind == "cuda":
+        ways.append("a larger --gpu-memory-utilization")
+    if fits >= 2:
+        ways.insert(0, f"--max-model-len {fits} (saves {gib(missing)})")
+    if kv_dtype == "float32":
+        saved = needed * geometry.bytes_per_block // 2
+        ways.append(f"--kv-cache-dtype bfloat16 (saves {gib(saved)})")
+    raise ConfigError(
+        f"one sequence of --max-model-len {request.max_model_len} needs {needed} KV pages, "
+        f"{gib(needed * geometry.bytes_per_block)}; the pool has {size.num_blocks} ({size.reason}): "
+        f"{gib(missing)} more. Pick one: " + "; ".join(ways)
+    )
+
+
+def gib(num_bytes: int) -> str:
+    """For messages: "3.25 GiB", "12.0 MiB"."""
+    if abs(num_bytes) >= GIB // 10:
+        return f"{num_bytes / GIB:.2f} GiB"
+    return f"{num_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,175 @@
+"""resolve: from what the operator left open, the model and the machine, to numbers, each with its reason.
+
+The only place where defaults are decided. Torch-free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from chorale.config import EngineConfig
+from chorale.engine.types import EngineLimits
+from chorale.errors import ConfigError
+from chorale.model.config import ModelConfig
+from chorale.runtime.hardware import Hardware
+from chorale.runtime.memory import (
+    KvGeometry,
+    PoolRequest,
+    activation_bytes,
+    check_one_fits,
+    gib,
+    kv_geometry,
+    size_pool,
+    weight_bytes,
+)
+
+# Above this many parameters a CPU computes in bfloat16: float32 copies of the 20b's dense weights alone would
+# take 7 GB on top of its experts.
+FLOAT32_PARAMETERS = 500_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One resolved setting. ``chosen`` is False where the operator named the value."""
+
+    name: str
+    value: int | str | bool
+    reason: str
+    chosen: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Everything that was open. ``notes``: one line each for what is less than was asked or usual."""
+
+    limits: EngineLimits
+    dtype: str
+    kv_dtype: str
+    geometry: KvGeometry
+    decisions: tuple[Decision, ...]
+    notes: tuple[str, ...]
+
+
+class _Decider:
+    """Collects decisions; ``pick`` keeps what the operator said."""
+
+    def __init__(self) -> None:
+        self.decisions: list[Decision] = []
+        self.notes: list[str] = []
+
+    def pick(self, name: str, asked: int | None, default: int, reason: str) -> int:
+        value = default if asked is None else asked
+        self.decisions.append(Decision(name, value, reason if asked is None else "asked for", asked is None))
+        return value
+
+    def name(self, name: str, asked: str, default: str, reason: str) -> str:
+        auto = asked == "auto"
+        value = default if auto else asked
+        self.decisions.append(Decision(name, value, reason if auto else "asked for", auto))
+        return value
+
+
+def resolve(
+    config: EngineConfig, model: ModelConfig, hardware: Hardware, *, can_overlap: bool = False
+) -> Resolved:
+    """Raises ``ConfigError`` for what cannot run, with computed ways out."""
+    _refuse(config, model)
+    decide = _Decider()
+    cpu = hardware.kind == "cpu"
+    small = model.num_parameters <= FLOAT32_PARAMETERS
+    dtype = decide.name(
+        "dtype",
+        config.dtype,
+        "float32" if cpu and small else "bfloat16",
+        "a small checkpoint on a CPU" if cpu and small else "the checkpoint's own precision",
+    )
+    kv_dtype = decide.name("kv_cache_dtype", config.kv_cache_dtype, dtype, "as dtype")
+    block_size = decide.pick("block_size", config.block_size, 16 if cpu else 64, f"for {hardware.kind}")
+    seqs = (64 if small else 16) if cpu else 1024
+    seqs = decide.pick("max_num_seqs", config.max_num_seqs, seqs, f"rows of a batch on {hardware.kind}")
+    tokens = decide.pick(
+        "max_num_batched_tokens",
+        config.max_num_batched_tokens,
+        2048 if cpu else 8192,
+        f"tokens of a step on {hardware.kind}",
+    )
+    geometry = kv_geometry(model, block_size, kv_dtype)
+    fixed = weight_bytes(model, dtype) + activation_bytes(model, tokens, seqs, dtype)
+    longest, num_blocks = _pool(config, model, hardware, decide, geometry, kv_dtype, seqs, fixed)
+    return Resolved(
+        limits=EngineLimits(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+            max_model_len=longest,
+            sliding_window=model.sliding_window,
+            enable_prefix_caching=config.enable_prefix_caching,
+            policy=config.scheduling_policy,
+            overlap_depth=_overlap(config, decide, can_overlap),
+            eos_token_ids=tuple(token for token in model.eos_token_ids if token < model.vocab_size),
+            vocab_size=model.vocab_size,
+            seed=config.seed,
+        ),
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        geometry=geometry,
+        decisions=tuple(decide.decisions),
+        notes=tuple(decide.notes),
+    )
+
+
+def _pool(
+    config: EngineConfig,
+    model: ModelConfig,
+    hardware: Hardware,
+    decide: _Decider,
+    geometry: KvGeometry,
+    kv_dtype: str,
+    seqs: int,
+    fixed: int,
+) -> tuple[int, int]:
+    """(max_model_len, num_blocks). A length that nobody asked for gives way to the pool."""
+    wanted = config.max_model_len or model.max_position_embeddings
+    request = PoolRequest(geometry, seqs, wanted, fixed)
+    size = size_pool(config, hardware, request)
+    fits = geometry.tokens_in(size.num_blocks)
+    asked = config.max_model_len
+    if asked is None and 2 <= fits < wanted:
+        decide.notes.append(
+            f"max_model_len is {fits} instead of the model's {wanted}: the KV pool holds no more "
+            f"({size.num_blocks} pages of {geometry.block_size} tokens, {size.reason})"
+        )
+        decide.pick("max_model_len", None, fits, "what the KV pool holds")
+        wanted = fits
+    else:
+        check_one_fits(size, request, kv_dtype, hardware)
+        decide.pick("max_model_len", asked, wanted, "the model's own")
+    memory = gib(size.num_blocks * geometry.bytes_per_block)
+    decide.pick("num_blocks", config.num_gpu_blocks_override, size.num_blocks, f"{memory}, {size.reason}")
+    return wanted, size.num_blocks
+
+
+def _overlap(config: EngineConfig, decide: _Decider, can_overlap: bool) -> Literal[0, 1]:
+    asked = config.async_scheduling
+    reason = "the device runs beside the host" if can_overlap else "the device is the host itself"
+    depth = decide.pick("overlap_depth", None if asked is None else int(asked), int(can_overlap), reason)
+    return 1 if depth else 0
+
+
+def _refuse(config: EngineConfig, model: ModelConfig) -> None:
+    """What no machine can run, and what this version does not do."""
+    if config.kv_cache_dtype == "fp8":
+        raise ConfigError("--kv-cache-dtype fp8 needs GPU kernels that this version does not have; use bfloat16")
+    if config.tensor_parallel_size != 1:
+        raise ConfigError(
+            f"--tensor-parallel-size {config.tensor_parallel_size}: this version runs on one device; use 1"
+        )
+    if config.max_model_len is not None and config.max_model_len > model.max_position_embeddings:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is more than the model's {model.max_position_embeddings}"
+        )

@@ -1,0 +1,182 @@
+"""build_engine: from an EngineConfig to an engine that is ready, phase by phase, each with its seconds."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from chorale.client.base import EngineInfo
+from chorale.config import EngineConfig
+from chorale.engine.core import EngineCore
+from chorale.engine.types import CacheGroup, RowStart, SamplingSpec, StepPlan
+from chorale.kernels import select_ops
+from chorale.model.config import ModelConfig
+from chorale.model.gpt_oss import GptOss
+from chorale.model.weights import load_weights
+from chorale.runtime.buffers import Buffers
+from chorale.runtime.device import Device, open_device
+from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.memory import gib
+from chorale.runtime.resolve import Resolved, resolve
+from chorale.runtime.sampler import Sampler
+from chorale.runtime.worker import Worker
+
+# One torch.zeros a slot: the pool's pages start as finite numbers, as attention requires.
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Progress(Protocol):
+    """``fraction`` is 0..1 within the phase, or None when it cannot be told."""
+
+    def __call__(self, phase: str, fraction: float | None = None, message: str = "") -> None: ...
+
+
+class _Phases:
+    """Reports the start of each phase and keeps its seconds."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.report: Progress = progress or _silent
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str, message: str = "") -> Iterator[None]:
+        self.report(name, None, message)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - start, 3)
+
+
+def _silent(phase: str, fraction: float | None = None, message: str = "") -> None:
+    return None
+
+
+def build_engine(config: EngineConfig, progress: Progress | None = None) -> tuple[EngineCore, EngineInfo]:
+    """Find, load, allocate, warm up. Raises ``ConfigError`` (and its kin) for what cannot run.
+
+    Phases: "download", "load", "kv_pool", "warm_up".
+    """
+    phases = _Phases(progress)
+    with phases.phase("download", config.model):
+        folder = find_model(config, phases.report)
+        model_config = ModelConfig.load(folder)
+    device = open_device(config.device, config.num_threads)
+    resolved = resolve(config, model_config, device.hardware, can_overlap=device.overlap)
+    with phases.phase("load", str(folder)):
+        model = load_model(folder, model_config, config, resolved, device, phases.report)
+    with phases.phase("kv_pool", _pool_message(resolved)):
+        kv = allocate_kv(model_config, resolved, device)
+        executor = make_executor(model, kv, resolved, device)
+    with phases.phase("warm_up"):
+        warm_up(executor, resolved)
+    core = EngineCore(resolved.limits, executor)
+    return core, _info(config, model, resolved, device, phases.seconds)
+
+
+def find_model(config: EngineConfig, progress: Progress) -> Path:
+    """The checkpoint's folder: the demo's own, a local one, or one downloaded from the hub."""
+    if config.model == "demo":
+        from chorale.demo import ensure_demo
+
+        return Path(ensure_demo(progress))
+    from chorale.model.hub import resolve_model
+
+    return Path(
+        resolve_model(
+            config.model, revision=config.revision, download_dir=config.download_dir, progress=progress
+        )
+    )
+
+
+def load_model(
+    folder: Path,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    resolved: Resolved,
+    device: Device,
+    progress: Progress,
+) -> GptOss:
+    target = str(device.torch_device)
+    ops = select_ops(config.ops, target)
+    weights = load_weights(
+        folder, model_config, ops, device=target, dtype=_DTYPES[resolved.dtype], progress=progress
+    )
+    return GptOss(model_config, weights, ops, resolved.limits.max_model_len)
+
+
+def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[torch.Tensor]:
+    """One tensor a slot: [num_blocks, 2, Nkv, block_size, D]."""
+    limits = resolved.limits
+    shape = (limits.num_blocks, 2, model.num_key_value_heads, limits.block_size, model.head_dim)
+    dtype = _DTYPES[resolved.kv_dtype]
+    return [torch.zeros(shape, dtype=dtype, device=device.torch_device) for _ in range(model.num_kv_slots)]
+
+
+def make_executor(model: GptOss, kv: list[torch.Tensor], resolved: Resolved, device: Device) -> LocalExecutor:
+    limits = resolved.limits
+    buffers = Buffers(
+        device,
+        num_rows=limits.max_num_seqs,
+        max_len=limits.max_model_len,
+        block_size=limits.block_size,
+        vocab_size=limits.vocab_size,
+    )
+    return LocalExecutor(Worker(device, model, kv, buffers, Sampler(device, limits.vocab_size)))
+
+
+def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:
+    """One token in row 0, in pages 0 and 1 of a pool that nobody uses yet. Raises ``EngineError``."""
+    one = np.zeros(1, np.int32)
+    plan = StepPlan(
+        step_id=-1,
+        starts=(RowStart(0, one, 1, SamplingSpec(), 0, resolved.limits.eos_token_ids),),
+        rows=one,
+        num_computed=one,
+        num_new=one + 1,
+        samples=np.ones(1, np.bool_),
+        token_ids=one,
+        append_row=np.zeros(2, np.int32),
+        append_group=np.array([CacheGroup.FULL, CacheGroup.WINDOW], np.int32),
+        append_index=np.zeros(2, np.int32),
+        append_block=np.array([0, 1], np.int32),
+    )
+    executor.execute(plan).result()
+
+
+def _pool_message(resolved: Resolved) -> str:
+    limits = resolved.limits
+    size = gib(limits.num_blocks * resolved.geometry.bytes_per_block)
+    return f"{limits.num_blocks} pages of {limits.block_size} tokens, {size}"
+
+
+def _info(
+    config: EngineConfig, model: GptOss, resolved: Resolved, device: Device, seconds: dict[str, float]
+) -> EngineInfo:
+    limits = resolved.limits
+    sampling = dict(model.config.default_sampling) if config.generation_config == "auto" else {}
+    return EngineInfo(
+        model=config.model,
+        revision=config.revision,
+        engine_id=uuid.uuid4().hex[:16],
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        vocab_size=limits.vocab_size,
+        eos_token_ids=limits.eos_token_ids,
+        num_kv_tokens=resolved.geometry.tokens_in(limits.num_blocks),
+        block_size=limits.block_size,
+        num_blocks=limits.num_blocks,
+        device=device.hardware.name,
+        dtype=resolved.dtype,
+        ops=model.ops.name,
+        parameters=model.weights.num_parameters,
+        enable_prefix_caching=limits.enable_prefix_caching,
+        default_sampling=sampling,
+        notes=resolved.notes,
+        startup_seconds=seconds,
+    )
