@@ -6,6 +6,7 @@ Children are found by nobody: their sockets are in a directory that only this us
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import logging
 import os
@@ -14,6 +15,7 @@ import socket
 import stat
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -54,6 +56,7 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
     api_key_hashes: tuple[bytes, ...]
     socket_fds: tuple[int, ...]
     parent_pid: int
+    process: int = 0  # which of the API processes this is
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -135,6 +138,15 @@ def configure_logging(level: str, name: str) -> None:
         format=f"%(asctime)s %(levelname)s {name}[{os.getpid()}] %(name)s: %(message)s",
         stream=sys.stderr,
     )
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where the platform has it; None means asyncio's own, which runs the same code."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def inherited_sockets(fds: tuple[int, ...]) -> list[socket.socket]:

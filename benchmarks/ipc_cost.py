@@ -1,0 +1,225 @@
+"""What the process boundary costs: one step's message for many rows, and a round trip for one.
+
+Run: python benchmarks/ipc_cost.py [--rows 1024] [--steps 500]
+
+The engine side is a real second process with the product's loop, mailbox and heart around a core that does
+nothing but count, so what is measured is the boundary alone. Prints microseconds; medians over the steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from chorale.client import wire
+from chorale.client.base import EngineInfo
+from chorale.client.flights import Flights
+from chorale.client.remote import RemoteClient
+from chorale.config import EngineConfig
+from chorale.engine.types import EngineStats, GenerateRequest, SamplingSpec, StepOutputs, TokenChunk
+from chorale.serve.boot import EngineStart, make_directory, read_start
+from chorale.serve.engine_process import Progress, run_engine_process
+from chorale.serve.mailbox import Mailbox
+
+
+class CountingCore:
+    """Each step gives every request one token: the time at which the step began, in microseconds."""
+
+    def __init__(self, step_seconds: float) -> None:
+        self._step_seconds = step_seconds
+        self._live: dict[str, int] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    def add_request(self, request: GenerateRequest) -> None:
+        self._live[request.request_id] = request.sampling.max_tokens or 1
+
+    def abort(self, request_id: str) -> None:
+        self._live.pop(request_id, None)
+
+    def step(self) -> list[TokenChunk]:
+        time.sleep(self._step_seconds)
+        chunks, now = [], int(time.time() * 1e6)
+        for request_id, left in list(self._live.items()):
+            self._live[request_id] = left - 1
+            if left == 1:
+                del self._live[request_id]
+            chunks.append(TokenChunk(request_id, 0, [now], finish_reason="length" if left == 1 else None))
+        return chunks
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=len(self._live))
+
+
+def build(config: EngineConfig, progress: Progress) -> tuple[CountingCore, EngineInfo]:
+    step_seconds = config.seed / 1e6  # the configuration is all that reaches the child
+    return CountingCore(step_seconds), EngineInfo(model="counting", max_model_len=2**20, max_num_seqs=4096)
+
+
+def timed(function: Callable[[], object], repeats: int = 300) -> float:
+    """Median microseconds of one call."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e6
+
+
+def show(name: str, microseconds: float, rows: int) -> None:
+    print(f"{name:<52}{microseconds:>10.0f} us{microseconds / rows:>9.2f} us/row")
+
+
+def in_process(rows: int) -> None:
+    """Encode, decode and dispatch, without sockets."""
+    ids = [f"chatcmpl-{i:032x}" for i in range(rows)]
+    message = wire.Rows(
+        "0123456789abcdef", StepOutputs([TokenChunk(i, 0, [1234]) for i in ids], EngineStats())
+    )
+    data = wire.encode(message)
+    decoded = wire.decode_from_engine(data)
+    assert isinstance(decoded, wire.Rows)
+    flights = Flights(time.monotonic)
+    streams = [flights.admit(GenerateRequest(request_id=i, prompt_token_ids=[1]), print) for i in ids]
+    print(f"one step's message, {rows} rows: {len(data)} bytes")
+    show("encode", timed(lambda: wire.encode(message)), rows)
+    show("decode", timed(lambda: wire.decode_from_engine(data)), rows)
+
+    def dispatch() -> None:
+        flights.deliver(decoded.step.chunks)
+        for stream in streams:
+            stream._pending.clear()
+
+    show("dispatch to the streams (nobody waiting)", timed(dispatch), rows)
+
+
+def engine_side(rows: int) -> None:
+    """What the engine's main thread pays a step: group by client, encode, hand to the socket."""
+    directory = make_directory()
+    mailbox = Mailbox(str(directory), "e", client_timeout=60, on_orphans=print)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(wire.engine_address(directory))
+        dealer.send(wire.encode(wire.Hello()))
+        mailbox.wait(5)
+        [(client, _)] = mailbox.receive()
+        chunks = [TokenChunk(f"chatcmpl-{i:032x}", 0, [1234]) for i in range(rows)]
+        for chunk in chunks:
+            mailbox.own(client, chunk.request_id, 1)
+        stats = EngineStats()
+        show("engine's thread: group, encode, send", timed(lambda: mailbox.deliver(chunks, stats)), rows)
+    mailbox.close()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+async def across(rows: int, steps: int, step_microseconds: int) -> None:
+    """The same through the socket: how late the last of ``rows`` readers has its token."""
+    directory = make_directory()
+    engine = start_engine(directory, step_microseconds)
+    client = RemoteClient(directory)
+    client.start()
+    try:
+        while client.status.state != "ready":
+            await asyncio.sleep(0.01)
+        latest: dict[int, float] = {}
+
+        async def read(index: int) -> None:
+            sampling = SamplingSpec(max_tokens=steps)
+            request = GenerateRequest(
+                request_id=f"chatcmpl-{index:032x}", prompt_token_ids=[1], sampling=sampling
+            )
+            async for chunks in client.submit(request):
+                now = time.time() * 1e6
+                for chunk in chunks:
+                    latest[chunk.token_ids[0]] = now
+
+        cpu, wall = time.process_time(), time.perf_counter()
+        await asyncio.gather(*(read(i) for i in range(rows)))
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        late = [now - began for began, now in latest.items()]
+        show(f"step's end to the last of {rows} readers, median", statistics.median(late), rows)
+        show("client's CPU a step, readers included", cpu / steps * 1e6, rows)
+        print(f"  ({steps} steps of {step_microseconds} us of engine time in {wall:.2f} s)")
+    finally:
+        await client.close()
+        engine.terminate()
+        engine.wait()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def round_trips(count: int) -> None:
+    """Submit one request of one token; its answer wakes the reader."""
+    directory = make_directory()
+    engine = start_engine(directory, 0)
+    client = RemoteClient(directory)
+    client.start()
+    try:
+        while client.status.state != "ready":
+            await asyncio.sleep(0.01)
+        times = []
+        for index in range(count):
+            sampling = SamplingSpec(max_tokens=1)
+            request = GenerateRequest(request_id=f"r{index}", prompt_token_ids=[1] * 16, sampling=sampling)
+            start = time.perf_counter()
+            async for _ in client.submit(request):
+                pass
+            times.append(time.perf_counter() - start)
+        times.sort()
+        p50, p99 = times[count // 2] * 1e6, times[int(count * 0.99)] * 1e6
+        print(f"round trip of one request, one row (idle engine): p50 {p50:.0f} us, p99 {p99:.0f} us")
+    finally:
+        await client.close()
+        engine.terminate()
+        engine.wait()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def start_engine(directory: Path, step_microseconds: int) -> subprocess.Popen[bytes]:
+    engine = subprocess.Popen([sys.executable, __file__, "--engine"], stdin=subprocess.PIPE)
+    config = EngineConfig(seed=step_microseconds)
+    start = EngineStart(directory=str(directory), config=config, parent_pid=os.getpid())
+    assert engine.stdin is not None
+    engine.stdin.write(msgspec.msgpack.encode(start))
+    engine.stdin.close()
+    return engine
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rows", type=int, default=1024)
+    options.add_argument("--steps", type=int, default=500)
+    options.add_argument("--step-microseconds", type=int, default=5000)
+    options.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.engine:
+        sys.exit(run_engine_process(read_start(sys.stdin.buffer, EngineStart), build))
+    try:
+        import uvloop
+
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        print("event loop: uvloop")
+    except ImportError:
+        runner = asyncio.Runner()
+        print("event loop: asyncio")
+    in_process(given.rows)
+    engine_side(given.rows)
+    with runner:
+        runner.run(across(given.rows, given.steps, given.step_microseconds))
+        runner.run(round_trips(2000))
+
+
+if __name__ == "__main__":
+    main()

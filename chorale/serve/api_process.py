@@ -1,0 +1,46 @@
+"""One of several HTTP processes in front of one engine; all accept on the same inherited sockets.
+
+Started by the supervisor as ``python -m chorale.serve.api_process``, with an ``ApiStart`` on stdin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+from chorale.api.server import Stop
+from chorale.serve.boot import (
+    EXIT_OK,
+    ApiStart,
+    configure_logging,
+    die_with_parent,
+    inherited_sockets,
+    loop_factory,
+    read_start,
+)
+from chorale.serve.http import make_client, serve_http
+
+
+async def serve(start: ApiStart) -> None:
+    """Serve until SIGTERM and the drain that follows it."""
+    client = make_client(start)
+    client.start()
+    try:
+        await serve_http(client, start, inherited_sockets(start.socket_fds), Stop())
+    finally:
+        await client.close()
+
+
+def main() -> int:
+    start = read_start(sys.stdin.buffer, ApiStart)
+    configure_logging(start.server.log_level, f"api-{start.process}")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the server listens for it: the supervisor's business
+    die_with_parent(start.parent_pid)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve(start))
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

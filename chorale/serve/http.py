@@ -1,0 +1,48 @@
+"""From an engine client to a served app: what each API process does, in a child or under the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+from chorale.api.app import create_app
+from chorale.api.metrics import Metrics
+from chorale.api.responses.store import open_store
+from chorale.api.server import Stop, serve_app
+from chorale.api.state import ServerState
+from chorale.client.remote import RemoteClient
+from chorale.harmony.vocab import load_vocabulary
+from chorale.serve.boot import ApiStart
+
+
+def make_client(start: ApiStart) -> RemoteClient:
+    """A client with this process's share of the queue."""
+    return RemoteClient(
+        start.directory,
+        max_queued_requests=start.server.max_queued_requests,
+        num_api_processes=start.server.api_server_count,
+    )
+
+
+async def serve_http(client: RemoteClient, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
+    """Serve until ``stop``, a signal, or a failure; the drain included. The caller closes ``client``."""
+    state = await asyncio.to_thread(_make_state, client, start)  # reads files: the vocabulary, the store
+    try:
+        app = create_app(state, start.api_key_hashes)
+        await serve_app(app, start.server, sockets, stop=stop)
+    finally:
+        await state.store.close()
+
+
+def _make_state(client: RemoteClient, start: ApiStart) -> ServerState:
+    names = start.server.served_model_names or (start.model,)
+    share = Path(start.directory) if start.server.api_server_count > 1 else None
+    return ServerState(
+        client=client,
+        config=start.server,
+        vocab=load_vocabulary(),
+        metrics=Metrics(names[0], process=start.process, share=share),
+        store=open_store(start.server),
+        model_names=names,
+    )

@@ -1,0 +1,198 @@
+"""The supervisor: the process that the operator started, above the engine process and the HTTP side.
+
+    supervisor ──spawns──► engine process          (watched by its beats, restarted with back-off)
+        └─ HTTP server in this process, or ──spawns──► N API processes on one listening socket
+
+``run`` is called by the command line and returns the process's exit code: 0 after a drain, 1 when it gave up,
+2 when what was asked for cannot run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chorale.api.server import Stop, bind_sockets
+from chorale.config import EngineConfig, ServerConfig
+from chorale.serve.boot import (
+    EXIT_FAILED,
+    EXIT_OK,
+    ApiStart,
+    EngineStart,
+    loop_factory,
+    make_directory,
+)
+from chorale.serve.front import CUT_GRACE, Front, make_front, share
+from chorale.serve.keeper import ENGINE_COMMAND, EngineKeeper, OnStatus
+from chorale.serve.watch import WatchLimits
+
+log = logging.getLogger(__name__)
+FAILURE_SHOWN = 0.5  # seconds in which clients still get their error, after the engine failed for good
+DRAIN_SLACK = 10.0  # the server's grace for balancers, and its time to write terminal events
+ENGINE_STOP_SLACK = 2.0  # beyond the engine's own grace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callbacks:
+    """What the command line wants to hear; called on the supervisor's event loop, so they must not block."""
+
+    on_status: OnStatus | None = None  # (EngineStatus, EngineInfo | None) at each change
+    on_listening: Callable[[list[socket.socket]], None] | None = None
+    on_stopping: Callable[[], None] | None = None
+
+
+def run(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    *,
+    api_key_hashes: Sequence[bytes] = (),
+    on_status: OnStatus | None = None,
+    on_listening: Callable[[list[socket.socket]], None] | None = None,
+    on_stopping: Callable[[], None] | None = None,
+    limits: WatchLimits | None = None,
+    engine_command: Sequence[str] = ENGINE_COMMAND,
+) -> int:
+    """Serve until SIGTERM, SIGINT or failure; the exit code. Must be called in the main thread.
+
+    ``api_key_hashes``: ``auth.hash_key`` of each key; the keys themselves go nowhere. ``on_status`` hears of
+    loading progress, of "ready" with the ``EngineInfo``, of deaths, and of "failed" with the message that the
+    operator needs. Raises ``ConfigError`` if the address cannot be listened on.
+    """
+    sockets = bind_sockets(server_config)
+    try:
+        with _private_directory() as directory:
+            engine, api = _starts(directory, engine_config, server_config, sockets, api_key_hashes)
+            supervisor = Supervisor(
+                engine,
+                api,
+                sockets,
+                callbacks=Callbacks(on_status=on_status, on_listening=on_listening, on_stopping=on_stopping),
+                limits=limits or WatchLimits(),
+                engine_command=engine_command,
+            )
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                return runner.run(supervisor.run())
+    finally:
+        for listener in sockets:
+            listener.close()
+        if server_config.uds is not None:
+            Path(server_config.uds).unlink(missing_ok=True)
+
+
+def _starts(
+    directory: Path,
+    engine: EngineConfig,
+    server: ServerConfig,
+    sockets: list[socket.socket],
+    api_key_hashes: Sequence[bytes],
+) -> tuple[EngineStart, ApiStart]:
+    parent = os.getpid()
+    return (
+        EngineStart(directory=str(directory), config=engine, parent_pid=parent, log_level=server.log_level),
+        ApiStart(
+            directory=str(directory),
+            server=server,
+            model=engine.model,
+            api_key_hashes=tuple(api_key_hashes),
+            socket_fds=share(sockets) if server.api_server_count > 1 else (),
+            parent_pid=parent,
+        ),
+    )
+
+
+@contextlib.contextmanager
+def _private_directory() -> Iterator[Path]:
+    directory = make_directory()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class Supervisor:
+    """One run of the server. ``run`` starts both sides and ends both, in every case."""
+
+    def __init__(
+        self,
+        engine: EngineStart,
+        api: ApiStart,
+        sockets: list[socket.socket],
+        *,
+        callbacks: Callbacks,
+        limits: WatchLimits,
+        engine_command: Sequence[str],
+    ) -> None:
+        self._api, self._sockets = api, sockets
+        self._callbacks, self._limits = callbacks, limits
+        self._stop = Stop()
+        self._front = make_front(api, sockets, limits, self._stop)
+        self._keeper = EngineKeeper(
+            engine, command=engine_command, limits=limits, on_status=callbacks.on_status
+        )
+
+    async def run(self) -> int:
+        self._catch_signals()
+        engine = asyncio.ensure_future(self._keeper.run())
+        front = asyncio.ensure_future(self._front.run())
+        stopped = asyncio.ensure_future(self._stop.asked.wait())
+        if self._callbacks.on_listening is not None:
+            self._callbacks.on_listening(self._sockets)
+        try:
+            await asyncio.wait([engine, front, stopped], return_when=asyncio.FIRST_COMPLETED)
+            code = await self._verdict(engine, front)
+            await self._drain(front)
+            self._keeper.stop()
+            await asyncio.wait([engine], timeout=self._limits.kill_grace + ENGINE_STOP_SLACK)
+        finally:
+            for task in (stopped, front, engine):
+                task.cancel()
+            await asyncio.gather(stopped, front, engine, return_exceptions=True)
+        return code
+
+    async def _verdict(self, engine: asyncio.Task[int], front: asyncio.Task[None]) -> int:
+        """The exit code, from what ended first."""
+        if self._stop.asked.is_set():
+            return EXIT_OK
+        if not engine.done():
+            error = front.exception()
+            log.error("the HTTP side ended%s", f": {error}" if error else "", exc_info=error)
+            return EXIT_FAILED
+        error = engine.exception()
+        if error is not None:
+            log.error("the engine could not be watched", exc_info=error)
+        failure = self._keeper.failure
+        self._front.fail(failure.message if failure is not None else "the engine failed")
+        await asyncio.sleep(FAILURE_SHOWN)
+        self._stop()
+        self._stop()  # nothing that is running can finish
+        return EXIT_FAILED if error is not None else engine.result()
+
+    async def _drain(self, front: asyncio.Task[None]) -> None:
+        """Let what is running finish, in ``shutdown_timeout`` seconds at most; a second signal cuts it."""
+        if self._callbacks.on_stopping is not None:
+            self._callbacks.on_stopping()
+        self._front.drain()
+        hurry = asyncio.ensure_future(self._stop.hurry.wait())
+        timeout = self._api.server.shutdown_timeout + DRAIN_SLACK
+        await asyncio.wait([front, hurry], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not front.done():
+            self._front.drain()
+            await asyncio.wait([front], timeout=CUT_GRACE)
+        self._catch_signals()  # the HTTP server took them, and gave them up when it ended
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+
+
+__all__ = ["Callbacks", "Front", "Supervisor", "WatchLimits", "run"]
