@@ -109,7 +109,10 @@ class MessageStart:
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """Text of the current message. ``num_tokens`` tokens became readable with it (0 for a flush)."""
+    """Text of the current message, never empty. ``num_tokens`` tokens became readable with it.
+
+    Over a message the counts add up to its content tokens, less reserved ones that were skipped.
+    """
 
     text: str
     num_tokens: int
@@ -123,22 +126,25 @@ class MessageEnd:
     token_ids: tuple[int, ...]
 
 
+RepairKind = Literal[
+    "implicit_start",
+    "missing_header",
+    "duplicate_recipient",
+    "junk_in_header",
+    "unknown_channel",
+    "channel_in_content",
+    "glued_token",
+    "reserved_token",
+    "cut_header",
+    "tokens_after_end",
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Repair:
     """The stream was not well formed here and was read as best it could be. Counted, never raised."""
 
-    kind: Literal[
-        "implicit_start",
-        "missing_header",
-        "duplicate_recipient",
-        "junk_in_header",
-        "unknown_channel",
-        "channel_in_content",
-        "glued_token",
-        "reserved_token",
-        "cut_header",
-        "tokens_after_end",
-    ]
+    kind: RepairKind
 
 
 HarmonyEvent = MessageStart | ContentDelta | MessageEnd | Repair

@@ -1,0 +1,325 @@
+"""Every measured failure of the strict parser, and what this one makes of it (no special token in text)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from chorale.harmony.messages import ContentDelta, HarmonyEvent, MessageEnd, MessageStart, Repair, Terminator
+from chorale.harmony.parser import Parser
+from chorale.harmony.vocab import Vocabulary
+
+END, RETURN, CALL = Terminator.END, Terminator.RETURN, Terminator.CALL
+CUT, IMPLICIT = Terminator.CUT, Terminator.IMPLICIT
+TOOLS = ("functions.f", "functions.get_weather", "functions.a", "browser.search", "python")
+
+
+@dataclass
+class Parsed:
+    channel: str
+    recipient: str | None
+    content_type: str | None
+    text: str = ""
+    end: Terminator | None = None
+
+
+@dataclass
+class Reading:
+    messages: list[Parsed] = field(default_factory=list)
+    repairs: list[str] = field(default_factory=list)
+
+
+def read(events: list[HarmonyEvent]) -> Reading:
+    out = Reading()
+    for event in events:
+        match event:
+            case MessageStart(channel, recipient, content_type):
+                assert not out.messages or out.messages[-1].end is not None
+                out.messages.append(Parsed(channel, recipient, content_type))
+            case ContentDelta(text, _):
+                assert out.messages[-1].end is None
+                out.messages[-1].text += text
+            case MessageEnd(terminator, _):
+                out.messages[-1].end = terminator
+            case Repair(kind):
+                out.repairs.append(kind)
+    return out
+
+
+def parse(vocab: Vocabulary, text: str, tools: tuple[str, ...] | None = TOOLS) -> Reading:
+    parser = Parser(vocab, tool_names=tools)
+    events = parser.feed_all(vocab.encode_with_special(text))
+    return read([*events, *parser.finish()])
+
+
+def message(
+    channel: str,
+    recipient: str | None,
+    content_type: str | None,
+    text: str,
+    end: Terminator = CALL,
+) -> Parsed:
+    return Parsed(channel, recipient, content_type, text, end)
+
+
+CALL_F = message("commentary", "functions.f", "json", "{}")
+
+ROWS: list[tuple[str, list[Parsed], set[str]]] = [
+    ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>", [CALL_F], set()),
+    ("<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}<|call|>", [CALL_F], set()),
+    (" to=functions.f<|channel|>commentary <|constrain|>json<|message|>{}<|call|>", [CALL_F], set()),
+    (" to=functions.f<|channel|>commentary json<|message|>{}<|call|>", [CALL_F], set()),
+    ("<|channel|>commentary to=functions.f json<|message|>{}<|call|>", [CALL_F], set()),
+    (
+        "<|channel|>final <|constrain|>json<|message|>{}<|return|>",
+        [message("final", None, "json", "{}", RETURN)],
+        set(),
+    ),
+    ("<|channel|>final json<|message|>{}<|return|>", [message("final", None, "json", "{}", RETURN)], set()),
+    (
+        "<|channel|>commentary json<|message|>{}<|end|>",
+        [message("commentary", None, "json", "{}", END)],
+        set(),
+    ),
+    ("<|channel|>analysis code<|message|>1<|end|>", [message("analysis", None, "code", "1", END)], set()),
+    (
+        "<|channel|>commentary to=functions.f<|channel|>commentary <|constrain|>json<|message|>{}<|call|>",
+        [CALL_F],
+        {"junk_in_header"},
+    ),
+    (
+        "<|channel|>commentary to=functions.a to=functions.f json<|message|>{}<|call|>",
+        [CALL_F],
+        {"duplicate_recipient"},
+    ),
+    (
+        "<|channel|>commentary to=functions.f json to=functions.f<|message|>{}<|call|>",
+        [CALL_F],
+        {"duplicate_recipient"},
+    ),
+    (
+        "<|channel|>commentary to=functions.f to=!!! json<|message|>{}<|call|>",
+        [CALL_F],
+        {"duplicate_recipient", "glued_token"},
+    ),
+    (
+        "<|channel|>commentary now calling to=functions.f json<|message|>{}<|call|>",
+        [CALL_F],
+        {"junk_in_header"},
+    ),
+    ("<|channel|>commentaryto=functions.f json<|message|>{}<|call|>", [CALL_F], set()),
+    (
+        "<|channel|>analysis<|message|>Hm.<|end|>commentary to=functions.f json<|message|>{}<|call|>",
+        [message("analysis", None, None, "Hm.", END), CALL_F],
+        {"implicit_start", "junk_in_header"},
+    ),
+    (
+        "<|channel|>analysis<|message|>Hm.<|end|><|channel|>commentary to=functions.f json<|message|>{}<|call|>",
+        [message("analysis", None, None, "Hm.", END), CALL_F],
+        {"implicit_start"},
+    ),
+    (
+        "<|channel|>analysis<|message|>Hm.<|end|>assistant<|channel|>final<|message|>Hi<|return|>",
+        [message("analysis", None, None, "Hm.", END), message("final", None, None, "Hi", RETURN)],
+        {"implicit_start"},
+    ),
+    (
+        "<|channel|>analysis<|message|>Hm.<|end|>assistantfinal<|message|>Hi<|return|>",
+        [message("analysis", None, None, "Hm.", END), message("final", None, None, "Hi", RETURN)],
+        {"implicit_start", "junk_in_header"},
+    ),
+    (
+        "<|channel|>finalanalysis<|message|>Hi<|return|>",
+        [message("final", None, None, "Hi", RETURN)],
+        {"unknown_channel"},
+    ),
+    (
+        "<|channel|>comment<|message|>Hi<|end|>",
+        [message("commentary", None, None, "Hi", END)],
+        {"unknown_channel"},
+    ),
+    (
+        "<|channel|>commentary??<|message|>Hi<|end|>",
+        [message("commentary", None, None, "Hi", END)],
+        {"unknown_channel"},
+    ),
+    ("<|message|>hi<|return|>", [message("final", None, None, "hi", RETURN)], {"missing_header"}),
+    ("Hi<|return|>", [message("final", None, None, "Hi", RETURN)], {"missing_header"}),
+    ("Hi", [message("final", None, None, "Hi", CUT)], {"missing_header"}),
+    (
+        "The answer to your question, in one word, is: 42.\n\nDo you want more?",
+        [
+            message(
+                "final",
+                None,
+                None,
+                "The answer to your question, in one word, is: 42.\n\nDo you want more?",
+                CUT,
+            )
+        ],
+        {"missing_header"},
+    ),
+    (
+        "<|channel|>final<|message|>One<|channel|>final<|message|>Two<|return|>",
+        [message("final", None, None, "One", IMPLICIT), message("final", None, None, "Two", RETURN)],
+        {"channel_in_content"},
+    ),
+    (
+        "<|channel|>analysis<|message|>One<|start|>assistant<|channel|>final<|message|>Two<|return|>",
+        [
+            message("analysis", None, None, "One", IMPLICIT),
+            message("final", None, None, "Two", RETURN),
+        ],
+        {"implicit_start"},
+    ),
+    ("<|channel|>analysis<|message|>Hm<|return|>", [message("analysis", None, None, "Hm", RETURN)], set()),
+    ("<|channel|>analysis<|message|>Hm<|call|>", [message("analysis", None, None, "Hm", CALL)], set()),
+    ("<|channel|>commentary to=functions.f", [], {"cut_header"}),
+    ("<|channel|>", [], {"cut_header"}),
+    ("<|channel|>comm", [], {"cut_header"}),
+    (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant",
+        [message("analysis", None, None, "Hm.", END)],
+        {"cut_header"},
+    ),
+    ("<|channel|>analysis<|return|>", [], {"cut_header"}),
+    (
+        "<|channel|>final Hello, you.<|return|>",
+        [message("final", None, None, "Hello, you.", RETURN)],
+        {"missing_header"},
+    ),
+    (
+        '<|channel|>commentary to=functions.f json {"a": 1}<|call|>',
+        [message("commentary", "functions.f", "json", '{"a": 1}')],
+        {"missing_header"},
+    ),
+    # A3: glued names. The first two spell the marker out in ordinary text.
+    (
+        "<|channel|>commentary to=functions.get_weather<\u200b|channel|>commentary<|message|>{}<|call|>",
+        [message("commentary", "functions.get_weather", None, "{}")],
+        {"glued_token"},
+    ),
+    (
+        "<|channel|>commentary to=functions.get_weatherjson<|message|>{}<|call|>",
+        [message("commentary", "functions.get_weather", None, "{}")],
+        {"glued_token"},
+    ),
+    (
+        "<|channel|>commentary to=get_weather json<|message|>{}<|call|>",
+        [message("commentary", "functions.get_weather", "json", "{}")],
+        {"glued_token"},
+    ),
+    (
+        "<|channel|>commentary to=functions.getWeather json<|message|>{}<|call|>",
+        [message("commentary", "functions.get_weather", "json", "{}")],
+        {"glued_token"},
+    ),
+    (
+        "<|channel|>commentary to=functions.get_wether json<|message|>{}<|call|>",
+        [message("commentary", "functions.get_weather", "json", "{}")],
+        {"glued_token"},
+    ),
+    # A4: a call is a call on any channel.
+    (
+        "<|channel|>analysis to=functions.f json<|message|>{}<|call|>",
+        [message("analysis", "functions.f", "json", "{}")],
+        set(),
+    ),
+    (
+        "<|channel|>final to=functions.f json<|message|>{}<|call|>",
+        [message("final", "functions.f", "json", "{}")],
+        set(),
+    ),
+    (
+        "<|channel|>analysis to=python code<|message|>1+1<|call|>",
+        [message("analysis", "python", "code", "1+1")],
+        set(),
+    ),
+    # A9: a preamble.
+    (
+        "<|channel|>commentary<|message|>Let me see.<|end|>",
+        [message("commentary", None, None, "Let me see.", END)],
+        set(),
+    ),
+    # A23: two calls in one turn.
+    (
+        "<|channel|>commentary to=functions.f json<|message|>{}<|call|>"
+        "<|start|>assistant<|channel|>commentary to=functions.a json<|message|>{}<|call|>",
+        [CALL_F, message("commentary", "functions.a", "json", "{}")],
+        set(),
+    ),
+    # A24: nothing counts after the first <|return|>; two finals are two messages.
+    (
+        "<|channel|>final<|message|>Hi<|return|><|start|>assistant<|channel|>final<|message|>Again<|return|>",
+        [message("final", None, None, "Hi", RETURN)],
+        {"tokens_after_end"},
+    ),
+    (
+        "<|channel|>final<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>B<|return|>",
+        [message("final", None, None, "A", END), message("final", None, None, "B", RETURN)],
+        set(),
+    ),
+    # Special tokens are never text.
+    (
+        "<|channel|>final<|message|>a<|message|>b<|constrain|>c<|reserved_200013|>d<|startoftext|><|return|>",
+        [message("final", None, None, "abcd", RETURN)],
+        {"reserved_token"},
+    ),
+    (
+        "<|start|>assistant<|channel|>final<|message|>Hi<|return|>",
+        [message("final", None, None, "Hi", RETURN)],
+        {"junk_in_header"},
+    ),
+    (
+        "<|channel|>commentary to=assistant<|message|>Hi<|end|>",
+        [message("commentary", None, None, "Hi", END)],
+        set(),
+    ),
+    (
+        "<|channel|>commentary to=<|constrain|>json<|message|>{}<|end|>",
+        [message("commentary", None, "json", "{}", END)],
+        set(),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "messages", "repairs"), ROWS, ids=[row[0][:60] for row in ROWS])
+def test_row(vocab: Vocabulary, text: str, messages: list[Parsed], repairs: set[str]) -> None:
+    reading = parse(vocab, text)
+    assert reading.messages == messages
+    assert set(reading.repairs) == repairs
+
+
+def test_marker_spelled_in_text_is_cut_off_the_name(vocab: Vocabulary) -> None:
+    ids = [200005, *vocab.encode("commentary to=functions.get_weather<|channel|>commentary"), 200008, 200012]
+    reading = read(Parser(vocab, tool_names=TOOLS).feed_all(ids))
+    assert reading.messages == [Parsed("commentary", "functions.get_weather", None, "", CALL)]
+    ids = [200005, *vocab.encode("commentary to=python<|constrain|>json"), 200008, 200012]
+    for names in (TOOLS, None):
+        reading = read(Parser(vocab, tool_names=names).feed_all(ids))
+        assert reading.messages == [Parsed("commentary", "python", "json", "", CALL)]
+        assert "glued_token" in reading.repairs
+
+
+def test_ids_out_of_range_are_skipped(vocab: Vocabulary) -> None:
+    parser = Parser(vocab)
+    ids = vocab.encode_with_special("<|channel|>final<|message|>a")
+    events = parser.feed_all([*ids, -1, 201088, 2**40, *vocab.encode("b"), 200002])
+    reading = read(events)
+    assert reading.messages == [Parsed("final", None, None, "ab", RETURN)]
+    assert reading.repairs == ["reserved_token"] * 3
+    assert events[-1] == MessageEnd(RETURN, (*ids, *vocab.encode("b")))
+
+
+def test_utf8_split_over_tokens_is_held_and_flushed(vocab: Vocabulary) -> None:
+    snowman = vocab.encode("🧿")  # not one token
+    assert len(snowman) > 1
+    parser = Parser(vocab)
+    parser.feed_all(vocab.encode_with_special("<|channel|>final<|message|>"))
+    for token_id in snowman[:-1]:
+        assert list(parser.feed(token_id)) == []
+    assert list(parser.feed(snowman[-1])) == [ContentDelta("🧿", len(snowman))]
+    parser.feed(snowman[0])
+    end = list(parser.feed(200002))
+    assert end[0] == ContentDelta("\ufffd", 1)
