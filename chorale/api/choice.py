@@ -35,11 +35,10 @@ from chorale.harmony.messages import (
     Terminator,
 )
 from chorale.harmony.parser import Parser
-from chorale.harmony.vocab import CHANNEL, END, MESSAGE, START, Vocabulary
+from chorale.harmony.render import ASSISTANT, FINAL
+from chorale.harmony.vocab import CHANNEL, END, MESSAGE, NUM_RANKS, START, Vocabulary
 
 FUNCTIONS = "functions."
-# Recipients that mean "the reader": the model sometimes writes them out.
-_READERS = frozenset({"user", "all", "assistant"})
 _ID_PREFIX: dict[ItemKind, str] = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 
 Token = tuple[int, TokenLogprobs | None]
@@ -58,6 +57,7 @@ class TurnOptions:
     # The header (after <|start|>assistant) that the prompt already ends with: the model goes on from there.
     prefill_token_ids: tuple[int, ...] = ()
     ensure_answer: bool = True  # force a final message when the model ended after its analysis
+    ignore_eos: bool = False  # what follows <|return|> is read on, as if the turn went on
     progress: bool = False  # emit TurnProgress
     priority: int = 0
     cache_salt: str = ""
@@ -101,6 +101,7 @@ class Choice:
         self._vocab = vocab
         self._options = options
         self._interval = options.stream_interval
+        self._tool_names = [FUNCTIONS + name for name in sorted(options.function_names)]
         self._eos = eos
         self._prompt = prompt
         self._pending: list[OutputEvent] = []
@@ -126,7 +127,7 @@ class Choice:
         self._start_parser(following.prefill_token_ids)
 
     def _start_parser(self, prefill: Sequence[int]) -> None:
-        self._parser = Parser(self._vocab, tool_names=self._options.function_names)
+        self._parser = Parser(self._vocab, tool_names=self._tool_names)
         self._unread: list[Token] = []  # fed, not yet readable as content
         self._round_start = len(self.sampled)
         self._frames_end: int | None = None  # sampled tokens up to the last message's end
@@ -136,11 +137,11 @@ class Choice:
 
     def _answer_round(self) -> Round:
         """The prompt so far, closed, and the header of a final message."""
-        header = (CHANNEL, *self._vocab.encode("final"), MESSAGE)
+        header = (CHANNEL, FINAL, MESSAGE)
         prompt = list(self._prompt)
         if self._frames_end is not None:
             prompt += self.sampled[self._round_start : self._frames_end]
-            prompt += [END, START, *self._vocab.encode("assistant")]
+            prompt += [END, START, ASSISTANT]
         return Round([*prompt, *header], header)
 
     # ------------------------------------------------------------------ tokens in
@@ -159,11 +160,11 @@ class Choice:
         num_shown = len(token_ids)
         if chunk.stop_token_id is not None and not self._shows_stop(chunk.stop_token_id):
             num_shown -= 1
-        parser_feed, sampled = self._parser.feed, self.sampled
+        sampled = self.sampled
         for position in range(num_shown):
             token = token_ids[position]
             sampled.append(token)
-            parsed = parser_feed(token)
+            parsed = self._parser.feed(token)
             token_logprobs = logprobs[position] if logprobs is not None else None
             if len(parsed) == 1 and type(parsed[0]) is ContentDelta and not self._unread:
                 self._on_content(parsed[0].text, [(token, token_logprobs)])
@@ -202,15 +203,14 @@ class Choice:
             self._count_repair(event.kind)
 
     def _readable(self, num_tokens: int, token: int | None) -> list[Token]:
-        """The tokens behind a delta. 0: a flush of bytes that were held before the current token."""
+        """The last ``num_tokens`` content tokens fed. A special token is never content: it only ended it."""
         unread = self._unread
-        if num_tokens == 0:
-            keep = 0 if token is None else 1
-            taken = unread[: len(unread) - keep]
-            self._unread = unread[len(unread) - keep :]
-            return taken
-        self._unread = []
-        return unread[-num_tokens:]
+        if token is not None and token >= NUM_RANKS:
+            self._unread = unread[-1:]
+            unread = unread[:-1]
+        else:
+            self._unread = []
+        return unread[-num_tokens:] if num_tokens else []
 
     # ------------------------------------------------------------------ items
 
@@ -237,7 +237,7 @@ class Choice:
 
     def _route(self, start: MessageStart) -> tuple[ItemKind, str | None, Phase | None]:
         recipient = start.recipient
-        if recipient is not None and recipient not in _READERS:
+        if recipient is not None:
             name = recipient.removeprefix(FUNCTIONS)
             if name in self._options.function_names:
                 return "function_call", name, None
@@ -274,6 +274,8 @@ class Choice:
         self._frames_end = len(self.sampled) - (0 if cut else 1)
         self._unread = []
         self._close("incomplete" if cut else "completed", event.token_ids)
+        if event.terminator is Terminator.RETURN and self._options.ignore_eos:
+            self._parser = Parser(self._vocab, role=None, tool_names=self._tool_names)
         if self._called and not self._options.parallel_tool_calls:
             self.end("tool_calls")
 

@@ -62,6 +62,7 @@ async def prepare(state: ServerState, chat: ChatRequest) -> Prepared:
         stream_interval=state.config.stream_interval if chat.stream else NEVER,
         prefill_token_ids=header,
         ensure_answer=not chat.ignore_eos,
+        ignore_eos=bool(chat.ignore_eos),
         progress=chat.stream and (chat.continuous_usage or chat.return_token_ids),
         priority=chat.priority or 0,
         cache_salt=chat.cache_salt or "",

@@ -1,0 +1,200 @@
+"""Scripted harmony turns, and the chat and completions routes served in-process over a ScriptedClient."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import openai
+from shell_helpers import make_state
+from starlette.routing import Router
+
+from chorale.api import chat, completions
+from chorale.api.auth import guard_routes
+from chorale.api.choice import TurnOptions
+from chorale.api.metered import MeteredClient
+from chorale.api.output import Fold, OutputEvent
+from chorale.api.shell import Shell, unknown_path
+from chorale.api.state import ServerState
+from chorale.api.turn import run_turns
+from chorale.client.scripted import Script, ScriptedClient
+from chorale.engine.types import GenerateRequest, SamplingSpec
+from chorale.harmony.vocab import load_vocabulary
+
+VOCAB = load_vocabulary()
+ANALYSIS = "<|channel|>analysis<|message|>"
+FINAL = "<|channel|>final<|message|>"
+NEXT = "<|end|><|start|>assistant"
+PREAMBLE = "<|channel|>commentary<|message|>"
+
+
+def call(name: str, arguments: str, channel: str = "commentary") -> str:
+    return f"<|channel|>{channel} to=functions.{name} <|constrain|>json<|message|>{arguments}"
+
+
+def ids(text: str) -> list[int]:
+    """Raw harmony to token ids."""
+    return VOCAB.encode_with_special(text)
+
+
+def playing(*texts: str, **options: Any) -> ScriptedClient:
+    """Choice ``i`` of any request plays ``texts[i]`` (the last one for those beyond)."""
+
+    def source(request: GenerateRequest, index: int) -> Script:
+        return Script(ids(texts[min(index, len(texts) - 1)]), **options)
+
+    return ScriptedClient(source)
+
+
+def in_rounds(*texts: str, **options: Any) -> ScriptedClient:
+    """Request ``i`` plays ``texts[i]``."""
+    client: ScriptedClient
+
+    def source(request: GenerateRequest, index: int) -> Script:
+        return Script(ids(texts[min(len(client.requests), len(texts)) - 1]), **options)
+
+    client = ScriptedClient(source)
+    return client
+
+
+async def turn(client: ScriptedClient, *, n: int = 1, prompt: Sequence[int] = (1, 2, 3), **options: Any) -> list[Fold]:
+    """Run a turn; the folds of its choices."""
+    folds = [Fold() for _ in range(n)]
+    async for index, events in batches(client, n=n, prompt=prompt, **options):
+        folds[index].add(events)
+    return folds
+
+
+async def batches(
+    client: ScriptedClient,
+    *,
+    n: int = 1,
+    prompt: Sequence[int] = (1, 2, 3),
+    sampling: SamplingSpec | None = None,
+    functions: Sequence[str] = (),
+    **options: Any,
+) -> AsyncIterator[tuple[int, list[OutputEvent]]]:
+    turns = run_turns(
+        client,
+        VOCAB,
+        prompt_token_ids=list(prompt),
+        sampling=sampling or SamplingSpec(n=n, max_tokens=1000),
+        options=TurnOptions(request_id="r", function_names=frozenset(functions), **options),
+    )
+    async with contextlib.aclosing(turns):
+        async for batch in turns:
+            for index, events in batch:
+                yield index, events
+
+
+# --------------------------------------------------------------------------- HTTP
+
+
+@dataclass
+class Server:
+    http: httpx2.AsyncClient
+    sdk: openai.AsyncOpenAI
+    client: ScriptedClient
+    state: ServerState
+
+    async def chat(self, content: str = "hi", **fields: Any) -> httpx2.Response:
+        body = {"messages": [{"role": "user", "content": content}], **fields}
+        return await self.http.post("/v1/chat/completions", json=body)
+
+    async def complete(self, prompt: Any = "hi", **fields: Any) -> httpx2.Response:
+        return await self.http.post("/v1/completions", json={"prompt": prompt, **fields})
+
+    @property
+    def prompt(self) -> str:
+        """The last prompt that reached the engine, special tokens by name."""
+        return VOCAB.decode(self.client.requests[-1].prompt_token_ids)
+
+
+@contextlib.asynccontextmanager
+async def served(client: ScriptedClient, **config: Any) -> AsyncIterator[Server]:
+    async with make_state(client, **config) as state:
+        metered = ServerState(
+            MeteredClient(client, state.metrics),
+            state.config,
+            state.vocab,
+            state.metrics,
+            state.store,
+            state.model_names,
+        )
+        routes = [*chat.routes(metered), *completions.routes(metered)]
+        router = Router(guard_routes(routes, ()), redirect_slashes=False, default=unknown_path)
+        transport = httpx2.ASGITransport(Shell(router, metered, False))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://server") as http:
+            sdk = openai.AsyncOpenAI(
+                api_key="none", base_url="http://server/v1", http_client=http, max_retries=0
+            )
+            yield Server(http, sdk, client, state)
+
+
+def events_of(response: httpx2.Response) -> list[Any]:
+    """The JSON of each server-sent event; asserts the framing and the final ``[DONE]``."""
+    assert response.status_code == 200, response.text
+    lines = response.text.split("\n\n")
+    assert lines[-1] == ""
+    assert lines[-2] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+def fold_chat(chunks: Sequence[Any]) -> dict[int, dict[str, Any]]:
+    """Choices, accumulated from chunks the way that clients do it."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            state = choices.setdefault(
+                choice["index"], {"content": "", "reasoning": "", "reasoning_content": "", "calls": {}, "logprobs": []}
+            )
+            _fold_delta(state, choice)
+    return choices
+
+
+def _fold_delta(state: dict[str, Any], choice: dict[str, Any]) -> None:
+    delta = choice["delta"]
+    for key in ("content", "reasoning", "reasoning_content"):
+        state[key] += delta.get(key) or ""
+    for piece in delta.get("tool_calls", ()):
+        made = state["calls"].setdefault(piece["index"], {"id": None, "name": "", "arguments": ""})
+        made["id"] = piece.get("id", made["id"])
+        made["name"] += piece["function"].get("name", "")
+        made["arguments"] += piece["function"].get("arguments", "")
+    if choice["logprobs"]:
+        state["logprobs"] += choice["logprobs"]["content"]
+    if choice["finish_reason"]:
+        assert "finish_reason" not in state, "finished twice"
+        state["finish_reason"] = choice["finish_reason"]
+        state["stop_reason"] = choice["stop_reason"]
+
+
+def of_body(choice: dict[str, Any]) -> dict[str, Any]:
+    """A body's choice in the form of ``fold_chat``, ids of calls apart."""
+    message = choice["message"]
+    calls = message.get("tool_calls") or []
+    return {
+        "content": message["content"] or "",
+        "reasoning": message.get("reasoning") or "",
+        "reasoning_content": message.get("reasoning_content") or "",
+        "calls": {i: {"id": c["id"], **c["function"]} for i, c in enumerate(calls)},
+        "logprobs": (choice["logprobs"] or {}).get("content") or [],
+        "finish_reason": choice["finish_reason"],
+        "stop_reason": choice["stop_reason"],
+    }
+
+
+def without_ids(choice: dict[str, Any]) -> dict[str, Any]:
+    calls = {index: {**made, "id": None} for index, made in choice["calls"].items()}
+    assert all(re.fullmatch(r"call_[0-9a-f]{32}", made["id"]) for made in choice["calls"].values())
+    return {**choice, "calls": calls}
+
+
+def run(main: Callable[[], Any]) -> Any:
+    return asyncio.run(main())
