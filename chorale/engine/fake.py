@@ -172,11 +172,9 @@ class FakeExecutor:
         self._next_step_id = plan.step_id + 1
         now = self._clock() if self._step_seconds else 0.0
         self._ready_at = max(self._ready_at, now) + self._step_seconds
-        outcome: StepResult | EngineError
+        outcome: StepResult | EngineError = self._run(plan)
         if plan.step_id == self._fail_at_step:
             outcome = EngineError("the fake device failed")
-        else:
-            outcome = self._run(plan)
         return FakeHandle(outcome, self._ready_at if self._step_seconds else 0.0, self._clock, self._sleep)
 
     def shutdown(self) -> None:

@@ -1,0 +1,229 @@
+"""EngineCore: what clients may send, ends, aborts, failures, counters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chorale.engine.core import EngineCore
+from chorale.engine.fake import FakeExecutor
+from chorale.engine.types import EngineLimits
+from chorale.errors import ConfigError, EngineError
+
+from .recording import DEFAULTS, Engine, ends, tokens_by_choice
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "part"),
+    [
+        ([], {}, "empty"),
+        ([-1], {}, "outside"),
+        ([1000], {}, "outside"),
+        ([1] * 200, {}, "max_model_len"),
+        ([1] * 199, {}, "KV cache"),
+        ([1], {"n": 0}, "n must be"),
+        ([1] * 200, {"n": 3}, "max_model_len"),
+    ],
+)
+def test_a_request_that_cannot_be_served_ends_with_an_error_for_each_choice(
+    prompt: list[int], fields: dict[str, Any], part: str
+) -> None:
+    engine = Engine(num_blocks=40)
+    engine.add("a", prompt, **fields)
+    assert engine.core.has_work
+    chunks = engine.run()
+    assert [chunk.index for chunk in chunks] == list(range(max(1, fields.get("n", 1))))
+    for chunk in chunks:
+        assert chunk.finish_reason == "error"
+        assert part in (chunk.error or "")
+    assert engine.plans == []
+
+
+def test_an_id_in_use_is_refused_and_free_again_afterwards() -> None:
+    engine = Engine()
+    engine.add("a", 3, max_tokens=2)
+    engine.add("a", 3, max_tokens=2)
+    chunks = engine.run()
+    assert sorted(reason for _, _, reason in ends(chunks)) == ["error", "length"]
+    engine.add("a", 3, max_tokens=2)
+    assert ends(engine.run()) == [("a", 0, "length")]
+
+
+@pytest.mark.parametrize(
+    "name", ["num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"]
+)
+def test_limits_that_cannot_work_are_named(name: str) -> None:
+    limits = EngineLimits(**(DEFAULTS | {name: 0}))
+    with pytest.raises(ConfigError, match=name):
+        EngineCore(limits, FakeExecutor(EngineLimits(**DEFAULTS)))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
+def test_abort_at_any_moment_ends_all_choices_once_and_frees_everything(depth: int, steps: int) -> None:
+    engine = Engine(overlap_depth=depth, max_num_batched_tokens=8)
+    engine.add("a", 20, n=3, max_tokens=30)
+    engine.add("b", [3] * 5, max_tokens=5)
+    chunks = [chunk for _ in range(steps) for chunk in engine.step()]
+    engine.core.abort("a")
+    engine.core.check_integrity()
+    engine.core.abort("a")
+    engine.core.abort("unknown")
+    assert engine.core.stats().kv_blocks_used <= 10
+    chunks += engine.run()
+    assert [end for end in ends(chunks) if end[0] == "a"] == [("a", i, "abort") for i in range(3)]
+    assert len(tokens_by_choice(chunks)["b", 0]) == 5
+    assert engine.core.stats().kv_blocks_used == 0
+
+
+def test_an_aborted_id_can_be_used_again_while_its_row_is_in_flight() -> None:
+    engine = Engine(overlap_depth=1)
+    engine.add("a", 6, max_tokens=9)
+    for _ in range(3):
+        engine.step()
+    engine.core.abort("a")
+    request = engine.add("a", [5] * 6, max_tokens=9)
+    chunks = engine.run()
+    assert ends(chunks) == [("a", 0, "abort"), ("a", 0, "length")]
+    want, _ = engine.model.generate(request.prompt_token_ids, request.sampling, 1, 200)
+    assert tokens_by_choice(chunks)["a", 0] == want
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("fail_at", [0, 1, 4])
+def test_a_failed_step_ends_everything_and_leaves_an_engine_that_works(depth: int, fail_at: int) -> None:
+    engine = Engine(overlap_depth=depth, fail_at_step=fail_at, max_num_seqs=2)
+    for name in "abc":
+        engine.add(name, 9, n=2, max_tokens=12)
+    chunks = [chunk for _ in range(fail_at) for chunk in engine.step()]
+    if depth == 1:  # the result of a step is awaited after the next one was handed over
+        chunks += engine.step()
+    with pytest.raises(EngineError, match="the fake device failed"):
+        engine.step()
+    engine.core.check_integrity()
+    chunks += engine.core.take_chunks()
+    assert sorted(ends(chunks)) == [(name, index, "error") for name in "abc" for index in range(2)]
+    assert all("failed" in (chunk.error or "") for chunk in chunks if chunk.finish_reason)
+    assert not engine.core.has_work
+    assert engine.core.stats().kv_blocks_used == 0
+    engine.add("d", 9, max_tokens=3)
+    after = engine.run()
+    assert ends(after) == [("d", 0, "length")]
+    assert after[0].num_cached_tokens == 0
+
+
+def test_an_executor_that_raises_is_an_engine_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    engine.add("a", 3)
+
+    def broken(plan: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine.executor, "execute", broken)
+    with pytest.raises(EngineError, match="RuntimeError: out of memory"):
+        engine.step()
+    assert ends(engine.core.take_chunks()) == [("a", 0, "error")]
+
+
+def test_stop_ids_end_with_the_stop_token_and_min_tokens_delays_them() -> None:
+    engine = Engine(stop_probability=1.0)
+    engine.add("eos", 3, ignore_eos=False)
+    engine.add("own", 3, stop_token_ids=(44,))
+    engine.add("late", 3, ignore_eos=False, min_tokens=4)
+    engine.add("never", 3, max_tokens=6)
+    chunks = engine.run()
+    last = {chunk.request_id: chunk for chunk in chunks if chunk.finish_reason}
+    outputs = tokens_by_choice(chunks)
+    assert (outputs["eos", 0], last["eos"].stop_token_id) == ([7], 7)
+    assert (outputs["own", 0], last["own"].stop_token_id) == ([44], 44)
+    assert (len(outputs["late", 0]), last["late"].finish_reason) == (5, "stop")
+    assert 7 not in outputs["late", 0][:4]
+    assert (len(outputs["never", 0]), last["never"].finish_reason) == (6, "length")
+
+
+def test_row_starts_name_every_id_that_would_stop() -> None:
+    engine = Engine()
+    engine.add("a", 3, ignore_eos=False, stop_token_ids=(44,), max_tokens=1)
+    engine.add("b", 3, stop_token_ids=(44,), max_tokens=1)
+    engine.run()
+    assert [start.eos_token_ids for start in engine.plans[0].starts] == [(7, 44), (44,)]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("budget", [1, 4, 64])
+def test_prompt_logprobs_come_whole_with_the_first_chunk_of_each_choice(depth: int, budget: int) -> None:
+    engine = Engine(overlap_depth=depth, max_num_batched_tokens=budget)
+    engine.add("warm", 20, max_tokens=1)
+    engine.run()
+    engine.add("a", 20, n=2, max_tokens=3, prompt_logprobs=2)
+    chunks = engine.run()
+    firsts = [chunk for chunk in chunks if chunk.prompt_logprobs is not None]
+    assert [chunk.index for chunk in firsts] == [0, 1]
+    for chunk in firsts:
+        assert chunk.prompt_logprobs is not None
+        assert chunk.num_cached_tokens == 0
+        assert chunk.prompt_logprobs[0] is None
+        assert [p.token_id for p in chunk.prompt_logprobs[1:] if p] == list(range(11, 30))
+        assert all(len(p.top_ids) == 2 for p in chunk.prompt_logprobs if p)
+
+
+def test_max_tokens_0_computes_the_prompt_and_says_nothing() -> None:
+    engine = Engine()
+    engine.add("a", 20, max_tokens=0, prompt_logprobs=0)
+    (chunk,) = engine.run()
+    assert (chunk.token_ids, chunk.finish_reason) == ([], "length")
+    assert chunk.prompt_logprobs is not None
+    assert len(chunk.prompt_logprobs) == 20
+    assert engine.core.stats().generation_tokens == 0
+
+
+def test_unseeded_requests_get_seeds_that_a_restart_repeats() -> None:
+    seeds = []
+    for engine_seed in (0, 0, 1):
+        engine = Engine(seed=engine_seed)
+        for name in "ab":
+            engine.add(name, 3, seed=None, n=2, max_tokens=1)
+        engine.run()
+        seeds.append([start.seed for plan in engine.plans for start in plan.starts])
+    assert seeds[0] == seeds[1] != seeds[2]
+    assert len(set(seeds[0])) == 4
+    assert all(0 <= seed < 2**63 for seed in seeds[0])
+
+
+def test_a_huge_seed_stays_a_64_bit_number() -> None:
+    engine = Engine()
+    engine.add("a", 3, seed=2**63 - 1, n=2, max_tokens=1)
+    engine.run()
+    assert [s.seed for plan in engine.plans for s in plan.starts] == [2**63 - 1, 0]
+
+
+def test_timings_are_in_order_and_arrival_is_the_clients() -> None:
+    engine = Engine()
+    engine.add("a", 3, max_tokens=3, arrival_time=0.5)
+    timings = engine.run()[-1].timings
+    assert timings is not None
+    assert timings.arrival == 0.5
+    assert timings.arrival < timings.first_scheduled < timings.first_token < timings.last_token
+
+
+def test_stats_count_what_happened() -> None:
+    engine = Engine(max_num_seqs=1)
+    engine.add("a", 6, n=2, max_tokens=3)
+    engine.add("b", 5, max_tokens=2)
+    engine.step()
+    stats = engine.core.stats()
+    assert (stats.num_running, stats.num_waiting) == (1, 2)
+    assert (stats.kv_blocks_used, stats.kv_blocks_total) == (4, 64)
+    assert (stats.prompt_tokens, stats.generation_tokens, stats.last_step_tokens) == (6, 1, 6)
+    assert stats.last_step_seconds > 0
+    engine.run()
+    stats = engine.core.stats()
+    assert (stats.prompt_tokens, stats.generation_tokens) == (11, 8)
+    assert stats.num_steps == len(engine.plans) == 8
+
+
+def test_shutdown_reaches_the_executor() -> None:
+    engine = Engine()
+    engine.core.shutdown()
+    assert engine.executor.num_shutdowns == 1

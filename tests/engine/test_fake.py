@@ -1,0 +1,129 @@
+"""FakeExecutor: it must notice what it is there to notice."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from chorale.engine.core import EngineCore
+from chorale.engine.fake import FakeExecutor, FakeModel
+from chorale.engine.types import EngineLimits, GenerateRequest, IntArray, RowStart, SamplingSpec, StepPlan
+from chorale.errors import EngineError
+
+LIMITS = EngineLimits(
+    num_blocks=12, block_size=4, max_num_seqs=2, max_num_batched_tokens=64, max_model_len=40, sliding_window=6
+)
+
+
+def ints(*values: int) -> IntArray:
+    return np.array(values, np.int32)
+
+
+def plan_of(tokens: list[int], computed: int = 0, step: int = 0, *, pages: list[int]) -> StepPlan:
+    """Row 0; page i of FULL is ``pages[i]``, of WINDOW ``pages[i] + 6``; new pages only."""
+    first = -(-computed // 4)
+    new = range(first, len(pages))
+    start = RowStart(0, np.array(tokens, np.int32), len(tokens), SamplingSpec(), 1, ())
+    return StepPlan(
+        step_id=step,
+        starts=(start,) if computed == 0 else (),
+        rows=ints(0),
+        num_computed=ints(computed),
+        num_new=ints(len(tokens)),
+        samples=np.ones(1, np.bool_),
+        token_ids=np.array(tokens, np.int32),
+        append_row=ints(*[0 for _ in new for _ in (0, 1)]),
+        append_group=ints(*[group for _ in new for group in (0, 1)]),
+        append_index=ints(*[index for index in new for _ in (0, 1)]),
+        append_block=ints(*[pages[index] + 6 * group for index in new for group in (0, 1)]),
+    )
+
+
+def test_a_right_plan_gives_the_models_tokens() -> None:
+    executor = FakeExecutor(LIMITS)
+    want, _ = executor.model.generate([1, 2, 3, 4, 5], SamplingSpec(max_tokens=3, ignore_eos=True), 1, 40)
+    first = executor.execute(plan_of([1, 2, 3, 4, 5], pages=[0, 1])).result()
+    second = executor.execute(plan_of([-1], 5, 1, pages=[0, 1])).result()
+    third = executor.execute(plan_of([int(second.token_ids[0, 0])], 6, 2, pages=[0, 1])).result()
+    assert [int(step.token_ids[0, 0]) for step in (first, second, third)] == want
+
+
+def test_chunks_give_the_token_of_the_whole() -> None:
+    whole = FakeExecutor(LIMITS).execute(plan_of(list(range(9)), pages=[0, 1, 2])).result()
+    chunked = FakeExecutor(LIMITS)
+    chunked.execute(plan_of(list(range(8)), pages=[0, 1])).result()
+    last = chunked.execute(plan_of([8], 8, 1, pages=[0, 1, 2])).result()
+    assert last.token_ids.tolist() == whole.token_ids.tolist()
+
+
+def test_a_missing_page_raises() -> None:
+    with pytest.raises(EngineError, match="no page"):
+        FakeExecutor(LIMITS).execute(plan_of([1, 2, 3, 4, 5], pages=[0]))
+
+
+def test_a_page_used_twice_raises() -> None:
+    with pytest.raises(EngineError, match="another prefix"):
+        FakeExecutor(LIMITS).execute(plan_of(list(range(8)), pages=[0, 0]))
+
+
+def test_a_page_shared_by_both_groups_raises() -> None:
+    plan = plan_of([1, 2, 3], pages=[0])
+    with pytest.raises(EngineError, match="another prefix"):
+        FakeExecutor(LIMITS).execute(dataclasses.replace(plan, append_block=ints(0, 0)))
+
+
+def test_a_wrong_count_of_computed_tokens_raises() -> None:
+    executor = FakeExecutor(LIMITS)
+    executor.execute(plan_of([1, 2, 3, 4, 5], pages=[0, 1])).result()
+    with pytest.raises(EngineError, match="another prefix"):
+        executor.execute(plan_of([6], 6, 1, pages=[0, 1]))
+
+
+def test_a_page_taken_by_another_row_raises() -> None:
+    executor = FakeExecutor(LIMITS)
+    executor.execute(plan_of([1, 2, 3, 4, 5], pages=[0, 1])).result()
+    thief = dataclasses.replace(
+        plan_of([9, 9, 9], pages=[0], step=1), rows=ints(1), append_row=ints(1, 1), starts=()
+    )
+    start = RowStart(1, ints(9, 9, 9), 3, SamplingSpec(), 1, ())
+    executor.execute(dataclasses.replace(thief, starts=(start,))).result()
+    with pytest.raises(EngineError, match="another prefix"):
+        executor.execute(plan_of([-1], 5, 2, pages=[0, 1]))
+
+
+def test_seed_matters_unless_greedy() -> None:
+    model, spec = FakeModel(), SamplingSpec(max_tokens=8, ignore_eos=True)
+    greedy = SamplingSpec(max_tokens=8, ignore_eos=True, temperature=0.0)
+    assert model.generate([1], spec, 1, 40) != model.generate([1], spec, 2, 40)
+    assert model.generate([1], greedy, 1, 40) == model.generate([1], greedy, 2, 40)
+
+
+def test_min_tokens_and_allowed_ids_are_honoured() -> None:
+    model = FakeModel(stop_probability=1.0)
+    assert model.generate([1], SamplingSpec(), 0, 40) == ([200002], "stop")
+    tokens, reason = model.generate([1], SamplingSpec(min_tokens=5), 0, 40)
+    assert (len(tokens), reason) == (6, "stop")
+    few = SamplingSpec(allowed_token_ids=(4, 5), max_tokens=6, ignore_eos=True)
+    assert set(model.generate([1], few, 0, 40)[0]) <= {4, 5}
+
+
+def test_steps_take_their_time_and_queue_behind_each_other() -> None:
+    """At depth 1 the host's work hides behind the device's: n steps take n times ``step_seconds``."""
+    now = [100.0]
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    limits = dataclasses.replace(LIMITS, overlap_depth=1)
+    executor = FakeExecutor(limits, FakeModel(), step_seconds=2.0, clock=lambda: now[0], sleep=sleep)
+    core = EngineCore(limits, executor)
+    sampling = SamplingSpec(max_tokens=5, ignore_eos=True)
+    core.add_request(GenerateRequest(request_id="r", prompt_token_ids=[1], sampling=sampling))
+    while core.has_work:
+        core.step()
+    assert now[0] == pytest.approx(110.0)
+    assert len(slept) == 5

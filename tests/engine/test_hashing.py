@@ -1,0 +1,37 @@
+"""Prefix digests: what must differ differs, and chunks chain like the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from chorale.engine.hashing import extend_chain, root_digest
+
+
+def chain(tokens: list[int], page: int, root: bytes = b"root") -> list[bytes]:
+    digests: list[bytes] = []
+    extend_chain(digests, root, np.array(tokens, np.int32).tobytes(), 4 * page)
+    return digests
+
+
+def test_a_rest_shorter_than_a_page_has_no_digest() -> None:
+    assert len(chain([1, 2, 3, 4, 5], 2)) == 2
+    assert chain([1], 2) == []
+
+
+def test_a_digest_depends_on_everything_before_it() -> None:
+    assert chain([1, 2, 3, 4], 2)[1] != chain([9, 2, 3, 4], 2)[1]
+    assert chain([1, 2], 2) != chain([1, 2], 2, b"other")
+
+
+def test_extending_in_parts_equals_the_whole() -> None:
+    whole, parts = chain(list(range(12)), 3), []
+    for start in range(0, 12, 6):
+        extend_chain(parts, b"root", np.arange(start, start + 6, dtype=np.int32).tobytes(), 12)
+    assert parts == whole
+
+
+def test_roots_differ_by_salt_and_secret_and_take_any_text() -> None:
+    secret = b"s" * 16
+    assert root_digest(secret, "a") == root_digest(secret, "a")
+    assert len({root_digest(secret, "a"), root_digest(secret, "b"), root_digest(b"t" * 16, "a")}) == 3
+    assert root_digest(secret, "\ud800")  # a lone surrogate out of a client's JSON

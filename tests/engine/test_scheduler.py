@@ -1,0 +1,238 @@
+"""What a step computes: budget, order, chunks, prefix hits, preemption, priorities."""
+
+from __future__ import annotations
+
+import pytest
+
+from chorale.engine.types import StepPlan
+
+from .recording import Engine, ends, tokens_by_choice
+
+
+def shape(plan: StepPlan) -> list[tuple[int, int, bool]]:
+    """(computed, new, samples) of each entry."""
+    return list(zip(plan.num_computed.tolist(), plan.num_new.tolist(), plan.samples.tolist(), strict=True))
+
+
+def test_a_long_prompt_is_chunked_by_the_budget_and_samples_once() -> None:
+    engine = Engine(max_num_batched_tokens=16)
+    engine.add("a", 40, max_tokens=2)
+    engine.run()
+    assert [shape(plan) for plan in engine.plans] == [
+        [(0, 16, False)],
+        [(16, 16, False)],
+        [(32, 8, True)],
+        [(40, 1, True)],
+    ]
+
+
+def test_decodes_come_first_then_prefills_then_admissions() -> None:
+    engine = Engine(max_num_batched_tokens=16)
+    engine.add("a", 4, max_tokens=20)
+    engine.step()
+    engine.add("b", [1] * 20, max_tokens=2)
+    engine.add("c", [2] * 20, max_tokens=2)
+    engine.step()
+    assert shape(engine.plans[-1]) == [(4, 1, True), (0, 15, False)]
+    engine.step()
+    assert shape(engine.plans[-1]) == [(5, 1, True), (15, 5, True), (0, 10, False)]
+
+
+def test_more_decodes_than_budget_serves_the_earliest() -> None:
+    engine = Engine(max_num_batched_tokens=2)
+    for name in "abc":
+        engine.add(name, 1, max_tokens=4)
+    chunks = engine.run()
+    assert all(plan.num_tokens <= 2 for plan in engine.plans)
+    assert [name for name, _, _ in ends(chunks)] == ["a", "b", "c"]
+
+
+def test_rows_are_limited_and_reused() -> None:
+    engine = Engine(max_num_seqs=2)
+    for name in "abcd":
+        engine.add(name, 3, max_tokens=3)
+    engine.run()
+    assert max(len(plan.rows) for plan in engine.plans) == 2
+    assert {start.row for plan in engine.plans for start in plan.starts} == {0, 1}
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_no_token_is_computed_beyond_the_last_needed_one(depth: int) -> None:
+    engine = Engine(overlap_depth=depth)
+    engine.add("a", 10, max_tokens=5)
+    chunks = engine.run()
+    assert len(tokens_by_choice(chunks)["a", 0]) == 5
+    assert sum(plan.num_tokens for plan in engine.plans) == 10 + 4
+
+
+def test_depth_1_points_at_the_device_and_depth_0_names_the_token() -> None:
+    serial, overlapped = Engine(overlap_depth=0), Engine(overlap_depth=1)
+    for engine in (serial, overlapped):
+        engine.add("a", 3, max_tokens=4)
+    out = tokens_by_choice(serial.run())["a", 0]
+    assert [plan.token_ids.tolist() for plan in serial.plans[1:]] == [[token] for token in out[:-1]]
+    assert tokens_by_choice(overlapped.run())["a", 0] == out
+    assert [plan.token_ids.tolist() for plan in overlapped.plans[1:]] == [[-1]] * 3
+
+
+def test_depth_1_drops_the_row_that_turned_out_finished() -> None:
+    engine = Engine(overlap_depth=1, stop_probability=1.0)
+    engine.add("a", 5, ignore_eos=False, max_tokens=10)
+    chunks = engine.run()
+    assert tokens_by_choice(chunks)["a", 0] == [7]
+    assert ends(chunks) == [("a", 0, "stop")]
+    assert [plan.num_tokens for plan in engine.plans] == [5, 1]  # the second was in flight already
+
+
+def test_second_request_hits_the_prefix_of_the_first() -> None:
+    engine = Engine()
+    prompt = list(range(100, 121))
+    engine.add("a", prompt, max_tokens=2)
+    engine.run()
+    engine.add("b", prompt, max_tokens=2)
+    chunks = engine.run()
+    assert chunks[0].num_cached_tokens == 20
+    assert shape(engine.plans[2])[0] == (20, 1, True)
+    stats = engine.core.stats()
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (42, 20)
+    assert stats.prompt_tokens == 42
+
+
+def test_a_fully_cached_prompt_recomputes_its_last_page() -> None:
+    engine = Engine()
+    for name in "ab":
+        engine.add(name, 20, max_tokens=2)
+        chunks = engine.run()
+    assert chunks[0].num_cached_tokens == 16
+
+
+def test_output_is_found_by_the_next_turn() -> None:
+    engine = Engine()
+    engine.add("a", 9, max_tokens=12)
+    output = tokens_by_choice(engine.run())["a", 0]
+    engine.add("b", [*range(10, 19), *output, 500], max_tokens=1)
+    assert engine.run()[0].num_cached_tokens == 20  # the last of 21 tokens was never computed
+
+
+def test_salts_do_not_share() -> None:
+    engine = Engine()
+    engine.add("a", 20, max_tokens=1, cache_salt="x")
+    engine.run()
+    engine.add("b", 20, max_tokens=1, cache_salt="y")
+    assert engine.run()[0].num_cached_tokens == 0
+    engine.add("c", 20, max_tokens=1, cache_salt="x")
+    assert engine.run()[0].num_cached_tokens == 16
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_choices_share_the_prompt_and_have_seeds_of_their_own(caching: bool, depth: int) -> None:
+    engine = Engine(enable_prefix_caching=caching, overlap_depth=depth)
+    request = engine.add("a", 21, n=3, max_tokens=6)
+    outputs = tokens_by_choice(engine.run())
+    for index in range(3):
+        want, _ = engine.model.generate(request.prompt_token_ids, request.sampling, 1 + index, 200)
+        assert outputs["a", index] == want
+    prompt_tokens = [shape(plan)[entry][1] for plan in engine.plans for entry in range(len(plan.rows))]
+    assert sum(prompt_tokens) == 21 + 2 * 1 + 3 * 5
+    if not caching:  # nothing of it is left for others
+        engine.add("b", 21, max_tokens=1)
+        assert engine.run()[0].num_cached_tokens == 0
+
+
+def test_preempted_sequences_come_back_whole_and_in_order() -> None:
+    engine = Engine(num_blocks=16, max_model_len=40)
+    for name in "abc":
+        engine.add(name, [ord(name)] * 8, max_tokens=16)
+    chunks = engine.run()
+    assert engine.core.stats().num_preemptions > 0
+    assert [name for name, _, _ in ends(chunks)] == ["a", "b", "c"]
+    timings = {chunk.request_id: chunk.timings for chunk in chunks if chunk.timings}
+    assert timings["a"].num_preemptions == 0
+    assert sum(t.num_preemptions for t in timings.values()) == engine.core.stats().num_preemptions
+
+
+def test_a_row_start_carries_every_known_token_and_all_pages_again() -> None:
+    engine = Engine(num_blocks=16, max_model_len=40, enable_prefix_caching=False)
+    for name in "abc":
+        engine.add(name, [ord(name)] * 8, max_tokens=16)
+    outputs = tokens_by_choice(engine.run())
+    again = [(plan, start) for plan in engine.plans for start in plan.starts if len(start.token_ids) > 8]
+    assert again
+    for plan, start in again:
+        name = chr(start.token_ids[0])
+        output = start.token_ids[8:].tolist()
+        assert start.num_prompt_tokens == 8
+        assert output == outputs[name, 0][: len(output)]
+        own = (plan.append_row == start.row) & (plan.append_group == 0)
+        assert plan.append_index[own].tolist() == list(range(-(-len(start.token_ids) // 4)))
+
+
+def test_a_sequence_ends_where_the_pool_ends() -> None:
+    engine = Engine(num_blocks=12)
+    capacity = engine.core._life.cache.capacity
+    request = engine.add("a", 10, max_tokens=100)
+    chunks = engine.run()
+    assert ends(chunks) == [("a", 0, "length")]
+    assert len(tokens_by_choice(chunks)["a", 0]) == capacity - 10
+    assert (
+        tokens_by_choice(chunks)["a", 0]
+        == engine.model.generate(request.prompt_token_ids, request.sampling, 1, capacity)[0]
+    )
+
+
+def test_max_model_len_is_the_last_length() -> None:
+    engine = Engine(max_model_len=20)
+    engine.add("a", 19)
+    engine.add("b", 5)
+    outputs = tokens_by_choice(engine.run())
+    assert (len(outputs["a", 0]), len(outputs["b", 0])) == (1, 15)
+
+
+def test_priority_orders_the_queue_and_fcfs_ignores_it() -> None:
+    for policy, order in (("priority", ["b", "c", "a"]), ("fcfs", ["a", "b", "c"])):
+        engine = Engine(policy=policy, max_num_seqs=1)
+        for name, priority in (("a", 5), ("b", 0), ("c", 0)):
+            engine.add(name, 3, max_tokens=2, priority=priority)
+        assert [name for name, _, _ in ends(engine.run())] == order
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_urgent_request_takes_a_row(depth: int) -> None:
+    engine = Engine(policy="priority", max_num_seqs=1, overlap_depth=depth)
+    engine.add("slow", 3, max_tokens=20, priority=1)
+    for _ in range(3):
+        engine.step()
+    engine.add("equal", 3, max_tokens=2, priority=1)
+    engine.add("urgent", 3, max_tokens=2, priority=0)
+    assert [name for name, _, _ in ends(engine.run())] == ["urgent", "slow", "equal"]
+    assert engine.core.stats().num_preemptions == 1
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_urgent_request_takes_pages(depth: int) -> None:
+    engine = Engine(policy="priority", num_blocks=16, max_model_len=40, overlap_depth=depth)
+    engine.add("slow", [1] * 24, max_tokens=14, priority=1)
+    for _ in range(3):
+        engine.step()
+    engine.add("urgent", [2] * 24, max_tokens=2, priority=0)
+    assert [name for name, _, _ in ends(engine.run())] == ["urgent", "slow"]
+    assert engine.core.stats().num_preemptions == 1
+
+
+def test_admission_waits_for_room_for_the_whole_sequence() -> None:
+    """Under fcfs a newcomer never preempts, and is not let in to be preempted."""
+    engine = Engine(num_blocks=16, max_model_len=40)
+    engine.add("a", [1] * 20, max_tokens=3)
+    engine.add("b", [2] * 30, max_tokens=3)
+    engine.run()
+    assert engine.core.stats().num_preemptions == 0
+
+
+def test_pages_of_window_layers_are_given_back_as_the_sequence_moves() -> None:
+    engine = Engine(enable_prefix_caching=False, num_blocks=100)
+    engine.add("a", 4, max_tokens=150)
+    for _ in range(100):
+        engine.step()
+    full = -(-104 // 4)
+    assert full + 2 <= engine.core.stats().kv_blocks_used <= full + 3

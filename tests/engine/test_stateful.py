@@ -1,0 +1,94 @@
+"""A hypothesis machine: any order of arrivals, aborts and steps, shrunk to the shortest that breaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec
+
+from .simulation import EOS, VOCAB, Life
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Prompts are prefixes of one text, so that pages are shared as much as possible."""
+
+    life: Life
+
+    @initialize(
+        num_blocks=st.integers(4, 24),
+        block_size=st.sampled_from((1, 3, 8)),
+        max_num_seqs=st.integers(1, 4),
+        budget=st.integers(1, 20),
+        window=st.integers(1, 12),
+        caching=st.booleans(),
+        depth=st.sampled_from((0, 1)),
+        policy=st.sampled_from(("fcfs", "priority")),
+    )
+    def build(
+        self, max_num_seqs: int, budget: int, window: int, caching: bool, depth: Any, **rest: Any
+    ) -> None:
+        self.life = Life(
+            EngineLimits(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=budget,
+                max_model_len=60,
+                sliding_window=window,
+                enable_prefix_caching=caching,
+                overlap_depth=depth,
+                eos_token_ids=EOS,
+                vocab_size=VOCAB,
+                **rest,
+            ),
+            stop_probability=0.1,
+        )
+
+    @rule(
+        length=st.integers(1, 40),
+        n=st.integers(1, 3),
+        max_tokens=st.one_of(st.none(), st.integers(0, 12)),
+        priority=st.integers(0, 2),
+        prompt_logprobs=st.sampled_from((None, None, 0)),
+    )
+    def add(self, length: int, priority: int, **sampling: Any) -> None:
+        number = len(self.life.requests)
+        length = max(1, min(length, self.life.max_len - 1))
+        prompt = [(i * i) % VOCAB for i in range(length)]
+        if self.life.max_len < 2:
+            return
+        self.life.add(
+            GenerateRequest(
+                request_id=f"r{number}",
+                prompt_token_ids=prompt,
+                priority=priority,
+                sampling=SamplingSpec(seed=number, **sampling),
+            )
+        )
+
+    @rule(choice=st.integers(0, 1000))
+    def abort(self, choice: int) -> None:
+        requests = sorted(self.life.core._life.requests)
+        if requests:
+            self.life.abort(requests[choice % len(requests)])
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.life.step()
+
+    @invariant()
+    def whole(self) -> None:
+        if hasattr(self, "life"):
+            self.life.core.check_integrity()
+
+    def teardown(self) -> None:
+        if hasattr(self, "life"):
+            self.life.run(5000)
+            self.life.check()
+
+
+EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestEngineMachine = EngineMachine.TestCase

@@ -1,0 +1,43 @@
+"""WaitingQueue: order, lazy removal."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from chorale.engine.sequence import RequestState, Sequence, Status
+from chorale.engine.types import GenerateRequest
+from chorale.engine.waiting import WaitingQueue
+
+
+def sequence(priority: int, arrival: int) -> Sequence:
+    request = GenerateRequest(request_id=f"{priority}-{arrival}", prompt_token_ids=[1])
+    state = RequestState(request=request, prompt=np.ones(1, np.int32), root=None, arrival=0.0)
+    return Sequence(state, 0, key=(priority, arrival), seed=0, max_len=10)
+
+
+def test_best_key_first() -> None:
+    queue = WaitingQueue()
+    assert queue.head() is None
+    for priority, arrival in ((1, 0), (0, 2), (0, 1)):
+        queue.push(sequence(priority, arrival))
+    assert [queue.pop().request_id for _ in range(3)] == ["0-1", "0-2", "1-0"]
+    assert len(queue) == 0
+
+
+def test_an_ended_sequence_is_skipped_and_not_counted() -> None:
+    queue, first, second = WaitingQueue(), sequence(0, 1), sequence(0, 2)
+    queue.push(first)
+    queue.push(second)
+    queue.forget(first)
+    first.status = Status.ENDED
+    assert len(queue) == 1
+    assert queue.head() is second
+    assert queue.live() == [second]
+
+
+def test_the_last_ones_removal_leaves_no_garbage() -> None:
+    queue, only = WaitingQueue(), sequence(0, 1)
+    queue.push(only)
+    queue.forget(only)
+    only.status = Status.ENDED
+    assert queue._heap == []
