@@ -1,0 +1,153 @@
+"""From what the user named to a folder on disk: the demo, a folder, or a hub id.
+
+Hub downloads go through huggingface_hub, which resumes what was interrupted and honours ``HF_HOME``,
+``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` by itself. Only the needed files are fetched: the
+published layout, and ``original/`` only from a repository that has no other safetensors. Knows nothing of
+torch. Every failure is a ``ConfigError`` that says what to do.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from chorale.demo import ensure_demo
+from chorale.errors import ConfigError
+
+Progress = Callable[[str, float, str], None]
+
+DEMO = "demo"
+_PUBLISHED_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "model*.safetensors",
+)
+_REFERENCE_FILES = ("original/config.json", "original/*.safetensors")
+
+
+def resolve_model(
+    model: str,
+    *,
+    revision: str | None = None,
+    download_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """The folder of ``model``: "demo", a path, or a hub id such as ``openai/gpt-oss-20b``.
+
+    ``revision`` is a branch, tag or commit of a hub id. ``download_dir`` replaces the hub cache. ``progress``
+    is called with ("download", fraction, "1.20 of 13.80 GB, 110.0 MB/s"), at most ten times a second.
+    """
+    if model == DEMO:
+        return ensure_demo(progress)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+        raise ConfigError(f"model {model!r}: no such folder")
+    return _download(model, revision, download_dir, progress)
+
+
+def _download(
+    model: str, revision: str | None, download_dir: str | Path | None, progress: Progress | None
+) -> Path:
+    def fetch(patterns: tuple[str, ...]) -> Path:
+        return Path(
+            snapshot_download(
+                model,
+                revision=revision,
+                cache_dir=download_dir,
+                allow_patterns=list(patterns),
+                tqdm_class=_progress_bar(progress),
+            )
+        )
+
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, HTTPError  # of httpx or httpx2
+
+    try:
+        folder = fetch(_PUBLISHED_FILES)
+        if not any(folder.glob("*.safetensors")):
+            folder = fetch(_REFERENCE_FILES)
+    except (HFValidationError, HTTPError, OSError) as fault:
+        raise ConfigError(f"model {model!r}: {_explain(fault, revision)}") from fault
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("original/*.safetensors")):
+        raise ConfigError(f"model {model!r}: {folder} has no safetensors files")
+    return folder
+
+
+def _explain(fault: Exception, revision: str | None) -> str:
+    """What went wrong and what to do, in one line. The hub's own texts run over many."""
+    from huggingface_hub import errors
+
+    if isinstance(fault, errors.HFValidationError):
+        return "neither a folder nor a hub id (owner/name)"
+    if isinstance(fault, errors.GatedRepoError):
+        return "access to it must be granted on the hub first; then set HF_TOKEN"
+    if isinstance(fault, errors.RevisionNotFoundError):
+        return f"the hub has it, but not revision {revision!r}"
+    if isinstance(fault, errors.RepositoryNotFoundError):
+        return "no folder of that name, and not on the hub (if it is private, set HF_TOKEN)"
+    # LocalEntryNotFoundError and IncompleteSnapshotError are what "offline" looks like.
+    if isinstance(fault, FileNotFoundError) or type(fault).__name__ == "IncompleteSnapshotError":
+        return (
+            "not completely in the local hub cache, and the hub cannot be reached "
+            "(no network, or HF_HUB_OFFLINE is set)"
+        )
+    if isinstance(fault, errors.HfHubHTTPError):
+        status = fault.response.status_code if fault.response is not None else "no status"
+        hint = "; is HF_TOKEN valid?" if status in (401, 403) else ""
+        return f"the hub answered {status}{hint}"
+    return f"download failed ({fault}); start again to resume it"
+
+
+def _progress_bar(progress: Progress | None) -> Any:
+    """A tqdm class that draws nothing and reports bytes to ``progress``.
+
+    huggingface_hub makes several bars of it: one counts files, one or two count bytes (received, and written
+    to disk). The bars of bytes share a reporter, which shows the one that is furthest.
+    """
+    from tqdm import tqdm
+
+    reporter = _Reporter(progress)
+
+    class ByteBar(tqdm):  # type: ignore[misc,type-arg]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs.pop("name", None)
+            super().__init__(*args, **{**kwargs, "file": io.StringIO(), "disable": False})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown = super().update(n)
+            if self.unit == "B":
+                reporter.report(int(self.n), int(self.total or 0))
+            return shown
+
+    return ByteBar
+
+
+class _Reporter:
+    """Throttles, and turns bytes into a fraction and a line."""
+
+    _INTERVAL = 0.1  # seconds
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._started = time.monotonic()
+        self._last = 0.0
+        self._most = 0
+
+    def report(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if (
+            self._progress is None
+            or done < self._most
+            or (now - self._last < self._INTERVAL and done < total)
+        ):
+            return
+        self._last, self._most = now, done
+        rate = done / max(now - self._started, 1e-3)
+        message = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {rate / 1e6:.1f} MB/s"
+        self._progress("download", min(done / total, 1.0) if total else 0.0, message)
