@@ -1,0 +1,170 @@
+"""Items to a harmony conversation, and that to prompt token ids.
+
+Order: system, developer (instructions, leading system and developer texts, tools), then every item of the
+chain and of the input. ``instructions`` are those of this request only. What the model produced itself is
+replayed from its exact token ids, so the prompt of turn two begins with the prompt and output of turn one.
+A call's outputs stand right behind it, whatever order the client sent them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from chorale.api.prompt import FUNCTIONS
+from chorale.api.responses.items import item_text
+from chorale.api.responses.stored import Item, StoredItem
+from chorale.errors import ContextLengthError, RequestError
+from chorale.harmony.messages import Channel, Conversation, DeveloperContent, Message
+from chorale.harmony.render import DropAnalysis, kept_messages, render_conversation, render_message
+from chorale.harmony.vocab import Vocabulary
+
+Group = list[Message]  # messages that are kept or dropped together
+
+
+def split_instructions(instructions: str | None, items: Sequence[StoredItem]) -> tuple[str | None, int]:
+    """(instructions and the leading system and developer texts, joined; how many items those were)."""
+    texts = [instructions] if instructions else []
+    count = 0
+    for stored in items:
+        if stored.item.get("role") not in ("system", "developer"):
+            break
+        count += 1
+        text = item_text(stored.item)
+        if text:
+            texts.append(text)
+    return ("\n\n".join(texts) or None), count
+
+
+def to_groups(items: Sequence[StoredItem], num_history: int = 0) -> list[Group]:
+    """One group an item; outputs join the group of their call. Raises ``RequestError`` naming the call_id.
+
+    ``items[num_history:]`` are the request's own ``input``, whose indices errors name.
+    """
+    groups: list[Group] = []
+    calls: dict[str, tuple[str, Group]] = {}  # call_id -> (function name, its group)
+    for position, stored in enumerate(items):
+        item = stored.item
+        if item["type"] == "function_call_output":
+            _add_output(item, calls, f"input[{position - num_history}]")
+            continue
+        message = _message(stored, _is_preamble(items, position))
+        if message is None:
+            continue
+        group = [message]
+        groups.append(group)
+        if item["type"] == "function_call":
+            calls[item["call_id"]] = (item["name"], group)
+    return groups
+
+
+def _add_output(item: Item, calls: dict[str, tuple[str, Group]], path: str) -> None:
+    call = calls.get(item["call_id"])
+    if call is None:
+        raise RequestError(
+            f"{path}.call_id: no call with call_id {item['call_id'][:128]!r} comes before this output",
+            param=f"{path}.call_id",
+        )
+    name, group = call
+    group.append(
+        Message(
+            "tool",
+            item_text(item),
+            name=f"{FUNCTIONS}.{name}",
+            recipient="assistant",
+            channel="commentary",
+        )
+    )
+
+
+def _is_preamble(items: Sequence[StoredItem], position: int) -> bool:
+    """An assistant message without a phase is a preamble when a call follows it, else an answer."""
+    item = items[position].item
+    if item["type"] != "message" or item["role"] != "assistant":
+        return False
+    if "phase" in item:
+        return bool(item["phase"] == "commentary")
+    following = next((s.item["type"] for s in items[position + 1 :] if s.item["type"] != "reasoning"), None)
+    return following == "function_call"
+
+
+def _message(stored: StoredItem, is_preamble: bool) -> Message | None:
+    item, token_ids = stored.item, stored.token_ids or None
+    if item["type"] == "function_call":
+        return Message(
+            "assistant",
+            item["arguments"],
+            recipient=f"{FUNCTIONS}.{item['name']}",
+            channel="commentary",
+            content_type="<|constrain|>json",
+            token_ids=token_ids,
+        )
+    text = item_text(item)
+    if item["type"] == "reasoning":
+        # Nothing to show: only encrypted content of another server, or a client that stripped the text.
+        return (
+            Message("assistant", text, channel="analysis", token_ids=token_ids) if text or token_ids else None
+        )
+    role = item["role"]
+    if role in ("system", "developer"):
+        return Message("developer", DeveloperContent(text))
+    if role == "user":
+        return Message("user", text)
+    channel: Channel = "commentary" if is_preamble else "final"
+    return Message("assistant", text, channel=channel, token_ids=token_ids)
+
+
+# --------------------------------------------------------------------------- to token ids
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What fits: ``max_len`` tokens of context, of which ``reserve`` are for the answer when cutting."""
+
+    max_len: int
+    reserve: int
+    truncate: bool
+
+
+def encode(
+    head: Sequence[Message],
+    groups: Sequence[Group],
+    vocab: Vocabulary,
+    rule: DropAnalysis,
+    window: Window,
+) -> list[int]:
+    """Prompt ids. With ``truncate``, the oldest groups go until it fits; raises ``ContextLengthError``."""
+
+    def render(kept: Sequence[Group]) -> list[int]:
+        messages = (*head, *(message for group in kept for message in group))
+        return render_conversation(Conversation(messages), vocab, drop_analysis=rule)
+
+    prompt = render(groups)
+    if len(prompt) < window.max_len or not window.truncate:
+        return prompt
+    kept = _newest_that_fit(head, groups, vocab, rule, window.max_len - window.reserve, render)
+    return render(kept)
+
+
+def _newest_that_fit(
+    head: Sequence[Message],
+    groups: Sequence[Group],
+    vocab: Vocabulary,
+    rule: DropAnalysis,
+    room: int,
+    render: Callable[[Sequence[Group]], list[int]],
+) -> Sequence[Group]:
+    """Walk from the newest group back. The head (system, developer) always stays."""
+    shown = {id(message) for message in kept_messages([m for group in groups for m in group], rule)}
+    total, start = len(render([])), len(groups)
+    while start > 0:
+        size = sum(len(render_message(m, vocab)) for m in groups[start - 1] if id(m) in shown)
+        if total + size > room:
+            break
+        total, start = total + size, start - 1
+    if start == len(groups):
+        raise ContextLengthError(
+            f"the newest item does not fit into the context window, even alone ({room} tokens are left)",
+            param="input",
+        )
+    return groups[start:]

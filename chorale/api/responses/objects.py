@@ -1,0 +1,197 @@
+"""The response object and its items as JSON objects: one fold makes the body, the events and the row."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from chorale.api.logprobs import LogprobsWriter
+from chorale.api.output import Fold, FoldedItem, ItemOpened, TurnEnded, Usage
+from chorale.api.responses.prepare import Prepared
+from chorale.api.responses.request import ResponsesRequest
+from chorale.api.responses.stored import Item, StoredItem, StoredResponse
+from chorale.errors import ChoraleError
+
+Status = str  # "in_progress" and the item statuses of chorale.api.output
+
+
+def base_object(request: ResponsesRequest, prepared: Prepared, model: str, created: float) -> dict[str, Any]:
+    """Every key of a response, as it stands when the turn begins."""
+    sampling = prepared.sampling
+    return {
+        "id": prepared.response_id,
+        "object": "response",
+        "created_at": int(created),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "previous_response_id": request.previous_response_id,
+        "conversation": None,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": request.effort or "medium", "summary": request.reasoning.summary},
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",
+        "store": request.store,
+        "temperature": sampling.temperature,
+        "text": {"format": {"type": "text"}, "verbosity": request.text.verbosity or "medium"},
+        "tool_choice": prepared.prompt.tools.choice,
+        "tools": prepared.prompt.tools.echo,
+        "top_logprobs": request.top_logprobs,
+        "top_p": sampling.top_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "truncation": request.truncation,
+        "usage": None,
+        "user": request.user,
+        "metadata": request.metadata,
+    }
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.input_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }
+
+
+def error_object(error: ChoraleError) -> dict[str, Any]:
+    return {"code": error.code or "server_error", "message": error.message}
+
+
+# --------------------------------------------------------------------------- items
+
+
+def output_text(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": text}
+
+
+def reasoning_text(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
+
+
+def item_object(opened: ItemOpened, status: Status, body: Any) -> Item:
+    """``body``: a list of content parts, or a call's arguments."""
+    if opened.kind == "message":
+        return {
+            "id": opened.item_id,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": body,
+            "phase": opened.phase,
+        }
+    if opened.kind == "reasoning":
+        return {
+            "id": opened.item_id,
+            "type": "reasoning",
+            "summary": [],
+            "content": body,
+            "encrypted_content": None,
+            "status": status,
+        }
+    if opened.kind == "function_call":
+        return {
+            "id": opened.item_id,
+            "type": "function_call",
+            "status": status,
+            "call_id": opened.call_id,
+            "name": opened.name,
+            "arguments": body,
+        }
+    raise ValueError(f"no form for an item of kind {opened.kind}")
+
+
+class ResponseBuilder:
+    """The fold of one response's events, and every object that is made of it. One writer: its run."""
+
+    def __init__(
+        self, base: dict[str, Any], logprobs: LogprobsWriter | None, num_top: int, hide_reasoning: bool
+    ) -> None:
+        self.base = base
+        self.fold = Fold()
+        self._logprobs = logprobs
+        self._num_top = num_top
+        self._hide_reasoning = hide_reasoning
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self._logprobs is not None
+
+    def shows(self, opened: ItemOpened) -> bool:
+        return not (self._hide_reasoning and opened.kind == "reasoning")
+
+    def logprobs(self, entries: Any) -> list[dict[str, Any]]:
+        if self._logprobs is None:
+            return []
+        content: list[dict[str, Any]] = self._logprobs.chat(entries, self._num_top)["content"]
+        return content
+
+    def part(self, item: FoldedItem) -> dict[str, Any]:
+        """The one content part of a finished message or reasoning item."""
+        if item.kind == "reasoning":
+            return reasoning_text(item.text)
+        return output_text(item.text, self.logprobs(item.logprobs))
+
+    def item(self, item: FoldedItem) -> Item:
+        """A finished item."""
+        body = item.text if item.kind == "function_call" else [self.part(item)]
+        return item_object(item.opened, item.status or "incomplete", body)
+
+    def output(self) -> list[StoredItem]:
+        shown = [item for item in self.fold.items if self.shows(item.opened)]
+        return [StoredItem(self.item(item), item.token_ids) for item in shown]
+
+    def finish(self, output: list[StoredItem]) -> dict[str, Any]:
+        """The response object after ``TurnEnded``: the body, and what the terminal event carries."""
+        ended = self.fold.ended
+        assert ended is not None
+        status = _status(ended)
+        return {
+            **self.base,
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "error": error_object(_error(ended)) if status == "failed" else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": [stored.item for stored in output],
+            "usage": usage_object(ended.usage),
+        }
+
+    def stored(
+        self,
+        body: dict[str, Any],
+        inputs: tuple[StoredItem, ...],
+        output: list[StoredItem],
+        owner: bytes,
+        created: float,
+    ) -> StoredResponse:
+        return StoredResponse(
+            id=body["id"],
+            owner=owner,
+            previous_id=body["previous_response_id"],
+            created=created,
+            status=body["status"],
+            body={**body, "output": []},
+            input=inputs,
+            output=tuple(output),
+        )
+
+
+def _status(ended: TurnEnded) -> str:
+    if ended.reason == "length":
+        return "incomplete"
+    return "completed" if ended.reason in ("stop", "tool_calls") else "failed"
+
+
+def _error(ended: TurnEnded) -> ChoraleError:
+    return ended.error or ChoraleError("the response was cut short", code="response_aborted")

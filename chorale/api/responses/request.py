@@ -1,0 +1,170 @@
+"""POST /v1/responses: the request model, and what becomes of each field.
+
+Every top-level field is honoured (a field of ``ResponsesRequest``), harmless (``HARMLESS``, with the
+reason), or refused by name. Values that need what does not exist yet (grammar, background, conversations)
+are refused with code ``unsupported_value``: nothing is accepted and then ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from chorale.api import fields, limits
+from chorale.api.fields import Refusal, SamplingFields, StreamOptions, triage
+from chorale.api.http import parse_model
+from chorale.api.prompt import reasoning_effort
+from chorale.errors import RequestError
+from chorale.harmony.messages import ReasoningEffort
+
+Include = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+LOGPROBS: Include = "message.output_text.logprobs"
+
+_STORED = frozenset({"metadata", "store", "user", "safety_identifier", "service_tier", "prompt_cache_key"})
+HARMLESS: dict[str, str] = {
+    **{name: why for name, why in fields.HARMLESS.items() if name not in _STORED},
+    "skip_special_tokens": "special tokens are not part of the text",
+    "context_management": "nothing is compacted; `truncation` says what happens to an input that is too long",
+    "prompt_cache_options": "the prefix cache finds equal prefixes by itself",
+    "access_programs": "a setting of OpenAI's accounts",
+    "image": "a setting for images; image parts are refused",
+    "client_metadata": "labels that Codex sends for OpenAI's own logs",
+}
+REFUSED: dict[str, Refusal] = {
+    **fields.REFUSED,
+    "enable_response_messages": Refusal("harmony messages are not part of the answer; items are"),
+    "previous_input_messages": Refusal("send `input` items or `previous_response_id`", neutral=([],)),
+    "previous_response": Refusal("send `previous_response_id`", neutral=()),
+}
+# Fields of OpenAI's that need what is not built yet: (reason, values that ask for nothing).
+_NOT_YET: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "background": ("background responses are not supported yet", (False,)),
+    "conversation": ("conversations are not supported yet; use previous_response_id", ()),
+    "prompt": ("prompt templates live on OpenAI's servers; send instructions and input", ()),
+    "moderation": ("there is no moderation model here", ()),
+}
+
+
+class ReasoningOptions(BaseModel):
+    """``summary`` is accepted; gpt-oss gives its reasoning itself, and ``summary`` stays an empty list."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    effort: str | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: str | None = None
+
+
+class TextOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # echoed; gpt-oss has no such setting
+
+
+class TemplateOptions(BaseModel):
+    """``chat_template_kwargs``: the names that act here; any other is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    reasoning_effort: str | None = None
+    model_identity: Annotated[str, Field(max_length=4096)] | None = None
+    builtin_tools: Annotated[list[str], Field(max_length=0)] | None = None  # none exist yet
+
+
+Identifier = Annotated[str, limits.items("identifier")]
+_Key = Annotated[str, limits.items("metadata_key")]
+_Value = Annotated[str, limits.items("metadata_value")]
+
+
+def _message(text: Any) -> Any:
+    """A text is a list of one user message."""
+    return [{"type": "message", "role": "user", "content": text}] if isinstance(text, str) else text
+
+
+class ResponsesRequest(SamplingFields):
+    """Validated by type and bounds; ``parse_request`` adds the rules that span fields."""
+
+    model: str | None = None
+    input: Annotated[list[dict[str, Any]], limits.items("input"), BeforeValidator(_message)] | None = None
+    instructions: str | None = None
+    previous_response_id: Identifier | None = None
+    store: bool = True
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    include: list[Include] = Field(default_factory=list)
+    reasoning: ReasoningOptions = ReasoningOptions()
+    text: TextOptions = TextOptions()
+    tools: Annotated[list[dict[str, Any]], limits.items("tools")] = Field(default_factory=list)
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    max_output_tokens: Annotated[int, limits.number("max_output_tokens")] | None = None
+    max_tool_calls: Annotated[int, limits.number("max_tool_calls")] | None = None
+    top_logprobs: Annotated[int, limits.number("top_logprobs")] = 0
+    truncation: Literal["auto", "disabled"] = "disabled"
+    metadata: Annotated[dict[_Key, _Value], limits.items("metadata")] = Field(default_factory=dict)
+    user: Identifier | None = None
+    safety_identifier: Identifier | None = None
+    prompt_cache_key: Identifier | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
+    n: Annotated[int, limits.number("n")] | None = None  # langchain-openai sends 1
+    include_reasoning: bool = True
+    reasoning_effort: str | None = None
+    chat_template_kwargs: TemplateOptions = TemplateOptions()
+
+    @property
+    def effort(self) -> str | None:
+        """What was asked for, under OpenAI's name for it or vLLM's."""
+        return self.reasoning.effort or self.reasoning_effort or self.chat_template_kwargs.reasoning_effort
+
+    @property
+    def harmony_effort(self) -> ReasoningEffort:
+        return reasoning_effort(self.effort, "reasoning.effort")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives per token, or None when no log-probabilities were asked for."""
+        return self.top_logprobs if LOGPROBS in self.include else None
+
+
+def parse_request(data: dict[str, Any]) -> ResponsesRequest:
+    """Raises ``RequestError`` that names the field."""
+    for name, (reason, neutral) in _NOT_YET.items():
+        value = data.get(name)
+        if value is not None and value not in neutral:
+            raise unsupported(f"'{name}': {reason}", name)
+    rest = {name: value for name, value in data.items() if name not in _NOT_YET}
+    request = parse_model(ResponsesRequest, triage(rest, ResponsesRequest.model_fields, HARMLESS, REFUSED))
+    _check(request)
+    return request
+
+
+def _check(request: ResponsesRequest) -> None:
+    if not request.input and request.previous_response_id is None:
+        raise RequestError("'input' is required", param="input", code="missing_required_parameter")
+    if request.n not in (None, 1):
+        raise unsupported("'n': a response has one answer", "n")
+    if request.reasoning.mode not in (None, "standard"):
+        raise unsupported("reasoning.mode: only 'standard' is supported", "reasoning.mode")
+    reasoning_effort(request.effort, "reasoning.effort")
+    kind = (request.text.format or {}).get("type", "text")
+    if kind != "text":
+        raise unsupported(
+            f"text.format.type: {str(kind)[:64]!r} is not supported yet; only 'text' is", "text.format"
+        )
+
+
+def unsupported(message: str, param: str) -> RequestError:
+    return RequestError(message, param=param, code="unsupported_value")

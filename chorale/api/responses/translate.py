@@ -1,0 +1,148 @@
+"""OutputEvents to Responses SSE events: one sequence counter, one terminal event, no ``[DONE]``.
+
+Order of an item: ``output_item.added``, ``content_part.added`` (messages and reasoning), deltas, the text's
+``done``, ``content_part.done``, ``output_item.done``. Ids are those of the events, so added, done, terminal
+and stored objects cannot disagree. A delta costs one string encoding and one join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from chorale.api.output import ItemClosed, ItemDelta, ItemOpened, OutputEvent
+from chorale.api.responses.objects import ResponseBuilder, item_object, output_text, reasoning_text
+from chorale.errors import ChoraleError
+
+_encode = msgspec.json.Encoder().encode
+
+_DELTA = {
+    "message": "response.output_text.delta",
+    "reasoning": "response.reasoning_text.delta",
+    "function_call": "response.function_call_arguments.delta",
+}
+# What follows the delta's text: output_text.delta must carry logprobs.
+_AFTER_TEXT = {
+    "message": b',"logprobs":[],"sequence_number":',
+    "reasoning": b',"sequence_number":',
+    "function_call": b',"sequence_number":',
+}
+
+
+class _Open:
+    """An item that is being streamed: where it stands, and the constant bytes of its deltas."""
+
+    __slots__ = ("after", "before", "index", "opened", "place")
+
+    def __init__(self, opened: ItemOpened, index: int) -> None:
+        self.opened = opened
+        self.index = index
+        self.place: dict[str, Any] = {"item_id": opened.item_id, "output_index": index}
+        if opened.kind != "function_call":
+            self.place["content_index"] = 0
+        kind = _DELTA[opened.kind]
+        head = _encode({"type": kind, **self.place})[:-1]
+        self.before = b'event: %s\ndata: %s,"delta":' % (kind.encode(), head)
+        self.after = _AFTER_TEXT[opened.kind]
+
+
+class Translator:
+    """Feed it each wake-up's events, in order; it returns the bytes to send."""
+
+    def __init__(self, builder: ResponseBuilder) -> None:
+        self._builder = builder
+        self._sequence = 0
+        self._open: _Open | None = None
+        self._num_shown = 0
+
+    def start(self) -> bytes:
+        """``response.created`` and ``response.in_progress``."""
+        base = self._builder.base
+        return self._event("response.created", response=base) + self._event(
+            "response.in_progress", response=base
+        )
+
+    def feed(self, events: Sequence[OutputEvent]) -> bytes:
+        """Everything but the terminal event, which ``finish`` makes."""
+        self._builder.fold.add(events)
+        parts: list[bytes] = []
+        for event in events:
+            if isinstance(event, ItemDelta):
+                parts.append(self._on_delta(event))
+            elif isinstance(event, ItemOpened):
+                parts.append(self._on_opened(event))
+            elif isinstance(event, ItemClosed):
+                parts.append(self._on_closed(event))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def finish(self, body: dict[str, Any]) -> bytes:
+        """The terminal event, chosen by the status. ``body`` is what a GET will answer."""
+        return self._event(f"response.{body['status']}", response=body)
+
+    def error(self, error: ChoraleError) -> bytes:
+        """The flat ``error`` event: no ``error`` key, which OpenAI's SDK would raise on."""
+        return self._event("error", code=error.code, message=error.message, param=error.param)
+
+    # ------------------------------------------------------------------ items
+
+    def _on_opened(self, event: ItemOpened) -> bytes:
+        if not self._builder.shows(event):
+            self._open = None
+            return b""
+        current = self._open = _Open(event, self._num_shown)
+        self._num_shown += 1
+        empty: Any = "" if event.kind == "function_call" else []
+        added = self._event(
+            "response.output_item.added",
+            output_index=current.index,
+            item=item_object(event, "in_progress", empty),
+        )
+        if event.kind == "function_call":
+            return added
+        part = reasoning_text("") if event.kind == "reasoning" else output_text("", [])
+        return added + self._event("response.content_part.added", **current.place, part=part)
+
+    def _on_delta(self, event: ItemDelta) -> bytes:
+        current = self._open
+        if current is None:
+            return b""
+        if event.logprobs and self._builder.wants_logprobs and current.opened.kind == "message":
+            logprobs = self._builder.logprobs(event.logprobs)
+            return self._event(
+                "response.output_text.delta", **current.place, delta=event.text, logprobs=logprobs
+            )
+        if not event.text:
+            return b""
+        number = self._sequence
+        self._sequence = number + 1
+        return b"%s%s%s%d}\n\n" % (current.before, _encode(event.text), current.after, number)
+
+    def _on_closed(self, event: ItemClosed) -> bytes:
+        current, self._open = self._open, None
+        if current is None:
+            return b""
+        item = self._builder.fold.items[event.index]
+        done = {"output_index": current.index, "item": self._builder.item(item)}
+        return self._text_done(current, item.text) + self._event("response.output_item.done", **done)
+
+    def _text_done(self, current: _Open, text: str) -> bytes:
+        item = self._builder.fold.items[current.opened.index]
+        place = current.place
+        if item.kind == "function_call":
+            return self._event(
+                "response.function_call_arguments.done", **place, name=current.opened.name, arguments=text
+            )
+        part = self._builder.part(item)
+        if item.kind == "reasoning":
+            done = self._event("response.reasoning_text.done", **place, text=text)
+        else:
+            done = self._event("response.output_text.done", **place, text=text, logprobs=part["logprobs"])
+        return done + self._event("response.content_part.done", **place, part=part)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        number = self._sequence
+        self._sequence = number + 1
+        data = _encode({"type": kind, **fields, "sequence_number": number})
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
