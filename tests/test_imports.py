@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "errors",
     },
-    "llm": {"serve", "client", "engine", "runtime", "harmony", "config", "errors"},
+    "llm": {"api", "serve", "client", "engine", "runtime", "harmony", "config", "errors"},
     "config": {"errors"},
     "errors": set(),
     "version": set(),

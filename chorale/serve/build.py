@@ -19,6 +19,7 @@ from chorale.engine.types import CacheGroup, RowStart, SamplingSpec, StepPlan
 from chorale.kernels import select_ops
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
+from chorale.model.hub import resolve_model
 from chorale.model.weights import load_weights
 from chorale.runtime.buffers import Buffers
 from chorale.runtime.device import Device, open_device
@@ -28,7 +29,6 @@ from chorale.runtime.resolve import Resolved, resolve
 from chorale.runtime.sampler import Sampler
 from chorale.runtime.worker import Worker
 
-# One torch.zeros a slot: the pool's pages start as finite numbers, as attention requires.
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -64,7 +64,12 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
     """
     phases = _Phases(progress)
     with phases.phase("download", config.model):
-        folder = find_model(config, phases.report)
+        folder = resolve_model(
+            config.model,
+            revision=config.revision,
+            download_dir=config.download_dir,
+            progress=phases.report,
+        )
         model_config = ModelConfig.load(folder)
     device = open_device(config.device, config.num_threads)
     resolved = resolve(config, model_config, device.hardware, can_overlap=device.overlap)
@@ -77,21 +82,6 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
         warm_up(executor, resolved)
     core = EngineCore(resolved.limits, executor)
     return core, _info(config, model, resolved, device, phases.seconds)
-
-
-def find_model(config: EngineConfig, progress: Progress) -> Path:
-    """The checkpoint's folder: the demo's own, a local one, or one downloaded from the hub."""
-    if config.model == "demo":
-        from chorale.demo import ensure_demo
-
-        return Path(ensure_demo(progress))
-    from chorale.model.hub import resolve_model
-
-    return Path(
-        resolve_model(
-            config.model, revision=config.revision, download_dir=config.download_dir, progress=progress
-        )
-    )
 
 
 def load_model(
@@ -111,7 +101,7 @@ def load_model(
 
 
 def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[torch.Tensor]:
-    """One tensor a slot: [num_blocks, 2, Nkv, block_size, D]."""
+    """One tensor a slot: [num_blocks, 2, Nkv, block_size, D]; zeros, as ``AttentionMeta`` asks."""
     limits = resolved.limits
     shape = (limits.num_blocks, 2, model.num_key_value_heads, limits.block_size, model.head_dim)
     dtype = _DTYPES[resolved.kv_dtype]

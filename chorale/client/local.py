@@ -1,0 +1,159 @@
+"""LocalClient: an EngineClient whose engine runs in a thread of this process, for ``LLM`` and tests.
+
+The thread owns the engine: it takes submissions and aborts from a queue between two steps, and hands each
+step's chunks to the event loop in one call. Streams and counts belong to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from chorale.client.base import EngineInfo, EngineStatus
+from chorale.client.flights import Flights
+from chorale.client.stream import RequestStream
+from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
+from chorale.errors import EngineDeadError, EngineError
+
+DEFAULT_QUEUE_FACTOR = 4  # choices that may wait, per choice that may run
+
+
+class Core(Protocol):
+    """What the client needs of ``engine.core.EngineCore``."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add_request(self, request: GenerateRequest) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def step(self) -> list[TokenChunk]: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def shutdown(self) -> None: ...
+
+
+Message = GenerateRequest | str | None  # a submission, the id of a request to abort, or: stop
+
+
+class LocalClient:
+    """See ``client.base.EngineClient``. One event loop at a time: a new one when nothing is in flight."""
+
+    def __init__(self, core: Core, info: EngineInfo, *, max_queued_requests: int | None = None) -> None:
+        """``max_queued_requests``: choices that may wait beyond ``max_num_seqs``; None: four times it."""
+        self._core, self._info = core, info
+        self._flights = Flights(time.monotonic)
+        queued = (
+            DEFAULT_QUEUE_FACTOR * info.max_num_seqs if max_queued_requests is None else max_queued_requests
+        )
+        self._flights.capacity = info.max_num_seqs + queued
+        self._status = EngineStatus("ready")
+        self._stats = core.stats()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="chorale-engine", daemon=True)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._status
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._flights.num_in_flight
+
+    def submit(self, request: GenerateRequest) -> RequestStream:
+        if self._status.state != "ready":
+            raise EngineDeadError(self._status.message or "the engine has stopped")
+        if not len(self._flights):
+            self._loop = asyncio.get_running_loop()
+        stream = self._flights.admit(request, self._left)
+        if self._thread.ident is None:
+            self._thread.start()
+        self._inbox.put(request)
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        if self._flights.abort(request_id):
+            self._inbox.put(request_id)
+
+    async def close(self) -> None:
+        """Stop the engine's thread after the step that it is in. What is in flight fails. Idempotent."""
+        if self._status.state == "draining":
+            return
+        alive = self._status.state == "ready"
+        self._status = EngineStatus("draining", message="the engine was shut down")
+        self._inbox.put(None)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+        if alive:
+            self._flights.fail_all(lambda: EngineDeadError("the engine was shut down"))
+        self._core.shutdown()
+
+    def _left(self, request_id: str) -> None:
+        """A consumer closed its stream early."""
+        if self._flights.remove(request_id) is not None:
+            self._inbox.put(request_id)
+
+    # ------------------------------------------------------------------ on the event loop
+
+    def _deliver(self, chunks: list[TokenChunk], stats: EngineStats) -> None:
+        self._stats = stats
+        self._flights.deliver(chunks)
+
+    def _die(self, message: str) -> None:
+        if self._status.state == "ready":
+            self._status = EngineStatus("failed", message=message)
+            self._flights.fail_all(lambda: EngineDeadError(message))
+
+    # ------------------------------------------------------------------ in the engine's thread
+
+    def _run(self) -> None:
+        """Read everything that arrived, step, hand over; until told to stop, or the engine fails."""
+        core = self._core
+        try:
+            while self._receive():
+                if core.has_work:
+                    chunks = core.step()
+                    if chunks:
+                        self._call(self._deliver, chunks, core.stats())
+        except EngineError as error:
+            self._call(self._die, f"the engine failed: {error.message}")
+        except Exception as error:  # the thread's last words: without them every stream would hang
+            self._call(self._die, f"the engine failed ({type(error).__name__}: {error})")
+
+    def _receive(self) -> bool:
+        """Handle the inbox; waits while the engine is idle. False: stop."""
+        wait = not self._core.has_work
+        while True:
+            try:
+                message = self._inbox.get(block=wait)
+            except queue.Empty:
+                return True
+            if message is None:
+                return False
+            if isinstance(message, GenerateRequest):
+                self._core.add_request(message)
+            else:
+                self._core.abort(message)
+            wait = False
+
+    def _call(self, function: Callable[..., None], *args: object) -> None:
+        """Run on the event loop; a loop that has been closed has nobody left to tell."""
+        loop = self._loop
+        assert loop is not None
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(function, *args)

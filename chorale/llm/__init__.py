@@ -1,0 +1,13 @@
+"""LLM: the offline face of the engine, with vLLM's names, over the same client that the server uses.
+
+from chorale import LLM, SamplingParams
+
+with LLM(model="demo") as llm:
+    print(llm.chat([{"role": "user", "content": "What is 12 + 30?"}])[0].outputs[0].text)
+"""
+
+from chorale.llm.llm import LLM
+from chorale.llm.outputs import CompletionOutput, Logprob, RequestOutput, ToolCall
+from chorale.llm.params import SamplingParams
+
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "ToolCall"]

@@ -1,0 +1,234 @@
+"""The LLM class; see the package."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from chorale.client.base import EngineInfo
+from chorale.client.local import LocalClient
+from chorale.config import EngineConfig
+from chorale.engine.types import GenerateRequest
+from chorale.harmony.vocab import RETURN, load_vocabulary
+from chorale.llm.outputs import ChoiceBuilder, PositionLogprobs, RequestOutput, position_logprobs
+from chorale.llm.params import SamplingParams, check_names, to_spec
+from chorale.llm.progress import progress_bar
+from chorale.llm.prompts import (
+    ChatMessages,
+    OnePrompt,
+    Prompt,
+    check_prompt,
+    read_prompts,
+    read_tools,
+    render_chat,
+)
+from chorale.llm.turns import read_turn
+
+log = logging.getLogger("chorale")
+T = TypeVar("T")
+
+# Arguments of vLLM's LLM that change nothing here, and why.
+_IGNORED = {
+    "tokenizer": "the harmony vocabulary is built in",
+    "tokenizer_mode": "the harmony vocabulary is built in",
+    "trust_remote_code": "no code of a checkpoint is ever run",
+    "tokenizer_revision": "the harmony vocabulary is built in",
+    "swap_space": "preempted sequences are recomputed",
+    "cpu_offload_gb": "weights are not offloaded",
+    "max_seq_len_to_capture": "graphs are captured as needed",
+    "disable_custom_all_reduce": "there is one device",
+    "disable_log_stats": "LLM logs none",
+    "enable_chunked_prefill": "prefill is always chunked",
+    "distributed_executor_backend": "there is one device",
+    "load_format": "safetensors is the only format",
+    "skip_tokenizer_init": "the harmony vocabulary is built in",
+}
+_UNLIMITED = sys.maxsize // 2  # queued prompts: an offline batch may be of any size
+
+
+class LLM:
+    """An engine in a thread of this process. Arguments are the fields of ``EngineConfig``.
+
+    Not to be used from several threads at once. ``shutdown`` (or leaving a ``with``) frees the memory.
+    """
+
+    def __init__(self, model: str = "demo", **options: Any) -> None:
+        """``TypeError``: an unknown argument, naming the nearest; ``ConfigError`` for a bad value."""
+        from chorale.serve.build import build_engine  # imports torch
+
+        self._vocab = load_vocabulary()
+        core, info = build_engine(_config(model, options))
+        for note in info.notes:
+            log.warning("%s", note)
+        self._loop = _LoopThread()
+        self._client = LocalClient(core, info, max_queued_requests=_UNLIMITED)
+        self._numbers = itertools.count()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._client.info
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """vLLM's defaults, with those of ``generation_config.json``."""
+        return SamplingParams.from_defaults(self.info.default_sampling)
+
+    def generate(
+        self,
+        prompts: OnePrompt | Sequence[OnePrompt] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    ) -> list[RequestOutput]:
+        """One RequestOutput a prompt, in order. ``sampling_params``: one for all, or one for each.
+
+        ``use_tqdm``: a progress bar, on a terminal. A sequence that fails alone has ``finish_reason``
+        "error". Raises ``ValueError`` and its like for bad arguments before anything runs, ``EngineError``
+        if the engine fails.
+        """
+        read = read_prompts(prompts, prompt_token_ids, self._vocab)
+        return self._run(
+            read, _for_each(sampling_params, self.get_default_sampling_params, len(read)), use_tqdm
+        )
+
+    def chat(
+        self,
+        messages: ChatMessages | Sequence[ChatMessages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        reasoning_effort: str | None = None,
+    ) -> list[RequestOutput]:
+        """One conversation (a list of messages), or a list of them.
+
+        The prompt is the server's for the same messages. Each output's ``text`` is the answer; ``reasoning``
+        and ``tool_calls`` stand beside it. Without ``sampling_params`` an answer may be as long as fits.
+        """
+        several: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        described = read_tools(tools)
+        prompts = [render_chat(some, described, reasoning_effort, self._vocab) for some in several]
+        params = _for_each(sampling_params, self._chat_defaults, len(prompts))
+        outputs = self._run(prompts, params, use_tqdm)
+        for output, own in zip(outputs, params, strict=True):
+            for choice in output.outputs:
+                read_turn(choice, own, described, self._vocab)
+        return outputs
+
+    def shutdown(self) -> None:
+        """Stop the engine and free its memory. Idempotent."""
+        if not self._loop.closed:
+            self._loop.run(self._client.close())
+            self._loop.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    # ------------------------------------------------------------------ running
+
+    def _chat_defaults(self) -> SamplingParams:
+        return SamplingParams.from_defaults(self.info.default_sampling, max_tokens=None)
+
+    def _run(self, prompts: list[Prompt], params: list[SamplingParams], show: bool) -> list[RequestOutput]:
+        for prompt in prompts:
+            check_prompt(prompt, self.info)
+        with progress_bar(len(prompts), show) as advance:
+            return self._loop.run(self._run_all(list(zip(prompts, params, strict=True)), advance))
+
+    async def _run_all(
+        self, work: list[tuple[Prompt, SamplingParams]], advance: Callable[[], None]
+    ) -> list[RequestOutput]:
+        """All prompts are handed over at once, in order; the engine batches them."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._run_one(prompt, own, advance)) for prompt, own in work]
+        return [task.result() for task in tasks]
+
+    async def _run_one(
+        self, prompt: Prompt, params: SamplingParams, advance: Callable[[], None]
+    ) -> RequestOutput:
+        request_id = str(next(self._numbers))
+        spec = to_spec(params, self.info, self._vocab, len(prompt.token_ids))
+        choices = [ChoiceBuilder(index, params, self._vocab, RETURN) for index in range(params.n)]
+        output = RequestOutput(
+            request_id, prompt.text, prompt.token_ids, [choice.output for choice in choices]
+        )
+        stream = self._client.submit(
+            GenerateRequest(
+                request_id=request_id,
+                prompt_token_ids=prompt.token_ids,
+                sampling=spec,
+                arrival_time=time.time(),
+            )
+        )
+        async with contextlib.aclosing(stream):  # left early, it aborts the request
+            async for chunks in stream:
+                for chunk in chunks:
+                    choices[chunk.index].feed(chunk)
+                    output.num_cached_tokens = max(output.num_cached_tokens, chunk.num_cached_tokens)
+                    if chunk.prompt_logprobs is not None:
+                        output.prompt_logprobs = self._prompt_logprobs(chunk.prompt_logprobs)
+                if all(choice.output.finished() for choice in choices):
+                    break  # stop strings end a choice before the engine does
+        advance()
+        return output
+
+    def _prompt_logprobs(self, found: Sequence[Any]) -> list[PositionLogprobs | None]:
+        return [None if entry is None else position_logprobs(entry, self._vocab) for entry in found]
+
+
+class _LoopThread:
+    """An event loop in a thread, so that LLM works where another loop is running already (notebooks)."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="chorale-llm", daemon=True)
+        self._thread.start()
+        self.closed = False
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Wait for a coroutine; an interrupt cancels it, which aborts its requests."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseExceptionGroup as group:  # of the TaskGroup: the first fault is the cause of the others
+            raise group.exceptions[0] from None
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        self.closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _config(model: str, options: dict[str, Any]) -> EngineConfig:
+    names = [field.name for field in dataclasses.fields(EngineConfig)]
+    for name in [name for name in options if name in _IGNORED]:
+        log.warning("LLM: %s has no effect: %s", name, _IGNORED[name])
+        del options[name]
+    check_names("LLM", options, names)
+    return EngineConfig(model=model, **options)
+
+
+def _for_each(
+    given: SamplingParams | Sequence[SamplingParams] | None, default: Callable[[], SamplingParams], count: int
+) -> list[SamplingParams]:
+    if given is None:
+        return [default()] * count
+    if isinstance(given, SamplingParams):
+        return [given] * count
+    if len(given) != count:
+        raise ValueError(f"{len(given)} sampling_params for {count} prompts")
+    return list(given)

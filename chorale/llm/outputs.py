@@ -1,0 +1,124 @@
+"""RequestOutput and CompletionOutput: vLLM's attributes, and how the chunks of a choice become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from chorale.engine.types import TokenChunk, TokenLogprobs
+from chorale.harmony.text import StopStrings, TextDecoder
+from chorale.harmony.vocab import Vocabulary
+from chorale.llm.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    logprob: float
+    rank: int | None = None  # 1 = most likely
+    decoded_token: str | None = None
+
+
+PositionLogprobs = dict[int, Logprob]  # by token id: the token itself first, then the alternatives
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A call that the model made in ``LLM.chat``. ``arguments`` is JSON text, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One choice. ``token_ids`` includes the stop token, ``text`` does not.
+
+    ``finish_reason``: "stop", "length", "abort" or "error" (then ``error`` says why). ``stop_reason``: the
+    stop string or stop token id; None for the model's own end. ``reasoning`` and ``tool_calls`` are set by
+    ``LLM.chat`` only, whose ``text`` is the final channel's.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """One prompt with its choices, in the order of their index. ``prompt`` is None for token prompts."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
+class ChoiceBuilder:
+    """Chunks of one choice in, a CompletionOutput out. Stop strings are found here."""
+
+    def __init__(self, index: int, params: SamplingParams, vocab: Vocabulary, model_end: int) -> None:
+        """``model_end``: the stop id that is the model's own, for which ``stop_reason`` is None."""
+        self.output = CompletionOutput(index)
+        self._params, self._vocab, self._model_end = params, vocab, model_end
+        self._decoder = TextDecoder(vocab)
+        self._stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
+        self._text: list[str] = []
+        if params.logprobs is not None:
+            self.output.logprobs, self.output.cumulative_logprob = [], 0.0
+
+    def feed(self, chunk: TokenChunk) -> None:
+        """Everything after a stop string is ignored."""
+        if self.output.finished():
+            return
+        for place, token in enumerate(chunk.token_ids):
+            self.output.token_ids.append(token)
+            self._add_logprobs(chunk.logprobs[place] if chunk.logprobs else None)
+            if token == chunk.stop_token_id and place == len(chunk.token_ids) - 1:
+                break  # the stop token is no text
+            matched = self._add_text(token)
+            if matched is not None:
+                self._finish("stop", matched)
+                return
+        if chunk.finish_reason is not None:
+            own_end = chunk.stop_token_id == self._model_end
+            self._text.append(self._stops.flush())
+            self.output.error = chunk.error
+            self._finish(chunk.finish_reason, None if own_end else chunk.stop_token_id)
+
+    def _add_text(self, token: int) -> str | None:
+        params = self._params
+        if not params.detokenize or (params.skip_special_tokens and self._vocab.is_special(token)):
+            return None
+        text, matched = self._stops.feed(self._decoder.feed(token))
+        self._text.append(text)
+        return matched
+
+    def _add_logprobs(self, entry: TokenLogprobs | None) -> None:
+        output = self.output
+        if output.logprobs is None or entry is None:
+            return
+        output.logprobs.append(position_logprobs(entry, self._vocab))
+        output.cumulative_logprob = (output.cumulative_logprob or 0.0) + entry.logprob
+
+    def _finish(self, reason: str, stop_reason: int | str | None) -> None:
+        self.output.text = "".join(self._text)
+        self.output.finish_reason, self.output.stop_reason = reason, stop_reason
+
+
+def position_logprobs(entry: TokenLogprobs, vocab: Vocabulary) -> PositionLogprobs:
+    found = {entry.token_id: Logprob(entry.logprob, entry.rank, vocab.decode([entry.token_id]))}
+    for rank, (token, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), start=1):
+        found.setdefault(token, Logprob(logprob, rank, vocab.decode([token])))
+    return found

@@ -1,0 +1,170 @@
+"""SamplingParams: vLLM's names and defaults, checked when made, and their translation to a SamplingSpec."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from chorale.client.base import EngineInfo
+from chorale.engine.types import SamplingSpec
+from chorale.harmony.vocab import Vocabulary
+
+_MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_REFUSED = {
+    "guided_decoding": "structured output is not available in this version",
+    "structured_outputs": "structured output is not available in this version",
+    "logits_processors": "Python logits processors are not supported",
+    "best_of": "use n",
+    "use_beam_search": "beam search is not supported",
+    "truncate_prompt_tokens": "cut the prompt before calling",
+    "output_kind": "LLM returns finished outputs; stream through the server",
+    "extra_args": "there are none",
+}
+
+
+def check_names(what: str, given: dict[str, Any], known: Sequence[str]) -> None:
+    """Raises ``TypeError`` naming the nearest known name, ``ValueError`` for one that is refused."""
+    for name, value in given.items():
+        if name in known:
+            continue
+        if name in _REFUSED:
+            if value is not None:
+                raise ValueError(f"{what}: {name} is not supported: {_REFUSED[name]}")
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"{what} has no argument {name!r}{hint}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fields:
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True  # has no effect: harmony's special tokens carry no spaces
+    include_stop_str_in_output: bool = False
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+
+
+class SamplingParams(_Fields):
+    """How to choose tokens. ``max_tokens`` None: up to the window; ``temperature`` 0: greedy; ``top_k`` 0 or
+    -1: all; ``stop``: text that ends the output. Raises ``ValueError`` or ``TypeError``, naming the argument.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        names = [field.name for field in fields(_Fields)]
+        check_names("SamplingParams", given, names)
+        super().__init__(**{name: value for name, value in given.items() if name in names})
+        _check(self)
+
+    @classmethod
+    def from_defaults(cls, defaults: dict[str, float], **given: Any) -> SamplingParams:
+        """``generation_config.json`` first, then what is given."""
+        known = {name: value for name, value in defaults.items() if name in _MODEL_DEFAULTS}
+        if "top_k" in known:
+            known["top_k"] = int(known["top_k"])
+        return cls(**{**known, **given})
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def __repr__(self) -> str:
+        changed = [
+            f"{field.name}={value!r}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        ]
+        return f"SamplingParams({', '.join(changed)})"
+
+
+SamplingParams.__signature__ = inspect.signature(_Fields)  # type: ignore[attr-defined]
+
+# name -> (lowest, highest), both allowed
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "n": (1, 16384),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (1e-6, 1e6),
+    "temperature": (0.0, 1e6),
+    "top_p": (1e-12, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "max_tokens": (1, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "logprobs": (0, 20),
+    "prompt_logprobs": (0, 20),
+}
+
+
+def _check(params: SamplingParams) -> None:
+    for name, (low, high) in _BOUNDS.items():
+        value = getattr(params, name)
+        if value is not None and not low <= value <= high:  # a NaN fails both comparisons
+            raise ValueError(f"{name} must be from {low:g} to {high:g}, not {value!r}")
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise ValueError(f"min_tokens {params.min_tokens} is more than max_tokens {params.max_tokens}")
+    if any(not stop for stop in params.stop_strings):
+        raise ValueError("stop must not contain an empty string")
+    if params.stop_strings and not params.detokenize:
+        raise ValueError("stop needs detokenize=True: stop strings are found in the text")
+
+
+def to_spec(
+    params: SamplingParams, info: EngineInfo, vocab: Vocabulary, num_prompt_tokens: int
+) -> SamplingSpec:
+    """Token ids only; output is bounded by the window. Raises ``ValueError`` for ids out of range."""
+    room = info.max_model_len - num_prompt_tokens
+    limit = room if params.max_tokens is None else min(params.max_tokens, room)
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for token in getattr(params, name) or ():
+            if not 0 <= token < info.vocab_size:
+                raise ValueError(f"{name}: {token} is not a token id (0 to {info.vocab_size - 1})")
+    return SamplingSpec(
+        n=params.n,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=max(params.top_k, 0),
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=dict(params.logit_bias or {}),
+        allowed_token_ids=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
+        bad_words=encode_bad_words(params.bad_words or (), vocab),
+        min_tokens=min(params.min_tokens, limit),
+        max_tokens=limit,
+        ignore_eos=params.ignore_eos,
+        stop_token_ids=tuple(params.stop_token_ids or ()),
+        seed=params.seed,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+    )
+
+
+def encode_bad_words(words: Sequence[str], vocab: Vocabulary) -> tuple[tuple[int, ...], ...]:
+    """Each word as it begins a text and as it follows a space: those are different tokens."""
+    spellings = (text for word in words for text in (word, f" {word.lstrip()}"))
+    return tuple(dict.fromkeys(ids for text in spellings if (ids := tuple(vocab.encode(text)))))

@@ -1,0 +1,109 @@
+"""What ``LLM.generate`` and ``LLM.chat`` take, as prompts of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chorale.api.chat.messages import split_instructions, to_harmony
+from chorale.api.prompt import (
+    check_distinct,
+    developer_message,
+    function_tool,
+    reasoning_effort,
+    system_message,
+)
+from chorale.client.base import EngineInfo
+from chorale.config import ServerConfig
+from chorale.errors import ContextLengthError
+from chorale.harmony.messages import Conversation, ToolDescription
+from chorale.harmony.render import render_conversation
+from chorale.harmony.vocab import Vocabulary
+
+ChatMessages = Sequence[Mapping[str, Any]]
+OnePrompt = str | Mapping[str, Any] | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    text: str | None  # None: came as token ids
+    token_ids: list[int]
+
+
+def read_prompts(
+    prompts: OnePrompt | Sequence[OnePrompt] | None,
+    prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None,
+    vocab: Vocabulary,
+) -> list[Prompt]:
+    """One or several, as text, ``{"prompt": text}``, ``{"prompt_token_ids": ids}`` or ids.
+
+    Special tokens in text are read as such, as on ``/v1/completions``. Raises ``TypeError``, ``ValueError``.
+    """
+    if (prompts is None) == (prompt_token_ids is None):
+        raise ValueError("give either prompts or prompt_token_ids")
+    given: Any = prompts if prompts is not None else prompt_token_ids
+    if isinstance(given, str | Mapping) or _is_ids(given):
+        given = [given]
+    return [_read_one(prompt, vocab) for prompt in given]
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, Sequence) and bool(value) and all(_is_id(item) for item in value)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _read_one(prompt: Any, vocab: Vocabulary) -> Prompt:
+    if isinstance(prompt, Mapping):
+        known = [name for name in ("prompt_token_ids", "prompt") if name in prompt]
+        if not known:
+            raise ValueError(
+                f"a prompt dictionary needs 'prompt' or 'prompt_token_ids', not {sorted(prompt)}"
+            )
+        prompt = prompt[known[0]]
+    if isinstance(prompt, str):
+        return Prompt(prompt, vocab.encode_with_special(prompt))
+    if isinstance(prompt, Sequence) and all(_is_id(item) for item in prompt):
+        return Prompt(None, list(prompt))
+    raise TypeError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
+
+
+def check_prompt(prompt: Prompt, info: EngineInfo) -> None:
+    """Raises ``ValueError`` for an empty prompt or bad ids, ``ContextLengthError`` for a long one."""
+    ids = prompt.token_ids
+    if not ids:
+        raise ValueError("the prompt is empty")
+    if min(ids) < 0 or max(ids) >= info.vocab_size:
+        raise ValueError(f"the prompt holds a token id outside 0..{info.vocab_size - 1}")
+    if len(ids) >= info.max_model_len:
+        raise ContextLengthError(
+            f"the prompt has {len(ids)} tokens; prompt and output together have {info.max_model_len}"
+        )
+
+
+def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[ToolDescription, ...]:
+    """Tools as the chat API has them. Raises ``RequestError`` or ``ValueError``."""
+    read = []
+    for position, tool in enumerate(tools or ()):
+        path = f"tools[{position}]"
+        if tool.get("type") != "function" or not isinstance(tool.get("function"), Mapping):
+            raise ValueError(f"{path}: only {{'type': 'function', 'function': {{...}}}} is supported")
+        read.append(function_tool(tool["function"], f"{path}.function"))
+    check_distinct(read, "tools")
+    return tuple(read)
+
+
+def render_chat(
+    messages: ChatMessages, tools: tuple[ToolDescription, ...], effort: str | None, vocab: Vocabulary
+) -> Prompt:
+    """The same token ids as the server's for these messages. Raises ``RequestError`` naming the message."""
+    instructions, num_leading = split_instructions(messages)
+    head = [system_message(ServerConfig(), reasoning_effort(effort, "reasoning_effort"))]
+    developer = developer_message(instructions, tools)
+    if developer is not None:
+        head.append(developer)
+    conversation = Conversation((*head, *to_harmony(messages, num_leading)))
+    return Prompt(None, render_conversation(conversation, vocab))

@@ -1,0 +1,48 @@
+"""From a chat turn's tokens to what the user reads: reasoning, answer, calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from chorale.harmony.messages import ContentDelta, MessageStart, ToolDescription
+from chorale.harmony.parser import Parser
+from chorale.harmony.text import StopStrings
+from chorale.harmony.vocab import Vocabulary
+from chorale.llm.outputs import CompletionOutput, ToolCall
+from chorale.llm.params import SamplingParams
+
+_FUNCTIONS = "functions."
+
+
+def read_turn(
+    output: CompletionOutput, params: SamplingParams, tools: Iterable[ToolDescription], vocab: Vocabulary
+) -> None:
+    """Fill ``reasoning``, ``text`` and ``tool_calls`` from ``output.token_ids``.
+
+    Preambles (commentary for the user) stand before the final text. A stop string has ended the turn already
+    (it counts wherever it appears); here it is cut from the text in which it stands.
+    """
+    parser = Parser(vocab, tool_names=[f"{_FUNCTIONS}{tool.name}" for tool in tools])
+    reasoning: list[str] = []
+    text: list[str] = []
+    calls: list[tuple[str, list[str]]] = []
+    target: list[str] = text
+    for event in [*parser.feed_all(output.token_ids), *parser.finish()]:
+        if isinstance(event, MessageStart):
+            target = text
+            if event.recipient is not None:
+                target = []
+                calls.append((event.recipient.removeprefix(_FUNCTIONS), target))
+            elif event.channel == "analysis":
+                target = reasoning
+        elif isinstance(event, ContentDelta):
+            target.append(event.text)
+    output.text = _until_stop("".join(text), params)
+    output.reasoning = _until_stop("".join(reasoning), params) or None
+    output.tool_calls = [ToolCall(name, "".join(parts)) for name, parts in calls]
+
+
+def _until_stop(text: str, params: SamplingParams) -> str:
+    stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
+    shown, _ = stops.feed(text)
+    return shown + stops.flush()
