@@ -104,7 +104,8 @@ class EngineKeeper:
             delay = self._deaths.add(time.monotonic())
             if delay is None:
                 return self._give_up(failure, EXIT_FAILED)
-            self._tell(EngineStatus("dead", message=failure.message))
+            self._last = None  # every death is told, also one that is like the last
+            self._tell(EngineStatus("dead", message=f"{failure.message}; restarting in {delay:.1f} s"))
             if await self._stopped_within(delay):
                 return EXIT_OK
             self.num_restarts += 1

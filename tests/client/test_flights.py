@@ -1,0 +1,97 @@
+"""Admission, delivery and the estimate of the wait, without sockets and with a clock of our own."""
+
+from __future__ import annotations
+
+import pytest
+
+from chorale.client.flights import RETRY_AFTER_MAX, Flights
+from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
+from chorale.errors import QueueFullError
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def asked(name: str, n: int = 1) -> GenerateRequest:
+    return GenerateRequest(request_id=name, prompt_token_ids=[1], sampling=SamplingSpec(n=n))
+
+
+def no_close(request_id: str) -> None:
+    raise AssertionError(request_id)
+
+
+def test_choices_are_counted_until_each_has_ended() -> None:
+    flights = Flights(Clock())
+    stream = flights.admit(asked("a", 3), no_close)
+    assert flights.num_in_flight == 3
+    flights.deliver([TokenChunk("a", 0, [5]), TokenChunk("a", 1, [6], finish_reason="stop")])
+    assert flights.num_in_flight == 2
+    assert "a" in flights
+    flights.deliver([TokenChunk("a", i, [], finish_reason="length") for i in (0, 2)])
+    assert flights.num_in_flight == 0
+    assert "a" not in flights
+    assert stream.num_unfinished == 0
+    flights.deliver([TokenChunk("a", 0, [9])])  # late: dropped
+    assert stream.num_pending_tokens == 2
+
+
+def test_abort_ends_only_the_choices_that_are_open() -> None:
+    flights = Flights(Clock())
+    stream = flights.admit(asked("a", 2), no_close)
+    flights.deliver([TokenChunk("a", 0, [5], finish_reason="stop")])
+    assert flights.abort("a")
+    assert not flights.abort("a")
+    assert flights.num_in_flight == 0
+    assert stream.num_unfinished == 0
+
+
+def test_capacity_counts_choices_but_an_idle_client_takes_any_request() -> None:
+    flights = Flights(Clock())
+    flights.capacity = 4
+    flights.admit(asked("a", 4), no_close)
+    with pytest.raises(QueueFullError):
+        flights.admit(asked("b"), no_close)
+    flights.remove("a")
+    flights.admit(asked("c", 9), no_close)
+    assert flights.num_in_flight == 9
+
+
+def test_retry_after_follows_the_completion_rate() -> None:
+    clock = Clock()
+    flights = Flights(clock)
+    flights.capacity = 100
+    for i in range(100):
+        flights.admit(asked(f"r{i}"), no_close)
+    for _ in range(40):  # two choices end, and two come, each second
+        for step in range(2):
+            flights.deliver([TokenChunk("r0", 0, [], finish_reason="stop")])
+            flights.admit(asked("r0"), no_close)
+            clock.now += 0.5
+            flights.tick()
+            assert step in (0, 1)
+    assert flights.retry_after(10) == pytest.approx(5.0, rel=0.01)
+    assert flights.retry_after(1) == 1.0  # never less than a second
+    for _ in range(60):  # nothing ends any more
+        clock.now += 1.0
+        flights.tick()
+    assert flights.retry_after(10) == RETRY_AFTER_MAX
+
+
+def test_a_slow_reader_is_one_that_stays_behind() -> None:
+    clock = Clock()
+    flights = Flights(clock)
+    flights.admit(asked("slow"), no_close)
+    reads = flights.admit(asked("reads"), no_close)
+    for name in ("slow", "reads"):
+        flights.deliver([TokenChunk(name, 0, list(range(100)))])
+    assert flights.slow_readers(50, 60.0) == []
+    clock.now += 59.0
+    reads._pending.clear()  # what a read does
+    assert flights.slow_readers(50, 60.0) == []
+    clock.now += 1.0
+    flights.deliver([TokenChunk("reads", 0, list(range(100)))])
+    assert flights.slow_readers(50, 60.0) == ["slow"]

@@ -1,0 +1,236 @@
+"""RemoteClient against an engine in a real other process (real scheduler, fake device)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+from serve.fake_engine import LIMITS, Behaviour
+from serve.harness import collect, expected, request, rig, run, until
+
+from chorale.client.remote import ClientLimits, RemoteClient
+from chorale.errors import (
+    ConflictError,
+    EngineDeadError,
+    EngineLoadingError,
+    QueueFullError,
+    RequestTimeoutError,
+)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_tokens_arrive_in_order_whoever_else_runs(loop: str) -> None:
+    async def scene() -> None:
+        async with rig() as r:
+            asked = [
+                request(f"r{i}", 5 + i % 40, prompt=list(range(1 + i, 30 + i)), seed=i, n=1 + i % 3)
+                for i in range(200)
+            ]
+            answers = await asyncio.gather(*(collect(r.client.submit(a)) for a in asked))
+            for a, answer in zip(asked, answers, strict=True):
+                assert answer == {i: (expected(a, i), "length") for i in range(a.sampling.n)}
+            assert r.client.num_in_flight == 0
+            await r.engine_is_empty()
+
+    run(scene(), loop)
+
+
+def test_a_stream_gets_tokens_while_it_runs() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=0.01)) as r:
+            stream = r.client.submit(request("r", 30))
+            assert r.client.num_in_flight == 1
+            sizes = [sum(len(c.token_ids) for c in chunks) async for chunks in stream]
+            assert sum(sizes) == 30
+            assert len(sizes) > 10  # not all at once
+
+    run(scene())
+
+
+def test_abort_ends_the_stream_and_frees_the_engine() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=0.005)) as r:
+            stream = r.client.submit(request("r", 50_000, n=2))
+            await anext(stream)
+            r.client.abort("r")
+            r.client.abort("unknown")
+            answer = await collect(stream)
+            assert [reason for _, reason in answer.values()] == ["abort", "abort"]
+            assert r.client.num_in_flight == 0
+            assert await r.engine_is_empty() < 2.0
+            # The id may be used again, and old chunks do not leak into the new stream.
+            again = request("r", 10)
+            assert await collect(r.client.submit(again)) == {0: (expected(again), "length")}
+
+    run(scene())
+
+
+def test_leaving_a_stream_aborts_it() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=0.005)) as r:
+            streams = [r.client.submit(request(f"r{i}", 50_000)) for i in range(200)]
+            await asyncio.gather(*(anext(s) for s in streams))
+            await asyncio.gather(*(s.aclose() for s in streams))
+            assert r.client.num_in_flight == 0
+            assert await r.engine_is_empty() < 2.0
+            assert r.client.stats.kv_blocks_used == 0
+
+    run(scene())
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=0.005, max_num_seqs=4), max_queued_requests=2) as r:
+            streams = [r.client.submit(request(f"r{i}", 50_000)) for i in range(5)]
+            with pytest.raises(QueueFullError) as full:
+                r.client.submit(request("two", n=2))
+            assert full.value.status == 429
+            assert full.value.retry_after is not None
+            assert full.value.retry_after >= 1
+            last = r.client.submit(request("one", 3))
+            with pytest.raises(QueueFullError):
+                r.client.submit(request("more"))
+            await asyncio.gather(*(s.aclose() for s in streams))
+            assert len((await collect(last))[0][0]) == 3
+            first = r.client.submit(request("same", 50_000))
+            with pytest.raises(ConflictError):
+                r.client.submit(request("same"))
+            await first.aclose()
+
+    run(scene())
+
+
+def test_a_request_that_the_engine_refuses_harms_nobody() -> None:
+    async def scene() -> None:
+        async with rig() as r:
+            stream = r.client.submit(request("long", prompt=[1] * (LIMITS.max_model_len + 1), n=2))
+            errors = [chunk async for chunks in stream for chunk in chunks]
+            assert [(c.index, c.finish_reason) for c in errors] == [(0, "error"), (1, "error")]
+            assert all(c.error for c in errors)
+            good = request("good")
+            assert await collect(r.client.submit(good)) == {0: (expected(good), "length")}
+            assert r.keeper.num_restarts == 0
+
+    run(scene())
+
+
+def test_while_loading_there_is_progress_and_no_service() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(load_seconds=0.5), wait=False) as r:
+            with pytest.raises(EngineLoadingError):
+                _ = r.client.info
+            with pytest.raises(EngineLoadingError) as loading:
+                r.client.submit(request("early"))
+            assert loading.value.retry_after
+            await until(lambda: r.client.status.phase == "load", "the phase is shown")
+            assert (r.client.status.progress, r.client.status.message) == (0.5, "half of it")
+            await r.ready()
+            assert r.client.info.model == "fake"
+            assert r.client.info.engine_id
+
+    run(scene())
+
+
+def test_a_reader_that_does_not_read_is_dropped() -> None:
+    async def scene() -> None:
+        limits = ClientLimits(ping_interval=0.05, max_pending_tokens=50, slow_reader_patience=0.3)
+        async with rig(Behaviour(step_seconds=0.001), client=limits) as r:
+            slow = r.client.submit(request("slow", 50_000))
+            quick = asyncio.ensure_future(collect(r.client.submit(request("quick", 400))))
+            await until(lambda: r.client.num_in_flight == 1 or quick.done(), "one of them ends")
+            assert len((await quick)[0][0]) == 400
+            await r.engine_is_empty()
+            assert slow.num_pending_tokens > 50
+            with pytest.raises(RequestTimeoutError) as dropped:
+                await collect(slow)
+            assert dropped.value.code == "slow_reader"
+
+    run(scene())
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_kill_9_of_the_engine_fails_streams_at_once_and_service_returns(loop: str) -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=0.002)) as r:
+            streams = [r.client.submit(request(f"r{i}", 50_000)) for i in range(50)]
+            await asyncio.gather(*(anext(s) for s in streams))
+            first = r.client.info.engine_id
+            os.kill(r.engine_pid, signal.SIGKILL)
+            killed = time.monotonic()
+            results = await asyncio.gather(*(collect(s) for s in streams), return_exceptions=True)
+            assert time.monotonic() - killed < 1.0
+            assert all(isinstance(e, EngineDeadError) for e in results)
+            assert len({id(e) for e in results}) == 50  # tracebacks are not shared
+            assert {(e.status, e.code) for e in results} == {(503, "engine_restarted")}
+            assert r.client.status.state == "dead"
+            with pytest.raises(EngineDeadError):
+                r.client.submit(request("now"))
+            await r.ready()
+            asked = request("after")
+            assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
+            assert time.monotonic() - killed < 5.0
+            assert r.client.info.engine_id != first
+            assert r.client.num_in_flight == 0
+
+    run(scene(), loop)
+
+
+def test_a_step_that_raises_fails_everyone_and_the_engine_is_replaced() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=0.002, fail_at_step=20)) as r:
+            streams = [r.client.submit(request(f"r{i}", 50_000)) for i in range(3)]
+            results = await asyncio.gather(*(collect(s) for s in streams), return_exceptions=True)
+            assert all(isinstance(e, EngineDeadError) for e in results)
+            await until(lambda: r.keeper.num_restarts == 1, "a restart")
+            assert any(s.state == "dead" and "fake device failed" in s.message for s, _ in r.told)
+            await r.ready()
+            asked = request("after", 5)
+            assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
+
+    run(scene())
+
+
+def test_closing_the_client_aborts_what_it_has() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=0.002)) as r:
+            observer = RemoteClient(r.directory)
+            observer.start()
+            try:
+                stream = r.client.submit(request("r", 50_000))
+                await anext(stream)
+                await until(lambda: observer.stats.num_running == 1, "the other client sees it run")
+                await r.client.close()
+                await r.client.close()
+                with pytest.raises(EngineDeadError):
+                    await collect(stream)
+                assert await until(lambda: observer.stats.num_running == 0, "it is aborted") < 2.0
+            finally:
+                await observer.close()
+
+    run(scene())
+
+
+def test_two_clients_do_not_see_each_others_tokens() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=0.002)) as r:
+            other = RemoteClient(r.directory)
+            other.start()
+            try:
+                await until(lambda: other.status.state == "ready", "the second client is ready")
+                mine, theirs = request("a", 300), request("b", 300, seed=8)
+                same = request("a", 10)  # an id in use by the other client: refused, and nobody is harmed
+                stream = r.client.submit(mine)
+                await until(lambda: stream.num_pending_tokens > 0, "the first client's request runs")
+                answers = await asyncio.gather(
+                    collect(stream), collect(other.submit(theirs)), collect(other.submit(same))
+                )
+                assert answers[0] == {0: (expected(mine), "length")}
+                assert answers[1] == {0: (expected(theirs), "length")}
+                assert answers[2][0][1] == "error"
+            finally:
+                await other.close()
+
+    run(scene())

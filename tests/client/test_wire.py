@@ -1,0 +1,76 @@
+"""The messages: each comes back as it was sent, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chorale.client import wire
+from chorale.client.base import EngineInfo
+from chorale.engine.types import (
+    ChunkTimings,
+    EngineStats,
+    GenerateRequest,
+    SamplingSpec,
+    StepOutputs,
+    TokenChunk,
+    TokenLogprobs,
+)
+from chorale.errors import ConfigError
+
+REQUEST = GenerateRequest(
+    request_id="r",
+    prompt_token_ids=[1, 2, 3],
+    sampling=SamplingSpec(n=2, logit_bias={5: -1.0}, bad_words=((1, 2),), allowed_token_ids=(7,), seed=2**63),
+    cache_salt="s",
+)
+CHUNK = TokenChunk(
+    "r",
+    1,
+    [7],
+    finish_reason="stop",
+    stop_token_id=7,
+    logprobs=[TokenLogprobs(7, -0.5, 1, [7, 8], [-0.5, -1.0])],
+    prompt_logprobs=[None, TokenLogprobs(1, -2.0, 3, [], [])],
+    timings=ChunkTimings(1.0, 2.0, 3.0, 4.0, 0),
+)
+
+
+@pytest.mark.parametrize(
+    "message", [wire.Hello(), wire.Submit("e", REQUEST), wire.Abort(["a", "b"]), wire.Ping(), wire.Bye()]
+)
+def test_requests_come_back(message: wire.ToEngine) -> None:
+    assert wire.decode_to_engine(wire.encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message", [wire.Rows("e", StepOutputs([CHUNK], EngineStats(num_running=3))), wire.Died("e", "why")]
+)
+def test_answers_come_back(message: wire.FromEngine) -> None:
+    assert wire.decode_from_engine(wire.encode(message)) == message
+
+
+def test_beats_come_back() -> None:
+    info = EngineInfo(model="m", max_model_len=5, max_num_seqs=2, startup_seconds={"load": 0.5})
+    beat = wire.Beat(engine_id="e", pid=3, state="ready", step_seconds=1.5, info=info)
+    assert wire.decode_beat(wire.encode(beat)) == beat
+
+
+@given(st.binary(max_size=200))
+def test_garbage_raises_decode_errors_only(data: bytes) -> None:
+    for decode in (wire.decode_to_engine, wire.decode_from_engine, wire.decode_beat):
+        try:
+            decode(data)
+        except msgspec.DecodeError:
+            continue
+
+
+def test_an_address_is_a_unix_socket_with_a_bounded_path(tmp_path: Path) -> None:
+    assert wire.engine_address("/run/x") == "ipc:///run/x/engine"
+    assert wire.beats_address("/run/x") == "ipc:///run/x/beats"
+    with pytest.raises(ConfigError, match="too long"):
+        wire.engine_address("/run/" + "x" * 100)

@@ -1,0 +1,59 @@
+"""The engine process as the product runs it, around the real scheduler and a fake device.
+
+Run as a script by the tests, in place of ``python -m chorale.serve.engine_process``. How it should behave is
+written by the test into ``EngineConfig.model``, as ``Behaviour.encode`` does.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import msgspec
+
+from chorale.client.base import EngineInfo
+from chorale.config import EngineConfig
+from chorale.engine.core import EngineCore
+from chorale.engine.fake import FakeExecutor, FakeModel
+from chorale.engine.types import EngineLimits
+from chorale.errors import ConfigError
+from chorale.serve.boot import EngineStart, read_start
+from chorale.serve.engine_process import Progress, run_engine_process
+
+LIMITS = EngineLimits(
+    num_blocks=8192, block_size=16, max_num_seqs=256, max_num_batched_tokens=4096, max_model_len=65536
+)
+MODEL = FakeModel(stop_probability=0.0)
+
+
+class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
+    step_seconds: float = 0.0
+    load_seconds: float = 0.0
+    fail_at_step: int | None = None
+    refuse: str | None = None  # a ConfigError with this message
+    crash: str | None = None  # any other error while loading
+    max_num_seqs: int = 256
+
+    def encode(self) -> EngineConfig:
+        return EngineConfig(model=msgspec.json.encode(self).decode())
+
+
+def build(config: EngineConfig, progress: Progress) -> tuple[EngineCore, EngineInfo]:
+    behaviour = msgspec.json.decode(config.model, type=Behaviour)
+    progress("load", 0.5, "half of it")
+    time.sleep(behaviour.load_seconds)
+    if behaviour.refuse is not None:
+        raise ConfigError(behaviour.refuse)
+    if behaviour.crash is not None:
+        raise RuntimeError(behaviour.crash)
+    executor = FakeExecutor(
+        LIMITS, MODEL, step_seconds=behaviour.step_seconds, fail_at_step=behaviour.fail_at_step
+    )
+    info = EngineInfo(
+        model="fake", max_model_len=LIMITS.max_model_len, max_num_seqs=behaviour.max_num_seqs, device="cpu"
+    )
+    return EngineCore(LIMITS, executor), info
+
+
+if __name__ == "__main__":
+    sys.exit(run_engine_process(read_start(sys.stdin.buffer, EngineStart), build))

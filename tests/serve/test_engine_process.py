@@ -1,0 +1,179 @@
+"""The engine process: clients and parents that vanish, SIGTERM, and what it leaves open to others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from chorale.client.remote import RemoteClient
+from chorale.client.wire import engine_address
+from chorale.config import EngineConfig
+from chorale.errors import ConfigError
+from chorale.serve.boot import EXIT_OK, EngineStart, check_directory, make_directory
+
+from .fake_engine import Behaviour
+from .harness import FAKE_ENGINE, collect, expected, is_alive, request, rig, run, until
+
+HERE = Path(__file__).parent
+
+
+async def start_script(name: str, *arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, str(HERE / name), *arguments, stdout=asyncio.subprocess.PIPE
+    )
+
+
+async def first_line(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    line = await asyncio.wait_for(process.stdout.readline(), 30)
+    assert line, "the process ended without a word"
+    return line.decode().strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_requests_of_a_client_that_vanished_are_aborted(number: signal.Signals) -> None:
+    """Killed: noticed when its next token cannot be sent. Stopped: noticed by its silence."""
+
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=0.01), client_timeout=1.0) as r:
+            lone = await start_script("lone_client.py", str(r.directory), "20")
+            try:
+                assert await first_line(lone) == "running"
+                await until(lambda: r.client.stats.num_running == 20, "its requests run")
+                mine = request("mine", 250)
+                answer = asyncio.ensure_future(collect(r.client.submit(mine)))
+                lone.send_signal(number)
+                took = await until(lambda: r.client.stats.num_running <= 1, "its requests are aborted")
+                assert took < 5.0
+                assert await answer == {0: (expected(mine), "length")}
+                await r.engine_is_empty()
+                assert r.client.stats.kv_blocks_used == 0
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    lone.kill()
+                await lone.communicate()
+
+    run(scene())
+
+
+@pytest.mark.parametrize("load_seconds", ["0", "60"], ids=["serving", "loading"])
+def test_the_engine_dies_with_its_parent(load_seconds: str) -> None:
+    async def scene() -> None:
+        directory = make_directory()
+        parent = await start_script("lone_parent.py", str(directory), load_seconds)
+        try:
+            engine = int(await first_line(parent))
+            assert is_alive(engine)
+            parent.kill()
+            await parent.communicate()
+            assert await until(lambda: not is_alive(engine), "the engine ends") < 5.0
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    run(scene())
+
+
+def test_sigterm_lets_running_requests_finish() -> None:
+    async def scene() -> None:
+        directory = make_directory()
+        process = await spawn_engine(directory, Behaviour(step_seconds=0.01))
+        client = RemoteClient(directory)
+        client.start()
+        try:
+            await until(lambda: client.status.state == "ready", "ready")
+            asked = request("r", 60)
+            stream = client.submit(asked)
+            tokens = [t for c in await anext(stream) for t in c.token_ids]
+            process.terminate()
+            await until(lambda: client.status.state == "draining", "draining is shown")
+            tokens += (await collect(stream))[0][0]
+            assert tokens == expected(asked)
+            assert await asyncio.wait_for(process.wait(), 5) == EXIT_OK
+        finally:
+            await client.close()
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    run(scene())
+
+
+async def spawn_engine(directory: Path, behaviour: Behaviour) -> asyncio.subprocess.Process:
+    start = EngineStart(directory=str(directory), config=behaviour.encode(), parent_pid=os.getpid())
+    process = await asyncio.create_subprocess_exec(*FAKE_ENGINE, stdin=asyncio.subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(msgspec.msgpack.encode(start))
+    process.stdin.close()
+    return process
+
+
+def listening_inodes(pid: int) -> set[str]:
+    """Inodes of the TCP sockets (v4 and v6) in LISTEN that the process holds."""
+    listening = set()
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                listening.add(f"socket:[{fields[9]}]")
+    held = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            held.add(os.readlink(entry))
+        except FileNotFoundError:
+            continue
+    return listening & held
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_nothing_is_open_to_other_users() -> None:
+    async def scene() -> None:
+        async with rig() as r:
+            assert listening_inodes(r.engine_pid) == set()
+            assert stat.S_IMODE(r.directory.stat().st_mode) == 0o700
+            assert {p.name for p in r.directory.iterdir()} == {"engine", "beats"}
+            assert all(stat.S_ISSOCK(p.stat().st_mode) for p in r.directory.iterdir())
+            arguments = Path(f"/proc/{r.engine_pid}/cmdline").read_bytes().split(b"\0")
+            assert arguments[1:] == [FAKE_ENGINE[1].encode(), b""]  # the configuration is not in argv
+
+    run(scene())
+
+
+def test_a_directory_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    check_directory(tmp_path)
+    tmp_path.chmod(0o750)
+    with pytest.raises(ConfigError, match="0700"):
+        check_directory(tmp_path)
+
+
+def test_garbage_on_the_socket_is_dropped() -> None:
+    async def scene() -> None:
+        async with rig() as r:
+            with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+                stranger.setsockopt(zmq.LINGER, 1000)
+                stranger.connect(engine_address(r.directory))
+                for data in (b"", b"\xc1", b"\x93\x01\x02\x03", os.urandom(1000)):
+                    stranger.send(data)
+                stranger.send_multipart([b"two", b"parts"])
+                asked = request("r")
+                assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
+            assert r.keeper.num_restarts == 0
+
+    run(scene())
+
+
+def test_the_configuration_survives_the_pipe() -> None:
+    config = EngineConfig(model="m", max_model_len=5, kv_cache_memory_bytes=2**40, num_threads=2)
+    start = EngineStart(directory="/run/x", config=config, parent_pid=3)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(start), type=EngineStart) == start

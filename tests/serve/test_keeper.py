@@ -1,0 +1,175 @@
+"""The keeper: hangs, deaths, giving up; and its decisions alone, with a clock of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from chorale.client.base import EngineInfo
+from chorale.client.wire import Beat
+from chorale.serve.boot import EXIT_CONFIG, EXIT_FAILED, make_directory
+from chorale.serve.watch import Deaths, Pulse, WatchLimits
+
+from .fake_engine import Behaviour
+from .harness import collect, expected, is_alive, request, rig, run, until
+
+QUICK = WatchLimits(beat_timeout=0.6, dump_grace=0.05, kill_grace=1.0)
+
+
+def test_a_stopped_engine_is_killed_and_replaced() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=0.002), watch=QUICK) as r:
+            stream = r.client.submit(request("r", 50_000))
+            await anext(stream)
+            first = r.engine_pid
+            os.kill(first, signal.SIGSTOP)
+            stopped = time.monotonic()
+            await until(lambda: not is_alive(first), "it is killed")
+            assert time.monotonic() - stopped < 5.0
+            with pytest.raises(Exception, match="engine process ended"):
+                await collect(stream)
+            await r.ready()
+            assert any("no heartbeat" in status.message for status, _ in r.told)
+            asked = request("after")
+            assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
+
+    run(scene())
+
+
+def test_a_step_that_hangs_is_seen_though_the_heart_beats(capfd: pytest.CaptureFixture[str]) -> None:
+    async def scene() -> None:
+        limits = WatchLimits(step_timeout=0.5, dump_grace=0.3)
+        async with rig(Behaviour(step_seconds=60.0), watch=limits) as r:
+            first = r.engine_pid
+            stream = r.client.submit(request("r"))
+            await until(lambda: not is_alive(first), "it is killed")
+            with pytest.raises(Exception, match="engine process ended"):
+                await collect(stream)
+            await until(lambda: r.told[-1][0].state != "ready", "the death is told")
+            assert any("one step has been running" in status.message for status, _ in r.told)
+
+    run(scene())
+    stacks = capfd.readouterr().err
+    assert "Current thread" in stacks or "Thread 0x" in stacks  # where it hung, for the operator
+    assert "fake.py" in stacks
+
+
+def test_a_long_step_is_not_mistaken_for_a_hang() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=1.5), watch=QUICK) as r:
+            asked = request("r", 1)
+            assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
+            assert r.keeper.num_restarts == 0
+
+    run(scene())
+
+
+def test_five_deaths_and_it_gives_up() -> None:
+    async def scene() -> None:
+        limits = WatchLimits(backoff=0.01)
+        async with rig(Behaviour(crash="no such device"), watch=limits, wait=False) as r:
+            assert await asyncio.wait_for(asyncio.shield(r.running), 30) == EXIT_FAILED
+            assert r.keeper.num_restarts == 4
+            last, _ = r.told[-1]
+            assert last.state == "failed"
+            assert "no such device" in last.message
+            assert sum(status.state == "dead" for status, _ in r.told) == 4
+            await until(lambda: r.client.status.state == "dead", "the client has seen it")
+            r.client.mark_failed(last.message)
+            assert r.client.status.state == "failed"
+
+    run(scene())
+
+
+def test_a_configuration_that_cannot_run_is_not_tried_again() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(refuse="tensor x is missing in file y"), wait=False) as r:
+            assert await asyncio.wait_for(asyncio.shield(r.running), 30) == EXIT_CONFIG
+            assert r.keeper.num_restarts == 0
+            assert r.told[-1][0].message == "tensor x is missing in file y"
+            assert r.keeper.failure is not None
+            assert r.keeper.failure.deterministic
+
+    run(scene())
+
+
+def test_stopping_while_loading() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(load_seconds=60.0), wait=False) as r:
+            await until(lambda: r.client.status.phase == "load", "it loads")
+            start = time.monotonic()
+            r.keeper.stop()
+            assert await r.running == 0
+            assert time.monotonic() - start < 3.0
+
+    run(scene())
+
+
+def test_status_tells_progress_then_the_info() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(load_seconds=0.4)) as r:
+            await until(lambda: r.told and r.told[-1][0].state == "ready", "ready is told")
+            assert [s.phase for s, _ in r.told if s.state == "loading"][-1] == "load"
+            info = r.told[-1][1]
+            assert isinstance(info, EngineInfo)
+            assert info.engine_id == r.client.info.engine_id
+            assert len(r.told) < 10  # changes only, not every beat
+
+    run(scene())
+
+
+# --------------------------------------------------------------------------- decisions
+
+
+def beat(state: str = "ready", step: float = 0.0, p99: float = 0.0, device: str = "cuda") -> Beat:
+    info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, device=device)
+    return Beat(engine_id="e", pid=1, state=state, step_seconds=step, p99_step_seconds=p99, info=info)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("heard", "silence", "complains"),
+    [
+        (beat(), 4.9, False),
+        (beat(), 5.1, True),
+        (beat("loading"), 100.0, False),
+        (beat("loading"), 121.0, True),
+        (None, 100.0, False),
+        (None, 121.0, True),
+        (beat(step=29.0), 0.0, False),
+        (beat(step=31.0), 0.0, True),
+        (beat(step=31.0, p99=2.0), 0.0, False),  # 20 x 2 s
+        (beat(step=41.0, p99=2.0), 0.0, True),
+        (beat(step=599.0, device="cpu"), 0.0, False),
+        (beat(step=601.0, device="cpu"), 0.0, True),
+    ],
+)
+def test_when_an_engine_counts_as_hung(heard: Beat | None, silence: float, complains: bool) -> None:
+    pulse = Pulse(WatchLimits(), heard_at=50.0)
+    if heard is not None:
+        pulse.hear(heard, 50.0)
+    assert (pulse.complaint(50.0 + silence) is not None) == complains
+
+
+def test_back_off_doubles_and_old_deaths_are_forgotten() -> None:
+    deaths = Deaths(WatchLimits())
+    assert [deaths.add(float(t)) for t in range(5)] == [0.1, 0.2, 0.4, 0.8, None]
+    deaths = Deaths(WatchLimits())
+    assert [deaths.add(t * 100.0) for t in range(10)][-1] == pytest.approx(0.8)  # four in any 5 minutes
+
+
+def test_the_directory_is_private_and_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    directory = make_directory()
+    try:
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert long not in directory.parents
+        assert list(long.iterdir()) == []
+    finally:
+        directory.rmdir()
