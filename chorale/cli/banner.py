@@ -1,0 +1,173 @@
+"""What ``chorale serve`` shows: one live table while it starts, then a short banner. Plain lines elsewhere.
+
+The screen is told of every status change (from the supervisor's event loop, so nothing here blocks) and
+keeps the phases with their seconds. It never holds a key.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from socket import socket
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from chorale.cli.settings import Settings
+from chorale.client.base import EngineInfo, EngineStatus
+from chorale.version import __version__
+
+PHASES = {
+    "download": "find or download the checkpoint",
+    "load": "load weights",
+    "kv_pool": "allocate the KV pool",
+    "warm_up": "warm up",
+}
+
+
+@dataclass(slots=True)
+class Phase:
+    name: str
+    started: float
+    seconds: float | None = None
+    message: str = ""
+    progress: float | None = None
+
+
+class Screen:
+    """Callbacks of one server run."""
+
+    def __init__(self, settings: Settings, output: TextIO) -> None:
+        self._settings = settings
+        self._console = Console(file=output, highlight=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._phases: dict[str, Phase] = {}
+        self._started = time.perf_counter()
+        self._ready_once = False
+        self._console.print(f"chorale {__version__}: {settings.engine.model}")
+
+    def notice(self, text: str) -> None:
+        self._console.print(f"note: {text}", markup=False)
+
+    # ------------------------------------------------------------------ callbacks
+
+    def on_listening(self, sockets: list[socket]) -> None:
+        self._console.print(
+            f"listening at {self._url()}; /health is 503 until the model is ready", markup=False
+        )
+
+    def on_status(self, status: EngineStatus, info: EngineInfo | None) -> None:
+        if status.state == "loading":
+            self._loading(status)
+        elif status.state == "ready" and info is not None:
+            self._ready(info)
+        elif status.state in ("dead", "failed"):
+            self._end_live()
+            word = "the engine died and is restarting" if status.state == "dead" else "error"
+            self._console.print(f"{word}: {status.message}", markup=False)
+
+    def on_stopping(self) -> None:
+        self._end_live()
+        self._console.print(
+            "stopping: running requests may finish (interrupt again to cut them)", markup=False
+        )
+
+    # ------------------------------------------------------------------ loading
+
+    def _loading(self, status: EngineStatus) -> None:
+        if not status.phase:
+            return
+        now = time.perf_counter()
+        phase = self._phases.get(status.phase)
+        if phase is None:
+            self._finish_phase(now)
+            phase = self._phases[status.phase] = Phase(status.phase, now)
+        phase.progress = status.progress
+        phase.message = status.message or phase.message
+        if self._console.is_terminal:
+            if self._live is None:
+                self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._table)
+                self._live.start()
+            self._live.refresh()
+
+    def _finish_phase(self, now: float) -> None:
+        for phase in self._phases.values():
+            if phase.seconds is None:
+                phase.seconds = now - phase.started
+                if not self._console.is_terminal:
+                    self._console.print(
+                        f"{_label(phase.name)}: {phase.seconds:.1f} s {phase.message}".rstrip(), markup=False
+                    )
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for phase in self._phases.values():
+            done = phase.seconds is not None
+            seconds = phase.seconds if phase.seconds is not None else time.perf_counter() - phase.started
+            share = "" if done or phase.progress is None else f"{phase.progress:.0%}"
+            table.add_row("✓" if done else "…", _label(phase.name), f"{seconds:5.1f} s", share, phase.message)
+        return table
+
+    def _end_live(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    # ------------------------------------------------------------------ ready
+
+    def _ready(self, info: EngineInfo) -> None:
+        self._finish_phase(time.perf_counter())
+        self._end_live()
+        self._phases = {}
+        if self._ready_once:
+            self._console.print("the engine is ready again", markup=False)
+            return
+        self._ready_once = True
+        for line in banner(self._settings, info, self._url(), time.perf_counter() - self._started):
+            self._console.print(line, markup=False)
+
+    def _url(self) -> str:
+        server = self._settings.server
+        if server.uds is not None:
+            return f"unix:{server.uds}"
+        scheme = "https" if server.ssl_certfile else "http"
+        host = "localhost" if server.host in ("127.0.0.1", "0.0.0.0", "::", "") else server.host
+        return f"{scheme}://{host}:{server.port}"
+
+
+def _label(name: str) -> str:
+    return PHASES.get(name, name.replace("_", " "))
+
+
+def banner(settings: Settings, info: EngineInfo, url: str, seconds: float) -> Iterable[str]:
+    """At most ten lines: what runs, where, how much fits, who may call, and what is degraded."""
+    names = settings.server.served_model_names or (settings.engine.model,)
+    revision = f" at {info.revision}" if info.revision else ""
+    full = info.num_kv_tokens / max(info.max_model_len, 1)
+    yield ""
+    yield f"model     {', '.join(names)}{revision} ({info.parameters / 1e6:,.0f} M parameters, {info.dtype})"
+    yield f"device    {info.device}, {info.ops} ops"
+    yield f"KV cache  {info.num_kv_tokens:,} tokens: {full:.1f} requests at the full {info.max_model_len:,} tokens"
+    yield f"API       {url}/v1    metrics {url}/metrics    docs {url}/docs"
+    yield f"auth      {f'{len(settings.api_keys)} API key(s)' if settings.api_keys else 'none'}"
+    yield "tools     functions that the client runs"
+    if settings.engine.model == "demo":
+        from chorale.demo import DEMO_NOTICE
+
+        yield f"warning   {DEMO_NOTICE}"
+        yield "          serve the real one: chorale serve openai/gpt-oss-20b"
+    if info.notes:
+        yield f"warning   {'; '.join(info.notes)}"
+    yield f"ready in {seconds:.1f} s. Try:"
+    yield "  " + curl(settings, url, names[0])
+
+
+def curl(settings: Settings, url: str, model: str) -> str:
+    """A request to paste into another terminal."""
+    target = f"--unix-socket {settings.server.uds} http://localhost" if settings.server.uds else url
+    key = ' -H "Authorization: Bearer $CHORALE_API_KEY"' if settings.api_keys else ""
+    body = f'{{"model":"{model}","messages":[{{"role":"user","content":"What is 17 + 25?"}}]}}'
+    return f"curl {target}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"

@@ -1,0 +1,52 @@
+"""``chorale serve``: settings to supervisor, and what the operator sees while it starts and ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from chorale.api.auth import hash_key
+from chorale.cli.banner import Screen
+from chorale.cli.help import flag_help
+from chorale.cli.settings import Settings, merge
+from chorale.serve import supervisor
+
+SUMMARY = "Serve a gpt-oss checkpoint over the OpenAI API (Responses, Chat Completions, Completions)."
+_OPEN_ADDRESSES = ("0.0.0.0", "::", "[::]", "")
+
+
+def run(arguments: list[str]) -> int:
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(flag_help("serve", SUMMARY))
+        return 0
+    settings = merge(arguments, os.environ)
+    configure_logging(settings.server.log_level)
+    screen = Screen(settings, sys.stdout)
+    for notice in [*settings.notices, *warnings(settings)]:
+        screen.notice(notice)
+    return supervisor.run(
+        settings.engine,
+        settings.server,
+        api_key_hashes=[hash_key(key) for key in settings.api_keys],
+        on_status=screen.on_status,
+        on_listening=screen.on_listening,
+        on_stopping=screen.on_stopping,
+    )
+
+
+def configure_logging(level: str) -> None:
+    """One line a record on stderr; stdout stays with the table and the banner."""
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, getattr(logging, level.upper())))
+
+
+def warnings(settings: Settings) -> list[str]:
+    """What an operator should know about an address that others can reach."""
+    server = settings.server
+    if server.uds is None and server.host in _OPEN_ADDRESSES and not settings.api_keys:
+        return ["listening on every interface without an API key: anyone who reaches this port can use it "
+                "(set CHORALE_API_KEY)"]  # fmt: skip
+    return []
