@@ -7,6 +7,7 @@ Both exist because neither uvicorn nor httptools bounds what a client sends. Lim
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import re
 import time
@@ -21,6 +22,7 @@ BODY_IDLE_SECONDS = 5.0
 # After a refusal the rest of a body is read and dropped for a moment: a client that is still sending when
 # the connection closes sees a reset in place of the answer.
 _DRAIN_SECONDS = 2.0
+_DRAIN_IDLE_SECONDS = 0.3
 _DRAIN_BYTES = 64 * 2**20
 _HOST = re.compile(rb"[A-Za-z0-9.\-:\[\]_]{1,255}")
 
@@ -57,15 +59,14 @@ class LimitedBody:
         return message
 
     async def discard(self) -> None:
-        """Read and drop what the client still sends, for a moment."""
-        try:
-            async with asyncio.timeout(_DRAIN_SECONDS):
-                while not self.complete and self._num_bytes < _DRAIN_BYTES:
+        """Read and drop what the client still sends, for a moment; stop early when it sends nothing."""
+        end = time.monotonic() + _DRAIN_SECONDS
+        with contextlib.suppress(TimeoutError):
+            while not self.complete and self._num_bytes < _DRAIN_BYTES and time.monotonic() < end:
+                async with asyncio.timeout(_DRAIN_IDLE_SECONDS):
                     message = await self._receive()
-                    self._num_bytes += len(message.get("body", b""))
-                    self.complete = not message.get("more_body", False)
-        except TimeoutError:
-            return
+                self._num_bytes += len(message.get("body", b""))
+                self.complete = not message.get("more_body", False)
 
 
 def too_large(max_bytes: int) -> PayloadTooLargeError:

@@ -30,6 +30,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_head = True
+        self._head_is_new = True
         self._num_head_bytes = 0
         self._num_headers = 0
         self._refusal: ChoraleError | None = None
@@ -46,8 +47,10 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._arm_head_timer()
                 part = data[: self.limits.max_header_bytes + 1 - self._num_head_bytes]
             data = data[len(part) :]
+            self._head_is_new = False
             super().data_received(part)
-            if self._in_head:
+            # A head that began within this part (a pipelined request) is counted from the next part on.
+            if self._in_head and not self._head_is_new:
                 self._num_head_bytes += len(part)
                 if self._num_head_bytes > self.limits.max_header_bytes:
                     self._refusal = HeadersTooLargeError(
@@ -79,7 +82,7 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._in_head = True
+        self._in_head = self._head_is_new = True
         if self._refusal is None:
             super().on_message_complete()
 
@@ -105,9 +108,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        answering = self.cycle is not None and not self.cycle.response_complete
-        if self._num_head_bytes == 0 or answering:
-            self.transport.close()  # nothing was asked (yet), so nothing is answered
+        if self._num_head_bytes == 0:
+            self.transport.close()  # nothing was asked, so nothing is answered
         else:
             self._refuse(RequestTimeoutError("the headers did not arrive in time"))
 
@@ -138,9 +140,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._cancel_head_timer()
         if self.transport.is_closing():
             return
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()  # an earlier request of this connection is being answered
+        if self._is_answering():
+            self.transport.close()
             return
+        if self.cycle is not None:  # its body was not valid HTTP: the handler must not wait for the rest
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         response = error_response(error)
         head = [STATUS_LINE[error.status], *(b"%s: %s\r\n" % pair for pair in response.raw_headers)]
         self.transport.write(b"".join([*head, b"connection: close\r\n\r\n", bytes(response.body)]))
@@ -150,6 +155,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self.loop.call_later(_LINGER_SECONDS, self.transport.close)
         else:  # TLS has no half-close
             self.transport.close()
+
+    def _is_answering(self) -> bool:
+        """Whether bytes of an answer to this connection may be under way: nothing else can be written."""
+        cycle = self.cycle
+        unfinished = cycle is not None and cycle.response_started and not cycle.response_complete
+        return unfinished or bool(self.pipeline)
 
 
 def guarded_protocol(config: ServerConfig) -> type[GuardedProtocol]:

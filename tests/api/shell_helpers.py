@@ -77,6 +77,7 @@ async def running(app: Shell, *, drain_grace: float = 0.0) -> AsyncIterator[Runn
     try:
         yield Running(port, app.state, stop, task)
     finally:
+        await close_connections()
         stop()
         stop()
         await asyncio.wait_for(task, 15)
@@ -128,9 +129,26 @@ async def read_answer(reader: asyncio.StreamReader, *, has_body: bool = True) ->
     return Answer(int(lines[0].split()[1]), headers, body)
 
 
+_WRITERS: list[asyncio.StreamWriter] = []  # closed, and waited for, when the server ends
+
+
+async def connect(port: int, limit: int = 2**16) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=limit)
+    _WRITERS.append(writer)
+    return reader, writer
+
+
+async def close_connections() -> None:
+    while _WRITERS:
+        writer = _WRITERS.pop()
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
 async def exchange(port: int, raw: bytes, timeout: float = 10) -> Answer:
     """Send raw bytes on a new connection and read one answer."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await connect(port)
     try:
         writer.write(raw)
         return await asyncio.wait_for(read_answer(reader, has_body=not raw.startswith(b"HEAD")), timeout)
