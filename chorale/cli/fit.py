@@ -65,8 +65,14 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware) -> int:
     try:
         resolved = resolve(settings.engine, model, hardware, can_overlap=hardware.kind == "cuda")
     except ConfigError as error:
-        print(f"weights   {gib(weight_bytes(model, 'bfloat16'))}")
-        print(f"does not fit: {error.message}")
+        weights = weight_bytes(model, "bfloat16")
+        print(f"weights   {gib(weights)}")
+        if weights > hardware.free_bytes:
+            print(
+                f"does not fit: the weights alone need {gib(weights - hardware.free_bytes)} more than is free"
+            )
+        else:
+            print(f"does not fit: {error.message}")
         return 1
     show(model, resolved)
     return 0
@@ -77,9 +83,8 @@ def show(model: ModelConfig, resolved: Resolved) -> None:
     tokens = geometry.tokens_in(limits.num_blocks)
     full = limits.num_blocks // geometry.blocks_for(limits.max_model_len)
     short = limits.num_blocks // geometry.blocks_for(min(2048, limits.max_model_len))
-    print(
-        f"weights   {gib(weight_bytes(model, resolved.dtype))} (experts packed in MXFP4, the rest {resolved.dtype})"
-    )
+    weights = gib(weight_bytes(model, resolved.dtype))
+    print(f"weights   {weights} (experts packed in MXFP4, the rest {resolved.dtype})")
     print(f"KV pool   {gib(limits.num_blocks * geometry.bytes_per_block)}: {tokens:,} tokens of context")
     print(f"requests  {full:,} at the full {limits.max_model_len:,} tokens, or {short:,} of 2,048 tokens")
     for decision in resolved.decisions:
