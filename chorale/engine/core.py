@@ -97,6 +97,8 @@ class EngineCore:
                 self._num_steps += 1
                 self._last_step_tokens = record.plan.num_tokens
                 self._last_step_seconds = now - record.started
+            elif plan is None and self._life.requests:
+                raise EngineError("requests wait, but the scheduler finds nothing to do")
         except Exception as error:
             self._handles.clear()
             self._life.fail(f"the engine failed: {error}", self._clock())

@@ -188,8 +188,7 @@ class FakeExecutor:
         appends = (plan.append_row, plan.append_group, plan.append_index, plan.append_block)
         for row, group, index, block in zip(*(column.tolist() for column in appends), strict=True):
             self._rows[row].tables[group][index] = block
-        if len(set(plan.rows.tolist())) != len(plan.rows):
-            raise EngineError("a row appears twice in one plan")
+        self._check(plan)
         sampled = np.full((len(plan.rows), 1), -1, np.int32)
         logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
@@ -211,6 +210,16 @@ class FakeExecutor:
             raise EngineError(f"plan has {plan.num_tokens} tokens, its rows {offset}")
         num_sampled = plan.samples.astype(np.int32)
         return StepResult(plan.step_id, sampled, num_sampled, logprobs, prompt_logprobs)
+
+    def _check(self, plan: StepPlan) -> None:
+        """What holds of every plan, whatever it computes."""
+        limits, ends = self._limits, plan.num_computed + plan.num_new
+        if len(set(plan.rows.tolist())) != len(plan.rows):
+            raise EngineError("a row appears twice in one plan")
+        if not 0 < plan.num_tokens <= limits.max_num_batched_tokens or len(plan.rows) > limits.max_num_seqs:
+            raise EngineError(f"{len(plan.rows)} rows with {plan.num_tokens} tokens break the limits")
+        if plan.num_new.min() < 1 or plan.num_computed.min() < 0 or ends.max() >= limits.max_model_len:
+            raise EngineError("an entry computes nothing, or a token whose successor has no place")
 
     def _write(self, state: FakeRow, tokens: IntArray, computed: int) -> None:
         """Store new tokens at positions ``computed`` on, in the pages of both groups."""

@@ -85,12 +85,13 @@ class ChunkTimings(msgspec.Struct, frozen=True, array_like=True):
     num_preemptions: int
 
 
-class TokenChunk(msgspec.Struct, array_like=True):
+class TokenChunk(msgspec.Struct, array_like=True, gc=False):
     """New tokens of one choice. The final chunk carries ``finish_reason``; it may carry no tokens.
 
     ``token_ids`` includes the stop token that ended the choice (its id is also ``stop_token_id``), so
     that the harmony parser sees the terminator. ``num_cached_tokens``/``prompt_logprobs`` come with the
-    first chunk of a choice.
+    first chunk of a choice. ``gc=False``: a chunk is never part of a cycle, and tracking a thousand of
+    them a step would cost a fifth of the engine's host time.
     """
 
     request_id: str

@@ -6,15 +6,22 @@ import heapq
 
 from chorale.engine.sequence import Sequence, Status
 
+Entry = tuple[tuple[int, int], Sequence]
+
+
+def is_live(entry: Entry) -> bool:
+    return entry[1].status is Status.WAITING
+
 
 class WaitingQueue:
     """A heap of WAITING sequences. One that ended while it waited is skipped when it surfaces."""
 
-    __slots__ = ("_heap", "_num_live")
+    __slots__ = ("_heap", "_num_dead", "_num_live")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], Sequence]] = []
+        self._heap: list[Entry] = []
         self._num_live = 0
+        self._num_dead = 0  # entries whose sequence has ended
 
     def __len__(self) -> int:
         return self._num_live
@@ -25,8 +32,9 @@ class WaitingQueue:
         self._num_live += 1
 
     def head(self) -> Sequence | None:
-        while self._heap and self._heap[0][1].status is not Status.WAITING:
+        while self._heap and not is_live(self._heap[0]):
             heapq.heappop(self._heap)
+            self._num_dead -= 1
         return self._heap[0][1] if self._heap else None
 
     def pop(self) -> Sequence:
@@ -35,10 +43,14 @@ class WaitingQueue:
         return heapq.heappop(self._heap)[1]
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence is about to end; its entry stays in the heap until it surfaces."""
+        """The sequence, which is WAITING, is about to end. Its entry stays in the heap until it surfaces,
+        or until such entries are the majority: clients that come and go must not fill the memory."""
         self._num_live -= 1
-        if self._num_live == 0:
-            self._heap.clear()
+        self._num_dead += 1
+        if self._num_dead > self._num_live + 16:
+            self._heap = [entry for entry in self._heap if is_live(entry) and entry[1] is not sequence]
+            heapq.heapify(self._heap)
+            self._num_dead = 0
 
     def live(self) -> list[Sequence]:
-        return [sequence for _, sequence in self._heap if sequence.status is Status.WAITING]
+        return [entry[1] for entry in self._heap if is_live(entry)]

@@ -40,4 +40,18 @@ def test_the_last_ones_removal_leaves_no_garbage() -> None:
     queue.push(only)
     queue.forget(only)
     only.status = Status.ENDED
+    assert queue.head() is None
     assert queue._heap == []
+
+
+def test_clients_that_come_and_go_do_not_fill_the_heap() -> None:
+    queue, stays = WaitingQueue(), sequence(0, 0)
+    queue.push(stays)
+    for arrival in range(1, 1000):
+        gone = sequence(0, arrival)
+        queue.push(gone)
+        queue.forget(gone)
+        gone.status = Status.ENDED
+        assert len(queue._heap) <= 20
+    assert queue.live() == [stays]
+    assert len(queue) == 1
