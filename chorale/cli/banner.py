@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from chorale.cli.settings import Settings
+from chorale.cli.settings import OPEN_ADDRESSES, Settings
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.version import __version__
 
@@ -134,7 +134,7 @@ class Screen:
         if server.uds is not None:
             return f"unix:{server.uds}"
         scheme = "https" if server.ssl_certfile else "http"
-        host = "localhost" if server.host in ("127.0.0.1", "0.0.0.0", "::", "") else server.host
+        host = "localhost" if server.host in ("127.0.0.1", *OPEN_ADDRESSES) else server.host
         return f"{scheme}://{host}:{server.port}"
 
 

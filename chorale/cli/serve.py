@@ -9,11 +9,10 @@ import sys
 from chorale.api.auth import hash_key
 from chorale.cli.banner import Screen
 from chorale.cli.help import flag_help
-from chorale.cli.settings import Settings, merge
+from chorale.cli.settings import OPEN_ADDRESSES, Settings, merge
 from chorale.serve import supervisor
 
 SUMMARY = "Serve a gpt-oss checkpoint over the OpenAI API (Responses, Chat Completions, Completions)."
-_OPEN_ADDRESSES = ("0.0.0.0", "::", "[::]", "")
 
 
 def run(arguments: list[str]) -> int:
@@ -46,7 +45,7 @@ def configure_logging(level: str) -> None:
 def warnings(settings: Settings) -> list[str]:
     """What an operator should know about an address that others can reach."""
     server = settings.server
-    if server.uds is None and server.host in _OPEN_ADDRESSES and not settings.api_keys:
+    if server.uds is None and server.host in OPEN_ADDRESSES and not settings.api_keys:
         return ["listening on every interface without an API key: anyone who reaches this port can use it "
                 "(set CHORALE_API_KEY)"]  # fmt: skip
     return []

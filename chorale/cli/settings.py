@@ -17,6 +17,9 @@ from chorale.cli.flags import ALIASES, FLAGS, KNOWN_ENVIRONMENT, SHORT_FLAGS, Fl
 from chorale.config import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
 
+# Hosts that mean "every interface": compared with what the operator asked for, never a default of ours.
+OPEN_ADDRESSES = ("0.0.0.0", "::", "[::]", "")
+
 Origin = Literal["command line", "environment", "file", "default"]
 
 # Environment names that users of the field already set -> flag.
