@@ -1,0 +1,129 @@
+"""What the runtime tests share: engines over random checkpoints, ways to run requests, a one-row batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from chorale.config import EngineConfig
+from chorale.engine.core import EngineCore
+from chorale.engine.types import GenerateRequest, RowStart, SamplingSpec, TokenChunk, TokenLogprobs
+from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.model.config import ModelConfig
+from chorale.model.config_writer import make_config
+from chorale.runtime.batch import SamplingBatch
+from chorale.runtime.device import CpuDevice
+from chorale.runtime.hardware import Hardware
+from chorale.runtime.rows import SamplingRows
+from chorale.serve.build import build_engine
+
+VOCAB = 512
+SIZES: dict[str, Any] = {
+    "layers": 4,
+    "experts": 8,
+    "hidden": 64,
+    "inter": 96,
+    "heads": 8,
+    "kv_heads": 2,
+    "head_dim": 16,
+    "vocab": VOCAB,
+    "sliding_window": 32,
+}
+CPU = CpuDevice(Hardware("cpu", "test", 2**34, 2**34))
+
+
+def small_config() -> ModelConfig:
+    return make_config(**SIZES)
+
+
+def write_checkpoint(folder: Path, seed: int = 1) -> Path:
+    return write_random_checkpoint(folder, small_config(), seed=seed)
+
+
+def make_engine(folder: Path, **options: Any) -> EngineCore:
+    settings = {"max_model_len": 1024, "max_num_seqs": 8, "num_gpu_blocks_override": 1024, "block_size": 16}
+    core, _ = build_engine(EngineConfig(model=str(folder), **{**settings, **options}))
+    return core
+
+
+@dataclass
+class Answer:
+    """Everything that the chunks of one choice said."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+    def add(self, chunk: TokenChunk) -> None:
+        self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs or []
+        self.prompt_logprobs = chunk.prompt_logprobs or self.prompt_logprobs
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.error = chunk.error or self.error
+        self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)
+        if chunk.timings is not None:
+            self.num_preemptions = chunk.timings.num_preemptions
+
+
+def request(name: str, prompt: Sequence[int], **sampling: Any) -> GenerateRequest:
+    spec = SamplingSpec(**{"ignore_eos": True, **sampling})
+    return GenerateRequest(request_id=name, prompt_token_ids=list(prompt), sampling=spec)
+
+
+def run(core: EngineCore, requests: Iterable[GenerateRequest]) -> dict[str, list[Answer]]:
+    """All together, to the end: request id -> one Answer a choice. Integrity is checked after each step."""
+    answers: dict[str, list[Answer]] = {}
+    for each in requests:
+        answers[each.request_id] = [Answer() for _ in range(each.sampling.n)]
+        core.add_request(each)
+    while core.has_work:
+        for chunk in core.step():
+            answers[chunk.request_id][chunk.index].add(chunk)
+        core.check_integrity()
+    assert core.stats().kv_blocks_used == 0
+    return answers
+
+
+def random_prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+def sampling_batch(rows: SamplingRows, chosen: Sequence[int], positions: Sequence[int]) -> SamplingBatch:
+    """A batch of the given rows, without block tables or a model."""
+    numbers, places = np.array(chosen, np.int32), np.array(positions, np.int64)
+    temperature, top_k, top_p, min_p = torch.from_numpy(rows.floats(numbers))
+    return SamplingBatch(
+        rows=numbers,
+        positions=places,
+        greedy=rows.greedy[numbers],
+        filtered=rows.filtered(numbers),
+        num_logprobs=rows.num_logprobs[numbers],
+        edits=rows.edits_of(numbers),
+        row_index=torch.from_numpy(numbers).long(),
+        keys=torch.from_numpy(rows.keys(numbers, places)),
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+    )
+
+
+def row_start(
+    row: int,
+    spec: SamplingSpec,
+    prompt: Sequence[int],
+    output: Sequence[int] = (),
+    seed: int = 0,
+    eos: tuple[int, ...] = (),
+) -> RowStart:
+    known = np.array([*prompt, *output], np.int32)
+    return RowStart(row, known, len(prompt), spec, seed, eos)
