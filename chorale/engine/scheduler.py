@@ -176,7 +176,7 @@ class Scheduler:
             if needed <= self._spare():
                 return hit
             victim = self._victim_of(head)
-            if victim is None:
+            if victim is None or needed > self._spare() + self._reclaimable(head):
                 self._refused = (head, self._spare())
                 return None
             self._preempt(victim)
@@ -191,6 +191,14 @@ class Scheduler:
             for other in self._life.prefills
         )
         return free - owed - self._limits.num_blocks // WATERMARK
+
+    def _reclaimable(self, head: Sequence) -> int:
+        """An upper bound of what preempting every sequence of a worse priority would add to ``_spare``."""
+        return sum(
+            max(len(other.pages.full), self._cache.num_pages(len(other.known) + 1)) + len(other.pages.window)
+            for other in self._life.running.values()
+            if other.key[0] > head.key[0]
+        )
 
     def _hit(self, head: Sequence) -> int:
         """Pages of the longest usable prefix. The last known token is always computed: its logits are needed.

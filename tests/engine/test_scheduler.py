@@ -220,6 +220,17 @@ def test_an_urgent_request_takes_pages(depth: int) -> None:
     assert engine.core.stats().num_preemptions == 1
 
 
+def test_nobody_is_preempted_for_an_urgent_request_that_would_not_fit_all_the_same() -> None:
+    engine = Engine(policy="priority", num_blocks=20, max_model_len=60)
+    engine.add("first", [1] * 24, max_tokens=12, priority=0)
+    engine.add("slow", [2] * 8, max_tokens=5, priority=1)
+    for _ in range(3):
+        engine.step()
+    engine.add("urgent", [3] * 48, max_tokens=2, priority=0)
+    assert [name for name, _, _ in ends(engine.run())] == ["slow", "first", "urgent"]
+    assert engine.core.stats().num_preemptions == 0
+
+
 def test_admission_waits_for_room_for_the_whole_sequence() -> None:
     """Under fcfs a newcomer never preempts, and is not let in to be preempted."""
     engine = Engine(num_blocks=16, max_model_len=40)
