@@ -10,6 +10,10 @@ was): a sequence of tokens is *the* encoding of its bytes if and only if each ad
 encoding of its own bytes. So two windows may be joined wherever the second begins with the very token that
 the first had at that place: each adjacent pair of the result then occurs inside one true encoding.
 
+Where pieces begin depends on Unicode's tables, and ours (the regex package) may be newer than tiktoken's. So
+long texts are cut on a shadow: the same text with each character on which the two disagree (found by asking
+tiktoken) replaced by one of the kind that tiktoken takes it for.
+
 What is guaranteed: the ids are tiktoken's for every text; time is linear for text whose windows join (all
 that we could construct), and n log n otherwise. The C code works on slices of at most a few kilobytes or
 releases the GIL, so other threads go on; call it in a thread for texts beyond some tens of kilobytes.
@@ -17,6 +21,7 @@ releases the GIL, so other threads go on; call it in a thread for texts beyond s
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -48,6 +53,10 @@ _BLOCK_PATTERN = rf"[{UPPER}]*+[{LOWER}]*+|[^\s\p{{L}}\p{{N}}]*+[\r\n/]*+|\s++"
 # between an ASCII letter or digit and a symbol that no contraction starts with. Searched backwards.
 _CUT_PATTERN = r"(?r) (?=\S)|(?<=[A-Za-z0-9])(?=[\"#$%&()*+,\-.:;<=>?@\[\\\]^_`{|}~!/])"
 
+# The kinds of characters that the pattern of pieces tells apart, white space aside.
+_KIND_PATTERN = r"(?P<letter>[\p{L}\p{M}])|(?P<number>\p{N})|(?P<symbol>(?s:.))"
+_STAND_INS = {"letter": "日", "number": "²", "symbol": "\ufffd"}
+
 
 class LinearEncoder:
     """``encode(text)``: ids of ordinary text. Holds compiled patterns; safe to share between threads."""
@@ -62,6 +71,9 @@ class LinearEncoder:
         self._piece = regex.compile(PIECE_PATTERN)
         self._block = regex.compile(_BLOCK_PATTERN)
         self._cut = regex.compile(_CUT_PATTERN)
+        self._kind = regex.compile(_KIND_PATTERN)
+        self._known: set[str] = set()  # characters that were compared with tiktoken's tables
+        self._stand_ins: dict[int, str] = {}  # those that differ
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``; special tokens' names in it are ordinary text. Lone surrogates become U+FFFD."""
@@ -80,11 +92,13 @@ class LinearEncoder:
     def _encode_long(self, text: str) -> list[int]:
         ids: list[int] = []
         done = 0  # always where a piece begins
-        while (block := self._find_block(text, done)) is not None:
-            cut = self._cut.search(text, done, block)
+        shadow = text if self._find_block(text, 0) is None else self._shadow(text)
+        while (block := self._find_block(shadow, done)) is not None:
+            cut = self._cut.search(shadow, done, block)
             start = cut.start() if cut is not None else done
             ids += self._encode_ordinary(text[done:start])
-            for piece, end in self._pieces(text, start, block + BLOCK):
+            for begin, end in self._pieces(shadow, start, block + BLOCK):
+                piece = text[begin:end].encode()
                 done = end
                 ids += self._encode_windows(piece) if len(piece) > WINDOW else self._encode_piece(piece)
         ids += self._encode_ordinary(text[done:])
@@ -98,12 +112,41 @@ class LinearEncoder:
                 return position
         return None
 
-    def _pieces(self, text: str, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
-        """The pieces from ``start`` to the first that ends at or after ``stop``, each with its end."""
+    def _pieces(self, text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """The (begin, end) of each piece from ``start`` to the first that ends at or after ``stop``."""
         for match in self._piece.finditer(text, start):
-            yield match.group().encode(), match.end()
+            yield match.span()
             if match.end() >= stop:
                 return
+
+    def _shadow(self, text: str) -> str:
+        """``text``, or a text of the same length that our tables cut where tiktoken's cut ``text``."""
+        if text.isascii():
+            return text
+        chars = set(text)
+        for char in chars - self._known:
+            # Assigned since Unicode 3.2, so of the same kind in every table in use.
+            if unicodedata.ucd_3_2_0.category(char) == "Cn":
+                self._compare(char)
+            self._known.add(char)
+        differing = {code: self._stand_ins[code] for code in map(ord, chars) if code in self._stand_ins}
+        return text.translate(differing) if differing else text
+
+    def _compare(self, char: str) -> None:
+        """Ask tiktoken what ``char`` is, by where it cuts ``char`` + "123" and ``char`` + "'s"."""
+
+        def last_token(text: str) -> bytes:
+            ids: list[int] = self._encode_ordinary(text)
+            return self._token_bytes[ids[-1]]
+
+        if last_token(f"{char}123") != b"123":  # it is the first digit of three
+            theirs = "number"
+        elif last_token(f"{char}'s") == b"s":  # it runs on with the apostrophe
+            theirs = "symbol"
+        else:
+            theirs = "letter"
+        if theirs != self._kind.match(char).lastgroup:
+            self._stand_ins[ord(char)] = _STAND_INS[theirs]
 
     def _encode_windows(self, piece: bytes) -> list[int]:
         """Ids of one long piece. Windows join where the next one begins with the token expected there."""

@@ -115,7 +115,8 @@ ROWS: list[tuple[str, list[Parsed], set[str]]] = [
         {"implicit_start", "junk_in_header"},
     ),
     (
-        "<|channel|>analysis<|message|>Hm.<|end|><|channel|>commentary to=functions.f json<|message|>{}<|call|>",
+        "<|channel|>analysis<|message|>Hm.<|end|>"
+        "<|channel|>commentary to=functions.f json<|message|>{}<|call|>",
         [message("analysis", None, None, "Hm.", END), CALL_F],
         {"implicit_start"},
     ),

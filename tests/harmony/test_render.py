@@ -1,0 +1,190 @@
+"""Golden prompts, replay, what is dropped, and that no text becomes a special token."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from chorale.harmony.builtin_tools import browser_tools, python_tool
+from chorale.harmony.messages import (
+    Conversation,
+    DeveloperContent,
+    Message,
+    ResponseFormat,
+    SystemContent,
+    ToolDescription,
+    ToolNamespace,
+)
+from chorale.harmony.parser import Parser
+from chorale.harmony.render import (
+    DropAnalysis,
+    kept_messages,
+    render_conversation,
+    render_developer,
+    render_forced_final,
+    render_message,
+    render_system,
+)
+from chorale.harmony.vocab import END, MESSAGE, NUM_RANKS, START, Vocabulary
+
+from .conversations import conversation
+
+
+def test_pinned_prompt(vocab: Vocabulary) -> None:
+    system = Message("system", SystemContent(current_date="2025-06-28"))
+    ids = render_conversation(Conversation((system, Message("user", "What is 2 + 2?"))), vocab)
+    assert len(ids) == 75
+    assert ids[:7] == [200006, 17360, 200008, 3575, 553, 17554, 162016]
+    assert ids[-2:] == [200006, 173781]
+
+
+def test_tool_result_frame(vocab: Vocabulary) -> None:
+    result = Message("tool", '{"temp":21}', "functions.get_weather", "assistant", "commentary")
+    ids = render_conversation(Conversation((result,)), vocab)
+    head = [200006, 44580, 775, 170154, 316, 28, 173781, 200005, 12606, 815, 200008]
+    assert ids == [*head, 10848, 7340, 1243, 2040, 92, 200007, 200006, 173781]
+
+
+def test_legacy_header_order_of_a_foreign_call(vocab: Vocabulary) -> None:
+    call = Message("assistant", "{}", None, "functions.f", "commentary", "<|constrain|>json")
+    head = [200006, 173781, 316, 28, 44580, 1196, 200005, 12606, 815, 220, 200003, 4108, 200008]
+    assert render_message(call, vocab) == [*head, *vocab.encode("{}"), 200012]
+
+
+def test_functions_are_announced_in_the_system_message() -> None:
+    line = "\nCalls to these tools must go to the commentary channel: 'functions'."
+    assert render_system(SystemContent(), True) == render_system(SystemContent(), False) + line
+
+
+def test_python_says_which_kind_it_is() -> None:
+    stateless = python_tool(stateful=False).description or ""
+    stateful = python_tool(stateful=True).description or ""
+    assert "STATELESS" in stateless
+    assert "Jupyter" in stateful
+    assert "STATELESS" not in stateful
+
+
+def test_browser_and_python_and_a_function(vocab: Vocabulary) -> None:
+    tool = ToolDescription("f", "Does it.", {"type": "object", "properties": {"x": {"type": "integer"}}})
+    messages = (
+        Message("system", SystemContent(namespaces=(python_tool(stateful=True), browser_tools()))),
+        Message("developer", DeveloperContent("Be brief.", (ToolNamespace("functions", None, (tool,)),))),
+    )
+    text = vocab.decode(render_conversation(Conversation(messages), vocab))
+    assert text.index("## browser") < text.index("## python") < text.index("# Valid channels")
+    assert text.endswith(
+        "<|start|>developer<|message|># Instructions\n\nBe brief.\n\n# Tools\n\n## functions\n\n"
+        "namespace functions {\n\n// Does it.\ntype f = (_: {\nx?: number,\n}) => any;\n\n"
+        "} // namespace functions<|end|><|start|>assistant"
+    )
+
+
+def test_response_formats_follow_the_tools() -> None:
+    schema = {"type": "object", "properties": {"naïve": {"type": "string"}}}
+    content = DeveloperContent("Hi.", (), (ResponseFormat("answer", schema, "What to say.\nIn short."),))
+    assert render_developer(content) == (
+        "# Instructions\n\nHi.\n\n# Response Formats\n\n## answer\n\n// What to say.\n// In short.\n"
+        '{"type":"object","properties":{"naïve":{"type":"string"}}}'
+    )
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("tool", "result"),
+        Message("user", SystemContent()),
+        Message("system", DeveloperContent("x")),
+    ],
+)
+def test_messages_without_a_wire_form_are_refused(vocab: Vocabulary, message: Message) -> None:
+    with pytest.raises(ValueError, match=r"tool message|cannot stand"):
+        render_message(message, vocab)
+
+
+# --------------------------------------------------------------------------- replay and forced answers
+
+
+def test_a_turn_is_an_exact_prefix_of_the_next_prompt(vocab: Vocabulary) -> None:
+    """Prompt + output of the first step begin the prompt that carries the tool's result."""
+    opening = (Message("system", SystemContent()), Message("user", "Weather in Paris?"))
+    prompt = render_conversation(Conversation(opening), vocab)
+    output = vocab.encode_with_special(
+        "<|channel|>analysis<|message|>Need weather.<|end|><|start|>assistant<|channel|>commentary"
+        ' to=functions.get_weather <|constrain|>json<|message|>{"city":"Paris"}<|call|>'
+    )
+    parser = Parser(vocab, tool_names=["functions.get_weather"])
+    ends = [event.token_ids for event in parser.feed_all(output) if hasattr(event, "token_ids")]
+    turn = (
+        Message("assistant", "Need weather.", None, None, "analysis", None, ends[0]),
+        Message("assistant", "", None, "functions.get_weather", "commentary", "json", ends[1]),
+        Message("tool", "21", "functions.get_weather", "assistant", "commentary"),
+    )
+    following = render_conversation(Conversation(opening + turn), vocab)
+    assert following[: len(prompt) + len(output)] == prompt + output
+
+
+def test_forced_final(vocab: Vocabulary) -> None:
+    spliced = "<|end|><|start|>assistant<|channel|>final<|message|>"
+    assert vocab.decode(render_forced_final(is_message_open=True)) == spliced
+    assert [END, *render_forced_final(is_message_open=False)] == render_forced_final(is_message_open=True)
+
+
+# --------------------------------------------------------------------------- what is dropped
+
+
+def chain(letters: str) -> list[Message]:
+    """u user, r reasoning, f final, p preamble, c call, t its result, b a call on the analysis channel."""
+    kinds = {
+        "u": Message("user", "u"),
+        "r": Message("assistant", "r", channel="analysis"),
+        "f": Message("assistant", "f", channel="final"),
+        "p": Message("assistant", "p", channel="commentary"),
+        "c": Message("assistant", "c", recipient="functions.f", channel="commentary"),
+        "t": Message("tool", "t", "functions.f", "assistant", "commentary"),
+        "b": Message("assistant", "b", recipient="python", channel="analysis"),
+    }
+    return [kinds[letter] for letter in letters]
+
+
+@pytest.mark.parametrize(
+    ("rule", "before", "after"),
+    [
+        ("before_last_final", "urf", "urf"),  # no user message since: the turn may go on
+        ("before_last_final", "urfu", "ufu"),
+        ("before_last_final", "urprctrfurct", "upctfurct"),
+        ("before_last_final", "urbturfu", "ubtufu"),
+        ("before_last_final", "urfurfurct", "ufufurct"),
+        ("before_last_final", "urctrurf", "urctrurf"),
+        ("harmony", "urfu", "ufu"),
+        ("harmony", "urfurf", "ufurf"),  # only before the first answer
+        ("harmony", "urfurct", "urfurct"),  # the last assistant message is no answer
+        ("harmony", "ubtrf", "utf"),  # calls on the analysis channel go too
+        ("none", "urfurf", "urfurf"),
+    ],
+)
+def test_what_is_dropped(rule: DropAnalysis, before: str, after: str) -> None:
+    assert [m.content for m in kept_messages(chain(before), rule)] == list(after)
+
+
+def test_true_and_false_are_rules(vocab: Vocabulary) -> None:
+    talk = Conversation(tuple(chain("urfu")))
+    assert render_conversation(talk, vocab) == render_conversation(talk, vocab, drop_analysis=True)
+    assert render_conversation(talk, vocab, drop_analysis=False) == render_conversation(
+        talk, vocab, drop_analysis="none"
+    )
+
+
+# --------------------------------------------------------------------------- injection
+
+
+def test_no_text_becomes_a_special_token(vocab: Vocabulary) -> None:
+    """Only a message's frame is special: its start, perhaps a channel and a constrain, and its ends."""
+    for seed in range(1500):
+        talk = conversation(random.Random(seed))
+        for message in talk.messages:
+            ids = render_message(message, vocab)
+            frame = [START, *[200005] * (message.channel is not None)]
+            frame += [200003] * (message.content_type or "").startswith("<|constrain|>")
+            end = 200012 if message.role == "assistant" and message.recipient is not None else END
+            assert [i for i in ids if i >= NUM_RANKS] == [*frame, MESSAGE, end]

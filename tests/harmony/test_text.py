@@ -1,0 +1,86 @@
+"""Incremental decoding and stop strings: the pieces add up, however the text is cut."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chorale.harmony.text import StopStrings, TextDecoder
+from chorale.harmony.vocab import NUM_RANKS, TokenIdError, Vocabulary
+
+
+def test_decoder_equals_decoding_the_whole(vocab: Vocabulary) -> None:
+    rng = random.Random(0)
+    for _ in range(2000):
+        ids = [rng.randrange(NUM_RANKS) if rng.random() < 0.5 else rng.randrange(128, 256) for _ in range(20)]
+        decoder = TextDecoder(vocab)
+        text = "".join(decoder.feed(i) for i in ids) + decoder.flush()
+        assert text == vocab.decode_bytes(ids).decode(errors="replace") == vocab.decode(ids)
+
+
+def test_decoder_holds_half_characters_and_refuses_bad_ids(vocab: Vocabulary) -> None:
+    decoder = TextDecoder(vocab)
+    first, *rest = vocab.encode("🧿")
+    assert decoder.feed(first) == ""
+    assert decoder.flush() == "\ufffd"
+    assert decoder.flush() == ""
+    assert "".join(map(decoder.feed, [first, *rest])) == "🧿"
+    with pytest.raises(TokenIdError):
+        decoder.feed(201088)
+
+
+def run(stops: list[str], pieces: list[str], include: bool) -> tuple[str, str | None]:
+    matcher = StopStrings(stops, include)
+    shown, matched = "", None
+    for piece in pieces:
+        text, matched = matcher.feed(piece)
+        shown += text
+    return shown + matcher.flush(), matched
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "shown", "matched"),
+    [
+        (["END"], "hello END more", "hello ", "END"),
+        (["END"], "hello EN", "hello EN", None),
+        (["b", "abc"], "abc", "a", "b"),  # ends first
+        (["bc", "abc"], "abc", "", "abc"),  # ends at the same place, longer
+        (["aab"], "aaab", "a", "aab"),  # overlaps itself
+        (["\n\n", "日本"], "x\n日本", "x\n", "日本"),
+        ([], "anything", "anything", None),
+        (["", "."], "a.b", "a", "."),
+    ],
+)
+def test_stop_strings(stops: list[str], text: str, shown: str, matched: str | None) -> None:
+    for pieces in ([text], list(text)):
+        assert run(stops, pieces, False) == (shown, matched)
+        assert run(stops, pieces, True) == (shown + (matched or ""), matched)
+
+
+@given(
+    st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4),
+    st.lists(st.text("ab\nc", max_size=5), max_size=12),
+    st.booleans(),
+)
+def test_stop_strings_do_not_depend_on_the_cuts(stops: list[str], pieces: list[str], include: bool) -> None:
+    text = "".join(pieces)
+    assert run(stops, pieces, include) == run(stops, [text], include)
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    shown, matched = run(stops, pieces, include)
+    assert (matched is not None) == bool(ends)
+    if matched is not None:
+        assert text.startswith(shown + ("" if include else matched))
+        assert len(shown) + (0 if include else len(matched)) == min(ends)
+
+
+def test_nothing_that_could_begin_a_stop_is_shown_early() -> None:
+    matcher = StopStrings(["STOP"])
+    assert matcher.feed("a S") == ("a ", None)
+    assert matcher.feed("TO") == ("", None)
+    assert matcher.feed("x") == ("STOx", None)
+    assert matcher.feed("STOP") == ("", "STOP")
+    assert matcher.feed("after") == ("", "STOP")
+    assert matcher.flush() == ""

@@ -1,0 +1,200 @@
+"""The vocabulary: ids of the wire format, exactness and linearity of encoding, the two sources of ranks.
+
+Times are CPU seconds of the calling thread, so that a busy machine does not fail a test.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiktoken
+
+from chorale.harmony import vocab as v
+from chorale.harmony.bpe import PIECE_PATTERN
+from chorale.harmony.vocab import TokenIdError, Vocabulary, VocabularyError
+
+GOLDEN = {
+    "<|channel|>analysis<|message|>": [200005, 35644, 200008],
+    "<|channel|>commentary<|message|>": [200005, 12606, 815, 200008],
+    "<|channel|>final<|message|>": [200005, 17196, 200008],
+    "<|end|><|start|>assistant<|channel|>final<|message|>": [200007, 200006, 173781, 200005, 17196, 200008],
+    " <|constrain|>json<|message|>": [220, 200003, 4108, 200008],
+    " json<|message|>": [5701, 200008],
+    "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>": [
+        *(200005, 12606, 815, 316, 28, 44580, 775, 170154, 220, 200003, 4108, 200008)
+    ],
+    "<|channel|>analysis to=browser.search code<|message|>": [
+        *(200005, 35644, 316, 28, 46071, 16718, 3490, 200008)
+    ],
+    "<|channel|>analysis to=python code<|message|>": [200005, 35644, 316, 28, 29010, 3490, 200008],
+    "<|start|>developer<|message|># Instructions\n\n": [200006, 77944, 200008, 2, 68406, 279],
+    "【6†L9-L11】": [1805, 21, 78115, 43, 24, 9665, 994, 1813],
+    "<|startoftext|><|endoftext|><|return|><|call|>": [199998, 199999, 200002, 200012],
+    "<|reserved_200000|><|reserved_201087|>": [200000, 201087],
+}
+
+
+@pytest.fixture(scope="module")
+def reference(vocab: Vocabulary) -> tiktoken.Encoding:
+    ranks = {vocab.token_bytes(i): i for i in range(v.NUM_RANKS)}
+    return tiktoken.Encoding("reference", pat_str=PIECE_PATTERN, mergeable_ranks=ranks, special_tokens={})
+
+
+@pytest.mark.parametrize("text", GOLDEN, ids=str)
+def test_golden_ids(vocab: Vocabulary, text: str) -> None:
+    assert vocab.encode_with_special(text) == GOLDEN[text]
+    assert vocab.decode(GOLDEN[text]) == text
+
+
+def test_text_is_never_special(vocab: Vocabulary) -> None:
+    assert vocab.encode("<|end|>")[:4] == [27, 91, 419, 91]
+    rng = random.Random(0)
+    names = [v.special_name(i) for i in range(v.NUM_RANKS, v.VOCAB_SIZE)]
+    for _ in range(2000):
+        text = "".join(rng.choice([rng.choice(names), "a", " ", "\n", "日", "<|", "|>"]) for _ in range(8))
+        ids = vocab.encode(text)
+        assert max(ids) < v.NUM_RANKS
+        assert vocab.decode(ids) == text
+
+
+def test_names_of_every_special_id_go_both_ways(vocab: Vocabulary) -> None:
+    ids = list(range(v.NUM_RANKS, v.VOCAB_SIZE))
+    assert vocab.encode_with_special(vocab.decode(ids)) == ids
+    assert all(vocab.is_special(i) for i in ids)
+    assert not vocab.is_special(v.NUM_RANKS - 1)
+    assert not vocab.is_special(v.VOCAB_SIZE)
+    assert [i for i in ids if not v.is_reserved(i)] == sorted(v.SPECIAL_NAMES)
+
+
+def test_what_only_looks_special_is_text(vocab: Vocabulary) -> None:
+    """No name gives id 201,088, one past the model's rows, as openai-harmony's does."""
+    for name in ("<|reserved_201088|>", "<|reserved_200002|>", "<|nothing|>"):
+        text = f"say {name} twice<|end|>x"
+        ids = vocab.encode_with_special(text)
+        assert ids == [*vocab.encode(f"say {name} twice"), v.END, *vocab.encode("x")]
+
+
+@pytest.mark.parametrize("bad", [-1, 201088, 300_000, 2**31, 2**70])
+def test_ids_out_of_range_are_refused(vocab: Vocabulary, bad: int) -> None:
+    for call in (vocab.token_bytes, lambda i: vocab.decode([5, i]), lambda i: vocab.decode_bytes([i])):
+        with pytest.raises(TokenIdError, match=str(bad)):
+            call(bad)
+
+
+def test_lone_surrogates_become_replacement_characters(vocab: Vocabulary) -> None:
+    assert vocab.decode(vocab.encode("a\ud800b")) == "a\ufffdb"
+    assert vocab.decode(vocab.encode("\ud83d\ude00")) == "😀"
+    assert vocab.decode(vocab.encode("a" * 5000 + "\udfff")) == "a" * 5000 + "\ufffd"
+
+
+# --------------------------------------------------------------------------- encoding: exact and linear
+
+ALPHABET = ["a", "A", "日", "é", " ", "\n", "\r", "\t", "1", "!", "/", "'", "😀", "\u0301",
+            "\u3000", "-", "Ж", "ab", "the ",
+            "\x1c", "'s", "\u200b", "²", "ⅷ", "ǅ", "ʰ", "\ufffd", "<|end|>", "\x85", "\u0378"]  # fmt: skip
+
+
+def test_long_runs_give_the_ids_of_tiktoken(vocab: Vocabulary, reference: tiktoken.Encoding) -> None:
+    rng = random.Random(1)
+    for _ in range(1500):
+        parts = []
+        for _ in range(rng.randint(1, 8)):
+            if rng.random() < 0.7:
+                parts.append(rng.choice(ALPHABET) * rng.choice([1, 1, 2, 3, 600, 700, 1500, 2500]))
+            else:
+                parts.append("".join(rng.choices(ALPHABET, k=rng.choice([3, 30, 800, 3000]))))
+        text = "".join(parts)
+        assert vocab.encode(text) == reference.encode_ordinary(text)
+
+
+@pytest.mark.parametrize(
+    "letters", ["abcdefghijklmnopqrstuvwxyz", "ab", "!-/=*#.,:;", " \t\n", "a日", "A日", "αβγ"]
+)
+def test_long_random_pieces_give_the_ids_of_tiktoken(
+    vocab: Vocabulary, reference: tiktoken.Encoding, letters: str
+) -> None:
+    rng = random.Random(2)
+    for size in (1536, 5000, 100_000):
+        text = "".join(rng.choices(letters, k=size))
+        assert vocab.encode(text) == reference.encode_ordinary(text)
+
+
+MEGABYTE = 1_000_000
+RUNS = {
+    "a": "a" * MEGABYTE,
+    "one CJK character": "日" * (MEGABYTE // 3),
+    "many CJK characters": "".join(chr(0x4E00 + i * 7919 % 20000) for i in range(MEGABYTE // 3)),
+    "spaces": " " * MEGABYTE,
+    "newlines": "\n" * MEGABYTE,
+    "digits": "1" * MEGABYTE,
+    "emoji": "😀" * (MEGABYTE // 4),
+    "punctuation": "!" * MEGABYTE,
+    "prose": "The quick brown fox, 42 years old, jumps over the lazy dog. " * (MEGABYTE // 60),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_megabyte_takes_less_than_100_ms(vocab: Vocabulary, name: str) -> None:
+    """Measured on a shared 2-core machine: 4-20 ms for repeats, 30-70 ms for the rest. The bar is tripled."""
+    text = RUNS[name]
+    best = min(_seconds(vocab, text) for _ in range(3))
+    print(f"\nencode 1 MB of {name}: {best * 1e3:.1f} ms")
+    assert best < 3 * 0.1
+
+
+def test_random_letters_stay_linear(vocab: Vocabulary) -> None:
+    """One unbroken piece that never repeats is the worst case (130 ms/MB); twice the text, twice the time."""
+    text = "".join(random.Random(3).choices("abcdefghijklmnopqrstuvwxyz", k=MEGABYTE))
+    half, whole = (min(_seconds(vocab, t) for _ in range(3)) for t in (text[: MEGABYTE // 2], text))
+    print(f"\nencode 1 MB of random letters: {whole * 1e3:.1f} ms; half of it: {half * 1e3:.1f} ms")
+    assert whole < 3.5 * half
+    assert whole < 3 * 0.2
+
+
+def _seconds(vocab: Vocabulary, text: str) -> float:
+    begin = time.thread_time()
+    vocab.encode(text)
+    return time.thread_time() - begin
+
+
+# --------------------------------------------------------------------------- where the ranks come from
+
+
+def test_export_is_what_the_variable_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = v.export_vocabulary(tmp_path / "made")
+    assert path.name == "o200k_base.tiktoken"
+    assert path.stat().st_size == 3_613_922
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(path.parent))
+    assert v.load_vocabulary().encode("hello") == [24912]
+
+
+def test_a_wrong_file_is_refused_with_both_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "o200k_base.tiktoken").write_bytes(b"IQ== 0\n")
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))
+    with pytest.raises(VocabularyError, match=rf"sha256 [0-9a-f]{{64}}, expected {v.RANKS_SHA256}"):
+        v.load_vocabulary()
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path / "missing"))
+    with pytest.raises(VocabularyError, match="TIKTOKEN_ENCODINGS_BASE is set"):
+        v.load_vocabulary()
+
+
+def test_import_does_no_work() -> None:
+    code = "import sys, chorale.harmony.parser, chorale.harmony.render; print(*sorted(sys.modules))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"tiktoken", "regex", "torch", "socket", "ssl"} & set(loaded)
+
+
+def test_loading_is_quick(vocab: Vocabulary) -> None:
+    """Measured: 0.35-0.45 s alone. The bar is 0.6 s, here tripled."""
+    begin = time.thread_time()
+    Vocabulary(v.read_ranks())
+    seconds = time.thread_time() - begin
+    print(f"\nload: {seconds:.2f} s")
+    assert seconds < 3 * 0.6
