@@ -20,9 +20,6 @@ from chorale.api.responses.stored import StoredResponse
 from chorale.api.state import ServerState
 from chorale.errors import NotFoundError, RequestError
 
-# Scope key under which the guard leaves the SHA-256 of the caller's API key; absent without keys.
-KEY_HASH = "chorale.key_hash"
-
 
 def routes(state: ServerState) -> list[Route]:
     return [
@@ -86,9 +83,10 @@ async def input_items(state: ServerState, request: Request) -> Response:
 
 
 def owner_of(request: Request) -> bytes:
-    """Whose responses these are: the hash of the caller's key. Without keys everybody is one owner."""
-    key_hash = request.scope.get(KEY_HASH, b"")
-    return key_hash if isinstance(key_hash, bytes) else b""
+    """Whose responses these are: the digest of the caller's key, left by the guard of the route."""
+    owner = request.state.owner
+    assert isinstance(owner, bytes)
+    return owner
 
 
 async def _read(state: ServerState, request: Request) -> ResponsesRequest:

@@ -9,9 +9,21 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from responses_helpers import CALL, HELLO, TOOL, fold_events, parse_sse, run, serve, tokens, without_ids
+from responses_helpers import (
+    CALL,
+    HELLO,
+    TERMINAL,
+    TOOL,
+    fold_events,
+    parse_sse,
+    run,
+    serve,
+    tokens,
+    without_ids,
+)
 
 from chorale.client.scripted import Script
+from chorale.config import ServerConfig
 from chorale.errors import EngineDeadError
 
 REQUIRED_KEYS = {
@@ -309,7 +321,7 @@ def check_stream_equals_body(token_ids: list[int], step: int, interval: int, **b
 
     async def scenario() -> None:
         script = Script(token_ids, tokens_per_step=step)
-        async with serve(script) as server:
+        async with serve(script, config=ServerConfig(stream_interval=interval)) as server:
             request = {"input": "go", "tools": [TOOL], **body}
             status, whole = await server.post(**request)
             assert status == 200
@@ -393,6 +405,8 @@ def test_a_client_that_leaves_aborts_its_request(stream: bool, num_tokens: int) 
             assert (await server.store.stats()).num_responses == 0
             if stream and num_tokens:
                 content = b"".join(message.get("body", b"") for message in sent)
-                assert parse_sse(content)[-1]["type"] == "response.reasoning_text.delta"
+                kinds = [event["type"] for event in parse_sse(content)]
+                assert "response.output_item.added" in kinds
+                assert not {*TERMINAL} & {*kinds}
 
     run(scenario)
