@@ -222,7 +222,8 @@ async def _drain(app: Shell, server: uvicorn.Server, timeout: float, grace: floa
     await _wait(stop.hurry, grace)
     server.should_exit = True  # closes the listener and idle connections, then waits for the others
     await _wait(stop.hurry, timeout)
-    logger.warning("cutting %d requests", app.state.lifecycle.num_requests)
+    if app.state.lifecycle.num_requests:
+        logger.warning("cutting %d requests", app.state.lifecycle.num_requests)
     await app.state.client.close()  # ends every stream with a terminal event
     await asyncio.sleep(_CUT_SECONDS)
     server.force_exit = True

@@ -1,0 +1,379 @@
+"""The assembled app: keys by route, ids, errors, probes, models, tokens, the description, CORS, the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from shell_helpers import Probe, Running, call, exchange, full_server, make_state, probe_server, scripted
+
+from chorale.api.app import all_routes
+from chorale.api.auth import OPEN_PATHS, hash_key
+from chorale.api.openapi import describe, operations
+from chorale.client.base import EngineStatus
+
+KEY = "sk-canary-7f3a9"
+
+
+def served(test: Callable[[Running], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        async with full_server(**options) as server:
+            await test(server)
+
+    asyncio.run(main())
+
+
+def probed(test: Callable[[Running], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        probe = Probe()
+        async with probe_server({"/echo": probe.echo, "/fault": probe.fault}, **options) as server:
+            await test(server)
+
+    asyncio.run(main())
+
+
+# --------------------------------------------------------------------------- keys
+
+
+def concrete(path: str) -> str:
+    return path.replace("{model:path}", "demo").replace("{", "").replace("}", "").replace(":path", "")
+
+
+def test_every_route_but_the_probes_needs_a_key() -> None:
+    async def test(server: Running) -> None:
+        for route in all_routes(server.state):
+            methods = route.methods or set()
+            method = next(name for name in ("POST", "GET", "DELETE") if name in methods)
+            for headers in (
+                {},
+                {"authorization": f"Bearer {KEY}x"},
+                {"authorization": f"Basic {KEY}"},
+                {"authorization": KEY},
+                {"authorization": "Bearer "},
+                {"x-api-key": KEY},
+            ):
+                answer = await call(server.port, method, concrete(route.path), {}, headers)
+                if route.path in OPEN_PATHS:
+                    assert answer.status == 200, route.path
+                else:
+                    assert (answer.status, answer.code) == (401, "invalid_api_key"), route.path
+                    assert answer.headers["www-authenticate"] == "Bearer"
+            allowed = await call(
+                server.port, method, concrete(route.path), {}, {"authorization": f"Bearer {KEY}"}
+            )
+            assert allowed.status != 401, route.path
+
+    served(test, keys=(hash_key("other"), hash_key(KEY)))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//v1/models",
+        "/v1//models",
+        "/V1/models",
+        "/v1/models/",
+        "/v1/%6dodels",
+        "/./v1/models",
+        "/health/../v1/models",
+    ],
+)
+def test_no_spelling_of_a_path_gets_around_the_key(path: str) -> None:
+    async def test(server: Running) -> None:
+        for host in ("localhost", "localhost/health?", "x/health#"):
+            raw = f"GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()
+            assert (await exchange(server.port, raw)).status in (400, 401, 404)
+        raw = f"GET http://localhost{path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+        assert (await exchange(server.port, raw)).status in (400, 401, 404)
+
+    served(test, keys=(hash_key(KEY),))
+
+
+def test_two_authorization_headers_are_refused() -> None:
+    async def test(server: Running) -> None:
+        two = f"authorization: Bearer {KEY}\r\n" * 2
+        raw = f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{two}\r\n".encode()
+        assert (await exchange(server.port, raw)).status == 401
+
+    served(test, keys=(hash_key(KEY),))
+
+
+def test_keys_never_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(server: Running) -> None:
+        for key in (KEY, KEY + "wrong"):
+            await call(server.port, "GET", "/v1/models", None, {"authorization": f"Bearer {key}"})
+            await call(server.port, "POST", "/tokenize", {"bad": 1}, {"authorization": f"Bearer {key}"})
+
+    with caplog.at_level(logging.DEBUG):
+        served(test, keys=(hash_key(KEY),))
+    assert "/v1/models" in caplog.text
+    assert KEY not in caplog.text
+
+
+# --------------------------------------------------------------------------- ids, errors, log
+
+
+@pytest.mark.parametrize(
+    ("given", "echoed"),
+    [("abc-123", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ("é", False)],
+)
+def test_request_ids(given: str, echoed: bool) -> None:
+    async def test(server: Running) -> None:
+        raw = f"GET /version HTTP/1.1\r\nhost: localhost\r\nx-request-id: {given}\r\n\r\n".encode("latin-1")
+        answer = await exchange(server.port, raw)
+        assert (answer.headers["x-request-id"] == given) is echoed
+        assert answer.headers["x-request-id"]
+        assert int(answer.headers["openai-processing-ms"]) >= 0
+        assert "server" not in answer.headers
+
+    served(test)
+
+
+def test_request_ids_can_be_left_out() -> None:
+    async def test(server: Running) -> None:
+        assert "x-request-id" not in (await call(server.port, "GET", "/version")).headers
+
+    served(test, enable_request_id_headers=False)
+
+
+def test_a_fault_of_ours_is_500_without_its_insides(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(server: Running) -> None:
+        answer = await call(server.port, "POST", "/fault", {}, {"x-request-id": "find-me"})
+        assert (answer.status, answer.code) == (500, "internal_error")
+        assert "find-me" in answer.json["error"]["message"]
+        assert b"secret" not in answer.body
+
+    probed(test)
+    assert "find-me" in caplog.text
+    assert "a secret detail" in caplog.text
+
+
+def test_unknown_paths_and_methods() -> None:
+    async def test(server: Running) -> None:
+        unknown = await call(server.port, "GET", "/v1/nothing")
+        assert (unknown.status, unknown.code) == (404, "unknown_url")
+        assert unknown.json["error"]["type"] == "invalid_request_error"
+        wrong = await call(server.port, "DELETE", "/tokenize")
+        assert (wrong.status, wrong.code) == (405, "method_not_allowed")
+        assert wrong.headers["allow"] == "POST"
+        head = await exchange(server.port, b"HEAD /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert head.status == 200
+
+    served(test)
+
+
+def test_the_access_log_is_one_escaped_line_and_can_be_off(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(server: Running) -> None:
+        await call(server.port, "GET", "/a%0ab%1b[31m", None, {"x-request-id": "one"})
+        await call(server.port, "GET", "/health")
+
+    with caplog.at_level(logging.INFO, "chorale.access"):
+        served(test)
+    lines = [record.getMessage() for record in caplog.records if record.name == "chorale.access"]
+    assert len(lines) == 1  # probes are logged at debug
+    assert lines[0].startswith("127.0.0.1 GET /a\\nb\\x1b[31m 404 ")
+    assert lines[0].endswith("id=one")
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, "chorale.access"):
+        served(test, access_log=False)
+    assert not [record for record in caplog.records if record.name == "chorale.access"]
+
+
+# --------------------------------------------------------------------------- probes
+
+
+@pytest.mark.parametrize(
+    ("status", "health", "ready"),
+    [
+        (EngineStatus("ready"), 200, 200),
+        (EngineStatus("loading", "load", 0.25), 503, 503),
+        (EngineStatus("dead"), 503, 503),
+        (EngineStatus("failed", message="five deaths"), 503, 503),
+        (EngineStatus("draining"), 200, 503),
+    ],
+)
+def test_probes_follow_the_engine(status: EngineStatus, health: int, ready: int) -> None:
+    async def test(server: Running) -> None:
+        answer = await call(server.port, "GET", "/health")
+        assert answer.status == health
+        if health == 200:
+            assert answer.body == b""
+        else:
+            assert answer.json["status"] == status.state
+            assert answer.json["phase"] == status.phase
+            assert answer.json["progress"] == status.progress
+            assert ("retry-after" in answer.headers) is (status.state != "failed")
+        assert (await call(server.port, "GET", "/ready")).status == ready
+        assert (await call(server.port, "POST", "/ping")).status == health
+        assert (await call(server.port, "GET", "/metrics")).status == 200
+
+    client = scripted()
+    client.status_value = status
+    served(test, client=client)
+
+
+def test_a_loading_engine_answers_503_to_work() -> None:
+    async def test(server: Running) -> None:
+        answer = await call(server.port, "GET", "/v1/models")
+        assert (answer.status, answer.code) == (503, "engine_loading")
+        assert answer.headers["retry-after"] == "1"
+
+    client = scripted()
+    client.status_value = EngineStatus("loading")
+    served(test, client=client)
+
+
+def test_version_and_load() -> None:
+    async def test(server: Running) -> None:
+        from chorale.version import __version__
+
+        assert (await call(server.port, "GET", "/version")).json == {"version": __version__}
+        assert (await call(server.port, "GET", "/load")).json == {"server_load": 0}
+
+    served(test)
+
+
+# --------------------------------------------------------------------------- models, tokens
+
+
+def test_models() -> None:
+    async def test(server: Running) -> None:
+        listed = (await call(server.port, "GET", "/v1/models")).json
+        assert [card["id"] for card in listed["data"]] == ["demo", "gpt-oss-20b"]
+        card = (await call(server.port, "GET", "/v1/models/gpt-oss-20b")).json
+        assert card in listed["data"]
+        assert (card["object"], card["max_model_len"], card["root"]) == ("model", 131072, "scripted")
+        unknown = await call(server.port, "GET", "/v1/models/openai/other")
+        assert (unknown.status, unknown.code) == (404, "model_not_found")
+
+    served(test)
+
+
+def test_tokenize_and_back() -> None:
+    async def test(server: Running) -> None:
+        text = "Hello wörld 🎉<|return|>"
+        answer = (
+            await call(server.port, "POST", "/tokenize", {"prompt": text, "return_token_strs": True})
+        ).json
+        assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+        assert answer["tokens"][-1] == 200002
+        assert answer["max_model_len"] == 131072
+        back = await call(server.port, "POST", "/detokenize", {"tokens": answer["tokens"]})
+        assert back.json == {"prompt": text}
+
+    served(test)
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "status", "param"),
+    [
+        ("/detokenize", {"tokens": [1, -1]}, 400, "tokens[1]"),
+        ("/detokenize", {"tokens": [201088]}, 400, "tokens[0]"),
+        ("/detokenize", {"tokens": [10**30]}, 400, "tokens[0]"),
+        ("/detokenize", {"tokens": [True]}, 400, "tokens[0]"),
+        ("/detokenize", {"tokens": ["5"]}, 400, "tokens[0]"),
+        ("/detokenize", {}, 400, "tokens"),
+        ("/tokenize", {"prompt": 5}, 400, "prompt"),
+        ("/tokenize", {}, 400, "prompt"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
+        ("/tokenize", {"prompt": "a", "nonsense": 1}, 400, "nonsense"),
+    ],
+)
+def test_tokenize_faults(path: str, data: dict[str, Any], status: int, param: str) -> None:
+    async def test(server: Running) -> None:
+        answer = await call(server.port, "POST", path, data)
+        assert answer.status == status
+        assert answer.json["error"]["param"] == param
+
+    served(test)
+
+
+# --------------------------------------------------------------------------- description, CORS, imports
+
+
+def test_the_description_lists_exactly_the_routes() -> None:
+    async def main() -> None:
+        async with make_state() as state:
+            routed = {
+                (method, route.path.replace(":path", ""))
+                for route in all_routes(state)
+                for method in (route.methods or set()) - {"HEAD"}
+            }
+        described = {(operation.method, operation.path) for operation in operations()}
+        assert routed - described == {("GET", "/openapi.json"), ("GET", "/docs")}
+        assert described <= routed
+
+    asyncio.run(main())
+
+
+def test_every_reference_of_the_description_resolves() -> None:
+    document = describe()
+    found: list[str] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            found.extend(str(value["$ref"]) for _ in [0] if isinstance(value.get("$ref"), str))
+            for item in value.values():
+                walk(item)
+        elif isinstance(value, list):
+            for item in value:
+                walk(item)
+
+    walk(document)
+    assert found
+    for reference in found:
+        assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
+
+
+def test_docs_ask_nobody_else_and_can_be_off() -> None:
+    async def test(server: Running) -> None:
+        page = await call(server.port, "GET", "/docs")
+        assert page.status == 200
+        assert b"temperature" in page.body
+        assert b"http" not in page.body.replace(b"http-equiv", b"")
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert (await call(server.port, "GET", "/openapi.json")).json["openapi"] == "3.1.0"
+
+    async def off(server: Running) -> None:
+        assert (await call(server.port, "GET", "/docs")).status == 404
+        assert (await call(server.port, "GET", "/openapi.json")).status == 404
+
+    served(test)
+    served(off, disable_docs=True)
+
+
+def test_cors_is_off_unless_asked_for() -> None:
+    preflight = {
+        "origin": "https://a.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "content-type",
+    }
+
+    async def off(server: Running) -> None:
+        answer = await call(server.port, "GET", "/version", None, {"origin": "https://a.example"})
+        assert "access-control-allow-origin" not in answer.headers
+        assert (await call(server.port, "OPTIONS", "/tokenize", None, preflight)).status == 405
+
+    async def on(server: Running) -> None:
+        answer = await call(server.port, "GET", "/version", None, {"origin": "https://a.example"})
+        assert answer.headers["access-control-allow-origin"] == "https://a.example"
+        assert (await call(server.port, "OPTIONS", "/tokenize", None, preflight)).status == 200
+        other = await call(server.port, "GET", "/version", None, {"origin": "https://b.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+    served(off)
+    served(on, allowed_origins=("https://a.example",))
+
+
+def test_the_http_process_imports_no_torch() -> None:
+    code = (
+        "import sys, chorale.api.app, chorale.api.server; "
+        "heavy = {'torch', 'transformers', 'safetensors', 'openai', 'fastapi'} & set(sys.modules); "
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

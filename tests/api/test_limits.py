@@ -1,0 +1,149 @@
+"""The table of numbers: markers, documents, and the real request models at every boundary."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from chorale.api import limits
+from chorale.api.body import parse_model
+from chorale.api.limits import LIMITS, SIZES, Limit
+from chorale.api.openapi import operations
+from chorale.errors import RequestError
+
+
+def adapter(name: str) -> TypeAdapter[Any]:
+    class Model(BaseModel):
+        model_config = ConfigDict(strict=True)
+        value: Annotated[float, limits.number(name)]
+
+    return TypeAdapter(Model)
+
+
+def good_values(limit: Limit) -> list[float]:
+    low = limit.min + (1e-6 if limit.exclusive_min else 0)
+    values = [low, limit.max] if limit.type == "number" else [int(low), int(limit.max), float(int(low))]
+    return list(values)
+
+
+def bad_values(limit: Limit) -> list[Any]:
+    step = 1 if limit.type == "integer" else 1e-6
+    wrong = [True, False, "5", "", [], {}, math.nan, math.inf, -math.inf, 10**30, -(10**30), 1e30]
+    wrong += [limit.max + step, limit.min - step, *([limit.min] if limit.exclusive_min else [])]
+    if limit.type == "integer":
+        wrong.append((limit.min if limit.min > -(2**40) else 0) + 0.5)
+    if limit.min >= 0:
+        wrong.append(-1)
+    return wrong
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_each_limit_at_its_boundaries(name: str) -> None:
+    limit = LIMITS[name]
+    for value in good_values(limit):
+        parsed = adapter(name).validate_python({"value": value}).value
+        assert parsed == value
+        assert type(parsed) is (int if limit.type == "integer" else float)
+    for value in bad_values(limit):
+        with pytest.raises(ValueError, match="validation error"):
+            adapter(name).validate_python({"value": value})
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_each_limit_is_in_the_schema(name: str) -> None:
+    schema = adapter(name).json_schema()["properties"]["value"]
+    assert {key: schema[key] for key in LIMITS[name].schema} == LIMITS[name].schema
+
+
+def test_the_table_is_sane() -> None:
+    for name, limit in LIMITS.items():
+        assert limit.min < limit.max, name
+        assert limit.doc, name
+        assert (isinstance(limit.min, int) and isinstance(limit.max, int)) or limit.type == "number", name
+    assert LIMITS["token_id"].max == 201_087
+    assert LIMITS["n"].max == 16
+
+
+def test_the_markdown_names_every_limit() -> None:
+    table = limits.markdown_table()
+    for name in [*LIMITS, *SIZES]:
+        assert f"`{name}`" in table
+
+
+def test_checked_raises_what_the_caller_wants() -> None:
+    assert limits.checked("limit", 5, RequestError) == 5
+    with pytest.raises(RequestError, match="less than or equal to 100"):
+        limits.checked("limit", 101, RequestError)
+
+
+# --------------------------------------------------------------------------- the real request models
+
+# What makes each model whole apart from the field under test.
+REST: dict[str, dict[str, Any]] = {
+    "ChatRequest": {"messages": [{"role": "user", "content": "a"}]},
+    "CompletionRequest": {"prompt": "a"},
+    "ResponsesRequest": {"input": "a"},
+    "TokenizeRequest": {"prompt": "a"},
+    "DetokenizeRequest": {"tokens": []},
+}
+# Fields whose elements are numbers: how to put one in.
+ELEMENTS = {
+    "tokens": lambda value: [value],
+    "stop_token_ids": lambda value: [value],
+    "allowed_token_ids": lambda value: [value],
+    "logit_bias": lambda value: {"5": value},
+}
+
+
+def numeric_fields() -> Iterator[Any]:
+    """(model, field) of every field in the request models whose schema mentions a number."""
+    for model in {operation.body for operation in operations() if operation.body is not None}:
+        for field, schema in model.model_json_schema()["properties"].items():
+            text = json.dumps(schema)
+            if '"integer"' in text or '"number"' in text:
+                yield pytest.param(model, field, id=f"{model.__name__}.{field}")
+
+
+def own_limit(model: type[BaseModel], field: str) -> Limit | None:
+    """The table's row for a field, found by its schema: a field may not carry bounds of its own."""
+    schema = model.model_json_schema()["properties"][field]
+    text = json.dumps(schema)
+    fitting = [
+        limit
+        for limit in LIMITS.values()
+        if json.dumps(limit.schema["maximum"]) in text and f'"type": "{limit.type}"' in text
+    ]
+    return next((limit for limit in fitting if _inside(limit.schema, schema)), None)
+
+
+def _inside(wanted: dict[str, Any], schema: Any) -> bool:
+    if isinstance(schema, dict):
+        if all(schema.get(key) == value for key, value in wanted.items()):
+            return True
+        return any(_inside(wanted, value) for value in schema.values())
+    return isinstance(schema, list) and any(_inside(wanted, value) for value in schema)
+
+
+@pytest.mark.parametrize(("model", "field"), list(numeric_fields()))
+def test_real_models_refuse_what_the_table_refuses(model: type[BaseModel], field: str) -> None:
+    limit = own_limit(model, field)
+    assert limit is not None, f"{model.__name__}.{field} has a number that is not in the table"
+    wrap = ELEMENTS.get(field, lambda value: value)
+    rest = REST[model.__name__]
+    for value in good_values(limit):
+        parse_model(model, {**rest, field: wrap(value)})
+    for value in bad_values(limit):
+        if field not in ELEMENTS and isinstance(value, str | list | dict | bool):
+            mentioned = json.dumps(model.model_json_schema()["properties"][field])
+            kind = {str: "string", list: "array", dict: "object", bool: "boolean"}[type(value)]
+            if f'"{kind}"' in mentioned:
+                continue  # a union that takes this on purpose
+        with pytest.raises(RequestError) as caught:
+            parse_model(model, {**rest, field: wrap(value)})
+        assert caught.value.status == 400
+        assert (caught.value.param or "").startswith(field)
