@@ -9,7 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from chorale.api import health, models, openapi, tokenize
+from chorale.api import chat, completions, health, models, openapi, responses, tokenize
 from chorale.api.auth import guard_routes
 from chorale.api.metered import MeteredClient
 from chorale.api.shell import Shell, unknown_path
@@ -33,6 +33,9 @@ def create_app(state: ServerState, api_key_hashes: Iterable[bytes] = ()) -> Shel
 def all_routes(state: ServerState) -> list[Route]:
     """Every route, in the order in which they are tried. The inventory test reads this."""
     return [
+        *chat.routes(state),
+        *completions.routes(state),
+        *responses.routes(state),
         *health.routes(state),
         *models.routes(state),
         *tokenize.routes(state),

@@ -11,8 +11,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chorale.api.http import json_response
+from chorale.api.names import check_model
 from chorale.api.state import ServerState
-from chorale.errors import ModelNotFoundError
+
+__all__ = ["check_model", "describe", "routes"]
 
 
 def routes(state: ServerState) -> list[Route]:
@@ -34,15 +36,6 @@ async def retrieve_model(state: ServerState, created: int, request: Request) -> 
     name = request.path_params["model"]
     check_model(state, name)
     return json_response(describe(state, name, created))
-
-
-def check_model(state: ServerState, name: str) -> None:
-    """Raises ``ModelNotFoundError`` for a name that this server does not answer to."""
-    if name not in state.model_names:
-        raise ModelNotFoundError(
-            f"The model `{name[:200]}` does not exist. Served here: {', '.join(state.model_names)}.",
-            param="model",
-        )
 
 
 def describe(state: ServerState, name: str, created: int) -> dict[str, Any]:

@@ -17,8 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from chorale.api.chat.request import ChatRequest
+from chorale.api.completions.request import CompletionRequest
 from chorale.api.http import json_response
 from chorale.api.limits import LIMITS, SIZES
+from chorale.api.responses.request import ResponsesRequest
 from chorale.api.state import ServerState
 from chorale.api.tokenize import DetokenizeRequest, TokenizeRequest
 from chorale.version import __version__
@@ -43,6 +46,13 @@ class Operation:
 def operations() -> tuple[Operation, ...]:
     """Everything that is served."""
     return (
+        Operation("POST", "/v1/chat/completions", "A chat's next message", ChatRequest, streams=True),
+        Operation("POST", "/v1/completions", "A raw prompt's continuation", CompletionRequest, streams=True),
+        Operation("POST", "/v1/responses", "A response", ResponsesRequest, streams=True),
+        Operation("POST", "/v1/responses/input_tokens", "How long its prompt is", ResponsesRequest),
+        Operation("GET", "/v1/responses/{response_id}", "A stored response"),
+        Operation("DELETE", "/v1/responses/{response_id}", "Forget it"),
+        Operation("GET", "/v1/responses/{response_id}/input_items", "What it was asked"),
         Operation("GET", "/v1/models", "The names that this server answers to"),
         Operation("GET", "/v1/models/{model}", "One of them"),
         Operation("POST", "/tokenize", "A prompt or a chat in tokens", TokenizeRequest),

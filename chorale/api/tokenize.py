@@ -12,8 +12,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chorale.api import limits
+from chorale.api.chat.prepare import conversation, offered_tools, prepare
+from chorale.api.chat.request import parse_chat
 from chorale.api.http import json_response, parse_model, read_json
-from chorale.api.models import check_model
+from chorale.api.names import check_model
+from chorale.api.prompt import encode_conversation
 from chorale.api.state import ServerState
 from chorale.errors import RequestError
 from chorale.harmony.vocab import Vocabulary
@@ -47,13 +50,27 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def tokenize(state: ServerState, request: Request) -> Response:
-    """{prompt} as /v1/completions reads it (special tokens by name)."""
+    """{prompt} as /v1/completions reads it (special tokens by name), or {messages, tools} as chat renders."""
     data = await read_json(request, state.config)
+    if "messages" in data:
+        with_strings = data.pop("return_token_strs", False) is True
+        return _answer(state, await encode_chat(state, data), with_strings)
     parsed = parse_model(TokenizeRequest, data)
-    if parsed.model is not None:
-        check_model(state, parsed.model)
-    token_ids = await encode_prompt(state.vocab, parsed.prompt)
-    return _answer(state, token_ids, parsed.return_token_strs)
+    check_model(state, parsed.model)
+    return _answer(state, await encode_prompt(state.vocab, parsed.prompt), parsed.return_token_strs)
+
+
+async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
+    """The ids that /v1/chat/completions would start from; a prompt beyond the window is counted too."""
+    chat = parse_chat(data)
+    check_model(state, chat.model)
+    if chat.continue_final_message:
+        return (await prepare(state, chat)).prompt_token_ids
+    rendered = await encode_conversation(
+        conversation(state, chat, chat.messages, offered_tools(chat)), state.vocab
+    )
+    # The last two ids are <|start|>assistant, which asks for the answer.
+    return rendered[:-2] if chat.add_generation_prompt is False else rendered
 
 
 async def encode_prompt(vocab: Vocabulary, text: str) -> list[int]:
@@ -75,8 +92,7 @@ def _answer(state: ServerState, token_ids: list[int], with_strings: bool) -> Res
 
 async def detokenize(state: ServerState, request: Request) -> Response:
     parsed = parse_model(DetokenizeRequest, await read_json(request, state.config))
-    if parsed.model is not None:
-        check_model(state, parsed.model)
+    check_model(state, parsed.model)
     try:
         return json_response({"prompt": state.vocab.decode(parsed.tokens)})
     except ValueError as error:

@@ -293,6 +293,25 @@ def test_tokenize_faults(path: str, data: dict[str, Any], status: int, param: st
     served(test)
 
 
+def test_a_chat_is_tokenized_as_it_would_be_asked() -> None:
+    async def test(server: Running) -> None:
+        tool = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+        chat = {"messages": [{"role": "user", "content": "Hi <|end|>"}], "tools": [tool]}
+        answer = await call(server.port, "POST", "/tokenize", {**chat, "return_token_strs": True})
+        tokens = answer.json["tokens"]
+        assert server.state.vocab.decode(tokens[-2:]) == "<|start|>assistant"
+        assert tokens.count(200007) == 3  # system, developer, user: none from the user's text
+        assert "get_weather" in "".join(answer.json["token_strs"])
+        asked = await call(server.port, "POST", "/v1/chat/completions", {**chat, "max_tokens": 5})
+        assert asked.json["usage"]["prompt_tokens"] == answer.json["count"]
+        closed = await call(server.port, "POST", "/tokenize", {**chat, "add_generation_prompt": False})
+        assert closed.json["tokens"] == tokens[:-2]
+        fault = await call(server.port, "POST", "/tokenize", {"messages": [{"role": "nobody"}]})
+        assert fault.status == 400
+
+    served(test)
+
+
 # --------------------------------------------------------------------------- description, CORS, imports
 
 
