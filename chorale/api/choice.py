@@ -146,10 +146,10 @@ class Choice:
 
     # ------------------------------------------------------------------ tokens in
 
-    def feed(self, chunk: TokenChunk) -> None:
-        """Take in new tokens. Chunks after the end are ignored."""
+    def feed(self, chunk: TokenChunk) -> bool:
+        """Take in new tokens. True: ended, or ``next_round`` is set. Chunks after the end are ignored."""
         if self.ended:
-            return
+            return True
         if not self.sampled and chunk.num_cached_tokens:
             self.usage.cached_tokens = chunk.num_cached_tokens
         if chunk.timings is not None:
@@ -171,11 +171,13 @@ class Choice:
             else:
                 self._feed_slowly(token, token_logprobs, parsed)
             if self.ended:
-                return
+                return True
         sampled.extend(token_ids[num_shown:])
         self.usage.output_tokens = len(sampled)
-        if chunk.finish_reason is not None:
-            self._on_finish(chunk)
+        if chunk.finish_reason is None:
+            return False
+        self._on_finish(chunk)
+        return True
 
     def _shows_stop(self, token_id: int) -> bool:
         """The model's own stop ids end a message and the parser must see them; extra ones are hidden."""

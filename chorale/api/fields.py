@@ -36,6 +36,7 @@ HARMLESS: dict[str, str] = {
     "store": "Chat and Completions are not stored",
     "service_tier": "there is one tier; the answer says `default`",
     "prompt_cache_key": "the prefix cache finds equal prefixes by itself",
+    "prompt_cache_options": "the prefix cache finds equal prefixes by itself",
     "prompt_cache_retention": "the prefix cache finds equal prefixes by itself",
     "request_id": "ids are ours; name a request with the X-Request-Id header",
     "spaces_between_special_tokens": "special tokens are not part of the text",

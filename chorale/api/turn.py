@@ -38,7 +38,9 @@ class TurnChoice(Protocol):
     num_rounds: int
     sampled: list[int]
 
-    def feed(self, chunk: TokenChunk) -> None: ...
+    def feed(self, chunk: TokenChunk) -> bool:
+        """Take in new tokens. True: this choice has ended, or asks for its next round."""
+        ...
 
     def take(self) -> list[OutputEvent]: ...
 
@@ -99,14 +101,16 @@ async def drive(
         while streams:
             stream, fed = streams[0]
             async for chunks in stream:
+                settled = False
                 for chunk in chunks:
-                    fed[chunk.index].feed(chunk)
+                    settled |= fed[chunk.index].feed(chunk)
                 batch = _take(fed.values())
-                streams.extend(_next_rounds(client, fed, sampling, options))
+                if settled:
+                    streams.extend(_next_rounds(client, fed, sampling, options))
                 if batch:
                     yielded = True
                     yield batch
-                if all(choice.ended for choice in fed.values()):
+                if settled and all(choice.ended for choice in fed.values()):
                     break  # a stop string ended them all: closing the stream aborts the request
             await stream.aclose()
             streams.popleft()

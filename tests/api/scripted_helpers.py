@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,7 +25,8 @@ from chorale.api.shell import Shell, unknown_path
 from chorale.api.state import ServerState
 from chorale.api.turn import run_turns
 from chorale.client.scripted import Script, ScriptedClient
-from chorale.engine.types import GenerateRequest, SamplingSpec
+from chorale.client.stream import RequestStream
+from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, TokenLogprobs
 from chorale.harmony.vocab import load_vocabulary
 
 VOCAB = load_vocabulary()
@@ -63,7 +65,54 @@ def in_rounds(*texts: str, **options: Any) -> ScriptedClient:
     return client
 
 
-async def turn(client: ScriptedClient, *, n: int = 1, prompt: Sequence[int] = (1, 2, 3), **options: Any) -> list[Fold]:
+class ChangingClient(ScriptedClient):
+    """Its chunks pass through ``change(request, chunk)`` before they are read: what scripts cannot say."""
+
+    change: Callable[[GenerateRequest, TokenChunk], None]
+
+    def submit(self, request: GenerateRequest) -> Any:
+        return _ChangedStream(super().submit(request), functools.partial(self.change, request))
+
+
+class _ChangedStream:
+    def __init__(self, stream: RequestStream, change: Callable[[TokenChunk], None]) -> None:
+        self._stream, self._change = stream, change
+
+    def __aiter__(self) -> _ChangedStream:
+        return self
+
+    async def __anext__(self) -> list[TokenChunk]:
+        chunks = await self._stream.__anext__()
+        for chunk in chunks:
+            self._change(chunk)
+        return chunks
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def changing(
+    text: str, change: Callable[[GenerateRequest, TokenChunk], None], **options: Any
+) -> ChangingClient:
+    client = ChangingClient(lambda request, index: Script(ids(text), **options))
+    client.change = change
+    return client
+
+
+def scoring(text: str, **options: Any) -> ChangingClient:
+    """Plays ``text``; every prompt token but the first has logprob -1.0, rank 2, behind token 7."""
+
+    def change(request: GenerateRequest, chunk: TokenChunk) -> None:
+        if chunk.token_ids and chunk.token_ids[0] == ids(text)[0] and chunk.prompt_logprobs is None:
+            tail = request.prompt_token_ids[1:]
+            chunk.prompt_logprobs = [None, *(TokenLogprobs(t, -1.0, 2, [7], [-0.5]) for t in tail)]
+
+    return changing(text, change, **options)
+
+
+async def turn(
+    client: ScriptedClient, *, n: int = 1, prompt: Sequence[int] = (1, 2, 3), **options: Any
+) -> list[Fold]:
     """Run a turn; the folds of its choices."""
     folds = [Fold() for _ in range(n)]
     async for index, events in batches(client, n=n, prompt=prompt, **options):
@@ -152,7 +201,8 @@ def fold_chat(chunks: Sequence[Any]) -> dict[int, dict[str, Any]]:
     for chunk in chunks:
         for choice in chunk["choices"]:
             state = choices.setdefault(
-                choice["index"], {"content": "", "reasoning": "", "reasoning_content": "", "calls": {}, "logprobs": []}
+                choice["index"],
+                {"content": "", "reasoning": "", "reasoning_content": "", "calls": {}, "logprobs": []},
             )
             _fold_delta(state, choice)
     return choices

@@ -89,7 +89,7 @@ class ChunkWriter:
 
     def _on_opened(self, opened: ItemOpened, out: list[bytes]) -> None:
         kind = self._kind = opened.kind
-        self._separate = kind in self._seen
+        self._separate = kind != "function_call" and kind in self._seen
         if kind == "function_call":
             out.append(self._chunk(self._call_head(opened)))
             self._num_calls += 1

@@ -71,9 +71,10 @@ class RawChoice:
 
     # ------------------------------------------------------------------ tokens in
 
-    def feed(self, chunk: TokenChunk) -> None:
+    def feed(self, chunk: TokenChunk) -> bool:
+        """Take in new tokens. True: ended. Chunks after the end are ignored."""
         if self.ended:
-            return
+            return True
         self._on_first(chunk)
         shown = chunk.token_ids
         if self._raw.discard:
@@ -85,13 +86,15 @@ class RawChoice:
             self.sampled.append(token)
             self._feed_token(token, logprobs[position] if logprobs is not None else None)
             if self.ended:
-                return
+                return True
         if not self._raw.discard:
             self.sampled.extend(chunk.token_ids[len(shown) :])
         self.usage.output_tokens = len(self.sampled)
-        if chunk.finish_reason is not None:
-            self._timings = chunk.timings
-            self._on_finish(chunk)
+        if chunk.finish_reason is None:
+            return False
+        self._timings = chunk.timings
+        self._on_finish(chunk)
+        return True
 
     def _on_first(self, chunk: TokenChunk) -> None:
         if self._opened:
