@@ -41,6 +41,7 @@ def to_groups(items: Sequence[StoredItem], num_history: int = 0) -> list[Group]:
 
     ``items[num_history:]`` are the request's own ``input``, whose indices errors name.
     """
+    preambles = _preambles(items)
     groups: list[Group] = []
     calls: dict[str, tuple[str, Group]] = {}  # call_id -> (function name, its group)
     for position, stored in enumerate(items):
@@ -48,7 +49,7 @@ def to_groups(items: Sequence[StoredItem], num_history: int = 0) -> list[Group]:
         if item["type"] == "function_call_output":
             _add_output(item, calls, f"input[{position - num_history}]")
             continue
-        message = _message(stored, _is_preamble(items, position))
+        message = _message(stored, preambles[position])
         if message is None:
             continue
         group = [message]
@@ -77,15 +78,18 @@ def _add_output(item: Item, calls: dict[str, tuple[str, Group]], path: str) -> N
     )
 
 
-def _is_preamble(items: Sequence[StoredItem], position: int) -> bool:
-    """An assistant message without a phase is a preamble when a call follows it, else an answer."""
-    item = items[position].item
-    if item["type"] != "message" or item["role"] != "assistant":
-        return False
-    if "phase" in item:
-        return bool(item["phase"] == "commentary")
-    following = next((s.item["type"] for s in items[position + 1 :] if s.item["type"] != "reasoning"), None)
-    return following == "function_call"
+def _preambles(items: Sequence[StoredItem]) -> list[bool]:
+    """Which assistant messages are preambles: their phase says so, or they have none and a call follows."""
+    found = [False] * len(items)
+    following = ""  # type of the next item that is not reasoning
+    for position in range(len(items) - 1, -1, -1):
+        item = items[position].item
+        if item["type"] == "message" and item["role"] == "assistant":
+            phase = item.get("phase")
+            found[position] = phase == "commentary" or (phase is None and following == "function_call")
+        if item["type"] != "reasoning":
+            following = item["type"]
+    return found
 
 
 def _message(stored: StoredItem, is_preamble: bool) -> Message | None:

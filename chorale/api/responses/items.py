@@ -196,7 +196,9 @@ def _unsupported_part(kind: str, path: str) -> RequestError:
 
 
 def item_text(item: Item) -> str:
-    """All the text of a message, a reasoning item, or a call's output."""
+    """All the text of an item; of a call its arguments."""
+    if item["type"] == "function_call":
+        return str(item["arguments"])
     if item["type"] == "reasoning":
         parts = item.get("content") or item.get("summary") or []
     else:

@@ -10,7 +10,7 @@ from chorale.api.output import Fold, FoldedItem, ItemOpened, TurnEnded, Usage
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.responses.stored import Item, StoredItem, StoredResponse
-from chorale.errors import ChoraleError
+from chorale.errors import ChoraleError, EngineError
 
 Status = str  # "in_progress" and the item statuses of chorale.api.output
 
@@ -156,12 +156,12 @@ class ResponseBuilder:
         """The response object after ``TurnEnded``: the body, and what the terminal event carries."""
         ended = self.fold.ended
         assert ended is not None
-        status = _status(ended)
+        status, error = _status(ended), end_error(ended)
         return {
             **self.base,
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
-            "error": error_object(_error(ended)) if status == "failed" else None,
+            "error": error_object(error) if error is not None else None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": [stored.item for stored in output],
             "usage": usage_object(ended.usage),
@@ -193,5 +193,8 @@ def _status(ended: TurnEnded) -> str:
     return "completed" if ended.reason in ("stop", "tool_calls") else "failed"
 
 
-def _error(ended: TurnEnded) -> ChoraleError:
-    return ended.error or ChoraleError("the response was cut short", code="response_aborted")
+def end_error(ended: TurnEnded) -> ChoraleError | None:
+    """Why the response failed, if it did. An abort that the client did not ask for is a failure."""
+    if ended.reason not in ("abort", "error"):
+        return None
+    return ended.error or EngineError("the response was cut short by the server", code="response_aborted")

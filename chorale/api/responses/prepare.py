@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from chorale.api.choice import TurnOptions
 from chorale.api.ids import new_id
 from chorale.api.prompt import THREAD_CHARS, developer_message, system_message
-from chorale.api.responses.conversation import Group, Window, encode, split_instructions, to_groups
-from chorale.api.responses.items import parse_items, same_output
+from chorale.api.responses.conversation import Window, encode, split_instructions, to_groups
+from chorale.api.responses.items import item_text, parse_items, same_output
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.responses.stored import Item, StoredItem
 from chorale.api.responses.tools import ToolSet, read_tools
@@ -19,10 +19,10 @@ from chorale.api.sampling import resolve_sampling
 from chorale.api.state import ServerState
 from chorale.engine.types import SamplingSpec
 from chorale.errors import NotFoundError
-from chorale.harmony.messages import Message
 from chorale.harmony.render import DropAnalysis
 
 NEVER = 1 << 30  # tokens: a turn that is not streamed is read once, at its end
+_THREAD_ITEMS = 512
 _RESERVE = 4096  # tokens for the answer when old items are cut and no limit was asked for
 
 
@@ -70,20 +70,48 @@ async def prepare(state: ServerState, request: ResponsesRequest, owner: bytes) -
 
 
 async def build_prompt(state: ServerState, request: ResponsesRequest, owner: bytes) -> Prompt:
+    """Long inputs are read and encoded in a thread, so that other streams go on."""
     tools = read_tools(request.tools, request.tool_choice)
     history: list[StoredItem] = []
     if request.previous_response_id is not None:
-        for response in await state.store.chain(request.previous_response_id, owner):
-            history += [*response.input, *response.output]
-    own = await resolve_items(state, parse_items(request.input or []), owner)
+        history = await state.store.chain(request.previous_response_id, owner)
+    raw = request.input or []
+    parsed = await asyncio.to_thread(parse_items, raw) if len(raw) > _THREAD_ITEMS else parse_items(raw)
+    own = await resolve_items(state, parsed, owner)
     items = history + own
+    if len(items) > _THREAD_ITEMS or _num_chars(request, items) > THREAD_CHARS:
+        token_ids = await asyncio.to_thread(assemble, state, request, tools, items, len(history))
+    else:
+        token_ids = assemble(state, request, tools, items, len(history))
+    return Prompt(token_ids, tools, tuple(own))
+
+
+def assemble(
+    state: ServerState,
+    request: ResponsesRequest,
+    tools: ToolSet,
+    items: Sequence[StoredItem],
+    num_history: int,
+) -> list[int]:
+    """The prompt of a list of items, of which ``items[num_history:]`` are this request's input."""
     instructions, num_leading = split_instructions(request.instructions, items)
-    groups = to_groups(items[num_leading:], len(history) - num_leading)
-    head = [system_message(state.config, request.harmony_effort, request.chat_template_kwargs.model_identity)]
+    groups = to_groups(items[num_leading:], num_history - num_leading)
+    identity = request.chat_template_kwargs.model_identity
+    head = [system_message(state.config, request.harmony_effort, identity)]
     developer = developer_message(instructions, tools.functions)
     if developer is not None:
         head.append(developer)
-    return Prompt(await _encode(state, request, head, groups), tools, tuple(own))
+    max_len = state.client.info.max_model_len
+    reserve = min(request.max_output_tokens or _RESERVE, max_len // 4)
+    window = Window(max_len, reserve, request.truncation == "auto")
+    rule: DropAnalysis = "none" if request.reasoning.context == "all_turns" else "before_last_final"
+    return encode(head, groups, state.vocab, rule, window)
+
+
+def _num_chars(request: ResponsesRequest, items: Sequence[StoredItem]) -> int:
+    """Roughly how much text there is to encode."""
+    size = len(request.instructions or "") + sum(len(item_text(stored.item)) for stored in items)
+    return size + sum(len(repr(tool)) for tool in request.tools)
 
 
 async def resolve_items(state: ServerState, items: list[Item], owner: bytes) -> list[StoredItem]:
@@ -109,18 +137,3 @@ def _resolve(item: Item, stored: StoredItem | None, position: int) -> StoredItem
     if stored is not None and same_output(stored.item, item):
         return stored
     return StoredItem(item)
-
-
-async def _encode(
-    state: ServerState, request: ResponsesRequest, head: Sequence[Message], groups: Sequence[Group]
-) -> list[int]:
-    """Long texts are encoded in a thread, so that other streams go on."""
-    max_len = state.client.info.max_model_len
-    reserve = min(request.max_output_tokens or _RESERVE, max_len // 4)
-    window = Window(max_len, reserve, request.truncation == "auto")
-    rule: DropAnalysis = "none" if request.reasoning.context == "all_turns" else "before_last_final"
-    size = sum(len(m.content) for group in groups for m in group if isinstance(m.content, str))
-    size += sum(len(repr(message.content)) for message in head)
-    if size > THREAD_CHARS:
-        return await asyncio.to_thread(encode, head, groups, state.vocab, rule, window)
-    return encode(head, groups, state.vocab, rule, window)

@@ -9,7 +9,7 @@ from typing import Any
 
 from chorale.api.logprobs import LogprobsWriter
 from chorale.api.output import OutputEvent, TurnEnded, Usage
-from chorale.api.responses.objects import ResponseBuilder, base_object
+from chorale.api.responses.objects import ResponseBuilder, base_object, end_error
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.responses.translate import Translator
@@ -46,11 +46,10 @@ class Run:
                 self._builder.fold.add(events)
         finally:
             await turn.aclose()
-        body = await self._conclude()
         ended = self._builder.fold.ended
-        if ended is not None and ended.error is not None:
-            raise ended.error
-        return body
+        if ended is not None and (error := end_error(ended)) is not None:
+            raise error  # nobody knows this response's id: it is not stored
+        return await self._conclude()
 
     async def stream(self) -> AsyncGenerator[bytes]:
         """SSE bytes, one piece a wake-up. Raises before the first piece only (full queue, no engine).
@@ -83,9 +82,9 @@ class Run:
         """The turn's events. An error before its first event arrives here, after ``response.created``."""
         try:
             events: list[OutputEvent] = await first
-        except ChoraleError as error:
-            self._builder.fold.add([_failed(error, len(self._prepared.prompt.token_ids))])
-            yield translator.error(error)
+        except ChoraleError as early:
+            self._builder.fold.add([_failed(early, len(self._prepared.prompt.token_ids))])
+            yield translator.error(early)
             return
         data = translator.feed(events)
         if data:
@@ -95,8 +94,8 @@ class Run:
             if data:
                 yield data
         ended = self._builder.fold.ended
-        if ended is not None and ended.error is not None:
-            yield translator.error(ended.error)
+        if ended is not None and (error := end_error(ended)) is not None:
+            yield translator.error(error)
 
     def _turn(self) -> AsyncGenerator[list[OutputEvent]]:
         return run_turn(

@@ -7,6 +7,7 @@ Several server processes may share one file.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -16,16 +17,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import numpy as np
-
+from chorale.api.responses.rows import (
+    MAX_CHAIN,
+    all_items,
+    delete_row,
+    item_row,
+    load,
+    load_items,
+    not_found,
+    to_json,
+    totals,
+    touch_chain,
+    unpack_tokens,
+)
 from chorale.api.responses.sqlite_file import MEMORY, connect, prepare_file
 from chorale.api.responses.stored import (
     ITEM_ID,
     RESPONSE_ID,
-    PreviousResponseNotFoundError,
     ResponseStore,
     StoredItem,
     StoredResponse,
@@ -34,6 +43,7 @@ from chorale.api.responses.stored import (
 )
 from chorale.api.responses.worker import SqliteWorker
 from chorale.config import ServerConfig
+from chorale.errors import ContextLengthError
 
 __all__ = [
     "Bounds",
@@ -47,10 +57,9 @@ __all__ = [
 
 logger = logging.getLogger("chorale.api.responses")
 
-MAX_CHAIN = 10_000  # responses of one chain
+MAX_CHAIN_BYTES = 64 * 2**20  # and its size: a hundred times what the window holds
 _EVICT_ROWS = 32  # at most this many leave with one put, so that no put is slow
 _VACUUM_PAGES = 256
-_TOUCH_SECONDS = 60.0  # a chain that is continued again within this is not marked again
 _ROW_BYTES = 512  # what a row and its index entries take beside its content, roughly
 _COLUMNS = "seq, id, owner, previous_id, created, status, body"
 
@@ -130,9 +139,9 @@ class SqliteStore:
             return None
         return await self._reader.run(partial(self._get, response_id, owner))
 
-    async def chain(self, response_id: str, owner: bytes) -> list[StoredResponse]:
+    async def chain(self, response_id: str, owner: bytes) -> list[StoredItem]:
         if not RESPONSE_ID.fullmatch(response_id):
-            raise _not_found(response_id)
+            raise not_found(response_id)
         return await self._reader.run(partial(self._chain, response_id, owner))
 
     async def items(self, item_ids: list[str], owner: bytes) -> dict[str, StoredItem]:
@@ -142,15 +151,15 @@ class SqliteStore:
     async def delete(self, response_id: str, owner: bytes) -> bool:
         if not RESPONSE_ID.fullmatch(response_id):
             return False
-        return await self._writer.run(partial(_delete, response_id, owner, self._oldest()))
+        return await self._writer.run(partial(delete_row, response_id, owner, self._oldest()))
 
     async def stats(self) -> StoreStats:
-        num, size = await self._reader.run(_totals)
+        num, size = await self._reader.run(totals)
         return StoreStats(num, size, self._num_failed_puts, self._num_evicted)
 
     async def close(self) -> None:
-        self._reader.close()
-        self._writer.close()
+        await asyncio.to_thread(self._reader.close)
+        await asyncio.to_thread(self._writer.close)
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -163,8 +172,8 @@ class SqliteStore:
 
     def _put(self, response: StoredResponse, connection: sqlite3.Connection) -> None:
         now = self._clock()
-        body = _to_json(response.body)
-        rows = [_item_row(stored, output) for output, stored in _all_items(response)]
+        body = to_json(response.body)
+        rows = [item_row(stored, output) for output, stored in all_items(response)]
         size = len(body) + _ROW_BYTES + sum(len(row[2]) + len(row[3]) + _ROW_BYTES for row in rows)
         cursor = connection.execute(
             "INSERT INTO responses (id, owner, previous_id, created, used, status, body, num_bytes)"
@@ -187,12 +196,12 @@ class SqliteStore:
             [(seq, position, *row) for position, row in enumerate(rows)],
         )
         if response.previous_id is not None:
-            _touch_chain(connection, response.previous_id, response.owner, now)
+            touch_chain(connection, response.previous_id, response.owner, now)
         self._evict(connection)
 
     def _evict(self, connection: sqlite3.Connection) -> int:
         """Remove up to ``_EVICT_ROWS`` responses that are over a bound; returns how many."""
-        num, size = _totals(connection)
+        num, size = totals(connection)
         bounds, oldest = self._bounds, self._oldest()
         victims: list[tuple[int]] = []
         for seq, used, num_bytes in connection.execute(
@@ -221,22 +230,27 @@ class SqliteStore:
             f"SELECT {_COLUMNS} FROM responses WHERE id = ? AND owner = ? AND used >= ?",
             (response_id, owner, self._oldest()),
         ).fetchone()
-        return _load(connection, row) if row is not None else None
+        return load(connection, row) if row is not None else None
 
-    def _chain(self, response_id: str, owner: bytes, connection: sqlite3.Connection) -> list[StoredResponse]:
-        found: list[StoredResponse] = []
-        seen: set[str] = set()
+    def _chain(self, response_id: str, owner: bytes, connection: sqlite3.Connection) -> list[StoredItem]:
+        links: list[int] = []
+        size = 0
         current: str | None = response_id
         while current is not None:
-            response = self._get(current, owner, connection)
-            if response is None:
-                raise _not_found(current, wanted=response_id)
-            if current in seen or len(found) >= MAX_CHAIN:
-                raise _not_found(current, wanted=response_id)
-            seen.add(current)
-            found.append(response)
-            current = response.previous_id
-        return found[::-1]
+            row = connection.execute(
+                "SELECT seq, previous_id, num_bytes FROM responses WHERE id = ? AND owner = ? AND used >= ?",
+                (current, owner, self._oldest()),
+            ).fetchone()
+            if row is None:
+                raise not_found(current, wanted=response_id)
+            links.append(row[0])
+            size += row[2]
+            if len(links) > MAX_CHAIN or size > MAX_CHAIN_BYTES:
+                raise ContextLengthError(
+                    "the stored conversation is too long to continue", param="previous_response_id"
+                )
+            current = row[1]
+        return [stored for seq in reversed(links) for _, stored in load_items(connection, seq)]
 
     def _items(
         self, item_ids: list[str], owner: bytes, connection: sqlite3.Connection
@@ -249,68 +263,5 @@ class SqliteStore:
         for item_id in item_ids:
             row = connection.execute(query, (item_id, owner, self._oldest())).fetchone()
             if row is not None:
-                found[item_id] = StoredItem(json.loads(row[0]), _unpack_tokens(row[1]))
+                found[item_id] = StoredItem(json.loads(row[0]), unpack_tokens(row[1]))
         return found
-
-
-# --------------------------------------------------------------------------- rows
-
-
-def _all_items(response: StoredResponse) -> list[tuple[bool, StoredItem]]:
-    return [(False, stored) for stored in response.input] + [(True, stored) for stored in response.output]
-
-
-def _item_row(stored: StoredItem, is_output: bool) -> tuple[bool, str | None, bytes, bytes]:
-    item_id = stored.item.get("id")
-    tokens = np.asarray(stored.token_ids, dtype="<u4").tobytes()
-    return is_output, item_id if isinstance(item_id, str) else None, _to_json(stored.item), tokens
-
-
-def _unpack_tokens(packed: bytes) -> tuple[int, ...]:
-    return tuple(np.frombuffer(packed, dtype="<u4").tolist())
-
-
-_to_json = msgspec.json.Encoder().encode
-
-
-def _load(connection: sqlite3.Connection, row: tuple[Any, ...]) -> StoredResponse:
-    seq, response_id, owner, previous_id, created, status, body = row
-    parts: tuple[list[StoredItem], list[StoredItem]] = ([], [])
-    for is_output, item, tokens in connection.execute(
-        "SELECT is_output, item, token_ids FROM items WHERE response_seq = ? ORDER BY position", (seq,)
-    ):
-        parts[is_output].append(StoredItem(json.loads(item), _unpack_tokens(tokens)))
-    return StoredResponse(
-        response_id, owner, previous_id, created, status, json.loads(body), tuple(parts[0]), tuple(parts[1])
-    )
-
-
-def _delete(response_id: str, owner: bytes, oldest: float, connection: sqlite3.Connection) -> bool:
-    cursor = connection.execute(
-        "DELETE FROM responses WHERE id = ? AND owner = ? AND used >= ?", (response_id, owner, oldest)
-    )
-    return cursor.rowcount > 0
-
-
-def _totals(connection: sqlite3.Connection) -> tuple[int, int]:
-    num, size = connection.execute("SELECT num_responses, num_bytes FROM totals").fetchone()
-    return int(num), int(size)
-
-
-def _touch_chain(connection: sqlite3.Connection, response_id: str, owner: bytes, now: float) -> None:
-    """Mark a chain as used, so that the beginning of a live conversation is not evicted."""
-    connection.execute(
-        "WITH RECURSIVE chain (seq, previous_id, depth) AS ("
-        " SELECT seq, previous_id, 1 FROM responses WHERE id = ? AND owner = ? AND used < ?"
-        " UNION ALL SELECT r.seq, r.previous_id, depth + 1"
-        " FROM responses r JOIN chain ON r.id = chain.previous_id WHERE r.owner = ? AND depth < ?)"
-        " UPDATE responses SET used = ? WHERE seq IN (SELECT seq FROM chain)",
-        (response_id, owner, now - _TOUCH_SECONDS, owner, MAX_CHAIN, now),
-    )
-
-
-def _not_found(response_id: str, wanted: str | None = None) -> PreviousResponseNotFoundError:
-    message = f"no response with id {response_id[:128]!r}"
-    if wanted is not None and wanted != response_id:
-        message += f", which {wanted!r} continues: it was deleted or has expired"
-    return PreviousResponseNotFoundError(message, param="previous_response_id")

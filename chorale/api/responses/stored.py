@@ -72,10 +72,11 @@ class ResponseStore(Protocol):
 
     async def get(self, response_id: str, owner: bytes) -> StoredResponse | None: ...
 
-    async def chain(self, response_id: str, owner: bytes) -> list[StoredResponse]:
-        """The response and everything before it, oldest first.
+    async def chain(self, response_id: str, owner: bytes) -> list[StoredItem]:
+        """Input and output items of the response and of all before it, oldest first.
 
-        Raises ``PreviousResponseNotFoundError`` when it, or one before it, is not there any more.
+        Raises ``PreviousResponseNotFoundError`` when it, or one before it, is not there any more, and
+        ``ContextLengthError`` when the chain is beyond any window.
         """
         ...
 

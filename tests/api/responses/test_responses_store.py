@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from chorale.api.ids import new_id
+from chorale.api.responses import store as store_module
 from chorale.api.responses.schema import MIGRATIONS
 from chorale.api.responses.store import Bounds, SqliteStore, open_store
 from chorale.api.responses.stored import (
@@ -24,7 +25,7 @@ from chorale.api.responses.stored import (
     StoreError,
 )
 from chorale.config import ServerConfig
-from chorale.errors import ConfigError
+from chorale.errors import ConfigError, ContextLengthError
 
 Test = Callable[[], Coroutine[Any, Any, None]]
 
@@ -45,6 +46,10 @@ def make(
             StoredItem({"id": new_id("msg"), "type": "message", "text": text}, (200005, 17196, 200008, 0)),
         ),
     )
+
+
+def items_of(*responses: StoredResponse) -> list[StoredItem]:
+    return [stored for response in responses for stored in (*response.input, *response.output)]
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -113,17 +118,36 @@ def test_branches_share_their_past_and_stay_apart(path: str) -> None:
         await asyncio.gather(store.put(left), store.put(right))
         deeper = make(left.id, text="deeper")
         await store.put(deeper)
-        assert await store.chain(deeper.id, b"") == [root, left, deeper]
-        assert await store.chain(right.id, b"") == [root, right]
+        assert await store.chain(deeper.id, b"") == items_of(root, left, deeper)
+        assert await store.chain(right.id, b"") == items_of(root, right)
         assert await store.delete(right.id, b"")
         assert not await store.delete(right.id, b"")
-        assert await store.chain(deeper.id, b"") == [root, left, deeper]
+        assert await store.chain(deeper.id, b"") == items_of(root, left, deeper)
         await store.delete(root.id, b"")
         with pytest.raises(PreviousResponseNotFoundError, match=root.id) as caught:
             await store.chain(deeper.id, b"")
         assert caught.value.param == "previous_response_id"
         assert caught.value.code == "previous_response_not_found"
         assert await store.get(deeper.id, b"") == deeper
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_chain_beyond_any_window_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MAX_CHAIN_BYTES", 40_000)
+
+    async def scenario() -> None:
+        store = SqliteStore()
+        tip: StoredResponse | None = None
+        for number in range(4):
+            tip = make(tip.id if tip is not None else None, text="x" * 10_000)
+            await store.put(tip)
+            if number == 0:
+                assert await store.chain(tip.id, b"") == items_of(tip)
+        assert tip is not None
+        with pytest.raises(ContextLengthError):
+            await store.chain(tip.id, b"")
         await store.close()
 
     asyncio.run(scenario())
@@ -139,13 +163,13 @@ def test_the_count_is_bounded_and_live_chains_stay() -> None:
             now[0] += 100.0
             await store.put(make())
             child = make(tip.id)
-            if len(await store.chain(tip.id, b"")) < 4:
+            if len(await store.chain(tip.id, b"")) < 4 * 2:
                 await store.put(child)
                 tip = child
             else:
                 await store.put(make(tip.id))  # a new branch each time keeps the chain in use
             assert (await store.stats()).num_responses <= 10
-        assert (await store.chain(tip.id, b""))[0] == root
+        assert (await store.chain(tip.id, b""))[:2] == items_of(root)
         assert (await store.stats()).num_evicted >= 90
         await store.close()
 
