@@ -1,0 +1,231 @@
+"""The whole engine on a random checkpoint: how a request is cut, batched or interrupted changes nothing.
+
+Logits differ in their last bits between cuttings (matrix products of other shapes), which can turn the
+choice between two nearly equal tokens. The prompts and seeds here are fixed, and no such tie occurs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runtime_helpers import VOCAB, Answer, make_engine, random_prompt, request, run
+from transformers import GptOssConfig, GptOssForCausalLM
+
+from chorale.engine.types import GenerateRequest, TokenLogprobs
+from chorale.errors import EngineError
+from chorale.model.checkpoint_writer import RandomTensors
+from chorale.model.config import ModelConfig
+from chorale.model.config_writer import config_json
+from chorale.model.layouts import tensor_specs
+
+BOUND = 1e-3  # the issue's; float32 gives about 1e-5 at this size
+
+SAMPLINGS: list[dict[str, Any]] = [
+    {"temperature": 0.0, "max_tokens": 24},
+    {"seed": 3, "max_tokens": 40},
+    {"seed": 4, "max_tokens": 9, "top_p": 0.8, "temperature": 0.7},
+    {"seed": 5, "max_tokens": 30, "top_k": 20, "min_p": 0.01},
+    {
+        "seed": 6,
+        "max_tokens": 33,
+        "presence_penalty": 1.0,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.2,
+    },
+    {"seed": 7, "max_tokens": 12, "logit_bias": {3: 5.0}, "bad_words": ((3, 3), (9,)), "min_tokens": 5},
+    {"seed": 8, "max_tokens": 16, "allowed_token_ids": tuple(range(50))},
+]
+
+
+def mixed_requests() -> list[GenerateRequest]:
+    lengths = [1, 31, 32, 33, 100, 161, 7]
+    return [
+        request(f"r{i}", random_prompt(length, seed=i), **sampling)
+        for i, (length, sampling) in enumerate(zip(lengths, SAMPLINGS, strict=True))
+    ]
+
+
+def tokens_of(answers: dict[str, list[Answer]]) -> dict[str, list[list[int]]]:
+    return {name: [answer.token_ids for answer in choices] for name, choices in answers.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint: Path) -> dict[str, list[list[int]]]:
+    """What each of ``mixed_requests`` gives when nothing else runs and its prompt is computed at once."""
+    core = make_engine(checkpoint, enable_prefix_caching=False)
+    found: dict[str, list[list[int]]] = {}
+    for each in mixed_requests():
+        found |= tokens_of(run(core, [each]))
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"enable_prefix_caching": False, "max_num_batched_tokens": 7},
+        {"max_num_batched_tokens": 64, "max_num_seqs": 3, "async_scheduling": True},
+        {"async_scheduling": True, "block_size": 4, "num_gpu_blocks_override": 4096},
+    ],
+    ids=["batched", "chunks of 7", "overlap, few rows", "overlap, small pages"],
+)
+def test_batched_and_chunked_equal_alone(
+    checkpoint: Path, alone: dict[str, list[list[int]]], options: dict[str, Any]
+) -> None:
+    assert tokens_of(run(make_engine(checkpoint, **options), mixed_requests())) == alone
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_preempted_equals_alone(checkpoint: Path, overlap: bool) -> None:
+    """Short prompts are all let in, and their outputs outgrow the pool; penalties are counted anew."""
+    requests = [
+        request(f"r{i}", random_prompt(10 + i, seed=i), **{**sampling, "max_tokens": 50})
+        for i, sampling in enumerate(SAMPLINGS)
+    ]
+    roomy = make_engine(checkpoint, enable_prefix_caching=False)
+    expected = {each.request_id: tokens_of(run(roomy, [each]))[each.request_id] for each in requests}
+    options = {"num_gpu_blocks_override": 24, "max_model_len": 128, "async_scheduling": overlap}
+    answers = run(make_engine(checkpoint, **options), requests)
+    assert tokens_of(answers) == expected
+    assert sum(choices[0].num_preemptions for choices in answers.values()) >= 3
+
+
+def test_prefix_hit_equals_miss(checkpoint: Path, alone: dict[str, list[list[int]]]) -> None:
+    core = make_engine(checkpoint)
+    run(core, mixed_requests())
+    again = run(core, mixed_requests())
+    assert tokens_of(again) == alone
+    assert again["r5"][0].num_cached_tokens == 160  # whole pages of 161 tokens
+
+
+def test_choices_share_the_prompt_and_equal_their_seeds_alone(checkpoint: Path) -> None:
+    core, prompt = make_engine(checkpoint), random_prompt(50, seed=20)
+    together = run(core, [request("n", prompt, n=3, seed=100, max_tokens=10)])["n"]
+    for index, choice in enumerate(together):
+        single = run(core, [request("one", prompt, seed=100 + index, max_tokens=10)])["one"][0]
+        assert choice.token_ids == single.token_ids
+    assert len({tuple(choice.token_ids) for choice in together}) == 3
+
+
+def test_stop_ids_and_min_tokens(checkpoint: Path) -> None:
+    """Biased to 100 as far as it goes, the stop id comes at once; min_tokens holds it back."""
+    core = make_engine(checkpoint)
+    stopping = {"logit_bias": {100: 100.0}, "stop_token_ids": (100,), "max_tokens": 20, "seed": 1}
+    first, held = (
+        run(core, [request("s", [1, 2], **stopping, min_tokens=count)])["s"][0] for count in (0, 6)
+    )
+    assert (first.token_ids, first.finish_reason) == ([100], "stop")
+    assert len(held.token_ids) == 7
+    assert held.token_ids.index(100) == 6
+
+
+# --------------------------------------------------------------------------- log-probabilities
+
+
+def transformers_logprobs(config: ModelConfig, tokens: list[int]) -> torch.Tensor:
+    """[len(tokens), V] from transformers' GptOss in float32, on the same random weights."""
+    raw = {**config_json(config, "dense"), "eos_token_id": 0, "pad_token_id": 0}
+    model = GptOssForCausalLM._from_config(
+        GptOssConfig(**raw), attn_implementation="eager", dtype=torch.float32
+    )
+    source = RandomTensors(config, 1)
+    specs = tensor_specs(config, "dense")
+    model.load_state_dict({spec.name: source.tensor(spec.layer, spec.role).float() for spec in specs})
+    with torch.inference_mode():
+        return model.eval()(torch.tensor([tokens])).logits[0].log_softmax(-1)
+
+
+def assert_matches(found: list[TokenLogprobs], expected: torch.Tensor) -> None:
+    """``found[i]``, its alternatives included, against row i of ``expected``."""
+    assert len(found) == len(expected)
+    for entry, row in zip(found, expected, strict=True):
+        assert abs(entry.logprob - row[entry.token_id].item()) < BOUND
+        difference = torch.tensor(entry.top_logprobs) - row[entry.top_ids]
+        assert difference.abs().max() < BOUND
+        best = row.topk(len(entry.top_ids)).values
+        assert (torch.tensor(entry.top_logprobs) - best).abs().max() < BOUND
+        assert entry.rank == 1 + sum(1 for value in row.tolist() if value > row[entry.token_id].item())
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 2048])
+def test_prompt_logprobs_equal_transformers(checkpoint: Path, chunk: int) -> None:
+    """The prompt in chunks of 1, 7, 64, and whole; it is longer than the window."""
+    prompt = random_prompt(150, seed=30)
+    core = make_engine(checkpoint, max_num_batched_tokens=chunk)
+    answer = run(core, [request("p", prompt, max_tokens=1, prompt_logprobs=20)])["p"][0]
+    assert answer.prompt_logprobs is not None
+    first, *others = answer.prompt_logprobs
+    assert first is None
+    expected = transformers_logprobs(ModelConfig.load(checkpoint), prompt)
+    found = [entry for entry in others if entry is not None]
+    assert [entry.token_id for entry in found] == prompt[1:]
+    assert_matches(found, expected[:-1])
+
+
+def check_output_logprobs(checkpoint: Path, prompt: list[int], answer: Answer) -> None:
+    everything = transformers_logprobs(ModelConfig.load(checkpoint), prompt + answer.token_ids)
+    assert [entry.token_id for entry in answer.logprobs] == answer.token_ids
+    assert_matches(answer.logprobs, everything[len(prompt) - 1 : -1])
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_logprobs_after_half_a_prompt_from_the_cache_equal_transformers(checkpoint: Path, chunk: int) -> None:
+    prompt = random_prompt(160, seed=31)
+    core = make_engine(checkpoint, max_num_batched_tokens=chunk)
+    run(core, [request("first", prompt[:80], max_tokens=1)])
+    answer = run(core, [request("half", prompt, seed=2, max_tokens=40, logprobs=20)])["half"][0]
+    assert answer.num_cached_tokens == 80
+    check_output_logprobs(checkpoint, prompt, answer)
+
+
+def test_logprobs_across_a_preemption_equal_transformers(checkpoint: Path) -> None:
+    core = make_engine(checkpoint, num_gpu_blocks_override=24, max_model_len=256, max_num_batched_tokens=64)
+    prompts = {f"p{i}": random_prompt(60 + i, seed=40 + i) for i in range(3)}
+    sampling = {"seed": 3, "max_tokens": 60, "logprobs": 20, "top_p": 0.9, "presence_penalty": 0.5}
+    answers = run(core, [request(name, prompt, **sampling) for name, prompt in prompts.items()])
+    assert sum(choices[0].num_preemptions for choices in answers.values()) >= 1
+    for name, choices in answers.items():
+        check_output_logprobs(checkpoint, prompts[name], choices[0])
+
+
+# --------------------------------------------------------------------------- faults
+
+
+def test_a_sequence_that_can_have_no_token_ends_alone(checkpoint: Path) -> None:
+    """Every allowed id is a bad word: that sequence ends with an error, its neighbours do not notice."""
+    core = make_engine(checkpoint)
+    impossible = {"allowed_token_ids": (7,), "bad_words": ((7,),)}
+    answers = run(
+        core,
+        [
+            request("good", [1, 2, 3], seed=1, max_tokens=5),
+            request("bad", [1, 2, 3], seed=1, max_tokens=5, **impossible),
+        ],
+    )
+    good, bad = answers["good"][0], answers["bad"][0]
+    assert (bad.finish_reason, bad.token_ids) == ("error", [])
+    assert "no finite logits" in (bad.error or "")
+    assert good.finish_reason == "length"
+    assert (
+        good.token_ids == run(core, [request("good", [1, 2, 3], seed=1, max_tokens=5)])["good"][0].token_ids
+    )
+
+
+def test_a_step_that_fails_is_an_engine_error(checkpoint: Path) -> None:
+    core = make_engine(checkpoint)
+    core.add_request(request("r", [1, 2, 3], max_tokens=5))
+    core.shutdown()
+    with pytest.raises(EngineError, match="shut down"):
+        core.step()
+
+
+def test_every_token_is_in_the_vocabulary(checkpoint: Path) -> None:
+    requests = [request(f"r{i}", [i], seed=i, max_tokens=50, temperature=2.0) for i in range(6)]
+    answers = run(make_engine(checkpoint), requests)
+    tokens = np.concatenate([choices[0].token_ids for choices in answers.values()])
+    assert tokens.min() >= 0
+    assert tokens.max() < VOCAB

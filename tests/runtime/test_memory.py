@@ -1,0 +1,125 @@
+"""Memory arithmetic and resolved defaults, on machines that are only numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from chorale.config import EngineConfig
+from chorale.engine.cache import HybridCache
+from chorale.errors import ConfigError
+from chorale.model.config import ModelConfig
+from chorale.model.config_writer import make_config
+from chorale.runtime.hardware import Hardware
+from chorale.runtime.memory import GIB, kv_geometry, weight_bytes
+from chorale.runtime.resolve import Resolved, resolve
+
+
+def gpt_oss(layers: int, experts: int) -> ModelConfig:
+    return make_config(
+        layers=layers, experts=experts, hidden=2880, inter=2880, heads=64, kv_heads=8, head_dim=64
+    )
+
+
+OSS_20B, OSS_120B = gpt_oss(24, 32), gpt_oss(36, 128)
+TINY = make_config(layers=2, experts=4, hidden=64, inter=64, heads=4, kv_heads=2, head_dim=16, vocab=512)
+
+
+def cpu(gib: float) -> Hardware:
+    return Hardware("cpu", "CPU", int(gib * GIB), int(gib * GIB))
+
+
+H200 = Hardware("cuda", "NVIDIA H200", 141 * 10**9, 140 * 10**9)
+
+
+def decide(model: ModelConfig, hardware: Hardware, **asked: Any) -> Resolved:
+    return resolve(EngineConfig(**asked), model, hardware, can_overlap=hardware.kind == "cuda")
+
+
+def test_published_sizes() -> None:
+    """The hub's files: 13.76 GB (20b) and 65.25 GB (120b), of which weight bytes are all but the headers."""
+    assert weight_bytes(OSS_20B, "bfloat16") / 1e9 == pytest.approx(13.76, rel=0.01)
+    assert weight_bytes(OSS_120B, "bfloat16") / 1e9 == pytest.approx(65.25, rel=0.01)
+    # K and V of 8 heads of 64 in bf16, 12 of the 24 layers see everything: 24.6 kB a token.
+    assert kv_geometry(OSS_20B, 16, "bfloat16").bytes_per_block == 16 * 12 * 2 * 8 * 64 * 2
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 64, 128])
+def test_pages_and_tokens_agree_with_the_cache(block_size: int) -> None:
+    geometry = kv_geometry(OSS_20B, block_size, "bfloat16")
+    for num_blocks in (2, 3, 7, 20, 64, 257, 1000):
+        assert geometry.tokens_in(num_blocks) == HybridCache(num_blocks, block_size, 128).capacity
+    for num_tokens in (1, 2, 127, 128, 129, 1000, 131072):
+        blocks = geometry.blocks_for(num_tokens)
+        assert geometry.tokens_in(blocks) >= num_tokens
+        assert geometry.tokens_in(blocks - 1) < num_tokens
+
+
+def test_defaults_by_device() -> None:
+    small, large, gpu = decide(TINY, cpu(16)), decide(OSS_20B, cpu(64)), decide(OSS_20B, H200)
+    assert (small.dtype, large.dtype, gpu.dtype) == ("float32", "bfloat16", "bfloat16")
+    assert (small.limits.block_size, gpu.limits.block_size) == (16, 64)
+    assert (small.limits.max_num_seqs, large.limits.max_num_seqs, gpu.limits.max_num_seqs) == (64, 16, 1024)
+    assert (small.limits.max_num_batched_tokens, gpu.limits.max_num_batched_tokens) == (2048, 8192)
+    assert (small.limits.overlap_depth, gpu.limits.overlap_depth) == (0, 1)
+    assert gpu.limits.max_model_len == 131072
+    assert all(decision.reason for decision in gpu.decisions)
+
+
+def test_the_pool_stays_within_the_memory() -> None:
+    for hardware in (cpu(20), cpu(64), H200):
+        found = decide(OSS_20B, hardware)
+        pool = found.limits.num_blocks * found.geometry.bytes_per_block
+        assert pool + weight_bytes(OSS_20B, "bfloat16") < 0.92 * hardware.total_bytes
+        assert found.geometry.tokens_in(found.limits.num_blocks) >= found.limits.max_model_len
+    tiny = decide(TINY, cpu(16), max_model_len=64, max_num_seqs=2)
+    assert tiny.limits.num_blocks == 2 * tiny.geometry.blocks_for(64)  # more would never be used
+
+
+def test_a_length_that_nobody_asked_for_gives_way() -> None:
+    found = decide(OSS_20B, cpu(20))
+    assert 2 <= found.limits.max_model_len < 131072
+    assert str(found.limits.max_model_len) in found.notes[0]
+    asked = decide(OSS_20B, cpu(20), max_model_len=4096)
+    assert (asked.limits.max_model_len, asked.notes) == (4096, ())
+
+
+def test_a_length_that_was_asked_for_is_an_error_whose_ways_out_work() -> None:
+    asked = {"max_model_len": 131072}
+    with pytest.raises(ConfigError, match=r"GiB more\. Pick one") as refused:
+        decide(OSS_20B, cpu(18), **asked)
+    fits = re.search(r"--max-model-len (\d+) \(saves", refused.value.message)
+    enough = re.search(r"--kv-cache-memory-bytes (\d+)", refused.value.message)
+    assert fits is not None
+    assert enough is not None
+    assert decide(OSS_20B, cpu(18), max_model_len=int(fits[1])).limits.max_model_len == int(fits[1])
+    decide(OSS_20B, cpu(18), kv_cache_memory_bytes=int(enough[1]), **asked)
+    with pytest.raises(ConfigError):
+        decide(OSS_20B, cpu(18), kv_cache_memory_bytes=int(enough[1]) - 10**6, **asked)
+
+
+def test_no_room_at_all_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="the pool has 0"):
+        decide(OSS_120B, cpu(16))
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        ({"kv_cache_dtype": "fp8"}, "fp8"),
+        ({"tensor_parallel_size": 2}, "tensor-parallel-size"),
+        ({"max_model_len": 200_000}, "131072"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name(asked: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        decide(OSS_20B, H200, **asked)
+
+
+def test_what_was_asked_for_is_kept() -> None:
+    asked = {"block_size": 8, "max_num_seqs": 3, "max_num_batched_tokens": 99, "num_gpu_blocks_override": 77}
+    limits = decide(TINY, cpu(8), max_model_len=100, async_scheduling=True, **asked).limits
+    assert (limits.block_size, limits.max_num_seqs, limits.max_num_batched_tokens) == (8, 3, 99)
+    assert (limits.num_blocks, limits.max_model_len, limits.overlap_depth) == (77, 100, 1)

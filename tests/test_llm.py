@@ -1,0 +1,356 @@
+"""LLM and SamplingParams: vLLM's face, on a tiny random checkpoint with the full vocabulary."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chorale import LLM, SamplingParams
+from chorale.api.prompt import DEFAULT_EFFORT
+from chorale.engine.types import TokenChunk
+from chorale.errors import ChoraleError, ConfigError, ContextLengthError
+from chorale.harmony.messages import Conversation, DeveloperContent, Message, SystemContent
+from chorale.harmony.render import render_conversation
+from chorale.harmony.vocab import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    MESSAGE,
+    RETURN,
+    START,
+    export_vocabulary,
+    load_vocabulary,
+)
+from chorale.llm.outputs import ChoiceBuilder, CompletionOutput
+from chorale.llm.prompts import read_tools
+from chorale.llm.turns import read_turn
+from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.model.config_writer import make_config
+
+torch.set_num_threads(1)
+SIZES: dict[str, Any] = {
+    "layers": 2, "experts": 4, "hidden": 32, "inter": 32, "heads": 4, "kv_heads": 2, "head_dim": 8,
+    "sliding_window": 16,
+}  # fmt: skip
+OPTIONS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 8}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_checkpoint(tmp_path_factory.mktemp("llm") / "model", make_config(**SIZES), seed=3)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), **OPTIONS) as made:
+        yield made
+
+
+# --------------------------------------------------------------------------- generate
+
+
+def test_every_form_of_prompt(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=5, seed=1)
+    ids = load_vocabulary().encode("Hello there")
+    outputs = llm.generate(
+        ["Hello there", {"prompt": "Hello there"}, {"prompt_token_ids": ids}, ids], params, use_tqdm=False
+    )
+    outputs += llm.generate("Hello there", params) + llm.generate(ids, params)
+    outputs += llm.generate({"prompt_token_ids": ids}, params)
+    outputs += llm.generate(prompt_token_ids=[ids], sampling_params=params) + llm.generate(
+        prompt_token_ids=ids, sampling_params=params
+    )
+    assert {tuple(output.prompt_token_ids) for output in outputs} == {tuple(ids)}
+    assert [output.prompt for output in outputs[:4]] == ["Hello there", "Hello there", None, None]
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+    first = outputs[0].outputs[0]
+    assert first.text == load_vocabulary().decode(first.token_ids)
+    assert (first.index, first.finish_reason, first.stop_reason) == (0, "length", None)
+    assert outputs[0].finished
+    assert len({output.request_id for output in outputs}) == len(outputs)
+
+
+def test_special_tokens_in_raw_prompts(llm: LLM) -> None:
+    output = llm.generate("<|start|>user<|message|>x<|end|>", SamplingParams(max_tokens=1))[0]
+    assert output.prompt_token_ids[0] == START
+    assert output.prompt_token_ids[-1] == END
+
+
+def test_one_sampling_params_for_each_prompt(llm: LLM) -> None:
+    several = [SamplingParams(max_tokens=count) for count in (1, 4, 9)]
+    outputs = llm.generate(["a", "b", "c"], several)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 4, 9]
+    with pytest.raises(ValueError, match="2 sampling_params for 3"):
+        llm.generate(["a", "b", "c"], several[:2])
+
+
+def test_many_prompts_come_back_in_order(llm: LLM) -> None:
+    """More than rows and queue of a server would take."""
+    prompts = [[i + 1, 7] for i in range(60)]
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=2))
+    assert [output.prompt_token_ids for output in outputs] == prompts
+
+
+def test_choices_and_logprobs(llm: LLM) -> None:
+    params = SamplingParams(n=3, max_tokens=4, seed=5, logprobs=2, prompt_logprobs=1)
+    output = llm.generate([[1, 2, 3]], params)[0]
+    assert [choice.index for choice in output.outputs] == [0, 1, 2]
+    for choice in output.outputs:
+        assert choice.logprobs is not None
+        chosen = [at[token] for at, token in zip(choice.logprobs, choice.token_ids, strict=True)]
+        assert choice.cumulative_logprob == pytest.approx(sum(entry.logprob for entry in chosen))
+        assert all(2 <= len(at) <= 3 for at in choice.logprobs)
+        assert chosen[0].decoded_token == load_vocabulary().decode(choice.token_ids[:1])
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    assert [3 in at for at in output.prompt_logprobs[2:] if at] == [True]
+
+
+def test_stop_strings_end_a_choice_and_token_ids_agree(llm: LLM) -> None:
+    free = llm.generate([[9]], SamplingParams(max_tokens=30, seed=2))[0].outputs[0]
+    stop = load_vocabulary().decode(free.token_ids[10:11])
+    assert stop.strip("\ufffd")
+    for include in (False, True):
+        params = SamplingParams(max_tokens=30, seed=2, stop=[stop], include_stop_str_in_output=include)
+        found = llm.generate([[9]], params)[0].outputs[0]
+        assert (found.finish_reason, found.stop_reason) == ("stop", stop)
+        assert found.token_ids == free.token_ids[: len(found.token_ids)]
+        assert len(found.token_ids) <= 11
+        assert found.text == free.text[: free.text.index(stop) + len(stop) * include]
+
+
+def test_stop_token_ids_and_the_models_own_end(llm: LLM) -> None:
+    found = [
+        llm.generate([[9]], SamplingParams(logit_bias={token: 100.0}, stop_token_ids=[100, CALL]))[0].outputs[
+            0
+        ]
+        for token in (100, RETURN, CALL)
+    ]
+    assert [choice.finish_reason for choice in found] == ["stop"] * 3
+    assert [choice.stop_reason for choice in found] == [100, None, CALL]
+    assert [choice.text for choice in found] == [""] * 3
+    assert found[1].token_ids == [RETURN]
+    ignored = llm.generate([[9]], SamplingParams(logit_bias={RETURN: 100.0}, ignore_eos=True, max_tokens=3))
+    assert ignored[0].outputs[0].token_ids == [RETURN] * 3
+
+
+def test_special_tokens_and_detokenize(llm: LLM) -> None:
+    bias = {"logit_bias": {START: 100.0}, "max_tokens": 2}
+    shown, hidden, none = (
+        llm.generate([[9]], SamplingParams(**bias, **flags))[0].outputs[0].text
+        for flags in ({"skip_special_tokens": False}, {}, {"detokenize": False})
+    )
+    assert (shown, hidden, none) == ("<|start|><|start|>", "", "")
+
+
+def test_bad_words(llm: LLM) -> None:
+    forced = {"logit_bias": dict.fromkeys(load_vocabulary().encode(" dog"), 100.0), "max_tokens": 3}
+    assert llm.generate([[9]], SamplingParams(**forced))[0].outputs[0].text == " dog dog dog"
+    assert "dog" not in llm.generate([[9]], SamplingParams(**forced, bad_words=["dog"]))[0].outputs[0].text
+
+
+def test_output_is_bounded_by_the_window(llm: LLM) -> None:
+    output = llm.generate([[1] * 500], SamplingParams(max_tokens=100, ignore_eos=True))[0].outputs[0]
+    assert (len(output.token_ids), output.finish_reason) == (12, "length")
+
+
+def test_a_sequence_that_fails_alone_says_so(llm: LLM) -> None:
+    params = [
+        SamplingParams(max_tokens=2),
+        SamplingParams(allowed_token_ids=[7], logit_bias={7: 1.0}, bad_words=["("]),
+    ]
+    assert load_vocabulary().encode("(") == [7]
+    good, bad = (output.outputs[0] for output in llm.generate([[1], [1]], params))
+    assert good.finish_reason == "length"
+    assert bad.finish_reason == "error"
+    assert bad.error
+
+
+@pytest.mark.parametrize(
+    ("prompts", "error"),
+    [
+        ([[]], ValueError),
+        ([[1, -1]], ValueError),
+        ([[201088]], ValueError),
+        ([[1] * 512], ContextLengthError),
+        ([1.5], TypeError),
+        ({"multi_modal_data": 1}, ValueError),
+        (None, ValueError),
+    ],
+)
+def test_bad_prompts(llm: LLM, prompts: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        llm.generate(prompts, SamplingParams(max_tokens=1))
+
+
+def test_it_works_inside_a_running_event_loop(llm: LLM) -> None:
+    """As in a notebook."""
+
+    async def cell() -> int:
+        return len(llm.generate([[1]], SamplingParams(max_tokens=2))[0].outputs[0].token_ids)
+
+    assert asyncio.run(cell()) == 2
+
+
+# --------------------------------------------------------------------------- harmony
+
+
+def test_the_seeds_harmony_example(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Render with openai_harmony, generate token ids, parse: the published vLLM example, with our LLM."""
+    export_vocabulary(tmp_path)
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))
+    from openai_harmony import Conversation as TheirConversation
+    from openai_harmony import HarmonyEncodingName, Role, load_harmony_encoding
+    from openai_harmony import Message as TheirMessage
+    from openai_harmony import SystemContent as TheirSystemContent
+
+    encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+    convo = TheirConversation.from_messages(
+        [
+            TheirMessage.from_role_and_content(Role.SYSTEM, TheirSystemContent.new()),
+            TheirMessage.from_role_and_content(Role.USER, "What is the weather like in SF?"),
+        ]
+    )
+    prefill_ids = encoding.render_conversation_for_completion(convo, Role.ASSISTANT)
+    stop_token_ids = encoding.stop_tokens_for_assistant_actions()
+
+    def generate(**more: Any) -> list[int]:
+        sampling = SamplingParams(max_tokens=128, temperature=1, stop_token_ids=stop_token_ids, **more)
+        outputs = llm.generate(prompt_token_ids=[prefill_ids], sampling_params=sampling)
+        return outputs[0].outputs[0].token_ids
+
+    # A random model does not speak harmony: it is led through one short answer, token by token.
+    answer = encoding.encode("<|channel|>final<|message|>Sunny.<|return|>", allowed_special="all")
+    led = [
+        llm.generate(
+            prompt_token_ids=[prefill_ids + answer[:i]],
+            sampling_params=SamplingParams(max_tokens=1, logit_bias={token: 100.0}),
+        )
+        for i, token in enumerate(answer)
+    ]  # fmt: skip
+    output_ids = [token for outputs in led for token in outputs[0].outputs[0].token_ids]
+    assert output_ids == answer
+    entries = encoding.parse_messages_from_completion_tokens(output_ids, Role.ASSISTANT)
+    assert [(entry.channel, entry.content[0].text) for entry in entries] == [("final", "Sunny.")]
+    assert 1 <= len(generate(seed=1)) <= 128
+    assert generate(logit_bias={stop_token_ids[0]: 100.0}) == [stop_token_ids[0]]
+
+
+def test_chat_renders_as_the_server_does(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4, seed=1)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <|end|>"}]
+    outputs = llm.chat([messages, messages[1:]], params, reasoning_effort="high")
+    assert len(outputs) == 2
+    date = load_vocabulary().decode(outputs[0].prompt_token_ids).split("Current date: ")[1][:10]
+    expected = Conversation(
+        (
+            Message("system", SystemContent(current_date=date, reasoning_effort="high")),
+            Message("developer", DeveloperContent("Be brief.")),
+            Message("user", "Hi <|end|>"),
+        )
+    )
+    assert outputs[0].prompt_token_ids == render_conversation(expected, load_vocabulary())
+    assert llm.chat(messages, params)[0].prompt_token_ids != outputs[0].prompt_token_ids
+    assert DEFAULT_EFFORT == "medium"
+    with pytest.raises(ChoraleError, match="role"):
+        llm.chat([{"role": "wizard", "content": "x"}], params)
+
+
+def test_a_chat_turn_is_split_into_reasoning_answer_and_calls() -> None:
+    vocab = load_vocabulary()
+    tools = read_tools([{"type": "function", "function": {"name": "sky", "parameters": {"type": "object"}}}])
+    ids = [
+        CHANNEL, *vocab.encode("analysis"), MESSAGE, *vocab.encode("Let me look."), END,
+        START, *vocab.encode("assistant"), CHANNEL, *vocab.encode("final"), MESSAGE,
+        *vocab.encode("Blue. STOP red"), END,
+        START, *vocab.encode("assistant to=functions.sky"), CHANNEL, *vocab.encode("commentary "), CONSTRAIN,
+        *vocab.encode("json"), MESSAGE, *vocab.encode('{"at": 1}'), CALL,
+    ]  # fmt: skip
+    output = CompletionOutput(0, token_ids=ids)
+    read_turn(output, SamplingParams(stop="STOP"), tools, vocab)
+    assert (output.reasoning, output.text) == ("Let me look.", "Blue. ")
+    assert [(call.name, call.arguments) for call in output.tool_calls] == [("sky", '{"at": 1}')]
+
+
+def test_chat_without_limits_runs_to_the_window(llm: LLM) -> None:
+    output = llm.chat([{"role": "user", "content": "Hi"}])[0]
+    choice = output.outputs[0]
+    assert choice.finish_reason == "stop" or len(output.prompt_token_ids) + len(choice.token_ids) == 512
+
+
+# --------------------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "word"),
+    [
+        ({"temprature": 1.0}, TypeError, "temperature"),
+        ({"guided_decoding": {}}, ValueError, "structured output"),
+        ({"structured_outputs": {"json": {}}}, ValueError, "structured output"),
+        ({"temperature": -0.1}, ValueError, "temperature"),
+        ({"temperature": float("nan")}, ValueError, "temperature"),
+        ({"top_p": 0.0}, ValueError, "top_p"),
+        ({"top_k": -2}, ValueError, "top_k"),
+        ({"n": 0}, ValueError, "n must"),
+        ({"max_tokens": 0}, ValueError, "max_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, ValueError, "min_tokens"),
+        ({"logprobs": 21}, ValueError, "logprobs"),
+        ({"stop": [""]}, ValueError, "empty"),
+        ({"stop": "x", "detokenize": False}, ValueError, "detokenize"),
+    ],
+)
+def test_bad_sampling_params(given: dict[str, Any], error: type[Exception], word: str) -> None:
+    with pytest.raises(error, match=word):
+        SamplingParams(**given)
+
+
+def test_sampling_params_are_values() -> None:
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=-1, structured_outputs=None)
+    assert repr(SamplingParams(top_p=0.5, stop="x")) == "SamplingParams(top_p=0.5, stop='x')"
+
+
+def test_token_ids_out_of_range(llm: LLM) -> None:
+    for name, value in (
+        ("stop_token_ids", [201088]),
+        ("allowed_token_ids", [-1]),
+        ("logit_bias", {10**7: 1.0}),
+    ):
+        with pytest.raises(ValueError, match=name):
+            llm.generate([[1]], SamplingParams(**{name: value}))
+
+
+def test_unknown_and_needless_arguments_of_llm(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(TypeError, match="max_model_len"):
+        LLM(str(folder), max_model_length=100)
+    with (
+        caplog.at_level(logging.WARNING, "chorale"),
+        LLM(str(folder), **OPTIONS, trust_remote_code=True) as made,
+    ):
+        assert "trust_remote_code has no effect" in caplog.text
+        made.shutdown()  # twice is fine
+    with pytest.raises(ConfigError):
+        LLM(str(folder / "nothing"))
+
+
+# --------------------------------------------------------------------------- one choice, token by token
+
+
+def test_a_choice_does_not_depend_on_how_its_tokens_arrive() -> None:
+    vocab = load_vocabulary()
+    ids = vocab.encode("naïve 🦊 fox STOPPED here")
+    for params in (SamplingParams(), SamplingParams(stop=["STOP"]), SamplingParams(stop=["fox S", "here"])):
+        found = set()
+        for size in (1, 2, 3, 100):
+            builder = ChoiceBuilder(0, params, vocab, RETURN)
+            for start in range(0, len(ids), size):
+                builder.feed(TokenChunk("r", 0, ids[start : start + size]))
+            builder.feed(TokenChunk("r", 0, [], finish_reason="length"))
+            found.add((builder.output.text, builder.output.finish_reason, tuple(builder.output.token_ids)))
+        assert len(found) == 1
