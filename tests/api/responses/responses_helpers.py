@@ -21,7 +21,7 @@ from chorale.api.responses.store import SqliteStore
 from chorale.api.responses.stored import ResponseStore
 from chorale.api.shell import Shell, unknown_path
 from chorale.api.state import ServerState
-from chorale.client.base import EngineInfo
+from chorale.client.base import EngineClient, EngineInfo
 from chorale.client.scripted import Script, ScriptedClient
 from chorale.config import ServerConfig
 from chorale.engine.types import GenerateRequest
@@ -96,6 +96,7 @@ def scripts(*texts: str | Script, **options: Any) -> Callable[[GenerateRequest, 
 @asynccontextmanager
 async def serve(
     *texts: str | Script,
+    engine: EngineClient | None = None,
     store: ResponseStore | None = None,
     config: ServerConfig | None = None,
     key_hashes: tuple[bytes, ...] = (),
@@ -108,7 +109,7 @@ async def serve(
     client = ScriptedClient(scripts(*texts, **options), info_value=info, max_in_flight=max_in_flight)
     kept: ResponseStore = store if store is not None else SqliteStore()
     state = ServerState(
-        client=client,
+        client=engine if engine is not None else client,
         config=config or ServerConfig(system_start_date="2026-01-02"),
         vocab=VOCAB,
         metrics=Metrics(MODEL),
