@@ -45,6 +45,7 @@ PIECE_PATTERN = "|".join(
 BLOCK = 512  # characters; a piece of 3 * BLOCK or more covers an aligned block of one kind
 WINDOW = 512  # bytes; larger windows cost more per byte (measured: 54 us/kB at 512, 68 at 4,096)
 MEMO_SIZE = 64
+SLICE = 65536  # characters handed to C code at once: it makes the list of ids while it holds the GIL
 
 # One block that could lie within one piece. Fails after a few characters on ordinary text.
 _BLOCK_PATTERN = rf"[{UPPER}]*+[{LOWER}]*+|[^\s\p{{L}}\p{{N}}]*+[\r\n/]*+|\s++"
@@ -96,12 +97,22 @@ class LinearEncoder:
         while (block := self._find_block(shadow, done)) is not None:
             cut = self._cut.search(shadow, done, block)
             start = cut.start() if cut is not None else done
-            ids += self._encode_ordinary(text[done:start])
+            ids += self._encode_slices(text, done, start)
             for begin, end in self._pieces(shadow, start, block + BLOCK):
                 piece = text[begin:end].encode()
                 done = end
                 ids += self._encode_windows(piece) if len(piece) > WINDOW else self._encode_piece(piece)
-        ids += self._encode_ordinary(text[done:])
+        return ids + self._encode_slices(text, done, len(text))
+
+    def _encode_slices(self, text: str, start: int, stop: int) -> list[int]:
+        """Ids of a part without long pieces, which begins and ends where pieces do."""
+        ids: list[int] = []
+        while stop - start > SLICE:
+            cut = self._cut.search(text, start + 1, start + SLICE)
+            end = stop if cut is None else cut.start()
+            ids += self._encode_ordinary(text[start:end])
+            start = end
+        ids += self._encode_ordinary(text[start:stop])
         return ids
 
     def _find_block(self, text: str, start: int) -> int | None:
@@ -123,7 +134,9 @@ class LinearEncoder:
         """``text``, or a text of the same length that our tables cut where tiktoken's cut ``text``."""
         if text.isascii():
             return text
-        chars = set(text)
+        chars: set[str] = set()
+        for start in range(0, len(text), SLICE):
+            chars.update(text[start : start + SLICE])
         for char in chars - self._known:
             # Assigned since Unicode 3.2, so of the same kind in every table in use.
             if unicodedata.ucd_3_2_0.category(char) == "Cn":

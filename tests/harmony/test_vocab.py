@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import time
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ import tiktoken
 from chorale.harmony import vocab as v
 from chorale.harmony.bpe import PIECE_PATTERN
 from chorale.harmony.vocab import TokenIdError, Vocabulary, VocabularyError
+
+from .conversations import WORDS
 
 GOLDEN = {
     "<|channel|>analysis<|message|>": [200005, 35644, 200008],
@@ -121,6 +124,33 @@ def test_long_random_pieces_give_the_ids_of_tiktoken(
     rng = random.Random(2)
     for size in (1536, 5000, 100_000):
         text = "".join(rng.choices(letters, k=size))
+        assert vocab.encode(text) == reference.encode_ordinary(text)
+
+
+def test_characters_that_one_table_does_not_know_yet(vocab: Vocabulary, reference: tiktoken.Encoding) -> None:
+    """Letters of the newest Unicode versions: symbols to a table that is older."""
+    rng = random.Random(4)
+    new = [chr(c) for c in range(0x250, 0x33480, 3) if unicodedata.ucd_3_2_0.category(chr(c)) == "Cn"]
+    assert len(new) > 10_000
+    for _ in range(300):
+        some = rng.sample(new, 3)
+        parts = (rng.choice([*some, "a", "1", "!", " ", "'s"]) * rng.choice([1, 2, 900]) for _ in range(12))
+        text = "".join(parts)
+        assert vocab.encode(text) == reference.encode_ordinary(text)
+
+
+def test_long_ordinary_text_gives_the_ids_of_tiktoken(
+    vocab: Vocabulary, reference: tiktoken.Encoding
+) -> None:
+    """Beyond the slices in which the C code is called; with few and with many places to cut."""
+    rng = random.Random(9)
+    for words in (
+        WORDS,
+        ["日本", "é", "1", "aB", "\n", "!?"],
+        ["a ", "b  ", " \n", "c'", "'s", "d/", "\n/"],
+        ["123"],
+    ):
+        text = "".join(rng.choices(words, k=150_000))
         assert vocab.encode(text) == reference.encode_ordinary(text)
 
 
