@@ -62,6 +62,7 @@ async def tokenize(state: ServerState, request: Request) -> Response:
 
 async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
     """The ids that /v1/chat/completions would start from; a prompt beyond the window is counted too."""
+    opened = data.pop("add_generation_prompt", True) is not False  # chat itself always opens the answer
     chat = parse_chat(data)
     check_model(state, chat.model)
     if chat.continue_final_message:
@@ -70,7 +71,7 @@ async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
         conversation(state, chat, chat.messages, offered_tools(chat)), state.vocab
     )
     # The last two ids are <|start|>assistant, which asks for the answer.
-    return rendered[:-2] if chat.add_generation_prompt is False else rendered
+    return rendered if opened else rendered[:-2]
 
 
 async def encode_prompt(vocab: Vocabulary, text: str) -> list[int]:

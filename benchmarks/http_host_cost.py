@@ -1,0 +1,239 @@
+"""Host cost of the HTTP side: CPU time of the server process for each streamed chat token.
+
+    python benchmarks/http_host_cost.py
+    python benchmarks/http_host_cost.py --streams 512 --profile
+
+The real server (uvicorn, uvloop, httptools, our guard, the chat endpoint with harmony parsing, metrics)
+runs in a process of its own. In place of the engine's socket stands an object that hands each stream one token a
+step, at a pace that leaves the server idle time, so that tokens do not pile up into larger (and cheaper)
+pieces; the share of tokens that came in a piece of their own is printed. Clients are raw sockets in this
+process. Measured between the tenth step and the last but one, by getrusage of the server process, so without
+the requests themselves; the stand-in engine's own work is included (its share is printed). Decoding the
+engine process's messages is not included: ``ipc_cost.py`` has that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import json
+import pstats
+import resource
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from chorale.api.app import create_app
+from chorale.api.metrics import Metrics
+from chorale.api.responses.store import open_store
+from chorale.api.server import Stop, bind_sockets, serve_app
+from chorale.api.state import ServerState
+from chorale.client.base import EngineInfo, EngineStatus
+from chorale.client.stream import RequestStream
+from chorale.config import ServerConfig
+from chorale.engine.types import ChunkTimings, EngineStats, GenerateRequest, TokenChunk
+from chorale.harmony.vocab import load_vocabulary
+
+TEXT = "The tide turned before dawn, and the harbour lights went out one after another; nobody spoke. "
+FIRST_STEP = 10
+BUDGET_US = 25.0
+
+
+def cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+@dataclass
+class PacedEngine:
+    """An ``EngineClient`` that starts once ``num_streams`` requests wait, and gives each a token a step."""
+
+    token_ids: list[int]
+    num_streams: int
+    interval: float
+    profile: cProfile.Profile | None = None
+    info: EngineInfo = field(
+        default_factory=lambda: EngineInfo(model="paced", max_model_len=131072, max_num_seqs=4096)
+    )
+    status: EngineStatus = field(default_factory=lambda: EngineStatus("ready"))
+    stats: EngineStats = field(default_factory=EngineStats)
+    streams: dict[str, RequestStream] = field(default_factory=dict)
+    report: dict[str, float] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self.streams)
+
+    def submit(self, request: GenerateRequest) -> RequestStream:
+        stream = RequestStream(request.request_id, 1, self.abort)
+        self.streams[request.request_id] = stream
+        if len(self.streams) == self.num_streams:
+            self.task = asyncio.create_task(self.play())
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        self.streams.pop(request_id, None)
+
+    async def close(self) -> None:
+        self.streams.clear()
+
+    async def play(self) -> None:
+        began = own = 0.0
+        num_late = 0
+        due = time.monotonic() + 0.5
+        last = len(self.token_ids) - 1
+        for step, token_id in enumerate(self.token_ids):
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            due = max(due + self.interval, time.monotonic())
+            if step == FIRST_STEP:
+                began, own, num_late = cpu_seconds(), 0.0, 0
+                if self.profile is not None:
+                    self.profile.enable()
+            if step == last:
+                if self.profile is not None:
+                    self.profile.disable()
+                self._conclude(began, own, num_late, last - FIRST_STEP)
+            start = time.thread_time()
+            num_late += self._step(step, token_id, step == last)
+            own += time.thread_time() - start
+        self.done.set()
+
+    def _step(self, step: int, token_id: int, is_last: bool) -> int:
+        """Hand out one token each; returns how many streams still had the one before."""
+        self.stats = EngineStats(
+            num_running=len(self.streams), num_steps=step, last_step_tokens=len(self.streams)
+        )
+        num_late = 0
+        timings = ChunkTimings(0.0, 1.0, 1.0, 1.0, 0) if is_last else None
+        for request_id, stream in self.streams.items():
+            num_late += stream.num_pending_tokens > 0
+            stream.push(
+                TokenChunk(
+                    request_id, 0, [token_id], "stop" if is_last else None, None, None, 0, None, timings
+                )
+            )
+        return num_late
+
+    def _conclude(self, began: float, own: float, num_late: int, num_steps: int) -> None:
+        tokens = num_steps * self.num_streams
+        self.report = {
+            "us_per_token": (cpu_seconds() - began) / tokens * 1e6,
+            "engine_us_per_token": own / tokens * 1e6,
+            "own_piece": 1 - num_late / tokens,
+            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    vocab = load_vocabulary()
+    text = vocab.encode(TEXT * (arguments.steps // 20 + 1))[: arguments.steps]
+    header = vocab.encode_with_special("<|channel|>final<|message|>")
+    profile = cProfile.Profile() if arguments.profile else None
+    engine = PacedEngine([*header, *text, 200002], arguments.streams, arguments.interval, profile)
+    config = ServerConfig(uds=arguments.uds, access_log=False, response_store=":memory:")
+    store = open_store(config)
+    state = ServerState(engine, config, vocab, Metrics("paced"), store, ("paced",))
+    stop = Stop()
+    serving = asyncio.create_task(
+        serve_app(
+            create_app(state), config, bind_sockets(config), lambda: print("ready", flush=True), stop=stop
+        )
+    )
+    await engine.done.wait()
+    await asyncio.sleep(0.5)
+    stop()
+    await serving
+    await store.close()
+    print(json.dumps(engine.report), flush=True)
+    if profile is not None:
+        pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(30)
+
+
+def read_all(path: str, num_streams: int) -> int:
+    """Open every stream, read each to its end; returns the number of events seen."""
+    body = json.dumps(
+        {"model": "paced", "stream": True, "messages": [{"role": "user", "content": "Tell me of the sea."}]}
+    ).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+    selector = selectors.DefaultSelector()
+    for _ in range(num_streams):
+        stream = socket.socket(socket.AF_UNIX)
+        stream.connect(path)
+        stream.sendall(request)
+        selector.register(stream, selectors.EVENT_READ)
+    num_events = 0
+    while selector.get_map():
+        for key, _ in selector.select(30):
+            stream = key.fileobj  # type: ignore[assignment]
+            data = stream.recv(262_144)
+            num_events += data.count(b"data: ")
+            if not data or data.endswith(b"0\r\n\r\n"):
+                selector.unregister(stream)
+                stream.close()
+    return num_events
+
+
+def measure(num_streams: int, steps: int, us_per_token: float, profile: bool) -> dict[str, float]:
+    with TemporaryDirectory() as folder:
+        path = str(Path(folder) / "http")
+        options = [f"--streams={num_streams}", f"--steps={steps}", f"--uds={path}"]
+        options.append(f"--interval={num_streams * us_per_token * 1e-6}")
+        command = [sys.executable, __file__, "--serve", *options, *(["--profile"] if profile else [])]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+            num_events = read_all(path, num_streams)
+            report: dict[str, float] = json.loads(server.stdout.readline())
+            server.wait(30)
+        finally:
+            server.kill()
+            server.communicate()
+    report["events_per_token"] = num_events / (num_streams * (steps + 4))
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--streams", type=int, default=0, help="one size instead of 64 and 512")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument(
+        "--pace", type=float, default=60.0, help="microseconds between tokens, all streams together"
+    )
+    parser.add_argument("--profile", action="store_true", help="print where the time goes (and cost more)")
+    parser.add_argument("--check", action="store_true", help=f"exit 1 above {BUDGET_US} us a token")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--uds", help=argparse.SUPPRESS)
+    parser.add_argument("--interval", type=float, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        import uvloop
+
+        uvloop.run(serve(arguments))
+        return
+    worst = 0.0
+    print("streams  us/token  (stand-in engine)  tokens in a piece of their own  events/token  peak MiB")
+    for num_streams in [arguments.streams] if arguments.streams else [64, 512]:
+        found = measure(num_streams, arguments.steps, arguments.pace, arguments.profile)
+        worst = max(worst, found["us_per_token"])
+        print(
+            f"{num_streams:7d}  {found['us_per_token']:8.1f}  {found['engine_us_per_token']:17.1f}  "
+            f"{found['own_piece']:30.1%}  {found['events_per_token']:12.2f}  {found['peak_mib']:8.0f}"
+        )
+    if arguments.check and worst > BUDGET_US:
+        sys.exit(f"{worst:.1f} us a token is above the budget of {BUDGET_US} us")
+
+
+if __name__ == "__main__":
+    main()
