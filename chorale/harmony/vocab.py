@@ -99,21 +99,9 @@ class Vocabulary:
     def encode_with_special(self, text: str) -> list[int]:
         """Ids of a raw prompt, where ``<|start|>`` and its like are the special tokens.
 
-        For ``/v1/completions`` prompts and for developers only, never for chat content.
+        For ``/v1/completions`` prompts and for developers only, never for chat content. What only looks
+        like a special token stays part of the text around it.
         """
-        ids: list[int] = []
-        for index, part in enumerate(_SPECIAL_PATTERN.split(text)):
-            special = self._special_ids.get(part) if index % 2 else None
-            if special is None and index % 2 == 0:
-                ids += self.encode(part)
-            elif special is not None:
-                ids.append(special)
-            else:
-                return self._encode_unknown_names(text)
-        return ids
-
-    def _encode_unknown_names(self, text: str) -> list[int]:
-        """The same when something only looks like a special token: it is joined to the text around it."""
         ids: list[int] = []
         ordinary = ""
         for part in _SPECIAL_PATTERN.split(text):
