@@ -48,8 +48,6 @@ class RowTable:
         self.sequences[row] = sequence
         self.computed[row] = num_computed
         self.max_len[row] = sequence.max_len
-        self.last_token[row] = -1
-        self.last_step[row] = -1
         self.special[row] = True
         return row
 
