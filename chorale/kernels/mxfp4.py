@@ -1,9 +1,12 @@
-"""MXFP4 (OCP microscaling, e2m1 with e8m0 scales) in plain torch: decode, and encode to the nearest.
+"""MXFP4 (OCP microscaling, e2m1 with e8m0 scales) in plain torch: decode, multiply, and encode.
 
 A block is 32 weights along the contraction dimension: 16 bytes, two weights a byte, the first in the low
 nibble; and one scale byte ``s`` that multiplies the block by 2^(s - 127). 255 means NaN.
 
-``decode`` looks bytes up in a table of 256 pairs. Measured alternatives are in ``docs/kernels.md``.
+Decoding is one table look-up a byte: 256 scales x 256 bytes -> the two scaled weights as one wide integer.
+On 2 Zen 5 cores, 5760 x 2880 weights in chunks of 256 rows: 4.0 Gweights/s; looking up unscaled pairs and
+multiplying by the scale reaches 2.6, and without the chunks (so that each temporary comes from fresh pages)
+0.5.
 """
 
 from __future__ import annotations
@@ -16,36 +19,43 @@ GROUP = 32
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _LARGEST = 6.0
 _BIAS = 127
+ROWS_AT_ONCE = 256  # of 2880 weights: 1.5 MB of indices and as much of bfloat16 weights
 
 
 @functools.cache
-def _pair_table(dtype: torch.dtype) -> torch.Tensor:
-    """[256, 2]: the two weights of each byte value."""
+def _table(dtype: torch.dtype) -> torch.Tensor:
+    """[65536] integers of twice the dtype's width: the two weights of (scale byte, byte)."""
     values = torch.tensor(FP4_VALUES, dtype=torch.float32)
     byte = torch.arange(256)
-    return torch.stack((values[byte & 15], values[byte >> 4]), dim=1).to(dtype)
-
-
-@functools.cache
-def _scale_table(dtype: torch.dtype) -> torch.Tensor:
-    """[256]: 2^(s - 127). Both ends fit bfloat16 and float32 (2^-127 as a subnormal)."""
-    table = torch.exp2(torch.arange(256, dtype=torch.float64) - _BIAS)
-    table[255] = torch.nan
-    return table.to(dtype)
+    pairs = torch.stack((values[byte & 15], values[byte >> 4]), dim=1)  # [256, 2]
+    scales = torch.exp2(torch.arange(256, dtype=torch.float64) - _BIAS).float()  # 2^-127 is a subnormal
+    scales[255] = torch.nan
+    table = (scales.view(256, 1, 1) * pairs).to(dtype)
+    return table.view(torch.int32 if dtype.itemsize == 2 else torch.int64).view(-1)
 
 
 def decode(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """[..., G, 16] uint8 and [..., G] uint8 -> [..., G * 32] in ``dtype``; exact in bfloat16 and float32.
 
-    (Products of a 3-bit mantissa and a power of two: only over- and underflow of the dtype could round.)
+    (Products of a 2-bit mantissa and a power of two: only over- and underflow of the dtype could round.)
     """
-    pairs = _pair_table(dtype)
-    # One gather moves both weights of a byte: the table's rows are viewed as single wider integers.
-    wide = torch.int32 if dtype.itemsize == 2 else torch.int64
-    values = pairs.view(wide).view(256).index_select(0, blocks.reshape(-1).int())
-    groups = values.view(dtype).view(-1, GROUP)
-    groups.mul_(_scale_table(dtype).index_select(0, scales.reshape(-1).int()).unsqueeze(1))
-    return groups.view(*blocks.shape[:-2], blocks.shape[-2] * GROUP)
+    index = blocks.int()
+    index += (scales.int() << 8).unsqueeze(-1)
+    pairs = _table(dtype).index_select(0, index.view(-1))
+    return pairs.view(dtype).view(*blocks.shape[:-2], blocks.shape[-2] * GROUP)
+
+
+def linear(x: torch.Tensor, blocks: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """x [n, K], blocks [N, K / 32, 16], scales [N, K / 32], bias [N] -> x W^T + bias [n, N].
+
+    Row chunk by row chunk, so that decoded weights live in the cache and never in memory.
+    """
+    out = torch.empty(x.shape[0], blocks.shape[0], dtype=x.dtype)
+    for begin in range(0, blocks.shape[0], ROWS_AT_ONCE):
+        rows = slice(begin, begin + ROWS_AT_ONCE)
+        weight = decode(blocks[rows], scales[rows], x.dtype)
+        out[:, rows] = torch.addmm(bias[rows], x, weight.t())
+    return out
 
 
 def encode(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,8 +2,8 @@
 
 Experts of a small checkpoint are decoded once, at packing, when all layers together fit in
 ``DECODED_BUDGET``. Those of a large one stay as they are in the file (MXFP4 views of the mapping, which is
-how the 20b fits in 16 GB) and are decoded as they are used: one expert at a time, only those that some token
-of the step chose, once a step however many tokens chose it.
+how the 20b fits in 16 GB) and are decoded as they are used: a few hundred rows at a time, only of experts
+that some token of the step chose, once a step however many tokens chose them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ class DenseExperts:
     swiglu_limit: float
     swiglu_alpha: float
 
-    def weights(self, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """([H, 2 I], [I, H])"""
-        return self.gate_up[expert], self.down[expert]
+    def up(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """[n, H] -> [n, 2 I]"""
+        return torch.addmm(self.gate_up_bias[expert], x, self.gate_up[expert])
+
+    def back(self, expert: int, inner: torch.Tensor) -> torch.Tensor:
+        """[n, I] -> [n, H]"""
+        return torch.addmm(self.down_bias[expert], inner, self.down[expert])
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +50,16 @@ class PackedExperts:
     down_bias: torch.Tensor
     swiglu_limit: float
     swiglu_alpha: float
-    dtype: torch.dtype
 
-    def weights(self, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """([H, 2 I], [I, H]), decoded now; transposed views, so that the products read rows in order."""
-        gate_up = mxfp4.decode(self.gate_up_blocks[expert], self.gate_up_scales[expert], self.dtype)
-        down = mxfp4.decode(self.down_blocks[expert], self.down_scales[expert], self.dtype)
-        return gate_up.t(), down.t()
+    def up(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """[n, H] -> [n, 2 I], decoding as it goes."""
+        blocks, scales = self.gate_up_blocks[expert], self.gate_up_scales[expert]
+        return mxfp4.linear(x, blocks, scales, self.gate_up_bias[expert])
+
+    def back(self, expert: int, inner: torch.Tensor) -> torch.Tensor:
+        """[n, I] -> [n, H]"""
+        blocks, scales = self.down_blocks[expert], self.down_scales[expert]
+        return mxfp4.linear(inner, blocks, scales, self.down_bias[expert])
 
 
 def pack_experts(tensors: ExpertTensors) -> DenseExperts | PackedExperts:
@@ -67,9 +74,7 @@ def pack_experts(tensors: ExpertTensors) -> DenseExperts | PackedExperts:
         raise ValueError("experts need either all four MXFP4 tensors or both dense ones")
     elements = 2 * (gate_up_blocks.numel() + down_blocks.numel())
     if elements * dtype.itemsize * tensors.num_layers > DECODED_BUDGET:
-        return PackedExperts(
-            gate_up_blocks, gate_up_scales, down_blocks, down_scales, *biases, *swiglu, dtype
-        )
+        return PackedExperts(gate_up_blocks, gate_up_scales, down_blocks, down_scales, *biases, *swiglu)
     gate_up = mxfp4.decode(gate_up_blocks, gate_up_scales, dtype).transpose(1, 2).contiguous()
     down = mxfp4.decode(down_blocks, down_scales, dtype).transpose(1, 2).contiguous()
     return DenseExperts(gate_up, down, *biases, *swiglu)
@@ -98,10 +103,9 @@ def moe(
             continue
         begin, end = end, end + count
         chosen = tokens[begin:end]
-        gate_up, down = experts.weights(expert)
-        inner = torch.addmm(experts.gate_up_bias[expert], inputs.index_select(0, chosen), gate_up)
+        inner = experts.up(expert, inputs.index_select(0, chosen))  # [count, 2 I]
         inner = swiglu(inner, experts.swiglu_limit, experts.swiglu_alpha)  # [count, I]
-        result = torch.addmm(experts.down_bias[expert], inner, down)  # [count, H]
+        result = experts.back(expert, inner)  # [count, H]
         x.index_add_(0, chosen, result * by_expert[begin:end])
     return x
 
