@@ -1,0 +1,305 @@
+"""Completions over HTTP, in process: raw prompts, raw text, scoring, several prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openai.types import Completion
+from scripted_helpers import (
+    ANALYSIS,
+    FINAL,
+    VOCAB,
+    Server,
+    events_of,
+    ids,
+    playing,
+    run,
+    scoring,
+    served,
+)
+
+from chorale.client.scripted import Script, ScriptedClient
+from chorale.errors import EngineDeadError
+
+RAW = ANALYSIS + "Hm.<|end|><|start|>assistant" + FINAL + "Hello there.<|return|>"
+
+
+def with_server(client: ScriptedClient, main: Any, **config: Any) -> Any:
+    async def body() -> Any:
+        async with served(client, **config) as server:
+            return await main(server)
+
+    return run(body)
+
+
+def fold_text(chunks: list[Any]) -> dict[int, dict[str, Any]]:
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            state = choices.setdefault(choice["index"], {"text": "", "logprobs": None})
+            state["text"] += choice["text"]
+            for key, values in (choice["logprobs"] or {}).items():
+                state["logprobs"] = state["logprobs"] or {}
+                state["logprobs"].setdefault(key, []).extend(values)
+            if choice["finish_reason"]:
+                state["finish_reason"] = choice["finish_reason"]
+                state["stop_reason"] = choice["stop_reason"]
+    return choices
+
+
+async def both(server: Server, prompt: Any = "hi", **fields: Any) -> tuple[Any, dict[int, dict[str, Any]]]:
+    """The body, and the folded stream of the same request; asserts that they agree."""
+    response = await server.complete(prompt, **fields)
+    assert response.status_code == 200, response.text
+    body = response.json()
+    if not fields.get("echo"):  # the first prompt token has no logprob: null, which the SDK's types leave out
+        Completion.model_validate(body)
+    options = {"include_usage": True}
+    chunks = events_of(await server.complete(prompt, stream=True, stream_options=options, **fields))
+    folded = fold_text(chunks)
+    assert chunks[-1]["usage"] == body["usage"]
+    for choice in body["choices"]:
+        same = {k: choice[k] for k in ("text", "logprobs", "finish_reason", "stop_reason")}
+        if same["logprobs"] is not None and not same["logprobs"]["tokens"]:
+            same["logprobs"] = None  # a stream has no chunk for it
+        assert folded[choice["index"]] == same
+    return body, folded
+
+
+def test_text_is_raw_and_special_tokens_are_left_out() -> None:
+    body, _ = with_server(playing(RAW), lambda s: both(s))
+    assert body["object"] == "text_completion"
+    [choice] = body["choices"]
+    assert choice["text"] == "analysisHm.assistantfinalHello there."
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
+    assert body["usage"]["completion_tokens"] == len(ids(RAW))
+
+
+def test_special_tokens_can_be_kept() -> None:
+    body, _ = with_server(playing(RAW), lambda s: both(s, skip_special_tokens=False))
+    assert body["choices"][0]["text"] == RAW
+
+
+def test_text_prompts_spell_special_tokens() -> None:
+    async def main(server: Server) -> list[int]:
+        await server.complete("<|start|>user<|message|>hi<|end|><|start|>assistant")
+        return server.client.requests[-1].prompt_token_ids
+
+    assert with_server(playing(RAW), main) == [200006, 1428, 200008, 3686, 200007, 200006, 173781]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("hi", [[3686]]),
+        (["hi", "hi hi"], [[3686], VOCAB.encode("hi hi")]),
+        ([5, 6], [[5, 6]]),
+        ([[5, 6], [7]], [[5, 6], [7]]),
+        (["hi", [7]], [[3686], [7]]),
+    ],
+)
+def test_prompt_shapes(prompt: Any, expected: list[list[int]]) -> None:
+    async def main(server: Server) -> None:
+        body, _ = await both(server, prompt)
+        sent = sorted(r.prompt_token_ids for r in server.client.requests[: len(expected)])
+        assert sent == sorted(expected)
+        assert [choice["index"] for choice in body["choices"]] == list(range(len(expected)))
+        assert body["usage"]["prompt_tokens"] == sum(map(len, expected))
+
+    with_server(playing(RAW), main)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        (None, "prompt"),
+        ("", "prompt"),
+        ([], "prompt"),
+        ([[]], "prompt[0]"),
+        ([5, -1], "prompt[1]"),
+        ([[5], [201088]], "prompt[1][0]"),
+        ([5, True], "prompt[0]"),
+        ([5, "a"], "prompt[0]"),
+        ([1.5], "prompt[0]"),
+        ({"a": 1}, "prompt"),
+        (["a"] * 257, "prompt"),
+    ],
+)
+def test_bad_prompts_name_their_place(prompt: Any, param: str) -> None:
+    response = with_server(playing(RAW), lambda s: s.complete(prompt))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"suffix": "x"}, "suffix", "unsupported_parameter"),
+        ({"best_of": 2}, "best_of", "unsupported_value"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"logprobs": 21}, "logprobs", "above_max_value"),
+        ({"max_tokens": -1}, "max_tokens", "below_min_value"),
+        ({"messages": []}, "messages", "unknown_parameter"),
+        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "invalid_value"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "unsupported_parameter"),
+    ],
+)
+def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str) -> None:
+    response = with_server(playing(RAW), lambda s: s.complete("hi", **fields))
+    assert response.status_code == 400
+    assert (response.json()["error"]["param"], response.json()["error"]["code"]) == (param, code)
+
+
+def test_defaults_and_limits() -> None:
+    async def main(server: Server) -> None:
+        await server.complete("hi", best_of=2, n=2, ignore_eos=True, suffix="")
+        sampling = server.client.requests[-1].sampling
+        assert (sampling.max_tokens, sampling.n, sampling.ignore_eos) == (16, 2, True)
+        await server.complete("hi", max_tokens=10**6)
+        assert server.client.requests[-1].sampling.max_tokens == 131072 - 1
+        response = await server.complete([5] * 131072)
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert response.json()["error"]["param"] == "prompt"
+
+    with_server(playing(RAW), main)
+
+
+def test_choices_of_several_prompts() -> None:
+    def source(request: Any, index: int) -> Script:
+        return Script(ids(f"{VOCAB.decode(request.prompt_token_ids)} {index}<|return|>"))
+
+    body, _ = with_server(ScriptedClient(source), lambda s: both(s, ["a", "b"], n=2))
+    assert [choice["text"] for choice in body["choices"]] == ["a 0", "a 1", "b 0", "b 1"]
+
+
+def test_stop_strings() -> None:
+    async def main(server: Server) -> None:
+        body, _ = await both(server, stop=["there"])
+        assert body["choices"][0]["text"].endswith("Hello ")
+        assert body["choices"][0]["stop_reason"] == "there"
+        body, _ = await both(server, stop="there", include_stop_str_in_output=True)
+        assert body["choices"][0]["text"].endswith("Hello there")
+
+    with_server(playing(RAW), main)
+
+
+def test_logprobs_and_offsets() -> None:
+    body, _ = with_server(
+        playing("Hé 🧑‍🚀 there<|return|>", with_logprobs=True), lambda s: both(s, logprobs=1)
+    )
+    choice = body["choices"][0]
+    logprobs = choice["logprobs"]
+    assert choice["text"] == "Hé 🧑‍🚀 there"
+    assert len(logprobs["tokens"]) == len(ids(choice["text"]))
+    assert logprobs["token_logprobs"] == [-0.5] * len(logprobs["tokens"])
+    assert logprobs["text_offset"][0] == 0
+    assert choice["text"][logprobs["text_offset"][-1] :] == " there"
+    assert logprobs["top_logprobs"][-1] == {" there": -0.5}
+
+
+def test_echo_scores_the_prompt_without_answering() -> None:
+    async def main(server: Server) -> None:
+        prompt = "one two three"
+        body, _ = await both(server, prompt, echo=True, max_tokens=0, logprobs=1)
+        choice = body["choices"][0]
+        assert choice["text"] == prompt
+        assert choice["finish_reason"] == "length"
+        logprobs = choice["logprobs"]
+        assert logprobs["tokens"] == ["one", " two", " three"]
+        assert logprobs["token_logprobs"] == [None, -1.0, -1.0]
+        assert logprobs["top_logprobs"][1] == {" two": -1.0, "(": -0.5}
+        assert logprobs["text_offset"] == [0, 3, 7]
+        assert body["usage"]["completion_tokens"] == 0
+        request = server.client.requests[-1]
+        assert (request.sampling.max_tokens, request.sampling.prompt_logprobs) == (1, 1)
+
+    with_server(scoring("x"), main)
+
+
+def test_echo_of_ids_with_an_answer() -> None:
+    async def main(server: Server) -> None:
+        body, _ = await both(server, ids("one two"), echo=True, logprobs=0)
+        choice = body["choices"][0]
+        assert choice["text"] == "one two three"
+        assert choice["logprobs"]["tokens"] == ["one", " two", " three"]
+        assert choice["logprobs"]["text_offset"] == [0, 3, 7]
+        assert choice["logprobs"]["top_logprobs"][1] == {" two": -1.0}
+
+    with_server(scoring(" three<|return|>", with_logprobs=True), main)
+
+
+def test_prompt_logprobs_and_token_ids() -> None:
+    async def main(server: Server) -> None:
+        body = (await server.complete("one two", prompt_logprobs=1, return_token_ids=True)).json()
+        choice = body["choices"][0]
+        assert choice["prompt_logprobs"][0] is None
+        assert choice["prompt_logprobs"][1][str(ids(" two")[0])]["rank"] == 2
+        assert choice["prompt_token_ids"] == ids("one two")
+        assert choice["token_ids"] == ids(RAW)
+        chunks = events_of(await server.complete("one two", stream=True, return_token_ids=True))
+        streamed = [token for c in chunks for choice in c["choices"] for token in choice["token_ids"]]
+        assert streamed == ids(RAW)
+
+    with_server(scoring(RAW), main)
+
+
+def test_continuous_usage() -> None:
+    async def main(server: Server) -> list[int]:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        chunks = events_of(await server.complete("hi", stream=True, stream_options=options))
+        return [chunk["usage"]["completion_tokens"] for chunk in chunks]
+
+    counts = with_server(playing(RAW), main)
+    assert counts == sorted(counts)
+    assert counts[-1] == len(ids(RAW))
+
+
+def test_errors() -> None:
+    async def main(server: Server) -> None:
+        response = await server.complete("hi", stream=True, model="nope")
+        assert response.status_code == 404
+        chunks = events_of(await server.complete("hi", stream=True))
+        assert chunks[-1]["error"]["code"] == "engine_restarted"
+        assert (await server.complete("hi")).status_code == 503
+
+    with_server(playing("partial", error=EngineDeadError("gone")), main)
+
+
+def test_one_prompt_of_several_that_cannot_start() -> None:
+    client = playing(RAW)
+    client.max_in_flight = 1
+    response = with_server(client, lambda s: s.complete(["a", "b"]))
+    assert response.status_code == 429
+    assert client.num_in_flight == 0
+
+
+def test_the_sdk() -> None:
+    async def main(server: Server) -> None:
+        body = await server.sdk.completions.create(model="demo", prompt="hi")
+        assert body.choices[0].text.endswith("Hello there.")
+        stream = await server.sdk.completions.create(model="demo", prompt="hi", stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == body.choices[0].text
+
+    with_server(playing(RAW), main)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.integers(0, 201087), max_size=30),
+    st.integers(1, 64),
+    st.integers(1, 20),
+    st.booleans(),
+    st.sampled_from([None, 0, 1]),
+    st.booleans(),
+)
+def test_fold_of_the_stream_is_the_body(
+    tokens: list[int], step: int, interval: int, skip: bool, logprobs: int | None, echo: bool
+) -> None:
+    client = ScriptedClient(
+        lambda request, index: Script(tokens, tokens_per_step=step, with_logprobs=logprobs is not None)
+    )
+    fields = {"skip_special_tokens": skip, "logprobs": logprobs, "echo": echo, "stop": ["e"]}
+    with_server(client, lambda s: both(s, "hi", **fields), stream_interval=interval)
