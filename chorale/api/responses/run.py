@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from chorale.api.logprobs import LogprobsWriter
@@ -64,8 +65,9 @@ class Run:
             if first.done() and first.exception() is not None:
                 await first
             yield translator.start()
-            async for piece in self._pieces(translator, turn, first):
-                yield piece
+            async with aclosing(self._pieces(translator, turn, first)) as pieces:
+                async for piece in pieces:
+                    yield piece
             body = await self._conclude()
             yield translator.finish(body)
         finally:

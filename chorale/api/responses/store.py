@@ -218,10 +218,8 @@ class SqliteStore:
     def _tidy(self, connection: sqlite3.Connection) -> None:
         """Idle work: evict what has aged, give pages back to the file system."""
         connection.execute("BEGIN IMMEDIATE")
-        try:
-            num_evicted = self._evict(connection)
-        finally:
-            connection.execute("COMMIT")
+        num_evicted = self._evict(connection)
+        connection.execute("COMMIT")
         if num_evicted or connection.execute("PRAGMA freelist_count").fetchone()[0] > _VACUUM_PAGES:
             connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
 

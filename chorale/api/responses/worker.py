@@ -112,7 +112,9 @@ class SqliteWorker:
         try:
             self._idle(self._connection)
         except sqlite3.Error:
-            pass  # housekeeping; it is tried again, and a put that fails for the same reason says so
+            # Housekeeping: it is tried again, and a put that fails for the same reason says so.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
 
     def _execute(self, group: list[_Pending]) -> None:
         if not self._writes:
