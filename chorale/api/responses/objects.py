@@ -149,8 +149,15 @@ class ResponseBuilder:
         return item_object(item.opened, item.status or "incomplete", body)
 
     def output(self) -> list[StoredItem]:
-        shown = [item for item in self.fold.items if self.shows(item.opened)]
-        return [StoredItem(self.item(item), item.token_ids) for item in shown]
+        """The finished items with their exact tokens, unless a stop string cut the text short of them."""
+        items = self.fold.items
+        ended = self.fold.ended
+        cut = items[-1] if items and ended is not None and isinstance(ended.stop_reason, str) else None
+        return [
+            StoredItem(self.item(item), () if item is cut else item.token_ids)
+            for item in items
+            if self.shows(item.opened)
+        ]
 
     def finish(self, output: list[StoredItem]) -> dict[str, Any]:
         """The response object after ``TurnEnded``: the body, and what the terminal event carries."""

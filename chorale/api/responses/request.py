@@ -40,6 +40,18 @@ HARMLESS: dict[str, str] = {
     "image": "a setting for images; image parts are refused",
     "client_metadata": "labels that Codex sends for OpenAI's own logs",
 }
+# Fields that are kept with the response and echoed, and have no other effect.
+ECHOED: dict[str, str] = {
+    "metadata": "labels of the stored response",
+    "user": "an end-user label",
+    "safety_identifier": "an end-user label",
+    "prompt_cache_key": "the prefix cache finds equal prefixes by itself",
+    "service_tier": "there is one tier; the answer says `default`",
+    "max_tool_calls": "counts built-in tools, of which there are none yet",
+    "reasoning.summary": "reasoning is given as it is; `summary` stays an empty list",
+    "text.verbosity": "a hint that this model was not trained on",
+    "tools[].strict": "enforced once there is a grammar",
+}
 REFUSED: dict[str, Refusal] = {
     **fields.REFUSED,
     "enable_response_messages": Refusal("harmony messages are not part of the answer; items are"),

@@ -3,6 +3,7 @@
 Functions are honoured, flat or in Chat's nested shape. Tool types that cannot run here (hosted tools,
 custom, namespace, shell, ...) do not fail the request, because agents declare them as a matter of course:
 they are left out of the prompt, so they are never called, and echoed in ``tools``; each type is logged once.
+A function's ``strict`` is echoed; until there is a grammar its schema guides the model and binds nothing.
 """
 
 from __future__ import annotations

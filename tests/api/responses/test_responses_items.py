@@ -220,6 +220,17 @@ def test_odd_headers_are_replayed_as_they_were() -> None:
     run(scenario)
 
 
+def test_what_a_stop_string_cut_off_does_not_come_back() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            _, first = await server.post(input="one", stop=[" there"])
+            assert first["output"][1]["content"][0]["text"] == "Hi"
+            await server.post(input="two", previous_response_id=first["id"])
+            assert "<|channel|>final<|message|>Hi<|end|>" in server.prompt_text()
+
+    run(scenario)
+
+
 def test_branches_from_one_parent() -> None:
     async def scenario() -> None:
         async with serve(CALL, ANSWER, HELLO, ANSWER) as server:
