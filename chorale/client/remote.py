@@ -69,6 +69,7 @@ class RemoteClient:
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
         self._engine_id = ""  # of the engine that requests are sent to; "" while there is none
+        self._died_id = ""  # of the engine whose last words came; its heart beats on until it has ended
         self._last_beat = clock()
         self._died_at: float | None = None
         self._restart_seconds = MIN_RETRY_AFTER  # how long the engine took to come back, at last
@@ -139,7 +140,7 @@ class RemoteClient:
 
     def _beat(self, beat: Beat) -> None:
         self._last_beat = self._clock()
-        if self._status.state == "failed":
+        if self._status.state == "failed" or beat.engine_id == self._died_id:
             return
         self._stats = beat.stats
         if beat.state == "loading":
@@ -168,6 +169,7 @@ class RemoteClient:
         if message.engine_id != self._engine_id:
             return
         if isinstance(message, Died):
+            self._died_id = message.engine_id
             self._lose_engine("dead", message.message)
             return
         self._stats = message.step.stats

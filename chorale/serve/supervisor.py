@@ -30,7 +30,7 @@ from chorale.serve.boot import (
     loop_factory,
     make_directory,
 )
-from chorale.serve.front import CUT_GRACE, Front, make_front, share
+from chorale.serve.front import CUT_GRACE, make_front, share
 from chorale.serve.keeper import ENGINE_COMMAND, EngineKeeper, OnStatus
 from chorale.serve.watch import WatchLimits
 
@@ -193,6 +193,3 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
-
-
-__all__ = ["Callbacks", "Front", "Supervisor", "WatchLimits", "run"]

@@ -27,7 +27,8 @@ class WatchLimits:
         """How long the current step may run."""
         floor = self.step_timeout
         if floor is None:
-            floor = 600.0 if beat.info is None or beat.info.device == "cpu" else 30.0
+            on_cpu = beat.info is None or beat.info.device.lower().startswith("cpu")
+            floor = 600.0 if on_cpu else 30.0
         return max(floor, self.step_p99_factor * beat.p99_step_seconds)
 
 

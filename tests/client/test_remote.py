@@ -182,8 +182,12 @@ def test_a_step_that_raises_fails_everyone_and_the_engine_is_replaced() -> None:
     async def scene() -> None:
         async with rig(Behaviour(step_seconds=0.002, fail_at_step=20)) as r:
             streams = [r.client.submit(request(f"r{i}", 50_000)) for i in range(3)]
+            first = r.client.info.engine_id
             results = await asyncio.gather(*(collect(s) for s in streams), return_exceptions=True)
             assert all(isinstance(e, EngineDeadError) for e in results)
+            # Its heart beats on until the process has ended: that must not look like life.
+            await until(lambda: r.client.status.state == "ready", "ready again")
+            assert r.client.info.engine_id != first
             await until(lambda: r.keeper.num_restarts == 1, "a restart")
             assert any(s.state == "dead" and "fake device failed" in s.message for s, _ in r.told)
             await r.ready()

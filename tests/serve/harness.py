@@ -82,7 +82,9 @@ class Rig:
     told: list[tuple[EngineStatus, EngineInfo | None]] = field(default_factory=list)
 
     async def ready(self) -> None:
-        await until(lambda: self.client.status.state == "ready", "engine ready")
+        """Wait until both the client and the keeper have heard that the engine is ready."""
+        await until(lambda: self.client.status.state == "ready", "the client hears that the engine is ready")
+        await until(lambda: self.told and self.told[-1][0].state == "ready", "the keeper hears it too")
 
     @property
     def engine_pid(self) -> int:

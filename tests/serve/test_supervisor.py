@@ -1,0 +1,256 @@
+"""The server's processes together: health, restarts, the API workers, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale.config import EngineConfig, ServerConfig
+from chorale.errors import ConfigError
+from chorale.serve import supervisor
+
+from .harness import is_alive, run, until
+
+SCRIPT = Path(__file__).with_name("serve_fake.py")
+WORKERS = {"api_server_count": 2}
+
+
+@dataclass
+class Server:
+    """The supervisor process, and what it has said."""
+
+    process: asyncio.subprocess.Process
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def states(self) -> list[str]:
+        return [event["state"] for event in self.events if "state" in event]
+
+    @property
+    def port(self) -> int:
+        return next(int(event["port"]) for event in self.events if "port" in event)
+
+    async def listening(self) -> None:
+        await until(lambda: any("port" in event for event in self.events), "it listens")
+
+    async def answers(self, status: int, path: str = "/health") -> float:
+        """Wait until the path answers with the status; seconds."""
+        start = time.monotonic()
+        while await self.get(path) != status:
+            assert time.monotonic() - start < 30, f"{path} never answered {status}"
+            await asyncio.sleep(0.02)
+        return time.monotonic() - start
+
+    async def get(self, path: str, **headers: str) -> int | None:
+        return (await asyncio.to_thread(fetch, self.port, path, headers))[0]
+
+    def children(self, module: str) -> list[int]:
+        """Live children of the supervisor whose command line names the module or script."""
+        found = []
+        for entry in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            with contextlib.suppress(FileNotFoundError):
+                if module.encode() in Path(f"/proc/{entry}/cmdline").read_bytes():
+                    found.append(int(entry))
+        return found
+
+    @property
+    def engine(self) -> int:
+        return self.children("fake_engine")[0]
+
+
+def fetch(port: int, path: str, headers: dict[str, str]) -> tuple[int | None, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except OSError:
+        return None, b""
+    finally:
+        connection.close()
+
+
+@contextlib.asynccontextmanager
+async def serve(**given: Any) -> AsyncIterator[Server]:
+    environment = os.environ | {"CHORALE_API_KEY": "secret-of-the-environment"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(SCRIPT), json.dumps(given), stdout=asyncio.subprocess.PIPE, env=environment
+    )
+    server = Server(process)
+    reading = asyncio.ensure_future(read_events(server))
+    try:
+        yield server
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await reading
+
+
+async def read_events(server: Server) -> None:
+    assert server.process.stdout is not None
+    async for line in server.process.stdout:
+        server.events.append(json.loads(line))
+
+
+async def ended(server: Server, seconds: float = 15.0) -> int:
+    return await asyncio.wait_for(server.process.wait(), seconds)
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def test_health_follows_the_engine_through_a_death() -> None:
+    async def scene() -> None:
+        async with serve(behaviour={"load_seconds": 0.5}) as s:
+            await s.listening()
+            await s.answers(200)
+            first = s.engine
+            os.kill(first, signal.SIGKILL)
+            assert await s.answers(503) < 1.0
+            assert await s.answers(200) < 5.0
+            assert s.engine != first
+            await until(lambda: s.states[-1] == "ready", "the operator is told")
+            assert "dead" in s.states
+
+    run(scene())
+
+
+def test_health_is_red_with_progress_while_loading_and_sigterm_does_not_wait_for_it() -> None:
+    async def scene() -> None:
+        async with serve(behaviour={"load_seconds": 60.0}) as s:
+            await s.listening()
+            await s.answers(503)
+            await until(lambda: s.states, "progress is told")
+            await asyncio.sleep(0.5)  # a beat or two
+            _, body = await asyncio.to_thread(fetch, s.port, "/health", {})
+            health = json.loads(body)
+            assert (health["status"], health["phase"], health["progress"]) == ("loading", "load", 0.5)
+            engine = s.engine
+            s.process.terminate()
+            assert await ended(s, 5.0) == 0
+            assert not is_alive(engine)
+
+    run(scene())
+
+
+@pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
+def test_sigterm_ends_everything_in_order(server: dict[str, int]) -> None:
+    async def scene() -> None:
+        async with serve(server=server) as s:
+            await s.listening()
+            await s.answers(200)
+            children = [s.engine, *s.children("api_process")]
+            assert len(children) == (3 if server else 1)
+            directory = socket_directory(s.engine)
+            assert directory.exists()
+            s.process.terminate()
+            assert await ended(s) == 0
+            assert {"stopping": True} in s.events
+            assert not any(is_alive(pid) for pid in children)
+            assert not directory.exists()
+
+    run(scene())
+
+
+def socket_directory(engine: int) -> Path:
+    for line in Path(f"/proc/{engine}/net/unix").read_text().splitlines():
+        path = Path(line.split()[-1])
+        if path.name == "engine" and "chorale-" in str(path):
+            holders = os.listdir(f"/proc/{engine}/fd")
+            links = {os.readlink(f"/proc/{engine}/fd/{fd}") for fd in holders if not fd.isspace()}
+            if f"socket:[{line.split()[6]}]" in links:
+                return path.parent
+    raise AssertionError("the engine has no socket")
+
+
+def test_no_key_reaches_argv_or_the_engine() -> None:
+    async def scene() -> None:
+        async with serve(keys=["secret-of-the-command"], server=WORKERS) as s:
+            await s.listening()
+            await s.answers(200)
+            assert await s.get("/v1/models") == 401
+            authorization = "Bearer secret-of-the-command"
+            assert await s.get("/v1/models", authorization=authorization) == 200
+            for pid in [s.engine, *s.children("api_process")]:
+                for name in ("cmdline", "environ"):
+                    assert b"secret-of" not in Path(f"/proc/{pid}/{name}").read_bytes()
+            s.process.terminate()
+            assert await ended(s) == 0
+
+    run(scene())
+
+
+def test_a_dead_api_worker_is_replaced_and_the_other_serves_meanwhile() -> None:
+    async def scene() -> None:
+        async with serve(server=WORKERS) as s:
+            await s.listening()
+            await until(lambda: len(s.children("api_process")) == 2, "two workers")
+            await s.answers(200)
+            victim = s.children("api_process")[0]
+            os.kill(victim, signal.SIGKILL)
+            await until(
+                lambda: len(s.children("api_process")) == 2 and victim not in s.children("api_process"),
+                "a new worker",
+            )
+            for _ in range(20):
+                await s.answers(200)
+            os.kill(s.engine, signal.SIGKILL)
+            await s.answers(503)
+            await s.answers(200)
+
+    run(scene())
+
+
+def test_children_die_with_a_killed_supervisor() -> None:
+    async def scene() -> None:
+        async with serve(server=WORKERS) as s:
+            await s.listening()
+            await s.answers(200)
+            children = [s.engine, *s.children("api_process")]
+            s.process.kill()
+            await s.process.wait()
+            assert await until(lambda: not any(is_alive(pid) for pid in children), "all end") < 5.0
+
+    run(scene())
+
+
+def test_repeated_deaths_end_the_server() -> None:
+    async def scene() -> None:
+        async with serve(behaviour={"crash": "no such device"}, limits={"backoff": 0.01}) as s:
+            assert await ended(s, 30) == 1
+            assert s.states[-1] == "failed"
+            assert s.states.count("dead") == 4
+
+    run(scene())
+
+
+def test_a_checkpoint_that_cannot_run_ends_the_server_with_its_reason() -> None:
+    async def scene() -> None:
+        async with serve(behaviour={"refuse": "tensor x is missing"}) as s:
+            assert await ended(s) == 2
+            await until(lambda: s.states[-1:] == ["failed"], "the reason is told")
+            assert next(e["message"] for e in s.events if e.get("state") == "failed") == "tensor x is missing"
+
+    run(scene())
+
+
+def test_a_port_in_use_is_known_before_anything_loads() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match="in use"):
+            supervisor.run(EngineConfig(), ServerConfig(port=taken.getsockname()[1]))
