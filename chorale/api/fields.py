@@ -91,7 +91,14 @@ class SamplingFields(BaseModel):
         Annotated[dict[str, Annotated[float, limits.number("logit_bias")]], limits.items("logit_bias")] | None
     ) = None
     seed: Annotated[int, limits.number("seed")] | None = None
-    stop: Annotated[list[StopString], limits.items("stop"), BeforeValidator(_listed)] | None = None
+    stop: (
+        Annotated[
+            list[StopString],
+            limits.items("stop"),
+            BeforeValidator(_listed, json_schema_input_type=StopString | list[StopString]),
+        ]
+        | None
+    ) = None
 
     top_k: Annotated[int, limits.number("top_k")] | None = None
     min_p: Annotated[float, limits.number("min_p")] | None = None
@@ -140,3 +147,14 @@ def _unknown(key: str, names: set[str]) -> RequestError:
     near = difflib.get_close_matches(shown, sorted(names), n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     return RequestError(f"unknown parameter '{shown}'{hint}", param=shown, code="unknown_parameter")
+
+
+def markdown_table(
+    model: type[BaseModel], harmless: Mapping[str, str], refused: Mapping[str, Refusal]
+) -> str:
+    """What becomes of each field of one endpoint, for ``docs/api.md``."""
+    rows = ["| field | what becomes of it |", "|---|---|"]
+    rows += [f"| `{name}` | honoured |" for name in model.model_fields]
+    rows += [f"| `{name}` | accepted without effect: {reason} |" for name, reason in harmless.items()]
+    rows += [f"| `{name}` | refused (400): {refusal.reason} |" for name, refusal in refused.items()]
+    return "\n".join(rows) + "\n"

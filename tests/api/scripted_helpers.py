@@ -151,6 +151,7 @@ class Server:
     sdk: openai.AsyncOpenAI
     client: ScriptedClient
     state: ServerState
+    app: Shell
 
     async def chat(self, content: str = "hi", **fields: Any) -> httpx2.Response:
         body = {"messages": [{"role": "user", "content": content}], **fields}
@@ -178,12 +179,13 @@ async def served(client: ScriptedClient, **config: Any) -> AsyncIterator[Server]
         )
         routes = [*chat.routes(metered), *completions.routes(metered)]
         router = Router(guard_routes(routes, ()), redirect_slashes=False, default=unknown_path)
-        transport = httpx2.ASGITransport(Shell(router, metered, False))
+        app = Shell(router, metered, False)
+        transport = httpx2.ASGITransport(app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://server") as http:
             sdk = openai.AsyncOpenAI(
                 api_key="none", base_url="http://server/v1", http_client=http, max_retries=0
             )
-            yield Server(http, sdk, client, state)
+            yield Server(http, sdk, client, state, app)
 
 
 def events_of(response: httpx2.Response) -> list[Any]:
