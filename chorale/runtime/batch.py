@@ -24,6 +24,7 @@ class SamplingBatch:
     positions: npt.NDArray[np.int64]  # [N]
     greedy: npt.NDArray[np.bool_]  # [N]
     filtered: npt.NDArray[np.bool_]  # [N, 3] uses top_k, top_p, min_p
+    top_ks: npt.NDArray[np.int32]  # [N]; 0 when off
     num_logprobs: npt.NDArray[np.int32]  # [N] alternatives; -1: none wanted
     edits: dict[int, RowEdits]  # by place in the batch
     row_index: torch.Tensor  # [N] int64, the same as rows

@@ -97,6 +97,7 @@ class Buffers:
             positions=positions,
             greedy=self.rows.greedy[sampled],
             filtered=self.rows.filtered(sampled),
+            top_ks=self.rows.top_ks[sampled],
             num_logprobs=self.rows.num_logprobs[sampled],
             edits=self.rows.edits_of(sampled),
             row_index=rows.long(),

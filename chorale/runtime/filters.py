@@ -1,4 +1,4 @@
-"""top_k, top_p and min_p as thresholds on the scores, found without sorting.
+"""top_k, top_p and min_p as thresholds on the scores, found without sorting the row.
 
 All three keep the tokens whose score reaches some value, so each is one number a row. It is found by
 bisection over the order-preserving integer image of float32: 32 passes of compare and sum, exact to the
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+SMALL_K = 1024  # up to here a partial sort is faster than bisection: 0.2 ms against 1.4 ms on a Zen 5 core
 NEGLIGIBLE = -1e30  # the score of what was filtered out: finite, and no real score comes near
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -50,17 +51,22 @@ def reach_threshold(
 
 
 def filter_scores(
-    scores: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None, min_p: torch.Tensor | None
+    scores: torch.Tensor,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+    most_k: int,
 ) -> torch.Tensor:
     """Scores [N, V] (logits over temperature) with whatever a filter removes set to ``NEGLIGIBLE``.
 
     Each filter is [N] float32, or None if no row uses it: ``top_k`` (V or more: off), ``top_p`` (1 or more:
     off; mass is measured within the top k), ``min_p`` (0: off; relative to the most likely token).
+    ``most_k``: the largest k of the rows that use top_k, known to the host.
     """
     best = scores.amax(-1, keepdim=True)
     threshold = torch.full_like(best, _LOWEST)
     if top_k is not None:
-        reach = reach_threshold(scores, None, top_k.unsqueeze(1))
+        reach = _kth_largest(scores, top_k.unsqueeze(1), most_k)
         threshold = torch.where(top_k.unsqueeze(1) >= scores.shape[-1], threshold, reach)
     if top_p is not None:
         nucleus = _nucleus_threshold(scores, best, threshold, top_p.unsqueeze(1))
@@ -69,6 +75,14 @@ def filter_scores(
         threshold = torch.maximum(threshold, best + min_p.unsqueeze(1).log())
     kept = torch.ge(scores, threshold, out=torch.empty_like(scores))
     return kept.sub_(1.0).mul_(-NEGLIGIBLE).add_(scores)
+
+
+def _kth_largest(scores: torch.Tensor, k: torch.Tensor, most_k: int) -> torch.Tensor:
+    """[N, 1]. Either way finds the same value, so the choice, made for several rows, is seen by none."""
+    if most_k > SMALL_K:
+        return reach_threshold(scores, None, k)
+    place = k.long().clamp(max=most_k) - 1  # rows that do not use top_k are put right by the caller
+    return scores.topk(most_k, dim=-1).values.gather(1, place)
 
 
 def _nucleus_threshold(

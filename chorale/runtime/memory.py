@@ -16,11 +16,12 @@ GIB = 2**30
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 CPU_SHARE = 0.25  # of the memory left beside the weights: a CPU host has other work
 CPU_MOST = 16 * GIB
+CPU_TOKENS = 4096  # of every row; a CPU does not keep more sequences than that busy at length
 
 
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
-    """The pages of one pool. A page serves either cache group; both are ``block_size`` tokens of all slots."""
+    """The pages of one pool. A page serves either cache group: ``block_size`` tokens of all KV slots."""
 
     block_size: int
     bytes_per_block: int
@@ -77,10 +78,10 @@ class PoolRequest:
     max_model_len: int
     fixed: int
 
-    @property
-    def useful_blocks(self) -> int:
-        """More pages than every row at full length could hold would never be used."""
-        return self.max_num_seqs * self.geometry.blocks_for(self.max_model_len)
+    def useful_blocks(self, num_tokens: int) -> int:
+        """Pages for every row at ``num_tokens``, and for one row at full length."""
+        every = self.max_num_seqs * self.geometry.blocks_for(min(num_tokens, self.max_model_len))
+        return max(every, self.geometry.blocks_for(self.max_model_len))
 
 
 def size_pool(config: EngineConfig, hardware: Hardware, request: PoolRequest) -> PoolSize:
@@ -92,8 +93,10 @@ def size_pool(config: EngineConfig, hardware: Hardware, request: PoolRequest) ->
         return PoolSize(config.kv_cache_memory_bytes // per_block, "--kv-cache-memory-bytes")
     budget, reason = _budget(config, hardware, request.fixed)
     blocks = max(budget, 0) // per_block
-    if blocks > request.useful_blocks:
-        return PoolSize(request.useful_blocks, "every sequence at its longest fits")
+    length = min(request.max_model_len, CPU_TOKENS if hardware.kind == "cpu" else request.max_model_len)
+    useful = request.useful_blocks(length)
+    if blocks > useful:
+        return PoolSize(useful, f"room for {request.max_num_seqs} sequences of {length} tokens")
     return PoolSize(blocks, reason)
 
 

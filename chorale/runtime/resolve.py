@@ -164,7 +164,9 @@ def _overlap(config: EngineConfig, decide: _Decider, can_overlap: bool) -> Liter
 def _refuse(config: EngineConfig, model: ModelConfig) -> None:
     """What no machine can run, and what this version does not do."""
     if config.kv_cache_dtype == "fp8":
-        raise ConfigError("--kv-cache-dtype fp8 needs GPU kernels that this version does not have; use bfloat16")
+        raise ConfigError(
+            "--kv-cache-dtype fp8 needs GPU kernels that this version does not have; use bfloat16"
+        )
     if config.tensor_parallel_size != 1:
         raise ConfigError(
             f"--tensor-parallel-size {config.tensor_parallel_size}: this version runs on one device; use 1"

@@ -34,6 +34,7 @@ class SamplingRows:
         self._vocab_size, self._max_len, self._device = vocab_size, max_len, device
         self.greedy = np.zeros(num_rows, np.bool_)
         self.num_logprobs: IntRows = np.full(num_rows, -1, np.int32)
+        self.top_ks: IntRows = np.zeros(num_rows, np.int32)
         self._seeds = np.zeros(num_rows, np.uint64)
         self._filtered = np.zeros((num_rows, 3), np.bool_)
         self._floats = np.zeros((num_rows, 4), np.float32)  # temperature, top_k, top_p, min_p
@@ -48,6 +49,7 @@ class SamplingRows:
         self._seeds[row] = wrap_seed(start.seed)
         top_k = self._vocab_size if spec.top_k <= 0 else min(spec.top_k, self._vocab_size)
         self._floats[row] = (1.0 if greedy else spec.temperature, top_k, spec.top_p, spec.min_p)
+        self.top_ks[row] = top_k if top_k < self._vocab_size and not greedy else 0
         uses = (top_k < self._vocab_size, spec.top_p < 1.0, spec.min_p > 0.0)
         self._filtered[row] = uses if not greedy else False
         self._edits.pop(row, None)

@@ -73,7 +73,7 @@ class Sampler:
             return scores
         columns = (batch.top_k, batch.top_p, batch.min_p)
         chosen = [column[place] if use else None for column, use in zip(columns, uses, strict=True)]
-        return filter_scores(scores, *chosen)
+        return filter_scores(scores, *chosen, most_k=int(batch.top_ks[place].max()))
 
     def _noisy(self, scores: torch.Tensor, batch: SamplingBatch, place: slice) -> torch.Tensor:
         noise = gumbel_noise(batch.keys[place], self._steps)

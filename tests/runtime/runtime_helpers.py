@@ -106,6 +106,7 @@ def sampling_batch(rows: SamplingRows, chosen: Sequence[int], positions: Sequenc
         positions=places,
         greedy=rows.greedy[numbers],
         filtered=rows.filtered(numbers),
+        top_ks=rows.top_ks[numbers],
         num_logprobs=rows.num_logprobs[numbers],
         edits=rows.edits_of(numbers),
         row_index=torch.from_numpy(numbers).long(),

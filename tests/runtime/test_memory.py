@@ -123,3 +123,10 @@ def test_what_was_asked_for_is_kept() -> None:
     limits = decide(TINY, cpu(8), max_model_len=100, async_scheduling=True, **asked).limits
     assert (limits.block_size, limits.max_num_seqs, limits.max_num_batched_tokens) == (8, 3, 99)
     assert (limits.num_blocks, limits.max_model_len, limits.overlap_depth) == (77, 100, 1)
+
+
+def test_a_small_model_does_not_take_the_machine() -> None:
+    """On a CPU: all rows at 4,096 tokens, or one at full length, whichever is more."""
+    limits = decide(TINY, cpu(64)).limits
+    geometry = kv_geometry(TINY, 16, "float32")
+    assert limits.num_blocks == max(64 * geometry.blocks_for(4096), geometry.blocks_for(131072))

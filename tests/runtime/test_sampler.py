@@ -13,6 +13,7 @@ from slow_sampler import Case, noise, probabilities, sample
 
 from chorale.engine.types import SamplingSpec
 from chorale.runtime.device import CpuDevice
+from chorale.runtime.filters import NEGLIGIBLE, filter_scores
 from chorale.runtime.noise import gumbel_noise, row_keys, token_steps, wrap_seed
 from chorale.runtime.rows import SamplingRows
 from chorale.runtime.sampler import NO_TOKEN, RESERVED_IDS, Sampler
@@ -222,3 +223,14 @@ def test_the_same_seed_and_position_give_the_same_token() -> None:
     first, same, other_seed, other_place = choose(cases, logits, [0, 1, 2, 3])
     assert first == same
     assert len({first, other_seed, other_place}) == 3  # of 97 nearly equal tokens
+
+
+@pytest.mark.parametrize("k", [1, 2, 1023, 1024, 1025, 2999, 3000])
+def test_top_k_finds_the_same_value_either_way(k: int) -> None:
+    """Around the bound where a partial sort gives way to bisection; ties with the k-th are kept."""
+    scores = torch.from_numpy(np.random.default_rng(k).normal(0, 1, (2, 3000)).astype(np.float32))
+    scores[:, :1500] = scores[:, 1500:]  # every value twice
+    kept = filter_scores(scores, torch.tensor([float(k), 7.0]), None, None, most_k=max(k, 7)) > NEGLIGIBLE / 2
+    for row, size in enumerate((k, 7)):
+        threshold = scores[row].sort(descending=True).values[size - 1]
+        assert torch.equal(kept[row], scores[row] >= threshold)
