@@ -1,0 +1,140 @@
+"""What an HTTP client sees of faults: drains, a killed engine, a full queue."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from .harness import run, until
+from .test_supervisor import WORKERS, Server, ended, fetch, serve
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+SLOW = {"step_seconds": 0.02}
+
+
+def complete(port: int, num_tokens: int, on_line: Callable[[str], None]) -> int:
+    """Stream a completion; calls ``on_line`` with each data line. Returns the status."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    body = {"model": "m", "prompt": [1, 2, 3], "max_tokens": num_tokens, "stream": True, "ignore_eos": True}
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        for line in answer:
+            if line.startswith(b"data: "):
+                on_line(line.removeprefix(b"data: ").strip().decode())
+        return answer.status
+    finally:
+        connection.close()
+
+
+class Streams:
+    """Completions that run in threads, and what they have received."""
+
+    def __init__(self, server: Server, count: int, num_tokens: int) -> None:
+        self.lines: list[list[str]] = [[] for _ in range(count)]
+        threads = ThreadPoolExecutor(count)
+        self.tasks = [
+            asyncio.wrap_future(threads.submit(complete, server.port, num_tokens, lines.append))
+            for lines in self.lines
+        ]
+        threads.shutdown(wait=False)  # they end with their streams
+
+    async def running(self) -> None:
+        await until(lambda: all(len(lines) > 2 for lines in self.lines), "every stream has tokens")
+
+    async def last_objects(self, seconds: float) -> list[dict[str, Any]]:
+        """Wait for the ends; the last JSON object of each."""
+        await asyncio.wait_for(asyncio.gather(*self.tasks), seconds)
+        return [json.loads([line for line in lines if line != "[DONE]"][-1]) for lines in self.lines]
+
+
+@pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
+def test_sigterm_lets_streams_finish(server: dict[str, int]) -> None:
+    async def scene() -> None:
+        async with serve(behaviour=SLOW, server=server | {"served_model_names": ["m"]}) as s:
+            await s.listening()
+            await s.answers(200)
+            streams = Streams(s, 4, 100)
+            await streams.running()
+            s.process.terminate()
+            for last in await streams.last_objects(20):
+                assert last["choices"][0]["finish_reason"] == "length"
+            assert all(lines[-1] == "[DONE]" for lines in streams.lines)
+            assert await ended(s) == 0
+
+    run(scene())
+
+
+def test_a_drain_that_runs_out_of_time_ends_streams_with_an_error() -> None:
+    async def scene() -> None:
+        settings = {"served_model_names": ["m"], "shutdown_timeout": 0.3}
+        async with serve(behaviour=SLOW, server=settings) as s:
+            await s.listening()
+            await s.answers(200)
+            streams = Streams(s, 4, 50_000)
+            await streams.running()
+            s.process.terminate()
+            for last in await streams.last_objects(5):
+                assert last["error"]["message"]
+            assert await ended(s) == 0
+
+    run(scene())
+
+
+def test_kill_9_of_the_engine_gives_every_stream_an_error_object() -> None:
+    async def scene() -> None:
+        async with serve(behaviour=SLOW, server={"served_model_names": ["m"]}) as s:
+            await s.listening()
+            await s.answers(200)
+            streams = Streams(s, 10, 50_000)
+            await streams.running()
+            killed = time.monotonic()
+            os.kill(s.engine, signal.SIGKILL)
+            for last in await streams.last_objects(10):
+                assert last["error"]["code"] == "engine_restarted"
+            assert time.monotonic() - killed < 2.0
+            await s.answers(200)
+            again = Streams(s, 1, 3)
+            await again.last_objects(10)
+            assert time.monotonic() - killed < 5.0
+
+    run(scene())
+
+
+def test_clients_that_leave_free_the_engine_and_a_full_queue_answers_429() -> None:
+    async def scene() -> None:
+        settings = {"served_model_names": ["m"], "max_queued_requests": 0}
+        async with serve(behaviour=SLOW | {"max_num_seqs": 2}, server=settings) as s:
+            await s.listening()
+            await s.answers(200)
+            leaving = [http.client.HTTPConnection("127.0.0.1", s.port, timeout=10) for _ in range(2)]
+            body = {"model": "m", "prompt": [1], "max_tokens": 50_000, "stream": True, "ignore_eos": True}
+            for connection in leaving:
+                await asyncio.to_thread(
+                    connection.request, "POST", "/v1/completions", json.dumps(body),
+                    {"content-type": "application/json"},
+                )  # fmt: skip
+                answer = await asyncio.to_thread(connection.getresponse)
+                assert answer.status == 200
+            refused = Streams(s, 1, 3)
+            assert await asyncio.wait_for(refused.tasks[0], 10) == 429
+            for connection in leaving:
+                connection.sock.close()
+                connection.close()
+            left = time.monotonic()
+            while (await asyncio.to_thread(complete, s.port, 1, lambda line: None)) != 200:
+                assert time.monotonic() - left < 10.0
+            _, metrics = await asyncio.to_thread(fetch, s.port, "/metrics", {})
+            assert b"vllm:num_requests_running" in metrics
+
+    run(scene())
