@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"errors"},
     "kernels": {"errors"},
     "model": {"kernels", "errors", "config", "demo"},
-    "demo": {"model", "kernels", "errors"},
+    "demo": {"model", "kernels", "harmony", "errors"},
     "runtime": {"engine.types", "model", "kernels", "config", "errors"},
     "client": {"engine", "errors", "config"},
     "api": {"harmony", "client", "engine.types", "config", "errors", "version"},
