@@ -16,7 +16,7 @@ DEMO_NOTICE = (
     "demo: a small gpt-oss checkpoint with random weights; it exercises the whole server, "
     "but what it says means nothing"
 )
-_NAME = "demo-random-v1"  # a new name whenever the weights change
+_NAME = "demo-random-v2"  # a new name whenever the weights change
 
 
 def ensure_demo(

@@ -65,7 +65,8 @@ def _open_files(folder: Path) -> tuple[list[SafetensorsFile], dict[str, Safetens
     index = folder / INDEX_NAME
     listed = _read_index(index) if index.exists() else None
     names = sorted(set(listed.values())) if listed else sorted(p.name for p in folder.glob("*.safetensors"))
-    files, where = [], {}
+    files: list[SafetensorsFile] = []
+    where: dict[str, SafetensorsFile] = {}
     for name in names:
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name}: named by {INDEX_NAME} but missing")

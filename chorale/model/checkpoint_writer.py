@@ -21,6 +21,7 @@ from chorale.model.config import ModelConfig
 from chorale.model.config_writer import GENERATION_CONFIG, config_json
 from chorale.model.layouts import Layout, TensorSpec, tensor_specs
 
+_DRAWN_AT_ONCE = 2**22  # float32 normals: 16 MB
 _RMS_OF_FP4 = 2.92  # of the 16 values, all equally likely
 
 
@@ -74,7 +75,7 @@ def write_safetensors(path: Path, specs: Iterable[TensorSpec], source: RandomTen
         file.write(len(text).to_bytes(8, "little") + text)
         for spec in specs:
             tensor = source.tensor(spec.layer, spec.role).contiguous()
-            file.write(memoryview(tensor.view(-1).view(torch.uint8).numpy()))
+            file.write(tensor.view(-1).view(torch.uint8).numpy().data)
     return position
 
 
@@ -106,13 +107,17 @@ class RandomTensors:
             # Four neighbouring exponents; the weights' root mean square is about 1 / sqrt(fan-in).
             lowest = 125 + round(math.log2(1 / (_RMS_OF_FP4 * math.sqrt(32 * shape[-1]))))
             return (_random_bytes(shape, generator) & 3) + lowest
-        normal = torch.randn(shape, generator=generator)
-        return _scaled(normal, name, part).bfloat16()
+        out = torch.empty(shape, dtype=torch.bfloat16)
+        rows = max(1, _DRAWN_AT_ONCE * shape[0] // math.prod(shape))
+        for chunk in out.split(rows):
+            chunk.copy_(_scaled(torch.randn(chunk.shape, generator=generator), name, part))
+        return out
 
     def _split_qkv(self, layer: int | None, name: str, part: str) -> torch.Tensor:
         query = self.config.num_attention_heads * self.config.head_dim
         rest = self.config.num_key_value_heads * self.config.head_dim
-        return self.tensor(layer, f"qkv.{part}").split([query, rest, rest])["qkv".index(name)]
+        begin, length = {"q": (0, query), "k": (query, rest), "v": (query + rest, rest)}[name]
+        return self.tensor(layer, f"qkv.{part}").narrow(0, begin, length)
 
     def _seed_of(self, layer: int | None, role: str) -> int:
         roles = sorted({known for _, known in self.shapes})

@@ -66,7 +66,7 @@ def _download(
         )
 
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HTTPError  # of httpx or httpx2
+    from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # its client's
 
     try:
         folder = fetch(_PUBLISHED_FILES)
@@ -110,17 +110,17 @@ def _progress_bar(progress: Progress | None) -> Any:
     huggingface_hub makes several bars of it: one counts files, one or two count bytes (received, and written
     to disk). The bars of bytes share a reporter, which shows the one that is furthest.
     """
-    from tqdm import tqdm
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
     reporter = _Reporter(progress)
 
-    class ByteBar(tqdm):  # type: ignore[misc,type-arg]
+    class ByteBar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)
             super().__init__(*args, **{**kwargs, "file": io.StringIO(), "disable": False})
 
         def update(self, n: float | None = 1) -> bool | None:
-            shown = super().update(n)
+            shown: bool | None = super().update(n)
             if self.unit == "B":
                 reporter.report(int(self.n), int(self.total or 0))
             return shown
