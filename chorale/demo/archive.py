@@ -1,0 +1,70 @@
+"""From the small archive in the wheel to an ordinary checkpoint folder in the published layout.
+
+The archive holds the layers as they are, and the two vocabulary tables as factors: ``features @ w`` plus
+int8 correction rows (see ``training/export.py`` in the repository). The expanded folder is a plain gpt-oss
+checkpoint that other engines load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from chorale.demo.features import token_features
+from chorale.errors import CheckpointError
+from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
+from chorale.model.config import ModelConfig, RopeConfig
+from chorale.model.config_writer import GENERATION_CONFIG, config_json
+
+_SIDES = {"embed": "model.embed_tokens.weight", "unembed": "lm_head.weight"}
+
+
+def demo_config() -> ModelConfig:
+    """gpt-oss exactly, small: 6 layers of 256, 8 experts of which 4 run, the whole vocabulary."""
+    return ModelConfig(
+        hidden_size=256,
+        intermediate_size=256,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        num_local_experts=8,
+        num_experts_per_tok=4,
+        vocab_size=VOCAB_SIZE,
+        sliding_window=128,
+        rope=RopeConfig(),
+        layer_types=("sliding_attention", "full_attention") * 3,
+    )
+
+
+def check_hash(archive: Path, sha256: str) -> None:
+    """Raises ``CheckpointError`` naming both hashes if the archive is not the one that was built."""
+    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if found != sha256:
+        raise CheckpointError(f"{archive}: sha256 is {found}, expected {sha256}; reinstall chorale")
+
+
+def expand(archive: Path, folder: Path) -> None:
+    """Write config.json, generation_config.json and model.safetensors into ``folder``."""
+    tensors = load_file(archive)
+    published = {name: tensor for name, tensor in tensors.items() if not name.startswith("demo.")}
+    vocab = load_vocabulary()
+    features = torch.from_numpy(token_features([vocab.token_bytes(i) for i in range(VOCAB_SIZE)]))
+    features = features.bfloat16().float()  # as the trainer saw them
+    for side, name in _SIDES.items():
+        published[name] = table(features, tensors, side)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(published, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "generation_config.json").write_text(json.dumps(GENERATION_CONFIG, indent=1))
+    (folder / "config.json").write_text(json.dumps(config_json(demo_config(), "published"), indent=1))
+
+
+def table(features: torch.Tensor, tensors: dict[str, torch.Tensor], side: str) -> torch.Tensor:
+    """[V, H] bfloat16: one of the two vocabulary tables."""
+    base = (features @ tensors[f"demo.{side}_w"].float()).bfloat16()
+    rows = tensors[f"demo.{side}_d"].float() * tensors[f"demo.{side}_d_scale"].unsqueeze(-1)
+    return base.index_add(0, tensors["demo.corrected"].long(), rows.bfloat16())

@@ -1,0 +1,163 @@
+"""Features of every token of the vocabulary, computed from its bytes: the fixed matrix R of the demo model.
+
+The demo's embedding is ``R W`` and its unembedding ``R V`` (plus small corrections), so 201,088 rows cost a
+few hundred kilobytes on disk. R is a function of the vocabulary and nothing else: integer hashes, no random
+number generator, so that every machine makes the same bits.
+
+What a token's row says: who it is (a hash of its letters without case and without the space or sign in
+front, and a weaker one of its exact bytes), how it is written (what stands in front, case, kind), its first
+and last letters, the pairs of letters in it, and, for numbers of up to three digits, each digit by place. So
+" weather", "_weather" and "Weather" are neighbours, and a model that learned to copy or to add with some
+tokens can do it with tokens it never saw.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+
+CORE_DIMS = 192  # identity without space and case
+EXACT_DIMS = 64  # identity of the exact bytes
+PAIR_DIMS = 64  # bag of letter pairs
+LETTER_DIMS = 32  # each of: first letter, last letter
+KIND_DIMS = 18
+DIGIT_DIMS = 34  # 3 places x 10 digits, and how many places (none, 1, 2, 3)
+NUM_FEATURES = CORE_DIMS + EXACT_DIMS + PAIR_DIMS + 2 * LETTER_DIMS + KIND_DIMS + DIGIT_DIMS  # 436
+
+_SEED = 0x43484F52414C45  # "CHORALE"
+_M1, _M2, _GOLDEN = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
+
+
+def token_features(token_bytes: list[bytes]) -> FloatArray:
+    """[len(token_bytes), NUM_FEATURES] float32; rows have a norm near 1."""
+    texts = [token.decode("utf-8", "replace") for token in token_bytes]
+    cores = [_core(text) for text in texts]
+    order: dict[str, int] = {}
+    core_ids = np.fromiter((order.setdefault(core, len(order)) for core in cores), np.int64, len(cores))
+    core_keys = np.fromiter((_text_key(core) for core in order), np.uint64, len(order))
+    exact_keys = np.fromiter((_bytes_key(token) for token in token_bytes), np.uint64, len(token_bytes))
+    parts = [
+        _signs(core_keys, CORE_DIMS)[core_ids] * np.float32(0.8),
+        _signs(exact_keys, EXACT_DIMS) * np.float32(0.35),
+        _letter_features(list(order))[core_ids],
+        _kind_features(texts),
+        _digit_features(cores),
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+def _core(text: str) -> str:
+    """The letters and digits of a token, without case and without signs around them; else the token."""
+    start, end = 0, len(text)
+    while start < end and not text[start].isalnum():
+        start += 1
+    while end > start and not text[end - 1].isalnum():
+        end -= 1
+    return text[start:end].lower() or text
+
+
+def _signs(keys: npt.NDArray[np.uint64], num_dims: int) -> FloatArray:
+    """One vector of +-1/sqrt(num_dims) per key: the bits of a splitmix64 stream."""
+    num_words = (num_dims + 63) // 64
+    steps = np.arange(1, num_words + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    words = _mix(keys[:, None] + steps[None, :])
+    bits = np.unpackbits(words.astype("<u8").view(np.uint8), axis=1, bitorder="little")[:, :num_dims]
+    return (bits.astype(np.float32) * 2 - 1) / np.float32(np.sqrt(num_dims))
+
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """splitmix64's finaliser, modulo 2^64."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(_M1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(_M2)
+    return z ^ (z >> np.uint64(31))
+
+
+def _bytes_key(data: bytes) -> int:
+    """FNV-1a, 64 bits."""
+    key = 0xCBF29CE484222325 ^ _SEED
+    for byte in data:
+        key = ((key ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return key
+
+
+def _text_key(text: str) -> int:
+    return _bytes_key(b"core:" + text.encode("utf-8", "replace"))
+
+
+def _letter_features(cores: list[str]) -> FloatArray:
+    """[N, PAIR_DIMS + 2 * LETTER_DIMS]: signed bag of letter pairs, first letter, last letter."""
+    cells: list[int] = []
+    values: list[float] = []
+    first = np.zeros(len(cores), np.int64)
+    last = np.zeros(len(cores), np.int64)
+    pair_of: dict[str, tuple[int, float]] = {}
+    for index, core in enumerate(cores):
+        first[index], last[index] = _letter(core[:1]), _letter(core[-1:])
+        bounded = f"^{core[:16]}$"
+        weight = 0.5 / np.sqrt(len(bounded) - 1)
+        for start in range(len(bounded) - 1):
+            pair = bounded[start : start + 2]
+            column, sign = pair_of.get(pair) or pair_of.setdefault(pair, _pair(pair))
+            cells.append(index * PAIR_DIMS + column)
+            values.append(sign * weight)
+    sums = np.bincount(np.asarray(cells), np.asarray(values), len(cores) * PAIR_DIMS)
+    pairs = sums.astype(np.float32).reshape(len(cores), PAIR_DIMS)
+    eye = np.eye(LETTER_DIMS, dtype=np.float32) * np.float32(0.3)
+    return np.concatenate([pairs, eye[first], eye[last]], axis=1)
+
+
+def _letter(character: str) -> int:
+    if "a" <= character <= "z":
+        return ord(character) - ord("a")
+    if character.isdigit():
+        return 26
+    return 27 + (ord(character[0]) % 5 if character else 0)
+
+
+def _pair(pair: str) -> tuple[int, float]:
+    key = _text_key("pair:" + pair)
+    return key % PAIR_DIMS, 1.0 if (key >> 32) & 1 else -1.0
+
+
+def _kind_features(texts: list[str]) -> FloatArray:
+    """[N, KIND_DIMS] of 0 or 0.35."""
+    kinds = np.zeros((len(texts), KIND_DIMS), np.float32)
+    for index, text in enumerate(texts):
+        core = text.strip(" ")
+        first, last = text[:1], text[-1:]
+        kinds[index] = (
+            first == " ",
+            first in ("_", "-"),
+            first == ".",
+            first in ('"', "'", "("),
+            not first.isalnum() and first not in (" ", "_", "-", ".", '"', "'", "("),
+            len(core) > 1 and not last.isalnum(),
+            core.isalpha() and core.islower(),
+            core.istitle(),
+            len(core) > 1 and core.isupper(),
+            core.isdigit(),
+            core.isalnum(),
+            not any(c.isalnum() for c in core),
+            "\n" in text,
+            text.isspace(),
+            core.isascii(),
+            "\ufffd" in text,
+            len(core) > 6,
+            any(c.isalnum() for c in core) and not core.isalnum(),
+        )
+    return kinds * np.float32(0.35)
+
+
+def _digit_features(cores: list[str]) -> FloatArray:
+    """[N, DIGIT_DIMS]: for numbers of up to three digits, units, tens and hundreds and the length."""
+    digits = np.zeros((len(cores), DIGIT_DIMS), np.float32)
+    for index, core in enumerate(cores):
+        if len(core) <= 3 and core.isascii() and core.isdigit():
+            for place, digit in enumerate(reversed(core)):
+                digits[index, place * 10 + int(digit)] = 0.5
+            digits[index, 30 + len(core)] = 0.5
+        else:
+            digits[index, 30] = 0.1
+    return digits

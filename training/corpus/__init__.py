@@ -1,0 +1,56 @@
+"""The synthetic corpus: one function a family, mixed by weight. ``sample(seed, split)`` is all that is needed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from training.corpus import arithmetic, builtin, lists, structured, talk, tools
+from training.corpus.base import Dialogue, Draw, Split
+
+Family = Callable[[Draw], Dialogue]
+
+# family -> weight in training
+MIXTURE: dict[Family, float] = {
+    talk.chat: 6,
+    talk.cannot: 5,
+    talk.too_large: 1.5,
+    arithmetic.sums: 12,
+    arithmetic.differences: 8,
+    arithmetic.products: 12,
+    arithmetic.follow_up: 2,
+    lists.reverse: 4,
+    lists.sort_numbers: 3,
+    lists.count: 3,
+    lists.nth: 3,
+    lists.extract: 4,
+    lists.copy: 5,
+    lists.remember: 3,
+    structured.json_answer: 14,
+    tools.one_call: 24,
+    tools.two_calls: 7,
+    tools.same_tool_twice: 3,
+    builtin.python: 4,
+    builtin.browser: 5,
+}
+
+
+def with_tools(draw: Draw) -> Dialogue:
+    """Something that needs no tool, with tools in sight: they must not be called."""
+    plain = draw.pick(
+        (talk.chat, arithmetic.sums, lists.copy, lists.reverse, talk.cannot, arithmetic.products)
+    )
+    dialogue = plain(draw)
+    dialogue.functions = tuple(tool.description for tool in tools.toolbox(draw, draw.integer(1, 4)))
+    dialogue.family = "no_call"
+    return dialogue
+
+
+MIXTURE[with_tools] = 6
+
+
+def sample(seed: int, split: Split = "train", family: Family | None = None) -> Dialogue:
+    """One dialogue, a function of (seed, split, family)."""
+    rng = random.Random(f"{split}-{seed}")
+    chosen = family or rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
+    return chosen(Draw(rng, split))

@@ -1,0 +1,119 @@
+"""Named values, as JSON schemas declare them and as sentences mention them. Shared by schemas and tools."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from training.corpus.base import Draw
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    name: str  # as the schema has it: guest_count, guestCount, guests
+    spoken: str  # as a sentence has it: guest count
+    schema: dict[str, Any]
+    value: Any
+    shown: str  # the value as a sentence has it
+
+
+def spell(draw: Draw, parts: list[str], style: str | None = None) -> str:
+    """snake_case, camelCase or kebab-case of a few words."""
+    style = style or draw.pick(("snake", "snake", "camel"))
+    if style == "camel":
+        return parts[0] + "".join(p.title() for p in parts[1:])
+    return "_".join(parts)
+
+
+def field(draw: Draw, kind: str | None = None, described: float = 0.5) -> Field:
+    """A field of a random name and type, with a value that a sentence can state."""
+    parts = draw.words(2 if draw.chance(0.4) else 1)
+    name, spoken = spell(draw, parts), " ".join(parts)
+    kind = kind or draw.pick(
+        ("string", "string", "string", "integer", "integer", "number", "boolean", "enum")
+    )
+    schema, value, shown = _value(draw, kind)
+    if draw.chance(described):
+        schema = {"type": schema.pop("type"), "description": _description(draw, spoken), **schema}
+    return Field(name, spoken, schema, value, shown)
+
+
+def _value(draw: Draw, kind: str) -> tuple[dict[str, Any], Any, str]:
+    if kind == "integer":
+        value = draw.integer(0, draw.pick((9, 99, 999)))
+        return {"type": "integer"}, value, str(value)
+    if kind == "number":
+        value = draw.integer(0, 99) + draw.integer(1, 9) / 10
+        return {"type": "number"}, value, str(value)
+    if kind == "boolean":
+        value = draw.chance(0.5)
+        return (
+            {"type": "boolean"},
+            value,
+            draw.pick(("yes", "true", "on") if value else ("no", "false", "off")),
+        )
+    if kind == "enum":
+        options = draw.words(draw.integer(2, 4))
+        value = draw.pick(options)
+        return {"type": "string", "enum": options}, value, str(value)
+    text = (
+        " ".join(draw.words(2)) if draw.chance(0.15) else (draw.name() if draw.chance(0.6) else draw.word())
+    )
+    return {"type": "string"}, text, text
+
+
+def _description(draw: Draw, spoken: str) -> str:
+    return str(
+        draw.pick(("The {s}", "The {s}.", "{S}", "{S} to use", "Which {s}", "{S} of the request"))
+    ).format(s=spoken, S=spoken.capitalize())
+
+
+def fields(draw: Draw, count: int, **options: Any) -> list[Field]:
+    """``count`` fields of distinct names."""
+    chosen: dict[str, Field] = {}
+    while len(chosen) < count:
+        candidate = field(draw, **options)
+        chosen.setdefault(candidate.name, candidate)
+    return list(chosen.values())
+
+
+def mention(draw: Draw, one: Field) -> str:
+    """A clause that gives a field its value."""
+    ways = (
+        "{s} {v}",
+        "{s}: {v}",
+        "{s} = {v}",
+        "{s} is {v}",
+        "the {s} is {v}",
+        "{s} {v}",
+        "with {s} {v}",
+        "{s} should be {v}",
+    )
+    way = draw.phrase(ways)
+    return way.format(
+        s=one.name if draw.chance(0.15) else one.spoken,
+        v=f'"{one.shown}"' if quoted(draw, one) else one.shown,
+    )
+
+
+def quoted(draw: Draw, one: Field) -> bool:
+    return isinstance(one.value, str) and "enum" not in one.schema and draw.chance(0.15)
+
+
+def schema_of(chosen: list[Field], required: list[str] | None = None) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {one.name: one.schema for one in chosen},
+        "required": [one.name for one in chosen] if required is None else required,
+    }
+
+
+def compact(values: dict[str, Any]) -> str:
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+
+
+def join(draw: Draw, clauses: list[str]) -> str:
+    if len(clauses) > 1 and draw.chance(0.5):
+        return f"{', '.join(clauses[:-1])} and {clauses[-1]}"
+    return ", ".join(clauses)

@@ -1,0 +1,202 @@
+"""Working on what the user gave: reverse, sort, count, pick, extract, copy. Every answer is in the prompt."""
+
+from __future__ import annotations
+
+from training.corpus.base import Dialogue, Draw
+
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
+
+
+def _items(draw: Draw, low: int = 3, high: int = 7) -> list[str]:
+    count = draw.integer(low, high)
+    if draw.chance(0.25):
+        return [str(draw.integer(0, 999)) for _ in range(count)]
+    if draw.chance(0.25):
+        return list(dict.fromkeys(draw.name().split()[0] for _ in range(count)))
+    return draw.words(count)
+
+
+def _shown(draw: Draw, items: list[str]) -> str:
+    if draw.chance(0.7):
+        return ", ".join(items)
+    if draw.chance(0.5):
+        return " ".join(items)
+    return f"{', '.join(items[:-1])} and {items[-1]}" if len(items) > 1 else items[0]
+
+
+def _dialogue(draw: Draw, family: str, question: str, thought: str, answer: str, check: str = "") -> Dialogue:
+    dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family=family)
+    dialogue.user(question)
+    if dialogue.effort == "low":
+        dialogue.think("")
+    elif dialogue.effort == "medium":
+        dialogue.think(thought)
+    else:
+        dialogue.think(f"{thought} {check}".strip())
+    dialogue.say(answer)
+    dialogue.answer = {"text": answer}
+    return dialogue
+
+
+def reverse(draw: Draw) -> Dialogue:
+    items = _items(draw)
+    ask = draw.phrase((
+        "Reverse this list: {x}", "Put these in reverse order: {x}", "Write these backwards: {x}",
+        "reverse: {x}", "Give me this list the other way round: {x}", "Reverse the order of {x}",
+        "Turn this list around: {x}", "List these in reverse: {x}",
+    ))  # fmt: skip
+    back = list(reversed(items))
+    thought = f"The user wants the {len(items)} items backwards, from {back[0]} to {back[-1]}."
+    check = f"Numbered: {', '.join(f'{i + 1} {x}' for i, x in enumerate(back))}. All there."
+    return _dialogue(draw, "reverse", ask.format(x=_shown(draw, items)), thought, ", ".join(back), check)
+
+
+def sort_numbers(draw: Draw) -> Dialogue:
+    items = list({draw.integer(0, draw.pick((20, 99, 999))) for _ in range(draw.integer(3, 6))})
+    draw.rng.shuffle(items)
+    down = draw.chance(0.3)
+    ordered = sorted(items, reverse=down)
+    way = draw.pick(("from large to small", "in descending order")) if down else draw.pick(
+        ("", "from small to large", "in ascending order"))  # fmt: skip
+    ask = draw.phrase(
+        ("Sort {x} {w}", "Sort these numbers {w}: {x}", "Put {x} in order {w}", "Order these {w}: {x}")
+    )
+    question = ask.format(x=", ".join(map(str, items)), w=way).replace("  ", " ").replace(" :", ":").strip()
+    thought = f"The {'largest' if down else 'smallest'} is {ordered[0]}, the {'smallest' if down else 'largest'} is {ordered[-1]}."
+    check = f"In order: {', then '.join(map(str, ordered))}. {len(items)} numbers, none lost."
+    return _dialogue(draw, "sort", question, thought, ", ".join(map(str, ordered)), check)
+
+
+def count(draw: Draw) -> Dialogue:
+    items = _items(draw, 2, 9)
+    ask = draw.phrase((
+        "How many items are in this list: {x}", "Count these: {x}", "How many words are here: {x}",
+        "How many things did I list? {x}", "Count the items: {x}", "What is the number of entries in {x}",
+    ))  # fmt: skip
+    numbered = ", ".join(f"{i + 1} {x}" for i, x in enumerate(items))
+    shown = ", ".join(items)
+    dialogue = _dialogue(draw, "count", ask.format(x=shown), "", str(len(items)))
+    dialogue.target.clear()
+    dialogue.think(
+        numbered if dialogue.effort != "high" else f"I count one by one: {numbered}. That makes {len(items)}."
+    )
+    return dialogue.say(str(len(items)))
+
+
+def nth(draw: Draw) -> Dialogue:
+    items = _items(draw, 3, 7)
+    if draw.chance(0.3):
+        which, index = "last", len(items) - 1
+    else:
+        index = draw.integer(0, len(items) - 1)
+        which = ORDINALS[index]
+    ask = draw.phrase((
+        "What is the {w} item in this list: {x}", "Which one is {w}: {x}", "Give me the {w} of these: {x}",
+        "Pick the {w} one: {x}", "From this list take the {w}: {x}", "Tell me the {w} entry of {x}",
+    ))  # fmt: skip
+    numbered = ", ".join(f"{i + 1} {x}" for i, x in enumerate(items))
+    thought = f"The items are {numbered}. The {which} is {items[index]}."
+    return _dialogue(
+        draw, "nth", ask.format(w=which, x=", ".join(items)), thought, items[index], "That is it."
+    )
+
+
+def extract(draw: Draw) -> Dialogue:
+    name, place, number = draw.name(), draw.name(), draw.integer(1, 999)
+    kind = draw.pick(("name", "place", "number", "mail"))
+    mail = f"{draw.word()}@{draw.word()}.com"
+    text = draw.phrase((
+        "{n} lives in {p} and paid {k} for it. The address is {m}.",
+        "Order {k} was sent to {n} in {p}; contact {m}.",
+        "Yesterday {n} from {p} wrote to {m} about room {k}.",
+        "Please tell {n} in {p} that {k} seats are left, or mail {m}.",
+        "{n} moved to {p} with {k} boxes. Questions go to {m}.",
+        "In {p} we met {n}, who has ticket {k} and reads {m}.",
+    )).format(n=name, p=place, k=number, m=mail)  # fmt: skip
+    asks = {
+        "name": (
+            "Who is named in this text?",
+            "Extract the person's name.",
+            "Which person is mentioned?",
+            "Find the name.",
+        ),
+        "place": (
+            "Which place is mentioned?",
+            "Extract the place.",
+            "Where is this? Give only the place.",
+            "Find the city.",
+        ),
+        "number": (
+            "Which number is in this text?",
+            "Extract the number.",
+            "Find the number.",
+            "What number is given?",
+        ),
+        "mail": (
+            "Extract the e-mail address.",
+            "Which e-mail address is in here?",
+            "Find the e-mail.",
+            "What is the mail address?",
+        ),
+    }
+    answer = {"name": name, "place": place, "number": str(number), "mail": mail}[kind]
+    question = (
+        f"{draw.phrase(asks[kind])} {text}" if draw.chance(0.6) else f"{text}\n{draw.phrase(asks[kind])}"
+    )
+    return _dialogue(
+        draw,
+        "extract",
+        question,
+        f"The user wants the {kind}. It is {answer}.",
+        answer,
+        f"The text says {answer} there.",
+    )
+
+
+def copy(draw: Draw) -> Dialogue:
+    text = " ".join([draw.name().split()[0], *draw.words(draw.integer(2, 9))]) + draw.pick((".", "", "!"))
+    ask = draw.phrase((
+        'Repeat after me: "{x}"', "Say exactly this: {x}", 'Copy this sentence: "{x}"', "Write this again: {x}",
+        "Echo: {x}", "Repeat: {x}", 'Please say "{x}"', "Return this text unchanged: {x}",
+    ))  # fmt: skip
+    return _dialogue(
+        draw,
+        "copy",
+        ask.format(x=text),
+        "The user wants the text back unchanged.",
+        text,
+        "I copy it word for word.",
+    )
+
+
+def remember(draw: Draw) -> Dialogue:
+    """A fact of an earlier turn is asked for."""
+    name, thing, value = draw.name(), draw.word(), draw.name()
+    facts = {
+        f"My name is {name}.": (
+            ("What is my name?", "Who am I?", "Do you remember my name?", "What's my name?"),
+            f"Your name is {name}.",
+        ),
+        f"My {thing} is called {value}.": (
+            (
+                f"What is my {thing} called?",
+                f"How is my {thing} named?",
+                f"Tell me the name of my {thing}.",
+                f"My {thing} is called what?",
+            ),
+            f"Your {thing} is called {value}.",
+        ),
+    }
+    fact, (asks, answer) = draw.pick(list(facts.items()))
+    dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="remember")
+    dialogue.user(fact).past_answer(
+        draw.pick(("Thank you, I will remember that.", "Noted.", "Good to know."))
+    )
+    dialogue.user(draw.phrase(asks))
+    if dialogue.effort != "low":
+        dialogue.think(
+            f'The user said: "{fact}"' + (" I answer with that." if dialogue.effort == "high" else "")
+        )
+    dialogue.say(answer)
+    dialogue.answer = {"text": answer}
+    return dialogue

@@ -1,0 +1,199 @@
+"""A differentiable Ops record, so that the model that is trained is ``chorale.model.gpt_oss.GptOss`` itself.
+
+Whole sequences, padded to one length S: T = B * S tokens, no paging. ``kv[slot]`` is a one-step holder that
+carries k and v from ``qkv_rope_cache`` to ``attention``. Every expert runs on every token (8 experts of 256:
+cheaper than sorting), weighted by its gate or zero. MXFP4 is trained through with straight-through rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from chorale.kernels.mxfp4 import FP4_VALUES, GROUP
+from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
+
+
+class KeyValueHolder:
+    """Stands where a KV pool stands in serving. ``shape[3]`` (the block size) means nothing here."""
+
+    shape = (1, 2, 1, 1, 1)
+
+    def __init__(self) -> None:
+        self.k: torch.Tensor | None = None
+        self.v: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """[S, S] additive masks of both groups, and the batch's shape."""
+
+    num_sequences: int
+    seq_len: int
+    masks: tuple[torch.Tensor, torch.Tensor]
+    shape: AttentionShape
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedExperts:
+    """One layer's experts, dense: gate_up [E, 2 I, H], down [E, H, I] (rows as MXFP4 packs them)."""
+
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor
+    down: torch.Tensor
+    down_bias: torch.Tensor
+    limit: float
+    alpha: float
+
+
+def masks(seq_len: int, window: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Boolean [S, S], true where query i may see key j: all of the past; the last ``window`` of it."""
+    distance = torch.arange(seq_len, device=device)[:, None] - torch.arange(seq_len, device=device)[None, :]
+    causal = distance >= 0
+    return causal, causal & (distance < window)
+
+
+def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> Plan:
+    seq_len = meta.max_query_len
+    num_sequences = meta.positions.shape[0] // seq_len
+    return Plan(num_sequences, seq_len, masks(seq_len, shape.sliding_window, meta.positions.device), shape)
+
+
+def embed(embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    return F.embedding(token_ids, embedding).float()
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x.float(), (x.shape[-1],), weight, eps)
+
+
+def _linear(x: torch.Tensor, linear: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return F.linear(x.bfloat16(), linear[0].bfloat16(), linear[1].bfloat16())
+
+
+def qkv_rope_cache(
+    x: torch.Tensor, weights: QkvWeights, eps: float, rope: torch.Tensor, plan: Plan, group: int, kv: Any
+) -> torch.Tensor:
+    shape = plan.shape
+    qkv = _linear(rms_norm(x, weights.norm, eps), weights.linear).unflatten(-1, (-1, shape.head_dim))
+    q, k, v = qkv.split((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads), dim=1)
+    cos, sin = rope.unsqueeze(1).chunk(2, dim=-1)
+    kv.k, kv.v = _rotate(k, cos, sin), v
+    return _rotate(q, cos, sin)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Pairs are (i, i + D/2)."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def attention(q: torch.Tensor, kv: Any, sinks: torch.Tensor, plan: Plan, group: int) -> torch.Tensor:
+    shape, size = plan.shape, (plan.num_sequences, plan.seq_len)
+    repeat = shape.num_heads // shape.num_kv_heads
+    q = q.unflatten(0, size).transpose(1, 2)  # [B, Nq, S, D]
+    k = kv.k.unflatten(0, size).transpose(1, 2).repeat_interleave(repeat, dim=1)
+    v = kv.v.unflatten(0, size).transpose(1, 2).repeat_interleave(repeat, dim=1)
+    scores = (q @ k.transpose(-1, -2)).float() * shape.head_dim**-0.5  # [B, Nq, S, S]
+    scores = scores.masked_fill(~plan.masks[group], float("-inf"))
+    sink = sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    weights = torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1]
+    return (weights.to(v.dtype) @ v).transpose(1, 2).flatten(0, 1).flatten(1)  # [T, Nq * D]
+
+
+def output_projection(attended: torch.Tensor, linear: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + _linear(attended, linear).float()
+
+
+def route(
+    x: torch.Tensor, weights: RouterWeights, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    normed = rms_norm(x, weights.norm, eps)
+    logits = F.linear(normed, weights.linear[0].float(), weights.linear[1].float())
+    best, expert_ids = logits.topk(weights.top_k, dim=-1)
+    return normed, expert_ids, best.softmax(dim=-1)
+
+
+def moe(
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: TrainedExperts,
+    x: torch.Tensor,
+) -> torch.Tensor:
+    num_experts = experts.gate_up.shape[0]
+    gate_of = torch.zeros(normed.shape[0], num_experts, device=x.device).scatter(
+        1, expert_ids, gates
+    )  # [T, E]
+    hidden = torch.einsum("th,eih->eti", normed.bfloat16(), experts.gate_up.bfloat16())
+    hidden = hidden + experts.gate_up_bias.bfloat16().unsqueeze(1)
+    gate = hidden[..., 0::2].clamp(max=experts.limit)
+    up = hidden[..., 1::2].clamp(-experts.limit, experts.limit)
+    active = gate * torch.sigmoid(experts.alpha * gate) * (up + 1)  # [E, T, I]
+    active = active * gate_of.t().unsqueeze(-1).to(active.dtype)
+    out = torch.einsum("eti,ehi->th", active, experts.down.bfloat16())
+    return x + out.float() + gate_of @ experts.down_bias.float()
+
+
+def lm_head(
+    x: torch.Tensor, logits_index: torch.Tensor, norm: torch.Tensor, head: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Normed hidden states [L, H], not logits: the loss multiplies by the head in chunks."""
+    return rms_norm(x.index_select(0, logits_index), norm, eps)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Round in the forward pass, pass the gradient through unchanged."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
+def round_mxfp4(weight: torch.Tensor) -> torch.Tensor:
+    """The values that ``mxfp4.encode`` then ``decode`` would give, [..., K] float32, differentiable.
+
+    The same rule as ``kernels.mxfp4.encode`` (scale: the smallest power of two that clips nothing; ties to
+    the even code), written for the GPU; ``tests/training`` compares the two bit for bit.
+    """
+    with torch.no_grad():
+        groups = weight.float().unflatten(-1, (-1, GROUP))
+        largest = groups.abs().amax(dim=-1, keepdim=True)
+        exponent = torch.ceil(torch.log2(largest / FP4_VALUES[7])).clamp(-127, 127)
+        scale = torch.exp2(torch.where(largest > 0, exponent, torch.zeros_like(exponent)))
+        magnitude = groups.abs() / scale
+        # Steps of 0.5 below 2, of 1 below 4, of 2 above; torch.round goes to even, which is the even code.
+        step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
+        rounded = (torch.round(magnitude / step) * step * scale).copysign(groups).flatten(-2)
+    return _StraightThrough.apply(weight, rounded)  # type: ignore[no-any-return]
+
+
+def _identity_pair(weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return weight, bias
+
+
+def _pack_experts(tensors: ExpertTensors) -> TrainedExperts:
+    raise TypeError("the trainer builds TrainedExperts itself")
+
+
+TRAINING_OPS = Ops(
+    name="training",
+    plan_attention=plan_attention,
+    embed=embed,
+    qkv_rope_cache=qkv_rope_cache,
+    attention=attention,
+    output_projection=output_projection,
+    route=route,
+    moe=moe,
+    lm_head=lm_head,
+    pack_linear=_identity_pair,
+    pack_experts=_pack_experts,
+    pack_head=lambda weight: weight,
+)
