@@ -19,6 +19,7 @@ from chorale.errors import (
     QueueFullError,
     RequestTimeoutError,
 )
+from chorale.serve.watch import WatchLimits
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -236,5 +237,29 @@ def test_two_clients_do_not_see_each_others_tokens() -> None:
                 assert answers[2][0][1] == "error"
             finally:
                 await other.close()
+
+    run(scene())
+
+
+def test_a_silent_engine_is_taken_for_dead_and_may_come_back() -> None:
+    """Only if no supervisor kills it first: here its patience is long."""
+
+    async def scene() -> None:
+        patient, watch = ClientLimits(ping_interval=0.1, engine_silence=0.6), WatchLimits(beat_timeout=60.0)
+        async with rig(Behaviour(step_seconds=0.005), client=patient, watch=watch) as r:
+            stream = r.client.submit(request("r", 50_000))
+            await anext(stream)
+            os.kill(r.engine_pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(EngineDeadError, match="silent"):
+                    await collect(stream)
+                assert r.client.status.state == "dead"
+            finally:
+                os.kill(r.engine_pid, signal.SIGCONT)
+            await r.ready()
+            asked = request("r", 10)  # the same id: the old request has gone with its connection
+            await r.engine_is_empty()
+            assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
+            assert r.keeper.num_restarts == 0
 
     run(scene())

@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from chorale.client.remote import RemoteClient
-from chorale.client.wire import engine_address
+from chorale.client.wire import Rows, Submit, decode_from_engine, encode, engine_address
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
 from chorale.serve.boot import EXIT_OK, EngineStart, check_directory, make_directory
@@ -169,6 +169,25 @@ def test_garbage_on_the_socket_is_dropped() -> None:
                 asked = request("r")
                 assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
             assert r.keeper.num_restarts == 0
+
+    run(scene())
+
+
+def test_a_request_meant_for_an_engine_that_died_is_not_run() -> None:
+    async def scene() -> None:
+        async with rig() as r:
+            with zmq.Context() as context, context.socket(zmq.DEALER) as late:
+                late.setsockopt(zmq.LINGER, 0)
+                late.connect(engine_address(r.directory))
+                late.send(encode(Submit("an-older-engine", request("stale", 3))))
+                late.send(encode(Submit(r.client.info.engine_id, request("fresh", 3))))
+                seen = set[str]()
+                while "fresh" not in seen:
+                    assert await asyncio.to_thread(late.poll, 10_000)
+                    message = decode_from_engine(late.recv())
+                    assert isinstance(message, Rows)
+                    seen |= {chunk.request_id for chunk in message.step.chunks}
+                assert seen == {"fresh"}
 
     run(scene())
 
