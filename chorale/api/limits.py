@@ -193,7 +193,7 @@ def checked(name: str, value: object, fail: Callable[[str], Exception]) -> Numbe
 
 
 def markdown_table() -> str:
-    """The table of ``docs/api.md``; a test keeps the page equal to it."""
+    """The same table as Markdown, for ``docs/api.md``."""
     rows = ["| field | type | smallest | largest | default | meaning |", "|---|---|---|---|---|---|"]
     for name, limit in LIMITS.items():
         low = f"above {limit.min}" if limit.exclusive_min else str(limit.min)
