@@ -7,13 +7,13 @@ when the header is complete and close exactly once, whatever the model does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from chorale.api.ids import new_id
+from chorale.api.item import OpenItem, Token
+from chorale.api.options import Round, TurnOptions
 from chorale.api.output import (
     EndReason,
     ItemClosed,
-    ItemDelta,
     ItemKind,
     ItemOpened,
     ItemStatus,
@@ -38,49 +38,10 @@ from chorale.harmony.parser import Parser
 from chorale.harmony.render import ASSISTANT, FINAL
 from chorale.harmony.vocab import CHANNEL, END, MESSAGE, NUM_RANKS, START, Vocabulary
 
+__all__ = ["Choice", "Round", "TurnOptions"]
+
 FUNCTIONS = "functions."
 _ID_PREFIX: dict[ItemKind, str] = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
-
-Token = tuple[int, TokenLogprobs | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnOptions:
-    """What a turn needs beside the prompt and the sampling: all of it text level or for the scheduler."""
-
-    request_id: str  # unique among the requests in flight
-    function_names: frozenset[str] = frozenset()  # declared and callable; empty: no call is ever reported
-    stop: tuple[str, ...] = ()  # stop strings, on final text only
-    include_stop: bool = False  # the stop string (or extra stop token) is part of the text
-    parallel_tool_calls: bool = True  # False: the turn ends after the first call
-    stream_interval: int = 1  # tokens per wake-up after the first
-    # The header (after <|start|>assistant) that the prompt already ends with: the model goes on from there.
-    prefill_token_ids: tuple[int, ...] = ()
-    ensure_answer: bool = True  # force a final message when the model ended after its analysis
-    ignore_eos: bool = False  # what follows <|return|> is read on, as if the turn went on
-    progress: bool = False  # emit TurnProgress
-    priority: int = 0
-    cache_salt: str = ""
-    arrival_time: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """The next generation of a turn: its prompt, and the header that the prompt ends with."""
-
-    prompt_token_ids: list[int]
-    prefill_token_ids: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class _Item:
-    index: int
-    kind: ItemKind
-    stops: StopFilter | None = None
-    blank: bool = True  # no text but white space so far
-    texts: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class Choice:
@@ -105,7 +66,7 @@ class Choice:
         self._eos = eos
         self._prompt = prompt
         self._pending: list[OutputEvent] = []
-        self._item: _Item | None = None
+        self._item: OpenItem | None = None
         self._num_items = 0
         self._answered = False  # something a reader sees was opened
         self._called = False
@@ -221,9 +182,8 @@ class Choice:
             self._close("completed", ())
         kind, name, phase = self._route(start)
         stop = self._options.stop if phase == "final_answer" else ()
-        self._item = _Item(
-            self._num_items, kind, StopFilter(stop, self._options.include_stop) if stop else None
-        )
+        stops = StopFilter(stop, self._options.include_stop) if stop else None
+        self._item = OpenItem(self._num_items, kind, stops)
         self._num_items += 1
         self._answered = self._answered or kind != "reasoning"
         self._pending.append(
@@ -257,19 +217,10 @@ class Choice:
             return
         if item.kind == "reasoning":
             self.usage.reasoning_tokens += len(tokens)
-        matched = None
-        if item.stops is not None:
-            text, tokens, matched = item.stops.feed(text, tokens)
-        if text:
-            item.texts.append(text)
-            if item.blank and not text.isspace():
-                item.blank = False
-        for token, logprobs in tokens:
-            item.tokens.append(token)
-            if logprobs is not None:
-                item.logprobs.append(logprobs)
+        matched = item.add(text, tokens)
         if matched is not None:
-            self._stop_at(matched)
+            # The choice is over for us, whatever the engine still sends.
+            self._end("stop", matched, None, keep_tail=False)
 
     def _on_message_end(self, event: MessageEnd) -> None:
         cut = event.terminator is Terminator.CUT
@@ -285,28 +236,21 @@ class Choice:
         item = self._item
         if item is None:
             return
-        if item.stops is not None:
-            text, tokens = item.stops.flush()
-            item.texts.append(text)
-            item.tokens.extend(token for token, _ in tokens)
-            item.logprobs.extend(logprobs for _, logprobs in tokens if logprobs is not None)
+        item.release()
         if item.kind == "function_call" and status == "completed":
             self._called = True
-            if item.blank:
-                item.texts.append("{}")  # a call without arguments is still a JSON object
+            if item.is_blank:
+                item.add_text("{}")  # a call without arguments is still a JSON object
         self._flush()
         self._item = None
         self._pending.append(ItemClosed(item.index, status, token_ids))
 
     def _flush(self) -> None:
         """Turn the open item's collected text into one delta."""
-        item = self._item
-        if item is None or not (item.texts or item.tokens):
-            return
-        text = item.texts[0] if len(item.texts) == 1 else "".join(item.texts)
-        self._pending.append(ItemDelta(item.index, text, tuple(item.tokens), tuple(item.logprobs)))
-        item.texts, item.tokens, item.logprobs = [], [], []
-        self._streamed = True
+        delta = self._item.delta() if self._item is not None else None
+        if delta is not None:
+            self._pending.append(delta)
+            self._streamed = True
 
     def _count_repair(self, kind: str) -> None:
         self._repairs[kind] = self._repairs.get(kind, 0) + 1
@@ -330,13 +274,6 @@ class Choice:
 
     def _wants_answer(self) -> bool:
         return self._options.ensure_answer and not self._answered and not self._forced
-
-    def _stop_at(self, matched: str) -> None:
-        """A stop string: the choice is over for us, whatever the engine still sends."""
-        item = self._item
-        if item is not None:
-            item.stops = None  # what it still holds belongs to the stop string
-        self._end("stop", matched, None, keep_tail=False)
 
     def _drain_parser(self, status: ItemStatus, keep_tail: bool = True) -> None:
         """Close whatever is open. ``keep_tail``: show what the parser still held back."""

@@ -17,7 +17,8 @@ from typing import Protocol
 
 import msgspec
 
-from chorale.api.choice import Choice, Round, TurnOptions
+from chorale.api.choice import Choice
+from chorale.api.options import Round, TurnOptions
 from chorale.api.output import EndReason, OutputEvent
 from chorale.client.base import EngineClient, TokenStream
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk

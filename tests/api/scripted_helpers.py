@@ -18,8 +18,8 @@ from starlette.routing import Router
 
 from chorale.api import chat, completions
 from chorale.api.auth import guard_routes
-from chorale.api.choice import TurnOptions
 from chorale.api.metered import MeteredClient
+from chorale.api.options import TurnOptions
 from chorale.api.output import Fold, OutputEvent
 from chorale.api.shell import Shell, unknown_path
 from chorale.api.state import ServerState

@@ -10,7 +10,7 @@ from typing import Any
 
 from chorale.api.chat.messages import content_text, reasoning_text, split_instructions, to_harmony
 from chorale.api.chat.request import ChatRequest
-from chorale.api.choice import TurnOptions
+from chorale.api.options import TurnOptions
 from chorale.api.prompt import (
     check_distinct,
     developer_message,

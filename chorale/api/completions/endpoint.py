@@ -12,7 +12,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chorale.api.choice import TurnOptions
 from chorale.api.completions.raw import RawChoice, RawOptions
 from chorale.api.completions.request import (
     CompletionRequest,
@@ -24,6 +23,7 @@ from chorale.api.completions.text import ChoiceText, TextAnswer, TextChunkWriter
 from chorale.api.http import EventStream, json_response, read_json, until_disconnect
 from chorale.api.merge import merged
 from chorale.api.names import check_model
+from chorale.api.options import TurnOptions
 from chorale.api.output import Fold, TurnEnded, end_error
 from chorale.api.sampling import resolve_sampling
 from chorale.api.sse import DONE, error_event, event

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chorale.api.choice import Round, TurnOptions
 from chorale.api.ids import new_id
+from chorale.api.item import OpenItem, Token
+from chorale.api.options import Round, TurnOptions
 from chorale.api.output import (
     EndReason,
     ItemClosed,
-    ItemDelta,
     ItemOpened,
     OutputEvent,
     PromptScored,
@@ -57,13 +57,11 @@ class RawChoice:
         self._raw = raw
         self._eos = eos
         self._decoder = TextDecoder(vocab)
-        self._stops = StopFilter(options.stop, options.include_stop) if options.stop else None
+        stops = StopFilter(options.stop, options.include_stop) if options.stop else None
+        self._item = OpenItem(0, "message", stops)
         self._pending: list[OutputEvent] = []
         self._opened = False
-        self._texts: list[str] = []
-        self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._unread: list[tuple[int, TokenLogprobs | None]] = []  # inside a character
+        self._unread: list[Token] = []  # inside a character
         self._prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
         self._timings: ChunkTimings | None = None
         self._streamed = False
@@ -121,20 +119,10 @@ class RawChoice:
             tokens, self._unread = self._unread, []
             self._add(text, tokens)
 
-    def _add(self, text: str, tokens: list[tuple[int, TokenLogprobs | None]]) -> None:
-        matched = None
-        if self._stops is not None:
-            text, tokens, matched = self._stops.feed(text, tokens)
-        self._texts.append(text)
-        self._keep(tokens)
+    def _add(self, text: str, tokens: list[Token]) -> None:
+        matched = self._item.add(text, tokens)
         if matched is not None:
-            self._stops = None
-            self._unread = []
             self._end("stop", matched, None, keep_tail=False)
-
-    def _keep(self, tokens: list[tuple[int, TokenLogprobs | None]]) -> None:
-        self._tokens.extend(token for token, _ in tokens)
-        self._logprobs.extend(logprobs for _, logprobs in tokens if logprobs is not None)
 
     # ------------------------------------------------------------------ ends
 
@@ -187,27 +175,18 @@ class RawChoice:
         )
 
     def _flush_tail(self) -> None:
-        text, unread = self._decoder.flush(), self._unread
+        tail, unread = self._decoder.flush(), self._unread
         self._unread = []
-        if self._stops is None:
-            self._texts.append(text)
-            self._keep(unread)
+        if (tail or unread) and self._item.add(tail, unread) is not None:
             return
-        emit, tokens, matched = self._stops.feed(text, unread)
-        self._texts.append(emit)
-        self._keep(tokens)
-        if matched is None:
-            rest, tokens = self._stops.flush()
-            self._texts.append(rest)
-            self._keep(tokens)
+        self._item.release()
 
     # ------------------------------------------------------------------ events out
 
     def _flush(self) -> None:
-        text = "".join(self._texts)
-        if text or self._tokens:
-            self._pending.append(ItemDelta(0, text, tuple(self._tokens), tuple(self._logprobs)))
-            self._texts, self._tokens, self._logprobs = [], [], []
+        delta = self._item.delta()
+        if delta is not None:
+            self._pending.append(delta)
             self._streamed = True
 
     def take(self) -> list[OutputEvent]:

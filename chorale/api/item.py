@@ -1,0 +1,68 @@
+"""OpenItem: the output item that is being written, between ItemOpened and ItemClosed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from chorale.api.output import ItemDelta, ItemKind
+from chorale.api.stops import StopFilter
+from chorale.engine.types import TokenLogprobs
+
+Token = tuple[int, TokenLogprobs | None]
+
+
+class OpenItem:
+    """Collects text and its tokens until a delta is due. ``stops``: watched over its text."""
+
+    __slots__ = ("_logprobs", "_stops", "_texts", "_tokens", "index", "is_blank", "kind")
+
+    def __init__(self, index: int, kind: ItemKind, stops: StopFilter | None = None) -> None:
+        self.index = index
+        self.kind = kind
+        self.is_blank = True  # nothing but white space so far
+        self._stops = stops
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+
+    def add(self, text: str, tokens: list[Token]) -> str | None:
+        """More content; returns the stop string that it completed, after which only ``delta`` is left."""
+        matched = None
+        if self._stops is not None:
+            text, tokens, matched = self._stops.feed(text, tokens)
+            if matched is not None:
+                self._stops = None  # what it still holds belongs to the stop string
+        if text:
+            self._texts.append(text)
+            if self.is_blank and not text.isspace():
+                self.is_blank = False
+        self._keep(tokens)
+        return matched
+
+    def add_text(self, text: str) -> None:
+        """Text that no token wrote."""
+        self._texts.append(text)
+
+    def release(self) -> None:
+        """No more content: what only began like a stop string is text after all."""
+        if self._stops is not None:
+            text, tokens = self._stops.flush()
+            if text:
+                self._texts.append(text)
+            self._keep(tokens)
+
+    def _keep(self, tokens: Iterable[Token]) -> None:
+        for token, logprobs in tokens:
+            self._tokens.append(token)
+            if logprobs is not None:
+                self._logprobs.append(logprobs)
+
+    def delta(self) -> ItemDelta | None:
+        """Everything since the last delta as one, or None."""
+        texts, tokens = self._texts, self._tokens
+        if not texts and not tokens:
+            return None
+        text = texts[0] if len(texts) == 1 else "".join(texts)
+        made = ItemDelta(self.index, text, tuple(tokens), tuple(self._logprobs))
+        self._texts, self._tokens, self._logprobs = [], [], []
+        return made

@@ -1,0 +1,33 @@
+"""What a turn is asked for, beside its prompt and sampling; and what a round of it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOptions:
+    """All of it text level or for the scheduler; decided by the endpoint, read by the choices."""
+
+    request_id: str  # unique among the requests in flight
+    function_names: frozenset[str] = frozenset()  # declared and callable; empty: no call is ever reported
+    stop: tuple[str, ...] = ()  # stop strings, on final text only
+    include_stop: bool = False  # the stop string (or extra stop token) is part of the text
+    parallel_tool_calls: bool = True  # False: the turn ends after the first call
+    stream_interval: int = 1  # tokens per wake-up after the first
+    # The header (after <|start|>assistant) that the prompt already ends with: the model goes on from there.
+    prefill_token_ids: tuple[int, ...] = ()
+    ensure_answer: bool = True  # force a final message when the model ended after its analysis
+    ignore_eos: bool = False  # what follows <|return|> is read on, as if the turn went on
+    progress: bool = False  # emit TurnProgress
+    priority: int = 0
+    cache_salt: str = ""
+    arrival_time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The next generation of a turn: its prompt, and the header that the prompt ends with."""
+
+    prompt_token_ids: list[int]
+    prefill_token_ids: tuple[int, ...]
