@@ -28,16 +28,16 @@ def key_values(keys: torch.Tensor) -> torch.Tensor:
 
 
 def reach_threshold(
-    scores: torch.Tensor, weights: torch.Tensor | None, targets: torch.Tensor
+    scores: torch.Tensor, weights: torch.Tensor | None, targets: torch.Tensor, reached: torch.Tensor
 ) -> torch.Tensor:
     """[N, 1] float32: the largest ``t`` with ``sum(weights[scores >= t]) >= target``, row by row.
 
     ``scores`` [N, V] float32; ``weights`` [N, V] float32, None for ones; ``targets`` [N, 1]. A target that
-    even everything does not reach gives the lowest float: keep everything but -inf.
+    even everything does not reach gives the lowest float: keep everything but -inf. ``reached`` [N, V]
+    float32 is room to work in.
     """
     low = order_keys(torch.full_like(targets, _LOWEST))
     high = order_keys(scores.amax(-1, keepdim=True)) + 1
-    reached = torch.empty_like(scores)
     for _ in range(32):
         middle = (low + high) >> 1
         # A float result: four times as fast as a bool one on a CPU.
@@ -56,40 +56,47 @@ def filter_scores(
     top_p: torch.Tensor | None,
     min_p: torch.Tensor | None,
     most_k: int,
-) -> torch.Tensor:
-    """Scores [N, V] (logits over temperature) with whatever a filter removes set to ``NEGLIGIBLE``.
+    space: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """Lower whatever a filter removes from ``scores`` [N, V] (logits over temperature) by ``-NEGLIGIBLE``.
 
     Each filter is [N] float32, or None if no row uses it: ``top_k`` (V or more: off), ``top_p`` (1 or more:
     off; mass is measured within the top k), ``min_p`` (0: off; relative to the most likely token).
-    ``most_k``: the largest k of the rows that use top_k, known to the host.
+    ``most_k``: the largest k of the rows that use top_k, known to the host. ``space``: two [N, V]
+    float32 tensors to work in.
     """
     best = scores.amax(-1, keepdim=True)
     threshold = torch.full_like(best, _LOWEST)
     if top_k is not None:
-        reach = _kth_largest(scores, top_k.unsqueeze(1), most_k)
+        reach = _kth_largest(scores, top_k.unsqueeze(1), most_k, space[0])
         threshold = torch.where(top_k.unsqueeze(1) >= scores.shape[-1], threshold, reach)
     if top_p is not None:
-        nucleus = _nucleus_threshold(scores, best, threshold, top_p.unsqueeze(1))
+        nucleus = _nucleus_threshold(scores, best, threshold, top_p.unsqueeze(1), space)
         threshold = torch.maximum(threshold, nucleus)
     if min_p is not None:  # log(0) is -inf: off
         threshold = torch.maximum(threshold, best + min_p.unsqueeze(1).log())
-    kept = torch.ge(scores, threshold, out=torch.empty_like(scores))
-    return kept.sub_(1.0).mul_(-NEGLIGIBLE).add_(scores)
+    kept = torch.ge(scores, threshold, out=space[0])
+    scores.add_(kept.sub_(1.0).mul_(-NEGLIGIBLE))
 
 
-def _kth_largest(scores: torch.Tensor, k: torch.Tensor, most_k: int) -> torch.Tensor:
+def _kth_largest(scores: torch.Tensor, k: torch.Tensor, most_k: int, room: torch.Tensor) -> torch.Tensor:
     """[N, 1]. Either way finds the same value, so the choice, made for several rows, is seen by none."""
     if most_k > SMALL_K:
-        return reach_threshold(scores, None, k)
+        return reach_threshold(scores, None, k, room)
     place = k.long().clamp(max=most_k) - 1  # rows that do not use top_k are put right by the caller
     return scores.topk(most_k, dim=-1).values.gather(1, place)
 
 
 def _nucleus_threshold(
-    scores: torch.Tensor, best: torch.Tensor, floor: torch.Tensor, top_p: torch.Tensor
+    scores: torch.Tensor,
+    best: torch.Tensor,
+    floor: torch.Tensor,
+    top_p: torch.Tensor,
+    space: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """[N, 1]: keep the most likely until their mass reaches ``top_p`` of the mass at or above ``floor``."""
-    mass = torch.sub(scores, best).exp_()
-    mass *= torch.ge(scores, floor, out=torch.empty_like(scores))
-    nucleus = reach_threshold(scores, mass, mass.sum(-1, keepdim=True) * top_p)
+    mass, room = space
+    torch.sub(scores, best, out=mass).exp_()
+    mass *= torch.ge(scores, floor, out=room)
+    nucleus = reach_threshold(scores, mass, mass.sum(-1, keepdim=True) * top_p, room)
     return torch.where(top_p >= 1.0, torch.full_like(nucleus, _LOWEST), nucleus)

@@ -66,13 +66,19 @@ def _signed(word: int) -> int:
 _FIRST, _SECOND = _signed(0x21F0AAAD), _signed(0x735A2D97)
 
 
-def gumbel_noise(keys: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+def gumbel_noise(
+    keys: torch.Tensor, steps: torch.Tensor, space: tuple[torch.Tensor, torch.Tensor] | None = None
+) -> torch.Tensor:
     """[N, V] float32 Gumbel noise for ``keys`` [N, 2] int32 and ``steps`` [V] int32.
 
-    int32 tensors wrap as uint32 would; ``>>`` on them is arithmetic, so its sign bits are masked off.
+    ``space``: two [N, V] float32 tensors to work in; the first becomes the result. int32 tensors wrap as
+    uint32 would; ``>>`` on them is arithmetic, so its sign bits are masked off.
     """
-    x = steps + keys[:, :1]
-    scratch = torch.bitwise_right_shift(x, 16)
+    shape = (len(keys), len(steps))
+    v, work = space or (torch.empty(shape, device=keys.device), torch.empty(shape, device=keys.device))
+    scratch, x = v.view(torch.int32), work.view(torch.int32)
+    torch.add(steps, keys[:, :1], out=x)
+    torch.bitwise_right_shift(x, 16, out=scratch)
     x ^= scratch.bitwise_and_(0xFFFF)
     x *= _FIRST
     x ^= keys[:, 1:]
@@ -83,5 +89,5 @@ def gumbel_noise(keys: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     x ^= scratch.bitwise_and_(0x1FFFF)
     x >>= 1
     x &= 0x7FFFFFFF
-    v = x.to(torch.float32).mul_(2.0**-31).add_(2.0**-32).clamp_(max=1.0 - 2.0**-24)
+    v.copy_(x).mul_(2.0**-31).add_(2.0**-32).clamp_(max=1.0 - 2.0**-24)
     return v.neg_().log1p_().neg_().log_().neg_()
