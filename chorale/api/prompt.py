@@ -78,7 +78,10 @@ def developer_message(instructions: str | None, tools: Sequence[ToolDescription]
 
 
 def function_tool(function: Mapping[str, Any], param: str) -> ToolDescription:
-    """One declared function, its name and schema checked. Raises ``RequestError``."""
+    """One declared function, its name and schema checked. Raises ``RequestError``.
+
+    ``strict`` is let through (SDKs set it by default) though no grammar enforces the schema yet.
+    """
     name = function.get("name")
     if not isinstance(name, str) or TOOL_NAME.fullmatch(name) is None:
         raise RequestError(
