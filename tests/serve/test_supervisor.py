@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -95,8 +96,13 @@ async def serve(**given: Any) -> AsyncIterator[Server]:
         yield server
     finally:
         if process.returncode is None:
+            process.terminate()
+            process.terminate()  # at once
+        try:
+            await asyncio.wait_for(process.wait(), 15)
+        except TimeoutError:
             process.kill()
-        await process.wait()
+            await process.wait()
         await reading
 
 
@@ -221,9 +227,11 @@ def test_children_die_with_a_killed_supervisor() -> None:
             await s.listening()
             await s.answers(200)
             children = [s.engine, *s.children("api_process")]
+            directory = socket_directory(s.engine)
             s.process.kill()
             await s.process.wait()
             assert await until(lambda: not any(is_alive(pid) for pid in children), "all end") < 5.0
+            shutil.rmtree(directory)  # nobody was left to do it
 
     run(scene())
 
