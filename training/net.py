@@ -7,15 +7,19 @@ and D through int8 rounding once ``quantise`` is set, so that packing loses noth
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from chorale.kernels.ops import AttentionMeta, ForwardBatch, Ops, QkvWeights, RouterWeights
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss, LayerWeights, Weights
-from training.ops import TRAINING_OPS, KeyValueHolder, TrainedExperts, _StraightThrough, lm_head, round_mxfp4
+from training.ops import TRAINING_OPS, KeyValueHolder, StraightThrough, TrainedExperts, round_mxfp4
+
+Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 
 def round_rows_int8(rows: torch.Tensor) -> torch.Tensor:
@@ -23,7 +27,7 @@ def round_rows_int8(rows: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         scale = rows.abs().amax(dim=-1, keepdim=True).clamp(min=1e-8) / 127
         rounded = torch.round(rows / scale) * scale
-    return _StraightThrough.apply(rows, rounded)  # type: ignore[no-any-return]
+    return StraightThrough.apply(rows, rounded)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Layer(nn.Module):
@@ -54,47 +58,69 @@ class Layer(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
-    """Normed hidden states at the positions that carry loss, and the unembedding to score them with."""
+class Table:
+    """Rows of ``features @ weight + corrections`` for the tokens asked for; what embeds during training."""
 
-    states: torch.Tensor  # [L, H]
-    unembedding: torch.Tensor  # [V, H]
+    features: torch.Tensor  # [V, F] bfloat16
+    weight: torch.Tensor  # [F, H]
+    corrections: torch.Tensor  # [N, H]
+    correction_of: torch.Tensor  # [V] int64: which correction a token has; N: none
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[...] int64 -> [..., H] bfloat16."""
+        base = F.embedding(token_ids, self.features) @ self.weight.bfloat16()
+        padded = F.pad(self.corrections, (0, 0, 0, 1)).to(base.dtype)
+        return base + F.embedding(self.correction_of[token_ids], padded)
 
 
 class DemoNet(nn.Module):
     """``features``: [V, F] float32; ``corrected``: ids of the tokens with a correction row."""
 
+    features: torch.Tensor
+    corrected: torch.Tensor
+    correction_of: torch.Tensor
+
     def __init__(self, config: ModelConfig, features: torch.Tensor, corrected: torch.Tensor) -> None:
         super().__init__()
         self.config = config
-        self.register_buffer("features", features.bfloat16())
+        self.register_buffer("features", features.bfloat16(), persistent=False)
         self.register_buffer("corrected", corrected)
+        correction_of = torch.full((features.shape[0],), len(corrected))
+        correction_of[corrected] = torch.arange(len(corrected))
+        self.register_buffer("correction_of", correction_of, persistent=False)
         width, hidden = features.shape[1], config.hidden_size
         self.embed_w = nn.Parameter(torch.randn(width, hidden) * 0.8)
-        self.unembed_w = nn.Parameter(torch.randn(width, hidden) * 0.02)
+        # Alike at first, so that attention learns to copy by passing rows through as they are.
+        self.unembed_w = nn.Parameter(self.embed_w.detach() * 0.05)
         self.embed_d = nn.Parameter(torch.zeros(len(corrected), hidden))
         self.unembed_d = nn.Parameter(torch.zeros(len(corrected), hidden))
         self.final_norm = nn.Parameter(torch.ones(hidden))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.quantise = False
+        self.round_experts: Rounding = round_mxfp4
 
-    def table(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """[V, H] bf16: features @ weight, plus the corrections of the corrected tokens."""
+    def table(self, side: str) -> Table:
+        """ "embed" or "unembed"."""
+        rows = getattr(self, f"{side}_d")
         rows = round_rows_int8(rows) if self.quantise else rows
-        base = self.features @ weight.bfloat16()
-        return base.index_add(0, self.corrected, rows.to(base.dtype))
+        return Table(self.features, getattr(self, f"{side}_w"), rows, self.correction_of)
 
-    def weights(self, unembedding: torch.Tensor) -> Weights:
+    def weights(self) -> Weights:
         return Weights(
-            embedding=self.table(self.embed_w, self.embed_d),
-            layers=tuple(self._layer(layer) for layer in self.layers),
+            embedding=self.table("embed"),  # type: ignore[arg-type]  # what TRAINING_OPS.embed takes
+            layers=tuple(self._layer(layer) for layer in self.layers),  # type: ignore[arg-type]
             final_norm=self.final_norm,
-            head=unembedding,
+            head=None,
             num_parameters=0,
         )
 
     def _layer(self, layer: Layer) -> LayerWeights:
-        config, packed = self.config, round_mxfp4 if self.quantise else (lambda weight: weight)
+        config = self.config
+        packed: Rounding = self.round_experts if self.quantise else (lambda weight: weight)
         return LayerWeights(
             qkv=QkvWeights(layer.attention_norm, (layer.qkv, layer.qkv_bias)),
             sinks=layer.sinks,
@@ -112,15 +138,23 @@ class DemoNet(nn.Module):
             ),
         )
 
-    def forward(self, token_ids: torch.Tensor, logits_index: torch.Tensor, ops: Ops = TRAINING_OPS) -> Hidden:
-        """token_ids [B, S] int64, logits_index [L] into the flattened tokens."""
-        num_sequences, seq_len = token_ids.shape
-        device = token_ids.device
-        unembedding = self.table(self.unembed_w, self.unembed_d)
-        model = GptOss(self.config, self.weights(unembedding), ops, max_len=seq_len)
-        empty = torch.empty(0, dtype=torch.int32, device=device)
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        logits_index: torch.Tensor,
+        ops: Ops = TRAINING_OPS,
+    ) -> torch.Tensor:
+        """Normed hidden states [L, H] float32.
+
+        token_ids and positions [B, S] int64 (position 0 begins a document), logits_index [L] into the
+        flattened tokens.
+        """
+        seq_len = token_ids.shape[1]
+        model = GptOss(self.config, self.weights(), ops, max_len=seq_len)
+        empty = torch.empty(0, dtype=torch.int32, device=token_ids.device)
         meta = AttentionMeta(
-            positions=torch.arange(seq_len, device=device).repeat(num_sequences),
+            positions=positions.flatten(),
             query_start=empty,
             context_lens=empty,
             block_tables=(empty, empty),
@@ -130,7 +164,5 @@ class DemoNet(nn.Module):
         )
         batch = ForwardBatch(token_ids.flatten(), logits_index, meta)
         holders = [KeyValueHolder() for _ in range(self.config.num_kv_slots)]
-        x = model.run(batch, holders)
-        return Hidden(
-            lm_head(x, logits_index, self.final_norm, unembedding, self.config.rms_norm_eps), unembedding
-        )
+        x = model.run(batch, holders)  # type: ignore[arg-type]  # what TRAINING_OPS take
+        return ops.lm_head(x, logits_index, self.final_norm, None, self.config.rms_norm_eps)

@@ -1,12 +1,14 @@
 """A differentiable Ops record, so that the model that is trained is ``chorale.model.gpt_oss.GptOss`` itself.
 
-Whole sequences, padded to one length S: T = B * S tokens, no paging. ``kv[slot]`` is a one-step holder that
-carries k and v from ``qkv_rope_cache`` to ``attention``. Every expert runs on every token (8 experts of 256:
-cheaper than sorting), weighted by its gate or zero. MXFP4 is trained through with straight-through rounding.
+Packed rows of one length S: T = B * S tokens, several documents a row, no paging; a document begins where
+its position is 0. ``kv[slot]`` is a one-step holder that carries k and v from ``qkv_rope_cache`` to
+``attention``. Every expert runs on every token (8 experts of 256: cheaper than sorting), weighted by its
+gate or zero. MXFP4 is trained through with straight-through rounding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +31,11 @@ class KeyValueHolder:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """[S, S] additive masks of both groups, and the batch's shape."""
+    """The masks of both groups (dense booleans here, block masks on a GPU), and the batch's shape."""
 
     num_sequences: int
     seq_len: int
-    masks: tuple[torch.Tensor, torch.Tensor]
+    masks: tuple[Any, Any]
     shape: AttentionShape
 
 
@@ -49,46 +51,58 @@ class TrainedExperts:
     alpha: float
 
 
-def masks(seq_len: int, window: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Boolean [S, S], true where query i may see key j: all of the past; the last ``window`` of it."""
-    distance = torch.arange(seq_len, device=device)[:, None] - torch.arange(seq_len, device=device)[None, :]
-    causal = distance >= 0
-    return causal, causal & (distance < window)
+def document_ids(positions: torch.Tensor, seq_len: int) -> torch.Tensor:
+    """[B, S]: the number of each token's document; a document begins at position 0."""
+    return (positions == 0).cumsum(0).view(-1, seq_len)
 
 
 def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> Plan:
+    """Boolean [B, 1, S, S], true where a query may see a key: its document's past; the window of it."""
     seq_len = meta.max_query_len
-    num_sequences = meta.positions.shape[0] // seq_len
-    return Plan(num_sequences, seq_len, masks(seq_len, shape.sliding_window, meta.positions.device), shape)
+    documents = document_ids(meta.positions, seq_len)
+    index = torch.arange(seq_len, device=documents.device)
+    distance = index[:, None] - index[None, :]
+    same = (documents[:, :, None] == documents[:, None, :]).unsqueeze(1)
+    causal = same & (distance >= 0)
+    window = causal & (distance < shape.sliding_window)
+    return Plan(documents.shape[0], seq_len, (causal, window), shape)
 
 
-def embed(embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    return F.embedding(token_ids, embedding).float()
+def embed(embedding: Callable[[torch.Tensor], torch.Tensor], token_ids: torch.Tensor) -> torch.Tensor:
+    """``embedding`` makes the rows of the tokens (see ``net.Table``)."""
+    return embedding(token_ids).float()
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x.float(), (x.shape[-1],), weight, eps)
 
 
-def _linear(x: torch.Tensor, linear: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    return F.linear(x.bfloat16(), linear[0].bfloat16(), linear[1].bfloat16())
+def linear(x: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """In bfloat16, as served on a GPU."""
+    return F.linear(x.bfloat16(), weights[0].bfloat16(), weights[1].bfloat16())
 
 
-def qkv_rope_cache(
-    x: torch.Tensor, weights: QkvWeights, eps: float, rope: torch.Tensor, plan: Plan, group: int, kv: Any
-) -> torch.Tensor:
-    shape = plan.shape
-    qkv = _linear(rms_norm(x, weights.norm, eps), weights.linear).unflatten(-1, (-1, shape.head_dim))
+def project(
+    x: torch.Tensor, weights: QkvWeights, eps: float, rope: torch.Tensor, shape: AttentionShape
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rotated q [T, Nq, D] and k [T, Nkv, D], and v [T, Nkv, D], bfloat16."""
+    qkv = linear(rms_norm(x, weights.norm, eps), weights.linear).unflatten(-1, (-1, shape.head_dim))
     q, k, v = qkv.split((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads), dim=1)
     cos, sin = rope.unsqueeze(1).chunk(2, dim=-1)
-    kv.k, kv.v = _rotate(k, cos, sin), v
-    return _rotate(q, cos, sin)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin), v
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Pairs are (i, i + D/2)."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def qkv_rope_cache(
+    x: torch.Tensor, weights: QkvWeights, eps: float, rope: torch.Tensor, plan: Plan, group: int, kv: Any
+) -> torch.Tensor:
+    q, kv.k, kv.v = project(x, weights, eps, rope, plan.shape)
+    return q
 
 
 def attention(q: torch.Tensor, kv: Any, sinks: torch.Tensor, plan: Plan, group: int) -> torch.Tensor:
@@ -104,8 +118,8 @@ def attention(q: torch.Tensor, kv: Any, sinks: torch.Tensor, plan: Plan, group: 
     return (weights.to(v.dtype) @ v).transpose(1, 2).flatten(0, 1).flatten(1)  # [T, Nq * D]
 
 
-def output_projection(attended: torch.Tensor, linear: Any, x: torch.Tensor) -> torch.Tensor:
-    return x + _linear(attended, linear).float()
+def output_projection(attended: torch.Tensor, weights: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + linear(attended, weights).float()
 
 
 def route(
@@ -124,28 +138,29 @@ def moe(
     experts: TrainedExperts,
     x: torch.Tensor,
 ) -> torch.Tensor:
-    num_experts = experts.gate_up.shape[0]
-    gate_of = torch.zeros(normed.shape[0], num_experts, device=x.device).scatter(
-        1, expert_ids, gates
-    )  # [T, E]
-    hidden = torch.einsum("th,eih->eti", normed.bfloat16(), experts.gate_up.bfloat16())
-    hidden = hidden + experts.gate_up_bias.bfloat16().unsqueeze(1)
-    gate = hidden[..., 0::2].clamp(max=experts.limit)
-    up = hidden[..., 1::2].clamp(-experts.limit, experts.limit)
-    active = gate * torch.sigmoid(experts.alpha * gate) * (up + 1)  # [E, T, I]
-    active = active * gate_of.t().unsqueeze(-1).to(active.dtype)
-    out = torch.einsum("eti,ehi->th", active, experts.down.bfloat16())
+    """Two matrix products over all experts at once: [T, E * 2 I], then [T, H]."""
+    num_experts, double, _ = experts.gate_up.shape
+    gate_of = torch.zeros(normed.shape[0], num_experts, device=x.device)
+    gate_of = gate_of.scatter(1, expert_ids, gates)  # [T, E]
+    up_weight = experts.gate_up.bfloat16().flatten(0, 1)  # [E * 2 I, H]
+    hidden = F.linear(normed.bfloat16(), up_weight, experts.gate_up_bias.bfloat16().flatten())
+    hidden = hidden.view(-1, num_experts, double // 2, 2)
+    gate = hidden[..., 0].float().clamp(max=experts.limit)
+    up = hidden[..., 1].float().clamp(-experts.limit, experts.limit)
+    active = gate * torch.sigmoid(experts.alpha * gate) * (up + 1) * gate_of.unsqueeze(-1)  # [T, E, I]
+    down_weight = experts.down.bfloat16().permute(1, 0, 2).flatten(1)  # [H, E * I]
+    out = F.linear(active.bfloat16().flatten(1), down_weight)
     return x + out.float() + gate_of @ experts.down_bias.float()
 
 
 def lm_head(
     x: torch.Tensor, logits_index: torch.Tensor, norm: torch.Tensor, head: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """Normed hidden states [L, H], not logits: the loss multiplies by the head in chunks."""
+    """Normed hidden states [L, H], not logits: the loss multiplies by rows of the head."""
     return rms_norm(x.index_select(0, logits_index), norm, eps)
 
 
-class _StraightThrough(torch.autograd.Function):
+class StraightThrough(torch.autograd.Function):
     """Round in the forward pass, pass the gradient through unchanged."""
 
     @staticmethod
@@ -153,26 +168,31 @@ class _StraightThrough(torch.autograd.Function):
         return rounded
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         return grad, None
 
 
-def round_mxfp4(weight: torch.Tensor) -> torch.Tensor:
-    """The values that ``mxfp4.encode`` then ``decode`` would give, [..., K] float32, differentiable.
+def nearest_mxfp4(weight: torch.Tensor) -> torch.Tensor:
+    """The values that ``mxfp4.encode`` then ``decode`` would give, [..., K] float32.
 
     The same rule as ``kernels.mxfp4.encode`` (scale: the smallest power of two that clips nothing; ties to
     the even code), written for the GPU; ``tests/training`` compares the two bit for bit.
     """
+    groups = weight.float().unflatten(-1, (-1, GROUP))
+    largest = groups.abs().amax(dim=-1, keepdim=True)
+    exponent = torch.ceil(torch.log2(largest / FP4_VALUES[7])).clamp(-127, 127)
+    scale = torch.exp2(torch.where(largest > 0, exponent, torch.zeros_like(exponent)))
+    magnitude = groups.abs() / scale
+    # Steps of 0.5 below 2, of 1 below 4, of 2 above; torch.round goes to even, which is the even code.
+    step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
+    return (torch.round(magnitude / step) * step * scale).copysign(groups).flatten(-2)
+
+
+def round_mxfp4(weight: torch.Tensor) -> torch.Tensor:
+    """``nearest_mxfp4``, differentiable."""
     with torch.no_grad():
-        groups = weight.float().unflatten(-1, (-1, GROUP))
-        largest = groups.abs().amax(dim=-1, keepdim=True)
-        exponent = torch.ceil(torch.log2(largest / FP4_VALUES[7])).clamp(-127, 127)
-        scale = torch.exp2(torch.where(largest > 0, exponent, torch.zeros_like(exponent)))
-        magnitude = groups.abs() / scale
-        # Steps of 0.5 below 2, of 1 below 4, of 2 above; torch.round goes to even, which is the even code.
-        step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
-        rounded = (torch.round(magnitude / step) * step * scale).copysign(groups).flatten(-2)
-    return _StraightThrough.apply(weight, rounded)  # type: ignore[no-any-return]
+        rounded = nearest_mxfp4(weight)
+    return StraightThrough.apply(weight, rounded)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _identity_pair(weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

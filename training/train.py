@@ -1,7 +1,7 @@
-"""Train the demo checkpoint: ``python -m training.train --minutes 15 --out DIR`` on one GPU.
+"""Train the demo checkpoint: ``python -m training.train --minutes 20 --out DIR`` on one GPU.
 
-Writes ``DIR/demo.safetensors`` (the archive that ships), ``DIR/loss.json`` (the curve)
-and, with ``--keep``, ``DIR/net.safetensors`` to go on from (``--resume``).
+Writes ``DIR/demo.safetensors`` (the archive that ships), ``DIR/loss.json`` (the curve), with ``--keep`` the
+weights in bfloat16 to go on from (``--resume DIR``), and with ``--evaluate N`` the held-out table.
 """
 
 from __future__ import annotations
@@ -10,133 +10,167 @@ import argparse
 import json
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from chorale.demo.archive import demo_config
 from chorale.demo.features import token_features
-from chorale.harmony.vocab import load_vocabulary
-from chorale.kernels.ops import Ops
-from training import ops as training_ops
+from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from training import optim
-from training.data import Batch, batches, frequent_tokens
-from training.net import DemoNet
+from training.corpus import FAMILIES
+from training.data import BatchShape, batches, frequent_tokens
+from training.export import write_archive
+from training.net import DemoNet, Table
+from training.ops import TRAINING_OPS, StraightThrough, nearest_mxfp4
+
+Batch = dict[str, torch.Tensor]
 
 
-def class_loss(
-    hidden: torch.Tensor,
-    unembedding: torch.Tensor,
-    targets: torch.Tensor,
-    common: torch.Tensor,
-    num_random: int,
-) -> torch.Tensor:
-    """Cross-entropy over the targets, the common tokens and a fresh random sample of all the others.
-
-    ``num_random`` 0 means the whole vocabulary.
-    """
-    if num_random == 0:
-        return F.cross_entropy((hidden.bfloat16() @ unembedding.mT).float(), targets)
-    drawn = torch.randint(unembedding.shape[0], (num_random,), device=targets.device)
-    classes = torch.unique(torch.cat((common, targets, drawn)))
-    logits = hidden.bfloat16() @ unembedding[classes].mT
-    return F.cross_entropy(logits.float(), torch.searchsorted(classes, targets))
+def sampled_loss(hidden: torch.Tensor, table: Table, batch: Batch) -> torch.Tensor:
+    """[L] cross-entropy over the batch's classes; ``bias`` corrects for those that were not drawn."""
+    logits = (hidden.bfloat16() @ table(batch["classes"]).mT).float() + batch["bias"]
+    return F.cross_entropy(logits, batch["target_class"], reduction="none")
 
 
-def compiled_ops() -> Ops:
-    """The training ops with their element-wise chains fused."""
-    base = training_ops.TRAINING_OPS
-    return replace(
-        base,
-        attention=torch.compile(training_ops.attention, dynamic=True),
-        qkv_rope_cache=base.qkv_rope_cache,
-        moe=torch.compile(training_ops.moe, dynamic=True),
-    )
+def full_loss(hidden: torch.Tensor, table: Table, batch: Batch) -> torch.Tensor:
+    """[L] cross-entropy over the whole vocabulary."""
+    rows = table(torch.arange(VOCAB_SIZE, device=hidden.device))
+    return F.cross_entropy((hidden.bfloat16() @ rows.mT).float(), batch["targets"], reduction="none")
 
 
 class Trainer:
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         self.options, self.device = options, device
+        self.shape = BatchShape(rows=options.rows)
         vocab = load_vocabulary()
-        features = torch.from_numpy(token_features([vocab.token_bytes(i) for i in range(201088)]))
-        corrected = torch.from_numpy(
-            frequent_tokens(options.corrections, options.count_dialogues, options.workers).astype(np.int64)
-        )
+        features = torch.from_numpy(token_features([vocab.token_bytes(i) for i in range(VOCAB_SIZE)]))
+        self.corrected = frequent_tokens(options.corrections, options.count_dialogues, options.workers)
+        resumed = load_net(options.resume) if options.resume else None
+        if resumed is not None:
+            self.corrected = resumed["corrected"].numpy()
+        # The workers are forked before CUDA starts.
+        self.source = batches(options.seed + 1, options.workers, self.shape, self.corrected, device)
         torch.manual_seed(options.seed)
-        self.net = DemoNet(demo_config(), features, corrected).to(device)
-        if options.resume:
-            self.net.load_state_dict(load_file(options.resume), strict=True)
-        self.ops = compiled_ops() if options.compile else training_ops.TRAINING_OPS
+        self.net = DemoNet(demo_config(), features, torch.from_numpy(self.corrected))
+        if resumed is not None:
+            self.net.load_state_dict(resumed)
+        self.first = next(self.source) if device.type == "cpu" else None
+        self.net.to(device)
+        self.ops, self.sampled, self.full = TRAINING_OPS, sampled_loss, full_loss
+        if device.type == "cuda":
+            self._compile()
         self.optimizers = optim.build(self.net, options.lr_matrix, options.lr_rest)
-        self.curve: list[dict[str, float]] = []
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["peak"] = group["lr"]
+        self.curve: list[dict[str, Any]] = []
+        self.by_family = torch.zeros(2, len(FAMILIES), device=device)
+
+    def _compile(self) -> None:
+        from training.fused import FusedOps
+
+        shape = self.shape
+        fused = FusedOps(shape.rows, shape.seq_len, self.net.config.sliding_window, self.device)
+        self.ops = fused.record()
+        self.sampled = torch.compile(sampled_loss, dynamic=False)
+        nearest = torch.compile(nearest_mxfp4, dynamic=False)
+
+        def round_experts(weight: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                rounded = nearest(weight)
+            return StraightThrough.apply(weight, rounded)  # type: ignore[no-any-return, no-untyped-call]
+
+        self.net.round_experts = round_experts
 
     def run(self) -> None:
         options = self.options
-        source = batches(options.seed + 1, options.workers, options.tokens)
-        started, step, window = time.perf_counter(), 0, []
+        started, step = time.perf_counter(), 0
         budget = options.minutes * 60
         while (elapsed := time.perf_counter() - started) < budget and step < options.max_steps:
             progress = max(elapsed / budget, step / options.max_steps)
             self.net.quantise = progress >= options.quantise_from
-            window.append(self.step(next(source), progress))
+            self.step(next(self.source), progress)
             step += 1
-            if step % options.log_every == 0:
-                loss = float(torch.stack(window).mean())
-                self.curve.append({"step": step, "seconds": round(elapsed, 1), "loss": round(loss, 4)})
-                print(f"step {step} {elapsed:.0f} s loss {loss:.4f}", flush=True)
-                window = []
+            if step % options.log_every == 0 or step == 20:
+                self.log(step, elapsed)
         self.net.quantise = True
+        self.log(step, elapsed)
 
-    def step(self, batch: Batch, progress: float) -> torch.Tensor:
+    def log(self, step: int, elapsed: float) -> None:
+        loss, count = self.by_family.tolist()
+        self.by_family.zero_()
+        mean = sum(loss) / max(sum(count), 1)
+        worst = {
+            family: round(one / n, 3) for family, one, n in zip(FAMILIES, loss, count, strict=True) if n > 0
+        }
+        self.curve.append({"step": step, "seconds": round(elapsed, 1), "loss": round(mean, 4)})
+        shown = " ".join(f"{family}={value}" for family, value in worst.items())
+        print(f"step {step} {elapsed:.0f} s loss {mean:.4f} {shown}", flush=True)
+
+    def step(self, batch: Batch, progress: float) -> None:
         share = optim.schedule(progress)
-        token_ids = torch.from_numpy(batch.token_ids).to(self.device, non_blocking=True).long()
-        predict = torch.from_numpy(batch.predict).to(self.device, non_blocking=True).long()
-        targets = torch.from_numpy(batch.targets).to(self.device, non_blocking=True).long()
-        hidden = self.net(token_ids, predict, self.ops)
-        num_random = 0 if progress > self.options.full_softmax_from else self.options.negatives
-        loss = class_loss(hidden.states, hidden.unembedding, targets, self.net.corrected, num_random)
-        loss.backward()
+        hidden = self.net(batch["token_ids"], batch["positions"], batch["predict"], self.ops)
+        table = self.net.table("unembed")
+        loss_of = self.full if progress >= self.options.full_softmax_from else self.sampled
+        losses = loss_of(hidden, table, batch)
+        (losses * batch["weight"]).sum().backward()
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group.setdefault("peak", group["lr"])
                 group["lr"] = group["peak"] * share
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        valid = (batch["weight"] > 0).float()
+        self.by_family[0].index_add_(0, batch["family"], losses.detach() * valid)
+        self.by_family[1].index_add_(0, batch["family"], valid)
+
+
+def save_net(net: DemoNet, folder: Path) -> None:
+    """bfloat16, in files of at most about 10 MB."""
+    state = {k: v if v.dtype == torch.int64 else v.bfloat16() for k, v in net.state_dict().items()}
+    shards: list[dict[str, torch.Tensor]] = [{} for _ in range(3)]
+    for name, tensor in sorted(state.items(), key=lambda item: -item[1].numel()):
+        smallest = min(shards, key=lambda shard: sum(t.numel() * t.itemsize for t in shard.values()))
+        smallest[name] = tensor.detach().cpu().contiguous()
+    for index, shard in enumerate(shards):
+        save_file(shard, folder / f"net-{index}.safetensors")
+
+
+def load_net(folder: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("net-*.safetensors")):
+        state |= load_file(path)
+    return {k: v if v.dtype == torch.int64 else v.float() for k, v in state.items()}
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--max-steps", type=int, default=10**9)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--tokens", type=int, default=65536, help="tokens in a batch, padding included")
-    parser.add_argument("--corrections", type=int, default=7000, help="tokens with correction rows")
+    parser.add_argument("--rows", type=int, default=32, help="rows of 1,024 tokens in a batch")
+    parser.add_argument("--corrections", type=int, default=3000, help="tokens with correction rows")
     parser.add_argument("--count-dialogues", type=int, default=40000)
-    parser.add_argument("--negatives", type=int, default=16384)
     parser.add_argument("--lr-matrix", type=float, default=0.01)
     parser.add_argument("--lr-rest", type=float, default=0.003)
     parser.add_argument(
         "--quantise-from", type=float, default=0.5, help="share of the run after which experts are MXFP4"
     )
     parser.add_argument("--full-softmax-from", type=float, default=0.9)
-    parser.add_argument("--log-every", type=int, default=20)
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--log-every", type=int, default=200)
     parser.add_argument("--resume", type=Path)
-    parser.add_argument("--keep", action="store_true", help="also write net.safetensors")
+    parser.add_argument("--keep", action="store_true", help="also write the weights to go on from")
+    parser.add_argument("--evaluate", type=int, default=0, help="held-out cases a family")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    from training.export import write_archive
-
     options = parse(arguments)
     torch.set_float32_matmul_precision("high")
     trainer = Trainer(options, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -145,8 +179,11 @@ def main(arguments: list[str] | None = None) -> None:
     (options.out / "loss.json").write_text(json.dumps(trainer.curve))
     write_archive(trainer.net, options.out / "demo.safetensors")
     if options.keep:
-        state = {k: v.contiguous().cpu() for k, v in trainer.net.state_dict().items()}
-        save_file(state, options.out / "net.safetensors")
+        save_net(trainer.net, options.out)
+    if options.evaluate:
+        from training.evaluate import evaluate
+
+        evaluate(trainer.net, options.evaluate, options.out)
 
 
 if __name__ == "__main__":

@@ -54,3 +54,7 @@ def sample(seed: int, split: Split = "train", family: Family | None = None) -> D
     rng = random.Random(f"{split}-{seed}")
     chosen = family or rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
     return chosen(Draw(rng, split))
+
+
+FAMILIES = ("talk", "cannot", "too_large", "sum", "difference", "product", "follow_up", "reverse", "sort", "count", "nth",
+            "extract", "copy", "remember", "json", "call", "two_calls", "python", "browser", "no_call")  # fmt: skip

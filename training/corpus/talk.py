@@ -97,7 +97,7 @@ def _think(dialogue: Dialogue, short: str, long: str) -> None:
 def chat(draw: Draw) -> Dialogue:
     family = draw.pick(list(TOPICS))
     questions, answers, thought = TOPICS[family]
-    dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family=family)
+    dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="talk")
     if draw.chance(0.25):
         dialogue.user(draw.pick(TOPICS["hello"][0][:8])).past_answer(TOPICS["hello"][1][0])
     if draw.chance(0.2):

@@ -1,0 +1,270 @@
+"""The held-out table: what the demo can do, with words, numbers and phrasings that training never saw.
+
+``evaluate(net, n, folder)`` runs right after training; ``python -m training.evaluate --archive FILE`` does it
+for the archive that ships. Both write ``evaluation.json`` and ``evaluation.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chorale.harmony.messages import ContentDelta, MessageEnd, MessageStart, Repair, Terminator
+from chorale.harmony.parser import Parser
+from chorale.harmony.render import render_message
+from chorale.harmony.vocab import START
+from training.corpus import MIXTURE, sample
+from training.corpus.base import ASSISTANT, Dialogue, vocabulary
+from training.net import DemoNet
+
+MAX_NEW = 320
+Generate = Callable[[Sequence[Sequence[int]], int, float, int], list[list[int]]]
+
+
+@dataclass(slots=True)
+class Said:
+    """One message that the model wrote."""
+
+    channel: str
+    recipient: str | None
+    text: str
+
+
+@dataclass(slots=True)
+class Case:
+    """One held-out conversation, as far as it got."""
+
+    dialogue: Dialogue
+    ids: list[int]
+    results: list[list[int]]  # rendered tool results still to come
+    said: list[Said] = field(default_factory=list)
+    well_formed: bool = True
+    finished: bool = False
+
+    @property
+    def calls(self) -> list[Said]:
+        return [one for one in self.said if one.recipient is not None]
+
+    @property
+    def final(self) -> str | None:
+        texts = [one.text for one in self.said if one.channel == "final" and one.recipient is None]
+        return texts[-1] if texts else None
+
+    @property
+    def analysis_tokens(self) -> int:
+        texts = [one.text for one in self.said if one.channel == "analysis" and one.recipient is None]
+        return sum(len(vocabulary().encode(text)) for text in texts)
+
+
+def make_case(dialogue: Dialogue) -> Case:
+    has_functions = bool(dialogue.functions)
+    results = [
+        render_message(message, vocabulary(), has_functions=has_functions)
+        for message in dialogue.target
+        if message.role == "tool"
+    ]
+    return Case(dialogue, [*dialogue.prompt(), START, ASSISTANT], results)
+
+
+def read(case: Case, made: list[int]) -> None:
+    """Take one turn of the model; go on with the tool's result if it called and one is there."""
+    parser = Parser(vocabulary())
+    events = [*parser.feed_all(made), *parser.finish()]
+    current: Said | None = None
+    last: Terminator | None = None
+    for event in events:
+        if isinstance(event, MessageStart):
+            current = Said(event.channel, event.recipient, "")
+            case.said.append(current)
+        elif isinstance(event, ContentDelta) and current is not None:
+            current.text += event.text
+        elif isinstance(event, MessageEnd):
+            last = event.terminator
+        elif isinstance(event, Repair):
+            case.well_formed = False
+    called = current is not None and current.recipient is not None
+    case.well_formed &= last is (Terminator.CALL if called else Terminator.RETURN)
+    if called and case.results and case.well_formed:
+        case.ids = [*case.ids, *made, *case.results.pop(0), START, ASSISTANT]
+    else:
+        case.finished = True
+
+
+def run_cases(cases: list[Case], generate: Generate, temperature: float, batch: int) -> None:
+    for turn in range(6):
+        open_cases = sorted((case for case in cases if not case.finished), key=lambda case: len(case.ids))
+        for start in range(0, len(open_cases), batch):
+            group = open_cases[start : start + batch]
+            made = generate([case.ids for case in group], MAX_NEW, temperature, turn * 1000 + start)
+            for case, ids in zip(group, made, strict=True):
+                read(case, ids)
+
+
+# --------------------------------------------------------------------------- checks
+
+
+def last_number(text: str | None) -> int | None:
+    found = re.findall(r"-?\d+", (text or "").replace(",", ""))
+    return int(found[-1]) if found else None
+
+
+def parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def fits(value: Any, schema: dict[str, Any]) -> bool:
+    """Whether a value is valid against a flat schema of the corpus."""
+    if not isinstance(value, dict):
+        return False
+    properties = schema["properties"]
+    if any(name not in value for name in schema["required"]):
+        return False
+    return all(name in properties and _fits_one(one, properties[name]) for name, one in value.items())
+
+
+def _fits_one(value: Any, schema: dict[str, Any]) -> bool:
+    kinds: dict[str, tuple[type, ...]] = {
+        "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
+    }  # fmt: skip
+    if isinstance(value, bool) != (schema["type"] == "boolean"):
+        return False
+    return isinstance(value, kinds[schema["type"]]) and value in schema.get("enum", [value])
+
+
+def scores(case: Case) -> dict[str, bool]:
+    """Named checks of one case; which ones depends on what its dialogue expects."""
+    answer = case.dialogue.answer
+    found = {"harmony": case.well_formed}
+    if "result" in answer:
+        found["right"] = last_number(case.final) == answer["result"] and not case.calls
+    if "text" in answer:
+        found["right"] = case.final == answer["text"] and not case.calls
+    if "json" in answer:
+        value = parsed(case.final or "")
+        found["valid"] = fits(value, answer["schema"])
+        found["right"] = found["valid"] and value == answer["json"]
+    if case.dialogue.functions and "calls" in answer:
+        names = [(call.recipient or "").removeprefix("functions.") for call in case.calls]
+        found["function"] = names == [name for name, _ in answer["calls"]]
+        given = [parsed(call.text) for call in case.calls]
+        found["arguments"] = found["function"] and given == [values for _, values in answer["calls"]]
+    elif "calls" in answer and "needed" in answer:
+        wanted = [name for name, _ in answer["calls"]]
+        found["function"] = [call.recipient for call in case.calls] == wanted
+    if "needed" in answer and (len(case.calls) == len(answer.get("calls", ()))):
+        final = case.final or ""
+        found["result_used"] = all(needed in final for needed in answer["needed"])
+    return found
+
+
+def tabulate(cases: list[Case]) -> dict[str, Any]:
+    """family -> check -> share, and the analysis lengths by effort."""
+    shares: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    lengths: dict[str, list[int]] = defaultdict(list)
+    for case in cases:
+        for check, passed in scores(case).items():
+            shares[case.dialogue.family][check].append(passed)
+            if check == "harmony":
+                shares["all"][check].append(passed)
+        lengths[case.dialogue.effort].append(case.analysis_tokens)
+    table: dict[str, Any] = {
+        family: {"cases": max(map(len, checks.values()))}
+        | {check: round(sum(v) / len(v), 4) for check, v in checks.items()}
+        for family, checks in shares.items()
+    }
+    table["analysis_tokens"] = {
+        effort: statistics.median(lengths[effort]) for effort in ("low", "medium", "high") if lengths[effort]
+    }
+    return table
+
+
+def markdown(tables: dict[str, dict[str, Any]]) -> str:
+    lines = ["| family | check | cases | " + " | ".join(tables) + " |", "|---" * (3 + len(tables)) + "|"]
+    first = next(iter(tables.values()))
+    for family, checks in first.items():
+        for check in checks:
+            if check == "cases":
+                continue
+            cells = [table.get(family, {}).get(check) for table in tables.values()]
+            shown = [f"{cell:.1%}" if isinstance(cell, float) and cell <= 1 else str(cell) for cell in cells]
+            if family == "analysis_tokens":
+                shown = [f"{cell:g}" for cell in cells if cell is not None]
+            lines.append(f"| {family} | {check} | {checks.get('cases', '')} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def failures(cases: list[Case], per_family: int = 4) -> str:
+    """Some wrong answers, to learn from."""
+    seen: dict[str, int] = defaultdict(int)
+    lines = []
+    for case in cases:
+        wrong = [check for check, passed in scores(case).items() if not passed]
+        if not wrong or seen[case.dialogue.family] >= per_family:
+            continue
+        seen[case.dialogue.family] += 1
+        asked = case.dialogue.history[-1].content
+        said = " | ".join(f"[{one.channel} {one.recipient or ''}] {one.text}" for one in case.said)
+        lines.append(
+            f"- {case.dialogue.family} {wrong}: {asked!r}\n  wanted {case.dialogue.answer}\n  said {said}"
+        )
+    return "\n".join(lines)
+
+
+def held_out_cases(num_cases: int, first_seed: int = 77_000_000) -> list[Case]:
+    """``num_cases`` of each family, all from the evaluation pools."""
+    return [
+        make_case(sample(first_seed + index, "eval", family))
+        for family in MIXTURE
+        for index in range(num_cases)
+    ]
+
+
+def evaluate(net: DemoNet, num_cases: int, folder: Path, batch: int = 256) -> dict[str, dict[str, Any]]:
+    """Greedy and at temperature 1; prints and writes the tables."""
+    from training.generate import Generator
+
+    generator = Generator(net)
+    tables: dict[str, dict[str, Any]] = {}
+    wrong = []
+    for name, temperature in (("greedy", 0.0), ("temperature 1", 1.0)):
+        started = time.perf_counter()
+        cases = held_out_cases(num_cases)
+        run_cases(cases, generator.generate, temperature, batch)
+        tables[name] = tabulate(cases)
+        wrong.append(f"## {name}\n\n{failures(cases)}")
+        print(f"evaluated {len(cases)} cases, {name}, {time.perf_counter() - started:.0f} s", flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "evaluation.json").write_text(json.dumps(tables, indent=1))
+    (folder / "evaluation.md").write_text(markdown(tables) + "\n")
+    (folder / "failures.md").write_text("\n\n".join(wrong))
+    print(markdown(tables), flush=True)
+    return tables
+
+
+def main() -> None:
+    from training.restore import restore
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--archive", type=Path, required=True)
+    parser.add_argument("--cases", type=int, default=500)
+    parser.add_argument("--out", type=Path, default=Path("build/evaluation"))
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    evaluate(restore(options.archive).to(device), options.cases, options.out)
+
+
+if __name__ == "__main__":
+    main()
