@@ -84,6 +84,16 @@ class BlockPool:
             index[digest] = block
             self._key[block] = (group, digest)
 
+    def unpublish(self, group: CacheGroup, digest: bytes) -> None:
+        """Nobody finds this content any more; whoever holds the page keeps it. Unknown digests are ignored."""
+        block = self._index[group].pop(digest, None)
+        if block is None:
+            return
+        self._key[block] = None
+        if self._refs[block] == 0:
+            del self._cached[block]
+            self._plain.append(block)
+
     def forget_all(self) -> None:
         """Empty the prefix index: the device's pages can no longer be trusted."""
         for index in self._index:

@@ -152,6 +152,12 @@ class HybridCache:
             del pages.window[:unseen]
             pages.window_start = start + unseen
 
+    def distrust(self, digests: Sequence[bytes]) -> None:
+        """Take the pages of a prefix out of the index, whoever wrote them and whoever holds them."""
+        for group in CacheGroup:
+            for digest in digests:
+                self.pool.unpublish(group, digest)
+
     def release(self, pages: Pages) -> None:
         """Give everything back. Last pages first: they become the oldest of the free ones, so a prefix is
         evicted from its end, where fewer requests share it."""

@@ -102,12 +102,19 @@ class Committer:
     def _end_failed(
         self, record: StepRecord, samples: BoolArray, errors: dict[int, str], now: float
     ) -> BoolArray:
-        """End the sequences for which the device has no token; returns ``samples`` without them."""
+        """End the sequences for which the device has no token; returns ``samples`` without them.
+
+        Their logits may be bad because keys and values are, in any page that they read: their own, those of
+        a prefix hit, and window pages given back since. None of them may serve another request, or one
+        fault would fail every request with that prefix for as long as it stays popular. Pages that another
+        sequence wrote behind such a prefix cost that many requests one failure each, at most.
+        """
         samples = samples.copy()
         for entry, message in errors.items():
             sequence = self._life.rows.sequences[int(record.plan.rows[entry])]
             if samples[entry] and sequence is not None:
                 self._life.end(sequence, emit.end_chunk(sequence, "error", now, message))
+                self._life.cache.distrust(sequence.digests)
             samples[entry] = False
         return samples
 
