@@ -87,7 +87,7 @@ def resolve(
         "float32" if cpu and small else "bfloat16",
         "a small checkpoint on a CPU" if cpu and small else "the checkpoint's own precision",
     )
-    kv_dtype = decide.name("kv_cache_dtype", config.kv_cache_dtype, dtype, "as dtype")
+    kv_dtype = _kv_dtype(config, decide, dtype)
     block_size = decide.pick("block_size", config.block_size, 16 if cpu else 64, f"for {hardware.kind}")
     seqs = (64 if small else 16) if cpu else 1024
     seqs = decide.pick("max_num_seqs", config.max_num_seqs, seqs, f"rows of a batch on {hardware.kind}")
@@ -121,6 +121,14 @@ def resolve(
         decisions=tuple(decide.decisions),
         notes=tuple(decide.notes),
     )
+
+
+def _kv_dtype(config: EngineConfig, decide: _Decider, dtype: str) -> str:
+    """fp8 is a saving that recipes ask for: where no kernel reads it, the cache is bfloat16, and says so."""
+    if config.kv_cache_dtype != "fp8":
+        return decide.name("kv_cache_dtype", config.kv_cache_dtype, dtype, "as dtype")
+    decide.notes.append("kv_cache_dtype is bfloat16 instead of fp8: no op back end here reads fp8 pages")
+    return decide.name("kv_cache_dtype", "auto", "bfloat16", "fp8 pages cannot be read here")
 
 
 def _pool(
@@ -163,10 +171,6 @@ def _overlap(config: EngineConfig, decide: _Decider, can_overlap: bool) -> Liter
 
 def _refuse(config: EngineConfig, model: ModelConfig) -> None:
     """What no machine can run, and what this version does not do."""
-    if config.kv_cache_dtype == "fp8":
-        raise ConfigError(
-            "--kv-cache-dtype fp8 needs GPU kernels that this version does not have; use bfloat16"
-        )
     if config.tensor_parallel_size != 1:
         raise ConfigError(
             f"--tensor-parallel-size {config.tensor_parallel_size}: this version runs on one device; use 1"

@@ -22,7 +22,7 @@ from chorale.model.gpt_oss import GptOss
 from chorale.model.hub import resolve_model
 from chorale.model.weights import load_weights
 from chorale.runtime.buffers import Buffers
-from chorale.runtime.device import Device, open_device
+from chorale.runtime.device import Device, default_threads, open_device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.memory import gib
 from chorale.runtime.resolve import Resolved, resolve
@@ -71,7 +71,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
             progress=phases.report,
         )
         model_config = ModelConfig.load(folder)
-    device = open_device(config.device, config.num_threads)
+    threads = config.num_threads or default_threads(model_config.num_parameters)
+    device = open_device(config.device, threads)
     resolved = resolve(config, model_config, device.hardware, can_overlap=device.overlap)
     with phases.phase("load", str(folder)):
         model = load_model(folder, model_config, config, resolved, device, phases.report)

@@ -39,6 +39,8 @@ async def spawn(command: Sequence[str], start: msgspec.Struct, *, pass_fds: Sequ
     """Start a child of ours and hand it ``start`` on stdin. It has its own session: a terminal's Ctrl-C
     reaches the supervisor only. API keys are not left in its environment."""
     environment = {k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES}
+    # OpenMP's waiting threads must sleep: spinning, they take the core of the HTTP side.
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     process = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, env=environment, start_new_session=True, pass_fds=tuple(pass_fds)
     )

@@ -12,7 +12,7 @@ from runtime_helpers import make_engine, random_prompt, request, run
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
-from chorale.runtime.device import open_device
+from chorale.runtime.device import default_threads, open_device
 from chorale.runtime.hardware import available_memory
 from chorale.serve.build import build_engine
 
@@ -87,3 +87,11 @@ def test_devices_that_are_not_there(checkpoint: Path) -> None:
     assert 2**20 < available_memory() < 2**50
     with pytest.raises(ConfigError, match="triton"):
         build_engine(EngineConfig(model=str(checkpoint), ops="triton", device="cpu"))
+
+
+def test_a_small_model_leaves_a_core_to_the_http_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8), raising=False)
+    assert default_threads(50_000_000) == 7
+    assert default_threads(20_000_000_000) == 8
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(1), raising=False)
+    assert default_threads(50_000_000) == 1

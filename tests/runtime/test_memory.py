@@ -108,7 +108,6 @@ def test_no_room_at_all_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("asked", "word"),
     [
-        ({"kv_cache_dtype": "fp8"}, "fp8"),
         ({"tensor_parallel_size": 2}, "tensor-parallel-size"),
         ({"max_model_len": 200_000}, "131072"),
     ],
@@ -130,3 +129,9 @@ def test_a_small_model_does_not_take_the_machine() -> None:
     limits = decide(TINY, cpu(64)).limits
     geometry = kv_geometry(TINY, 16, "float32")
     assert limits.num_blocks == max(64 * geometry.blocks_for(4096), geometry.blocks_for(131072))
+
+
+def test_fp8_pages_are_bfloat16_where_nothing_reads_fp8_and_a_note_says_so() -> None:
+    resolved = decide(OSS_20B, H200, kv_cache_dtype="fp8")
+    assert resolved.kv_dtype == "bfloat16"
+    assert any("fp8" in note for note in resolved.notes)
