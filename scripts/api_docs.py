@@ -1,0 +1,76 @@
+"""Writes the generated tables of docs/api.md from the code that enforces them.
+
+    python scripts/api_docs.py           rewrites the page
+    python scripts/api_docs.py --check   exits 1 if the page is not what the code says
+
+A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from chorale.api import fields, limits
+from chorale.api.auth import OPEN_PATHS
+from chorale.api.chat import request as chat
+from chorale.api.completions import request as completions
+from chorale.api.openapi import operations
+from chorale.api.responses import request as responses
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
+
+
+def endpoints() -> str:
+    rows = ["| method | path | what it does | key needed |", "|---|---|---|---|"]
+    for operation in operations():
+        key = "no" if operation.path in OPEN_PATHS else "yes"
+        rows.append(f"| {operation.method.upper()} | `{operation.path}` | {operation.summary} | {key} |")
+    return "\n".join(rows) + "\n"
+
+
+def responses_table() -> str:
+    table = fields.markdown_table(responses.ResponsesRequest, responses.HARMLESS, responses.REFUSED)
+    echoed = [f"| `{name}` | kept and echoed: {why} |" for name, why in responses.ECHOED.items()]
+    kept = [
+        line for line in table.splitlines() if line.split("`")[1:2] not in ([n] for n in responses.ECHOED)
+    ]
+    refused = [f"| `{name}` | refused (400): {why} |" for name, (why, _) in responses._NOT_YET.items()]
+    return "\n".join([*kept, *echoed, *refused]) + "\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "endpoints": endpoints,
+    "chat": lambda: fields.markdown_table(chat.ChatRequest, chat.HARMLESS, chat.REFUSED),
+    "completions": lambda: fields.markdown_table(
+        completions.CompletionRequest, completions.HARMLESS, completions.REFUSED
+    ),
+    "responses": responses_table,
+    "limits": limits.markdown_table,
+}
+
+
+def render(page: str) -> str:
+    """The page with every table as the code has it now. Raises ``ValueError`` for a lost marker."""
+    for name, table in TABLES.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if not pattern.search(page):
+            raise ValueError(f"docs/api.md has no place for the table {name!r}")
+        body = table().strip() + "\n"
+        page = pattern.sub(lambda match, body=body: match.group(1) + body + match.group(2), page)  # type: ignore[misc]
+    return page
+
+
+def main() -> int:
+    page = PAGE.read_text("utf-8")
+    fresh = render(page)
+    if "--check" in sys.argv:
+        return int(fresh != page)
+    PAGE.write_text(fresh, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
