@@ -81,7 +81,7 @@ class PacedEngine:
             self.task = asyncio.create_task(self.play())
         return stream
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, index: int | None = None) -> None:
         self.streams.pop(request_id, None)
 
     async def close(self) -> None:

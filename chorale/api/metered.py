@@ -108,6 +108,12 @@ class MeteredStream:
             self._end_all("abort" if leaving else "stop", "disconnect" if leaving else None)
         await self._stream.aclose()
 
+    def drop(self, index: int) -> None:
+        """A stop string, or whatever else the text decides, ended this choice."""
+        if index in self._open:
+            self._end(index, "stop", None)
+        self._stream.drop(index)
+
     def _observe(self, chunk: TokenChunk, now: float) -> None:
         index = chunk.index
         if chunk.token_ids:

@@ -108,11 +108,12 @@ async def drive(
                 batch = _take(fed.values())
                 if settled:
                     streams.extend(_next_rounds(client, fed, sampling, options))
+                done = settled and _drop_ended(stream, fed)
                 if batch:
                     yielded = True
                     yield batch
-                if settled and all(choice.ended for choice in fed.values()):
-                    break  # a stop string ended them all: closing the stream aborts the request
+                if done:
+                    break  # closing the stream aborts whatever the engine still does for it
             await stream.aclose()
             streams.popleft()
             _fail(fed.values(), EngineError("the engine's stream ended early"))
@@ -131,6 +132,16 @@ async def drive(
 
 def _take(choices: Iterable[TurnChoice]) -> list[ChoiceEvents]:
     return [(choice.index, events) for choice in choices if (events := choice.take())]
+
+
+def _drop_ended(stream: TokenStream, fed: dict[int, TurnChoice]) -> bool:
+    """Whether all have ended. If not, the engine need not go on with those that a stop string ended."""
+    ended = [key for key, choice in fed.items() if choice.ended]
+    if len(ended) == len(fed):
+        return True
+    for key in ended:
+        stream.drop(key)
+    return False
 
 
 def _fail(choices: Iterable[TurnChoice], error: ChoraleError) -> None:

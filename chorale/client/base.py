@@ -50,6 +50,23 @@ class EngineStatus:
     message: str = ""
 
 
+class Core(Protocol):
+    """What the clients' side drives: ``engine.core.EngineCore``. One thread calls everything."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add_request(self, request: GenerateRequest) -> None: ...
+
+    def abort(self, request_id: str, index: int | None = None) -> None: ...
+
+    def step(self) -> list[TokenChunk]: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def shutdown(self) -> None: ...
+
+
 class TokenStream(Protocol):
     """The chunks of one request, every choice of it, until each has finished.
 
@@ -62,6 +79,10 @@ class TokenStream(Protocol):
     async def __anext__(self) -> list[TokenChunk]: ...
 
     async def aclose(self) -> None: ...
+
+    def drop(self, index: int) -> None:
+        """Choice ``index`` is not wanted any more: the engine stops it, the others go on. Idempotent."""
+        ...
 
 
 class EngineClient(Protocol):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from chorale.client.stream import RequestStream
+from chorale.client.stream import OnClose, RequestStream
 from chorale.engine.types import GenerateRequest, TokenChunk
 from chorale.errors import ChoraleError, ConflictError, QueueFullError
 
@@ -44,7 +44,7 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights)
 
-    def admit(self, request: GenerateRequest, on_close: Callable[[str], None]) -> RequestStream:
+    def admit(self, request: GenerateRequest, on_close: OnClose) -> RequestStream:
         """Count the request in. Raises ``QueueFullError`` (with the expected wait) or ``ConflictError``."""
         num_choices = request.sampling.n
         # With nothing in flight a request is let in whatever its n, or a small server could never serve it.
@@ -69,22 +69,22 @@ class Flights:
         return min(max(excess / self._ended_per_second, RETRY_AFTER_MIN), RETRY_AFTER_MAX)
 
     def deliver(self, chunks: Iterable[TokenChunk]) -> None:
-        """Hand chunks to their streams; those of requests that left are dropped."""
+        """Hand chunks to their streams; those of requests and choices that left are dropped."""
         flights = self._flights
         for chunk in chunks:
             flight = flights.get(chunk.request_id)
-            if flight is None:
+            if flight is None or chunk.index not in flight.open_choices:
                 continue
             if chunk.finish_reason is not None:
-                self._choice_ended(flight, chunk)
+                self._choice_ended(flight, chunk.request_id, chunk.index)
             flight.stream.push(chunk)
 
-    def _choice_ended(self, flight: Flight, chunk: TokenChunk) -> None:
-        flight.open_choices.discard(chunk.index)
+    def _choice_ended(self, flight: Flight, request_id: str, index: int) -> None:
+        flight.open_choices.discard(index)
         self.num_in_flight -= 1
         self._num_ended += 1
         if not flight.open_choices:
-            del self._flights[chunk.request_id]
+            del self._flights[request_id]
 
     def remove(self, request_id: str) -> Flight | None:
         """Forget a request whose consumer or engine left; later chunks of it are dropped."""
@@ -92,6 +92,16 @@ class Flights:
         if flight is not None:
             self.num_in_flight -= len(flight.open_choices)
         return flight
+
+    def leave(self, request_id: str, index: int | None) -> bool:
+        """Forget a request, or one choice of it, that its consumer has left. False: it was not open."""
+        if index is None:
+            return self.remove(request_id) is not None
+        flight = self._flights.get(request_id)
+        if flight is None or index not in flight.open_choices:
+            return False
+        self._choice_ended(flight, request_id, index)
+        return True
 
     def abort(self, request_id: str) -> bool:
         """End a request's stream with finish_reason "abort", at once. False: unknown."""

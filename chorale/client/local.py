@@ -7,13 +7,13 @@ step's chunks to the event loop in one call. Streams and counts belong to the ev
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
-from chorale.client.base import EngineInfo, EngineStatus
+from chorale.client.base import Core, EngineInfo, EngineStatus
 from chorale.client.flights import Flights
 from chorale.client.stream import RequestStream
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
@@ -22,24 +22,8 @@ from chorale.errors import EngineDeadError, EngineError
 DEFAULT_QUEUE_FACTOR = 4  # choices that may wait, per choice that may run
 
 
-class Core(Protocol):
-    """What the client needs of ``engine.core.EngineCore``."""
-
-    @property
-    def has_work(self) -> bool: ...
-
-    def add_request(self, request: GenerateRequest) -> None: ...
-
-    def abort(self, request_id: str) -> None: ...
-
-    def step(self) -> list[TokenChunk]: ...
-
-    def stats(self) -> EngineStats: ...
-
-    def shutdown(self) -> None: ...
-
-
-Message = GenerateRequest | str | None  # a submission, the id of a request to abort, or: stop
+# A submission; a request to abort, or the choice of it; or: stop.
+Message = GenerateRequest | tuple[str, int | None] | None
 
 
 class LocalClient:
@@ -88,7 +72,7 @@ class LocalClient:
 
     def abort(self, request_id: str) -> None:
         if self._flights.abort(request_id):
-            self._inbox.put(request_id)
+            self._inbox.put((request_id, None))
 
     async def close(self) -> None:
         """Stop the engine's thread after the step that it is in. What is in flight fails. Idempotent."""
@@ -103,10 +87,10 @@ class LocalClient:
             self._flights.fail_all(lambda: EngineDeadError("the engine was shut down"))
         self._core.shutdown()
 
-    def _left(self, request_id: str) -> None:
-        """A consumer closed its stream early."""
-        if self._flights.remove(request_id) is not None:
-            self._inbox.put(request_id)
+    def _left(self, request_id: str, index: int | None) -> None:
+        """A consumer closed its stream early, or left one choice of it."""
+        if self._flights.leave(request_id, index):
+            self._inbox.put((request_id, index))
 
     # ------------------------------------------------------------------ on the event loop
 
@@ -148,7 +132,7 @@ class LocalClient:
             if isinstance(message, GenerateRequest):
                 self._core.add_request(message)
             else:
-                self._core.abort(message)
+                self._core.abort(*message)
             wait = False
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
@@ -156,4 +140,5 @@ class LocalClient:
         loop = self._loop
         assert loop is not None
         if not loop.is_closed():
-            loop.call_soon_threadsafe(function, *args)
+            with contextlib.suppress(RuntimeError):  # it was closed between the question and the call
+                loop.call_soon_threadsafe(function, *args)

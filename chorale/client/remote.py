@@ -199,10 +199,10 @@ class RemoteClient:
         message = self._status.message or "there is no engine"
         raise EngineDeadError(message, retry_after=self._restart_seconds)
 
-    def _left(self, request_id: str) -> None:
-        """A consumer closed its stream early."""
-        if self._flights.remove(request_id) is not None:
-            self._links.send(Abort([request_id]))
+    def _left(self, request_id: str, index: int | None) -> None:
+        """A consumer closed its stream early, or left one choice of it."""
+        if self._flights.leave(request_id, index):
+            self._links.send(Abort([request_id], index))
 
     def _set_status(self, status: EngineStatus) -> None:
         if status != self._status:

@@ -53,6 +53,7 @@ class ScriptedClient:
     max_in_flight: int = 1024
     requests: list[GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    dropped: list[tuple[str, int]] = field(default_factory=list)  # choices that were left
     _streams: dict[str, RequestStream] = field(default_factory=dict)
     _tasks: dict[str, list[asyncio.Task[None]]] = field(default_factory=dict)
 
@@ -121,7 +122,12 @@ class ScriptedClient:
         if stream.num_unfinished <= 0:
             self._streams.pop(request.request_id, None)
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """``index``: a consumer left that choice; its stream hears no more of it."""
+        if index is not None:
+            self.dropped.append((request_id, index))
+            self._tasks[request_id][index].cancel()
+            return
         stream = self._streams.pop(request_id, None)
         if stream is None:
             return

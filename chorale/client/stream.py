@@ -12,16 +12,19 @@ from collections.abc import Callable
 from chorale.engine.types import TokenChunk
 from chorale.errors import ChoraleError
 
+# (request id, choice or None for all): the consumer leaves before the end.
+OnClose = Callable[[str, int | None], None]
+
 
 class RequestStream:
     """Async iterator of chunk batches; see ``TokenStream``. Not thread-safe: one event loop only."""
 
-    __slots__ = ("_error", "_finished", "_num_unfinished", "_on_close", "_pending", "_waiter", "request_id")
+    __slots__ = ("_error", "_finished", "_on_close", "_open", "_pending", "_waiter", "request_id")
 
-    def __init__(self, request_id: str, num_choices: int, on_close: Callable[[str], None]) -> None:
+    def __init__(self, request_id: str, num_choices: int, on_close: OnClose) -> None:
         self.request_id = request_id
-        self._num_unfinished = num_choices
-        self._on_close = on_close  # called with the id when the consumer leaves before the end
+        self._open = set(range(num_choices))
+        self._on_close = on_close
         self._pending: list[TokenChunk] = []
         self._error: ChoraleError | None = None
         self._finished = False
@@ -30,7 +33,7 @@ class RequestStream:
     @property
     def num_unfinished(self) -> int:
         """Choices whose final chunk has not arrived."""
-        return self._num_unfinished
+        return len(self._open)
 
     @property
     def num_pending_tokens(self) -> int:
@@ -40,13 +43,13 @@ class RequestStream:
     def push(self, chunk: TokenChunk) -> None:
         self._pending.append(chunk)
         if chunk.finish_reason is not None:
-            self._num_unfinished -= 1
+            self._open.discard(chunk.index)
         self._wake()
 
     def fail(self, error: ChoraleError) -> None:
         """End the stream with an error, after whatever is pending was read."""
         self._error = error
-        self._num_unfinished = 0
+        self._open.clear()
         self._wake()
 
     def _wake(self) -> None:
@@ -62,7 +65,7 @@ class RequestStream:
             if self._error is not None:
                 self._finished = True
                 raise self._error
-            if self._num_unfinished <= 0 or self._finished:
+            if not self._open or self._finished:
                 self._finished = True
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
@@ -78,5 +81,11 @@ class RequestStream:
         if self._finished:
             return
         self._finished = True
-        if self._num_unfinished > 0:
-            self._on_close(self.request_id)
+        if self._open:
+            self._on_close(self.request_id, None)
+
+    def drop(self, index: int) -> None:
+        """Leave one choice early: it is aborted unless it has already ended. Idempotent."""
+        if index in self._open and not self._finished:
+            self._open.discard(index)
+            self._on_close(self.request_id, index)

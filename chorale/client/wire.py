@@ -41,6 +41,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     request_ids: list[str]
+    index: int | None = None  # only this choice of each
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):

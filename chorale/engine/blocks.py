@@ -85,7 +85,7 @@ class BlockPool:
             self._key[block] = (group, digest)
 
     def unpublish(self, group: CacheGroup, digest: bytes) -> None:
-        """Nobody finds this content any more; whoever holds the page keeps it. Unknown digests are ignored."""
+        """Nobody finds this page any more; its holders keep it. Unknown digests are ignored."""
         block = self._index[group].pop(digest, None)
         if block is None:
             return

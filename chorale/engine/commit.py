@@ -64,7 +64,7 @@ class Committer:
             if state.prompt_logprobs is None:
                 state.prompt_logprobs = [None]  # the first prompt token has no context
             state.prompt_logprobs += result.prompt_logprobs[entry]
-        if sequence.index == 0 and grant.start < sequence.num_prompt <= end:
+        if sequence.is_leader and grant.start < sequence.num_prompt <= end:
             if not state.prompt_done:
                 self.num_prompt_tokens += sequence.num_prompt
             state.prompt_done = True

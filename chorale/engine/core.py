@@ -68,14 +68,19 @@ class EngineCore:
                 TokenChunk(request.request_id, index, [], finish_reason="error", error=refusal)
             )
 
-    def abort(self, request_id: str) -> None:
-        """End every choice of a request now; pages and queue place are given back at once.
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End every choice of a request now, or only choice ``index``; pages and queue place are given back
+        at once.
 
-        Its "abort" chunks come with the next ``step``. Unknown ids are ignored.
+        The "abort" chunks come with the next ``step``. Unknown ids, and choices that have ended, are ignored.
         """
         state = self._life.requests.get(request_id)
-        if state is not None:
+        if state is None:
+            return
+        if index is None:
             self._life.end_request(state, "abort", self._clock(), None)
+        elif 0 <= index < len(state.sequences):
+            self._life.abort_choice(state.sequences[index], self._clock())
 
     # ------------------------------------------------------------------ the loop
 

@@ -60,7 +60,10 @@ def _check_queue(life: Lifecycle, sequences: list[Sequence]) -> None:
     held = [sequence for sequence in sequences if sequence.status is Status.HELD]
     assert len(held) == life.num_held, "held choices are miscounted"
     for sequence in held:
-        assert not sequence.request.prompt_done, f"{sequence} is held for ever"
+        state = sequence.request
+        leader = state.sequences[state.leader]
+        assert leader.is_running or leader.status is Status.WAITING, f"{sequence} is held for ever"
+        assert not state.prompt_done, f"{sequence} is held for ever"
     for state in life.requests.values():
         alive = sum(sequence.status is not Status.ENDED for sequence in state.sequences)
         assert alive == state.num_unfinished > 0, f"{state.request.request_id} miscounts its choices"

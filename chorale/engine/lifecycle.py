@@ -58,7 +58,7 @@ class Lifecycle:
         self.num_held += len(others)
 
     def release_held(self, state: RequestState) -> None:
-        """The first choice has computed the prompt: its siblings may come and share it."""
+        """The leader has computed the prompt: its siblings may come and share it."""
         for sequence in state.sequences:
             if sequence.status is Status.HELD:
                 self.num_held -= 1
@@ -98,7 +98,7 @@ class Lifecycle:
         """Take away row and pages; the sequence waits to be computed again."""
         self._leave_row(sequence)
         state = sequence.request
-        if sequence.index == 0 and not state.prompt_done:
+        if sequence.is_leader and not state.prompt_done:
             state.prompt_logprobs = None
         sequence.num_preemptions += 1
         self.num_preemptions += 1
@@ -118,6 +118,25 @@ class Lifecycle:
         state.num_unfinished -= 1
         if state.num_unfinished == 0:
             del self.requests[sequence.request_id]
+
+    def abort_choice(self, sequence: Sequence, now: float) -> None:
+        """End one choice of a request, unless it has ended; the others go on."""
+        state = sequence.request
+        if sequence.status is Status.ENDED:
+            return
+        self.end(sequence, emit.end_chunk(sequence, "abort", now))
+        if sequence.is_leader and not state.prompt_done:
+            self._next_leader(state)
+
+    def _next_leader(self, state: RequestState) -> None:
+        """The prompt is not computed and its leader has left: a sibling that was held takes over."""
+        state.prompt_logprobs = None
+        for sequence in state.sequences:
+            if sequence.status is Status.HELD:
+                state.leader = sequence.index
+                self.num_held -= 1
+                self.waiting.push(sequence)
+                return
 
     def end_request(self, state: RequestState, finish: FinishReason, now: float, error: str | None) -> None:
         """End whatever of a request has not ended."""

@@ -1,7 +1,7 @@
 """Sequence: one choice of one request, from arrival to its last token. Written by the scheduler alone.
 
-A request with n > 1 becomes n sequences. The first computes the prompt; the others are HELD until it has,
-then find the prompt's whole pages in the prefix index.
+A request with n > 1 becomes n sequences. One of them, the leader, computes the prompt; the others are HELD
+until it has, then find the prompt's whole pages in the prefix index.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class RequestState:
     arrival: float
     sequences: list[Sequence] = field(default_factory=list)
     num_unfinished: int = 0
-    num_cached_tokens: int = 0  # of the first choice's first admission
+    num_cached_tokens: int = 0  # of the leader's first admission
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    prompt_done: bool = False  # the first choice has computed the prompt once
+    prompt_done: bool = False  # the leader has computed the prompt once
+    leader: int = 0  # index of the choice that computes it, while the others are HELD
 
 
 class Sequence:
@@ -93,6 +94,10 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return self.num_prompt + len(self.output)
+
+    @property
+    def is_leader(self) -> bool:
+        return self.index == self.request.leader
 
     @property
     def is_running(self) -> bool:

@@ -175,11 +175,11 @@ class LLM:
             async for chunks in stream:
                 for chunk in chunks:
                     choices[chunk.index].feed(chunk)
+                    if choices[chunk.index].output.finished():
+                        stream.drop(chunk.index)  # a stop string may end a choice before the engine does
                     output.num_cached_tokens = max(output.num_cached_tokens, chunk.num_cached_tokens)
                     if chunk.prompt_logprobs is not None:
                         output.prompt_logprobs = self._prompt_logprobs(chunk.prompt_logprobs)
-                if all(choice.output.finished() for choice in choices):
-                    break  # stop strings end a choice before the engine does
         advance()
         return output
 

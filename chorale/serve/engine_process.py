@@ -17,10 +17,10 @@ from typing import Protocol
 
 import msgspec
 
-from chorale.client.base import EngineInfo
+from chorale.client.base import Core, EngineInfo
 from chorale.client.wire import Abort, Bye, Submit, ToEngine
 from chorale.config import EngineConfig
-from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
+from chorale.engine.types import GenerateRequest
 from chorale.errors import ChoraleError, ConfigError
 from chorale.serve.boot import (
     EXIT_CONFIG,
@@ -40,21 +40,6 @@ from chorale.serve.mailbox import Mailbox
 
 log = logging.getLogger(__name__)
 IDLE_WAIT = 0.5  # seconds; how often an idle engine looks for clients that vanished
-
-
-class Core(Protocol):
-    """What the process needs of ``engine.core.EngineCore``."""
-
-    @property
-    def has_work(self) -> bool: ...
-
-    def add_request(self, request: GenerateRequest) -> None: ...
-
-    def abort(self, request_id: str) -> None: ...
-
-    def step(self) -> list[TokenChunk]: ...
-
-    def stats(self) -> EngineStats: ...
 
 
 class Progress(Protocol):
@@ -105,9 +90,18 @@ class EngineLoop:
             if message.engine_id == self._engine_id:  # else meant for an engine that has died
                 self._submit(client, message.request)
         elif isinstance(message, Abort):
-            self.abort([i for i in message.request_ids if self._mailbox.disown(client, i)])
+            self._abort(client, message)
         elif isinstance(message, Bye):
             self._mailbox.drop(client)
+
+    def _abort(self, client: bytes, message: Abort) -> None:
+        mailbox = self._mailbox
+        if message.index is None:
+            self.abort([i for i in message.request_ids if mailbox.disown(client, i)])
+            return
+        for request_id in message.request_ids:  # still owned: the other choices go on
+            if mailbox.owns(client, request_id):
+                self._core.abort(request_id, message.index)
 
     def _submit(self, client: bytes, request: GenerateRequest) -> None:
         mailbox, stats = self._mailbox, self._heart.stats

@@ -96,10 +96,13 @@ class Mailbox:
         self._owners[request_id] = _Owner(client, num_choices)
         return True
 
+    def owns(self, client: bytes, request_id: str) -> bool:
+        owner = self._owners.get(request_id)
+        return owner is not None and owner.client == client
+
     def disown(self, client: bytes, request_id: str) -> bool:
         """Forget a request; later chunks of it go nowhere. False: not this client's."""
-        owner = self._owners.get(request_id)
-        if owner is None or owner.client != client:
+        if not self.owns(client, request_id):
             return False
         del self._owners[request_id]
         return True

@@ -354,6 +354,7 @@ def test_each_choice_ends_by_itself() -> None:
     folds = run(lambda: turn(client, n=2, stop=("STOP",)))
     assert [fold.text("message") for fold in folds] == ["a ", "no stop in here"]
     assert client.aborted == []
+    assert client.dropped == [("r", 0)]  # the engine does not go on with what nobody will read
 
 
 # --------------------------------------------------------------------------- errors and leaving

@@ -20,7 +20,7 @@ def asked(name: str, n: int = 1) -> GenerateRequest:
     return GenerateRequest(request_id=name, prompt_token_ids=[1], sampling=SamplingSpec(n=n))
 
 
-def no_close(request_id: str) -> None:
+def no_close(request_id: str, index: int | None) -> None:
     raise AssertionError(request_id)
 
 
@@ -47,6 +47,29 @@ def test_abort_ends_only_the_choices_that_are_open() -> None:
     assert not flights.abort("a")
     assert flights.num_in_flight == 0
     assert stream.num_unfinished == 0
+
+
+def test_one_choice_can_be_left() -> None:
+    flights, left = Flights(Clock()), list[tuple[str, int | None]]()
+
+    def on_close(request_id: str, index: int | None) -> None:
+        left.append((request_id, index))
+        assert flights.leave(request_id, index)
+
+    stream = flights.admit(asked("a", 3), on_close)
+    stream.drop(1)
+    stream.drop(1)
+    flights.deliver([TokenChunk("a", 1, [5, 5, 5]), TokenChunk("a", 1, [], finish_reason="abort")])
+    assert stream.num_pending_tokens == 0
+    assert (flights.num_in_flight, stream.num_unfinished) == (2, 2)
+    flights.deliver([TokenChunk("a", 0, [5], finish_reason="stop")])
+    stream.drop(0)  # it has ended: nobody is told
+    assert left == [("a", 1)]
+    stream.drop(2)
+    assert "a" not in flights
+    assert (flights.num_in_flight, stream.num_unfinished) == (0, 0)
+    assert not flights.leave("a", 2)
+    assert not flights.leave("a", None)
 
 
 def test_capacity_counts_choices_but_an_idle_client_takes_any_request() -> None:

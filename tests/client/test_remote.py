@@ -69,6 +69,24 @@ def test_abort_ends_the_stream_and_frees_the_engine() -> None:
     run(scene())
 
 
+def test_a_choice_that_is_dropped_stops_in_the_engine_and_the_others_go_on() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=0.005)) as r:
+            asked = request("r", 400, n=3)
+            stream = r.client.submit(asked)
+            await anext(stream)
+            stream.drop(1)
+            assert r.client.num_in_flight == 2
+            await until(lambda: r.client.stats.num_running == 2, "the engine runs two choices")
+            answer = await collect(stream)
+            assert {i: answer[i][1] for i in (0, 2)} == {0: "length", 2: "length"}
+            assert answer[0][0] == expected(asked, 0)[-len(answer[0][0]) :]
+            assert await r.engine_is_empty() < 2.0
+            assert r.client.stats.kv_blocks_used == 0
+
+    run(scene())
+
+
 def test_leaving_a_stream_aborts_it() -> None:
     async def scene() -> None:
         async with rig(Behaviour(step_seconds=0.005)) as r:

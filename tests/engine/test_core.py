@@ -77,6 +77,45 @@ def test_abort_at_any_moment_ends_all_choices_once_and_frees_everything(depth: i
     assert engine.core.stats().kv_blocks_used == 0
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 6])
+@pytest.mark.parametrize("leaver", [0, 1, 2])
+def test_one_choice_leaves_and_its_siblings_get_what_they_would_have(
+    depth: int, steps: int, leaver: int
+) -> None:
+    engine = Engine(overlap_depth=depth, max_num_batched_tokens=8)
+    request = engine.add("a", 20, n=3, max_tokens=30, prompt_logprobs=1)
+    chunks = [chunk for _ in range(steps) for chunk in engine.step()]
+    engine.core.abort("a", leaver)
+    engine.core.check_integrity()
+    for index in (leaver, 3, -1):
+        engine.core.abort("a", index)
+    stats = engine.core.stats()
+    assert stats.num_running + stats.num_waiting == 2
+    chunks += engine.run()
+    assert sorted(ends(chunks)) == [("a", i, "abort" if i == leaver else "length") for i in range(3)]
+    found = tokens_by_choice(chunks)
+    for index in {0, 1, 2} - {leaver}:
+        assert (
+            found["a", index]
+            == engine.model.generate(request.prompt_token_ids, request.sampling, 1 + index, 200)[0]
+        )
+        first = next(chunk for chunk in chunks if chunk.index == index and chunk.token_ids)
+        assert [entry and entry.token_id for entry in first.prompt_logprobs or []] == [None, *range(11, 30)]
+    assert engine.core.stats().kv_blocks_used == 0
+
+
+def test_a_choice_that_leaves_gives_its_pages_back_while_the_others_run() -> None:
+    engine = Engine()
+    engine.add("a", 4, n=2, max_tokens=100)
+    for _ in range(40):
+        engine.step()
+    used = engine.core.stats().kv_blocks_used
+    engine.core.abort("a", 0)
+    assert engine.core.stats().kv_blocks_used < used
+    assert engine.core.stats().num_running == 1
+
+
 def test_an_aborted_id_can_be_used_again_while_its_row_is_in_flight() -> None:
     engine = Engine(overlap_depth=1)
     engine.add("a", 6, max_tokens=9)

@@ -47,8 +47,9 @@ def with_client(
     *,
     fail_at: int = 10**9,
     queued: int | None = None,
+    step_seconds: float = 0.0,
 ) -> LocalClient:
-    executor = Faulty(LIMITS)
+    executor = Faulty(LIMITS, step_seconds=step_seconds)
     executor.fail_at = fail_at
     client = LocalClient(EngineCore(LIMITS, executor), INFO, max_queued_requests=queued)
 
@@ -87,6 +88,22 @@ def test_leaving_early_aborts() -> None:
         assert client.stats.kv_blocks_used == 0
 
     with_client(body)
+
+
+def test_a_choice_that_is_dropped_stops_and_the_others_go_on() -> None:
+    async def body(client: LocalClient) -> None:
+        stream = client.submit(request("long", max_tokens=100, n=3))
+        await anext(stream)
+        for index in (0, 2):
+            stream.drop(index)
+        assert client.num_in_flight == 1
+        chunks = [chunk for some in [chunks async for chunks in stream] for chunk in some]
+        assert {c.index for c in chunks if c.finish_reason is not None} == {1}
+        await tokens(client, request("next", max_tokens=2))
+        assert client.stats.kv_blocks_used == 0
+        assert client.stats.generation_tokens < 200  # not three times a hundred
+
+    with_client(body, step_seconds=0.005)  # time to leave before the end
 
 
 def test_abort_ends_every_choice() -> None:
