@@ -44,6 +44,9 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights)
 
+    def ids(self) -> list[str]:
+        return list(self._flights)
+
     def admit(self, request: GenerateRequest, on_close: OnClose) -> RequestStream:
         """Count the request in. Raises ``QueueFullError`` (with the expected wait) or ``ConflictError``."""
         num_choices = request.sampling.n

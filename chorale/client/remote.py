@@ -20,7 +20,7 @@ from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.flights import Flights
 from chorale.client.links import EngineLinks
 from chorale.client.stream import RequestStream
-from chorale.client.wire import Abort, Beat, Bye, Died, FromEngine, Ping, Submit
+from chorale.client.wire import Abort, Beat, Bye, Died, Dropped, FromEngine, Ping, Submit
 from chorale.engine.types import EngineStats, GenerateRequest
 from chorale.errors import EngineDeadError, EngineLoadingError, RequestTimeoutError
 
@@ -172,6 +172,9 @@ class RemoteClient:
             self._died_id = message.engine_id
             self._lose_engine("dead", message.message)
             return
+        if isinstance(message, Dropped):
+            self._fail_all(message.message)
+            return
         self._stats = message.step.stats
         self._flights.deliver(message.step.chunks)
 
@@ -185,6 +188,13 @@ class RemoteClient:
         if self._died_at is None:
             self._died_at = self._clock()
         self._set_status(EngineStatus("failed" if state == "failed" else "dead", message=message))
+        self._fail_all(message)
+
+    def _fail_all(self, message: str) -> None:
+        """Every stream ends with an error. What the engine still has of them, if there is one, is aborted:
+        a request may have crossed the engine's ``Dropped`` on its way."""
+        if request_ids := self._flights.ids():
+            self._links.send(Abort(request_ids))
         self._flights.fail_all(
             lambda: EngineDeadError(f"{message}; please retry", retry_after=self._restart_seconds)
         )

@@ -45,7 +45,7 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
-    """Sign of life; a client that stops sending them loses its requests."""
+    """Sign of life; a client that stops sending them loses its requests, and is told (``Dropped``)."""
 
 
 class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
@@ -72,7 +72,14 @@ class Died(msgspec.Struct, frozen=True, array_like=True, tag="died"):
     message: str
 
 
-FromEngine = Rows | Died
+class Dropped(msgspec.Struct, frozen=True, array_like=True, tag="dropped"):
+    """To a client that was silent for too long: whatever it had in flight before this has been aborted."""
+
+    engine_id: str
+    message: str
+
+
+FromEngine = Rows | Died | Dropped
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

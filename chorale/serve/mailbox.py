@@ -11,6 +11,7 @@ import zmq
 
 from chorale.client.wire import (
     Died,
+    Dropped,
     FromEngine,
     Rows,
     ToEngine,
@@ -120,7 +121,10 @@ class Mailbox:
         """Call after ``receive``: pings that came during a long step count as signs of life."""
         oldest = self._clock() - self._client_timeout
         for client in [client for client, seen in self._last_seen.items() if seen < oldest]:
-            log.warning("a client has been silent for %.0f s: its requests are aborted", self._client_timeout)
+            message = f"the server process was silent for {self._client_timeout:.0f} s"
+            log.warning("%s: its requests are aborted", message)
+            # It may only have been stopped for a while, and would wait for their tokens for ever.
+            self._send(client, Dropped(self._engine_id, message))
             self.drop(client)
 
     # ------------------------------------------------------------------ out

@@ -281,3 +281,21 @@ def test_a_silent_engine_is_taken_for_dead_and_may_come_back() -> None:
             assert r.keeper.num_restarts == 0
 
     run(scene())
+
+
+def test_a_client_that_was_silent_for_too_long_is_told_what_it_lost() -> None:
+    """As after a stop of the whole process: its streams must not wait for ever."""
+
+    async def scene() -> None:
+        drowsy = ClientLimits(ping_interval=3.0)
+        async with rig(Behaviour(step_seconds=0.005), client=drowsy, client_timeout=0.5) as r:
+            stream = r.client.submit(request("r", 50_000))
+            with pytest.raises(EngineDeadError, match="silent"):
+                await collect(stream)
+            assert r.client.num_in_flight == 0
+            assert r.client.status.state == "ready"
+            asked = request("r", 10)  # goes on with the same engine; the old request has gone
+            assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
+            assert r.keeper.num_restarts == 0
+
+    run(scene())

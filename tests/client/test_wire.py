@@ -41,14 +41,27 @@ CHUNK = TokenChunk(
 
 
 @pytest.mark.parametrize(
-    "message", [wire.Hello(), wire.Submit("e", REQUEST), wire.Abort(["a", "b"]), wire.Ping(), wire.Bye()]
+    "message",
+    [
+        wire.Hello(),
+        wire.Submit("e", REQUEST),
+        wire.Abort(["a", "b"]),
+        wire.Abort(["a"], 2),
+        wire.Ping(),
+        wire.Bye(),
+    ],
 )
 def test_requests_come_back(message: wire.ToEngine) -> None:
     assert wire.decode_to_engine(wire.encode(message)) == message
 
 
 @pytest.mark.parametrize(
-    "message", [wire.Rows("e", StepOutputs([CHUNK], EngineStats(num_running=3))), wire.Died("e", "why")]
+    "message",
+    [
+        wire.Rows("e", StepOutputs([CHUNK], EngineStats(num_running=3))),
+        wire.Died("e", "why"),
+        wire.Dropped("e", "why"),
+    ],
 )
 def test_answers_come_back(message: wire.FromEngine) -> None:
     assert wire.decode_from_engine(wire.encode(message)) == message
