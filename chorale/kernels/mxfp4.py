@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 256  # of 2880 weights: 1.5 MB of indices and as much of bfloat16
 
 
 @functools.cache
-def _table(dtype: torch.dtype) -> torch.Tensor:
+def _table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """[65536] integers of twice the dtype's width: the two weights of (scale byte, byte)."""
     values = torch.tensor(FP4_VALUES, dtype=torch.float32)
     byte = torch.arange(256)
@@ -31,7 +31,7 @@ def _table(dtype: torch.dtype) -> torch.Tensor:
     scales = torch.exp2(torch.arange(256, dtype=torch.float64) - _BIAS).float()  # 2^-127 is a subnormal
     scales[255] = torch.nan
     table = (scales.view(256, 1, 1) * pairs).to(dtype)
-    return table.view(torch.int32 if dtype.itemsize == 2 else torch.int64).view(-1)
+    return table.view(torch.int32 if dtype.itemsize == 2 else torch.int64).view(-1).to(device)
 
 
 def decode(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -41,7 +41,7 @@ def decode(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> to
     """
     index = blocks.int()
     index += (scales.int() << 8).unsqueeze(-1)
-    pairs = _table(dtype).index_select(0, index.view(-1))
+    pairs = _table(dtype, blocks.device).index_select(0, index.view(-1))
     return pairs.view(dtype).view(*blocks.shape[:-2], blocks.shape[-2] * GROUP)
 
 
@@ -50,7 +50,7 @@ def linear(x: torch.Tensor, blocks: torch.Tensor, scales: torch.Tensor, bias: to
 
     Row chunk by row chunk, so that decoded weights live in the cache and never in memory.
     """
-    out = torch.empty(x.shape[0], blocks.shape[0], dtype=x.dtype)
+    out = torch.empty(x.shape[0], blocks.shape[0], dtype=x.dtype, device=x.device)
     for begin in range(0, blocks.shape[0], ROWS_AT_ONCE):
         rows = slice(begin, begin + ROWS_AT_ONCE)
         weight = decode(blocks[rows], scales[rows], x.dtype)
@@ -76,7 +76,7 @@ def encode(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _nearest_code(values: torch.Tensor) -> torch.Tensor:
     """Codes 0..15 of the nearest e2m1 values. Midpoints go to the code with an even mantissa bit."""
-    positive = torch.tensor(FP4_VALUES[:8])
+    positive = torch.tensor(FP4_VALUES[:8], device=values.device)
     midpoints = (positive[1:] + positive[:-1]) / 2
     magnitude = values.abs()
     below = torch.bucketize(magnitude, midpoints, right=False)  # midpoint itself counts as below

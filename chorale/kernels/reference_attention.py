@@ -141,15 +141,15 @@ class _Planner:
             blocks = self.table[rows[0] : rows[0] + 1, pages[0] : pages[0] + num_pages].long()
             tokens: torch.Tensor | slice = slice(self.starts[rows[0]], self.starts[rows[0]] + 1)
             return Rows(tokens, self._chunks(blocks), 1, first[0], last[0], None)
-        columns = torch.tensor(pages).unsqueeze(1) + torch.arange(num_pages)  # [rows, num_pages]
-        own = torch.tensor([(self.contexts[row] - 1) // size for row in rows]).unsqueeze(1)
+        columns = self._tensor(pages).unsqueeze(1) + self._range(0, num_pages)  # [rows, num_pages]
+        own = self._tensor([(self.contexts[row] - 1) // size for row in rows]).unsqueeze(1)
         # Shorter rows repeat their own last page (hidden below) instead of reading past their table.
-        blocks = self.table[torch.tensor(rows)].gather(1, torch.minimum(columns, own)).long()
+        blocks = self.table[self._tensor(rows)].gather(1, torch.minimum(columns, own)).long()
         low, high = min(first), max(last)
-        cells = torch.arange(low, high).unsqueeze(0)
-        hidden = (cells < torch.tensor(first).unsqueeze(1)) | (cells >= torch.tensor(last).unsqueeze(1))
+        cells = self._range(low, high).unsqueeze(0)
+        hidden = (cells < self._tensor(first).unsqueeze(1)) | (cells >= self._tensor(last).unsqueeze(1))
         return Rows(
-            tokens=torch.tensor([self.starts[row] for row in rows]),
+            tokens=self._tensor([self.starts[row] for row in rows]),
             chunks=self._chunks(blocks),
             num_rows=len(rows),
             first=low,
@@ -159,10 +159,16 @@ class _Planner:
 
     def _chunks(self, blocks: torch.Tensor) -> torch.Tensor:
         """[rows, pages] page ids -> flat index of (K|V, row, kv head, page) chunks."""
-        heads = torch.arange(self.num_kv_heads).view(1, 1, -1, 1)
-        which = torch.arange(2).view(2, 1, 1, 1)
+        heads = self._range(0, self.num_kv_heads).view(1, 1, -1, 1)
+        which = self._range(0, 2).view(2, 1, 1, 1)
         index = (blocks[None, :, None, :] * 2 + which) * self.num_kv_heads + heads
         return index.reshape(-1)
+
+    def _tensor(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, device=self.table.device)
+
+    def _range(self, low: int, high: int) -> torch.Tensor:
+        return torch.arange(low, high, device=self.table.device)
 
 
 def attention(q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: Plan, group: int) -> torch.Tensor:
@@ -173,7 +179,7 @@ def attention(q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: Plan
     sinks = sinks.view(shape.num_kv_heads, -1, 1)  # [Nkv, G, 1]
     if len(decodes) == 1 and not prefills and decodes[0].num_rows == plan.num_tokens == 1:
         return _decode(q, kv, sinks, decodes[0], shape)
-    out = torch.empty(q.shape[0], shape.num_heads * shape.head_dim)
+    out = torch.empty(q.shape[0], shape.num_heads * shape.head_dim, device=q.device)
     for rows in decodes:
         out[rows.tokens] = _decode(q[rows.tokens], kv, sinks, rows, shape)
     for rows in prefills:
@@ -211,7 +217,7 @@ def _prefill(
     num_queries = q.shape[0]
     q = q.view(num_queries, shape.num_kv_heads, -1, shape.head_dim).permute(1, 2, 0, 3)  # [Nkv, G, Q, D]
     groups = q.shape[1]
-    out = torch.empty(num_queries, shape.num_kv_heads, groups, shape.head_dim)
+    out = torch.empty(num_queries, shape.num_kv_heads, groups, shape.head_dim, device=q.device)
     chunk = max(1, _MAX_SCORES // (shape.num_heads * k.shape[1]))
     if rows.window is not None:
         chunk = min(chunk, _WINDOW_CHUNK) if chunk < num_queries else max(1, min(num_queries, _WINDOW_CHUNK))
@@ -222,7 +228,7 @@ def _prefill(
         low = 0 if rows.window is None else max(0, rows.position + begin - rows.window + 1 - rows.start)
         queries = q[:, :, begin:end].reshape(shape.num_kv_heads, -1, shape.head_dim)
         scores = (queries @ k[:, low:high].transpose(-1, -2)).view(-1, groups, end - begin, high - low)
-        hidden = _hidden(end - begin, high - low, rows.window)
+        hidden = _hidden(end - begin, high - low, rows.window, q.device)
         if hidden is not None:
             scores.masked_fill_(hidden, -torch.inf)
         weights = _softmax_with_sink(scores, sinks.unsqueeze(-1))  # [Nkv, G, q, L]
@@ -231,12 +237,12 @@ def _prefill(
     return out.view(num_queries, -1)
 
 
-def _hidden(num_queries: int, num_keys: int, window: int | None) -> torch.Tensor | None:
+def _hidden(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
     """[queries, keys] bool, True where a query must not look. The last query is at the last key."""
     if num_queries == 1:
         return None  # the keys were cut to exactly what it sees
-    query = torch.arange(num_keys - num_queries, num_keys).unsqueeze(1)
-    key = torch.arange(num_keys).unsqueeze(0)
+    query = torch.arange(num_keys - num_queries, num_keys, device=device).unsqueeze(1)
+    key = torch.arange(num_keys, device=device).unsqueeze(0)
     hidden = key > query
     return hidden if window is None else hidden | (key <= query - window)
 
