@@ -84,7 +84,8 @@ def show(model: ModelConfig, resolved: Resolved) -> None:
     full = limits.num_blocks // geometry.blocks_for(limits.max_model_len)
     short = limits.num_blocks // geometry.blocks_for(min(2048, limits.max_model_len))
     weights = gib(weight_bytes(model, resolved.dtype))
-    print(f"weights   {weights} (experts packed in MXFP4, the rest {resolved.dtype})")
+    kinds = f"{'' if model.dense_experts else 'experts packed in MXFP4, the rest '}{resolved.dtype}"
+    print(f"weights   {weights} ({kinds})")
     print(f"KV pool   {gib(limits.num_blocks * geometry.bytes_per_block)}: {tokens:,} tokens of context")
     print(f"requests  {full:,} at the full {limits.max_model_len:,} tokens, or {short:,} of 2,048 tokens")
     for decision in resolved.decisions:

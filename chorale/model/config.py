@@ -66,6 +66,8 @@ class ModelConfig:
     swiglu_alpha: float = 1.702
     max_position_embeddings: int = 131072
     eos_token_ids: tuple[int, ...] = _EOS_OF_GPT_OSS
+    # Experts are not MXFP4 but of the dtype of the rest: a conversion, which has no quantization_config.
+    dense_experts: bool = False
     # generation_config.json, by vLLM's names; empty where the file says nothing
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 
@@ -115,6 +117,8 @@ class ModelConfig:
                 "max_position_embeddings", default=round(rope.original_max_position * max(rope.factor, 1.0))
             ),
             eos_token_ids=_read_eos(fields, generation or {}),
+            # The reference layout's own config.json names no quantization either, but it says num_experts.
+            dense_experts="quantization_config" not in raw and "num_local_experts" in raw,
             default_sampling=_read_sampling(generation or {}),
         )
         _check_sizes(config, fields)

@@ -19,16 +19,6 @@ from chorale.model.gpt_oss import LayerWeights, Weights
 # (phase, fraction of the phase 0..1, message)
 Progress = Callable[[str, float, str], None]
 
-# Above this many parameters a CPU computes in bfloat16: float32 copies of the 20b's dense weights alone
-# would take 7 GB on top of its experts.
-FLOAT32_PARAMETERS = 500_000_000
-
-
-def default_dtype(config: ModelConfig, device: str) -> torch.dtype:
-    """What ``--dtype auto`` means: float32 for small checkpoints on a CPU, else bfloat16."""
-    small = config.num_parameters <= FLOAT32_PARAMETERS
-    return torch.float32 if small and device == "cpu" else torch.bfloat16
-
 
 def load_weights(
     folder: str | Path,

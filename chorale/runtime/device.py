@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 
 from chorale.errors import ConfigError
-from chorale.model.weights import FLOAT32_PARAMETERS
 from chorale.runtime.hardware import Hardware, available_memory
+from chorale.runtime.memory import SMALL_PARAMETERS
 
 Arrays = list[npt.NDArray[np.generic]]
 _CPU = torch.device("cpu")
@@ -99,7 +99,7 @@ def default_threads(num_parameters: int) -> int:
     HTTP side on the same two cores, a 256-wide step took 140 ms on two threads and 17 on one.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores if num_parameters > FLOAT32_PARAMETERS else max(1, cores - 1)
+    return cores if num_parameters > SMALL_PARAMETERS else max(1, cores - 1)
 
 
 def open_device(kind: str, num_threads: int | None = None) -> Device:

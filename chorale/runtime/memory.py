@@ -14,6 +14,9 @@ from chorale.runtime.hardware import Hardware
 
 GIB = 2**30
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+# Above this many parameters a CPU computes in bfloat16: float32 copies of the 20b's dense weights alone would
+# take 7 GB on top of its experts.
+SMALL_PARAMETERS = 500_000_000
 CPU_SHARE = 0.25  # of the memory left beside the weights: a CPU host has other work
 CPU_MOST = 16 * GIB
 CPU_TOKENS = 4096  # of every row; a CPU does not keep more sequences than that busy at length
@@ -50,8 +53,13 @@ def kv_geometry(model: ModelConfig, block_size: int, kv_dtype: str) -> KvGeometr
 
 
 def weight_bytes(model: ModelConfig, dtype: str) -> int:
-    """Experts stay packed in MXFP4 (4 bits, and a scale byte for each group); the rest is ``dtype``."""
+    """MXFP4 experts stay packed (4 bits, and a scale byte for each group); the rest is ``dtype``.
+
+    The CPU back end decodes the experts of small models, which adds half a gigabyte at most.
+    """
     experts = model.num_expert_parameters
+    if model.dense_experts:
+        return model.num_parameters * DTYPE_BYTES[dtype]
     dense = model.num_parameters - experts
     return experts // 2 + experts // MXFP4_GROUP + dense * DTYPE_BYTES[dtype]
 

@@ -14,6 +14,7 @@ from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import (
+    SMALL_PARAMETERS,
     KvGeometry,
     PoolRequest,
     activation_bytes,
@@ -23,10 +24,6 @@ from chorale.runtime.memory import (
     size_pool,
     weight_bytes,
 )
-
-# Above this many parameters a CPU computes in bfloat16: float32 copies of the 20b's dense weights alone would
-# take 7 GB on top of its experts.
-FLOAT32_PARAMETERS = 500_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,7 @@ def resolve(
     _refuse(config, model)
     decide = _Decider()
     cpu = hardware.kind == "cpu"
-    small = model.num_parameters <= FLOAT32_PARAMETERS
+    small = model.num_parameters <= SMALL_PARAMETERS
     dtype = decide.name(
         "dtype",
         config.dtype,

@@ -23,7 +23,7 @@ from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.layouts import Layout, tensor_specs
 from chorale.model.safetensors_file import SafetensorsFile
-from chorale.model.weights import default_dtype, load_weights
+from chorale.model.weights import load_weights
 
 CONFIG = make_config(**{**SMALL, "layers": 2, "hidden": 32, "inter": 32, "vocab": 64})
 LAYER = "model.layers.1."
@@ -380,10 +380,3 @@ def test_progress(folder: Path) -> None:
     assert {phase for phase, _, _ in seen} == {"load"}
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
-
-
-def test_default_dtype() -> None:
-    assert default_dtype(CONFIG, "cpu") == torch.float32
-    assert default_dtype(CONFIG, "cuda") == torch.bfloat16
-    large = make_config(layers=24, experts=32, hidden=2880, inter=2880, heads=64, kv_heads=8)
-    assert default_dtype(large, "cpu") == torch.bfloat16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from chorale.config import EngineConfig
 from chorale.engine.cache import HybridCache
 from chorale.errors import ConfigError
+from chorale.model.checkpoint import Checkpoint
+from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
+from chorale.model.layouts import Layout
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import GIB, kv_geometry, weight_bytes
 from chorale.runtime.resolve import Resolved, resolve
@@ -44,6 +48,17 @@ def test_published_sizes() -> None:
     assert weight_bytes(OSS_120B, "bfloat16") / 1e9 == pytest.approx(65.25, rel=0.01)
     # K and V of 8 heads of 64 in bf16, 12 of the 24 layers see everything: 24.6 kB a token.
     assert kv_geometry(OSS_20B, 16, "bfloat16").bytes_per_block == 16 * 12 * 2 * 8 * 64 * 2
+
+
+@pytest.mark.parametrize("layout", ["published", "dense", "reference"])
+def test_weight_bytes_are_those_of_the_files(layout: Layout, tmp_path: Path) -> None:
+    """All but the headers, whichever layout the folder's own config.json speaks of."""
+    write_random_checkpoint(tmp_path, TINY, layout=layout)
+    config = ModelConfig.load(tmp_path)
+    assert config.dense_experts == (layout == "dense")
+    on_disk = Checkpoint(tmp_path, config).num_bytes
+    assert weight_bytes(config, "bfloat16") == pytest.approx(on_disk, rel=0.01)
+    assert weight_bytes(config, "float32") > on_disk
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16, 64, 128])
