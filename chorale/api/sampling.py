@@ -12,6 +12,7 @@ from chorale.api.fields import SamplingFields
 from chorale.client.base import EngineInfo
 from chorale.engine.types import SamplingSpec
 from chorale.errors import ContextLengthError, RequestError
+from chorale.harmony.text import encode_words
 from chorale.harmony.vocab import Vocabulary
 
 _FROM_MODEL = (
@@ -50,7 +51,7 @@ def resolve_sampling(
         **_chosen(fields, info),
         logit_bias=_logit_bias(fields.logit_bias, info.vocab_size),
         allowed_token_ids=_token_ids(fields.allowed_token_ids),
-        bad_words=encode_bad_words(fields.bad_words or [], vocab),
+        bad_words=encode_words(fields.bad_words or [], vocab),
         min_tokens=min(min_tokens, limit),
         max_tokens=limit,
         ignore_eos=bool(fields.ignore_eos),
@@ -106,14 +107,3 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, flo
             )
         resolved[token_id] = value
     return resolved
-
-
-def encode_bad_words(words: list[str], vocab: Vocabulary) -> tuple[tuple[int, ...], ...]:
-    """Each word as it begins a text and as it follows a space: those are different tokens."""
-    sequences: dict[tuple[int, ...], None] = {}
-    for word in words:
-        for text in (word, f" {word.lstrip()}"):
-            ids = tuple(vocab.encode(text))
-            if ids:
-                sequences[ids] = None
-    return tuple(sequences)

@@ -11,8 +11,15 @@ from chorale.client.stream import OnClose, RequestStream
 from chorale.engine.types import GenerateRequest, TokenChunk
 from chorale.errors import ChoraleError, ConflictError, QueueFullError
 
+DEFAULT_QUEUE_FACTOR = 4  # choices that may wait, per choice that may run
 RETRY_AFTER_MIN, RETRY_AFTER_MAX = 1.0, 60.0  # seconds
 RATE_MEMORY = 0.8  # weight of the past in the completion rate, per tick
+
+
+def total_capacity(max_num_seqs: int, max_queued_requests: int | None) -> int:
+    """Choices that may run or wait; ``max_queued_requests`` None: four may wait for each that may run."""
+    queued = DEFAULT_QUEUE_FACTOR * max_num_seqs if max_queued_requests is None else max_queued_requests
+    return max_num_seqs + queued
 
 
 class Flight:

@@ -14,13 +14,10 @@ import time
 from collections.abc import Callable
 
 from chorale.client.base import Core, EngineInfo, EngineStatus
-from chorale.client.flights import Flights
+from chorale.client.flights import Flights, total_capacity
 from chorale.client.stream import RequestStream
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import EngineDeadError, EngineError
-
-DEFAULT_QUEUE_FACTOR = 4  # choices that may wait, per choice that may run
-
 
 # A submission; a request to abort, or the choice of it; or: stop.
 Message = GenerateRequest | tuple[str, int | None] | None
@@ -33,10 +30,7 @@ class LocalClient:
         """``max_queued_requests``: choices that may wait beyond ``max_num_seqs``; None: four times it."""
         self._core, self._info = core, info
         self._flights = Flights(time.monotonic)
-        queued = (
-            DEFAULT_QUEUE_FACTOR * info.max_num_seqs if max_queued_requests is None else max_queued_requests
-        )
-        self._flights.capacity = info.max_num_seqs + queued
+        self._flights.capacity = total_capacity(info.max_num_seqs, max_queued_requests)
         self._status = EngineStatus("ready")
         self._stats = core.stats()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()

@@ -17,14 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chorale.client.base import EngineInfo, EngineStatus
-from chorale.client.flights import Flights
+from chorale.client.flights import Flights, total_capacity
 from chorale.client.links import EngineLinks
 from chorale.client.stream import RequestStream
 from chorale.client.wire import Abort, Beat, Bye, Died, Dropped, FromEngine, Ping, Submit
 from chorale.engine.types import EngineStats, GenerateRequest
 from chorale.errors import EngineDeadError, EngineLoadingError, RequestTimeoutError
 
-DEFAULT_QUEUE_FACTOR = 4  # choices that may wait, per choice that may run
 MIN_RETRY_AFTER = 1.0  # seconds
 
 
@@ -159,10 +158,8 @@ class RemoteClient:
             self._restart_seconds = max(self._clock() - self._died_at, MIN_RETRY_AFTER)
             self._died_at = None
         self._engine_id, self._info = engine_id, info
-        num_queued = self._max_queued_requests
-        if num_queued is None:
-            num_queued = DEFAULT_QUEUE_FACTOR * info.max_num_seqs
-        self._flights.capacity = max((info.max_num_seqs + num_queued) // self._num_api_processes, 1)
+        capacity = total_capacity(info.max_num_seqs, self._max_queued_requests)
+        self._flights.capacity = max(capacity // self._num_api_processes, 1)
         self._links.connect()
 
     def _message(self, message: FromEngine) -> None:

@@ -78,3 +78,9 @@ class StopStrings:
             if any(stop.startswith(tail) for stop in self._stops):
                 return size
         return 0
+
+
+def encode_words(words: Iterable[str], vocab: Vocabulary) -> tuple[tuple[int, ...], ...]:
+    """Each word as it begins a text and as it follows a space: those are different tokens. No duplicates."""
+    spellings = (text for word in words for text in (word, f" {word.lstrip()}"))
+    return tuple(dict.fromkeys(ids for text in spellings if (ids := tuple(vocab.encode(text)))))

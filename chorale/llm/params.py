@@ -10,6 +10,7 @@ from typing import Any
 
 from chorale.client.base import EngineInfo
 from chorale.engine.types import SamplingSpec
+from chorale.harmony.text import encode_words
 from chorale.harmony.vocab import Vocabulary
 
 _MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -153,7 +154,7 @@ def to_spec(
         repetition_penalty=params.repetition_penalty,
         logit_bias=dict(params.logit_bias or {}),
         allowed_token_ids=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
-        bad_words=encode_bad_words(params.bad_words or (), vocab),
+        bad_words=encode_words(params.bad_words or (), vocab),
         min_tokens=min(params.min_tokens, limit),
         max_tokens=limit,
         ignore_eos=params.ignore_eos,
@@ -162,9 +163,3 @@ def to_spec(
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
     )
-
-
-def encode_bad_words(words: Sequence[str], vocab: Vocabulary) -> tuple[tuple[int, ...], ...]:
-    """Each word as it begins a text and as it follows a space: those are different tokens."""
-    spellings = (text for word in words for text in (word, f" {word.lstrip()}"))
-    return tuple(dict.fromkeys(ids for text in spellings if (ids := tuple(vocab.encode(text)))))
