@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from chorale.engine.admission import Admission
+from chorale.engine.gate import Gate
 from chorale.engine.integrity import check_integrity
 from chorale.engine.lifecycle import Lifecycle
 from chorale.engine.scheduler import Scheduler
@@ -21,7 +22,9 @@ from chorale.engine.types import (
     EngineLimits,
     EngineStats,
     Executor,
+    FinishReason,
     GenerateRequest,
+    GrammarService,
     StepHandle,
     TokenChunk,
 )
@@ -36,9 +39,16 @@ class EngineCore:
     """
 
     def __init__(
-        self, limits: EngineLimits, executor: Executor, clock: Callable[[], float] = time.time
+        self,
+        limits: EngineLimits,
+        executor: Executor,
+        clock: Callable[[], float] = time.time,
+        grammars: GrammarService | None = None,
     ) -> None:
-        """``clock`` gives seconds since the epoch. Raises ``ConfigError`` for limits that cannot work."""
+        """``clock`` gives seconds since the epoch; ``grammars`` None: requests with one are refused.
+
+        Raises ``ConfigError`` for limits that cannot work.
+        """
         check_limits(limits)
         self.limits = limits
         self._executor = executor
@@ -46,6 +56,7 @@ class EngineCore:
         self._life = Lifecycle(limits)
         self._admission = Admission(limits, self._life.cache.capacity)
         self._scheduler = Scheduler(self._life, limits)
+        self._gate = Gate(grammars)
         self._handles: deque[StepHandle] = deque()
         self._num_steps = 0
         self._last_step_tokens = 0
@@ -55,18 +66,35 @@ class EngineCore:
 
     def add_request(self, request: GenerateRequest) -> None:
         """Queue a request. One that cannot be served ends with an ``error`` chunk for each choice."""
-        now = self._clock()
-        if request.request_id in self._life.requests:
+        if request.request_id in self._life.requests or request.request_id in self._gate:
             refusal: str | None = f"request id {request.request_id!r} is already in use"
         else:
             refusal = self._admission.refusal(request)
-        if refusal is None:
-            self._life.enter(self._admission.accept(request, now))
-            return
+        if refusal is None and request.sampling.grammar:
+            refusal = self._gate.hold(request)
+        elif refusal is None:
+            self._enter(request)
+        if refusal is not None:
+            self._end_early(request, "error", refusal)
+
+    def _enter(self, request: GenerateRequest) -> None:
+        self._life.enter(self._admission.accept(request, self._clock()))
+
+    def _end_early(self, request: GenerateRequest, finish: FinishReason, error: str | None = None) -> None:
+        """End a request that never became sequences: each choice says so."""
         for index in range(max(1, request.sampling.n)):
             self._life.outbox.append(
-                TokenChunk(request.request_id, index, [], finish_reason="error", error=refusal)
+                TokenChunk(request.request_id, index, [], finish_reason=finish, error=error)
             )
+
+    def _take_from_gate(self) -> None:
+        """Enter the requests whose grammars are ready. Waits a little if there is nothing else to do."""
+        idle = not (self._life.requests or self._life.in_flight or self._life.outbox)
+        for request, refusal in self._gate.ready(wait=idle):
+            if refusal is None:
+                self._enter(request)
+            else:
+                self._end_early(request, "error", refusal)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End every choice of a request now, or only choice ``index``; pages and queue place are given back
@@ -91,6 +119,8 @@ class EngineCore:
         which ``take_chunks`` (or the next ``step``) returns, and the engine is empty.
         """
         scheduler, in_flight = self._scheduler, self._life.in_flight
+        if self._gate:
+            self._take_from_gate()
         try:
             plan = scheduler.schedule(self._clock())
             if plan is not None:
@@ -107,6 +137,8 @@ class EngineCore:
         except Exception as error:
             self._handles.clear()
             self._life.fail(f"the engine failed: {error}", self._clock())
+            for request in self._gate.drop_all():
+                self._end_early(request, "error", f"the engine failed: {error}")
             if isinstance(error, EngineError):
                 raise
             raise EngineError(f"a step failed: {type(error).__name__}: {error}") from error
@@ -121,7 +153,7 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether ``step`` has something to do or to say."""
         life = self._life
-        return bool(life.requests or life.in_flight or life.outbox)
+        return bool(life.requests or life.in_flight or life.outbox or self._gate)
 
     # ------------------------------------------------------------------ what others may ask
 
@@ -129,7 +161,7 @@ class EngineCore:
         life, scheduler = self._life, self._scheduler
         return EngineStats(
             num_running=len(life.running),
-            num_waiting=len(life.waiting) + life.num_held,
+            num_waiting=len(life.waiting) + life.num_held + len(self._gate),
             kv_blocks_used=life.cache.pool.num_blocks - life.cache.pool.num_free,
             kv_blocks_total=life.cache.pool.num_blocks,
             prompt_tokens=scheduler.num_prompt_tokens,

@@ -11,6 +11,8 @@ dataclasses of numpy arrays (they are numbers, small enough to broadcast to rank
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -52,6 +54,10 @@ class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     seed: int | None = None  # None: drawn by the engine. Choice ``i`` of n uses ``seed + i``.
     logprobs: int | None = None  # top alternatives per sampled token (0: the sampled one only)
     prompt_logprobs: int | None = None  # the same for each prompt token but the first
+    # What the output must be, as the grammar service reads it; "": anything. The last ``grammar_context``
+    # prompt tokens already belong to it (a turn that goes on after a break).
+    grammar: str = ""
+    grammar_context: int = 0
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -214,6 +220,17 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # Entry -> why it gave no token although its plan asked for one: that sequence ends, the others go on.
     errors: dict[int, str] = field(default_factory=dict)
+
+
+class GrammarService(Protocol):
+    """Compiles grammars beside the steps. The rows' masks are the executor's own business."""
+
+    def prepare(self, sampling: SamplingSpec, context: Sequence[int]) -> Future[str | None]:
+        """Make ``sampling.grammar`` ready for rows that start; ``context``: the tokens that it begins with.
+
+        The result is None, or why the request cannot be served. Never raises.
+        """
+        ...
 
 
 class StepHandle(Protocol):

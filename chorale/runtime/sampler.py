@@ -2,7 +2,8 @@
 
 In order, on a copy of the row's logits:
 
- 1. ids that are no tokens (reserved, ``<|startoftext|>``, padding) become -inf
+ 1. ids that are no tokens (reserved, ``<|startoftext|>``, padding) become -inf, and so does what the row's
+    grammar does not allow (``grammar.py``)
  2. the row's edits: logit_bias, allowed_token_ids, bad_words, min_tokens, penalties (``edits.py``)
  3. division by temperature
  4. top_k, then top_p within it, then min_p (``filters.py``)
@@ -22,6 +23,7 @@ import torch
 from chorale.runtime.batch import SamplingBatch
 from chorale.runtime.device import Device
 from chorale.runtime.filters import filter_scores
+from chorale.runtime.grammar import Masks
 from chorale.runtime.noise import gumbel_noise, token_steps
 
 NO_TOKEN = -1
@@ -43,22 +45,26 @@ class Sampler:
         # 1.3 ms, for one row on a CPU).
         self._space = [torch.empty(self._rows_at_once, vocab_size, device=target) for _ in range(3)]
 
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None) -> torch.Tensor:
         """[N] int64 tokens for ``logits`` [N, V] float32, which stays as it was. A bad row: ``NO_TOKEN``."""
         if not len(batch):
             return torch.zeros(0, dtype=torch.int64, device=logits.device)
         size = self._rows_at_once
         parts = [
-            self._sample(logits[start : start + size], batch, slice(start, start + size))
+            self._sample(logits[start : start + size], batch, slice(start, start + size), masks)
             for start in range(0, len(batch), size)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _sample(self, logits: torch.Tensor, batch: SamplingBatch, place: slice) -> torch.Tensor:
+    def _sample(
+        self, logits: torch.Tensor, batch: SamplingBatch, place: slice, masks: Masks | None
+    ) -> torch.Tensor:
         """A few rows at once. What no row of them needs is left out, and is a no-op for those that do not."""
         temperature = batch.temperature[place].unsqueeze(1)
         scores, *space = (room[: len(logits)] for room in self._space)
         scores.copy_(logits).index_fill_(1, self._forbidden, float("-inf"))
+        if masks is not None:
+            masks.apply(scores, place.start)
         for row in range(len(logits)):
             edits = batch.edits.get(place.start + row)
             if edits is not None:

@@ -1,11 +1,13 @@
 """Worker: one rank. It owns the model, the KV pool, the buffers and the sampler, and runs whole steps.
 
 ``run`` enqueues a step and returns a function that waits for its results; nothing in between waits for the
-device, so a worker of a GPU can be a step ahead of the host.
+device, so a worker of a GPU can be a step ahead of the host. Only rows with a grammar make it wait, for the
+step before (``grammar.py``), once the forward pass is enqueued.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +19,7 @@ from chorale.model.gpt_oss import GptOss
 from chorale.runtime.batch import SamplingBatch, StepBatch
 from chorale.runtime.buffers import Buffers
 from chorale.runtime.device import Arrays, Device
+from chorale.runtime.grammar import GrammarRows
 from chorale.runtime.logprobs import LogprobTensors, gather_in_parts, to_records
 from chorale.runtime.sampler import NO_TOKEN, Sampler
 
@@ -37,23 +40,33 @@ class Worker:
     """The only writer of everything on its device."""
 
     def __init__(
-        self, device: Device, model: GptOss, kv: list[torch.Tensor], buffers: Buffers, sampler: Sampler
+        self,
+        device: Device,
+        model: GptOss,
+        kv: list[torch.Tensor],
+        buffers: Buffers,
+        sampler: Sampler,
+        grammar: GrammarRows,
     ) -> None:
         self._device, self._model, self._kv = device, model, kv
-        self._buffers, self._sampler = buffers, sampler
+        self._buffers, self._sampler, self._grammar = buffers, sampler, grammar
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Enqueue one step; the returned function waits for it."""
+        for start in plan.starts:
+            self._grammar.start(start)
         step = self._buffers.fill(plan)
         sampled, prompt = self._forward(step)
-        tokens = self._sampler.sample(sampled, step.sampling)
+        masks = self._grammar.masks(step.sampling.rows)
+        tokens = self._sampler.sample(sampled, step.sampling, masks)
         self._remember(tokens, step.sampling)
         wanted = self._sampled_logprobs(sampled, tokens, step)
         tensors = [tokens]
         for part in wanted + prompt:
             tensors.extend(part.tensors.tensors())
-        fetch = self._device.download(tensors)
+        fetch = functools.cache(self._device.download(tensors))  # the grammar may read it before the caller
+        self._grammar.sampled(step.sampling.rows, fetch)
         return lambda: _result(plan, step, wanted, prompt, fetch())
 
     def _forward(self, step: StepBatch) -> tuple[torch.Tensor, list[Wanted]]:

@@ -24,6 +24,7 @@ from chorale.model.weights import load_weights
 from chorale.runtime.buffers import Buffers
 from chorale.runtime.device import Device, default_threads, open_device
 from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.grammar import GrammarCache, GrammarRows
 from chorale.runtime.memory import gib
 from chorale.runtime.resolve import Resolved, resolve
 from chorale.runtime.sampler import Sampler
@@ -73,15 +74,17 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
         model_config = ModelConfig.load(folder)
     threads = config.num_threads or default_threads(model_config.num_parameters)
     device = open_device(config.device, threads)
+    grammars = GrammarCache(model_config.vocab_size)
+    grammars.warm()
     resolved = resolve(config, model_config, device.hardware, can_overlap=device.overlap)
     with phases.phase("load", str(folder)):
         model = load_model(folder, model_config, config, resolved, device, phases.report)
     with phases.phase("kv_pool", _pool_message(resolved)):
         kv = allocate_kv(model_config, resolved, device)
-        executor = make_executor(model, kv, resolved, device)
+        executor = make_executor(model, kv, resolved, device, grammars)
     with phases.phase("warm_up"):
         warm_up(executor, resolved)
-    core = EngineCore(resolved.limits, executor)
+    core = EngineCore(resolved.limits, executor, grammars=grammars)
     return core, _info(config, model, resolved, device, phases.seconds)
 
 
@@ -109,7 +112,9 @@ def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[
     return [torch.zeros(shape, dtype=dtype, device=device.torch_device) for _ in range(model.num_kv_slots)]
 
 
-def make_executor(model: GptOss, kv: list[torch.Tensor], resolved: Resolved, device: Device) -> LocalExecutor:
+def make_executor(
+    model: GptOss, kv: list[torch.Tensor], resolved: Resolved, device: Device, grammars: GrammarCache
+) -> LocalExecutor:
     limits = resolved.limits
     buffers = Buffers(
         device,
@@ -118,7 +123,8 @@ def make_executor(model: GptOss, kv: list[torch.Tensor], resolved: Resolved, dev
         block_size=limits.block_size,
         vocab_size=limits.vocab_size,
     )
-    return LocalExecutor(Worker(device, model, kv, buffers, Sampler(device, limits.vocab_size)))
+    sampler = Sampler(device, limits.vocab_size)
+    return LocalExecutor(Worker(device, model, kv, buffers, sampler, GrammarRows(device, grammars)))
 
 
 def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:

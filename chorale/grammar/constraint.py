@@ -1,0 +1,131 @@
+"""Constraint: what one text of a turn must be, as a grammar of its own; checked where no compiler is needed.
+
+JSON is written without free whitespace: at most one space, or one line break with its indentation, where
+JSON allows any, so that no generation can spend its tokens on blanks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from chorale.errors import RequestError
+
+MAX_BYTES = 64 * 1024  # one schema, pattern or grammar, as text
+MAX_DEPTH = 32  # objects within objects
+MAX_MULTIPLE = 10_000  # multipleOf becomes an automaton of that many states: 10^4 take 20 ms, 10^6 5 s
+WHITESPACE = "( |\n[ \t]{0,64})"
+
+_JSON_OPTIONS = {"whitespace_pattern": WHITESPACE}
+# What may hide a "<" in Lark: strings, comments, regular expressions. Read from left to right.
+_LARK_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"i?|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\\n])+/[imslux]*', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """``body``: the text of a JSON Schema, or of a Lark grammar. ``param``: the field that asked for it."""
+
+    kind: Literal["json", "lark"]
+    body: str
+    param: str
+
+    @property
+    def is_json(self) -> bool:
+        return self.kind == "json"
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """Its place in a list of grammars, where others refer to it as ``@name``."""
+        if self.kind == "json":
+            return {"name": name, "json_schema": {**json.loads(self.body), "x-guidance": _JSON_OPTIONS}}
+        return {"name": name, "lark_grammar": self.body}
+
+
+def json_schema(schema: Mapping[str, Any], param: str) -> Constraint:
+    """JSON that is valid under ``schema``. Raises ``RequestError``."""
+    depth = _depth(schema, 2 * MAX_DEPTH + 4)
+    if depth > 2 * MAX_DEPTH + 2:  # "properties" stand between an object and those within it
+        raise _refusal(f"the schema is nested deeper than {MAX_DEPTH} objects", param)
+    body = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    _check_size(body, param)
+    _check_multiples(schema, param)
+    return Constraint("json", body, param)
+
+
+def json_object(param: str) -> Constraint:
+    return Constraint("json", '{"type":"object"}', param)
+
+
+def regex(pattern: str, param: str) -> Constraint:
+    """The whole text matches ``pattern`` (Rust's syntax: no look-around, no back-references)."""
+    body = pattern.removeprefix("^")
+    if body.endswith("$") and not body.endswith("\\$"):
+        body = body[:-1]
+    if not body:
+        raise _refusal("the pattern is empty", param)
+    # A slash ends a Lark regex, unless it is escaped already; line breaks must be spelled.
+    body = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", body, flags=re.DOTALL)
+    body = body.replace("\\\n", "\\n").replace("\n", "\\n").replace("\r", "\\r")
+    return _lark(f"start: /{body}/", param)
+
+
+def choice(texts: Sequence[str], param: str) -> Constraint:
+    """One of ``texts``, to the letter."""
+    if not texts or not all(texts):
+        raise _refusal("the choices must be texts, none of them empty", param)
+    return _lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts), param)
+
+
+def lark(grammar: str, param: str) -> Constraint:
+    """A Lark grammar (llguidance's dialect) over ordinary text; special tokens are not its business."""
+    if "<" in _LARK_TEXT.sub("", grammar):
+        raise _refusal("special tokens (<...>) cannot be named in a grammar", param)
+    return _lark(grammar, param)
+
+
+def _lark(body: str, param: str) -> Constraint:
+    _check_size(body, param)
+    return Constraint("lark", body, param)
+
+
+# --------------------------------------------------------------------------- checks
+
+
+def _refusal(message: str, param: str) -> RequestError:
+    return RequestError(f"{param}: {message}", param=param, code="unsupported_value")
+
+
+def _check_size(body: str, param: str) -> None:
+    if len(body.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        raise _refusal(f"longer than {MAX_BYTES} bytes", param)
+    if any(0xD800 <= ord(char) <= 0xDFFF for char in body):
+        raise _refusal("holds a lone surrogate", param)
+
+
+def _depth(value: Any, limit: int) -> int:
+    """Containers within containers, at most ``limit``."""
+    if limit <= 0 or not isinstance(value, Mapping | list):
+        return 0
+    inner = value.values() if isinstance(value, Mapping) else value
+    return 1 + max((_depth(item, limit - 1) for item in inner), default=0)
+
+
+def _check_multiples(value: Any, param: str) -> None:
+    """Refuse a ``multipleOf`` whose automaton would take seconds."""
+    if isinstance(value, list):
+        for item in value:
+            _check_multiples(item, param)
+    elif isinstance(value, Mapping):
+        factor = value.get("multipleOf")
+        if isinstance(factor, int | float) and not isinstance(factor, bool):
+            _check_factor(factor, param)
+        for item in value.values():
+            _check_multiples(item, param)
+
+
+def _check_factor(factor: float, param: str) -> None:
+    digits = str(factor).partition("e")[0].replace(".", "").lstrip("0")  # 0.25 counts as 25
+    if "e" in str(factor) or len(digits) > 5 or int(digits or "0") > MAX_MULTIPLE:
+        raise _refusal(f"multipleOf {factor} is not supported: more than {MAX_MULTIPLE} (point apart)", param)

@@ -1,0 +1,117 @@
+"""From rules for a turn to one grammar over harmony frames: reasoning first, free; then what is constrained.
+
+Special tokens are named by id and stand only where a frame has them, so none can appear within a text.
+Headers are matched as bytes, not as tokens: "functions." and a name merge into other tokens than both alone.
+A call may be written in either order that the model knows (channel first, as it does by itself, or
+recipient first, as histories from other servers show it).
+
+The grammar is a JSON list: the frames in Lark, and every constraint as a grammar of its own, referred to by
+name, so that no text of a client can break out of its place.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+from chorale.grammar.constraint import Constraint
+from chorale.harmony import vocab as v
+
+MAX_GRAMMAR_BYTES = 512 * 1024  # all constraints of one turn
+
+_TEXT = f"<[0-{v.NUM_RANKS - 1}]>"  # any ordinary token
+_PIECES = f"""next: <[{v.START}]> "assistant"
+json_type: " " <[{v.CONSTRAIN}]> "json" | <[{v.CONSTRAIN}]> "json" | " json"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function that may be called. ``arguments`` None: any text."""
+
+    name: str
+    arguments: Constraint | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frames:
+    """What a turn may consist of, in order: reasoning, then one call or the answer.
+
+    ``reasoning``: the most tokens of its messages, one number each; None: any messages of any length.
+    ``answer``: what the final message must be; "any" text, or "none": there is no final message.
+    ``preambles``: messages to the user may come before the call or answer.
+    """
+
+    calls: tuple[Call, ...] = ()
+    answer: Constraint | Literal["any", "none"] = "any"
+    reasoning: tuple[int, ...] | None = None
+    preambles: bool = False
+
+    def constraints(self) -> list[Constraint]:
+        found = [call.arguments for call in self.calls if call.arguments is not None]
+        return found + ([self.answer] if isinstance(self.answer, Constraint) else [])
+
+
+def turn_grammar(frames: Frames) -> str:
+    """The grammar of what follows ``<|start|>assistant``, up to ``<|return|>`` or ``<|call|>``."""
+    rules = [*_reasoning_rules(frames), _PIECES]
+    entries = []
+    ends = []
+    for position, call in enumerate(frames.calls):
+        ends.append(f"call_{position}")
+        rules.append(_call_rule(position, call))
+        if call.arguments is not None:
+            entries.append(call.arguments.entry(f"arguments_{position}"))
+    if frames.answer != "none":
+        ends.append("final")
+        rules.append(_final_rule(frames.answer))
+    if isinstance(frames.answer, Constraint):
+        entries.append(frames.answer.entry("answer"))
+    rules.append(f"end: {' | '.join(ends)}")
+    return _listed("\n".join(rules), entries)
+
+
+def raw_grammar(constraint: Constraint) -> str:
+    """The grammar of a text that is the constraint's from its first token on."""
+    return _listed("start: @answer", [constraint.entry("answer")])
+
+
+def _listed(start: str, entries: list[dict[str, object]]) -> str:
+    grammars = [{"lark_grammar": start}, *entries]
+    return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _reasoning_rules(frames: Frames) -> list[str]:
+    preamble = f'preamble: <[{v.CHANNEL}]> "commentary" <[{v.MESSAGE}]> {_TEXT}+ <[{v.END}]>'
+    before = "(preamble next)* " if frames.preambles else ""
+    rules = [preamble] if frames.preambles else []
+    if frames.reasoning is None:
+        kinds = "(think | preamble)" if frames.preambles else "think"
+        return [f"start: ({kinds} next)* end", *rules, _think_rule("think", f"{_TEXT}*")]
+    bounds = [bound for bound in frames.reasoning if bound > 0]
+    rules.append(f"start: rest_{0}")
+    for position, bound in enumerate(bounds):
+        rules.append(f"rest_{position}: think_{position} next rest_{position + 1} | {before}end")
+        rules.append(_think_rule(f"think_{position}", f"{_TEXT}{{0,{bound}}}"))
+    rules.append(f"rest_{len(bounds)}: {before}end")
+    return rules
+
+
+def _think_rule(name: str, text: str) -> str:
+    return f'{name}: <[{v.CHANNEL}]> "analysis" <[{v.MESSAGE}]> {text} <[{v.END}]>'
+
+
+def _call_rule(position: int, call: Call) -> str:
+    recipient = f" to=functions.{call.name}"
+    channel_first = f'<[{v.CHANNEL}]> "commentary{recipient}" json_type?'
+    recipient_first = f'"{recipient}" <[{v.CHANNEL}]> "commentary" json_type?'
+    arguments = f"{_TEXT}*" if call.arguments is None else f"@arguments_{position}"
+    header = f"({channel_first} | {recipient_first}) <[{v.MESSAGE}]>"
+    return f"call_{position}: {header} {arguments} <[{v.CALL}]>"
+
+
+def _final_rule(answer: Constraint | str) -> str:
+    kind = " json_type?" if isinstance(answer, Constraint) and answer.is_json else ""
+    text = "@answer" if isinstance(answer, Constraint) else f"{_TEXT}+"
+    return f'final: <[{v.CHANNEL}]> "final"{kind} <[{v.MESSAGE}]> {text} <[{v.RETURN}]>'

@@ -1,0 +1,204 @@
+"""Grammars of rows: compiled beside the steps, one matcher a row, masks filled while the device computes.
+
+A row's mask for step n + 1 needs the token of step n. The worker enqueues the forward pass of n + 1 first
+(it finds that token on the device), then asks here for masks: only now, and only if such rows are in the
+step, is the result of step n awaited, the matchers are moved on, and the masks filled and sent. On a GPU the
+host thus fills masks while the device is in the forward pass, at either overlap depth; rows without a
+grammar cost nothing.
+
+A matcher belongs to a row from its ``RowStart``, which tells all the tokens that it has so far: a preempted
+sequence gets a new matcher, moved to where it was. What a step in flight sampled for the old one is fed to
+the old one, which nobody asks any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from llguidance import LLExecutor, LLMatcher
+
+from chorale.engine.types import RowStart, SamplingSpec
+from chorale.grammar.matcher import MASK_WORDS, compile_grammar
+from chorale.grammar.matcher import warm as warm_tokenizer
+from chorale.harmony.vocab import VOCAB_SIZE
+from chorale.runtime.device import Arrays, Device
+
+CACHE_BYTES = 64 * 1024 * 1024
+_ENTRY_BYTES = 64 * 1024  # of a compiled grammar beside its text: 30 to 100 kB were measured
+_PER_BYTE = 16
+_PARALLEL_FROM = 8  # rows; below, one thread is faster
+Fetch = Callable[[], Arrays]
+
+
+class GrammarCache:
+    """Compiled grammars by their text, and the threads that compile them. The engine's ``GrammarService``."""
+
+    def __init__(self, vocab_size: int, cache_bytes: int = CACHE_BYTES) -> None:
+        self._vocab_size, self._cache_bytes = vocab_size, cache_bytes
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._size = 0
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="grammar")
+
+    def warm(self) -> None:
+        """Build the tokenizer now, in a thread."""
+        if self._vocab_size == VOCAB_SIZE:
+            warm_tokenizer()
+
+    def prepare(self, sampling: SamplingSpec, context: Sequence[int]) -> Future[str | None]:
+        return self._threads.submit(self._prepare, sampling.grammar, list(context))
+
+    def _prepare(self, grammar: str, context: list[int]) -> str | None:
+        if self._vocab_size != VOCAB_SIZE:
+            return f"grammars need the harmony vocabulary of {VOCAB_SIZE} tokens"
+        try:
+            matcher = self.matcher(grammar)
+        except Exception as error:  # whatever the compiler says is about this request alone
+            return f"the grammar cannot be used: {error}"
+        if not matcher.consume_tokens(context):
+            return "the prompt's end does not fit its grammar"
+        return None
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """One of its own, at the start. Raises ``ValueError`` if it does not compile."""
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is not None:
+                self._compiled.move_to_end(grammar)
+                return found.deep_copy()
+        compiled = compile_grammar(grammar)
+        copy = compiled.deep_copy()
+        with self._lock:
+            if grammar not in self._compiled:
+                self._compiled[grammar] = compiled
+                self._size += _weight(grammar)
+            while self._size > self._cache_bytes and len(self._compiled) > 1:
+                self._size -= _weight(self._compiled.popitem(last=False)[0])
+        return copy
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _weight(grammar: str) -> int:
+    return _ENTRY_BYTES + _PER_BYTE * len(grammar)
+
+
+@dataclass(slots=True)
+class _Row:
+    """``unread``: what fetches the last step's tokens, and the row's place among them."""
+
+    matcher: LLMatcher | None  # None: it did not compile, or met a token that does not fit
+    unread: tuple[Fetch, int] | None = None
+
+    def catch_up(self) -> LLMatcher | None:
+        """Feed the token that was sampled last. Waits for its step."""
+        if self.unread is not None:
+            fetch, place = self.unread
+            self.unread = None
+            token = int(fetch()[0][place])
+            if self.matcher is not None and token >= 0 and not self.matcher.consume_token(token):
+                self.matcher = None
+        return self.matcher
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Allowed tokens of some places of a batch.
+
+    ``octets``: [G, V / 8] uint8, one bit a token, lowest first. ``table``: [256, 8] float32, what each octet
+    adds to eight scores: 0, or -inf where its bit is 0 (a look-up and an addition).
+    """
+
+    places: npt.NDArray[np.int64]  # [G] ascending
+    octets: torch.Tensor
+    table: torch.Tensor
+
+    def apply(self, scores: torch.Tensor, first: int) -> None:
+        """Forbid what is not allowed in ``scores`` [N, V], which are the places from ``first`` on."""
+        low, high = (int(i) for i in np.searchsorted(self.places, (first, first + len(scores))))
+        if low == high:
+            return
+        rows = self.places[low:high] - first
+        if rows[-1] - rows[0] == len(rows) - 1:  # neighbours
+            self._forbid(scores[int(rows[0]) : int(rows[-1]) + 1], slice(low, high))
+            return
+        for index, row in enumerate(rows.tolist(), low):
+            self._forbid(scores[row : row + 1], slice(index, index + 1))
+
+    def _forbid(self, scores: torch.Tensor, index: slice) -> None:
+        octets = self.octets[index]
+        scores += self.table.index_select(0, octets.reshape(-1).int()).view(len(octets), -1)
+
+
+def _bias_table(device: torch.device) -> torch.Tensor:
+    octets = torch.arange(256, device=device).unsqueeze(1) >> torch.arange(8, device=device)
+    return torch.where(octets.bitwise_and(1).bool(), 0.0, float("-inf"))
+
+
+class GrammarRows:
+    """The matchers of the rows. Written by the worker's thread alone."""
+
+    def __init__(self, device: Device, cache: GrammarCache) -> None:
+        self._device, self._cache = device, cache
+        self._rows: dict[int, _Row] = {}
+        self._executor: LLExecutor | None = None  # made with the first large batch
+        self._table = _bias_table(device.torch_device)
+
+    def start(self, start: RowStart) -> None:
+        """A sequence takes a row: its matcher is moved past the tokens that it has."""
+        self._rows.pop(start.row, None)
+        sampling = start.sampling
+        if not sampling.grammar:
+            return
+        try:
+            matcher: LLMatcher | None = self._cache.matcher(sampling.grammar)
+        except ValueError:
+            matcher = None  # was compiled before admission, so: never
+        known = start.token_ids[start.num_prompt_tokens - sampling.grammar_context :].tolist()
+        if matcher is not None and not matcher.consume_tokens(known):
+            matcher = None
+        self._rows[start.row] = _Row(matcher)
+
+    def masks(self, rows: npt.NDArray[np.int32]) -> Masks | None:
+        """For the sampled ``rows`` of a step; None if none of them has a grammar.
+
+        A row whose matcher has failed gets an empty mask, and so no token.
+        """
+        if not self._rows:
+            return None
+        found = [(place, self._rows[row]) for place, row in enumerate(rows.tolist()) if row in self._rows]
+        if not found:
+            return None
+        words = np.zeros((len(found), MASK_WORDS), np.int32)
+        self._fill(words, [row.catch_up() for _, row in found])
+        places = np.array([place for place, _ in found], np.int64)
+        return Masks(places, self._device.upload(words).view(torch.uint8), self._table)
+
+    def _fill(self, words: npt.NDArray[np.int32], matchers: list[LLMatcher | None]) -> None:
+        work = [(matcher, index) for index, matcher in enumerate(matchers) if matcher is not None]
+        stride = words.strides[0]
+        if len(work) >= _PARALLEL_FROM:
+            if self._executor is None:
+                self._executor = LLExecutor()
+            self._executor.unsafe_compute_mask_ptr(work, words.ctypes.data, stride, len(words))
+        else:
+            for matcher, index in work:
+                matcher.unsafe_compute_mask_ptr(words.ctypes.data + index * stride, stride)
+        for matcher, index in work:
+            if matcher.is_error():  # a limit was reached in this state
+                words[index] = 0
+
+    def sampled(self, rows: npt.NDArray[np.int32], fetch: Fetch) -> None:
+        """A step sampled these rows; ``fetch`` waits for its results, tokens first."""
+        if self._rows:
+            for place, row in enumerate(rows.tolist()):
+                if row in self._rows:
+                    self._rows[row].unread = (fetch, place)
