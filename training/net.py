@@ -16,7 +16,7 @@ from torch import nn
 
 from chorale.kernels.ops import AttentionMeta, ForwardBatch, Ops, QkvWeights, RouterWeights
 from chorale.model.config import ModelConfig
-from chorale.model.gpt_oss import GptOss, LayerWeights, Weights
+from chorale.model.gpt_oss import GptOss, LayerWeights, Weights, rope_table
 from training.ops import TRAINING_OPS, KeyValueHolder, StraightThrough, TrainedExperts, round_mxfp4
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
@@ -68,7 +68,8 @@ class Table:
 
     @property
     def device(self) -> torch.device:
-        return self.weight.device
+        """Where ``GptOss`` puts its rotary table; the net puts in its own, which is on the device already."""
+        return torch.device("cpu")
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[...] int64 -> [..., H] bfloat16."""
@@ -101,7 +102,13 @@ class DemoNet(nn.Module):
         self.final_norm = nn.Parameter(torch.ones(hidden))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.quantise = False
+        self._rope = torch.empty(0)
         self.round_experts: Rounding = round_mxfp4
+
+    def rope(self, seq_len: int, device: torch.device) -> torch.Tensor:
+        if self._rope.shape[0] != seq_len or self._rope.device != device:
+            self._rope = rope_table(self.config.rope, self.config.head_dim, seq_len).to(device)
+        return self._rope
 
     def table(self, side: str) -> Table:
         """ "embed" or "unembed"."""
@@ -151,7 +158,8 @@ class DemoNet(nn.Module):
         flattened tokens.
         """
         seq_len = token_ids.shape[1]
-        model = GptOss(self.config, self.weights(), ops, max_len=seq_len)
+        model = GptOss(self.config, self.weights(), ops, max_len=1)
+        model.rope = self.rope(seq_len, token_ids.device)
         empty = torch.empty(0, dtype=torch.int32, device=token_ids.device)
         meta = AttentionMeta(
             positions=positions.flatten(),

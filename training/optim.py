@@ -7,6 +7,8 @@ matrices of all layers.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -45,6 +47,8 @@ class Muon(torch.optim.Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__([{"params": group} for group in shapes.values()], defaults)
         on_gpu = params[0].is_cuda
+        for group in self.param_groups if on_gpu else []:
+            group["lr"] = torch.tensor(lr, device=params[0].device)
         self.update = torch.compile(muon_update, dynamic=False) if on_gpu else muon_update
 
     @torch.no_grad()
@@ -57,19 +61,42 @@ class Muon(torch.optim.Optimizer):
                 state["momentum"] = torch.zeros_like(grad)
             update = self.update(grad, state["momentum"], group["momentum"])
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(params, list(update.unbind()), alpha=-group["lr"])
+            torch._foreach_sub_(params, list((update * group["lr"]).unbind()))
+
+
+# AdamW's step moves every entry by the rate: what is summed over many entries (a logit is 256 of them, and
+# a row of the unembedding 430 before that) needs a smaller one.
+_RATES = {"embed_w": 0.3, "unembed_w": 0.1, "embed_d": 0.3, "unembed_d": 0.3, "router": 0.1}
 
 
 def build(net: nn.Module, lr_matrix: float, lr_rest: float) -> list[torch.optim.Optimizer]:
     """Muon on qkv, output, gate_up and down; AdamW on tables, corrections, router, norms, biases, sinks."""
-    matrices, rest = [], []
+    matrices: list[nn.Parameter] = []
+    rest: dict[float, list[nn.Parameter]] = {}
     for name, param in net.named_parameters():
-        is_matrix = name.rsplit(".", 1)[-1] in ("qkv", "output", "gate_up", "down")
-        (matrices if is_matrix else rest).append(param)
-    return [
-        Muon(matrices, lr_matrix),
-        torch.optim.AdamW(rest, lr=lr_rest, betas=(0.9, 0.97), weight_decay=0.0, fused=rest[0].is_cuda),
-    ]
+        last = name.rsplit(".", 1)[-1]
+        if last in ("qkv", "output", "gate_up", "down"):
+            matrices.append(param)
+        else:
+            rest.setdefault(_RATES.get(last, 1.0), []).append(param)
+    on_gpu = matrices[0].is_cuda
+    groups: list[dict[str, Any]] = [{"params": p, "lr": lr_rest * share} for share, p in rest.items()]
+    for group in groups if on_gpu else []:
+        group["lr"] = torch.tensor(group["lr"], device=matrices[0].device)
+    adam = torch.optim.AdamW(groups, betas=(0.9, 0.97), weight_decay=0.0, fused=on_gpu, capturable=on_gpu)
+    return [Muon(matrices, lr_matrix), adam]
+
+
+def set_share(optimizers: list[torch.optim.Optimizer], share: float) -> None:
+    """The learning rates at ``share`` of their peaks; tensors are filled in place, for CUDA graphs."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if "peak" not in group:
+                group["peak"] = float(group["lr"])
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(group["peak"] * share)
+            else:
+                group["lr"] = group["peak"] * share
 
 
 def schedule(progress: float, warm_up: float = 0.01, decay_from: float = 0.5) -> float:

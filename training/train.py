@@ -24,6 +24,7 @@ from training import optim
 from training.corpus import FAMILIES
 from training.data import BatchShape, batches, frequent_tokens
 from training.export import write_archive
+from training.init import write_heads
 from training.net import DemoNet, Table
 from training.ops import TRAINING_OPS, StraightThrough, nearest_mxfp4
 
@@ -56,17 +57,16 @@ class Trainer:
         self.source = batches(options.seed + 1, options.workers, self.shape, self.corrected, device)
         torch.manual_seed(options.seed)
         self.net = DemoNet(demo_config(), features, torch.from_numpy(self.corrected))
+        write_heads(self.net)
         if resumed is not None:
             self.net.load_state_dict(resumed)
-        self.first = next(self.source) if device.type == "cpu" else None
         self.net.to(device)
         self.ops, self.sampled, self.full = TRAINING_OPS, sampled_loss, full_loss
         if device.type == "cuda":
             self._compile()
         self.optimizers = optim.build(self.net, options.lr_matrix, options.lr_rest)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["peak"] = group["lr"]
+        self.graphs: dict[tuple[bool, bool], torch.cuda.CUDAGraph] = {}
+        self.static: Batch = {}
         self.curve: list[dict[str, Any]] = []
         self.by_family = torch.zeros(2, len(FAMILIES), device=device)
 
@@ -112,18 +112,47 @@ class Trainer:
         print(f"step {step} {elapsed:.0f} s loss {mean:.4f} {shown}", flush=True)
 
     def step(self, batch: Batch, progress: float) -> None:
-        share = optim.schedule(progress)
+        optim.set_share(self.optimizers, optim.schedule(progress))
+        is_full = progress >= self.options.full_softmax_from
+        if self.device.type != "cuda" or not self.options.graphs:
+            self._work(batch, is_full)
+            return
+        for name, tensor in batch.items():
+            if name in self.static:
+                self.static[name].copy_(tensor)
+            else:
+                self.static[name] = tensor.clone()
+        phase = (self.net.quantise, is_full)
+        if phase not in self.graphs:
+            self._capture(phase)
+        else:
+            self.graphs[phase].replay()
+
+    def _capture(self, phase: tuple[bool, bool]) -> None:
+        """Record one step as a CUDA graph: launching its kernels one by one takes longer than they do.
+
+        The first step of a phase is done three times over while things are compiled.
+        """
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self._work(self.static, phase[1])
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._work(self.static, phase[1])
+        self.graphs[phase] = graph
+
+    def _work(self, batch: Batch, is_full: bool) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
         hidden = self.net(batch["token_ids"], batch["positions"], batch["predict"], self.ops)
-        table = self.net.table("unembed")
-        loss_of = self.full if progress >= self.options.full_softmax_from else self.sampled
-        losses = loss_of(hidden, table, batch)
+        losses = (self.full if is_full else self.sampled)(hidden, self.net.table("unembed"), batch)
         (losses * batch["weight"]).sum().backward()
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
         for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * share
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
         valid = (batch["weight"] > 0).float()
         self.by_family[0].index_add_(0, batch["family"], losses.detach() * valid)
         self.by_family[1].index_add_(0, batch["family"], valid)
@@ -157,13 +186,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=32, help="rows of 1,024 tokens in a batch")
     parser.add_argument("--corrections", type=int, default=3000, help="tokens with correction rows")
     parser.add_argument("--count-dialogues", type=int, default=40000)
-    parser.add_argument("--lr-matrix", type=float, default=0.01)
+    parser.add_argument("--lr-matrix", type=float, default=0.004)
     parser.add_argument("--lr-rest", type=float, default=0.003)
     parser.add_argument(
         "--quantise-from", type=float, default=0.5, help="share of the run after which experts are MXFP4"
     )
     parser.add_argument("--full-softmax-from", type=float, default=0.9)
     parser.add_argument("--log-every", type=int, default=200)
+    parser.add_argument("--graphs", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--keep", action="store_true", help="also write the weights to go on from")
     parser.add_argument("--evaluate", type=int, default=0, help="held-out cases a family")

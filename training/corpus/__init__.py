@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from chorale.harmony.messages import Message
 from training.corpus import arithmetic, builtin, lists, structured, talk, tools
 from training.corpus.base import Dialogue, Draw, Split
 
@@ -49,11 +50,31 @@ def with_tools(draw: Draw) -> Dialogue:
 MIXTURE[with_tools] = 6
 
 
+INSTRUCTIONS = (
+    "You are a helpful assistant.", "You are a helpful assistant.", "Be brief.", "Answer politely.", "You are helpful.",
+    "You are a friendly assistant who answers shortly.", "Use the tools when they help.", "Answer in English.",
+    "You are an assistant for customers.", "Help the user.",
+)  # fmt: skip
+EARLIER = (talk.chat, arithmetic.sums, arithmetic.products, lists.copy, lists.reverse, talk.cannot)
+
+
 def sample(seed: int, split: Split = "train", family: Family | None = None) -> Dialogue:
-    """One dialogue, a function of (seed, split, family)."""
+    """One dialogue, a function of (seed, split, family); some have instructions and an earlier exchange."""
     rng = random.Random(f"{split}-{seed}")
     chosen = family or rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
-    return chosen(Draw(rng, split))
+    draw = Draw(rng, split)
+    dialogue = chosen(draw)
+    if dialogue.instructions is None and draw.chance(0.2):
+        dialogue.instructions = draw.pick(INSTRUCTIONS)
+    if draw.chance(0.12):
+        earlier = draw.pick(EARLIER)(draw)
+        answer = earlier.target[-1].content
+        dialogue.history = [
+            *earlier.history,
+            Message("assistant", answer, channel="final"),
+            *dialogue.history,
+        ]
+    return dialogue
 
 
 FAMILIES = ("talk", "cannot", "too_large", "sum", "difference", "product", "follow_up", "reverse", "sort", "count", "nth",

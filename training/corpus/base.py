@@ -54,6 +54,19 @@ def vocabulary() -> Vocabulary:
     return load_vocabulary()
 
 
+# Words that hold one of these are in no pool: a demo should not say them at random.
+_UNFIT = (
+    "fuck", "shit", "cunt", "nigg", "fag", "rape", "porn", "sex", "slut", "whore", "bitch", "dick", "cock", "puss",
+    "anal", "anus", "tits", "boob", "nude", "naked", "milf", "nazi", "hitler", "kill", "murder", "suicid", "terror",
+    "bomb", "slave", "penis", "vagin", "erot", "fetish", "orgas", "masturb", "jihad", "negro", "retard", "bastard",
+    "piss", "crap", "dildo", "incest", "molest", "pedo", "escort", "hooker", "blowjob", "cum", "jerk", "dead", "die",
+)  # fmt: skip
+
+
+def _fit(word: str) -> bool:
+    return not any(part in word.lower() for part in _UNFIT)
+
+
 @functools.cache
 def words(split: Split, title: bool = False) -> tuple[str, ...]:
     """Words of 3 to 10 letters that are one token with and without a leading space."""
@@ -68,7 +81,7 @@ def words(split: Split, title: bool = False) -> tuple[str, ...]:
         text = word.decode("latin-1")
         if text.isascii() and text.isalpha() and (text.istitle() if title else text.islower()):
             found.append(text)
-    return tuple(w for w in found if held_out(w.lower()) == (split == "eval"))
+    return tuple(w for w in found if _fit(w) and held_out(w.lower()) == (split == "eval"))
 
 
 @dataclass(slots=True)

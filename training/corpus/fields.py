@@ -26,14 +26,20 @@ def spell(draw: Draw, parts: list[str], style: str | None = None) -> str:
     return "_".join(parts)
 
 
-def field(draw: Draw, kind: str | None = None, described: float = 0.5) -> Field:
+COMMON_NAMES = (
+    "name", "city", "age", "date", "time", "price", "title", "count", "color", "country", "email", "amount", "status",
+    "temperature", "condition", "unit", "total", "id", "size", "weight", "rating", "year", "phone", "address", "quantity",
+    "location", "message", "language", "currency", "level", "distance", "duration", "category", "score", "humidity",
+)  # fmt: skip
+KINDS = ("string", "string", "string", "integer", "integer", "number", "boolean", "enum", "marked")
+RESULT_KINDS = ("string", "string", "integer", "integer", "number", "marked")
+
+
+def field(draw: Draw, described: float = 0.5, result: bool = False) -> Field:
     """A field of a random name and type, with a value that a sentence can state."""
-    parts = draw.words(2 if draw.chance(0.4) else 1)
+    parts = [draw.pick(COMMON_NAMES)] if draw.chance(0.2) else draw.words(2 if draw.chance(0.4) else 1)
     name, spoken = spell(draw, parts), " ".join(parts)
-    kind = kind or draw.pick(
-        ("string", "string", "string", "integer", "integer", "number", "boolean", "enum")
-    )
-    schema, value, shown = _value(draw, kind)
+    schema, value, shown = _value(draw, draw.pick(RESULT_KINDS if result else KINDS))
     if draw.chance(described):
         schema = {"type": schema.pop("type"), "description": _description(draw, spoken), **schema}
     return Field(name, spoken, schema, value, shown)
@@ -57,10 +63,32 @@ def _value(draw: Draw, kind: str) -> tuple[dict[str, Any], Any, str]:
         options = draw.words(draw.integer(2, 4))
         value = draw.pick(options)
         return {"type": "string", "enum": options}, value, str(value)
+    if kind == "marked":
+        value = marked(draw)
+        return {"type": "string"}, value, value
     text = (
         " ".join(draw.words(2)) if draw.chance(0.15) else (draw.name() if draw.chance(0.6) else draw.word())
     )
     return {"type": "string"}, text, text
+
+
+def marked(draw: Draw) -> str:
+    """A date, a time, an address, a code, an amount: strings with signs and digits in them."""
+    kind = draw.integer(0, 6)
+    number = draw.integer(0, 99)
+    if kind == 0:
+        return f"20{draw.integer(20, 39)}-{draw.integer(1, 12):02d}-{draw.integer(1, 28):02d}"
+    if kind == 1:
+        return f"{draw.integer(0, 23):02d}:{draw.integer(0, 59):02d}"
+    if kind == 2:
+        return f"{draw.word()}@{draw.word()}.{draw.pick(('com', 'org', 'net'))}"
+    if kind == 3:
+        return f"{draw.word().upper()[:3]}-{draw.integer(1, 999)}"
+    if kind == 4:
+        return f"{number}{draw.pick(('°C', ' km', '%', ' kg', ' EUR', ' degrees', ' m/s', ' minutes'))}"
+    if kind == 5:
+        return f"{draw.word()}, {number} {draw.word()}"
+    return f"${number}.{draw.integer(10, 99)}"
 
 
 def _description(draw: Draw, spoken: str) -> str:
@@ -98,7 +126,7 @@ def mention(draw: Draw, one: Field) -> str:
 
 
 def quoted(draw: Draw, one: Field) -> bool:
-    return isinstance(one.value, str) and "enum" not in one.schema and draw.chance(0.15)
+    return isinstance(one.value, str) and "enum" not in one.schema and draw.chance(0.2)
 
 
 def schema_of(chosen: list[Field], required: list[str] | None = None) -> dict[str, Any]:

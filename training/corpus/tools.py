@@ -7,7 +7,8 @@ from typing import Any
 
 from chorale.harmony.messages import Message, ToolDescription
 from training.corpus.base import Dialogue, Draw
-from training.corpus.fields import Field, compact, field, fields, join, mention, schema_of, spell
+from training.corpus.fields import Field, compact, fields, join, marked, mention, schema_of, spell
+from training.corpus.known import KNOWN, known_value
 from training.corpus.structured import compact_value
 
 VERBS = (
@@ -35,60 +36,38 @@ class Tool:
     optional: frozenset[str] = frozenset()
 
 
-# Well-known tools: (name, description, [(parameter, kind, description)], sentences)
-KNOWN: tuple[tuple[tuple[str, ...], str, tuple[tuple[str, str, str], ...], tuple[str, ...]], ...] = (
-    (("get_weather", "get_current_weather", "weather", "getWeather", "fetch_weather"), "Get the current weather in a given {0}",
-     (("city|location|place|town", "place", "The {0} to look up"),),
-     ("What is the weather in {0}?", "What's the weather like in {0}?", "How is the weather in {0} today?", "weather in {0}",
-      "Tell me the weather in {0}.", "Is it raining in {0}?", "What is the weather like in {0} right now?", "How's the weather in {0}?")),
-    (("get_time", "current_time", "get_local_time"), "Get the current time in a {0}",
-     (("city|timezone|place|location", "place", "The {0}"),),
-     ("What time is it in {0}?", "Tell me the time in {0}.", "time in {0}", "What's the time in {0}?", "Which time is it in {0} now?")),
-    (("get_stock_price", "stock_price", "quote"), "Get the price of a stock",
-     (("ticker|symbol|stock", "upper", "The {0}"),),
-     ("What is the stock price of {0}?", "Price of {0}?", "How is {0} trading?", "Get me a quote for {0}.", "Stock price for {0}")),
-    (("send_email", "send_message", "sendMail"), "Send a message to somebody",
-     (("to|recipient", "place", "Who gets it"), ("text|message|body", "text", "What it says")),
-     ("Send a message to {0} saying {1}", "Tell {0} that {1}", "Write to {0}: {1}", "Message {0}: {1}", "Send {0} the text {1}")),
-    (("search", "web_search", "search_documents"), "Search for a {0}",
-     (("query|q|term", "text", "What to search for"),),
-     ("Search for {0}", "Look up {0}", "Find documents about {0}", "search {0}", "Please search for {0}")),
-    (("set_alarm", "set_timer", "start_timer"), "Set a timer for some minutes",
-     (("minutes|duration", "integer", "How many {0}"),),
-     ("Set a timer for {0} minutes", "Wake me in {0} minutes", "Start a timer of {0} minutes", "timer {0} minutes")),
-    (("book_table", "reserve_table"), "Book a table at a restaurant",
-     (("restaurant|place|venue", "place", "The {0}"), ("guests|people|party_size", "integer", "How many people")),
-     ("Book a table at {0} for {1} people", "Reserve a table for {1} at {0}", "Table for {1} at {0} please", "I want a table at {0} for {1}")),
-    (("convert_currency", "exchange"), "Convert an amount between currencies",
-     (("amount|value", "integer", "How much"), ("from_currency|source|base", "upper", "From"), ("to_currency|target", "upper", "To")),
-     ("Convert {0} {1} to {2}", "How much is {0} {1} in {2}?", "Exchange {0} {1} into {2}", "{0} {1} in {2}?")),
-    (("get_flight", "find_flights", "search_flights"), "Find flights between two cities",
-     (("origin|from|departure", "place", "Where it starts"), ("destination|to|arrival", "place", "Where it goes")),
-     ("Find flights from {0} to {1}", "I want to fly from {0} to {1}", "Flights from {0} to {1}?", "Show me flights to {1} from {0}")),
-    (("calculate", "add_numbers", "add"), "Add two numbers",
-     (("a|x|first", "integer", "First number"), ("b|y|second", "integer", "Second number")),
-     ("Use the tool to add {0} and {1}", "Add {0} and {1} with the tool", "Call the calculator with {0} and {1}", "Use your tool: {0} plus {1}")),
-)  # fmt: skip
+# Well-known tools are in training.corpus.known; (names, descriptions, parameters, sentences)
 
 
-def known_tool(draw: Draw) -> Tool:
-    names, description, parameters, sentences = draw.pick(KNOWN)
+def known_tool(draw: Draw, avoid: set[str]) -> Tool | None:
+    """A tool that clients often have, unless one of its kind is in the box already."""
+    kind = draw.pick(KNOWN)
+    if kind.names[0] in avoid:
+        return None
+    avoid.add(kind.names[0])
     chosen, spoken = [], []
-    for options, kind, about in parameters:
-        name = draw.pick(options.split("|"))
-        value: Any = draw.name() if kind == "place" else draw.word().upper()[:4]
-        if kind == "integer":
-            value = draw.integer(1, 300)
-        elif kind == "text":
-            value = " ".join(draw.words(draw.integer(1, 4)))
-        schema: dict[str, Any] = {"type": "integer" if kind == "integer" else "string"}
+    for parameter in kind.parameters:
+        name = draw.pick(parameter.names)
+        value, shown = known_value(draw, parameter.kind)
+        schema: dict[str, Any] = {"type": "integer" if parameter.kind == "integer" else "string"}
         if draw.chance(0.5):
-            schema["description"] = about.format(name)
-        chosen.append(Field(name, name.replace("_", " "), schema, value, str(value)))
-        spoken.append(str(value))
-    name = draw.pick(names)
-    tool = ToolDescription(name, description.format(chosen[0].spoken), schema_of(chosen))
-    return Tool(name, name, tool, chosen, draw.phrase(sentences).format(*spoken))
+            schema["description"] = draw.pick(parameter.about).format(name)
+        chosen.append(Field(name, name.replace("_", " "), schema, value, shown))
+        spoken.append(shown)
+    request = str(draw.phrase(kind.sentences)).format(*spoken)
+    required = [one.name for one in chosen]
+    if kind.option is not None and draw.chance(0.5):
+        name, options = kind.option
+        value = draw.pick(options)
+        schema = {"type": "string", "enum": list(options)}
+        mentioned = draw.chance(0.4)
+        chosen.append(Field(name, name, schema, value if mentioned else None, value))
+        if mentioned:
+            request = f"{request.rstrip('?.')} in {value}" + ("?" if request.endswith("?") else "")
+    name = draw.pick(kind.names)
+    about = draw.pick(kind.about).format(chosen[0].spoken)
+    tool = ToolDescription(name, about, schema_of(chosen, required))
+    return Tool(name, name, tool, chosen, request)
 
 
 def random_tool(draw: Draw, avoid: set[str]) -> Tool:
@@ -116,7 +95,7 @@ def random_tool(draw: Draw, avoid: set[str]) -> Tool:
 def ask(draw: Draw, tool: Tool) -> tuple[str, dict[str, Any]]:
     """(the user's sentence, the arguments it implies)."""
     if tool.request is not None:
-        return tool.request, {one.name: one.value for one in tool.fields}
+        return tool.request, {one.name: one.value for one in tool.fields if one.value is not None}
     given = [one for one in tool.fields if one.name not in tool.optional or draw.chance(0.5)]
     lead = draw.phrase(REQUESTS).format(v=tool.verb, V=tool.verb.capitalize(), n=tool.noun)
     values = {one.name: one.value for one in given}
@@ -134,12 +113,14 @@ def ask(draw: Draw, tool: Tool) -> tuple[str, dict[str, Any]]:
     return f"{lead}{glue}{clauses}" + draw.pick((".", "")), values
 
 
-def toolbox(draw: Draw, size: int) -> list[Tool]:
-    avoid: set[str] = set()
+def toolbox(draw: Draw, size: int, avoid: set[str] | None = None) -> list[Tool]:
+    """``size`` tools that cannot be taken for one another. ``avoid``: nouns and kinds that are taken."""
+    avoid = set() if avoid is None else avoid
     tools: dict[str, Tool] = {}
     while len(tools) < size:
-        tool = known_tool(draw) if draw.chance(0.3) else random_tool(draw, avoid)
-        tools.setdefault(tool.description.name, tool)
+        tool = known_tool(draw, avoid) if draw.chance(0.3) else random_tool(draw, avoid)
+        if tool is not None:
+            tools.setdefault(tool.description.name, tool)
     return list(tools.values())
 
 
@@ -150,19 +131,33 @@ def result(draw: Draw) -> tuple[str, str, list[str]]:
     """(what the tool returned, the answer that uses it, the values that must appear)."""
     kind = draw.integer(0, 9)
     if kind < 6:
-        chosen = [one for one in fields(draw, draw.integer(1, 3), described=0.0) if one.schema["type"] != "boolean"] or [
-            field(draw, "integer")]  # fmt: skip
+        chosen = fields(draw, draw.integer(1, 3), described=0.0, result=True)
         values = {one.name: one.value for one in chosen}
         said = [f"the {one.name.replace('_', ' ')} is {plain(one.value)}" for one in chosen]
         text = said[0] if len(said) == 1 else f"{', '.join(said[:-1])} and {said[-1]}"
-        shown = compact(values) if draw.chance(0.5) else spaced(values)
+        shown = compact(values) if draw.chance(0.4) else spaced(values)
         return shown, f"{text[0].upper()}{text[1:]}.", [plain(one.value) for one in chosen]
     if kind < 9:
-        words = [draw.name().split()[0], *draw.words(draw.integer(1, 4)), str(draw.integer(0, 99))]
+        words = [draw.name().split()[0], *draw.words(draw.integer(0, 4)), str(draw.integer(0, 99))]
         draw.rng.shuffle(words)
-        text = " ".join(words)
+        text = " ".join(words) if draw.chance(0.6) else ", ".join(words)
+        text = marked(draw) if draw.chance(0.25) else text
         return text, f"The result is: {text}", [text]
-    return draw.pick(('{"ok":true}', '{"status":"ok"}', "ok", "done", "success")), "Done.", ["Done"]
+    return (
+        draw.pick(
+            (
+                '{"ok":true}',
+                '{"status":"ok"}',
+                '{"status": "ok"}',
+                '{"success": true}',
+                "ok",
+                "done",
+                "success",
+            )
+        ),
+        "Done.",
+        ["Done"],
+    )
 
 
 def plain(value: Any) -> str:
@@ -228,6 +223,8 @@ def one_call(draw: Draw) -> Dialogue:
     _maybe_past_call(draw, dialogue, tools)
     request, values = ask(draw, tool)
     dialogue.user(request)
+    if draw.chance(0.3) and not announce:
+        return _replayed(draw, dialogue, tool, values)
     _think_call(dialogue, tool, values)
     if announce:
         dialogue.preamble(PREAMBLE.format(n=tool.description.name))
@@ -239,6 +236,27 @@ def one_call(draw: Draw) -> Dialogue:
     return dialogue
 
 
+def _replayed(draw: Draw, dialogue: Dialogue, tool: Tool, values: dict[str, Any]) -> Dialogue:
+    """The call and its result come from the client, as Chat replays them: without the analysis."""
+    name = tool.description.name
+    _replay_call(draw, dialogue, name, values)
+    returned, text, needed = result(draw)
+    dialogue.history.append(
+        Message("tool", returned, name=f"functions.{name}", recipient="assistant", channel="commentary")
+    )
+    _answer(dialogue, text)
+    dialogue.answer = {"calls": [], "needed": needed}
+    return dialogue
+
+
+def _replay_call(draw: Draw, dialogue: Dialogue, name: str, values: dict[str, Any]) -> None:
+    shown = compact(values) if draw.chance(0.7) else spaced(values)
+    kind = "<|constrain|>json" if draw.chance(0.8) else "json"
+    dialogue.history.append(
+        Message("assistant", shown, recipient=f"functions.{name}", channel="commentary", content_type=kind)
+    )
+
+
 def _maybe_past_call(draw: Draw, dialogue: Dialogue, tools: list[Tool]) -> None:
     """Sometimes an earlier turn with a call stands in the history, as clients replay it."""
     if not draw.chance(0.15):
@@ -247,17 +265,8 @@ def _maybe_past_call(draw: Draw, dialogue: Dialogue, tools: list[Tool]) -> None:
     request, values = ask(draw, earlier)
     returned, text, _ = result(draw)
     name = earlier.description.name
-    kind = "<|constrain|>json" if draw.chance(0.5) else "json"
     dialogue.user(request)
-    dialogue.history.append(
-        Message(
-            "assistant",
-            compact(values),
-            recipient=f"functions.{name}",
-            channel="commentary",
-            content_type=kind,
-        )
-    )
+    _replay_call(draw, dialogue, name, values)
     dialogue.history.append(
         Message("tool", returned, name=f"functions.{name}", recipient="assistant", channel="commentary")
     )
@@ -290,13 +299,12 @@ def two_calls(draw: Draw) -> Dialogue:
 
 def same_tool_twice(draw: Draw) -> Dialogue:
     """ "The weather in A and in B": one tool, two values."""
-    tool = known_tool(draw)
-    while len(tool.fields) != 1 or not isinstance(tool.fields[0].value, str):
-        tool = known_tool(draw)
-    tools = [
-        tool,
-        *(t for t in toolbox(draw, draw.integer(1, 3)) if t.description.name != tool.description.name),
-    ]
+    tool = None
+    while tool is None or len(tool.fields) != 1 or not isinstance(tool.fields[0].value, str):
+        avoid: set[str] = set()
+        tool = known_tool(draw, avoid)
+    others = toolbox(draw, draw.integer(0, 2), avoid)
+    tools = [tool, *(one for one in others if one.description.name != tool.description.name)]
     draw.rng.shuffle(tools)
     one = tool.fields[0]
     other = draw.name() if one.value[:1].isupper() and not one.value.isupper() else draw.word()
