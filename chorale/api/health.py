@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from functools import partial
 
 from starlette.requests import Request
@@ -10,8 +12,11 @@ from starlette.routing import Route
 
 from chorale.api.http import json_response
 from chorale.api.metrics import CONTENT_TYPE
+from chorale.api.responses.stored import StoreError
 from chorale.api.state import ServerState
 from chorale.version import __version__
+
+_STORE_SECONDS = 1.0  # what a scrape waits for the store's sizes; else it shows the last ones
 
 
 def routes(state: ServerState) -> list[Route]:
@@ -57,4 +62,8 @@ async def load(state: ServerState, request: Request) -> Response:
 
 
 async def metrics(state: ServerState, request: Request) -> Response:
+    with contextlib.suppress(StoreError, TimeoutError):  # a scrape does not fail because a disk does
+        async with asyncio.timeout(_STORE_SECONDS):
+            stats = await state.store.stats()
+        state.metrics.stored(stats.num_responses, stats.num_bytes)
     return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE})

@@ -117,6 +117,7 @@ COUNTERS: dict[str, tuple[str, Labels]] = {
     "chorale:queue_rejections": ("Requests refused because the queue was full", ()),
     "chorale:aborts": ("Choices that were cut short", ("reason",)),
     "chorale:harmony_repairs": ("Malformed harmony that was read as best it could be", ("kind",)),
+    "chorale:response_store_failures": ("Responses that could not be stored", ()),
     "http_requests": ("HTTP requests", ("handler", "method", "status")),
 }
 # Those that do not carry the labels of the engine.
@@ -145,6 +146,7 @@ class Metrics(Collector):
         self._before_restarts: dict[str, int] = {field: 0 for field, _ in _ENGINE_COUNTERS.values()}
         self._num_restarts = 0
         self._engine_id = ""
+        self._store_size: tuple[int, int] | None = None  # responses, bytes
         self._process, self._share = process, share
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -164,6 +166,10 @@ class Metrics(Collector):
         """``TurnEnded.repairs``. Kinds come from the parser's closed set, never from the model's text."""
         for kind, number in repairs.items():
             self.series.count("chorale:harmony_repairs", (kind,), number)
+
+    def stored(self, num_responses: int, num_bytes: int) -> None:
+        """The size of the response store, which several processes share: it is not summed."""
+        self._store_size = num_responses, num_bytes
 
     def http_finished(self, handler: str, method: str, status: int, seconds: float) -> None:
         """``handler`` is the matched route's path template, so the number of labels is bounded."""
@@ -207,6 +213,10 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Any]:
         yield from self._collect_engine()
+        if self._store_size is not None:
+            names = ("chorale:response_store_responses", "chorale:response_store_bytes")
+            for name, value in zip(names, self._store_size, strict=True):
+                yield self._gauge(name, "What the response store holds", value)
         series = total([self.series, *self._others()])
         for name, (doc, labels) in COUNTERS.items():
             own = {} if name in _HTTP_NAMES else self._labels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -215,6 +216,18 @@ def test_probes_follow_the_engine(status: EngineStatus, health: int, ready: int)
     client = scripted()
     client.status_value = status
     served(test, client=client)
+
+
+def test_a_scrape_shows_the_response_store_and_survives_its_end() -> None:
+    async def test(server: Running) -> None:
+        text = (await call(server.port, "GET", "/metrics")).body.decode()
+        assert re.search(r"chorale:response_store_responses{.*} 0.0", text)
+        assert re.search(r"chorale:response_store_bytes{.*} 0.0", text)
+        assert re.search(r"chorale:response_store_failures_total{.*} 0.0", text)
+        await server.state.store.close()
+        assert (await call(server.port, "GET", "/metrics")).status == 200
+
+    served(test)
 
 
 def test_a_loading_engine_answers_503_to_work() -> None:

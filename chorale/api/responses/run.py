@@ -125,6 +125,7 @@ class Run:
         try:
             await self._state.store.put(record)
         except ChoraleError as error:
+            self._state.metrics.series.count("chorale:response_store_failures")
             logger.warning("response %s could not be stored: %s", body["id"], error)
             builder.base["store"] = body["store"] = False
         return body

@@ -8,6 +8,7 @@ only the faulty ones fail.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import sqlite3
 import threading
@@ -113,8 +114,9 @@ class SqliteWorker:
             self._idle(self._connection)
         except sqlite3.Error:
             # Housekeeping: it is tried again, and a put that fails for the same reason says so.
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+            with contextlib.suppress(sqlite3.Error):  # the thread must live: requests wait for it
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
 
     def _execute(self, group: list[_Pending]) -> None:
         if not self._writes:

@@ -270,6 +270,7 @@ def test_a_store_that_fails_does_not_fail_the_response(caplog: pytest.LogCapture
                     b'"store":false'
                     in response.content.replace(b" ", b"").rsplit(b"response.completed", 1)[-1]
                 )
+            assert server.app.state.metrics.series.counters["chorale:response_store_failures"] == {(): 2.0}
 
     run(scenario)
     assert "could not be stored" in caplog.text
