@@ -10,7 +10,7 @@ from chorale.api.auth import hash_key
 from chorale.cli.banner import Screen
 from chorale.cli.help import flag_help
 from chorale.cli.settings import OPEN_ADDRESSES, Settings, merge
-from chorale.serve import supervisor
+from chorale.serve import logs, supervisor
 
 SUMMARY = "Serve a gpt-oss checkpoint over the OpenAI API (Responses, Chat Completions, Completions)."
 
@@ -36,9 +36,7 @@ def run(arguments: list[str]) -> int:
 
 def configure_logging(level: str) -> None:
     """One line a record on stderr; stdout stays with the table and the banner."""
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.configure_logging(level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, getattr(logging, level.upper())))
 
 

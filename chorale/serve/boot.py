@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import logging
 import os
 import signal
 import socket
@@ -24,6 +23,7 @@ import msgspec
 from chorale.client.wire import engine_address
 from chorale.config import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
+from chorale.serve import logs
 
 # Exit codes, after sysexits.h where it has a name for it.
 EXIT_OK = 0
@@ -133,11 +133,8 @@ def take_failure(directory: str | Path) -> Failure | None:
 
 def configure_logging(level: str, name: str) -> None:
     """Lines on stderr, which a child shares with its parent."""
-    logging.basicConfig(
-        level=level.upper(),
-        format=f"%(asctime)s %(levelname)s {name}[{os.getpid()}] %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    form = f"%(asctime)s %(levelname)s {name}[{os.getpid()}] %(name)s: %(message)s"
+    logs.configure_logging(level, form)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

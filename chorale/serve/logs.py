@@ -1,0 +1,27 @@
+"""Log records are one line each, whatever a client sends: its bytes must not forge one or move a cursor."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+# C0 and C1 controls, DEL, and Unicode's line and paragraph separators.
+_ESCAPES = {
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    for code in (*range(32), *range(127, 160), 0x2028, 0x2029)
+}
+
+
+class OneLineFormatter(logging.Formatter):
+    """Escapes control characters in messages. Tracebacks, which are ours, keep their lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = record.message.translate(_ESCAPES)
+        return super().formatMessage(record)
+
+
+def configure_logging(level: str, form: str) -> None:
+    """Root logging on stderr, in one form of ``logging``'s % style."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLineFormatter(form))
+    logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -1,0 +1,31 @@
+"""A log record is one line, whatever is in it."""
+
+from __future__ import annotations
+
+import logging
+
+from chorale.serve.logs import OneLineFormatter
+
+
+def render(message: str, *args: object, **extra: object) -> str:
+    record = logging.LogRecord("chorale.api", logging.WARNING, "f.py", 1, message, args, None)
+    record.__dict__.update(extra)
+    return OneLineFormatter("%(levelname)s %(name)s: %(message)s").format(record)
+
+
+def test_what_a_client_sends_cannot_forge_a_record() -> None:
+    hostile = "x\nERROR chorale.api: forged\r\x1b[2J\x85\u2028\x00 \N{GRINNING FACE} é"
+    line = render("no model %r, or: %s", hostile, hostile)
+    assert len(line.splitlines()) == 1
+    assert line.isprintable()
+    assert "\N{GRINNING FACE} é" in line
+    assert line.startswith("WARNING chorale.api: no model")
+
+
+def test_a_traceback_keeps_its_lines() -> None:
+    try:
+        raise ValueError("why")
+    except ValueError as error:
+        text = render("it failed", exc_info=(ValueError, error, error.__traceback__))
+    assert text.splitlines()[0] == "WARNING chorale.api: it failed"
+    assert len(text.splitlines()) > 3
