@@ -8,6 +8,7 @@ from itertools import count
 
 import numpy as np
 
+from chorale.engine.bounds import sampling_fault
 from chorale.engine.hashing import root_digest
 from chorale.engine.sequence import RequestState, Sequence
 from chorale.engine.types import EngineLimits, GenerateRequest
@@ -31,8 +32,6 @@ class Admission:
         prompt, limits = request.prompt_token_ids, self._limits
         if not prompt:
             return "the prompt is empty"
-        if request.sampling.n < 1:
-            return f"n must be at least 1, not {request.sampling.n}"
         if len(prompt) > limits.max_model_len - 1:
             return (
                 f"the prompt has {len(prompt)} tokens; with max_model_len {limits.max_model_len} "
@@ -42,7 +41,7 @@ class Admission:
             return f"the prompt has {len(prompt)} tokens; the KV cache holds {self._capacity}"
         if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
             return f"the prompt holds a token id outside 0..{limits.vocab_size - 1}"
-        return None
+        return sampling_fault(request.sampling, limits.vocab_size)
 
     def accept(self, request: GenerateRequest, now: float) -> RequestState:
         """The sequences of a request that ``refusal`` let pass."""
