@@ -47,6 +47,7 @@ class Screen:
         self._phases: dict[str, Phase] = {}
         self._started = time.perf_counter()
         self._ready_once = False
+        self._failed = False
         self._console.print(f"chorale {__version__}: {settings.engine.model}")
 
     def notice(self, text: str) -> None:
@@ -66,11 +67,14 @@ class Screen:
             self._ready(info)
         elif status.state in ("dead", "failed"):
             self._end_live()
-            word = "the engine died and is restarting" if status.state == "dead" else "error"
+            self._failed = status.state == "failed"
+            word = "error" if self._failed else "the engine died and is restarting"
             self._console.print(f"{word}: {status.message}", markup=False)
 
     def on_stopping(self) -> None:
         self._end_live()
+        if self._failed:
+            return  # the error said why it ends
         self._console.print(
             "stopping: running requests may finish (interrupt again to cut them)", markup=False
         )

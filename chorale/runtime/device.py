@@ -111,7 +111,14 @@ def open_device(kind: str, num_threads: int | None = None) -> Device:
         raise ConfigError("--device cuda: PyTorch finds no CUDA device here; use --device cpu, or auto")
     if not has_cuda:
         threads = torch.get_num_threads()
-        return CpuDevice(Hardware("cpu", f"CPU, {threads} threads", available_memory(), available_memory()))
+        return CpuDevice(
+            Hardware(
+                "cpu",
+                f"CPU, {threads} thread{'s' if threads > 1 else ''}",
+                available_memory(),
+                available_memory(),
+            )
+        )
     properties = torch.cuda.get_device_properties(0)
     free, total = torch.cuda.mem_get_info(0)
     return CudaDevice(Hardware("cuda", properties.name, total, free), torch.device("cuda", 0))

@@ -100,9 +100,9 @@ class EngineKeeper:
             failure = take_failure(self._start.directory)
             if failure is None:
                 failure = Failure(complaint or f"the engine process {_manner(code)}", deterministic=False)
-            log.error("%s", failure.message)
-            if failure.deterministic:
+            if failure.deterministic:  # the operator's own mistake: told once, by whoever shows the status
                 return self._give_up(failure, EXIT_CONFIG)
+            log.error("%s", failure.message)
             delay = self._deaths.add(time.monotonic())
             if delay is None:
                 return self._give_up(failure, EXIT_FAILED)

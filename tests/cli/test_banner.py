@@ -1,0 +1,69 @@
+"""What an operator sees: the plain-text table and banner, line by line."""
+
+from __future__ import annotations
+
+import io
+
+from chorale.cli.banner import Screen
+from chorale.cli.settings import merge
+from chorale.client.base import EngineInfo, EngineStatus
+
+INFO = EngineInfo(
+    model="openai/gpt-oss-20b", max_model_len=131072, max_num_seqs=64, num_kv_tokens=262144,
+    parameters=20_900_000_000, device="CPU, 2 threads", dtype="bfloat16",
+)  # fmt: skip
+
+
+def shown(
+    arguments: list[str], *statuses: tuple[EngineStatus, EngineInfo | None], stop: bool = False
+) -> list[str]:
+    output = io.StringIO()
+    screen = Screen(merge(arguments, {"CHORALE_API_KEY": "sk-canary"}), output)
+    screen.on_listening([])
+    for status, info in statuses:
+        screen.on_status(status, info)
+    if stop:
+        screen.on_stopping()
+    return output.getvalue().splitlines()
+
+
+def test_phases_then_a_banner_of_at_most_a_dozen_lines() -> None:
+    lines = shown(
+        ["openai/gpt-oss-20b", "--port", "9000"],
+        (EngineStatus("loading", "load", 0.5, "6.9 GB"), None),
+        (EngineStatus("loading", "kv_pool"), None),
+        (EngineStatus("ready"), INFO),
+    )
+    text = "\n".join(lines)
+    assert any(line.startswith("load weights: ") and "6.9 GB" in line for line in lines)
+    assert "KV cache  262,144 tokens: 2.0 requests at the full 131,072 tokens" in lines
+    assert "http://localhost:9000/v1" in text
+    assert "auth      1 API key(s)" in lines
+    assert len(lines) - lines.index("") <= 12
+    assert "sk-canary" not in text
+    assert "warning" not in text  # nothing is degraded
+
+
+def test_what_is_degraded_is_one_warning_line() -> None:
+    import msgspec
+
+    info = msgspec.structs.replace(INFO, notes=("fp8 became bfloat16", "shorter context"))
+    lines = shown(["x"], (EngineStatus("ready"), info))
+    assert [line for line in lines if line.startswith("warning")] == [
+        "warning   fp8 became bfloat16; shorter context"
+    ]
+
+
+def test_a_failure_is_said_once() -> None:
+    lines = shown(["x"], (EngineStatus("failed", message="model 'x': no such folder"), None), stop=True)
+    assert lines[-1] == "error: model 'x': no such folder"
+
+
+def test_a_death_and_a_restart() -> None:
+    lines = shown(
+        ["x"],
+        (EngineStatus("ready"), INFO),
+        (EngineStatus("dead", message="killed"), None),
+        (EngineStatus("ready"), INFO),
+    )
+    assert lines[-2:] == ["the engine died and is restarting: killed", "the engine is ready again"]
