@@ -103,7 +103,7 @@ class Choice:
         if self._frames_end is not None:
             prompt += self.sampled[self._round_start : self._frames_end]
             prompt += [END, START, ASSISTANT]
-        return Round([*prompt, *header], header)
+        return Round([*prompt, *header], header, len(prompt) + len(header) - self.usage.input_tokens)
 
     # ------------------------------------------------------------------ tokens in
 

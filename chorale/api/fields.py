@@ -41,6 +41,7 @@ HARMLESS: dict[str, str] = {
     "request_id": "ids are ours; name a request with the X-Request-Id header",
     "spaces_between_special_tokens": "special tokens are not part of the text",
     "detokenize": "text is always returned",
+    "guided_decoding_backend": "there is one; it supports every kind",
 }
 
 REFUSED: dict[str, Refusal] = {
@@ -51,13 +52,10 @@ REFUSED: dict[str, Refusal] = {
     "kv_transfer_params": Refusal("there is no disaggregated prefill"),
     "vllm_xargs": Refusal("there are no engine extensions"),
     "truncate_prompt_tokens": Refusal("the prompt is never cut; send one that fits", neutral=()),
-    "structured_outputs": Refusal("structured output is not supported yet"),
-    "guided_json": Refusal("structured output is not supported yet"),
-    "guided_regex": Refusal("structured output is not supported yet"),
-    "guided_choice": Refusal("structured output is not supported yet"),
-    "guided_grammar": Refusal("structured output is not supported yet"),
-    "guided_decoding_backend": Refusal("structured output is not supported yet"),
-    "guided_whitespace_pattern": Refusal("structured output is not supported yet"),
+    "guided_whitespace_pattern": Refusal(
+        "JSON is written with one space or line break at most, where it may"
+    ),
+    "structural_tag": Refusal("the frames of a turn are harmony's"),
     "mm_processor_kwargs": Refusal("the model takes text only"),
     "media_io_kwargs": Refusal("the model takes text only"),
     "prompt_embeds": Refusal("prompts are text or token ids"),
@@ -115,6 +113,16 @@ class SamplingFields(BaseModel):
     ) = None
     priority: Annotated[int, limits.number("priority")] | None = None
     cache_salt: Annotated[str, Field(min_length=1), limits.items("identifier")] | None = None
+
+
+class StructuredFields(SamplingFields):
+    """What the answer must be, in vLLM's names, new and old (``structured.py`` reads them)."""
+
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 def triage(

@@ -27,7 +27,11 @@ class TurnOptions:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The next generation of a turn: its prompt, and the header that the prompt ends with."""
+    """The next generation of a turn: its prompt, and the header that the prompt ends with.
+
+    ``num_own_tokens``: how many tokens at the prompt's end are this turn's; its grammar covers them.
+    """
 
     prompt_token_ids: list[int]
     prefill_token_ids: tuple[int, ...]
+    num_own_tokens: int = 0

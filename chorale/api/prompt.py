@@ -20,6 +20,7 @@ from chorale.harmony.messages import (
     DeveloperContent,
     Message,
     ReasoningEffort,
+    ResponseFormat,
     SystemContent,
     ToolDescription,
     ToolNamespace,
@@ -69,19 +70,19 @@ def system_message(config: ServerConfig, effort: ReasoningEffort, identity: str 
     return Message("system", content)
 
 
-def developer_message(instructions: str | None, tools: Sequence[ToolDescription]) -> Message | None:
+def developer_message(
+    instructions: str | None, tools: Sequence[ToolDescription], answer: ResponseFormat | None = None
+) -> Message | None:
     """The first developer message, or None when there is nothing to say in it."""
-    if not instructions and not tools:
+    if not instructions and not tools and answer is None:
         return None
     namespaces = (ToolNamespace(FUNCTIONS, tools=tuple(tools)),) if tools else ()
-    return Message("developer", DeveloperContent(instructions or None, namespaces))
+    formats = () if answer is None else (answer,)
+    return Message("developer", DeveloperContent(instructions or None, namespaces, formats))
 
 
 def function_tool(function: Mapping[str, Any], param: str) -> ToolDescription:
-    """One declared function, its name and schema checked. Raises ``RequestError``.
-
-    ``strict`` is let through (SDKs set it by default) though no grammar enforces the schema yet.
-    """
+    """One declared function, its name and schema checked. Raises ``RequestError``."""
     name = function.get("name")
     if not isinstance(name, str) or TOOL_NAME.fullmatch(name) is None:
         raise RequestError(
@@ -91,6 +92,8 @@ def function_tool(function: Mapping[str, Any], param: str) -> ToolDescription:
     description = function.get("description")
     if description is not None and not isinstance(description, str):
         raise RequestError(f"{param}.description: must be a string", param=f"{param}.description")
+    if not isinstance(function.get("strict"), bool | None):
+        raise RequestError(f"{param}.strict: must be true or false", param=f"{param}.strict")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise RequestError(f"{param}.parameters: must be a JSON Schema object", param=f"{param}.parameters")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from chorale.api.grammars import GrammarChecker
 from chorale.client.base import EngineClient
 from chorale.config import ServerConfig
 
@@ -31,3 +32,4 @@ class ServerState:
     store: ResponseStore
     model_names: tuple[str, ...]  # every name this server answers to; the first is echoed in bodies
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    grammars: GrammarChecker = field(default_factory=GrammarChecker)

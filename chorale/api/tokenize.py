@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chorale.api import limits
-from chorale.api.chat.prepare import conversation, offered_tools, prepare
+from chorale.api.chat.prepare import conversation, prepare, read_rules
 from chorale.api.chat.request import parse_chat
 from chorale.api.http import json_response, parse_model, read_json
 from chorale.api.names import check_model
@@ -68,7 +68,7 @@ async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
     if chat.continue_final_message:
         return (await prepare(state, chat)).prompt_token_ids
     rendered = await encode_conversation(
-        conversation(state, chat, chat.messages, offered_tools(chat)), state.vocab
+        conversation(state, chat, chat.messages, *read_rules(chat)), state.vocab
     )
     # The last two ids are <|start|>assistant, which asks for the answer.
     return rendered if opened else rendered[:-2]

@@ -178,6 +178,7 @@ def _submit_next(
         min_tokens=max(0, min(sampling.min_tokens - num_sampled, budget)),
         seed=None if sampling.seed is None else sampling.seed + choice.index,
         prompt_logprobs=None,
+        grammar_context=following.num_own_tokens if sampling.grammar else 0,
     )
     request_id = f"{options.request_id}.{choice.index}.{choice.num_rounds}"
     try:

@@ -15,15 +15,17 @@ from chorale.api.prompt import (
     check_distinct,
     developer_message,
     encode_conversation,
-    function_tool,
     reasoning_effort,
     system_message,
 )
+from chorale.api.rules import TurnRules, with_grammar
 from chorale.api.sampling import resolve_sampling
 from chorale.api.state import ServerState
+from chorale.api.structured import Structured, combine, read_format, read_structured
+from chorale.api.tool_choice import Function, read_tool_choice
 from chorale.engine.types import SamplingSpec
 from chorale.errors import RequestError
-from chorale.harmony.messages import Conversation, Message, ToolDescription
+from chorale.harmony.messages import Conversation, Message
 from chorale.harmony.vocab import CHANNEL, END, MESSAGE, START, Vocabulary
 
 NEVER = 1 << 30  # tokens: a non-streaming turn is read once, at its end
@@ -39,9 +41,16 @@ class Prepared:
 async def prepare(state: ServerState, chat: ChatRequest) -> Prepared:
     """Raises ``RequestError`` for what is wrong in messages or tools, or does not fit the window."""
     info = state.client.info
-    tools = offered_tools(chat)
+    rules, structured = read_rules(chat)
     messages, tail = _split_continued(chat)
-    prompt = await encode_conversation(conversation(state, chat, messages, tools), state.vocab)
+    if tail is not None and rules.binds:
+        raise RequestError(
+            "continue_final_message: cannot be used together with structured output, a choice of tools or a "
+            "reasoning budget",
+            param="continue_final_message",
+            code="unsupported_value",
+        )
+    prompt = await encode_conversation(conversation(state, chat, messages, rules, structured), state.vocab)
     header = _continue_prompt(prompt, tail, state.vocab) if tail is not None else ()
     sampling = resolve_sampling(
         chat,
@@ -53,9 +62,10 @@ async def prepare(state: ServerState, chat: ChatRequest) -> Prepared:
         logprobs=chat.num_logprobs,
         prompt_logprobs=chat.prompt_logprobs,
     )
+    sampling = await with_grammar(state.grammars, rules, chat, sampling)
     options = TurnOptions(
         request_id=f"chat-{secrets.token_hex(12)}",
-        function_names=frozenset(tool.name for tool in tools),
+        function_names=rules.callable_names,
         stop=tuple(chat.stop or ()),
         include_stop=bool(chat.include_stop_str_in_output),
         parallel_tool_calls=chat.parallel_tool_calls,
@@ -75,28 +85,40 @@ def conversation(
     state: ServerState,
     chat: ChatRequest,
     messages: list[dict[str, Any]],
-    tools: tuple[ToolDescription, ...],
+    rules: TurnRules,
+    structured: Structured,
 ) -> Conversation:
-    """System, developer (instructions and tools), then the rest in order."""
+    """System, developer (instructions, tools, the answer's format), then the rest in order."""
     instructions, num_leading = split_instructions(messages)
     head: list[Message] = [system_message(state.config, reasoning_effort(*chat.effort), chat.identity)]
-    developer = developer_message(instructions, tools)
+    tools = [function.tool for function in rules.functions]
+    developer = developer_message(instructions, tools, structured.described)
     if developer is not None:
         head.append(developer)
     return Conversation((*head, *to_harmony(messages, num_leading)))
 
 
-def offered_tools(chat: ChatRequest) -> tuple[ToolDescription, ...]:
-    """The declared functions; none when the choice is "none", so that none can be called."""
-    tools = [_tool(tool, f"tools[{position}]") for position, tool in enumerate(chat.tools or [])]
-    tools += [function_tool(f, f"functions[{position}]") for position, f in enumerate(chat.functions or [])]
-    check_distinct(tools, "tools")
-    if "none" in (chat.tool_choice, chat.function_call):
-        return ()
-    return tuple(tools)
+def read_rules(chat: ChatRequest) -> tuple[TurnRules, Structured]:
+    """What the turn may look like. Raises ``RequestError`` for tools, choice or format."""
+    structured = combine(
+        read_format(chat.response_format, "response_format"), read_structured(chat), "response_format"
+    )
+    functions = [_function(tool, f"tools[{position}]") for position, tool in enumerate(chat.tools or [])]
+    functions += [
+        Function.read(f, f"functions[{position}]") for position, f in enumerate(chat.functions or [])
+    ]
+    check_distinct([function.tool for function in functions], "tools")
+    param = "tool_choice" if chat.tool_choice is not None else "function_call"
+    rules = TurnRules(
+        functions=functions,
+        choice=read_tool_choice(getattr(chat, param), {function.name for function in functions}, param),
+        answer=structured.constraint,
+        thinking_budget=chat.thinking_token_budget,
+    )
+    return rules, structured
 
 
-def _tool(tool: Mapping[str, Any], path: str) -> ToolDescription:
+def _function(tool: Mapping[str, Any], path: str) -> Function:
     if tool.get("type") != "function":
         raise RequestError(
             f"{path}.type: {str(tool.get('type'))[:64]!r} is not supported yet; 'function' is",
@@ -106,7 +128,7 @@ def _tool(tool: Mapping[str, Any], path: str) -> ToolDescription:
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise RequestError(f"{path}.function: must be an object", param=f"{path}.function")
-    return function_tool(function, f"{path}.function")
+    return Function.read(function, f"{path}.function")
 
 
 # --------------------------------------------------------------------------- continue_final_message

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from chorale.api import fields, limits
 from chorale.api.body import parse_model
-from chorale.api.fields import Refusal, SamplingFields, StreamOptions
+from chorale.api.fields import Refusal, StreamOptions, StructuredFields
 from chorale.errors import RequestError
 
 HARMLESS: dict[str, str] = fields.HARMLESS | {
@@ -25,14 +25,13 @@ REFUSED: dict[str, Refusal] = fields.REFUSED | {
     "chat_template": Refusal("there is one template, harmony; templates from requests are never run"),
     "documents": Refusal("put documents into a message"),
     "echo": Refusal("answers never repeat the prompt"),
-    "thinking_token_budget": Refusal("reasoning budgets are not supported yet", neutral=()),
     "web_search_options": Refusal("built-in tools are not supported yet", neutral=()),
     "moderation": Refusal("there is no moderation model"),
     "best_of": Refusal("removed from the API; use n", neutral=(1,)),
 }
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(StructuredFields):
     """Validated fields. Messages and tools are checked where they are converted (exact paths in errors)."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1), limits.items("messages")]
@@ -56,6 +55,7 @@ class ChatRequest(SamplingFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     response_format: dict[str, Any] | None = None
+    thinking_token_budget: Annotated[int, limits.number("thinking_token_budget")] | None = None
     modalities: list[str] | None = None
 
     logprobs: bool = False
@@ -103,7 +103,6 @@ def parse_chat(data: Mapping[str, Any]) -> ChatRequest:
     chat = parse_model(ChatRequest, kept)
     _check_logprobs(chat)
     _check_formats(chat)
-    _check_choice(chat)
     _check_template(chat)
     return chat
 
@@ -118,28 +117,10 @@ def _check_logprobs(chat: ChatRequest) -> None:
 
 
 def _check_formats(chat: ChatRequest) -> None:
-    if chat.response_format is not None and chat.response_format.get("type") != "text":
-        raise RequestError(
-            f"response_format: type {str(chat.response_format.get('type'))[:64]!r} is not supported yet; "
-            "only 'text' is",
-            param="response_format",
-            code="unsupported_value",
-        )
     if chat.modalities is not None and chat.modalities != ["text"]:
         raise RequestError(
             "modalities: the model writes text only", param="modalities", code="unsupported_value"
         )
-
-
-def _check_choice(chat: ChatRequest) -> None:
-    for param, choice in (("tool_choice", chat.tool_choice), ("function_call", chat.function_call)):
-        if choice not in (None, "auto", "none"):
-            shown = choice if isinstance(choice, str) else choice.get("type", "named")
-            raise RequestError(
-                f"{param}: {str(shown)[:64]!r} is not supported yet; 'auto' and 'none' are",
-                param=param,
-                code="unsupported_value",
-            )
 
 
 def _check_template(chat: ChatRequest) -> None:

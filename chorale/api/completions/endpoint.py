@@ -25,9 +25,11 @@ from chorale.api.merge import merged
 from chorale.api.names import check_model
 from chorale.api.options import TurnOptions
 from chorale.api.output import Fold, TurnEnded, end_error
+from chorale.api.rules import with_raw_grammar
 from chorale.api.sampling import resolve_sampling
 from chorale.api.sse import DONE, error_event, event
 from chorale.api.state import ServerState
+from chorale.api.structured import Structured, combine, read_format, read_structured
 from chorale.api.turn import ChoiceEvents, drive
 from chorale.api.usage import of_choices, of_prompts, usage_object
 from chorale.engine.types import SamplingSpec
@@ -49,14 +51,21 @@ async def create(state: ServerState, request: Request) -> Response:
     completion = parse_completion(await read_json(request, state.config))
     check_model(state, completion.model)
     prompts = await encode_prompts(completion.prompt, state.vocab)
-    jobs = [_job(state, completion, prompt) for prompt in prompts]
+    structured = combine(
+        read_format(completion.response_format, "response_format"),
+        read_structured(completion),
+        "response_format",
+    )
+    jobs = [await _job(state, completion, prompt, structured) for prompt in prompts]
     answer = TextAnswer(state.model_names[0], completion, state.vocab)
     if completion.stream:
         return EventStream(stream_text(state, jobs, answer))
     return json_response(await until_disconnect(request, complete_text(state, jobs, answer)))
 
 
-def _job(state: ServerState, completion: CompletionRequest, prompt: Prompt) -> Job:
+async def _job(
+    state: ServerState, completion: CompletionRequest, prompt: Prompt, structured: Structured
+) -> Job:
     sampling = resolve_sampling(
         completion,
         state.client.info,
@@ -69,6 +78,7 @@ def _job(state: ServerState, completion: CompletionRequest, prompt: Prompt) -> J
         prompt_logprobs=completion.num_prompt_logprobs,
         prompt_param="prompt",
     )
+    sampling = await with_raw_grammar(state.grammars, structured.constraint, completion, sampling)
     options = TurnOptions(
         request_id=f"cmpl-{secrets.token_hex(12)}",
         stop=tuple(completion.stop or ()),

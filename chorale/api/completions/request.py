@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from chorale.api import fields, limits
 from chorale.api.body import parse_model
-from chorale.api.fields import Refusal, SamplingFields, StreamOptions
+from chorale.api.fields import Refusal, StreamOptions, StructuredFields
 from chorale.api.prompt import THREAD_CHARS
 from chorale.errors import RequestError
 from chorale.harmony.vocab import Vocabulary
@@ -20,16 +20,17 @@ HARMLESS: dict[str, str] = fields.HARMLESS | {
 
 REFUSED: dict[str, Refusal] = fields.REFUSED | {
     "suffix": Refusal("the model cannot fill in the middle"),
-    "response_format": Refusal("structured output is not supported yet", neutral=({"type": "text"},)),
+    "thinking_token_budget": Refusal("a raw completion has no reasoning of its own", neutral=()),
 }
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(StructuredFields):
     prompt: Any = None  # checked by ``parse_prompts``: four shapes with one name
     model: str | None = None
     n: Annotated[int, limits.number("n")] = 1
     best_of: Annotated[int, limits.number("best_of")] | None = None
     max_tokens: Annotated[int, limits.number("completions.max_tokens")] = 16
+    response_format: dict[str, Any] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     echo: bool = False

@@ -10,6 +10,7 @@ from chorale.api.output import Fold, FoldedItem, ItemOpened, TurnEnded, Usage
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.responses.stored import Item, StoredItem, StoredResponse
+from chorale.api.structured import DEFAULT_NAME
 from chorale.errors import ChoraleError, EngineError
 
 Status = str  # "in_progress" and the item statuses of chorale.api.output
@@ -41,8 +42,8 @@ def base_object(request: ResponsesRequest, prepared: Prepared, model: str, creat
         "service_tier": "default",
         "store": request.store,
         "temperature": sampling.temperature,
-        "text": {"format": {"type": "text"}, "verbosity": request.text.verbosity or "medium"},
-        "tool_choice": prepared.prompt.tools.choice,
+        "text": {"format": _format(request), "verbosity": request.text.verbosity or "medium"},
+        "tool_choice": prepared.prompt.tools.echo_choice,
         "tools": prepared.prompt.tools.echo,
         "top_logprobs": request.top_logprobs,
         "top_p": sampling.top_p,
@@ -53,6 +54,16 @@ def base_object(request: ResponsesRequest, prepared: Prepared, model: str, creat
         "user": request.user,
         "metadata": request.metadata,
     }
+
+
+def _format(request: ResponsesRequest) -> dict[str, Any]:
+    """OpenAI's flat form, every key present."""
+    given = request.text.format or {}
+    if given.get("type") != "json_schema":
+        return {"type": given.get("type", "text")}
+    schema = {"name": DEFAULT_NAME, "description": None, "strict": None, **given}
+    nested = schema.pop("json_schema", None)
+    return {**schema, **nested} if isinstance(nested, dict) else schema
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

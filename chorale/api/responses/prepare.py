@@ -15,10 +15,13 @@ from chorale.api.responses.items import item_text, parse_items, same_output
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.responses.stored import Item, StoredItem
 from chorale.api.responses.tools import ToolSet, read_tools
+from chorale.api.rules import TurnRules, with_grammar
 from chorale.api.sampling import resolve_sampling
 from chorale.api.state import ServerState
+from chorale.api.structured import Structured, combine, read_format, read_structured
 from chorale.engine.types import SamplingSpec
 from chorale.errors import NotFoundError
+from chorale.harmony.messages import ResponseFormat
 from chorale.harmony.render import DropAnalysis
 
 NEVER = 1 << 30  # tokens: a turn that is not streamed is read once, at its end
@@ -30,6 +33,7 @@ _RESERVE = 4096  # tokens for the answer when old items are cut and no limit was
 class Prompt:
     token_ids: list[int]
     tools: ToolSet
+    rules: TurnRules
     input: tuple[StoredItem, ...]  # this request's own items, as they are stored
 
 
@@ -44,6 +48,7 @@ class Prepared:
 async def prepare(state: ServerState, request: ResponsesRequest, owner: bytes) -> Prepared:
     """Raises ``RequestError`` for whatever is wrong with the request, or does not fit the window."""
     prompt = await build_prompt(state, request, owner)
+    rules = prompt.rules
     sampling = resolve_sampling(
         request,
         state.client.info,
@@ -53,10 +58,11 @@ async def prepare(state: ServerState, request: ResponsesRequest, owner: bytes) -
         logprobs=request.num_logprobs,
         prompt_param="input",
     )
+    sampling = await with_grammar(state.grammars, rules, request, sampling)
     response_id = new_id("resp")
     options = TurnOptions(
         request_id=response_id,
-        function_names=prompt.tools.names,
+        function_names=rules.callable_names,
         stop=tuple(request.stop or ()),
         include_stop=bool(request.include_stop_str_in_output),
         parallel_tool_calls=request.parallel_tool_calls,
@@ -72,6 +78,7 @@ async def prepare(state: ServerState, request: ResponsesRequest, owner: bytes) -
 async def build_prompt(state: ServerState, request: ResponsesRequest, owner: bytes) -> Prompt:
     """Long inputs are read and encoded in a thread, so that other streams go on."""
     tools = read_tools(request.tools, request.tool_choice)
+    rules, structured = read_rules(request, tools)
     history: list[StoredItem] = []
     if request.previous_response_id is not None:
         history = await state.store.chain(request.previous_response_id, owner)
@@ -80,16 +87,33 @@ async def build_prompt(state: ServerState, request: ResponsesRequest, owner: byt
     own = await resolve_items(state, parsed, owner)
     items = history + own
     if len(items) > _THREAD_ITEMS or _num_chars(request, items) > THREAD_CHARS:
-        token_ids = await asyncio.to_thread(assemble, state, request, tools, items, len(history))
+        token_ids = await asyncio.to_thread(
+            assemble, state, request, tools, structured.described, items, len(history)
+        )
     else:
-        token_ids = assemble(state, request, tools, items, len(history))
-    return Prompt(token_ids, tools, tuple(own))
+        token_ids = assemble(state, request, tools, structured.described, items, len(history))
+    return Prompt(token_ids, tools, rules, tuple(own))
+
+
+def read_rules(request: ResponsesRequest, tools: ToolSet) -> tuple[TurnRules, Structured]:
+    """What the turn may look like. Raises ``RequestError`` for the format."""
+    structured = combine(
+        read_format(request.text.format, "text.format"), read_structured(request), "text.format"
+    )
+    rules = TurnRules(
+        functions=tools.functions,
+        choice=tools.choice,
+        answer=structured.constraint,
+        thinking_budget=request.thinking_token_budget,
+    )
+    return rules, structured
 
 
 def assemble(
     state: ServerState,
     request: ResponsesRequest,
     tools: ToolSet,
+    answer: ResponseFormat | None,
     items: Sequence[StoredItem],
     num_history: int,
 ) -> list[int]:
@@ -98,7 +122,7 @@ def assemble(
     groups = to_groups(items[num_leading:], num_history - num_leading)
     identity = request.chat_template_kwargs.model_identity
     head = [system_message(state.config, request.harmony_effort, identity)]
-    developer = developer_message(instructions, tools.functions)
+    developer = developer_message(instructions, tools.descriptions, answer)
     if developer is not None:
         head.append(developer)
     max_len = state.client.info.max_model_len

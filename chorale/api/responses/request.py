@@ -1,8 +1,8 @@
 """POST /v1/responses: the request model, and what becomes of each field.
 
 Every top-level field is honoured (a field of ``ResponsesRequest``), harmless (``HARMLESS``, with the
-reason), or refused by name. Values that need what does not exist yet (grammar, background, conversations)
-are refused with code ``unsupported_value``: nothing is accepted and then ignored.
+reason), or refused by name. Values that need what does not exist yet (background, conversations) are
+refused with code ``unsupported_value``: nothing is accepted and then ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from chorale.api import fields, limits
-from chorale.api.fields import Refusal, SamplingFields, StreamOptions, triage
+from chorale.api.fields import Refusal, StreamOptions, StructuredFields, triage
 from chorale.api.http import parse_model
 from chorale.api.prompt import reasoning_effort
 from chorale.errors import RequestError
@@ -50,7 +50,6 @@ ECHOED: dict[str, str] = {
     "max_tool_calls": "counts built-in tools, of which there are none yet",
     "reasoning.summary": "reasoning is given as it is; `summary` stays an empty list",
     "text.verbosity": "a hint that this model was not trained on",
-    "tools[].strict": "enforced once there is a grammar",
 }
 REFUSED: dict[str, Refusal] = {
     **fields.REFUSED,
@@ -106,7 +105,7 @@ def _message(text: Any) -> Any:
     return [{"type": "message", "role": "user", "content": text}] if isinstance(text, str) else text
 
 
-class ResponsesRequest(SamplingFields):
+class ResponsesRequest(StructuredFields):
     """Validated by type and bounds; ``parse_request`` adds the rules that span fields."""
 
     model: str | None = None
@@ -133,6 +132,7 @@ class ResponsesRequest(SamplingFields):
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
     n: Annotated[int, limits.number("n")] | None = None  # langchain-openai sends 1
     include_reasoning: bool = True
+    thinking_token_budget: Annotated[int, limits.number("thinking_token_budget")] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateOptions = TemplateOptions()
 
@@ -171,11 +171,6 @@ def _check(request: ResponsesRequest) -> None:
     if request.reasoning.mode not in (None, "standard"):
         raise unsupported("reasoning.mode: only 'standard' is supported", "reasoning.mode")
     reasoning_effort(request.effort, "reasoning.effort")
-    kind = (request.text.format or {}).get("type", "text")
-    if kind != "text":
-        raise unsupported(
-            f"text.format.type: {str(kind)[:64]!r} is not supported yet; only 'text' is", "text.format"
-        )
 
 
 def unsupported(message: str, param: str) -> RequestError:

@@ -3,7 +3,6 @@
 Functions are honoured, flat or in Chat's nested shape. Tool types that cannot run here (hosted tools,
 custom, namespace, shell, ...) do not fail the request, because agents declare them as a matter of course:
 they are left out of the prompt, so they are never called, and echoed in ``tools``; each type is logged once.
-A function's ``strict`` is echoed; until there is a grammar its schema guides the model and binds nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chorale.api.prompt import check_distinct, function_tool
-from chorale.api.responses.request import unsupported
+from chorale.api.prompt import check_distinct
+from chorale.api.tool_choice import Function, ToolChoice, read_tool_choice
 from chorale.errors import RequestError
 from chorale.harmony.messages import ToolDescription
 
@@ -26,19 +25,19 @@ _MAX_LOGGED = 64  # the types are the clients' words; the set of those already l
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    functions: tuple[ToolDescription, ...]  # rendered in the prompt
+    functions: tuple[Function, ...]  # rendered in the prompt
     echo: list[dict[str, Any]]
-    choice: str  # "auto" or "none"
+    choice: ToolChoice
+    echo_choice: str | dict[str, Any]
 
     @property
-    def names(self) -> frozenset[str]:
-        return frozenset(tool.name for tool in self.functions)
+    def descriptions(self) -> list[ToolDescription]:
+        return [function.tool for function in self.functions]
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]], tool_choice: str | Mapping[str, Any]) -> ToolSet:
-    """Raises ``RequestError`` naming the tool by index. Choice "none" leaves the tools out of the prompt."""
-    choice = _read_choice(tool_choice)
-    functions: list[ToolDescription] = []
+    """Raises ``RequestError`` naming the tool by index, or what is wrong with the choice."""
+    functions: list[Function] = []
     echo: list[dict[str, Any]] = []
     for position, tool in enumerate(tools):
         path = f"tools[{position}]"
@@ -47,13 +46,15 @@ def read_tools(tools: Sequence[Mapping[str, Any]], tool_choice: str | Mapping[st
             raise RequestError(f"{path}.type: must be a string", param=f"{path}.type")
         if kind == "function":
             flat = _flatten(tool, path)
-            functions.append(function_tool(flat, path))
+            functions.append(Function.read(flat, path))
             echo.append(flat)
         else:
             _log_once(kind)
             echo.append(dict(tool))
-    check_distinct(functions, "tools")
-    return ToolSet(tuple(functions) if choice == "auto" else (), echo, choice)
+    check_distinct([function.tool for function in functions], "tools")
+    choice = read_tool_choice(tool_choice, {function.name for function in functions}, "tool_choice")
+    echo_choice = tool_choice if isinstance(tool_choice, str) else dict(tool_choice)
+    return ToolSet(tuple(functions), echo, choice, echo_choice)
 
 
 def _flatten(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -63,20 +64,6 @@ def _flatten(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
         raise RequestError(f"{path}.function: must be an object", param=f"{path}.function")
     source = {**tool, **nested} if nested is not None else tool
     return {"type": "function", **{key: source.get(key) for key in _FUNCTION_KEYS}}
-
-
-def _read_choice(tool_choice: str | Mapping[str, Any]) -> str:
-    if isinstance(tool_choice, str):
-        if tool_choice in ("auto", "none"):
-            return tool_choice
-        if tool_choice != "required":
-            raise RequestError("tool_choice: must be 'auto', 'none' or 'required'", param="tool_choice")
-        shown = "required"
-    else:
-        shown = str(tool_choice.get("type"))[:64]
-    raise unsupported(
-        f"tool_choice: {shown!r} is not supported yet; only 'auto' and 'none' are", "tool_choice"
-    )
 
 
 _logged: set[str] = set()

@@ -101,15 +101,25 @@ def refused(**fields: Any) -> dict[str, Any]:
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "unsupported_value"),
-    ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
-    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "unsupported_value"),
-    ({"function_call": {"name": "f"}}, "function_call", "unsupported_value"),
+    ({"response_format": {"type": "xml"}}, "response_format", "unsupported_value"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        "response_format.json_schema.schema",
+        "invalid_value",
+    ),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "invalid_value"),
+    ({"function_call": {"name": "f"}}, "function_call", "invalid_value"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_value"),
     ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
-    ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "unsupported_parameter"),
-    ({"thinking_token_budget": 0}, "thinking_token_budget", "unsupported_parameter"),
+    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "unsupported_value"),
+    (
+        {"structured_outputs": {"structural_tag": {"a": 1}}},
+        "structured_outputs.structural_tag",
+        "unsupported_value",
+    ),
+    ({"guided_whitespace_pattern": " *"}, "guided_whitespace_pattern", "unsupported_parameter"),
+    ({"thinking_token_budget": -1}, "thinking_token_budget", "below_min_value"),
     ({"chat_template": "{{ x }}"}, "chat_template", "unsupported_parameter"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_value"),
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "unsupported_value"),

@@ -108,7 +108,11 @@ def test_tools_are_declared_for_the_developer() -> None:
     assert "Calls to these tools must go to the commentary channel: 'functions'." in text
 
 
-@pytest.mark.parametrize("fields", [{"tools": []}, {"tools": [TOOL], "tool_choice": "none"}, {"tools": None}])
+def test_tools_stay_in_the_prompt_when_none_may_be_called() -> None:
+    assert prompt(USER, tools=[TOOL], tool_choice="none") == prompt(USER, tools=[TOOL])
+
+
+@pytest.mark.parametrize("fields", [{"tools": []}, {"tools": None}])
 def test_no_tools_are_offered(fields: dict[str, Any]) -> None:
     assert prompt(USER, **fields) == prompt(USER)
 

@@ -139,7 +139,8 @@ def test_bad_prompts_name_their_place(prompt: Any, param: str) -> None:
     [
         ({"suffix": "x"}, "suffix", "unsupported_parameter"),
         ({"best_of": 2}, "best_of", "unsupported_value"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"response_format": {"type": "xml"}}, "response_format", "unsupported_value"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget", "unsupported_parameter"),
         ({"logprobs": 21}, "logprobs", "above_max_value"),
         ({"max_tokens": -1}, "max_tokens", "below_min_value"),
         ({"messages": []}, "messages", "unknown_parameter"),

@@ -8,6 +8,7 @@ import pytest
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 from responses_helpers import CALL, HELLO, MODEL, TOOL, run, serve, tokens
 
+from chorale.api.responses.prepare import read_rules
 from chorale.api.responses.request import (
     _NOT_YET,
     HARMLESS,
@@ -33,11 +34,12 @@ def test_every_field_of_the_sdk_has_a_verdict() -> None:
         ("conversation", {"id": "conv_1"}, "conversation", "unsupported_value"),
         ("prompt", {"id": "pmpt_1"}, "prompt", "unsupported_value"),
         ("moderation", {"model": "m"}, "moderation", "unsupported_value"),
-        ("text", {"format": {"type": "json_object"}}, "text.format", "unsupported_value"),
-        ("text", {"format": {"type": "json_schema", "schema": {}}}, "text.format", "unsupported_value"),
-        ("tool_choice", "required", "tool_choice", "unsupported_value"),
-        ("tool_choice", {"type": "function", "name": "f"}, "tool_choice", "unsupported_value"),
-        ("tool_choice", {"type": "allowed_tools", "mode": "auto"}, "tool_choice", "unsupported_value"),
+        ("text", {"format": {"type": "xml"}}, "text.format", "unsupported_value"),
+        ("text", {"format": {"type": "json_schema", "name": "x"}}, "text.format.schema", "invalid_value"),
+        ("tool_choice", "required", "tool_choice", "invalid_value"),
+        ("tool_choice", {"type": "function", "name": "f"}, "tool_choice", "invalid_value"),
+        ("tool_choice", {"type": "allowed_tools", "mode": "auto"}, "tool_choice", "invalid_value"),
+        ("tool_choice", {"type": "web_search"}, "tool_choice", "unsupported_value"),
         ("tool_choice", "sometimes", "tool_choice", "invalid_value"),
         ("n", 2, "n", "unsupported_value"),
         ("reasoning", {"mode": "pro"}, "reasoning.mode", "unsupported_value"),
@@ -54,7 +56,7 @@ def test_every_field_of_the_sdk_has_a_verdict() -> None:
         ("tools", [{"type": "function"}], "tools[0].name", "invalid_value"),
         ("tools", [TOOL, {"name": "x"}], "tools[1].type", "invalid_value"),
         ("tools", [TOOL, TOOL], "tools", "invalid_value"),
-        ("structured_outputs", {"json": {}}, "structured_outputs", "unsupported_parameter"),
+        ("structured_outputs", {"json": []}, "structured_outputs.json", "invalid_value"),
         ("previous_input_messages", [{}], "previous_input_messages", "unsupported_parameter"),
         ("enable_response_messages", True, "enable_response_messages", "unsupported_parameter"),
         ("max_tokens", 5, "max_tokens", "unknown_parameter"),
@@ -70,7 +72,7 @@ def test_every_field_of_the_sdk_has_a_verdict() -> None:
 def test_what_is_refused(field: str, value: Any, param: str, code: str | None) -> None:
     def read() -> None:
         request = parse_request({"input": "x", field: value})
-        read_tools(request.tools, request.tool_choice)
+        read_rules(request, read_tools(request.tools, request.tool_choice))
 
     with pytest.raises(RequestError) as caught:
         read()
@@ -197,7 +199,7 @@ def test_tool_choice_none_never_calls() -> None:
             assert body["tool_choice"] == "none"
             assert body["tools"] == [TOOL]
             assert "function_call" not in [item["type"] for item in body["output"]]
-            assert "get_weather" not in server.prompt_text()
+            assert "get_weather" in server.prompt_text()  # it stays declared
 
     run(scenario)
 

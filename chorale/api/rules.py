@@ -1,0 +1,126 @@
+"""TurnRules: what a turn of one request may look like, and whether that takes a grammar.
+
+A grammar is used where something binds: a format, a choice of tools, a strict function, a budget. Otherwise
+the model writes as it likes and the parser makes the best of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from chorale.api.fields import SamplingFields
+from chorale.api.grammars import GrammarChecker
+from chorale.api.tool_choice import AUTO, Function, ToolChoice
+from chorale.engine.types import SamplingSpec
+from chorale.errors import RequestError
+from chorale.grammar.constraint import Constraint, json_schema
+from chorale.grammar.frames import MAX_GRAMMAR_BYTES, Call, Frames, raw_grammar, turn_grammar
+
+# When an answer is demanded, reasoning leaves it a quarter of the tokens, at most so many: a turn that ends
+# within its reasoning would have no answer at all.
+MAX_RESERVE = 1024
+_STEP = 256  # long allowances are rounded down to it, so that equal requests share one compiled grammar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRules:
+    functions: Sequence[Function] = ()
+    choice: ToolChoice = AUTO
+    answer: Constraint | None = None
+    thinking_budget: int | None = None
+
+    @property
+    def binds(self) -> bool:
+        """Whether a grammar is needed."""
+        if self.answer is not None or self.thinking_budget is not None:
+            return True
+        open_choice = self.choice.mode == "auto" and self.choice.names is None
+        return bool(self.functions) and (not open_choice or any(f.strict for f in self.functions))
+
+    @property
+    def callable_names(self) -> frozenset[str]:
+        return frozenset(f.name for f in self.functions if self.choice.may_call(f.name))
+
+    def frames(self, max_tokens: int | None) -> Frames:
+        """``max_tokens``: of the whole output."""
+        forced = self.choice.mode == "required"
+        calls = tuple(
+            Call(function.name, _arguments(function) if forced or function.strict else None)
+            for function in self.functions
+            if self.choice.may_call(function.name)
+        )
+        demanded = forced or self.answer is not None
+        return Frames(
+            calls=calls,
+            answer="none" if forced else self.answer or "any",
+            reasoning=self._reasoning(max_tokens if demanded else None),
+            preambles=not demanded,
+        )
+
+    def _reasoning(self, max_tokens: int | None) -> tuple[int, ...] | None:
+        if max_tokens is None:
+            return None if self.thinking_budget is None else (self.thinking_budget,)
+        room = max_tokens - min(max_tokens // 4, MAX_RESERVE) - 16  # 16: headers
+        if room > 4 * _STEP:
+            room -= room % _STEP
+        if self.thinking_budget is not None:
+            return (min(self.thinking_budget, max(room, 0)),)
+        return (max(room - room // 4, 0), max(room // 4, 0))
+
+
+def _arguments(function: Function) -> Constraint:
+    """The schema of one function's arguments, which are an object whatever it says."""
+    parameters = function.tool.parameters
+    schema: dict[str, Any] = {"type": "object", "additionalProperties": False}
+    if parameters is not None:
+        schema = dict(parameters)
+        if not schema.keys() & {"type", "$ref", "anyOf", "oneOf", "allOf"}:
+            schema["type"] = "object"
+    return json_schema(schema, function.param)
+
+
+async def with_grammar(
+    checker: GrammarChecker, rules: TurnRules, fields: SamplingFields, sampling: SamplingSpec
+) -> SamplingSpec:
+    """``sampling`` with the grammar of a turn, if ``rules`` need one. Raises ``RequestError``."""
+    if not rules.binds:
+        return sampling
+    frames = rules.frames(sampling.max_tokens)
+    await _check(checker, frames.constraints(), fields)
+    return _with(sampling, turn_grammar(frames), rules.answer)
+
+
+async def with_raw_grammar(
+    checker: GrammarChecker, answer: Constraint | None, fields: SamplingFields, sampling: SamplingSpec
+) -> SamplingSpec:
+    """The same for a raw completion, which is the answer from its first token on."""
+    if answer is None:
+        return sampling
+    await _check(checker, [answer], fields)
+    return _with(sampling, raw_grammar(answer), answer)
+
+
+async def _check(checker: GrammarChecker, constraints: Sequence[Constraint], fields: SamplingFields) -> None:
+    for name in ("min_tokens", "ignore_eos", "allowed_token_ids"):
+        if getattr(fields, name):
+            raise RequestError(
+                f"{name}: cannot be kept together with structured output, a choice of tools or a budget",
+                param=name,
+                code="unsupported_value",
+            )
+    await checker.check(constraints)
+
+
+def _with(sampling: SamplingSpec, grammar: str, answer: Constraint | None) -> SamplingSpec:
+    if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
+        param = answer.param if answer is not None else "tools"
+        raise RequestError(
+            f"{param}: the schemas of this request have more than {MAX_GRAMMAR_BYTES} bytes together",
+            param=param,
+            code="unsupported_value",
+        )
+    return msgspec.structs.replace(sampling, grammar=grammar)

@@ -1,0 +1,135 @@
+"""The fields that ask for structured output, in every spelling, as one Constraint.
+
+``response_format`` / ``text.format`` (OpenAI), ``structured_outputs`` (vLLM) and ``guided_*`` (vLLM before
+it). One request may ask once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chorale.errors import RequestError
+from chorale.grammar import constraint as make
+from chorale.grammar.constraint import Constraint
+from chorale.harmony.messages import ResponseFormat
+
+DEFAULT_NAME = "response"
+_SCHEMA_KEYS = ("name", "schema", "strict", "description", "type")
+_WAYS = ("json", "json_object", "regex", "choice", "grammar")
+# Of vLLM's options: these ask for what is so anyway.
+_HARMLESS_OPTIONS = ("disable_any_whitespace", "disable_fallback", "backend", "_backend")
+
+
+@dataclass(frozen=True, slots=True)
+class Structured:
+    """``constraint``: what the answer must be; ``described``: what the prompt says about it."""
+
+    constraint: Constraint | None = None
+    described: ResponseFormat | None = None
+
+
+FREE = Structured()
+
+
+def read_format(value: Mapping[str, Any] | None, param: str) -> Structured:
+    """OpenAI's form; the schema nested (Chat) or flat (Responses). Raises ``RequestError``."""
+    kind = (value or {}).get("type", "text")
+    if value is None or kind == "text":
+        return FREE
+    if kind == "json_object":
+        return Structured(make.json_object(param))
+    if kind != "json_schema":
+        raise _unsupported(f"type {str(kind)[:64]!r} is not one of text, json_object, json_schema", param)
+    nested = value.get("json_schema", value)
+    if nested is not value:
+        param = f"{param}.json_schema"
+    if not isinstance(nested, Mapping):
+        raise _invalid("must be an object", param)
+    for key in nested:
+        if key not in _SCHEMA_KEYS:
+            raise RequestError(
+                f"{param}: unknown key '{key[:64]}'", param=f"{param}.{key[:64]}", code="unknown_parameter"
+            )
+    return _read_schema(nested, param)
+
+
+def _read_schema(value: Mapping[str, Any], param: str) -> Structured:
+    schema = value.get("schema")
+    if not isinstance(schema, Mapping):
+        raise _invalid("must be a JSON Schema object", f"{param}.schema")
+    name = value.get("name", DEFAULT_NAME)
+    if not isinstance(name, str) or not 1 <= len(name) <= 64 or not name.isprintable():
+        raise _invalid("must be a text of 1 to 64 characters", f"{param}.name")
+    description = value.get("description")
+    if not isinstance(description, str | None):
+        raise _invalid("must be a string", f"{param}.description")
+    if not isinstance(value.get("strict"), bool | None):
+        raise _invalid("must be true or false", f"{param}.strict")
+    constraint = make.json_schema(schema, f"{param}.schema")
+    return Structured(constraint, ResponseFormat(name, schema, description))
+
+
+def read_structured(fields: Any) -> Constraint | None:
+    """``structured_outputs`` and ``guided_*`` of ``fields`` (a ``StructuredFields``)."""
+    asked: list[tuple[str, Any, str]] = []
+    for way, value in (fields.structured_outputs or {}).items():
+        param = f"structured_outputs.{way[:64]}"
+        if way in _WAYS:
+            if value is not None and value is not False:
+                asked.append((way, value, param))
+        elif value and way not in _HARMLESS_OPTIONS:
+            raise _unsupported("is not supported", param)
+    for way in ("json", "regex", "choice", "grammar"):
+        value = getattr(fields, f"guided_{way}")
+        if value is not None:
+            asked.append((way, value, f"guided_{way}"))
+    if len(asked) > 1:
+        names = ", ".join(param for _, _, param in asked)
+        raise _invalid(f"{names} exclude each other", asked[1][2])
+    return _constraint(*asked[0]) if asked else None
+
+
+def _constraint(way: str, value: Any, param: str) -> Constraint:
+    if way == "json":
+        return make.json_schema(_schema(value, param), param)
+    if way == "json_object":
+        return make.json_object(param)
+    if way == "choice":
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise _invalid("must be a list of strings", param)
+        return make.choice(value, param)
+    if not isinstance(value, str):
+        raise _invalid("must be a string", param)
+    return make.regex(value, param) if way == "regex" else make.lark(value, param)
+
+
+def _schema(value: Any, param: str) -> Mapping[str, Any]:
+    """A JSON Schema, or its text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise _invalid("is not JSON", param) from None
+    if not isinstance(value, Mapping):
+        raise _invalid("must be a JSON Schema object", param)
+    return value
+
+
+def combine(formatted: Structured, other: Constraint | None, param: str) -> Structured:
+    """Both ways of asking, of which one must be unused."""
+    if other is None:
+        return formatted
+    if formatted.constraint is not None:
+        raise _invalid(f"{other.param} and {param} exclude each other", other.param)
+    return Structured(other)
+
+
+def _invalid(message: str, param: str) -> RequestError:
+    return RequestError(f"{param}: {message}", param=param)
+
+
+def _unsupported(message: str, param: str) -> RequestError:
+    return RequestError(f"{param}: {message}", param=param, code="unsupported_value")
