@@ -201,7 +201,8 @@ async def serve_app(
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
-            _remove_socket(config)
+            if config.api_server_count == 1:  # else others listen on it; the supervisor removes it
+                _remove_socket(config)
 
 
 def _remove_socket(config: ServerConfig) -> None:
@@ -237,7 +238,10 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 async def _share_metrics(app: Shell) -> None:
     while True:
-        app.state.metrics.save()
+        try:
+            app.state.metrics.save()
+        except OSError as error:  # a full disk: the others' scrapes show older numbers meanwhile
+            logger.warning("the metrics could not be shared: %s", error)
         await asyncio.sleep(_SHARE_SECONDS)
 
 

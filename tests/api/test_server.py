@@ -85,6 +85,17 @@ def test_serving_on_a_unix_socket(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_one_of_several_processes_leaves_the_unix_socket_to_the_others(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+
+    async def main() -> None:
+        async with full_server(uds=path, api_server_count=2):
+            pass
+        assert os.path.exists(path)
+
+    asyncio.run(main())
+
+
 def test_tls(tmp_path: Path) -> None:
     key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
     openssl = [
