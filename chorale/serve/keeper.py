@@ -124,7 +124,10 @@ class EngineKeeper:
 
     async def _one_life(self) -> tuple[int, str | None]:
         """(exit code, complaint if it was killed for hanging) of one engine process."""
-        process = await spawn(self._command, self._start)
+        try:
+            process = await spawn(self._command, self._start)
+        except OSError as error:  # no memory for a fork, no descriptor: it counts as a death, and may pass
+            return EXIT_FAILED, f"the engine process could not be started: {error}"
         self.pid = process.pid
         watching = asyncio.ensure_future(self._watch())
         tasks = [

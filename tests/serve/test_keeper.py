@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from chorale.client.base import EngineInfo
+from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.wire import Beat
-from chorale.serve.boot import EXIT_CONFIG, EXIT_FAILED, make_directory
+from chorale.serve.boot import EXIT_CONFIG, EXIT_FAILED, EngineStart, make_directory
+from chorale.serve.keeper import EngineKeeper
 from chorale.serve.watch import Deaths, Pulse, WatchLimits
 
 from .fake_engine import Behaviour
@@ -65,6 +66,27 @@ def test_a_long_step_is_not_mistaken_for_a_hang() -> None:
             asked = request("r", 1)
             assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
             assert r.keeper.num_restarts == 0
+
+    run(scene())
+
+
+def test_a_process_that_cannot_be_started_counts_as_a_death() -> None:
+    """As when the machine has no memory for it: that may pass, so it is tried again."""
+
+    async def scene() -> None:
+        directory = make_directory()
+        start = EngineStart(directory=str(directory), config=Behaviour().encode(), parent_pid=os.getpid())
+        told: list[EngineStatus] = []
+        keeper = EngineKeeper(
+            start,
+            command=["/nonexistent/engine"],
+            limits=WatchLimits(backoff=0.01, max_deaths=3),
+            on_status=lambda status, _: told.append(status),
+        )
+        assert await keeper.run() == EXIT_FAILED
+        assert [status.state for status in told] == ["dead", "dead", "failed"]
+        assert all("could not be started" in status.message for status in told)
+        directory.rmdir()
 
     run(scene())
 
