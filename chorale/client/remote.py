@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from chorale.client.base import EngineInfo, EngineStatus
@@ -64,7 +64,6 @@ class RemoteClient:
             directory, on_beat=self._beat, on_message=self._message, on_gone=self._engine_gone
         )
         self._status = EngineStatus("loading", phase="start")
-        self._draining = False
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
         self._engine_id = ""  # of the engine that requests are sent to; "" while there is none
@@ -84,8 +83,6 @@ class RemoteClient:
 
     @property
     def status(self) -> EngineStatus:
-        if self._draining and self._status.state == "ready":
-            return replace(self._status, state="draining")
         return self._status
 
     @property
@@ -125,11 +122,6 @@ class RemoteClient:
         self._last_beat = self._clock()
         self._links.start()
         self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
-
-    def begin_draining(self) -> None:
-        """Show "draining" from now on; requests are still served."""
-        self._draining = True
-        self._notify()
 
     def mark_failed(self, message: str) -> None:
         """The supervisor gave up: no engine will come back."""

@@ -64,10 +64,6 @@ class Mailbox:
         self._last_seen: dict[bytes, float] = {}
         self._owners: dict[str, _Owner] = {}
 
-    @property
-    def num_clients(self) -> int:
-        return len(self._last_seen)
-
     # ------------------------------------------------------------------ in
 
     def wait(self, timeout: float) -> None:
