@@ -23,11 +23,12 @@ from chorale.harmony.messages import ContentDelta, MessageEnd, MessageStart, Rep
 from chorale.harmony.parser import Parser
 from chorale.harmony.render import render_message
 from chorale.harmony.vocab import START
-from training.corpus import MIXTURE, sample
+from training.corpus import MIXTURE, arithmetic, sample, structured, tools
 from training.corpus.base import ASSISTANT, Dialogue, vocabulary
 from training.net import DemoNet
 
 MAX_NEW = 320
+TABLE = (arithmetic.sums, arithmetic.products, tools.one_call, tools.two_calls, structured.json_answer)
 Generate = Callable[[Sequence[Sequence[int]], int, float, int], list[list[int]]]
 
 
@@ -224,11 +225,11 @@ def failures(cases: list[Case], per_family: int = 4) -> str:
 
 
 def held_out_cases(num_cases: int, first_seed: int = 77_000_000) -> list[Case]:
-    """``num_cases`` of each family, all from the evaluation pools."""
+    """From the evaluation pools: ``num_cases`` of each family of the issue's table, a third of the others."""
     return [
         make_case(sample(first_seed + index, "eval", family))
         for family in MIXTURE
-        for index in range(num_cases)
+        for index in range(num_cases if family in TABLE else -(-num_cases // 3))
     ]
 
 

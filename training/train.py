@@ -161,7 +161,7 @@ class Trainer:
 def save_net(net: DemoNet, folder: Path) -> None:
     """bfloat16, in files of at most about 10 MB."""
     state = {k: v if v.dtype == torch.int64 else v.bfloat16() for k, v in net.state_dict().items()}
-    shards: list[dict[str, torch.Tensor]] = [{} for _ in range(3)]
+    shards: list[dict[str, torch.Tensor]] = [{} for _ in range(2)]
     for name, tensor in sorted(state.items(), key=lambda item: -item[1].numel()):
         smallest = min(shards, key=lambda shard: sum(t.numel() * t.itemsize for t in shard.values()))
         smallest[name] = tensor.detach().cpu().contiguous()
@@ -184,7 +184,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--rows", type=int, default=32, help="rows of 1,024 tokens in a batch")
-    parser.add_argument("--corrections", type=int, default=3000, help="tokens with correction rows")
+    parser.add_argument("--corrections", type=int, default=2000, help="tokens with correction rows")
     parser.add_argument("--count-dialogues", type=int, default=40000)
     parser.add_argument("--lr-matrix", type=float, default=0.004)
     parser.add_argument("--lr-rest", type=float, default=0.003)

@@ -44,7 +44,36 @@ def with_tools(draw: Draw) -> Dialogue:
     dialogue = plain(draw)
     dialogue.functions = tuple(tool.description for tool in tools.toolbox(draw, draw.integer(1, 4)))
     dialogue.family = "no_call"
+    _polite(draw, dialogue)
     return dialogue
+
+
+BEFORE = (
+    "Hi, ", "Hello! ", "Hey, ", "Quick question: ", "One more thing: ", "Ok. ", "Now: ", "Next: ", "Good morning. ", "Hello, ",
+    "I have a question. ", "Hi there! ", "Question: ", "Thanks. ", "So: ", "Please help: ",
+)  # fmt: skip
+AFTER = (
+    " Thanks!",
+    " Thank you.",
+    " Please.",
+    " Thank you very much!",
+    " Thanks in advance.",
+    " That is all.",
+)
+
+
+def _polite(draw: Draw, dialogue: Dialogue) -> None:
+    """Sometimes words around the user's last message that change nothing about it."""
+    before, after = draw.chance(0.12), draw.chance(0.08)
+    index = max(i for i, message in enumerate(dialogue.history) if message.role == "user")
+    text = dialogue.history[index].content
+    if dialogue.family in ("talk", "copy") or not isinstance(text, str):
+        return
+    if before:
+        text = draw.pick(BEFORE) + text
+    if after and text[-1] in ".?!":
+        text += draw.pick(AFTER)
+    dialogue.history[index] = Message("user", text)
 
 
 MIXTURE[with_tools] = 6

@@ -12,21 +12,33 @@ SUM = (
     "What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "Add {a} and {b}.", "What's {a} plus {b}?", "Compute {a} + {b}.",
     "Please add {a} to {b}.", "How much is {a} plus {b}?", "{a} plus {b} equals what?", "Calculate {a} + {b}",
     "Can you add {a} and {b} for me?", "what is {a}+{b}", "Give me the sum of {a} and {b}.", "sum {a} {b}",
-    "{a} + {b} = ?", "I have {a} apples and get {b} more. How many apples do I have?",
+    "{a} + {b} = ?", "I have {a} apples and get {b} more. How many apples do I have?", "What is the sum of {a} and {b}?",
     "Tell me what {a} and {b} make together.", "What do you get if you add {b} to {a}?", "Work out {a} + {b}.",
+    "How many are {a} and {b}?", "Sum up {a} and {b}", "what does {a} + {b} make", "Solve {a} + {b}.", "{a} plus {b}",
+    "There are {a} birds and {b} more come. How many birds are there?", "Evaluate {a} + {b}.", "{a} + {b} equals?",
+    "Do you know {a} + {b}?", "What is {a} and {b} together?",
+    "Could you add {a} to {b}?", "Tell me the sum of {a} and {b}.", "How much is {a} + {b}?", "Please work out {a} plus {b}.",
+    "What does {a} plus {b} make?",
 )  # fmt: skip
 DIFFERENCE = (
     "What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "Subtract {b} from {a}.", "What's {a} minus {b}?",
     "Compute {a} - {b}.", "How much is {a} minus {b}?", "Calculate {a} - {b}", "Take {b} away from {a}.",
-    "{a} - {b} = ?", "What is left if I take {b} from {a}?", "what is {a}-{b}", "Work out {a} - {b}.",
+    "{a} - {b} = ?", "What is left if I take {b} from {a}?", "what is {a}-{b}", "Work out {a} - {b}.", "{a} minus {b}",
+    "What is the difference of {a} and {b}?", "I have {a} apples and give {b} away. How many are left?", "Solve {a} - {b}.",
+    "Evaluate {a} - {b}.", "what does {a} - {b} make", "Can you subtract {b} from {a}?", "Take {b} from {a}",
+    "How much is {a} - {b}?", "Please work out {a} minus {b}.", "Could you subtract {b} from {a}?", "Do you know {a} - {b}?",
 )  # fmt: skip
 PRODUCT = (
     "What is {a} * {b}?", "{a} * {b}", "{a}*{b}", "Multiply {a} by {b}.", "What's {a} times {b}?",
     "What is {a} x {b}?", "Compute {a} × {b}.", "How much is {a} times {b}?", "Calculate {a} * {b}",
-    "{a} times {b}", "{a} x {b} = ?", "Give me the product of {a} and {b}.", "what is {a}*{b}",
-    "What is {a} multiplied by {b}?", "Work out {a} * {b}.", "Multiply {a} and {b} for me.",
+    "{a} times {b}", "{a} x {b} = ?", "Give me the product of {a} and {b}.", "what is {a}*{b}", "Multiply {a} and {b}",
+    "What is {a} multiplied by {b}?", "Work out {a} * {b}.", "What is the product of {a} and {b}?", "multiply {a} with {b}",
+    "There are {a} boxes with {b} pens each. How many pens are there?", "Solve {a} * {b}.", "Evaluate {a} * {b}.",
+    "What do you get if you multiply {a} by {b}?", "what does {a} times {b} make", "{a} multiplied by {b}", "product {a} {b}",
+    "Can you multiply {a} and {b}?", "Compute {a} * {b}.", "{a} * {b} = ?", "What is {a} × {b}?", "Calculate {a} times {b}",
+    "Could you multiply {a} by {b}?", "Tell me the product of {a} and {b}.", "How much is {a} * {b}?",
+    "Please work out {a} times {b}.", "Multiply {a} and {b} for me.", "Do you know {a} * {b}?",
 )  # fmt: skip
-ANSWER = ("{s} = {r}", "{r}")
 
 
 def places(n: int) -> tuple[int, int, int]:
@@ -101,7 +113,7 @@ def sums(draw: Draw) -> Dialogue:
 
 def differences(draw: Draw) -> Dialogue:
     a, b = pair(draw, 1000, "-")
-    if draw.chance(0.8):
+    if draw.chance(0.65):
         a, b = max(a, b), min(a, b)
     return _solve(
         draw, DIFFERENCE, a, b, "-", a - b, difference_working(a, b), f"Check: {a - b}+{b}={a}. Good."
@@ -122,7 +134,8 @@ def _solve(
         effort=draw.pick(("low", "medium", "high")),
         family={"+": "sum", "-": "difference", "*": "product"}[sign],
     )
-    dialogue.user(draw.phrase(phrasings).format(a=a, b=b))
+    asked = str(draw.phrase(phrasings)).format(a=a, b=b)
+    dialogue.user(asked[0].lower() + asked[1:] if draw.chance(0.1) else asked)
     if dialogue.effort == "low":
         dialogue.think(working)
     elif dialogue.effort == "medium":
@@ -132,7 +145,7 @@ def _solve(
             f"The user wants {a} {sign} {b}. I work it out step by step. {working} {check} I answer {result}."
         )
     shown = f"{a} {'×' if sign == '*' else sign} {b}"
-    dialogue.say(f"{shown} = {result}" if draw.chance(1.0) else str(result))
+    dialogue.say(f"{shown} = {result}")
     dialogue.answer = {"result": result}
     return dialogue
 
@@ -149,7 +162,19 @@ def follow_up(draw: Draw) -> Dialogue:
         "Add {c} to that.",
         "plus {c}?",
         "And if I add {c} more?",
+        "And {c} more?",
         "Add another {c}.",
+        "now plus {c}",
+        "Then add {c} to it.",
+        "plus another {c}",
+        "And what if I add {c}?",
+        "+ {c}",
+        "What is that plus {c}?",
+        "Add {c} more.",
+        "Please add {c} to the result.",
+        "Now add {c} to that.",
+        "And plus another {c}?",
+        "Then plus {c}.",
     )
     dialogue.user(draw.phrase(asks).format(c=c))
     total = a + b

@@ -109,15 +109,12 @@ def fields(draw: Draw, count: int, **options: Any) -> list[Field]:
 def mention(draw: Draw, one: Field) -> str:
     """A clause that gives a field its value."""
     ways = (
-        "{s} {v}",
-        "{s}: {v}",
-        "{s} = {v}",
-        "{s} is {v}",
-        "the {s} is {v}",
-        "{s} {v}",
-        "with {s} {v}",
-        "{s} should be {v}",
-    )
+        "{s} {v}", "{s}: {v}", "{s} = {v}", "{s} is {v}", "the {s} is {v}", "{s} {v}", "with {s} {v}", "{s} should be {v}",
+        "set {s} to {v}", "{s} set to {v}", "{s} must be {v}", "{s} as {v}", "{s} will be {v}", "my {s} is {v}",
+        "{s} equals {v}", "use {v} as {s}", "{s} of {v}", "a {s} of {v}", "{s} -> {v}", "set the {s} to {v}", "{s}={v}",
+        "make the {s} {v}", "for {s} take {v}", "the {s} {v}",
+        "the {s} should be {v}", "with the {s} {v}", "the {s} will be {v}", "use {v} as the {s}",
+    )  # fmt: skip
     way = draw.phrase(ways)
     return way.format(
         s=one.name if draw.chance(0.15) else one.spoken,

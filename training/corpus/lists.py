@@ -42,8 +42,10 @@ def reverse(draw: Draw) -> Dialogue:
     items = _items(draw)
     ask = draw.phrase((
         "Reverse this list: {x}", "Put these in reverse order: {x}", "Write these backwards: {x}",
-        "reverse: {x}", "Give me this list the other way round: {x}", "Reverse the order of {x}",
-        "Turn this list around: {x}", "List these in reverse: {x}",
+        "reverse: {x}", "Give me this list the other way round: {x}", "Reverse the order of {x}", "Reverse {x}",
+        "Turn this list around: {x}", "Please reverse: {x}", "Say these backwards: {x}", "Show this list in reverse: {x}",
+        "Can you reverse this: {x}", "From last to first: {x}", "reverse the list {x}", "Write in reverse: {x}",
+        "Give me these backwards: {x}", "Please reverse this list: {x}", "List these in reverse order: {x}",
     ))  # fmt: skip
     back = list(reversed(items))
     thought = f"The user wants the {len(items)} items backwards, from {back[0]} to {back[-1]}."
@@ -59,7 +61,20 @@ def sort_numbers(draw: Draw) -> Dialogue:
     way = draw.pick(("from large to small", "in descending order")) if down else draw.pick(
         ("", "from small to large", "in ascending order"))  # fmt: skip
     ask = draw.phrase(
-        ("Sort {x} {w}", "Sort these numbers {w}: {x}", "Put {x} in order {w}", "Order these {w}: {x}")
+        (
+            "Sort {x} {w}",
+            "Sort these numbers {w}: {x}",
+            "Put {x} in order {w}",
+            "Order these {w}: {x}",
+            "sort {w}: {x}",
+            "Please sort {w}: {x}",
+            "Sort the list {x} {w}",
+            "Arrange {x} {w}",
+            "Order {x} {w}",
+            "Can you sort {x} {w}",
+            "Please sort these numbers {w}: {x}",
+            "Put these in order {w}: {x}",
+        )  # fmt: skip
     )
     question = ask.format(x=", ".join(map(str, items)), w=way).replace("  ", " ").replace(" :", ":").strip()
     thought = f"The {'largest' if down else 'smallest'} is {ordered[0]}, the {'smallest' if down else 'largest'} is {ordered[-1]}."
@@ -71,7 +86,10 @@ def count(draw: Draw) -> Dialogue:
     items = _items(draw, 2, 9)
     ask = draw.phrase((
         "How many items are in this list: {x}", "Count these: {x}", "How many words are here: {x}",
-        "How many things did I list? {x}", "Count the items: {x}", "What is the number of entries in {x}",
+        "How many things did I list? {x}", "Count the items: {x}", "What is the number of entries in {x}", "Count {x}",
+        "How many are these: {x}", "How many entries does this list have: {x}", "count the words: {x}", "How long is this list: {x}",
+        "Tell me how many items there are: {x}", "How many names are here: {x}", "Number of items: {x}",
+        "Count the entries: {x}", "How many items are here: {x}",
     ))  # fmt: skip
     numbered = ", ".join(f"{i + 1} {x}" for i, x in enumerate(items))
     shown = ", ".join(items)
@@ -92,7 +110,10 @@ def nth(draw: Draw) -> Dialogue:
         which = ORDINALS[index]
     ask = draw.phrase((
         "What is the {w} item in this list: {x}", "Which one is {w}: {x}", "Give me the {w} of these: {x}",
-        "Pick the {w} one: {x}", "From this list take the {w}: {x}", "Tell me the {w} entry of {x}",
+        "Pick the {w} one: {x}", "From this list take the {w}: {x}", "Tell me the {w} entry of {x}", "the {w} of {x}",
+        "Which item is {w}: {x}", "What is the {w} of these: {x}", "Take the {w} entry: {x}", "What comes {w} here: {x}",
+        "Name the {w} item: {x}", "I need the {w} one of these: {x}", "Which is the {w} entry: {x}",
+        "Give me the {w} item: {x}", "What is the {w} entry of this list: {x}",
     ))  # fmt: skip
     numbered = ", ".join(f"{i + 1} {x}" for i, x in enumerate(items))
     thought = f"The items are {numbered}. The {which} is {items[index]}."
@@ -105,40 +126,48 @@ def extract(draw: Draw) -> Dialogue:
     name, place, number = draw.name(), draw.name(), draw.integer(1, 999)
     kind = draw.pick(("name", "place", "number", "mail"))
     mail = f"{draw.word()}@{draw.word()}.com"
-    text = draw.phrase((
-        "{n} lives in {p} and paid {k} for it. The address is {m}.",
-        "Order {k} was sent to {n} in {p}; contact {m}.",
-        "Yesterday {n} from {p} wrote to {m} about room {k}.",
-        "Please tell {n} in {p} that {k} seats are left, or mail {m}.",
-        "{n} moved to {p} with {k} boxes. Questions go to {m}.",
-        "In {p} we met {n}, who has ticket {k} and reads {m}.",
-    )).format(n=name, p=place, k=number, m=mail)  # fmt: skip
+    parts = [
+        draw.phrase((
+            "{n} lives in {p}.", "{n} from {p} called.", "In {p} we met {n}.", "{n} moved to {p}.", "{n} is in {p} now.",
+            "We saw {n} in {p}.", "Please tell {n} in {p}.", "It was sent to {n} in {p}.", "{n} works in {p}.",
+            "{n} went to {p}.", "Yesterday {n} came to {p}.", "In {p} lives {n}.", "Yesterday we saw {n} in {p}.",
+            "{n} is from {p}.",
+        )).format(n=name, p=place),
+        draw.phrase((
+            "It cost {k}.", "The ticket is {k}.", "Room {k} is free.", "There are {k} seats left.", "The order is number {k}.",
+            "{k} boxes came.", "That makes {k}.", "We need {k} chairs.", "The price was {k}.", "It has {k} pages.",
+            "{k} people were there.", "We have {k} boxes.", "The number is {k}.",
+        )).format(k=number),
+        draw.phrase((
+            "Write to {m}.", "Questions go to {m}.", "The address is {m}.", "Contact: {m}.", "Mail {m} for more.",
+            "You reach us at {m}.", "Send it to {m}.", "The contact is {m}.", "Please mail {m}.", "Mail goes to {m}.",
+            "Please write to {m}.", "Send mail to {m}.",
+        )).format(m=mail),
+    ]  # fmt: skip
+    draw.rng.shuffle(parts)
+    text = " ".join(parts)
     asks = {
         "name": (
-            "Who is named in this text?",
-            "Extract the person's name.",
-            "Which person is mentioned?",
-            "Find the name.",
+            "Who is named in this text?", "Extract the person's name.", "Which person is mentioned?", "Find the name.",
+            "Who is this about?", "Name the person.", "Give me the name of the person.", "What is the person's name?",
+            "Extract the name.", "Which name is in this text?", "Find the person's name.", "Who is mentioned here?",
         ),
         "place": (
-            "Which place is mentioned?",
-            "Extract the place.",
-            "Where is this? Give only the place.",
-            "Find the city.",
+            "Which place is mentioned?", "Extract the place.", "Where is this? Give only the place.", "Find the city.",
+            "Which city is in this text?", "Find the place.", "Name the place.", "What place is this about?", "Extract the city.",
+            "Give me the place.", "Which place is in this text?", "Which city is mentioned?",
         ),
         "number": (
-            "Which number is in this text?",
-            "Extract the number.",
-            "Find the number.",
-            "What number is given?",
+            "Which number is in this text?", "Extract the number.", "Find the number.", "What number is given?", "the number?",
+            "Give me the number.", "Which number is mentioned?", "Tell me the number.", "What is the number here?",
+            "Which number is given?", "What number is in this text?", "Please find the number.",
         ),
         "mail": (
-            "Extract the e-mail address.",
-            "Which e-mail address is in here?",
-            "Find the e-mail.",
-            "What is the mail address?",
+            "Extract the e-mail address.", "Which e-mail address is in here?", "Find the e-mail.", "Give me the e-mail.",
+            "What is the mail address?", "Extract the mail address.", "Which e-mail is mentioned?", "Find the address.",
+            "What is the e-mail address?", "Extract the email.", "Which mail address is in this text?", "Find the e-mail address.",
         ),
-    }
+    }  # fmt: skip
     answer = {"name": name, "place": place, "number": str(number), "mail": mail}[kind]
     question = (
         f"{draw.phrase(asks[kind])} {text}" if draw.chance(0.6) else f"{text}\n{draw.phrase(asks[kind])}"
@@ -157,7 +186,9 @@ def copy(draw: Draw) -> Dialogue:
     text = " ".join([draw.name().split()[0], *draw.words(draw.integer(2, 9))]) + draw.pick((".", "", "!"))
     ask = draw.phrase((
         'Repeat after me: "{x}"', "Say exactly this: {x}", 'Copy this sentence: "{x}"', "Write this again: {x}",
-        "Echo: {x}", "Repeat: {x}", 'Please say "{x}"', "Return this text unchanged: {x}",
+        "Echo: {x}", "Repeat: {x}", 'Please say "{x}"', "Return this text unchanged: {x}", "Say: {x}", 'Copy "{x}"',
+        "Please copy: {x}", "Please repeat this: {x}", 'Say the words "{x}"', "Output this text: {x}", "copy this: {x}",
+        "Give me back exactly this: {x}", "Write: {x}", "Please write exactly this: {x}", "Repeat this text: {x}",
     ))  # fmt: skip
     return _dialogue(
         draw,
@@ -174,7 +205,20 @@ def remember(draw: Draw) -> Dialogue:
     name, thing, value = draw.name(), draw.word(), draw.name()
     facts = {
         f"My name is {name}.": (
-            ("What is my name?", "Who am I?", "Do you remember my name?", "What's my name?"),
+            (
+                "What is my name?",
+                "Who am I?",
+                "Do you remember my name?",
+                "What's my name?",
+                "Tell me my name.",
+                "my name?",
+                "What did I say my name was?",
+                "Please say my name.",
+                "What is my name again?",
+                "How am I called?",
+                "Do you know my name?",
+                "Tell me my name again.",
+            ),  # fmt: skip
             f"Your name is {name}.",
         ),
         f"My {thing} is called {value}.": (
@@ -182,7 +226,11 @@ def remember(draw: Draw) -> Dialogue:
                 f"What is my {thing} called?",
                 f"How is my {thing} named?",
                 f"Tell me the name of my {thing}.",
-                f"My {thing} is called what?",
+                f"What is the name of my {thing}?",
+                f"Do you remember the name of my {thing}?",
+                f"What's my {thing} called?",
+                f"Please say what my {thing} is called.",
+                f"Do you know what my {thing} is called?",
             ),
             f"Your {thing} is called {value}.",
         ),

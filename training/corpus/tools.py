@@ -22,7 +22,9 @@ DESCRIPTIONS = (
 REQUESTS = (
     "Please {v} the {n}", "{V} the {n}", "Can you {v} the {n}", "I want to {v} a {n}", "{V} a {n}", "I need the {n}",
     "Could you {v} a {n} for me", "Help me {v} the {n}", "Would you {v} the {n}", "{V} me the {n}", "Use the {n} tool",
-    "I would like to {v} the {n}", "Go and {v} the {n}",
+    "Now {v} the {n}", "{v} {n}", "I have to {v} the {n}", "You should {v} the {n}", "Let us {v} the {n}", "{V} my {n}",
+    "Could you please {v} the {n}", "Give me the {n}", "What is the {n}", "{V} the {n} now", "Please {v} a {n}",
+    "I would like to {v} the {n}", "Go and {v} the {n}", "Can you please {v} the {n}", "Help me to {v} the {n}",
 )  # fmt: skip
 
 
