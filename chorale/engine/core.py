@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from chorale.engine.admission import Admission
+from chorale.engine.bounds import MAX_CHOICES
 from chorale.engine.gate import Gate
 from chorale.engine.integrity import check_integrity
 from chorale.engine.lifecycle import Lifecycle
@@ -82,7 +83,7 @@ class EngineCore:
 
     def _end_early(self, request: GenerateRequest, finish: FinishReason, error: str | None = None) -> None:
         """End a request that never became sequences: each choice says so."""
-        for index in range(max(1, request.sampling.n)):
+        for index in range(max(1, min(request.sampling.n, MAX_CHOICES))):
             self._life.outbox.append(
                 TokenChunk(request.request_id, index, [], finish_reason=finish, error=error)
             )
@@ -104,6 +105,8 @@ class EngineCore:
         """
         state = self._life.requests.get(request_id)
         if state is None:
+            if index is None and (held := self._gate.drop(request_id)) is not None:
+                self._end_early(held, "abort")
             return
         if index is None:
             self._life.end_request(state, "abort", self._clock(), None)
@@ -116,7 +119,8 @@ class EngineCore:
         """One round of the three verbs; returns what there is to say, often new tokens of every row.
 
         Raises ``EngineError`` if the device failed. Then every request has ended with an ``error`` chunk,
-        which ``take_chunks`` (or the next ``step``) returns, and the engine is empty.
+        which ``take_chunks`` (or the next ``step``) returns, and the engine is empty. Whoever serves
+        clients tells them of the failure itself, once, and need not send these on.
         """
         scheduler, in_flight = self._scheduler, self._life.in_flight
         if self._gate:

@@ -43,7 +43,7 @@ class Gate:
         done = [(request, future) for request, future in self._held.values() if future.done()]
         for request, _ in done:
             del self._held[request.request_id]
-        return [(request, future.result()) for request, future in done]
+        return [(request, _reason(future)) for request, future in done]
 
     def drop(self, request_id: str) -> GenerateRequest | None:
         held = self._held.pop(request_id, None)
@@ -53,3 +53,9 @@ class Gate:
         dropped = [request for request, _ in self._held.values()]
         self._held.clear()
         return dropped
+
+
+def _reason(future: Future[str | None]) -> str | None:
+    """A compiler that raises all the same ends this request, not the engine."""
+    error = future.exception()
+    return future.result() if error is None else f"the grammar cannot be used: {type(error).__name__}"
