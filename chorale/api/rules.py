@@ -58,7 +58,7 @@ class TurnRules:
             calls=calls,
             answer="none" if forced else self.answer or "any",
             reasoning=self._reasoning(max_tokens if demanded else None),
-            preambles=not demanded,
+            preambles=bool(calls) and not demanded,
         )
 
     def _reasoning(self, max_tokens: int | None) -> tuple[int, ...] | None:

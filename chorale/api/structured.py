@@ -14,6 +14,7 @@ from typing import Any
 from chorale.errors import RequestError
 from chorale.grammar import constraint as make
 from chorale.grammar.constraint import Constraint
+from chorale.grammar.matcher import to_lark
 from chorale.harmony.messages import ResponseFormat
 
 DEFAULT_NAME = "response"
@@ -103,7 +104,16 @@ def _constraint(way: str, value: Any, param: str) -> Constraint:
         return make.choice(value, param)
     if not isinstance(value, str):
         raise _invalid("must be a string", param)
-    return make.regex(value, param) if way == "regex" else make.lark(value, param)
+    return make.regex(value, param) if way == "regex" else _grammar(value, param)
+
+
+def _grammar(text: str, param: str) -> Constraint:
+    """Lark, or GBNF."""
+    make.check_size(text, param)
+    try:
+        return make.lark(to_lark(text), param)
+    except ValueError as error:
+        raise _unsupported(str(error), param) from None
 
 
 def _schema(value: Any, param: str) -> Mapping[str, Any]:

@@ -49,7 +49,7 @@ def json_schema(schema: Mapping[str, Any], param: str) -> Constraint:
     if depth > 2 * MAX_DEPTH + 2:  # "properties" stand between an object and those within it
         raise _refusal(f"the schema is nested deeper than {MAX_DEPTH} objects", param)
     body = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
-    _check_size(body, param)
+    check_size(body, param)
     _check_multiples(schema, param)
     return Constraint("json", body, param)
 
@@ -86,7 +86,7 @@ def lark(grammar: str, param: str) -> Constraint:
 
 
 def _lark(body: str, param: str) -> Constraint:
-    _check_size(body, param)
+    check_size(body, param)
     return Constraint("lark", body, param)
 
 
@@ -97,7 +97,8 @@ def _refusal(message: str, param: str) -> RequestError:
     return RequestError(f"{param}: {message}", param=param, code="unsupported_value")
 
 
-def _check_size(body: str, param: str) -> None:
+def check_size(body: str, param: str) -> None:
+    """Raises ``RequestError`` for what is too long to be compiled, or is not text."""
     if len(body.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise _refusal(f"longer than {MAX_BYTES} bytes", param)
     if any(0xD800 <= ord(char) <= 0xDFFF for char in body):

@@ -11,6 +11,7 @@ import functools
 import threading
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.frames import raw_grammar
@@ -74,9 +75,24 @@ def check_constraint(constraint: Constraint) -> None:
         raise ValueError("nothing satisfies it")
 
 
+def to_lark(grammar: str) -> str:
+    """``grammar`` itself, or its translation if it is in GBNF (``name ::= ...``). Raises ``ValueError``."""
+    if "::=" not in grammar:
+        return grammar
+    try:
+        return gbnf_to_lark(grammar)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except (GbnfToLarkError, IndexError, KeyError, AttributeError) as error:  # what faulty text makes of it
+        raise ValueError(f"cannot be read as GBNF ({error})") from None
+
+
 def explain(error: str) -> str:
-    """The first line of an llguidance error, without its place in our text."""
-    line = next(iter(error.strip().splitlines()), "cannot be compiled")
+    """The gist of an llguidance error, without its place in our text."""
+    lines = error.strip().splitlines() or ["cannot be compiled"]
+    line = lines[0]
+    if line.endswith(":"):  # of a regex: the pattern and a pointer follow, then the reason
+        line += next((f" {found[7:]}" for found in lines if found.startswith("error: ")), "")
     for prefix in ("failed to compile JSON schema: ", "): "):
         _, found, rest = line.partition(prefix)
         line = rest if found and rest else line
