@@ -1,84 +1,117 @@
-"""Requests whose grammars compile: they wait beside the steps, and leave by every way out."""
+"""Requests with grammars wait beside the steps; those that are ready, and all others, do not wait."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from chorale.engine.core import EngineCore
-from chorale.engine.types import SamplingSpec
+from chorale.engine.fake import FakeExecutor, FakeModel
+from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec
 from chorale.errors import EngineError
 
-from .recording import Engine, ends
-from .simulation import Ticker
+LIMITS = EngineLimits(
+    num_blocks=64,
+    block_size=4,
+    max_num_seqs=4,
+    max_num_batched_tokens=32,
+    max_model_len=100,
+    eos_token_ids=(7,),
+)
 
 
-class Compiler:
-    """Grammars that are ready when the test says so."""
+class Service:
+    """Grammars are ready when the test says so."""
 
     def __init__(self) -> None:
         self.futures: dict[str, Future[str | None]] = {}
+        self.contexts: dict[str, list[int]] = {}
 
     def prepare(self, sampling: SamplingSpec, context: Sequence[int]) -> Future[str | None]:
-        self.futures[sampling.grammar] = Future()
-        return self.futures[sampling.grammar]
+        self.contexts[sampling.grammar] = list(context)
+        return self.futures.setdefault(sampling.grammar, Future())
 
 
-def gated(**options: int) -> tuple[Engine, Compiler]:
-    engine, compiler = Engine(**options), Compiler()
-    engine.core = EngineCore(engine.limits, engine.executor, Ticker(), compiler)
-    return engine, compiler
+def make(**options: Any) -> tuple[EngineCore, Service]:
+    service = Service()
+    model = FakeModel(eos_token_ids=())
+    return EngineCore(LIMITS, FakeExecutor(LIMITS, model, **options), grammars=service), service
 
 
-def test_others_run_while_a_grammar_compiles() -> None:
-    engine, compiler = gated()
-    engine.add("g", 5, max_tokens=3, grammar="x", n=2)
-    engine.add("plain", 5, max_tokens=3)
-    chunks = [chunk for _ in range(5) for chunk in engine.step()]
-    assert ends(chunks) == [("plain", 0, "length")]
-    assert engine.core.stats().num_waiting == 1
-    engine.add("g", 5)
-    assert [chunk.error for chunk in engine.step()] == ["request id 'g' is already in use"]
-    compiler.futures["x"].set_result(None)
-    assert ends(engine.run()) == [("g", 0, "length"), ("g", 1, "length")]
+def request(name: str, grammar: str = "", **sampling: Any) -> GenerateRequest:
+    spec = SamplingSpec(grammar=grammar, max_tokens=3, **sampling)
+    return GenerateRequest(request_id=name, prompt_token_ids=[1, 2, 3], sampling=spec)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_an_abort_reaches_a_request_whose_grammar_compiles(compiled: bool) -> None:
-    engine, compiler = gated()
-    engine.add("g", 5, grammar="x", n=2)
-    engine.step()
-    engine.core.abort("g")
-    if compiled:
-        compiler.futures["x"].set_result(None)
-    assert ends(engine.run()) == [("g", 0, "abort"), ("g", 1, "abort")]
-    assert engine.plans == []
-    engine.add("g", 5, max_tokens=1)  # the id is free
-    assert ends(engine.run()) == [("g", 0, "length")]
+def finished(core: EngineCore, steps: int = 20) -> dict[str, str | None]:
+    ends: dict[str, str | None] = {}
+    for _ in range(steps):
+        for chunk in core.step() if core.has_work else []:
+            if chunk.finish_reason is not None:
+                ends[chunk.request_id] = chunk.error or chunk.finish_reason
+    return ends
 
 
-def test_a_grammar_that_cannot_be_used_ends_its_request_alone() -> None:
-    engine, compiler = gated()
-    for name in ("refused", "raises"):
-        engine.add(name, 5, grammar=name)
-    compiler.futures["refused"].set_result("no such rule")
-    compiler.futures["raises"].set_exception(MemoryError())
-    engine.add("plain", 5, max_tokens=2)
-    chunks = engine.run()
-    assert sorted(ends(chunks)) == [("plain", 0, "length"), ("raises", 0, "error"), ("refused", 0, "error")]
-    assert {chunk.error for chunk in chunks if chunk.error} == {
-        "no such rule",
-        "the grammar cannot be used: MemoryError",
-    }
+def test_others_do_not_wait_for_a_grammar() -> None:
+    core, service = make()
+    core.add_request(request("slow", "slow"))
+    core.add_request(request("quick", "quick"))
+    core.add_request(request("free"))
+    service.futures["quick"].set_result(None)
+    assert core.stats().num_waiting == 3
+    assert finished(core) == {"quick": "length", "free": "length"}
+    assert core.has_work
+    assert core.stats().num_waiting == 1
+    service.futures["slow"].set_result(None)
+    assert finished(core) == {"slow": "length"}
+    assert not core.has_work
 
 
-def test_a_failed_step_ends_those_that_wait_for_a_grammar_too() -> None:
-    engine, _ = gated(fail_at_step=0)
-    engine.add("g", 5, grammar="x")
-    engine.add("plain", 5)
+def test_a_refused_grammar_ends_every_choice() -> None:
+    core, service = make()
+    core.add_request(request("r", "g", n=2))
+    service.futures["g"].set_result("no such rule")
+    chunks = core.step()
+    assert [(chunk.index, chunk.finish_reason, chunk.error) for chunk in chunks] == [
+        (0, "error", "no such rule"),
+        (1, "error", "no such rule"),
+    ]
+    assert not core.has_work
+
+
+def test_a_held_id_is_in_use_and_can_be_aborted() -> None:
+    core, service = make()
+    core.add_request(request("r", "g"))
+    core.add_request(request("r"))
+    assert finished(core, 1) == {"r": "request id 'r' is already in use"}
+    core.abort("r")
+    assert finished(core) == {"r": "abort"}
+    service.futures["g"].set_result(None)  # too late
+    assert finished(core) == {}
+
+
+def test_the_context_is_the_end_of_the_prompt() -> None:
+    core, service = make()
+    core.add_request(request("r", "g", grammar_context=2))
+    assert service.contexts["g"] == [2, 3]
+    core.add_request(request("s", "g", grammar_context=4))
+    assert finished(core, 1) == {"s": "grammar_context is longer than the prompt"}
+
+
+def test_an_engine_without_grammars_says_so() -> None:
+    core = EngineCore(LIMITS, FakeExecutor(LIMITS, FakeModel(eos_token_ids=())))
+    core.add_request(request("r", "g"))
+    assert finished(core) == {"r": "this engine has no grammars"}
+
+
+def test_a_failed_step_ends_held_requests_too() -> None:
+    core, _ = make(fail_at_step=0)
+    core.add_request(request("held", "g"))
+    core.add_request(request("free"))
     with pytest.raises(EngineError):
-        engine.step()
-    assert sorted(ends(engine.core.take_chunks())) == [("g", 0, "error"), ("plain", 0, "error")]
-    assert not engine.core.has_work
+        finished(core)
+    assert {chunk.request_id for chunk in core.take_chunks()} == {"held", "free"}
+    assert not core.has_work
