@@ -22,6 +22,7 @@ from chorale.errors import RequestError
 from chorale.harmony.vocab import Vocabulary
 
 _THREAD_CHARS = 32 * 1024  # above this encoding moves to a thread: it would hold up other streams
+_THREAD_TOKENS = 8 * 1024  # the same for lists of tokens: a million take half a second
 
 
 class TokenizeRequest(BaseModel):
@@ -54,10 +55,10 @@ async def tokenize(state: ServerState, request: Request) -> Response:
     data = await read_json(request, state.config)
     if "messages" in data:
         with_strings = data.pop("return_token_strs", False) is True
-        return _answer(state, await encode_chat(state, data), with_strings)
+        return await _answer(state, await encode_chat(state, data), with_strings)
     parsed = parse_model(TokenizeRequest, data)
     check_model(state, parsed.model)
-    return _answer(state, await encode_prompt(state.vocab, parsed.prompt), parsed.return_token_strs)
+    return await _answer(state, await encode_prompt(state.vocab, parsed.prompt), parsed.return_token_strs)
 
 
 async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
@@ -80,7 +81,13 @@ async def encode_prompt(vocab: Vocabulary, text: str) -> list[int]:
     return vocab.encode_with_special(text)
 
 
-def _answer(state: ServerState, token_ids: list[int], with_strings: bool) -> Response:
+async def _answer(state: ServerState, token_ids: list[int], with_strings: bool) -> Response:
+    if len(token_ids) > _THREAD_TOKENS:
+        return await asyncio.to_thread(_describe, state, token_ids, with_strings)
+    return _describe(state, token_ids, with_strings)
+
+
+def _describe(state: ServerState, token_ids: list[int], with_strings: bool) -> Response:
     vocab = state.vocab
     body: dict[str, Any] = {
         "count": len(token_ids),
@@ -92,7 +99,15 @@ def _answer(state: ServerState, token_ids: list[int], with_strings: bool) -> Res
 
 
 async def detokenize(state: ServerState, request: Request) -> Response:
-    parsed = parse_model(DetokenizeRequest, await read_json(request, state.config))
+    data = await read_json(request, state.config)
+    tokens = data.get("tokens")
+    if isinstance(tokens, list) and len(tokens) > _THREAD_TOKENS:
+        return await asyncio.to_thread(_decode, state, data)
+    return _decode(state, data)
+
+
+def _decode(state: ServerState, data: dict[str, Any]) -> Response:
+    parsed = parse_model(DetokenizeRequest, data)
     check_model(state, parsed.model)
     try:
         return json_response({"prompt": state.vocab.decode(parsed.tokens)})

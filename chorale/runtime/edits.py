@@ -64,7 +64,9 @@ class RowEdits:
             None if spec.allowed_token_ids is None else _ids(spec.allowed_token_ids, vocab_size, device)
         )
         self._bad_words = _bad_words(spec, vocab_size, device)
-        self._history = torch.zeros(max_len + 1, dtype=torch.int64, device=device)
+        limit = max_len if spec.max_tokens is None else self._num_prompt + max(1, spec.max_tokens)
+        # No longer than the sequence can get: a thousand rows of the model's length would be a gigabyte.
+        self._history = torch.zeros(min(limit, max_len) + 1, dtype=torch.int64, device=device)
         known = torch.from_numpy(start.token_ids.astype("int64")).to(device)
         self._history[: len(known)] = known
         self._counts: torch.Tensor | None = None  # [V] float32, of output tokens

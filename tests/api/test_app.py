@@ -267,9 +267,10 @@ def test_models() -> None:
     served(test)
 
 
-def test_tokenize_and_back() -> None:
+@pytest.mark.parametrize("repeats", [1, 3000])  # the longer one is counted and decoded in threads
+def test_tokenize_and_back(repeats: int) -> None:
     async def test(server: Running) -> None:
-        text = "Hello wörld 🎉<|return|>"
+        text = "Hello wörld 🎉<|return|>" * repeats
         answer = (
             await call(server.port, "POST", "/tokenize", {"prompt": text, "return_token_strs": True})
         ).json
@@ -291,6 +292,7 @@ def test_tokenize_and_back() -> None:
         ("/detokenize", {"tokens": [True]}, 400, "tokens[0]"),
         ("/detokenize", {"tokens": ["5"]}, 400, "tokens[0]"),
         ("/detokenize", {}, 400, "tokens"),
+        ("/detokenize", {"tokens": [1] * 9000 + [-1]}, 400, "tokens[9000]"),  # so long: in a thread
         ("/tokenize", {"prompt": 5}, 400, "prompt"),
         ("/tokenize", {}, 400, "prompt"),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),

@@ -236,3 +236,11 @@ def test_top_k_finds_the_same_value_either_way(k: int) -> None:
     for row, size in enumerate((k, 7)):
         threshold = scores[row].sort(descending=True).values[size - 1]
         assert torch.equal(kept[row], scores[row] >= threshold)
+
+
+def test_a_row_with_penalties_remembers_no_more_than_it_can_hold() -> None:
+    """On a GPU a thousand rows of the model's whole length would take a gigabyte that nobody planned for."""
+    for max_tokens, size in ((5, 9), (None, 65), (1000, 65), (0, 5)):
+        rows = SamplingRows(1, V, 64, torch.device("cpu"))
+        rows.start(row_start(0, SamplingSpec(presence_penalty=1.0, max_tokens=max_tokens), [4, 5, 4]))
+        assert rows.edits_of(np.zeros(1, np.int32))[0]._history.shape == (size,)
