@@ -65,12 +65,14 @@ def test_200_clients_that_leave_mid_stream_leave_no_page_in_use(served: Served) 
         return served.metric("vllm:num_requests_running") + served.metric("vllm:num_requests_waiting")
 
     served.wait_until("idle", lambda: busy() == 0)
+    aborted = served.metric("chorale:aborts_total")
     with concurrent.futures.ThreadPoolExecutor(200) as pool:
         connections = list(pool.map(lambda _: open_stream(served.port), range(200)))
     for connection in connections:
         connection.close()
     served.wait_until("every request gone", lambda: busy() == 0)
     served.wait_until("every page free", lambda: served.metric("vllm:kv_cache_usage_perc") == 0)
+    assert served.metric("chorale:aborts_total") - aborted > 100  # most left in mid-stream, not at the end
     assert served.health() == 200
 
 
