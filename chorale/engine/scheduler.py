@@ -219,7 +219,8 @@ class Scheduler:
     def _start(self, head: Sequence, hit: int, now: float) -> None:
         self._cache.adopt(head.pages, head.digests, hit)
         num_cached = hit * self._limits.block_size
-        if head.is_leader and not head.first_scheduled:
+        if not head.request.is_scheduled:
+            head.request.is_scheduled = True
             head.request.num_cached_tokens = num_cached
             if self._limits.enable_prefix_caching:
                 self.prefix_queries += head.num_prompt

@@ -36,7 +36,8 @@ class RequestState:
     arrival: float
     sequences: list[Sequence] = field(default_factory=list)
     num_unfinished: int = 0
-    num_cached_tokens: int = 0  # of the leader's first admission
+    is_scheduled: bool = False  # a choice has been admitted once
+    num_cached_tokens: int = 0  # of that admission; later hits may be on the request's own pages
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     prompt_done: bool = False  # the leader has computed the prompt once
     leader: int = 0  # index of the choice that computes it, while the others are HELD

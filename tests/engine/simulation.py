@@ -47,7 +47,7 @@ class Life:
         self.core = EngineCore(limits, FakeExecutor(limits, self.model), Ticker())
         self.requests: dict[str, GenerateRequest] = {}
         self.records: dict[tuple[str, int], Record] = {}
-        self.aborted: set[str] = set()
+        self.aborted: set[tuple[str, int]] = set()
 
     @property
     def max_len(self) -> int:
@@ -59,9 +59,11 @@ class Life:
             self.records[request.request_id, index] = Record()
         self.core.add_request(request)
 
-    def abort(self, request_id: str) -> None:
-        self.core.abort(request_id)
-        self.aborted.add(request_id)
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """``index``: that choice alone."""
+        self.core.abort(request_id, index)
+        num_choices = self.requests[request_id].sampling.n
+        self.aborted |= {(request_id, i) for i in (range(num_choices) if index is None else (index,))}
         self.core.check_integrity()
 
     def step(self) -> list[TokenChunk]:
@@ -120,7 +122,7 @@ class Life:
             request.prompt_token_ids, request.sampling, seed + index, self.max_len
         )
         if record.finish_reason == "abort":
-            assert request_id in self.aborted
+            assert (request_id, index) in self.aborted
             assert record.token_ids == tokens[: len(record.token_ids)]
         else:
             assert (record.token_ids, record.finish_reason) == (tokens, reason), f"{request_id}/{index}"
@@ -188,7 +190,8 @@ def simulate(limits: EngineLimits, num_requests: int, seed: int) -> Life:
             life.add(next(requests))
             num_added += 1
         if rng.random() < 0.04 and (unfinished := life.unfinished_sample(rng)):
-            life.abort(unfinished)
+            num_choices = life.requests[unfinished].sampling.n
+            life.abort(unfinished, rng.choice((None, rng.randrange(num_choices))))
         life.step()
     life.check()
     return life

@@ -115,3 +115,11 @@ def test_a_failed_step_ends_held_requests_too() -> None:
         finished(core)
     assert {chunk.request_id for chunk in core.take_chunks()} == {"held", "free"}
     assert not core.has_work
+
+
+def test_a_compiler_that_raises_ends_its_request_alone() -> None:
+    core, service = make()
+    core.add_request(request("hit", "hit"))
+    core.add_request(request("other"))
+    service.futures["hit"].set_exception(MemoryError())
+    assert finished(core) == {"hit": "the grammar cannot be used: MemoryError", "other": "length"}

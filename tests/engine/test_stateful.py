@@ -74,6 +74,12 @@ class EngineMachine(RuleBasedStateMachine):
         if requests:
             self.life.abort(requests[choice % len(requests)])
 
+    @rule(choice=st.integers(0, 1000), index=st.integers(0, 2))
+    def abort_one_choice(self, choice: int, index: int) -> None:
+        requests = sorted(self.life.core._life.requests)
+        if requests:
+            self.life.abort(requests[choice % len(requests)], index)
+
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:
         for _ in range(count):
