@@ -12,6 +12,7 @@ from chorale.api.responses.store import open_store
 from chorale.api.server import Stop, serve_app
 from chorale.api.state import ServerState
 from chorale.client.remote import RemoteClient
+from chorale.grammar.matcher import warm
 from chorale.harmony.vocab import load_vocabulary
 from chorale.serve.boot import ApiStart
 
@@ -32,10 +33,12 @@ async def serve_http(client: RemoteClient, start: ApiStart, sockets: list[socket
         app = create_app(state, start.api_key_hashes)
         await serve_app(app, start.server, sockets, stop=stop)
     finally:
+        state.grammars.close()
         await state.store.close()
 
 
 def _make_state(client: RemoteClient, start: ApiStart) -> ServerState:
+    warm()  # so that the first grammar does not wait for the tokenizer
     names = start.server.served_model_names or (start.model,)
     share = Path(start.directory) if start.server.api_server_count > 1 else None
     return ServerState(

@@ -101,16 +101,16 @@ async def served(client: Any, **config: Any) -> AsyncIterator[Server]:
     state = ServerState(client, settings, VOCAB, Metrics("demo"), store, ("demo",))
     transport = httpx2.ASGITransport(create_app(state))
     try:
-        async with httpx2.AsyncClient(transport=transport, base_url="http://server", timeout=120) as http:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://server", timeout=None) as http:
             yield Server(http, state)
     finally:
         await store.close()
 
 
-def run(client: Any, main: Callable[[Server], Awaitable[Any]], **config: Any) -> Any:
+def run(client: Any, main: Callable[[Server], Awaitable[Any]], timeout: float = 120, **config: Any) -> Any:
     async def body() -> Any:
         async with served(client, **config) as server:
-            return await asyncio.wait_for(main(server), 120)
+            return await asyncio.wait_for(main(server), timeout)
 
     return asyncio.run(body())
 

@@ -1,6 +1,6 @@
 """A10: every answer satisfies its schema, whatever the endpoint, the effort, the stream or the tools.
 
-The long version (1,000 requests) is ``python benchmarks/structured_outputs.py``.
+The long version (1,000 requests) is ``test_structured_thousand.py``.
 """
 
 from __future__ import annotations
