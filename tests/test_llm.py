@@ -292,8 +292,11 @@ def test_chat_without_limits_runs_to_the_window(llm: LLM) -> None:
     ("given", "error", "word"),
     [
         ({"temprature": 1.0}, TypeError, "temperature"),
-        ({"guided_decoding": {}}, ValueError, "structured output"),
-        ({"structured_outputs": {"json": {}}}, ValueError, "structured output"),
+        ({"guided_decoding": {}}, ValueError, "structured_outputs"),
+        ({"structured_outputs": {}}, ValueError, "exactly one"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, ValueError, "exactly one"),
+        ({"structured_outputs": {"jsn": {}}}, TypeError, "jsn"),
+        ({"structured_outputs": {"regex": "a"}, "min_tokens": 2}, ValueError, "min_tokens"),
         ({"temperature": -0.1}, ValueError, "temperature"),
         ({"temperature": float("nan")}, ValueError, "temperature"),
         ({"top_p": 0.0}, ValueError, "top_p"),

@@ -90,10 +90,11 @@ def read_structured(fields: Any) -> Constraint | None:
     if len(asked) > 1:
         names = ", ".join(param for _, _, param in asked)
         raise _invalid(f"{names} exclude each other", asked[1][2])
-    return _constraint(*asked[0]) if asked else None
+    return constraint_of(*asked[0]) if asked else None
 
 
-def _constraint(way: str, value: Any, param: str) -> Constraint:
+def constraint_of(way: str, value: Any, param: str) -> Constraint:
+    """``way``: one of json, json_object, regex, choice, grammar. Raises ``RequestError``."""
     if way == "json":
         return make.json_schema(_schema(value, param), param)
     if way == "json_object":

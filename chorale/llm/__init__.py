@@ -8,6 +8,14 @@ with LLM(model="demo") as llm:
 
 from chorale.llm.llm import LLM
 from chorale.llm.outputs import CompletionOutput, Logprob, RequestOutput, ToolCall
-from chorale.llm.params import SamplingParams
+from chorale.llm.params import SamplingParams, StructuredOutputsParams
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "ToolCall"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "ToolCall",
+]

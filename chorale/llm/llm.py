@@ -13,10 +13,14 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from chorale.api.rules import TurnRules
+from chorale.api.tool_choice import Function
 from chorale.client.base import EngineInfo
 from chorale.client.local import LocalClient
 from chorale.config import EngineConfig
-from chorale.engine.types import GenerateRequest
+from chorale.engine.types import GenerateRequest, SamplingSpec
+from chorale.grammar.constraint import Constraint
+from chorale.grammar.frames import raw_grammar, turn_grammar
 from chorale.harmony.vocab import RETURN, load_vocabulary
 from chorale.llm.outputs import ChoiceBuilder, PositionLogprobs, RequestOutput, position_logprobs
 from chorale.llm.params import SamplingParams, check_names, to_spec
@@ -52,6 +56,10 @@ _IGNORED = {
     "skip_tokenizer_init": "the harmony vocabulary is built in",
 }
 _UNLIMITED = sys.maxsize // 2  # queued prompts: an offline batch may be of any size
+
+
+def _raw(constraint: Constraint, max_tokens: int) -> str:
+    return raw_grammar(constraint)
 
 
 class LLM:
@@ -117,7 +125,12 @@ class LLM:
         described = read_tools(tools)
         prompts = [render_chat(some, described, reasoning_effort, self._vocab) for some in several]
         params = _for_each(sampling_params, self._chat_defaults, len(prompts))
-        outputs = self._run(prompts, params, use_tqdm)
+        functions = [Function(tool) for tool in described]
+
+        def turn(answer: Constraint, max_tokens: int) -> str:
+            return turn_grammar(TurnRules(functions=functions, answer=answer).frames(max_tokens))
+
+        outputs = self._run(prompts, params, use_tqdm, turn)
         for output, own in zip(outputs, params, strict=True):
             for choice in output.outputs:
                 read_turn(choice, own, described, self._vocab)
@@ -140,25 +153,33 @@ class LLM:
     def _chat_defaults(self) -> SamplingParams:
         return SamplingParams.from_defaults(self.info.default_sampling, max_tokens=None)
 
-    def _run(self, prompts: list[Prompt], params: list[SamplingParams], show: bool) -> list[RequestOutput]:
-        for prompt in prompts:
+    def _run(
+        self,
+        prompts: list[Prompt],
+        params: list[SamplingParams],
+        show: bool,
+        make_grammar: Callable[[Constraint, int], str] = _raw,
+    ) -> list[RequestOutput]:
+        work = []
+        for prompt, own in zip(prompts, params, strict=True):
             check_prompt(prompt, self.info)
+            spec = to_spec(own, self.info, self._vocab, len(prompt.token_ids), make_grammar)
+            work.append((prompt, own, spec))
         with progress_bar(len(prompts), show) as advance:
-            return self._loop.run(self._run_all(list(zip(prompts, params, strict=True)), advance))
+            return self._loop.run(self._run_all(work, advance))
 
     async def _run_all(
-        self, work: list[tuple[Prompt, SamplingParams]], advance: Callable[[], None]
+        self, work: list[tuple[Prompt, SamplingParams, SamplingSpec]], advance: Callable[[], None]
     ) -> list[RequestOutput]:
         """All prompts are handed over at once, in order; the engine batches them."""
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._run_one(prompt, own, advance)) for prompt, own in work]
+            tasks = [group.create_task(self._run_one(*each, advance)) for each in work]
         return [task.result() for task in tasks]
 
     async def _run_one(
-        self, prompt: Prompt, params: SamplingParams, advance: Callable[[], None]
+        self, prompt: Prompt, params: SamplingParams, spec: SamplingSpec, advance: Callable[[], None]
     ) -> RequestOutput:
         request_id = str(next(self._numbers))
-        spec = to_spec(params, self.info, self._vocab, len(prompt.token_ids))
         choices = [ChoiceBuilder(index, params, self._vocab, RETURN) for index in range(params.n)]
         output = RequestOutput(
             request_id, prompt.text, prompt.token_ids, [choice.output for choice in choices]

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from chorale.api.structured import constraint_of
 from chorale.client.base import EngineInfo
 from chorale.engine.types import SamplingSpec
+from chorale.errors import RequestError
+from chorale.grammar.constraint import Constraint
+from chorale.grammar.matcher import check_constraint
 from chorale.harmony.text import encode_words
 from chorale.harmony.vocab import Vocabulary
 
 _MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _REFUSED = {
-    "guided_decoding": "structured output is not available in this version",
-    "structured_outputs": "structured output is not available in this version",
+    "guided_decoding": "its name is structured_outputs",
     "logits_processors": "Python logits processors are not supported",
     "best_of": "use n",
     "use_beam_search": "beam search is not supported",
@@ -38,6 +42,43 @@ def check_names(what: str, given: dict[str, Any], known: Sequence[str]) -> None:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise TypeError(f"{what} has no argument {name!r}{hint}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the output must be: exactly one of these. ``json``: schema or its text; ``grammar``: Lark, GBNF."""
+
+    json: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def __post_init__(self) -> None:
+        if len(self._given()) != 1:
+            raise ValueError(f"structured_outputs needs exactly one of {', '.join(vars(self))}")
+
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value not in (None, False)}
+
+    def constraint(self) -> Constraint:
+        """Raises ``ValueError`` for what cannot be enforced."""
+        ((way, value),) = self._given().items()
+        try:
+            found = constraint_of(way, list(value) if way == "choice" else value, f"structured_outputs.{way}")
+        except RequestError as error:
+            raise ValueError(error.message) from None
+        try:
+            _compiled(found)
+        except ValueError as error:
+            raise ValueError(f"{found.param}: {error}") from None
+        return found
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(constraint: Constraint) -> None:
+    """Raises ``ValueError``; what has compiled once is not compiled here again."""
+    check_constraint(constraint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +106,7 @@ class _Fields:
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
 
 class SamplingParams(_Fields):
@@ -85,6 +127,15 @@ class SamplingParams(_Fields):
         if "top_k" in known:
             known["top_k"] = int(known["top_k"])
         return cls(**{**known, **given})
+
+    def constraint(self) -> Constraint | None:
+        """What ``structured_outputs`` asks for. Raises ``ValueError`` or ``TypeError``."""
+        wanted = self._wanted()
+        return None if wanted is None else wanted.constraint()
+
+    def _wanted(self) -> StructuredOutputsParams | None:
+        given = self.structured_outputs
+        return StructuredOutputsParams(**given) if isinstance(given, Mapping) else given
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -129,20 +180,32 @@ def _check(params: SamplingParams) -> None:
         raise ValueError(f"min_tokens {params.min_tokens} is more than max_tokens {params.max_tokens}")
     if any(not stop for stop in params.stop_strings):
         raise ValueError("stop must not contain an empty string")
+    if params._wanted() is not None:
+        for name in ("min_tokens", "ignore_eos", "allowed_token_ids"):
+            if getattr(params, name):
+                raise ValueError(f"{name} cannot be kept together with structured_outputs")
     if params.stop_strings and not params.detokenize:
         raise ValueError("stop needs detokenize=True: stop strings are found in the text")
 
 
 def to_spec(
-    params: SamplingParams, info: EngineInfo, vocab: Vocabulary, num_prompt_tokens: int
+    params: SamplingParams,
+    info: EngineInfo,
+    vocab: Vocabulary,
+    num_prompt_tokens: int,
+    make_grammar: Callable[[Constraint, int], str],
 ) -> SamplingSpec:
-    """Token ids only; output is bounded by the window. Raises ``ValueError`` for ids out of range."""
+    """Token ids only; output is bounded by the window. Raises ``ValueError`` for ids out of range.
+
+    ``make_grammar(constraint, max_tokens)``: the grammar of an output that the constraint is for.
+    """
     room = info.max_model_len - num_prompt_tokens
     limit = room if params.max_tokens is None else min(params.max_tokens, room)
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         for token in getattr(params, name) or ():
             if not 0 <= token < info.vocab_size:
                 raise ValueError(f"{name}: {token} is not a token id (0 to {info.vocab_size - 1})")
+    constraint = params.constraint()
     return SamplingSpec(
         n=params.n,
         temperature=params.temperature,
@@ -162,4 +225,5 @@ def to_spec(
         seed=params.seed,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
+        grammar="" if constraint is None else make_grammar(constraint, limit),
     )
