@@ -46,7 +46,7 @@ def check_names(what: str, given: dict[str, Any], known: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """What the output must be: exactly one of these. ``json``: schema or its text; ``grammar``: Lark, GBNF."""
+    """What the output must be: one of these. ``json``: schema or its text; ``grammar``: Lark or GBNF."""
 
     json: str | Mapping[str, Any] | None = None
     regex: str | None = None

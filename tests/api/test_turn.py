@@ -436,3 +436,20 @@ def test_the_fold_checks_the_contract() -> None:
     ):
         with pytest.raises(ValueError):  # noqa: PT011 (the messages differ)
             Fold().add(events)
+
+
+def test_a_forced_answer_stays_within_the_turns_grammar() -> None:
+    """The second round's prompt ends in tokens that the grammar covers already."""
+    client = in_rounds(ANALYSIS + "hm<|return|>", "42<|return|>")
+    sampling = SamplingSpec(max_tokens=100, grammar="g")
+
+    async def main() -> None:
+        await turn(client, sampling=sampling)
+
+    run(main)
+    first, second = client.requests
+    assert first.sampling.grammar == second.sampling.grammar == "g"
+    assert first.sampling.grammar_context == 0
+    context = second.sampling.grammar_context
+    assert second.prompt_token_ids[:-context] == first.prompt_token_ids
+    assert second.prompt_token_ids[-context:] == ids(ANALYSIS + "hm" + NEXT + FINAL)
