@@ -80,7 +80,7 @@ class Committer:
         if record.dead_rows:
             samples = samples & ~np.isin(rows, list(record.dead_rows))
         if result.errors:
-            samples = self._end_failed(record, samples, result.errors, now)
+            samples = self._end_failed(record, samples, result, now)
         entries: IntArray | None = None
         if not samples.all():
             entries = np.flatnonzero(samples).astype(np.int32)
@@ -100,21 +100,22 @@ class Committer:
                 push(TokenChunk(sequence.request_id, sequence.index, [token]))
 
     def _end_failed(
-        self, record: StepRecord, samples: BoolArray, errors: dict[int, str], now: float
+        self, record: StepRecord, samples: BoolArray, result: StepResult, now: float
     ) -> BoolArray:
         """End the sequences for which the device has no token; returns ``samples`` without them.
 
-        Their logits may be bad because keys and values are, in any page that they read: their own, those of
-        a prefix hit, and window pages given back since. None of them may serve another request, or one
-        fault would fail every request with that prefix for as long as it stays popular. Pages that another
-        sequence wrote behind such a prefix cost that many requests one failure each, at most.
+        Unless they were sound, their logits may be bad because keys and values are, in any page that they
+        read: their own, those of a prefix hit, and window pages given back since. None of them may serve
+        another request, or one fault would fail every request with that prefix for as long as it stays
+        popular. Pages that another sequence wrote behind such a prefix cost one more failure each, at most.
         """
         samples = samples.copy()
-        for entry, message in errors.items():
+        for entry, message in result.errors.items():
             sequence = self._life.rows.sequences[int(record.plan.rows[entry])]
             if samples[entry] and sequence is not None:
                 self._life.end(sequence, emit.end_chunk(sequence, "error", now, message))
-                self._life.cache.distrust(sequence.digests)
+                if entry not in result.forbidden:
+                    self._life.cache.distrust(sequence.digests)
             samples[entry] = False
         return samples
 

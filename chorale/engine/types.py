@@ -220,6 +220,8 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # Entry -> why it gave no token although its plan asked for one: that sequence ends, the others go on.
     errors: dict[int, str] = field(default_factory=dict)
+    # Those of ``errors`` whose logits were sound: what the request itself forbids left no token.
+    forbidden: frozenset[int] = frozenset()
 
 
 class GrammarService(Protocol):

@@ -26,7 +26,8 @@ from chorale.runtime.filters import filter_scores
 from chorale.runtime.grammar import Masks
 from chorale.runtime.noise import gumbel_noise, token_steps
 
-NO_TOKEN = -1
+NO_TOKEN = -1  # the row's logits were not finite
+FORBIDDEN = -2  # they were, but its constraints left no token
 Space = tuple[torch.Tensor, torch.Tensor]
 # Of the o200k_harmony vocabulary: special ids without a meaning, and what the embedding is padded with.
 RESERVED_IDS = (199998, 200000, 200001, 200004, 200009, 200010, 200011, *range(200013, 201088))
@@ -46,7 +47,10 @@ class Sampler:
         self._space = [torch.empty(self._rows_at_once, vocab_size, device=target) for _ in range(3)]
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None) -> torch.Tensor:
-        """[N] int64 tokens for ``logits`` [N, V] float32, which stays as it was. A bad row: ``NO_TOKEN``."""
+        """[N] int64 tokens for ``logits`` [N, V] float32, which stays as it was.
+
+        A row without a token: ``NO_TOKEN`` or ``FORBIDDEN``.
+        """
         if not len(batch):
             return torch.zeros(0, dtype=torch.int64, device=logits.device)
         size = self._rows_at_once
@@ -75,8 +79,10 @@ class Sampler:
             scores = self._noisy(scores, batch, place, (space[0], space[1]))
         token = scores.argmax(-1, keepdim=True)
         # The raw maximum is NaN if any logit is (edits may hide one), and infinite if any is +inf.
-        sound = (scores.gather(1, token) + logits.amax(-1, keepdim=True)).isfinite()
-        return torch.where(sound, token, NO_TOKEN).squeeze(1)
+        most = logits.amax(-1, keepdim=True)
+        why_none = torch.where(most.isfinite(), FORBIDDEN, NO_TOKEN)
+        sound = (scores.gather(1, token) + most).isfinite()
+        return torch.where(sound, token, why_none).squeeze(1)
 
     def _filter(self, scores: torch.Tensor, batch: SamplingBatch, place: slice, space: Space) -> None:
         uses = batch.filtered[place].any(axis=0)

@@ -21,10 +21,11 @@ from chorale.runtime.buffers import Buffers
 from chorale.runtime.device import Arrays, Device
 from chorale.runtime.grammar import GrammarRows
 from chorale.runtime.logprobs import LogprobTensors, gather_in_parts, to_records
-from chorale.runtime.sampler import NO_TOKEN, Sampler
+from chorale.runtime.sampler import FORBIDDEN, NO_TOKEN, Sampler
 
 _PROMPT_ROWS_AT_ONCE = 64  # rows of logits in one log-probability pass
-BAD_ROW = "the model gave no finite logits for this sequence, or every token was forbidden"
+BAD_LOGITS = "the model gave no finite logits for this sequence"
+ALL_FORBIDDEN = "every token was forbidden by the request's own constraints (grammar, allowed ids, bad words)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,8 @@ def _result(
     token_ids = np.full((len(plan.rows), 1), NO_TOKEN, np.int32)
     token_ids[step.entries, 0] = tokens
     num_sampled = plan.samples.astype(np.int32)
-    bad = step.entries[tokens == NO_TOKEN].tolist()
-    num_sampled[bad] = 0
+    bad, forbidden = (step.entries[tokens == why].tolist() for why in (NO_TOKEN, FORBIDDEN))
+    num_sampled[bad + forbidden] = 0
     logprobs: dict[int, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     width = len(LogprobTensors.__dataclass_fields__)
@@ -127,5 +128,6 @@ def _result(
         num_sampled=num_sampled,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        errors=dict.fromkeys(bad, BAD_ROW),
+        errors=dict.fromkeys(bad, BAD_LOGITS) | dict.fromkeys(forbidden, ALL_FORBIDDEN),
+        forbidden=frozenset(forbidden),
     )

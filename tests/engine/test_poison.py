@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -134,3 +136,18 @@ def test_a_fault_while_decoding_takes_the_pages_out_that_left_the_window() -> No
     again = engine.add("b", GOOD_START)
     chunks = engine.run()
     assert tokens_by_choice(chunks)["b", 0] == engine.wanted(again) == engine.wanted(request)
+
+
+def test_a_request_that_forbids_every_token_costs_nobody_the_prefix() -> None:
+    """Or anyone could keep a popular prompt out of the cache."""
+
+    class Forbidding(PoisonedDevice):
+        def _run(self, plan: StepPlan) -> StepResult:
+            result = super()._run(plan)
+            return dataclasses.replace(result, forbidden=frozenset(result.errors))
+
+    engine = Poisoned(num_faults=1, overlap_depth=0)
+    engine.core = EngineCore(engine.core.limits, Forbidding(engine.core.limits, engine.model, 1), Ticker())
+    engine.add("a", [*GOOD_START, POISON])
+    assert ends(engine.run()) == [("a", 0, "error")]
+    assert engine.core._life.cache.pool.num_cached_free > 0

@@ -16,7 +16,7 @@ from chorale.runtime.device import CpuDevice
 from chorale.runtime.filters import NEGLIGIBLE, filter_scores
 from chorale.runtime.noise import gumbel_noise, row_keys, token_steps, wrap_seed
 from chorale.runtime.rows import SamplingRows
-from chorale.runtime.sampler import NO_TOKEN, RESERVED_IDS, Sampler
+from chorale.runtime.sampler import FORBIDDEN, NO_TOKEN, RESERVED_IDS, Sampler
 
 V = 97  # no multiple of any vector width
 UNDECIDED = 1e-4  # nearer than this, float32 may differ from float64
@@ -169,7 +169,7 @@ def test_reserved_ids_are_never_sampled() -> None:
         greedy, sampled, none = choose(cases, logits, [0, 1, 2])
         assert greedy not in RESERVED_IDS
         assert sampled not in RESERVED_IDS
-        assert none == NO_TOKEN
+        assert none == FORBIDDEN
     meant = {199999, 200002, 200003, 200005, 200006, 200007, 200008, 200012}
     assert set(range(199998, vocab)) - set(RESERVED_IDS) == meant
 
