@@ -1,0 +1,5 @@
+"""The Triton op set: fused kernels for CUDA (and, unverified, ROCm). ``ops.TRITON_OPS`` is its record.
+
+Importing this package imports no Triton; importing its modules does. ``docs/kernels.md`` has each kernel's
+prediction and measurement.
+"""

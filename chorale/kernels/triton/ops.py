@@ -1,0 +1,45 @@
+"""The Triton op set, as an ``Ops`` record. The residual stream is float32, as the reference's."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from chorale.kernels.ops import Ops
+from chorale.kernels.triton.attention import attention, plan_attention
+from chorale.kernels.triton.experts import pack_experts
+from chorale.kernels.triton.linear import Linear, pack_head, pack_linear, project_add, project_float32
+from chorale.kernels.triton.moe import moe
+from chorale.kernels.triton.norm import rms_norm
+from chorale.kernels.triton.qkv import qkv_rope_cache
+from chorale.kernels.triton.route import route
+
+
+def embed(embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    return F.embedding(token_ids, embedding).float()
+
+
+def output_projection(attended: torch.Tensor, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    return project_add(attended, linear, x)
+
+
+def lm_head(
+    x: torch.Tensor, logits_index: torch.Tensor, norm: torch.Tensor, head: Linear, eps: float
+) -> torch.Tensor:
+    return project_float32(rms_norm(x, norm, eps, head.weight.dtype, index=logits_index), head)
+
+
+TRITON_OPS = Ops(
+    name="triton",
+    plan_attention=plan_attention,
+    embed=embed,
+    qkv_rope_cache=qkv_rope_cache,
+    attention=attention,
+    output_projection=output_projection,
+    route=route,
+    moe=moe,
+    lm_head=lm_head,
+    pack_linear=pack_linear,
+    pack_experts=pack_experts,
+    pack_head=pack_head,
+)

@@ -1,0 +1,77 @@
+"""(token, expert) pairs, called slots, in the order of their experts: what grouped products walk through."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from chorale.kernels.triton import tuning
+
+
+@triton.jit
+def _sort_kernel(
+    ids_ptr,  # [num_slots] int64
+    order_ptr,  # [num_slots] int32
+    offsets_ptr,  # [E + 1] int32
+    num_slots,
+    E: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """One program: count, then place. Stable, so the result does not depend on timing."""
+    experts = tl.arange(0, EXPERTS)
+    counts = tl.zeros((EXPERTS,), tl.int32)
+    for begin in range(0, num_slots, CHUNK):
+        slots = begin + tl.arange(0, CHUNK)
+        ids = tl.load(ids_ptr + slots, mask=slots < num_slots, other=-1)
+        counts += tl.sum((ids[:, None] == experts[None, :]).to(tl.int32), 0)
+    ends = tl.cumsum(counts, 0)
+    tl.store(offsets_ptr + 1 + experts, ends, mask=experts < E)
+    tl.store(offsets_ptr + experts, tl.zeros((EXPERTS,), tl.int32), mask=experts == 0)
+    place = ends - counts
+    for begin in range(0, num_slots, CHUNK):
+        slots = begin + tl.arange(0, CHUNK)
+        inside = slots < num_slots
+        ids = tl.load(ids_ptr + slots, mask=inside, other=-1)
+        own = (ids[:, None] == experts[None, :]).to(tl.int32)
+        before = tl.cumsum(own, 0) - own
+        target = tl.sum(own * (before + place[None, :]), 1)
+        tl.store(order_ptr + target, slots, mask=inside)
+        place += tl.sum(own, 0)
+
+
+def sort_slots(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """expert_ids [T, K] int64 -> (order [T * K] int32: slots by expert, offsets [E + 1] int32 into it)."""
+    ids = expert_ids.reshape(-1)
+    if ids.shape[0] > tuning.SORT_LIMIT:
+        sorted_ids, order = torch.sort(ids, stable=True)
+        bounds = torch.arange(num_experts + 1, device=ids.device)
+        return order.int(), torch.searchsorted(sorted_ids, bounds, out_int32=True)
+    order = torch.empty(ids.shape[0], dtype=torch.int32, device=ids.device)
+    offsets = torch.empty(num_experts + 1, dtype=torch.int32, device=ids.device)
+    experts = triton.next_power_of_2(num_experts)
+    chunk = max(16, min(128, 8192 // experts))
+    _sort_kernel[(1,)](
+        ids, order, offsets, ids.shape[0], E=num_experts, EXPERTS=experts, CHUNK=chunk, num_warps=8
+    )
+    return order, offsets
+
+
+@triton.jit
+def find_tile(offsets_ptr, tile, E: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr):
+    """(expert, first, last place in the order) of a tile of TOKENS slots; expert >= E: there is no such tile.
+
+    Each expert has ceil(count / TOKENS) tiles, one expert after the other.
+    """
+    experts = tl.arange(0, EXPERTS)
+    begins = tl.load(offsets_ptr + experts, mask=experts < E, other=0)
+    stops = tl.load(offsets_ptr + experts + 1, mask=experts < E, other=0)
+    tiles = (stops - begins + TOKENS - 1) // TOKENS
+    ends = tl.cumsum(tiles, 0)
+    expert = tl.sum((ends <= tile).to(tl.int32), 0)
+    mine = experts == expert
+    before = tl.sum(tl.where(mine, ends - tiles, 0), 0)
+    first = tl.sum(tl.where(mine, begins, 0), 0) + (tile - before) * TOKENS
+    last = tl.sum(tl.where(mine, stops, 0), 0)
+    return expert, first, last

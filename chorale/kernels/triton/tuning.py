@@ -1,0 +1,71 @@
+"""Block sizes, by kernel and regime, in one place. Torch-free and Triton-free.
+
+Only the H200 entries were ever run; other architectures use them unverified (``docs/kernels.md``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SMALL_TOKENS = 16  # up to here weights are streamed by our own kernels; above, dense products are cuBLAS's
+LONE_SLOTS = 8  # up to here each (token, expert) pair is its own tile and nothing is sorted
+SORT_LIMIT = 4096  # (token, expert) pairs that one program sorts; above, torch sorts
+NUM_PROGRAMS = 264  # enough to fill the device: two for each of an H200's 132 multiprocessors
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One kernel's shape: output rows, tokens, contraction, and how it is compiled."""
+
+    rows: int
+    tokens: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
+def dense(tokens: int) -> Tile:
+    """Weight-streaming products (output projection, head): one token needs no tensor core."""
+    return Tile(8, 1, 512, 4, 3) if tokens == 1 else Tile(16, 16, 128, 4, 4)
+
+
+def qkv(tokens: int) -> Tile:
+    """``rows`` counts rotary pairs: a program makes rows (i, i + D/2), twice ``rows`` in all."""
+    return Tile(4, 1, 512, 4, 3) if tokens == 1 else Tile(16, 16, 128, 4, 4)
+
+
+def gate_up(tokens_each: int) -> Tile:
+    """``rows`` of gate and as many of up. ``depth`` is fixed by the packed layout (128)."""
+    if tokens_each == 1:
+        return Tile(16, 1, 128, 4, 3)
+    if tokens_each <= 16:
+        return Tile(32, 16, 128, 4, 4)
+    return Tile(64, 32, 128, 4, 3) if tokens_each <= 32 else Tile(64, 64, 128, 4, 3)
+
+
+def down(tokens_each: int) -> Tile:
+    if tokens_each == 1:
+        return Tile(16, 1, 128, 4, 3)
+    if tokens_each <= 16:
+        return Tile(32, 16, 128, 4, 4)
+    return Tile(64, 32, 128, 4, 3) if tokens_each <= 32 else Tile(64, 64, 128, 4, 3)
+
+
+def tokens_each(num_slots: int, num_experts: int) -> int:
+    """Tokens of a grouped tile: 16, 32 or 64, by the mean number of slots an expert gets."""
+    mean = num_slots / num_experts
+    return 16 if mean <= 16 else 32 if mean <= 48 else 64
+
+
+DECODE_KEYS = 64  # keys of one decode-attention tile
+PREFILL_ROWS = 128  # query rows (tokens x heads of a group) of one prefill-attention tile
+PREFILL_KEYS = 64
+
+
+def num_splits(rows: int, kv_heads: int, max_context: int) -> int:
+    """Parts of the context that decode attention reads at once: a power of two up to 64."""
+    tiles = -(-max_context // DECODE_KEYS)
+    splits = 1
+    while splits < 64 and splits < tiles and rows * kv_heads * splits < NUM_PROGRAMS:
+        splits *= 2
+    return splits

@@ -1,0 +1,119 @@
+"""Compile every kernel, in its variants, for GPUs that need not be here. A script: needs Triton, no GPU.
+
+    python tests/kernels/triton/compile_kernels.py cuda:90 [-v]
+
+With -v: shared memory of each. Run by ``test_compile.py``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from chorale.kernels.triton import attention, linear, moe, norm, qkv, route, sort, tuning
+
+HEADS = {"NUM_Q": 64, "NUM_KV": 8, "D": 64, "PAGE": 64}
+FLOATS = {"eps", "scale", "limit", "alpha"}
+TYPES = {"ids_ptr": "*i64", "index_ptr": "*i64", "slots_ptr": "*i64"}
+INT32 = {"table_ptr", "context_ptr", "start_ptr", "order_ptr", "offsets_ptr"}
+BYTES = {"blocks_ptr", "scales_ptr"}
+WIDE = {"norm_ptr", "rope_ptr", "sinks_ptr", "part_ptr", "parts_ptr", "stat_ptr", "gates_ptr", "logits_ptr"}
+
+Variant = tuple[str, Any, dict[str, Any], dict[str, str], int, int]
+
+
+def variants(asm: bool) -> list[Variant]:
+    """(name, kernel, constants, types that differ, warps, stages), all in bfloat16 at 20b's sizes."""
+    found: list[Variant] = [
+        ("norm", norm._norm_kernel, {"INDEXED": True, "BLOCK": 4096}, {"x_ptr": "*fp32"}, 8, 3),
+        ("rotate", qkv._rotate_kernel, {**HEADS, "HEADS": 16}, {}, 4, 3),
+        ("choose", route._choose_kernel, {"E": 32, "K": 4, "EXPERTS": 32}, {}, 1, 3),
+        ("sort", sort._sort_kernel, {"E": 32, "EXPERTS": 32, "CHUNK": 128}, {}, 8, 3),
+        ("sum", moe._sum_kernel, {"K": 4, "BLOCK": 1024}, {"x_ptr": "*fp32"}, 4, 3),
+        ("join", attention._join_kernel, {"NUM_Q": 64, "D": 64, "SPLITS": 16}, {}, 1, 3),
+    ]
+    constants = {"E": 32, "K": 4, "EXPERTS": 32, "DEPTH": 128}
+    types = {"x_ptr": "*fp32", "w_ptr": "*fp32", "b_ptr": "*fp32", "normed_ptr": "*fp32"}
+    found.append(("route", route._route_kernel, constants, types, 8, 3))
+    for tokens in (1, 16):
+        tile = tuning.dense(tokens)
+        constants = {"HAS_BIAS": True, "ADD": True, "ROWS": tile.rows, "TOKENS": tile.tokens}
+        constants |= {"DEPTH": tile.depth, "STAGES": tile.num_stages}
+        types = {"out_ptr": "*fp32"}
+        found.append((f"dense {tokens}", linear._small_kernel, constants, types, tile.num_warps, 3))
+        tile = tuning.qkv(tokens)
+        constants = {**HEADS, "PAIRS": tile.rows, "TOKENS": tile.tokens, "DEPTH": tile.depth}
+        constants |= {"STAGES": tile.num_stages}
+        found.append((f"qkv {tokens}", qkv._small_kernel, constants, {"x_ptr": "*fp32"}, tile.num_warps, 3))
+    for window in (0, 128):
+        constants = {**HEADS, "WINDOW": window}
+        decode = {"SPLITS": 1 if window else 16, "ROWS": 16, "KEYS": tuning.DECODE_KEYS}
+        found.append((f"decode {window}", attention._decode_kernel, constants | decode, {}, 4, 3))
+        prefill = {"GROUP": 8, "TOKENS": tuning.PREFILL_ROWS // 8, "KEYS": tuning.PREFILL_KEYS}
+        found.append((f"prefill {window}", attention._prefill_kernel, constants | prefill, {}, 4, 3))
+    for each in (1, 16, 32, 64):
+        constants = {"E": 32, "EXPERTS": 32, "TOKENS": each, "SORTED": each > 1, "BF16": True, "ASM": asm}
+        types = {"x_ptr": "*fp32" if each == 1 else "*bf16"}
+        tile = tuning.gate_up(each)
+        sizes = {"ROWS": tile.rows, "STAGES": tile.num_stages}
+        found.append(
+            (f"gate_up {each}", moe._gate_up_kernel, {**constants, **sizes, "K": 4}, types, tile.num_warps, 3)
+        )
+        tile = tuning.down(each)
+        sizes = {"ROWS": tile.rows, "STAGES": tile.num_stages}
+        types = {"out_ptr": "*fp32"}
+        found.append((f"down {each}", moe._down_kernel, {**constants, **sizes}, types, tile.num_warps, 3))
+    return found
+
+
+def source(kernel: Any, constants: dict[str, Any], types: dict[str, str]) -> ASTSource:
+    signature, attributes = {}, {}
+    names = list(inspect.signature(kernel.fn).parameters)
+    for place, name in enumerate(names):
+        if name in constants:
+            signature[name] = "constexpr"
+            continue
+        signature[name] = types.get(name) or type_of(name)
+        # What a launch finds out: aligned pointers, and sizes that are multiples of 16.
+        if name.endswith("_ptr") or name in ("H", "I", "N", "K"):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, {(names.index(n),): v for n, v in constants.items()}, attributes)
+
+
+def type_of(name: str) -> str:
+    if name in FLOATS:
+        return "fp32"
+    if not name.endswith("_ptr"):
+        return "i32"
+    if name in TYPES:
+        return TYPES[name]
+    return "*i32" if name in INT32 else "*u8" if name in BYTES else "*fp32" if name in WIDE else "*bf16"
+
+
+def target_of(text: str) -> GPUTarget:
+    backend, arch = text.split(":")
+    return GPUTarget("cuda", int(arch), 32) if backend == "cuda" else GPUTarget("hip", arch, 64)
+
+
+def main(arguments: list[str]) -> None:
+    target = target_of(arguments[0])
+    wanted = [a for a in arguments[1:] if a != "-v"]
+    for name, kernel, constants, types, warps, stages in variants(asm=target.backend == "cuda"):
+        if wanted and not any(name.startswith(w) for w in wanted):
+            continue
+        compiled = triton.compile(
+            source(kernel, constants, types), target, {"num_warps": warps, "num_stages": stages}
+        )
+        binary = compiled.asm["cubin" if target.backend == "cuda" else "hsaco"]
+        assert len(binary) > 1000, name
+        if "-v" in arguments:
+            print(f"{name:12} shared {compiled.metadata.shared:7} bytes", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,260 @@
+"""The Triton ops against the reference, op by op. Run through ``test_interpreter.py`` or on a GPU.
+
+Not collected by name: on a CPU these need TRITON_INTERPRET=1 before Triton is imported, in a process of
+their own. In float32 both sum the same terms in another order. In bfloat16 (GPU only: the interpreter has no
+such arithmetic) the matrix products' inputs are rounded to 8 bits on both sides, at different places.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from chorale.kernels import mxfp4, reference, reference_moe
+from chorale.kernels import reference_attention as paged
+from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, QkvWeights, RouterWeights
+from chorale.kernels.triton.ops import TRITON_OPS
+
+assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
+FREED = 10**6  # a page that does not exist: reading it is an error
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def check(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """The error's norm over the result's; a NaN fails."""
+    found, expected = found.double(), expected.double()
+    error = float((found - expected).norm() / expected.norm().clamp(min=1e-30))
+    assert error < (3e-6 if dtype == torch.float32 else 1e-2), error
+
+
+def meta_of(
+    rows: list[tuple[int, int]], tables: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor
+) -> AttentionMeta:
+    """rows: (context, new tokens)."""
+    starts = torch.tensor([0] + [new for _, new in rows], device=DEVICE).cumsum(0)
+    return AttentionMeta(
+        positions=torch.cat([torch.arange(context - new, context) for context, new in rows]).to(DEVICE),
+        query_start=starts.int(),
+        context_lens=torch.tensor([context for context, _ in rows], dtype=torch.int32, device=DEVICE),
+        block_tables=tables,
+        slots=(slots, slots),
+        max_query_len=max(new for _, new in rows),
+        max_context_len=max(context for context, _ in rows),
+    )
+
+
+# ------------------------------------------------------------------ attention
+
+ROWS = {
+    "decodes": [(1, 1), (127, 1), (128, 1), (129, 1), (300, 1), (17, 1), (64, 1), (65, 1)],
+    "one-decode": [(200, 1)],
+    "prefill": [(130, 130)],
+    "chunk": [(400, 90)],
+    "two": [(2, 2), (128, 127)],
+    "mixed": [(129, 1), (64, 1), (1, 1), (290, 3), (128, 128), (129, 2), (310, 60), (31, 1)],
+}
+
+
+def attention_case(
+    rows: list[tuple[int, int]], page: int, group: int, shape: AttentionShape, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMeta]:
+    """(q, kv, sinks, meta): shuffled pages, those that no query sees freed, NaN where nothing is written."""
+    pages = torch.randperm(1500 // page + 40, generator=torch.Generator().manual_seed(3)).tolist()
+    kv = torch.full((len(pages), 2, shape.num_kv_heads, page, shape.head_dim), torch.nan)
+    width = max(-(-context // page) for context, _ in rows) + 1
+    table = torch.full((len(rows), width), FREED, dtype=torch.int32)
+    for row, (context, new) in enumerate(rows):
+        lowest = max(0, context - new - shape.sliding_window + 1) if group else 0
+        for index in range(lowest // page, -(-context // page)):
+            table[row, index] = block = pages.pop()
+            used = min(page, context - index * page)
+            kv[block, :, :, :used] = randn(2, shape.num_kv_heads, used, shape.head_dim, seed=block).cpu()
+    total = sum(new for _, new in rows)
+    table = table.to(DEVICE)
+    meta = meta_of(rows, (table, table), torch.zeros(total, dtype=torch.int64, device=DEVICE))
+    q = randn(total, shape.num_heads, shape.head_dim, seed=7).to(dtype)
+    return q, kv.to(DEVICE, dtype), randn(shape.num_heads, seed=8), meta
+
+
+@each_dtype
+@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize("page", [16, 64, 128])
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_attention(rows: list[tuple[int, int]], page: int, group: int, dtype: torch.dtype) -> None:
+    heads = (8, 2) if page != 64 else (16, 2)
+    shape = AttentionShape(*heads, head_dim=16 if page == 16 else 64, sliding_window=128)
+    q, kv, sinks, meta = attention_case(rows, page, group, shape, dtype)
+    plan = TRITON_OPS.plan_attention(meta, shape, page)
+    found = TRITON_OPS.attention(q, kv, sinks, plan, group)
+    # The reference plans both groups, and may not look at the other's freed pages.
+    safe = torch.where(meta.block_tables[0] == FREED, 0, meta.block_tables[0])
+    tables = (safe, meta.block_tables[1]) if group else (meta.block_tables[0],) * 2
+    theirs = paged.plan_attention(meta_of(rows, tables, meta.slots[0]), shape, page)
+    expected = paged.attention(q.float(), kv, sinks, theirs, group)
+    check(found, expected, dtype)
+
+
+def test_attention_of_a_long_context_in_many_parts() -> None:
+    shape = AttentionShape(8, 2, head_dim=16, sliding_window=128)
+    q, kv, sinks, meta = attention_case([(1200, 1), (3, 1)], 16, 0, shape, torch.float32)
+    plan = TRITON_OPS.plan_attention(meta, shape, 16)
+    assert plan.num_splits > 8
+    theirs = paged.plan_attention(meta, shape, 16)
+    check(
+        TRITON_OPS.attention(q, kv, sinks, plan, 0), paged.attention(q, kv, sinks, theirs, 0), torch.float32
+    )
+
+
+# ------------------------------------------------------------------ qkv, projections, head
+
+
+@each_dtype
+@pytest.mark.parametrize("tokens", [1, 2, 16, 17, 40])
+@pytest.mark.parametrize(("dim", "page"), [(64, 16), (16, 64), (32, 128)])
+def test_qkv_rope_cache(tokens: int, dim: int, page: int, dtype: torch.dtype) -> None:
+    hidden, shape = 200, AttentionShape(6, 2, head_dim=dim, sliding_window=128)
+    rows = 10 * dim
+    weight, bias = (randn(rows, hidden, seed=1) / 14).to(dtype), randn(rows, seed=2).to(dtype)
+    norm, x, rope = 1 + randn(hidden, seed=3) / 4, randn(tokens, hidden, seed=4), randn(tokens, dim, seed=5)
+    slots = torch.randperm(6 * page, generator=torch.Generator().manual_seed(6))[:tokens].to(DEVICE)
+    table = torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)
+    meta = meta_of([(tokens, tokens)], (table, table), slots)
+    results = []
+    for ops in (TRITON_OPS, reference.REFERENCE_OPS):
+        kv = torch.zeros(6, 2, 2, page, dim, device=DEVICE, dtype=dtype)
+        weights = QkvWeights(norm, ops.pack_linear(weight, bias))
+        q = ops.qkv_rope_cache(x, weights, 1e-5, rope, ops.plan_attention(meta, shape, page), 1, kv)
+        results.append((q, kv))
+    (q, kv), (expected_q, expected_kv) = results
+    assert torch.equal(kv != 0, expected_kv != 0)
+    check(q, expected_q, dtype)
+    check(kv, expected_kv, dtype)
+
+
+@each_dtype
+@pytest.mark.parametrize("tokens", [1, 3, 16, 17])
+def test_output_projection_and_head(tokens: int, dtype: torch.dtype) -> None:
+    weight, bias = (randn(136, 200, seed=1) / 14).to(dtype), randn(136, seed=2).to(dtype)
+    attended, x = randn(tokens, 200, seed=3).to(dtype), randn(tokens, 136, seed=4)
+    theirs = reference.output_projection(attended, reference.pack_linear(weight, bias), x.clone())
+    ours = TRITON_OPS.output_projection(attended, TRITON_OPS.pack_linear(weight, bias), x.clone())
+    check(ours, theirs, dtype)
+    head, norm, x = (randn(515, 136, seed=5) / 12).to(dtype), 1 + randn(136, seed=6) / 4, randn(20, 136)
+    index = torch.randperm(20)[:tokens].to(DEVICE)
+    found = TRITON_OPS.lm_head(x, index, norm, TRITON_OPS.pack_head(head), 1e-5)
+    assert found.dtype == torch.float32
+    check(found, reference.lm_head(x, index, norm, reference.pack_head(head), 1e-5), dtype)
+
+
+@pytest.mark.parametrize("experts", [8, 20])
+@pytest.mark.parametrize("tokens", [1, 5, 16, 17])
+def test_route(tokens: int, experts: int) -> None:
+    x, norm = randn(tokens, 200), 1 + randn(200, seed=1) / 4
+    weight, bias = randn(experts, 200, seed=2) / 14, randn(experts, seed=3)
+    found = TRITON_OPS.route(x, RouterWeights(norm, TRITON_OPS.pack_linear(weight, bias), 4), 1e-5)
+    expected = reference.route(x, RouterWeights(norm, reference.pack_linear(weight, bias), 4), 1e-5)
+    assert torch.equal(found[1], expected[1])
+    check(found[0], expected[0], torch.float32)
+    check(found[2], expected[2], torch.float32)
+
+
+def test_route_of_a_broken_row_names_experts_that_exist() -> None:
+    x = randn(2, 200)
+    x[0, 3] = torch.nan
+    weights = RouterWeights(
+        torch.ones(200, device=DEVICE), TRITON_OPS.pack_linear(randn(8, 200), randn(8)), 4
+    )
+    for ids, gates in (
+        TRITON_OPS.route(x, weights, 1e-5)[1:],
+        (out[:2] for out in TRITON_OPS.route(x.repeat(10, 1), weights, 1e-5)[1:]),
+    ):
+        assert int(ids.min()) >= 0
+        assert int(ids.max()) < 8
+        assert bool(gates[0].isnan().all())
+        assert bool(gates[1].isfinite().all())
+
+
+# ------------------------------------------------------------------ experts
+
+
+def expert_tensors(experts: int, hidden: int, inter: int, dtype: torch.dtype) -> ExpertTensors:
+    def draw(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return mxfp4.encode(randn(experts, rows, columns, seed=seed) / columns**0.5)
+
+    gate_up, down = draw(2 * inter, hidden, 1), draw(hidden, inter, 2)
+    return ExpertTensors(
+        gate_up_bias=randn(experts, 2 * inter, seed=3),
+        down_bias=randn(experts, hidden, seed=4),
+        swiglu_limit=1.5,  # so that it is met
+        swiglu_alpha=1.702,
+        num_layers=1,
+        dtype=dtype,
+        gate_up_blocks=gate_up[0],
+        gate_up_scales=gate_up[1],
+        down_blocks=down[0],
+        down_scales=down[1],
+    )
+
+
+CHOICES: dict[str, Any] = {
+    "any": lambda n, e: torch.stack([torch.randperm(e)[:4] for _ in range(n)]),
+    "all-the-same": lambda n, e: torch.tensor([[e - 1, 0, 3, 5]]).repeat(n, 1),
+    "some-empty": lambda n, e: torch.stack([torch.randperm(e - 2)[:4] for _ in range(n)]),
+}
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    ("tokens", "choose"),
+    [(1, "any"), (2, "all-the-same"), (3, "any"), (16, "some-empty"), (33, "all-the-same"), (90, "any")],
+)
+def test_moe(tokens: int, choose: str, dtype: torch.dtype) -> None:
+    experts, hidden, inter = 7, 160, 96  # neither a multiple of the packed tile, nor a power of two
+    torch.manual_seed(tokens)
+    ids = CHOICES[choose](tokens, experts).to(DEVICE)
+    tensors = expert_tensors(experts, hidden, inter, dtype)
+    normed, x = randn(tokens, hidden, seed=5), randn(tokens, hidden, seed=6)
+    gates = torch.softmax(randn(tokens, 4, seed=7), -1)
+    found = TRITON_OPS.moe(normed, ids, gates, TRITON_OPS.pack_experts(tensors), x.clone())
+    expected = reference_moe.moe(normed, ids, gates, reference_moe.pack_experts(tensors), x.clone())
+    check(found - x, expected - x, dtype)
+    again = TRITON_OPS.moe(normed, ids, gates, TRITON_OPS.pack_experts(tensors), x.clone())
+    assert torch.equal(found, again)
+
+
+def test_moe_decodes_every_code_and_scale_exactly() -> None:
+    """All bytes with all usable scales: one-hot inputs read the weights back."""
+    from chorale.kernels.triton.experts import pack
+
+    blocks = torch.arange(256, dtype=torch.uint8).view(1, 16, 1, 16).repeat(1, 2, 4, 1).to(DEVICE)
+    scales = (torch.arange(128).view(1, 32, 4) + 1).to(torch.uint8).to(DEVICE)
+    packed = pack(blocks, scales)
+    assert packed.blocks.shape == (1, 1, 1, 64, 64)
+    assert torch.equal(packed.scales[0, 0, 0, :32].view(torch.uint8), scales[0] + 126)
+    low, high = packed.blocks[0, 0, 0, :32] & 15, packed.blocks[0, 0, 0, :32] >> 4
+    values = torch.tensor(mxfp4.FP4_VALUES, device=DEVICE)[torch.cat((low, high), 1).long()]
+    exponents = (packed.scales[0, 0, 0, :32].double() - 253).repeat_interleave(32, 1)
+    expected = mxfp4.decode(blocks, scales, torch.float32)[0].double()
+    assert torch.equal(values.double() * torch.exp2(exponents), expected)
+
+
+@pytest.mark.parametrize("slots", [16, 40, 600])
+@pytest.mark.parametrize("experts", [9, 32])
+def test_sort_is_stable(slots: int, experts: int) -> None:
+    from chorale.kernels.triton.sort import sort_slots
+
+    ids = torch.randint(0, experts - 2, (slots // 4, 4), generator=torch.Generator().manual_seed(slots))
+    order, offsets = sort_slots(ids.to(DEVICE), experts)
+    assert torch.equal(order.cpu().long(), torch.sort(ids.reshape(-1), stable=True).indices)
+    counts = torch.bincount(ids.reshape(-1), minlength=experts)
+    assert torch.equal(offsets.cpu().long(), torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0))))
