@@ -1,7 +1,8 @@
-"""The default model: a small gpt-oss checkpoint, so that a laptop serves something without a download.
+"""The default model: a small trained gpt-oss checkpoint, so that a laptop serves something at once.
 
-Until a trained one ships, it is random: every part of the engine runs as it does for the real models, and
-what it says means nothing. ``DEMO_NOTICE`` says so wherever the model is shown.
+The wheel holds an archive of 10.6 MB (``chorale/data/demo.safetensors``), which is expanded once into an
+ordinary checkpoint folder of 219 MB. How it was trained, and what it can do: ``training/README.md`` in the
+repository. ``DEMO_NOTICE`` says what it is wherever the model is shown.
 """
 
 from __future__ import annotations
@@ -12,42 +13,62 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+Progress = Callable[[str, float, str], None]
+
 DEMO_NOTICE = (
-    "demo: a small gpt-oss checkpoint with random weights; it exercises the whole server, "
-    "but what it says means nothing"
+    "demo: a small model trained on synthetic examples (sums, lists, tools, JSON); it knows no facts "
+    "about the world"
 )
-_NAME = "demo-random-v2"  # a new name whenever the weights change
+ARCHIVE = Path(__file__).parents[1] / "data" / "demo.safetensors"
+SHA256 = "c9c3bc1f377ffd76b8343f7dce55057c6bc3cba2a24c42752c34b9c3262eaf58"
+_NAME = f"demo-{SHA256[:12]}"  # other weights, another folder
 
 
-def ensure_demo(
-    progress: Callable[[str, float, str], None] | None = None, *, cache_dir: Path | None = None
-) -> Path:
-    """The folder of the demo checkpoint, written there on first use (about 1 s, 110 MB).
+def ensure_demo(progress: Progress | None = None, *, cache_dir: Path | None = None) -> Path:
+    """The folder of the demo checkpoint, written there on first use (a few seconds, 219 MB).
 
     ``cache_dir``: default ``$XDG_CACHE_HOME/chorale``, else ``~/.cache/chorale``. Written beside and renamed,
-    so that a crash leaves no half checkpoint and two processes may race.
+    so that a crash leaves no half checkpoint and two processes may race. Raises ``CheckpointError`` if the
+    archive is not the one that was shipped.
     """
     cache = cache_dir if cache_dir is not None else default_cache_dir()
     folder = cache / _NAME
-    if (folder / "config.json").exists():
-        return folder
-    if progress is not None:
-        progress("load", 0.0, "writing the demo checkpoint (random weights)")
-    # Imported here: the demo's name and notice are read where torch is not.
-    from chorale.model.checkpoint_writer import write_random_checkpoint
-    from chorale.model.config_writer import make_config
-
-    cache.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{_NAME}-", dir=cache))
-    try:
-        config = make_config(layers=4, experts=8, hidden=128, inter=128, heads=8, kv_heads=2, head_dim=32)
-        write_random_checkpoint(partial, config, seed=20)
-        partial.rename(folder)
-    except OSError:
-        shutil.rmtree(partial, ignore_errors=True)
-        if not (folder / "config.json").exists():  # else another process was first: its copy is the same
-            raise
+    if not (folder / "config.json").exists():
+        if progress is not None:
+            progress("load", 0.0, "expanding the demo checkpoint (once)")
+        _write(folder)
     return folder
+
+
+def export_demo(folder: str | Path) -> Path:
+    """Write the demo as an ordinary gpt-oss checkpoint into ``folder``, which must not exist or be empty.
+
+    Raises ``FileExistsError`` if something is there already.
+    """
+    target = Path(folder).expanduser().absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(f"{target}: exists already and is not empty")
+    _write(target)
+    return target
+
+
+def _write(folder: Path) -> None:
+    """Expand the archive beside ``folder`` and rename it there; whoever comes second keeps the first's."""
+    # Imported here: the demo's name and notice are read where torch is not.
+    from chorale.demo.archive import check_hash, expand
+
+    check_hash(ARCHIVE, SHA256)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        expand(ARCHIVE, partial)
+        partial.chmod(0o755)  # mkdtemp's is private; a checkpoint is not
+        partial.rename(folder)
+    except BaseException as fault:
+        shutil.rmtree(partial, ignore_errors=True)
+        is_there = (folder / "config.json").exists()  # another process was first: its copy is the same
+        if not (isinstance(fault, OSError) and is_there):
+            raise
 
 
 def default_cache_dir() -> Path:

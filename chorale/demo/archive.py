@@ -14,13 +14,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from chorale.demo.features import token_features
+from chorale.demo.features import FloatArray, Parts, feature_parts
 from chorale.errors import CheckpointError
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from chorale.model.config import ModelConfig, RopeConfig
 from chorale.model.config_writer import GENERATION_CONFIG, config_json
 
 _SIDES = {"embed": "model.embed_tokens.weight", "unembed": "lm_head.weight"}
+_ROWS_AT_ONCE = 4096  # of 512 float32: they stay in the cache
 
 
 def demo_config() -> ModelConfig:
@@ -49,22 +50,35 @@ def check_hash(archive: Path, sha256: str) -> None:
 
 
 def expand(archive: Path, folder: Path) -> None:
-    """Write config.json, generation_config.json and model.safetensors into ``folder``."""
+    """Write config.json, generation_config.json and model.safetensors into ``folder`` (config.json last)."""
     tensors = load_file(archive)
     published = {name: tensor for name, tensor in tensors.items() if not name.startswith("demo.")}
     vocab = load_vocabulary()
-    features = torch.from_numpy(token_features([vocab.token_bytes(i) for i in range(VOCAB_SIZE)]))
-    features = features.bfloat16().float()  # as the trainer saw them
-    for side, name in _SIDES.items():
-        published[name] = table(features, tensors, side)
+    parts = feature_parts([vocab.token_bytes(i) for i in range(VOCAB_SIZE)])
+    published |= zip(_SIDES.values(), tables(parts, tensors), strict=True)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(published, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "generation_config.json").write_text(json.dumps(GENERATION_CONFIG, indent=1))
     (folder / "config.json").write_text(json.dumps(config_json(demo_config(), "published"), indent=1))
 
 
-def table(features: torch.Tensor, tensors: dict[str, torch.Tensor], side: str) -> torch.Tensor:
-    """[V, H] bfloat16: one of the two vocabulary tables."""
-    base = (features @ tensors[f"demo.{side}_w"].float()).bfloat16()
-    rows = tensors[f"demo.{side}_d"].float() * tensors[f"demo.{side}_d_scale"].unsqueeze(-1)
-    return base.index_add(0, tensors["demo.corrected"].long(), rows.bfloat16())
+def tables(parts: Parts, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Embedding and unembedding, [V, H] bfloat16, from features rounded as the trainer saw them."""
+    weights = torch.cat([tensors[f"demo.{side}_w"].float() for side in _SIDES], dim=1)  # [F, 2 H]
+    of_core = _rounded(parts.of_core) @ weights[torch.from_numpy(parts.columns_of_core)]
+    of_own = weights[torch.from_numpy(parts.columns_own)]
+    core_ids, hidden = torch.from_numpy(parts.core_ids), weights.shape[1] // 2
+    made = [torch.empty(len(core_ids), hidden, dtype=torch.bfloat16) for _ in _SIDES]
+    for start in range(0, len(core_ids), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        sums = torch.addmm(of_core.index_select(0, core_ids[rows]), _rounded(parts.own[rows]), of_own)
+        for out, part in zip(made, sums.split(hidden, dim=1), strict=True):
+            out[rows] = part
+    for side, out in zip(_SIDES, made, strict=True):
+        corrections = tensors[f"demo.{side}_d"].float() * tensors[f"demo.{side}_d_scale"].unsqueeze(-1)
+        out.index_add_(0, tensors["demo.corrected"].long(), corrections.bfloat16())
+    return made
+
+
+def _rounded(piece: FloatArray) -> torch.Tensor:
+    return torch.from_numpy(piece).bfloat16().float()

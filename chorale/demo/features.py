@@ -13,6 +13,10 @@ tokens can do it with tokens it never saw.
 
 from __future__ import annotations
 
+import functools
+import itertools
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -26,26 +30,58 @@ KIND_DIMS = 18
 DIGIT_DIMS = 34  # 3 places x 10 digits, and how many places (none, 1, 2, 3)
 NUM_FEATURES = CORE_DIMS + EXACT_DIMS + PAIR_DIMS + 2 * LETTER_DIMS + KIND_DIMS + DIGIT_DIMS  # 436
 
+_NAMED_SIGNS = frozenset((" ", "_", "-", ".", '"', "'", "("))
 _SEED = 0x43484F52414C45  # "CHORALE"
 _M1, _M2, _GOLDEN = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The features in two pieces: what a token shares with all of the same core, and what is its own.
+
+    ``core_ids[v]`` is the row of ``of_core`` that token ``v`` has. ``columns_*``: the columns of R that the
+    pieces fill: R[v, columns_of_core] = of_core[core_ids[v]], R[v, columns_own] = own[v].
+    """
+
+    of_core: FloatArray  # [number of cores, columns]
+    own: FloatArray  # [V, columns]
+    core_ids: npt.NDArray[np.int64]  # [V]
+    columns_of_core: npt.NDArray[np.int64]
+    columns_own: npt.NDArray[np.int64]
+
+
 def token_features(token_bytes: list[bytes]) -> FloatArray:
     """[len(token_bytes), NUM_FEATURES] float32; rows have a norm near 1."""
+    parts = feature_parts(token_bytes)
+    features = np.empty((len(token_bytes), NUM_FEATURES), np.float32)
+    features[:, parts.columns_of_core] = parts.of_core[parts.core_ids]
+    features[:, parts.columns_own] = parts.own
+    return features
+
+
+def feature_parts(token_bytes: list[bytes]) -> Parts:
+    """R before it is spread out: a product with the parts costs less than one with R."""
     texts = [token.decode("utf-8", "replace") for token in token_bytes]
-    cores = [_core(text) for text in texts]
     order: dict[str, int] = {}
-    core_ids = np.fromiter((order.setdefault(core, len(order)) for core in cores), np.int64, len(cores))
-    core_keys = np.fromiter((_text_key(core) for core in order), np.uint64, len(order))
-    exact_keys = np.fromiter((_bytes_key(token) for token in token_bytes), np.uint64, len(token_bytes))
-    parts = [
-        _signs(core_keys, CORE_DIMS)[core_ids] * np.float32(0.8),
-        _signs(exact_keys, EXACT_DIMS) * np.float32(0.35),
-        _letter_features(list(order))[core_ids],
-        _kind_features(texts),
+    core_ids = np.fromiter((order.setdefault(_core(t), len(order)) for t in texts), np.int64, len(texts))
+    cores = list(order)
+    core_keys = np.fromiter(map(_text_key, cores), np.uint64, len(cores))
+    exact_keys = np.fromiter(map(_bytes_key, token_bytes), np.uint64, len(token_bytes))
+    of_core = [
+        _signs(core_keys, CORE_DIMS) * np.float32(0.8),
+        _letter_features(cores),
         _digit_features(cores),
     ]
-    return np.concatenate(parts, axis=1)
+    own = [_signs(exact_keys, EXACT_DIMS) * np.float32(0.35), _kind_features(texts)]
+    at = np.cumsum((0, CORE_DIMS, EXACT_DIMS, PAIR_DIMS + 2 * LETTER_DIMS, KIND_DIMS, DIGIT_DIMS))
+    core, exact, letters, kind, digits = (np.arange(a, b) for a, b in itertools.pairwise(at))
+    return Parts(
+        np.concatenate(of_core, axis=1),
+        np.concatenate(own, axis=1),
+        core_ids,
+        np.concatenate((core, letters, digits)),
+        np.concatenate((exact, kind)),
+    )
 
 
 def _core(text: str) -> str:
@@ -88,24 +124,25 @@ def _text_key(text: str) -> int:
 
 def _letter_features(cores: list[str]) -> FloatArray:
     """[N, PAIR_DIMS + 2 * LETTER_DIMS]: signed bag of letter pairs, first letter, last letter."""
-    cells: list[int] = []
-    values: list[float] = []
-    first = np.zeros(len(cores), np.int64)
-    last = np.zeros(len(cores), np.int64)
-    pair_of: dict[str, tuple[int, float]] = {}
-    for index, core in enumerate(cores):
-        first[index], last[index] = _letter(core[:1]), _letter(core[-1:])
-        bounded = f"^{core[:16]}$"
-        weight = 0.5 / np.sqrt(len(bounded) - 1)
-        for start in range(len(bounded) - 1):
-            pair = bounded[start : start + 2]
-            column, sign = pair_of.get(pair) or pair_of.setdefault(pair, _pair(pair))
-            cells.append(index * PAIR_DIMS + column)
-            values.append(sign * weight)
-    sums = np.bincount(np.asarray(cells), np.asarray(values), len(cores) * PAIR_DIMS)
-    pairs = sums.astype(np.float32).reshape(len(cores), PAIR_DIMS)
+    bounded = [f"^{core[:16]}$" for core in cores]
+    sizes = np.fromiter(map(len, bounded), np.int64, len(bounded))
+    characters = np.frombuffer("".join(bounded).encode("utf-32-le"), np.uint32).astype(np.int64)
+    row = np.repeat(np.arange(len(bounded)), sizes)
+    inside = row[:-1] == row[1:]  # pairs that do not cross from one word into the next
+    pairs = (characters[:-1] << 21 | characters[1:])[inside]
+    distinct, which = np.unique(pairs, return_inverse=True)
+    made = [_pair(chr(pair >> 21) + chr(pair & 0x1FFFFF)) for pair in distinct.tolist()]
+    column = np.asarray([column for column, _ in made])[which]
+    sign = np.asarray([sign for _, sign in made])[which]
+    row = row[:-1][inside]
+    values = sign * (0.5 / np.sqrt(sizes - 1))[row]
+    sums = np.bincount(row * PAIR_DIMS + column, values, len(cores) * PAIR_DIMS)
+    bag = sums.astype(np.float32).reshape(len(cores), PAIR_DIMS)
+    letter_of = functools.cache(_letter)
+    first = np.fromiter((letter_of(core[:1]) for core in cores), np.int64, len(cores))
+    last = np.fromiter((letter_of(core[-1:]) for core in cores), np.int64, len(cores))
     eye = np.eye(LETTER_DIMS, dtype=np.float32) * np.float32(0.3)
-    return np.concatenate([pairs, eye[first], eye[last]], axis=1)
+    return np.concatenate([bag, eye[first], eye[last]], axis=1)
 
 
 def _letter(character: str) -> int:
@@ -123,31 +160,37 @@ def _pair(pair: str) -> tuple[int, float]:
 
 def _kind_features(texts: list[str]) -> FloatArray:
     """[N, KIND_DIMS] of 0 or 0.35."""
-    kinds = np.zeros((len(texts), KIND_DIMS), np.float32)
-    for index, text in enumerate(texts):
+    flags = bytearray()
+    for text in texts:
         core = text.strip(" ")
         first, last = text[:1], text[-1:]
-        kinds[index] = (
-            first == " ",
-            first in ("_", "-"),
-            first == ".",
-            first in ('"', "'", "("),
-            not first.isalnum() and first not in (" ", "_", "-", ".", '"', "'", "("),
-            len(core) > 1 and not last.isalnum(),
-            core.isalpha() and core.islower(),
-            core.istitle(),
-            len(core) > 1 and core.isupper(),
-            core.isdigit(),
-            core.isalnum(),
-            not any(c.isalnum() for c in core),
-            "\n" in text,
-            text.isspace(),
-            core.isascii(),
-            "\ufffd" in text,
-            len(core) > 6,
-            any(c.isalnum() for c in core) and not core.isalnum(),
+        is_plain = core.isalnum()
+        has_plain = is_plain or any(map(str.isalnum, core))
+        is_long = len(core) > 1
+        flags += bytes(
+            (
+                first == " ",
+                first == "_" or first == "-",
+                first == ".",
+                first == '"' or first == "'" or first == "(",
+                not first.isalnum() and first not in _NAMED_SIGNS,
+                is_long and not last.isalnum(),
+                core.isalpha() and core.islower(),
+                core.istitle(),
+                is_long and core.isupper(),
+                core.isdigit(),
+                is_plain,
+                not has_plain,
+                "\n" in text,
+                text.isspace(),
+                core.isascii(),
+                "\ufffd" in text,
+                len(core) > 6,
+                has_plain and not is_plain,
+            )
         )
-    return kinds * np.float32(0.35)
+    kinds = np.frombuffer(flags, np.uint8).reshape(len(texts), KIND_DIMS)
+    return kinds.astype(np.float32) * np.float32(0.35)
 
 
 def _digit_features(cores: list[str]) -> FloatArray:
