@@ -55,6 +55,7 @@ def test_the_keyword_is_named(client: LocalClient, schema: Any, word: str) -> No
             await server.post(
                 "/v1/responses",
                 input="x",
+                max_output_tokens=5,
                 tools=[
                     {
                         "type": "function",
