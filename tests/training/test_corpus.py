@@ -1,0 +1,116 @@
+"""The corpus: a function of its seed, train and evaluation apart, and conversations that others can parse."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import openai_harmony
+import pytest
+
+from chorale.harmony.vocab import CALL, RANKS_DIR_VARIABLE, RETURN, START, export_vocabulary
+from training.corpus import FAMILIES, MIXTURE, sample
+from training.corpus.base import ASSISTANT, vocabulary, words
+from training.data import BatchShape, Packer
+from training.evaluate import make_case, read, scores
+
+FAMILY_FUNCTIONS = list(MIXTURE)
+
+
+@pytest.fixture(scope="module")
+def encoding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai_harmony.HarmonyEncoding]:
+    """openai-harmony, reading the vocabulary that we export (it would download one)."""
+    folder = tmp_path_factory.mktemp("ranks")
+    export_vocabulary(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RANKS_DIR_VARIABLE, str(folder))
+        yield openai_harmony.load_harmony_encoding("HarmonyGptOss")
+
+
+def test_a_function_of_the_seed() -> None:
+    for seed in range(50):
+        one, two = sample(seed).tokens(), sample(seed).tokens()
+        assert one[0].tolist() == two[0].tolist()
+        assert one[1].tolist() == two[1].tolist()
+        assert sample(seed).family in FAMILIES
+
+
+def test_word_pools_are_apart() -> None:
+    for title in (False, True):
+        train, held_out = set(words("train", title)), set(words("eval", title))
+        assert not train & held_out
+        assert len(train) > 3000
+        assert len(held_out) > 300
+
+
+def test_number_pairs_and_prompts_are_apart() -> None:
+    """No evaluation prompt of the numeric families occurs among many training ones."""
+    for family in FAMILY_FUNCTIONS[3:6]:
+        trained = {
+            tuple(str(m.content) for m in sample(seed, "train", family).history) for seed in range(1500)
+        }
+        tested = {tuple(str(m.content) for m in sample(seed, "eval", family).history) for seed in range(300)}
+        assert not trained & tested
+
+
+@pytest.mark.parametrize("family", FAMILY_FUNCTIONS, ids=lambda family: family.__name__)
+def test_parses_as_harmony(family: object, encoding: openai_harmony.HarmonyEncoding) -> None:
+    for seed in range(8):
+        dialogue = sample(seed, "train", family)  # type: ignore[arg-type]
+        ids, learn = dialogue.tokens()
+        parsed = encoding.parse_messages_from_completion_tokens(ids.tolist(), None)
+        # Each message comes back; openai-harmony ends the last one at <|return|> as we do.
+        assert len(parsed) == ids.tolist().count(START)
+        assert [m.author.role.value for m in parsed][0] == "system"
+        assert learn[-1]
+        assert ids[-1] in (RETURN, CALL)
+
+
+@pytest.mark.parametrize("family", FAMILY_FUNCTIONS, ids=lambda family: family.__name__)
+def test_the_right_answer_is_scored_as_right(family: object) -> None:
+    """The dialogue's own answer passes every check of the evaluation: the table can reach 100 %."""
+    for seed in range(30):
+        dialogue = sample(seed, "eval", family)  # type: ignore[arg-type]
+        case = make_case(dialogue)
+        for turn in turns(dialogue.tokens()[0].tolist(), len(dialogue.prompt())):
+            read(case, turn)
+        assert all(scores(case).values()), (vocabulary().decode(dialogue.tokens()[0].tolist()), scores(case))
+
+
+def turns(ids: list[int], prompt_len: int) -> list[list[int]]:
+    """What the model says in each of its turns: cut behind stop tokens, less what opens the turn."""
+    found: list[list[int]] = []
+    current: list[int] = []
+    rest = ids[prompt_len:]
+    at = 0
+    while at < len(rest):
+        if not current and rest[at] == START and rest[at + 1] != ASSISTANT:
+            at += rest[at:].index(START, 1) if START in rest[at + 1 :] else len(rest)  # a tool's message
+            while rest[at : at + 2] != [START, ASSISTANT]:
+                at += 1
+            continue
+        if not current and rest[at : at + 2] == [START, ASSISTANT]:
+            at += 2
+        current.append(rest[at])
+        if rest[at] in (RETURN, CALL):
+            found.append(current)
+            current = []
+        at += 1
+    return found
+
+
+def test_batches_hold_whole_dialogues() -> None:
+    corrected = np.arange(100, 300)
+    shape = BatchShape(rows=2, seq_len=1024, num_learned=1024, num_classes=4096)
+    batch = Packer(itertools.count(5), shape, corrected).batch()
+    assert batch["token_ids"].shape == (2, 1024)
+    learned = int((batch["weight"] > 0).sum())
+    assert 100 < learned <= 1024
+    assert batch["weight"].sum() == pytest.approx(1.0, abs=1e-4)
+    assert (batch["classes"][batch["target_class"]] == batch["targets"]).all()
+    assert len(set(batch["classes"].tolist())) == 4096
+    flat = batch["token_ids"].ravel()
+    assert (flat[batch["predict"][:learned] + 1] == batch["targets"][:learned]).all()
+    starts = (batch["positions"] == 0) & (batch["token_ids"] == START)
+    assert starts.sum() >= 4

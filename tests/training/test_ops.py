@@ -1,0 +1,126 @@
+"""What is trained is what is served: the training ops against the reference ops and the MXFP4 encoder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from chorale.demo import archive
+from chorale.demo.features import NUM_FEATURES, feature_parts, token_features
+from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
+from chorale.kernels import mxfp4, select_ops
+from chorale.kernels.ops import AttentionMeta, ForwardBatch
+from chorale.model.config import ModelConfig
+from chorale.model.gpt_oss import GptOss
+from chorale.model.weights import load_weights
+from training.export import write_archive
+from training.init import write_heads
+from training.net import DemoNet
+from training.ops import nearest_mxfp4
+
+
+@pytest.fixture(scope="module")
+def token_bytes() -> list[bytes]:
+    vocab = load_vocabulary()
+    return [vocab.token_bytes(i) for i in range(VOCAB_SIZE)]
+
+
+@pytest.fixture(scope="module")
+def net(token_bytes: list[bytes]) -> DemoNet:
+    torch.manual_seed(5)
+    features = torch.from_numpy(token_features(token_bytes))
+    net = DemoNet(archive.demo_config(), features, torch.arange(100, 400))
+    write_heads(net)
+    with torch.no_grad():
+        net.embed_d.normal_(std=0.1)
+        net.unembed_d.normal_(std=0.1)
+        net.unembed_w *= 3
+    net.quantise = True
+    return net
+
+
+@pytest.fixture(scope="module")
+def folder(net: DemoNet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("net")
+    write_archive(net, path / "archive.safetensors")
+    archive.expand(path / "archive.safetensors", path / "checkpoint")
+    return path / "checkpoint"
+
+
+def test_mxfp4_rounding_is_the_encoders(net: DemoNet) -> None:
+    torch.manual_seed(1)
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0] * 4)
+    random = torch.randn(64, 96) * torch.exp(torch.randn(64, 1) * 4)
+    for weight in (random, ties, -ties, torch.zeros(32), ties * 2**-20):
+        expected = mxfp4.decode(*mxfp4.encode(weight), torch.float32)
+        assert torch.equal(nearest_mxfp4(weight), expected)
+
+
+def served_logits(folder: Path, rows: list[list[int]], dtype: torch.dtype) -> list[torch.Tensor]:
+    """[len(row), V] of each row, by the model as it is served, each row in pages of its own."""
+    config = ModelConfig.load(folder)
+    ops = select_ops("reference", "cpu")
+    weights = load_weights(folder, config, ops, device="cpu", dtype=dtype)
+    model = GptOss(config, weights, ops, max_len=256)
+    found = []
+    for row in rows:
+        length = len(row)
+        pages = -(-length // 16)
+        pools = [
+            torch.zeros(2 * pages, 2, config.num_key_value_heads, 16, config.head_dim)
+            for _ in range(config.num_kv_slots)
+        ]
+        tables = [torch.arange(pages, dtype=torch.int32).unsqueeze(0) + group * pages for group in range(2)]
+        meta = AttentionMeta(
+            positions=torch.arange(length),
+            query_start=torch.tensor([0, length], dtype=torch.int32),
+            context_lens=torch.tensor([length], dtype=torch.int32),
+            block_tables=(tables[0], tables[1]),
+            slots=(torch.arange(length), torch.arange(length) + pages * 16),
+            max_query_len=length,
+            max_context_len=length,
+        )
+        found.append(model.forward(ForwardBatch(torch.tensor(row), torch.arange(length), meta), pools))
+    return found
+
+
+def test_training_and_serving_agree(net: DemoNet, folder: Path) -> None:
+    """Two documents in one packed row, one longer than the window; served apart, from the archive."""
+    random = np.random.default_rng(0)
+    rows = [random.integers(0, 100_000, size).tolist() for size in (170, 30)]
+    token_ids = torch.tensor([rows[0] + rows[1]])
+    positions = torch.cat([torch.arange(len(row)) for row in rows]).unsqueeze(0)
+    with torch.no_grad():
+        hidden = net(token_ids, positions, torch.arange(200))
+        table = net.table("unembed")(torch.arange(VOCAB_SIZE))
+        trained = hidden.bfloat16().float() @ table.float().mT
+    served = torch.cat(served_logits(folder, rows, torch.float32))
+    error = (trained - served).norm(dim=-1) / served.norm(dim=-1)
+    # bfloat16 rounding; a router that chooses another expert for a nearly equal score moves a token more.
+    assert error.median() < 0.02
+    assert (error < 0.1).float().mean() > 0.9
+
+
+def test_parts_are_the_features(token_bytes: list[bytes]) -> None:
+    some = token_bytes[::97]
+    parts = feature_parts(some)
+    features = token_features(some)
+    assert features.shape == (len(some), NUM_FEATURES)
+    assert np.array_equal(features[:, parts.columns_own], parts.own)
+    assert np.array_equal(features[:, parts.columns_of_core], parts.of_core[parts.core_ids])
+    assert sorted([*parts.columns_own, *parts.columns_of_core]) == list(range(NUM_FEATURES))
+
+
+def test_the_config_is_the_demos(folder: Path) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    loaded = ModelConfig.load(folder)
+    wanted = archive.demo_config()
+    assert dataclasses.replace(loaded, default_sampling={}) == dataclasses.replace(
+        wanted, eos_token_ids=loaded.eos_token_ids, max_position_embeddings=loaded.max_position_embeddings
+    )
+    assert raw["architectures"] == ["GptOssForCausalLM"]
