@@ -22,6 +22,7 @@ COMMANDS = {
     "config": ("chorale.cli.config", "show the merged configuration, each value with its origin"),
     "collect-env": ("chorale.cli.collect_env", "versions and hardware, for a bug report"),
     "vocab": ("chorale.cli.vocab", "export the vocabulary for other harmony tools"),
+    "demo": ("chorale.cli.demo", "export the model that ships inside, as an ordinary checkpoint"),
 }
 
 

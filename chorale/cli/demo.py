@@ -1,0 +1,21 @@
+"""``chorale demo export DIR``: writes the demo checkpoint as an ordinary folder that other engines load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chorale.errors import ConfigError
+
+USAGE = "usage: chorale demo export DIR"
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if len(arguments) != 2 or arguments[0] != "export":
+        raise ConfigError(USAGE)
+    from chorale.demo import export_demo
+
+    print(f"wrote {export_demo(Path(arguments[1]))}")
+    return 0
