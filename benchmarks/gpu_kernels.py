@@ -1,0 +1,417 @@
+"""The Triton kernels on one GPU, at gpt-oss-20b's sizes with random weights (made on the GPU; no checkpoint).
+
+    python benchmarks/gpu_kernels.py [--layers 24] [--sweep SECONDS] [--json FILE]
+
+1. errors: each op in bfloat16 against the float32 reference on the same weights, beside the reference's own
+   bfloat16 error; 2. each op inside a CUDA graph over all layers' weights (so the L2 holds none of them):
+   median microseconds a layer, GB/s and share of ``--peak``; 3. the whole step, eager and as a graph, and
+   where its time goes by kernel; 4. prefill; 5. with --sweep, other tile shapes for the same ops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chorale.kernels import reference, reference_attention, reference_moe
+from chorale.kernels.ops import (
+    AttentionMeta,
+    AttentionShape,
+    ExpertTensors,
+    ForwardBatch,
+    QkvWeights,
+    RouterWeights,
+)
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.ops import TRITON_OPS
+from chorale.model.config_writer import SHAPES, make_config
+from chorale.model.gpt_oss import GptOss, LayerWeights, Weights
+
+GPU = torch.device("cuda")
+H, I, NQ, NKV, D, PAGE, V = 2880, 2880, 64, 8, 64, 64, 201088
+SHAPE = AttentionShape(NQ, NKV, D, 128)
+QKV_ROWS = (NQ + 2 * NKV) * D
+EPS = 1e-5
+RESULTS: dict[str, Any] = {}
+
+
+def randn(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return (torch.randn(*shape, device=GPU) * scale).to(dtype)
+
+
+def expert_tensors(experts: int, dtype: torch.dtype = torch.bfloat16) -> ExpertTensors:
+    def blocks(rows: int) -> torch.Tensor:
+        return torch.randint(0, 256, (experts, rows, H // 32, 16), dtype=torch.uint8, device=GPU)
+
+    def scales(rows: int) -> torch.Tensor:
+        return torch.randint(117, 121, (experts, rows, H // 32), dtype=torch.uint8, device=GPU)
+
+    return ExpertTensors(
+        gate_up_bias=randn(experts, 2 * I),
+        down_bias=randn(experts, H),
+        swiglu_limit=7.0,
+        swiglu_alpha=1.702,
+        num_layers=10**6,
+        dtype=dtype,
+        gate_up_blocks=blocks(2 * I),
+        gate_up_scales=scales(2 * I),
+        down_blocks=blocks(H),
+        down_scales=scales(H),
+    )
+
+
+def make_layer(experts: int) -> LayerWeights:
+    ops = TRITON_OPS
+    return LayerWeights(
+        qkv=QkvWeights(
+            1 + randn(H, scale=0.1, dtype=torch.float32),
+            ops.pack_linear(randn(QKV_ROWS, H, scale=H**-0.5), randn(QKV_ROWS)),
+        ),
+        sinks=randn(NQ, dtype=torch.float32),
+        output=ops.pack_linear(randn(H, NQ * D, scale=0.02), randn(H, scale=0.1)),
+        router=RouterWeights(
+            1 + randn(H, scale=0.1, dtype=torch.float32),
+            ops.pack_linear(
+                randn(experts, H, scale=H**-0.5, dtype=torch.float32), randn(experts, dtype=torch.float32)
+            ),
+            4,
+        ),
+        experts=ops.pack_experts(expert_tensors(experts)),
+    )
+
+
+def make_meta(rows: int, context: int, new: int) -> tuple[AttentionMeta, int]:
+    """``rows`` sequences of ``context`` tokens of which ``new`` are new; and the pages of the pool."""
+    width = -(-context // PAGE)
+    ids = torch.randperm(2 * rows * width, device=GPU).int().view(2, rows, width)
+    positions = torch.arange(context - new, context, device=GPU).repeat(rows)
+    row = torch.arange(rows, device=GPU).repeat_interleave(new)
+    slots = ids[:, row, positions // PAGE].long() * PAGE + positions % PAGE
+    meta = AttentionMeta(
+        positions=positions,
+        query_start=(torch.arange(rows + 1, device=GPU) * new).int(),
+        context_lens=torch.full((rows,), context, dtype=torch.int32, device=GPU),
+        block_tables=(ids[0].contiguous(), ids[1].contiguous()),
+        slots=(slots[0].contiguous(), slots[1].contiguous()),
+        max_query_len=new,
+        max_context_len=context,
+    )
+    return meta, 2 * rows * width
+
+
+def make_pool(pages: int, count: int) -> list[torch.Tensor]:
+    return [randn(pages, 2, NKV, PAGE, D) for _ in range(count)]
+
+
+# ------------------------------------------------------------------ errors
+
+
+def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((found.double() - exact.double()).norm() / exact.double().norm())
+
+
+def errors() -> None:
+    """Fresh weights of one layer; exact: the reference in float32 on the same (decoded) weights."""
+    weight, bias = randn(QKV_ROWS, H, scale=H**-0.5), randn(QKV_ROWS)
+    out_weight, out_bias, head = randn(H, NQ * D, scale=0.02), randn(H), randn(V, H, scale=H**-0.5)
+    norm, sinks = 1 + randn(H, scale=0.1, dtype=torch.float32), randn(NQ, dtype=torch.float32)
+    low = expert_tensors(32)
+    exact = dataclasses.replace(low, dtype=torch.float32)
+    packed, plain, wide = (
+        TRITON_OPS.pack_experts(low),
+        reference_moe.pack_experts(low),
+        reference_moe.pack_experts(exact),
+    )
+    for tokens in (1, 2, 8, 16, 64, 300, 1024):
+        x, rope = randn(tokens, H, dtype=torch.float32), randn(tokens, D, dtype=torch.float32)
+        row: dict[str, tuple[float, float]] = {}
+        meta, pages = make_meta(1, tokens, tokens) if tokens > 100 else make_meta(tokens, 700, 1)
+        pool = make_pool(pages, 1)[0]
+        theirs = reference_attention.plan_attention(meta, SHAPE, PAGE)
+        ours = TRITON_OPS.plan_attention(meta, SHAPE, PAGE)
+        pools = [pool.float(), pool.clone(), pool.clone()]
+        q32 = reference.qkv_rope_cache(
+            x,
+            QkvWeights(norm, reference.pack_linear(weight.float(), bias.float())),
+            EPS,
+            rope,
+            theirs,
+            0,
+            pools[0],
+        )
+        qt = TRITON_OPS.qkv_rope_cache(
+            x, QkvWeights(norm, TRITON_OPS.pack_linear(weight, bias)), EPS, rope, ours, 0, pools[1]
+        )
+        qr = reference.qkv_rope_cache(
+            x, QkvWeights(norm, reference.pack_linear(weight, bias)), EPS, rope, theirs, 0, pools[2]
+        )
+        row["qkv"] = relative(qt, q32), relative(qr, q32)
+        row["kv"] = relative(pools[1], pools[0]), relative(pools[2], pools[0])
+        for group, name in ((0, "full"), (1, "window")):
+            full = reference_attention.attention(qt.float(), pools[1].float(), sinks, theirs, group)
+            found = TRITON_OPS.attention(qt, pools[1], sinks, ours, group)
+            again = reference_attention.attention(qt, pools[1], sinks, theirs, group)
+            row[name] = relative(found, full), relative(again, full)
+        attended = found
+        o32 = (
+            reference.output_projection(
+                attended, reference.pack_linear(out_weight.float(), out_bias.float()), x.clone()
+            )
+            - x
+        )
+        ot = TRITON_OPS.output_projection(attended, TRITON_OPS.pack_linear(out_weight, out_bias), x.clone())
+        orf = reference.output_projection(attended, reference.pack_linear(out_weight, out_bias), x.clone())
+        row["out"] = relative(ot - x, o32), relative(orf - x, o32)
+        ids = torch.stack([torch.randperm(32, device=GPU)[:4] for _ in range(tokens)])
+        gates = torch.softmax(randn(tokens, 4, dtype=torch.float32), -1)
+        m32 = reference_moe.moe(x, ids, gates, wide, x.clone()) - x
+        mt = TRITON_OPS.moe(x, ids, gates, packed, x.clone()) - x
+        mr = reference_moe.moe(x, ids, gates, plain, x.clone()) - x
+        row["moe"] = relative(mt, m32), relative(mr, m32)
+        if tokens <= 64:
+            index = torch.arange(tokens, device=GPU)
+            h32 = reference.lm_head(x, index, norm, reference.pack_linear(head.float(), None), EPS)
+            ht = TRITON_OPS.lm_head(x, index, norm, TRITON_OPS.pack_head(head), EPS)
+            hr = reference.lm_head(x, index, norm, reference.pack_head(head), EPS)
+            row["head"] = relative(ht, h32), relative(hr, h32)
+        RESULTS[f"errors {tokens}"] = row
+        print(
+            f"error T={tokens:5}: "
+            + "  ".join(f"{name} {a:.1e} (ref {b:.1e})" for name, (a, b) in row.items()),
+            flush=True,
+        )
+
+
+# ------------------------------------------------------------------ times
+
+
+def graph_us(work: Callable[[], Any], repeats: int = 15) -> float:
+    """Median microseconds of one replay of ``work`` as a CUDA graph."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return events_us(graph.replay, repeats)
+
+
+def events_us(work: Callable[[], Any], repeats: int = 10) -> float:
+    work()
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def tiles(rows: tuple[int, ...], tokens: int, depths: tuple[int, ...], ways: str) -> list[tuning.Tile]:
+    """``ways``: "4.3 8.2" is 4 warps and 3 stages, then 8 and 2."""
+    pairs = [tuple(map(int, way.split("."))) for way in ways.split()]
+    return [tuning.Tile(r, tokens, d, w, s) for r in rows for d in depths for w, s in pairs]
+
+
+FEW = [
+    *tiles((2, 4), 1, (512, 1024), "4.3"),
+    *tiles((4, 8), 1, (256,), "4.4 2.4"),
+    *tiles((8,), 1, (512,), "8.2"),
+]
+SOME = [
+    *tiles((16,), 16, (128,), "4.6 2.4"),
+    *tiles((16,), 16, (256,), "4.3 8.3"),
+    *tiles((16,), 16, (64,), "4.8"),
+]
+LONE = [
+    *tiles((8, 16, 32), 1, (128,), "4.2 4.5"),
+    *tiles((8, 16), 1, (128,), "2.3 1.4"),
+    *tiles((64,), 1, (128,), "8.3"),
+]
+GROUP16 = [*tiles((16, 32, 64), 16, (128,), "4.3 4.5"), *tiles((32, 64), 16, (128,), "2.4 8.3")]
+BIG = "4.2 4.4 8.3"
+SWEEP: list[tuple[int, str, list[tuple[str, list[tuning.Tile]]]]] = [
+    (1, "moe", [("gate_up", LONE), ("down", LONE)]),
+    (8, "moe", [("gate_up", GROUP16), ("down", GROUP16)]),
+    (1, "qkv", [("qkv", FEW)]),
+    (8, "qkv", [("qkv", SOME)]),
+    (1, "out", [("dense", FEW)]),
+    (8, "out", [("dense", SOME)]),
+    (1024, "moe", [(k, tiles((64,), 128, (128,), BIG)) for k in ("gate_up", "down")]),
+    (1024, "moe", [(k, tiles((64,), 64, (128,), BIG)) for k in ("gate_up", "down")]),
+    (256, "moe", [(k, tiles((64,), 32, (128,), BIG)) for k in ("gate_up", "down")]),
+    (1, "head", [("dense", FEW)]),
+    (8, "head", [("dense", SOME)]),
+]
+
+
+class Bench:
+    """All layers' weights, and one case's inputs."""
+
+    def __init__(self, layers: int, peak: float) -> None:
+        self.peak = peak
+        self.layers = [make_layer(32) for _ in range(layers)]
+        self.head = TRITON_OPS.pack_head(randn(V, H, scale=H**-0.5))
+        self.norm = torch.ones(H, device=GPU)
+        config = make_config(**{**SHAPES["20b"], "layers": layers})
+        weights = Weights(randn(V, H), tuple(self.layers), self.norm, self.head, 0)
+        self.model = GptOss(config, weights, TRITON_OPS, 16384)
+
+    def case(self, rows: int, context: int) -> dict[str, Callable[[], Any]]:
+        """What each op does in a decode step, over all layers."""
+        self.meta, pages = make_meta(rows, context, 1)
+        self.plan = TRITON_OPS.plan_attention(self.meta, SHAPE, PAGE)
+        self.pool = make_pool(pages, len(self.layers) // 2)
+        self.x = randn(rows, H, dtype=torch.float32)
+        rope = randn(rows, D, dtype=torch.float32)
+        q = randn(rows, NQ, D)
+        attended = randn(rows, NQ * D)
+        draws = [torch.stack([torch.randperm(32)[:4] for _ in range(rows)]).to(GPU) for _ in self.layers]
+        gates = torch.full((rows, 4), 0.25, device=GPU)
+        index = torch.arange(rows, device=GPU)
+        normed = randn(rows, H, dtype=torch.float32)
+        self.touched = statistics.mean(len(draw.unique()) for draw in draws)
+        layers, ops = self.layers, TRITON_OPS
+
+        def every(one: Callable[[int, LayerWeights], Any]) -> Callable[[], Any]:
+            return lambda: [one(n, layer) for n, layer in enumerate(layers)]
+
+        return {
+            "qkv": every(
+                lambda n, w: ops.qkv_rope_cache(self.x, w.qkv, EPS, rope, self.plan, 0, self.pool[n // 2])
+            ),
+            "full": every(lambda n, w: ops.attention(q, self.pool[n // 2], w.sinks, self.plan, 0)),
+            "window": every(lambda n, w: ops.attention(q, self.pool[n // 2], w.sinks, self.plan, 1)),
+            "out": every(lambda n, w: ops.output_projection(attended, w.output, self.x)),
+            "route": every(lambda n, w: ops.route(self.x, w.router, EPS)),
+            "moe": every(lambda n, w: ops.moe(normed, draws[n], gates, w.experts, self.x)),
+            "head": lambda: ops.lm_head(self.x, index, self.norm, self.head, EPS),
+        }
+
+    def bytes_of(self, name: str, rows: int, context: int) -> float:
+        row = 2 * NKV * D * 2
+        return {
+            "qkv": QKV_ROWS * H * 2,
+            "full": rows * context * row,
+            "window": rows * min(context, 128) * row,
+            "out": H * NQ * D * 2,
+            "route": 32 * H * 4,
+            "moe": self.touched * 3 * H * I * 4.25 / 8,
+            "head": V * H * 2,
+        }[name]
+
+    def time_ops(self, rows: int, context: int) -> None:
+        for name, work in self.case(rows, context).items():
+            us = graph_us(work) / (1 if name == "head" else len(self.layers))
+            rate = self.bytes_of(name, rows, context) / us / 1e6
+            RESULTS[f"{name} {rows}x{context}"] = us
+            print(
+                f"  {name:7} batch {rows:4}: {us:8.2f} us  {rate:5.2f} TB/s  {rate / self.peak:5.1%}",
+                flush=True,
+            )
+
+    def batch(self) -> ForwardBatch:
+        tokens = self.meta.positions.shape[0]
+        last = self.meta.query_start[1:].long() - 1
+        return ForwardBatch(torch.randint(0, V, (tokens,), device=GPU), last, self.meta)
+
+    def time_step(self, rows: int, context: int) -> None:
+        self.case(rows, context)
+        batch = self.batch()
+        with torch.inference_mode():
+            eager = events_us(lambda: self.model.forward(batch, self.pool))
+            graph = graph_us(lambda: self.model.forward(batch, self.pool))
+        RESULTS[f"step {rows}x{context}"] = {"eager_us": eager, "graph_us": graph}
+        print(
+            f"step batch {rows} context {context}: eager {eager:.0f} us, graph {graph:.0f} us = "
+            f"{rows / graph * 1e6:.0f} tok/s",
+            flush=True,
+        )
+        self.profile(batch, f"kernels {rows}x{context}")
+
+    def profile(self, batch: ForwardBatch, name: str) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            self.model.forward(batch, self.pool)
+            torch.cuda.synchronize()
+        rows = [(e.key[:48], e.self_device_time_total, e.count) for e in trace.key_averages()]
+        rows.sort(key=lambda each: -each[1])
+        RESULTS[name] = rows[:20]
+        total = sum(each[1] for each in rows)
+        print(
+            f"  kernels {total:.0f} us: " + ", ".join(f"{k} {t:.0f}/{n}" for k, t, n in rows[:11]), flush=True
+        )
+
+    def time_prefill(self, tokens: int) -> None:
+        self.meta, pages = make_meta(1, tokens, tokens)
+        self.pool = make_pool(pages, len(self.layers) // 2)
+        batch = self.batch()
+        us = events_us(lambda: self.model.forward(batch, self.pool), repeats=3)
+        RESULTS[f"prefill {tokens}"] = us
+        print(f"prefill {tokens}: {us / 1e3:.1f} ms = {tokens / us * 1e6:.0f} tok/s", flush=True)
+        self.profile(batch, f"kernels prefill {tokens}")
+
+    def sweep(self, seconds: float) -> None:
+        """Stops after ``seconds``."""
+        deadline = time.monotonic() + seconds
+        for rows, op, knobs in SWEEP:
+            work = self.case(rows, 640 if rows < 256 else 200)[op]
+            for knob, tiles in knobs:
+                for tile in tiles:
+                    if time.monotonic() < deadline:
+                        self._try(rows, op, knob, tile, work)
+
+    def _try(self, rows: int, op: str, knob: str, tile: Any, work: Callable[[], Any]) -> None:
+        before, each = getattr(tuning, knob), tuning.tokens_each
+        setattr(tuning, knob, lambda _: tile)
+        if rows >= 16 and op == "moe":
+            tuning.tokens_each = lambda *_: tile.tokens
+        sizes = f"{tile.rows}x{tile.tokens}x{tile.depth} w{tile.num_warps} s{tile.num_stages}"
+        label = f"sweep {op} {rows} {knob} {sizes}"
+        try:
+            us = graph_us(work, 7) / (1 if op == "head" else len(self.layers))
+            RESULTS[label] = us
+            print(f"{label}: {us:.2f} us", flush=True)
+        except Exception as error:  # a tile that does not fit the chip is a result, too
+            print(f"{label}: {type(error).__name__}", flush=True)
+        finally:
+            setattr(tuning, knob, before)
+            tuning.tokens_each = each
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--peak", type=float, default=4.6, help="TB/s of read-only streaming")
+    parser.add_argument("--sweep", type=float, default=0, metavar="SECONDS")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    try:
+        errors()
+        torch.cuda.empty_cache()
+        bench = Bench(options.layers, options.peak)
+        for rows, context in ((1, 640), (8, 640), (64, 1280), (256, 1280)):
+            bench.time_ops(rows, context)
+            bench.time_step(rows, context)
+        bench.time_prefill(8192)
+        bench.sweep(options.sweep)
+    finally:
+        if options.json is not None:
+            options.json.write_text(json.dumps(RESULTS, indent=1))
+
+
+if __name__ == "__main__":
+    main()
