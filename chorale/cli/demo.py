@@ -17,5 +17,8 @@ def run(arguments: list[str]) -> int:
         raise ConfigError(USAGE)
     from chorale.demo import export_demo
 
-    print(f"wrote {export_demo(Path(arguments[1]))}")
+    try:
+        print(f"wrote {export_demo(Path(arguments[1]))}")
+    except OSError as error:
+        raise ConfigError(f"cannot export: {error}") from None
     return 0
