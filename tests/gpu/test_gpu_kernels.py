@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / "gpu"), str(TESTS / "runtime"), str(TESTS / "kernels" / "triton")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "triton"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import test_gpu_engine as whole
 from test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
