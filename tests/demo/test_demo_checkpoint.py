@@ -77,8 +77,8 @@ def test_a_damaged_archive_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_two_processes_may_race(tmp_path: Path) -> None:
-    code = f"from pathlib import Path; from chorale.demo import ensure_demo; ensure_demo(cache_dir=Path({str(tmp_path)!r}))"
-    racers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    code = "import sys, pathlib, chorale.demo as d; d.ensure_demo(cache_dir=pathlib.Path(sys.argv[1]))"
+    racers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(2)]
     assert [racer.wait(timeout=120) for racer in racers] == [0, 0]
     (folder,) = tmp_path.iterdir()
     assert ModelConfig.load(folder).num_hidden_layers == 6

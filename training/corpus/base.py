@@ -70,7 +70,7 @@ _TEMPLATE_WORDS = frozenset(
     func honestly humidity important items kwa lau let mean nice num nung
     ond pos price prints quantity que qui repeat required response returned save
     send should ste sum tall tweet use valid venue visible year
-    """.split()
+    """.split()  # noqa: SIM905
 )
 
 

@@ -74,7 +74,7 @@ def sort_numbers(draw: Draw) -> Dialogue:
             "Can you sort {x} {w}",
             "Please sort these numbers {w}: {x}",
             "Put these in order {w}: {x}",
-        )  # fmt: skip
+        )
     )
     question = ask.format(x=", ".join(map(str, items)), w=way).replace("  ", " ").replace(" :", ":").strip()
     thought = f"The {'largest' if down else 'smallest'} is {ordered[0]}, the {'smallest' if down else 'largest'} is {ordered[-1]}."
@@ -218,7 +218,7 @@ def remember(draw: Draw) -> Dialogue:
                 "How am I called?",
                 "Do you know my name?",
                 "Tell me my name again.",
-            ),  # fmt: skip
+            ),
             f"Your name is {name}.",
         ),
         f"My {thing} is called {value}.": (
