@@ -184,6 +184,7 @@ class EngineCore:
         check_integrity(self._life)
 
     def shutdown(self) -> None:
+        self._gate.close()
         self._executor.shutdown()
 
 

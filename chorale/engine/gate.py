@@ -49,6 +49,10 @@ class Gate:
         held = self._held.pop(request_id, None)
         return None if held is None else held[0]
 
+    def close(self) -> None:
+        if self._service is not None:
+            self._service.close()
+
     def drop_all(self) -> list[GenerateRequest]:
         dropped = [request for request, _ in self._held.values()]
         self._held.clear()

@@ -234,6 +234,10 @@ class GrammarService(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Let its threads end."""
+        ...
+
 
 class StepHandle(Protocol):
     """A step that has been handed to the device."""

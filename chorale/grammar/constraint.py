@@ -20,8 +20,9 @@ MAX_MULTIPLE = 10_000  # multipleOf becomes an automaton of that many states: 10
 WHITESPACE = "( |\n[ \t]{0,64})"
 
 _JSON_OPTIONS = {"whitespace_pattern": WHITESPACE}
-# What may hide a "<" in Lark: strings, comments, regular expressions. Read from left to right.
-_LARK_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"i?|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\\n])+/[imslux]*', re.DOTALL)
+# What may hide a "<" in Lark: strings, comments, regular expressions. Read from left to right. Line breaks are
+# let through where llguidance may refuse them: what it refuses never compiles.
+_LARK_TEXT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\])+/', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

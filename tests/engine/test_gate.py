@@ -29,6 +29,10 @@ class Service:
     def __init__(self) -> None:
         self.futures: dict[str, Future[str | None]] = {}
         self.contexts: dict[str, list[int]] = {}
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def prepare(self, sampling: SamplingSpec, context: Sequence[int]) -> Future[str | None]:
         self.contexts[sampling.grammar] = list(context)
@@ -91,6 +95,8 @@ def test_a_held_id_is_in_use_and_can_be_aborted() -> None:
     assert finished(core) == {"r": "abort"}
     service.futures["g"].set_result(None)  # too late
     assert finished(core) == {}
+    core.shutdown()
+    assert service.closed
 
 
 def test_the_context_is_the_end_of_the_prompt() -> None:

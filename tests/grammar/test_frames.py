@@ -143,7 +143,14 @@ def test_a_pattern_is_the_whole_text(pattern: str, text: str, expected: bool) ->
 
 @pytest.mark.parametrize(
     "grammar",
-    ["start: <|end|>", 'start: "a" <[1-5]>', 'start: "\\"" <end>', "start: /a/ <x> // no", "start: A\n<x>"],
+    [
+        "start: <|end|>",
+        'start: "a" <[1-5]>',
+        'start: "\\"" <end>',
+        "start: /a/ <x> // no",
+        "start: A\n<x>",
+        'start: "\n" <[200006]> "\n"',
+    ],
 )
 def test_grammars_cannot_name_special_tokens(grammar: str) -> None:
     with pytest.raises(RequestError, match="special tokens"):
