@@ -158,7 +158,7 @@ def errors() -> None:
         for group, name in ((0, "full"), (1, "window")):
             full = reference_attention.attention(qt.float(), pools[1].float(), sinks, theirs, group)
             found = TRITON_OPS.attention(qt, pools[1], sinks, ours, group)
-            again = reference_attention.attention(qt, pools[1], sinks, theirs, group)
+            again = reference_attention.attention(qt.float(), pools[1], sinks, theirs, group)
             row[name] = relative(found, full), relative(again, full)
         attended = found
         o32 = (

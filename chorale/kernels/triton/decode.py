@@ -49,8 +49,10 @@ def unpack(packed, BF16: tl.constexpr, ASM: tl.constexpr):
 def scale_of(exponents, BF16: tl.constexpr):
     """Exponent fields [...] uint8 -> powers of two."""
     if BF16:
-        return (exponents.to(tl.uint16) << 7).to(tl.bfloat16, bitcast=True)
-    return (exponents.to(tl.uint32) << 23).to(tl.float32, bitcast=True)
+        scale = (exponents.to(tl.uint16) << 7).to(tl.bfloat16, bitcast=True)
+    else:
+        scale = (exponents.to(tl.uint32) << 23).to(tl.float32, bitcast=True)
+    return scale
 
 
 @triton.jit
