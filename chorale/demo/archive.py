@@ -65,7 +65,11 @@ def expand(archive: Path, folder: Path) -> None:
 def tables(parts: Parts, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """Embedding and unembedding, [V, H] bfloat16, from features rounded as the trainer saw them."""
     weights = torch.cat([tensors[f"demo.{side}_w"].float() for side in _SIDES], dim=1)  # [F, 2 H]
-    of_core = _rounded(parts.of_core) @ weights[torch.from_numpy(parts.columns_of_core)]
+    of_core = torch.empty(len(parts.of_core), weights.shape[1])
+    core_weights = weights[torch.from_numpy(parts.columns_of_core)]
+    for start in range(0, len(of_core), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        torch.mm(_rounded(parts.of_core[rows]), core_weights, out=of_core[rows])
     of_own = weights[torch.from_numpy(parts.columns_own)]
     core_ids, hidden = torch.from_numpy(parts.core_ids), weights.shape[1] // 2
     made = [torch.empty(len(core_ids), hidden, dtype=torch.bfloat16) for _ in _SIDES]
