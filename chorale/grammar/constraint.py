@@ -20,7 +20,7 @@ MAX_MULTIPLE = 10_000  # multipleOf becomes an automaton of that many states: 10
 WHITESPACE = "( |\n[ \t]{0,64})"
 
 _JSON_OPTIONS = {"whitespace_pattern": WHITESPACE}
-# What may hide a "<" in Lark: strings, comments, regular expressions. Read from left to right. Line breaks are
+# What may hide a "<" in Lark: strings, comments, regular expressions. Read left to right. Line breaks are
 # let through where llguidance may refuse them: what it refuses never compiles.
 _LARK_TEXT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\])+/', re.DOTALL)
 
