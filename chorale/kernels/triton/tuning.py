@@ -39,7 +39,7 @@ def gate_up(tokens_each: int) -> Tile:
     if tokens_each == 1:
         return Tile(16, 1, 128, 4, 3)
     if tokens_each <= 16:
-        return Tile(32, 16, 128, 4, 4)
+        return Tile(64, 16, 128, 4, 4)  # 32 rows leave two of four warps decoding what the others decode
     return Tile(64, 32, 128, 4, 3) if tokens_each <= 32 else Tile(64, 64, 128, 4, 3)
 
 
@@ -47,7 +47,7 @@ def down(tokens_each: int) -> Tile:
     if tokens_each == 1:
         return Tile(16, 1, 128, 4, 3)
     if tokens_each <= 16:
-        return Tile(32, 16, 128, 4, 4)
+        return Tile(64, 16, 128, 4, 4)  # 32 rows leave two of four warps decoding what the others decode
     return Tile(64, 32, 128, 4, 3) if tokens_each <= 32 else Tile(64, 64, 128, 4, 3)
 
 

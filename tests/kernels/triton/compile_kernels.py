@@ -1,8 +1,8 @@
 """Compile every kernel, in its variants, for GPUs that need not be here. A script: needs Triton, no GPU.
 
-    python tests/kernels/triton/compile_kernels.py cuda:90 [-v]
+    python tests/kernels/triton/compile_kernels.py cuda:90 hip:gfx942 ["gate_up 16" ...] [-v]
 
-With -v: shared memory of each. Run by ``test_compile.py``.
+With names: those only. With -v: shared memory of each. Run by ``test_interpreter.py``.
 """
 
 from __future__ import annotations
@@ -100,19 +100,23 @@ def target_of(text: str) -> GPUTarget:
     return GPUTarget("cuda", int(arch), 32) if backend == "cuda" else GPUTarget("hip", arch, 64)
 
 
-def main(arguments: list[str]) -> None:
-    target = target_of(arguments[0])
-    wanted = [a for a in arguments[1:] if a != "-v"]
+def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
     for name, kernel, constants, types, warps, stages in variants(asm=target.backend == "cuda"):
-        if wanted and not any(name.startswith(w) for w in wanted):
+        if wanted and name not in wanted:
             continue
         compiled = triton.compile(
             source(kernel, constants, types), target, {"num_warps": warps, "num_stages": stages}
         )
-        binary = compiled.asm["cubin" if target.backend == "cuda" else "hsaco"]
-        assert len(binary) > 1000, name
-        if "-v" in arguments:
-            print(f"{name:12} shared {compiled.metadata.shared:7} bytes", flush=True)
+        assert len(compiled.asm["cubin" if target.backend == "cuda" else "hsaco"]) > 1000, name
+        if verbose:
+            print(f"{target.arch} {name:12} shared {compiled.metadata.shared:7} bytes", flush=True)
+
+
+def main(arguments: list[str]) -> None:
+    targets = [text for text in arguments if ":" in text]
+    wanted = [text for text in arguments if ":" not in text and text != "-v"]
+    for target in targets:
+        compile_all(target_of(target), wanted, "-v" in arguments)
 
 
 if __name__ == "__main__":

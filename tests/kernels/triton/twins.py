@@ -216,7 +216,7 @@ CHOICES: dict[str, Any] = {
 @each_dtype
 @pytest.mark.parametrize(
     ("tokens", "choose"),
-    [(1, "any"), (2, "all-the-same"), (3, "any"), (16, "some-empty"), (33, "all-the-same"), (90, "any")],
+    [(1, "any"), (3, "any"), (16, "some-empty"), (33, "all-the-same"), (90, "any")],
 )
 def test_moe(tokens: int, choose: str, dtype: torch.dtype) -> None:
     experts, hidden, inter = 7, 160, 96  # neither a multiple of the packed tile, nor a power of two
@@ -228,8 +228,9 @@ def test_moe(tokens: int, choose: str, dtype: torch.dtype) -> None:
     found = TRITON_OPS.moe(normed, ids, gates, TRITON_OPS.pack_experts(tensors), x.clone())
     expected = reference_moe.moe(normed, ids, gates, reference_moe.pack_experts(tensors), x.clone())
     check(found - x, expected - x, dtype)
-    again = TRITON_OPS.moe(normed, ids, gates, TRITON_OPS.pack_experts(tensors), x.clone())
-    assert torch.equal(found, again)
+    if DEVICE == "cuda":  # the interpreter runs one program after the other: nothing to find out there
+        again = TRITON_OPS.moe(normed, ids, gates, TRITON_OPS.pack_experts(tensors), x.clone())
+        assert torch.equal(found, again)
 
 
 def test_moe_decodes_every_code_and_scale_exactly() -> None:
