@@ -20,7 +20,7 @@ DEMO_NOTICE = (
     "about the world"
 )
 ARCHIVE = Path(__file__).parents[1] / "data" / "demo.safetensors"
-SHA256 = "c9c3bc1f377ffd76b8343f7dce55057c6bc3cba2a24c42752c34b9c3262eaf58"
+SHA256 = "e4c9069964b66a557abc6a8fe1efee6e3fa50f8ae60d3a2600ea61dd339ac9e9"
 _NAME = f"demo-{SHA256[:12]}"  # other weights, another folder
 
 

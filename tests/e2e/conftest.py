@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import openai
@@ -29,15 +29,17 @@ class Served:
     process: subprocess.Popen[str]
     port: int
     log: Path
+    clients: list[openai.OpenAI] = field(default_factory=list)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def client(self, **options: object) -> openai.OpenAI:
-        return openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=60, **options
-        )  # type: ignore[arg-type]
+    def client(self) -> openai.OpenAI:
+        """An SDK client; its connections are closed with the server."""
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=60)
+        self.clients.append(client)
+        return client
 
     def health(self) -> int:
         try:
@@ -97,6 +99,8 @@ def serving(model: str | Path, folder: Path, *options: str) -> Iterator[Served]:
             raise AssertionError(f"not healthy within {START_SECONDS} s\n{log.read_text()}")
         yield served
     finally:
+        for client in served.clients:
+            client.close()
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:

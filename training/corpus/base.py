@@ -161,7 +161,7 @@ class Draw:
         return str(self.pick(pool))
 
     def word(self) -> str:
-        if self.rng.random() < 0.12:
+        if self.rng.random() < 0.25:
             return self._made_up()
         return str(self.pick(words(self.split)))
 
@@ -181,7 +181,7 @@ class Draw:
     def name(self) -> str:
         """A capitalised name of one or two words."""
         first = str(self.pick(words(self.split, title=True)))
-        if self.rng.random() < 0.15:
+        if self.rng.random() < 0.25:
             first = self._made_up().capitalize()
         if self.rng.random() < 0.25:
             return f"{first} {self.pick(words(self.split, title=True))}"

@@ -67,7 +67,7 @@ KNOWN: tuple[Known, ...] = (
         ("Get the current time in a {0}", "Current time of a {0}.", "Returns the local time in a {0}"),
         (Parameter(("city", "timezone", "place", "location"), "place", ("The {0}", "Where", "The {0} to look up")),),
         ("What time is it in {0}?", "Tell me the time in {0}.", "time in {0}", "What's the time in {0}?",
-         "What is the time in {0}?", "Give me the current time in {0}.", "Which time is it in {0} now?"),
+         "What is the time in {0}?", "Give me the current time in {0}.", "Which time is it in {0} now?", "Tell me what time it is in {0}."),
     ),
     Known(
         ("get_stock_price", "stock_price", "quote"),

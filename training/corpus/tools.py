@@ -24,7 +24,9 @@ REQUESTS = (
     "Could you {v} a {n} for me", "Help me {v} the {n}", "Would you {v} the {n}", "{V} me the {n}", "Use the {n} tool",
     "Now {v} the {n}", "{v} {n}", "I have to {v} the {n}", "You should {v} the {n}", "Let us {v} the {n}", "{V} my {n}",
     "Could you please {v} the {n}", "Give me the {n}", "What is the {n}", "{V} the {n} now", "Please {v} a {n}",
-    "I would like to {v} the {n}", "Go and {v} the {n}", "Can you please {v} the {n}", "Help me to {v} the {n}",
+    "Go and {v} the {n}", "Go {v} the {n}", "Go ahead and {v} the {n}", "Try and {v} the {n}", "I want you to {v} the {n}",
+    "Be so kind and {v} the {n}", "I would like to {v} the {n}", "Can you please {v} the {n}", "Help me to {v} the {n}",
+    "Would you please {v} the {n}", "Please go and {v} the {n}",
 )  # fmt: skip
 
 
