@@ -63,6 +63,8 @@ def _write(folder: Path) -> None:
     try:
         expand(ARCHIVE, partial)
         partial.chmod(0o755)  # mkdtemp's is private; a checkpoint is not
+        for file in partial.iterdir():
+            file.chmod(0o644)
         partial.rename(folder)
     except BaseException as fault:
         shutil.rmtree(partial, ignore_errors=True)
