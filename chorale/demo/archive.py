@@ -20,6 +20,8 @@ from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from chorale.model.config import ModelConfig, RopeConfig
 from chorale.model.config_writer import GENERATION_CONFIG, config_json
 
+# A model this small misspells at temperature 1, gpt-oss's own default; requests may still ask for it.
+SAMPLING = {"temperature": 0.3}
 _SIDES = {"embed": "model.embed_tokens.weight", "unembed": "lm_head.weight"}
 _ROWS_AT_ONCE = 4096  # of 512 float32: they stay in the cache
 
@@ -58,7 +60,7 @@ def expand(archive: Path, folder: Path) -> None:
     published |= zip(_SIDES.values(), tables(parts, tensors), strict=True)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(published, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "generation_config.json").write_text(json.dumps(GENERATION_CONFIG, indent=1))
+    (folder / "generation_config.json").write_text(json.dumps(GENERATION_CONFIG | SAMPLING, indent=1))
     (folder / "config.json").write_text(json.dumps(config_json(demo_config(), "published"), indent=1))
 
 
