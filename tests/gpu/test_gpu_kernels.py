@@ -1,6 +1,6 @@
 """The Triton kernels on a GPU: op by op against the reference, and the whole engine. ``pytest -m gpu``.
 
-The op tests are those that CI runs through the interpreter (``tests/kernels/triton/twins.py``), here compiled
+The op tests are those that CI runs through the interpreter (``tests/kernels/triton_ops/twins.py``), here compiled
 and in bfloat16 too.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "triton"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "triton_ops"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -60,6 +60,7 @@ REFUSED: dict[str, Refusal] = {
 # Fields of OpenAI's that need what is not built yet: (reason, values that ask for nothing).
 _NOT_YET: dict[str, tuple[str, tuple[Any, ...]]] = {
     "background": ("background responses are not supported yet", (False,)),
+    "background_options": ("background responses are not supported yet", ({},)),
     "conversation": ("conversations are not supported yet; use previous_response_id", ()),
     "prompt": ("prompt templates live on OpenAI's servers; send instructions and input", ()),
     "moderation": ("there is no moderation model here", ()),

@@ -1,6 +1,6 @@
 """Compile every kernel, in its variants, for GPUs that need not be here. A script: needs Triton, no GPU.
 
-    python tests/kernels/triton/compile_kernels.py cuda:90 hip:gfx942 ["gate_up 16" ...] [-v]
+    python tests/kernels/triton_ops/compile_kernels.py cuda:90 hip:gfx942 ["gate_up 16" ...] [-v]
 
 With names: those only. With -v: shared memory of each. Run by ``test_interpreter.py``.
 """
