@@ -1,7 +1,7 @@
 """The Triton kernels on a GPU: op by op against the reference, and the whole engine. ``pytest -m gpu``.
 
-The op tests are those that CI runs through the interpreter (``tests/kernels/triton_ops/twins.py``), here compiled
-and in bfloat16 too.
+The op tests are those that CI runs through the interpreter (``tests/kernels/triton_ops/twins.py``), here
+compiled and in bfloat16 too.
 """
 
 from __future__ import annotations
