@@ -9,6 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from chorale.runtime.hardware import cpu_count as cpu_count
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -62,14 +64,6 @@ def _memory_from_sysconf() -> tuple[int, int]:
     except (ValueError, OSError, AttributeError):
         return 0, 0
     return total, total
-
-
-def cpu_count() -> int:
-    """Cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
 
 
 def cpu_name() -> str:

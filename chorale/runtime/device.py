@@ -5,7 +5,6 @@ Everything else asks for a capability (``overlap``, ``sample_rows``) or for a tr
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from chorale.errors import ConfigError
-from chorale.runtime.hardware import Hardware, available_memory
+from chorale.runtime.hardware import Hardware, available_memory, cpu_count
 from chorale.runtime.memory import SMALL_PARAMETERS
 
 Arrays = list[npt.NDArray[np.generic]]
@@ -98,7 +97,7 @@ def default_threads(num_parameters: int) -> int:
     A small model's steps take milliseconds, and each parallel section waits for its slowest thread: with the
     HTTP side on the same two cores, a 256-wide step took 140 ms on two threads and 17 on one.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = cpu_count()
     return cores if num_parameters > SMALL_PARAMETERS else max(1, cores - 1)
 
 

@@ -18,6 +18,14 @@ class Hardware:
     free_bytes: int
 
 
+def cpu_count() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
 def available_memory() -> int:
     """Bytes of host memory that this process could still take: what the kernel says, within its cgroup."""
     limit = _cgroup_room()
