@@ -23,9 +23,11 @@ ALLOWED: dict[str, set[str]] = {
     "demo": {"model", "kernels", "harmony", "errors"},
     "runtime": {"engine.types", "grammar", "harmony", "model", "kernels", "config", "errors"},
     "client": {"engine", "errors", "config"},
-    "api": {"harmony", "grammar", "client", "engine.types", "config", "errors", "version"},
+    "tools": {"harmony", "config", "errors", "version"},
+    "api": {"harmony", "grammar", "tools", "client", "engine.types", "config", "errors", "version"},
     "serve": {
         "api",
+        "tools",
         "client",
         "engine",
         "runtime",
@@ -43,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "version": set(),
 }
 FREE = {"cli", "__init__", "__main__"}
-TORCH_FREE = ("harmony", "grammar", "engine", "client", "api", "config", "errors")
+TORCH_FREE = ("harmony", "grammar", "engine", "client", "tools", "api", "config", "errors")
 
 
 def modules() -> list[Path]:
