@@ -1,9 +1,10 @@
 """What the tool loop of the API sees: frozen values and three protocols. No tool is implemented here.
 
 A ``ToolService`` lives as long as the HTTP process. It opens one ``ToolBox`` for each response; what must
-outlive the response (browser cursors, the id of a python session) leaves as ``ToolBox.state()`` and comes back
-through ``ToolService.open(state=...)``. A call never raises for a tool's fault: whatever goes wrong becomes the
-text of a ``ToolResult`` with ``failed=True``, which the model reads. Closing the generator of a call aborts it.
+outlive the response (browser cursors, the id of a python session) leaves as ``ToolBox.state()`` and comes
+back through ``ToolService.open(state=...)``. A call never raises for a tool's fault: whatever goes wrong
+becomes the text of a ``ToolResult`` with ``failed=True``, which the model reads. Closing the generator of a
+call aborts it.
 """
 
 from __future__ import annotations
