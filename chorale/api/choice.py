@@ -12,6 +12,7 @@ from chorale.api.ids import new_id
 from chorale.api.item import OpenItem, Token
 from chorale.api.options import Round, TurnOptions
 from chorale.api.output import (
+    CLIENT_CALLS,
     EndReason,
     ItemClosed,
     ItemKind,
@@ -24,6 +25,7 @@ from chorale.api.output import (
     Usage,
 )
 from chorale.api.stops import StopFilter
+from chorale.api.unwrap import InputReader
 from chorale.engine.types import ChunkTimings, TokenChunk, TokenLogprobs
 from chorale.errors import ChoraleError, EngineError
 from chorale.harmony.messages import (
@@ -41,7 +43,16 @@ from chorale.harmony.vocab import CHANNEL, END, MESSAGE, NUM_RANKS, START, Vocab
 __all__ = ["Choice", "Round", "TurnOptions"]
 
 FUNCTIONS = "functions."
-_ID_PREFIX: dict[ItemKind, str] = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+_ID_PREFIX: dict[ItemKind, str] = {
+    "reasoning": "rs",
+    "message": "msg",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "local_shell_call": "lsh",
+    "shell_call": "sh",
+    "apply_patch_call": "apc",
+    "tool_search_call": "tsc",
+}
 
 
 class Choice:
@@ -183,7 +194,12 @@ class Choice:
         kind, name, phase = self._route(start)
         stop = self._options.stop if phase == "final_answer" else ()
         stops = StopFilter(stop, self._options.include_stop) if stop else None
-        self._item = OpenItem(self._num_items, kind, stops)
+        form = self._options.call_forms.get(name) if name is not None else None
+        namespace = None
+        if form is not None:
+            kind, name, namespace = form.kind, form.name, form.namespace
+        reader = InputReader() if form is not None and form.wrapped else None
+        self._item = OpenItem(self._num_items, kind, stops, reader)
         self._num_items += 1
         self._answered = self._answered or kind != "reasoning"
         self._pending.append(
@@ -192,7 +208,8 @@ class Choice:
                 item_id=new_id(_ID_PREFIX[kind]),
                 kind=kind,
                 name=name,
-                call_id=new_id("call") if kind == "function_call" else None,
+                namespace=namespace,
+                call_id=new_id("call") if kind in CLIENT_CALLS else None,
                 phase=phase,
             )
         )
@@ -237,9 +254,9 @@ class Choice:
         if item is None:
             return
         item.release()
-        if item.kind == "function_call" and status == "completed":
+        if item.kind in CLIENT_CALLS and status == "completed":
             self._called = True
-            if item.is_blank:
+            if item.is_blank and item.kind != "custom_tool_call":
                 item.add_text("{}")  # a call without arguments is still a JSON object
         self._flush()
         self._item = None

@@ -6,21 +6,28 @@ from collections.abc import Iterable
 
 from chorale.api.output import ItemDelta, ItemKind
 from chorale.api.stops import StopFilter
+from chorale.api.unwrap import InputReader
 from chorale.engine.types import TokenLogprobs
 
 Token = tuple[int, TokenLogprobs | None]
 
 
 class OpenItem:
-    """Collects text and its tokens until a delta is due. ``stops``: watched over its text."""
+    """Collects text and its tokens until a delta is due.
 
-    __slots__ = ("_logprobs", "_stops", "_texts", "_tokens", "index", "is_blank", "kind")
+    ``stops``: watched over its text; ``reader``: takes the text out of what the model writes around it.
+    """
 
-    def __init__(self, index: int, kind: ItemKind, stops: StopFilter | None = None) -> None:
+    __slots__ = ("_logprobs", "_reader", "_stops", "_texts", "_tokens", "index", "is_blank", "kind")
+
+    def __init__(
+        self, index: int, kind: ItemKind, stops: StopFilter | None = None, reader: InputReader | None = None
+    ) -> None:
         self.index = index
         self.kind = kind
         self.is_blank = True  # nothing but white space so far
         self._stops = stops
+        self._reader = reader
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -32,6 +39,8 @@ class OpenItem:
             text, tokens, matched = self._stops.feed(text, tokens)
             if matched is not None:
                 self._stops = None  # what it still holds belongs to the stop string
+        if self._reader is not None:
+            text = self._reader.feed(text)
         if text:
             self._texts.append(text)
             if self.is_blank and not text.isspace():
@@ -44,7 +53,9 @@ class OpenItem:
         self._texts.append(text)
 
     def release(self) -> None:
-        """No more content: what only began like a stop string is text after all."""
+        """No more content: what only began like a stop string, or a wrapping, is text after all."""
+        if self._reader is not None and (held := self._reader.finish()):
+            self._texts.append(held)
         if self._stops is not None:
             text, tokens = self._stops.flush()
             if text:

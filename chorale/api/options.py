@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from chorale.api.output import ItemKind
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """What a call of a client's tool becomes, where it is more than a plain function call.
+
+    ``name`` and ``namespace``: as the client declared them; ``wrapped``: the model writes a JSON object with
+    one text, ``input``, and the client is given that text.
+    """
+
+    kind: ItemKind
+    name: str
+    namespace: str | None = None
+    wrapped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,6 +28,7 @@ class TurnOptions:
 
     request_id: str  # unique among the requests in flight
     function_names: frozenset[str] = frozenset()  # declared and callable; empty: no call is ever reported
+    call_forms: Mapping[str, CallForm] = field(default_factory=dict)  # of those that are no plain functions
     stop: tuple[str, ...] = ()  # stop strings, on final text only
     include_stop: bool = False  # the stop string (or extra stop token) is part of the text
     parallel_tool_calls: bool = True  # False: the turn ends after the first call

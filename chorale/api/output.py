@@ -24,6 +24,10 @@ ItemKind = Literal[
     "message",
     "function_call",
     "custom_tool_call",
+    "local_shell_call",
+    "shell_call",
+    "apply_patch_call",
+    "tool_search_call",
     "web_search_call",
     "code_interpreter_call",
     "mcp_call",
@@ -31,6 +35,18 @@ ItemKind = Literal[
 ItemStatus = Literal["completed", "incomplete", "failed"]
 EndReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Phase = Literal["commentary", "final_answer"]
+
+# Calls that the client runs. They end the turn, and their text is JSON arguments (of a custom call: its input).
+CLIENT_CALLS: frozenset[ItemKind] = frozenset(
+    {
+        "function_call",
+        "custom_tool_call",
+        "local_shell_call",
+        "shell_call",
+        "apply_patch_call",
+        "tool_search_call",
+    }
+)
 
 
 @dataclass(slots=True)
