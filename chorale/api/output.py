@@ -36,7 +36,7 @@ ItemStatus = Literal["completed", "incomplete", "failed"]
 EndReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Phase = Literal["commentary", "final_answer"]
 
-# Calls that the client runs. They end the turn, and their text is JSON arguments (of a custom call: its input).
+# Calls that the client runs: they end the turn. Their text is JSON arguments; of a custom call, its input.
 CLIENT_CALLS: frozenset[ItemKind] = frozenset(
     {
         "function_call",
