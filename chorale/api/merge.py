@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
@@ -53,3 +54,55 @@ async def _read(
     finally:
         await source.aclose()
     await queue.put(None)
+
+
+class Sources(Generic[Item]):
+    """Async generators read as one, to which more may be added while they are read.
+
+    A source that is alone is read directly; several get a task each. The first exception ends all.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[AsyncGenerator[Item]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._queue: asyncio.Queue[tuple[int, Item] | None] = asyncio.Queue(1)
+
+    def add(self, source: AsyncGenerator[Item]) -> None:
+        self._waiting.append(source)
+
+    async def read(self) -> AsyncGenerator[Item]:
+        """Until every source has ended. Closing it closes them all."""
+        try:
+            while self._waiting or self._tasks:
+                if len(self._waiting) == 1 and not self._tasks:
+                    async for item in self._waiting[0]:
+                        yield item
+                        if len(self._waiting) > 1:
+                            break  # there are several from here on
+                    else:
+                        self._waiting.popleft()
+                    continue
+                while self._waiting:
+                    reading = _read(0, self._waiting.popleft(), self._queue)
+                    self._tasks.add(asyncio.create_task(reading))
+                pair = await self._queue.get()
+                if pair is not None:
+                    yield pair[1]
+                else:
+                    await self._reap()
+        finally:
+            await self._close()
+
+    async def _reap(self) -> None:
+        """Let go of the tasks that have ended; raises what one of them raised."""
+        await asyncio.sleep(0)  # None is put just before a task ends
+        for task in [task for task in self._tasks if task.done()]:
+            self._tasks.discard(task)
+            task.result()
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for source in self._waiting:
+            await source.aclose()

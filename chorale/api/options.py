@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from chorale.api.output import ItemKind
+
+if TYPE_CHECKING:
+    from chorale.api.toolloop import TurnTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +45,20 @@ class TurnOptions:
     priority: int = 0
     cache_salt: str = ""
     arrival_time: float = 0.0
+    tools: tuple[TurnTools, ...] = ()  # the built-in tools: none, or one entry a choice
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """The next generation of a turn: its prompt, and the header that the prompt ends with.
 
-    ``num_own_tokens``: how many tokens at the prompt's end are this turn's; its grammar covers them.
+    ``num_own_tokens``: how many tokens at the prompt's end the round's grammar covers.
+    ``grammar``: of this round; None: the one before goes on.
+    ``num_new_tokens``: after a tool, what of the prompt was in no round before. None: no tool ran.
     """
 
     prompt_token_ids: list[int]
     prefill_token_ids: tuple[int, ...]
     num_own_tokens: int = 0
+    grammar: str | None = None
+    num_new_tokens: int | None = None

@@ -11,13 +11,14 @@ Item ``index`` counts from 0 within one choice; an item is opened, gets deltas, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import msgspec
 
 from chorale.engine.types import ChunkTimings, TokenLogprobs
 from chorale.errors import ChoraleError, EngineDeadError
+from chorale.tools.base import McpListing, Progress, ToolResult, UrlCitation
 
 ItemKind = Literal[
     "reasoning",
@@ -31,6 +32,8 @@ ItemKind = Literal[
     "web_search_call",
     "code_interpreter_call",
     "mcp_call",
+    "mcp_list_tools",
+    "mcp_approval_request",
 ]
 ItemStatus = Literal["completed", "incomplete", "failed"]
 EndReason = Literal["stop", "length", "tool_calls", "abort", "error"]
@@ -47,6 +50,10 @@ CLIENT_CALLS: frozenset[ItemKind] = frozenset(
         "tool_search_call",
     }
 )
+# Items of tools that run here: the turn goes on after them. Their text is what the model wrote for the tool.
+BUILTIN_ITEMS: frozenset[ItemKind] = frozenset(
+    {"web_search_call", "code_interpreter_call", "mcp_call", "mcp_list_tools", "mcp_approval_request"}
+)
 
 
 @dataclass(slots=True)
@@ -57,13 +64,16 @@ class Usage:
     cached_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
+    # Of the two above, what the rounds after the first added: their prompts, and what those repeat.
+    later_input_tokens: int = 0
+    later_cached_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
         return self.input_tokens + self.output_tokens
 
     def copy(self) -> Usage:
-        return Usage(self.input_tokens, self.cached_tokens, self.output_tokens, self.reasoning_tokens)
+        return replace(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +84,11 @@ class ItemOpened:
     item_id: str
     kind: ItemKind
     name: str | None = None  # calls: the function's name, without its namespace
-    namespace: str | None = None
+    namespace: str | None = None  # of MCP items: the server's label
     call_id: str | None = None
     phase: Phase | None = None  # messages
+    container_id: str | None = None  # code_interpreter_call
+    approval_request_id: str | None = None  # mcp_call: the request that was approved
 
 
 # A msgspec struct where the others are dataclasses: there is one of these per streamed token, and it is
@@ -92,11 +104,45 @@ class ItemDelta(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ItemClosed:
-    """``token_ids``: the harmony message behind the item (header included), kept for exact replay."""
+    """``token_ids``: the harmony message behind the item (header included), kept for exact replay.
+
+    Of a built-in call that ran: the call, ``<|call|>``, and the whole message of its result.
+    """
 
     index: int
     status: ItemStatus = "completed"
     token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStarted:
+    """The text of a built-in call is whole, and the tool begins to run."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolProgressed:
+    """News of a running tool, as it happens."""
+
+    index: int
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """What came of a built-in item; at most once, before it closes."""
+
+    index: int
+    result: ToolResult | McpListing
+
+
+@dataclass(frozen=True, slots=True)
+class Cited:
+    """A citation within the text of the open message so far."""
+
+    index: int
+    citation: UrlCitation
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +173,21 @@ class TurnEnded:
     output_token_ids: tuple[int, ...] = ()  # every sampled token, headers and terminators included
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     timings: ChunkTimings | None = None
+    tool_state: dict[str, Any] | None = None  # what the built-in tools of the next turn need of this one
 
 
-OutputEvent = ItemOpened | ItemDelta | ItemClosed | TurnProgress | PromptScored | TurnEnded
+OutputEvent = (
+    ItemOpened
+    | ItemDelta
+    | ItemClosed
+    | ToolStarted
+    | ToolProgressed
+    | ToolOutcome
+    | Cited
+    | TurnProgress
+    | PromptScored
+    | TurnEnded
+)
 
 
 def end_error(ended: TurnEnded) -> ChoraleError | None:
@@ -152,6 +210,8 @@ class FoldedItem:
     content_token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     token_ids: tuple[int, ...] = ()  # the harmony message, header included
+    citations: list[UrlCitation] = field(default_factory=list)
+    outcome: ToolResult | McpListing | None = None
     _parts: list[str] = field(default_factory=list)
 
     @property
@@ -190,6 +250,10 @@ class Fold:
                 item = self._open_item(event.index)
                 item.status, item.token_ids = event.status, event.token_ids
                 item.text, item._parts = "".join(item._parts), []
+            elif isinstance(event, Cited):
+                self._open_item(event.index).citations.append(event.citation)
+            elif isinstance(event, ToolOutcome):
+                self._open_item(event.index).outcome = event.result
             elif isinstance(event, TurnEnded):
                 self._end(event)
 
