@@ -70,8 +70,9 @@ class RouterWeights:
     """Norm and router of the expert layer."""
 
     norm: torch.Tensor  # [H] float32
-    linear: Any  # pack_linear of [E, H] and its bias
+    linear: Any  # pack_linear of [E, H] and its bias, in float32
     top_k: int  # K
+    dtype: torch.dtype | None = None  # what the experts compute in; None: float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,47 @@ class ExpertTensors:
     down_scales: torch.Tensor | None = None  # [E, H, I / 32] uint8
     gate_up: torch.Tensor | None = None  # [E, H, 2 I]
     down: torch.Tensor | None = None  # [E, I, H]
+
+
+NO_FINITE_LOGITS = -1  # instead of a token: the row's logits were not finite
+NOTHING_ALLOWED = -2  # they were, but every token was forbidden
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How to draw N tokens by temperature alone. ``runtime/noise.py`` says what a key is."""
+
+    keys: torch.Tensor  # [N, 2] int32, of any strides
+    temperature: torch.Tensor  # [N] float32; 0: greedy
+    rows: torch.Tensor  # [N] int32: the device rows that the tokens belong to
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeInputs:
+    """What the host says about a step in which N rows compute one token each."""
+
+    rows: torch.Tensor  # [N] int32 device row
+    num_computed: torch.Tensor  # [N] int32: the position of the new token
+    token_ids: torch.Tensor  # [N] int32; negative: the row's last token
+    new_pages: torch.Tensor  # [2, N] int32, by group: the page of that position if it is new, else -1
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeState:
+    """Memory that stays where it is: what rows remember (read, appended to), and what the model reads.
+
+    The written tensors may be longer than N; their first N are meant.
+    """
+
+    last_token: torch.Tensor  # [rows] int64
+    block_tables: torch.Tensor  # [2, rows, width] int32
+    token_ids: torch.Tensor  # [N] int64, written
+    positions: torch.Tensor  # [N] int64, written
+    context_lens: torch.Tensor  # [N] int32, written
+    slots: torch.Tensor  # [2, N] int64, written
+    tables: torch.Tensor  # [2, N, width] int32, written as far as the row's layers can see
+    block_size: int
+    window: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +178,13 @@ class Ops:
     pack_linear: Callable[[torch.Tensor, torch.Tensor], Any]  # (weight [N, K], bias [N])
     pack_experts: Callable[[ExpertTensors], Any]
     pack_head: Callable[[torch.Tensor], Any]  # ([V, H])
+
+    # A step of one new token a row never waits for the host, so that it can be captured in a graph.
+    capturable: bool = False
+
+    # (logits [N, V] float32, draws, forbidden [V] uint8, last_token [rows] int64, out [N] int64): writes the
+    # tokens to ``out`` and ``last_token``. None: the runtime's own, plain torch (``runtime/sampler.py``).
+    sample: Callable[[torch.Tensor, Draws, torch.Tensor, torch.Tensor, torch.Tensor], None] | None = None
+
+    # (given, state): writes what ``DecodeState`` calls written. None: ``runtime/decodes.py``.
+    decode_inputs: Callable[[DecodeInputs, DecodeState], None] | None = None

@@ -83,6 +83,7 @@ class _Loader:
                     self.float32(layer, "router.weight"), self.float32(layer, "router.bias")
                 ),
                 top_k=self.config.num_experts_per_tok,
+                dtype=self.dtype,
             ),
             experts=self.experts(layer),
         )

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from chorale.kernels.ops import AttentionMeta, AttentionShape
 from chorale.kernels.triton import tuning
+from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _DOT_ROWS = 16
@@ -74,7 +75,9 @@ def _decode_kernel(
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_previous(PDL)
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token = tl.load(start_ptr + row).to(tl.int64)
     if tl.load(start_ptr + row + 1) - token == 1:
@@ -133,7 +136,9 @@ def _join_kernel(
     NUM_Q: tl.constexpr,
     D: tl.constexpr,
     SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_previous(PDL)
     row, head = tl.program_id(0), tl.program_id(1)
     token = tl.load(start_ptr + row).to(tl.int64)
     if tl.load(start_ptr + row + 1) - token == 1:
@@ -275,6 +280,7 @@ def _decode(
         KEYS=tuning.DECODE_KEYS,
         num_warps=4,
         num_stages=3,
+        **dependent(q),
     )
     if splits > 1:
         _join_kernel[(rows, shape.num_heads)](
@@ -287,6 +293,7 @@ def _decode(
             D=shape.head_dim,
             SPLITS=splits,
             num_warps=1,
+            **dependent(q),
         )
 
 

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from chorale.kernels.triton.launch import dependent, wait_for_previous
+
 
 @triton.jit
 def _norm_kernel(
@@ -17,7 +19,9 @@ def _norm_kernel(
     H,
     INDEXED: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     row = token
     if INDEXED:
@@ -53,5 +57,6 @@ def rms_norm(
         INDEXED=index is not None,
         BLOCK=triton.next_power_of_2(hidden),
         num_warps=8,
+        **dependent(x),
     )
     return out

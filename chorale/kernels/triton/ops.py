@@ -7,12 +7,14 @@ import torch.nn.functional as F
 
 from chorale.kernels.ops import Ops
 from chorale.kernels.triton.attention import attention, plan_attention
+from chorale.kernels.triton.decodes import decode_inputs
 from chorale.kernels.triton.experts import pack_experts
-from chorale.kernels.triton.linear import Linear, pack_head, pack_linear, project_add, project_float32
+from chorale.kernels.triton.linear import Linear, pack_head, pack_linear, project_add, project_head
 from chorale.kernels.triton.moe import moe
 from chorale.kernels.triton.norm import rms_norm
 from chorale.kernels.triton.qkv import qkv_rope_cache
 from chorale.kernels.triton.route import route
+from chorale.kernels.triton.sample import sample
 
 
 def embed(embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
@@ -26,7 +28,7 @@ def output_projection(attended: torch.Tensor, linear: Linear, x: torch.Tensor) -
 def lm_head(
     x: torch.Tensor, logits_index: torch.Tensor, norm: torch.Tensor, head: Linear, eps: float
 ) -> torch.Tensor:
-    return project_float32(rms_norm(x, norm, eps, head.weight.dtype, index=logits_index), head)
+    return project_head(rms_norm(x, norm, eps, head.weight.dtype, index=logits_index), head)
 
 
 TRITON_OPS = Ops(
@@ -42,4 +44,7 @@ TRITON_OPS = Ops(
     pack_linear=pack_linear,
     pack_experts=pack_experts,
     pack_head=pack_head,
+    capturable=True,
+    sample=sample,
+    decode_inputs=decode_inputs,
 )

@@ -1,8 +1,8 @@
 """First half of attention: norm, QKV, bias, rotary, and k and v into their pages.
 
-Few tokens: one kernel. A program makes rows ``i`` and ``i + D/2`` of one head, which rotary turns together;
-the norm's scale is a number per token, so it is applied after the product. Many tokens: norm kernel,
-cuBLAS, and a kernel that rotates and writes.
+One token: one kernel. A program makes rows ``i`` and ``i + D/2`` of one head, which rotary turns together;
+the norm's scale is one number, so it is applied after the product, and all weights are on their way before
+the program waits for its input. More tokens: norm kernel, cuBLAS, and a kernel that rotates and writes.
 """
 
 from __future__ import annotations
@@ -15,25 +15,23 @@ import triton.language as tl
 
 from chorale.kernels.ops import QkvWeights
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.linear import product
+from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.linear import chunk_of, load_part, load_rows, product
 from chorale.kernels.triton.norm import rms_norm
 
 if TYPE_CHECKING:
     from chorale.kernels.triton.attention import Plan
 
-_DOT_ROWS = 16  # the least that the tensor cores take
-
 
 @triton.jit
 def _store_pair(
     left,
-    right,  # [P, T] float32: dimensions d and d + D/2 of one head, not yet rotated
+    right,  # [P] float32: dimensions d and d + D/2 of one head, not yet rotated
+    cos,
+    sin,  # [P]
+    slot,
     head,
     pairs,
-    tokens,
-    inside,  # [T] bool
-    rope_ptr,
-    slots_ptr,
     q_ptr,
     kv_ptr,
     NUM_Q: tl.constexpr,
@@ -41,128 +39,92 @@ def _store_pair(
     D: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Rotate (not v) and store one head's part."""
+    """Rotate and store one head's part."""
     half: tl.constexpr = D // 2
-    where = tokens[None, :] * D + pairs[:, None]
-    turned = (inside & (head + tokens * 0 < NUM_Q + NUM_KV))[None, :]
-    cos = tl.load(rope_ptr + where, mask=turned, other=1.0)
-    sin = tl.load(rope_ptr + where + half, mask=turned, other=0.0)
     low = left * cos - right * sin
     high = right * cos + left * sin
     if head < NUM_Q:
-        place = q_ptr + (tokens[None, :].to(tl.int64) * NUM_Q + head) * D + pairs[:, None]
-        tl.store(place, low.to(q_ptr.dtype.element_ty), mask=inside[None, :])
-        tl.store(place + half, high.to(q_ptr.dtype.element_ty), mask=inside[None, :])
+        place = q_ptr + head * D + pairs
+        tl.store(place, low.to(q_ptr.dtype.element_ty))
+        tl.store(place + half, high.to(q_ptr.dtype.element_ty))
     else:
-        slot = tl.load(slots_ptr + tokens, mask=inside, other=0)
         chunk = (slot // PAGE) * 2 * NUM_KV + (head - NUM_Q)  # k heads, then v heads: as in the page
-        place = kv_ptr + ((chunk * PAGE + slot % PAGE) * D)[None, :] + pairs[:, None]
-        tl.store(place, low.to(kv_ptr.dtype.element_ty), mask=inside[None, :])
-        tl.store(place + half, high.to(kv_ptr.dtype.element_ty), mask=inside[None, :])
+        place = kv_ptr + (chunk * PAGE + slot % PAGE) * D + pairs
+        tl.store(place, low.to(kv_ptr.dtype.element_ty))
+        tl.store(place + half, high.to(kv_ptr.dtype.element_ty))
 
 
 @triton.jit
-def _small_kernel(
-    x_ptr,  # [T, H] float32
+def _add_part(left, right, squares, w_left, w_right, x, norm):
+    """Some columns of both products, and of the input's sum of squares."""
+    scaled = (x * norm)[None, :]
+    return left + w_left.to(tl.float32) * scaled, right + w_right.to(tl.float32) * scaled, squares + x * x
+
+
+@triton.jit
+def _one_kernel(
+    x_ptr,  # [H] float32
     norm_ptr,  # [H] float32
     w_ptr,  # [(Nq + 2 Nkv) * D, H]
     b_ptr,  # [(Nq + 2 Nkv) * D]
-    rope_ptr,  # [T, D] float32
-    slots_ptr,  # [T] int64
-    q_ptr,  # [T, Nq, D]
+    rope_ptr,  # [D] float32
+    slots_ptr,  # [1] int64
+    q_ptr,  # [Nq, D]
     kv_ptr,  # [pages, 2, Nkv, PAGE, D]
-    T,
-    H,
     eps,
+    H: tl.constexpr,
     NUM_Q: tl.constexpr,
     NUM_KV: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
     PAIRS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    STAGES: tl.constexpr,
+    CHUNK: tl.constexpr,  # at least H / 4
+    PDL: tl.constexpr,
 ):
-    parts: tl.constexpr = D // 2 // PAIRS
+    half: tl.constexpr = D // 2
+    parts: tl.constexpr = half // PAIRS
     head = tl.program_id(0) // parts
     pairs = (tl.program_id(0) % parts) * PAIRS + tl.arange(0, PAIRS)
     rows = head * D + pairs
-    depth = tl.arange(0, DEPTH)
-    tokens = tl.arange(0, TOKENS)
-    inside = tokens < T
-    lefts = w_ptr + rows[:, None] * H + depth[None, :]
-    rights = lefts + (D // 2) * H
-    bias_left = tl.load(b_ptr + rows).to(tl.float32)[:, None]
-    bias_right = tl.load(b_ptr + rows + D // 2).to(tl.float32)[:, None]
-    if TOKENS == 1:
-        sum_left = tl.zeros((PAIRS, DEPTH), tl.float32)
-        sum_right = tl.zeros((PAIRS, DEPTH), tl.float32)
-        squares = tl.zeros((DEPTH,), tl.float32)
-        for k in tl.range(0, H, DEPTH, num_stages=STAGES):
-            some = k + depth < H
-            wl = tl.load(lefts + k, mask=some[None, :], other=0.0).to(tl.float32)
-            wr = tl.load(rights + k, mask=some[None, :], other=0.0).to(tl.float32)
-            x = tl.load(x_ptr + k + depth, mask=some, other=0.0)
-            normed = x * tl.load(norm_ptr + k + depth, mask=some, other=0.0)
-            squares += x * x
-            sum_left += wl * normed[None, :]
-            sum_right += wr * normed[None, :]
-        scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / H + eps)
-        left = tl.sum(sum_left, 1)[:, None] * scale + bias_left
-        right = tl.sum(sum_right, 1)[:, None] * scale + bias_right
-        _store_pair(
-            left,
-            right,
-            head,
-            pairs,
-            tokens,
-            inside,
-            rope_ptr,
-            slots_ptr,
-            q_ptr,
-            kv_ptr,
-            NUM_Q,
-            NUM_KV,
-            D,
-            PAGE,
-        )
-    else:
-        left = tl.zeros((PAIRS, TOKENS), tl.float32)
-        right = tl.zeros((PAIRS, TOKENS), tl.float32)
-        squares = tl.zeros((TOKENS,), tl.float32)
-        for k in tl.range(0, H, DEPTH, num_stages=STAGES):
-            some = k + depth < H
-            wl = tl.load(lefts + k, mask=some[None, :], other=0.0)
-            wr = tl.load(rights + k, mask=some[None, :], other=0.0)
-            x = tl.load(
-                x_ptr + tokens[None, :] * H + k + depth[:, None],
-                mask=some[:, None] & inside[None, :],
-                other=0.0,
-            )
-            squares += tl.sum(x * x, 0)
-            x = x * tl.load(norm_ptr + k + depth, mask=some, other=0.0)[:, None]
-            x = x.to(w_ptr.dtype.element_ty)
-            left = tl.dot(wl, x, left, input_precision="ieee")
-            right = tl.dot(wr, x, right, input_precision="ieee")
-        scale = (1.0 / tl.sqrt(squares / H + eps))[None, :]
-        left = left * scale + bias_left
-        right = right * scale + bias_right
-        _store_pair(
-            left,
-            right,
-            head,
-            pairs,
-            tokens,
-            inside,
-            rope_ptr,
-            slots_ptr,
-            q_ptr,
-            kv_ptr,
-            NUM_Q,
-            NUM_KV,
-            D,
-            PAGE,
-        )
+    all_rows = pairs < half
+    l0 = load_rows(w_ptr, rows, all_rows, 0, H, CHUNK)
+    r0 = load_rows(w_ptr, rows + half, all_rows, 0, H, CHUNK)
+    l1 = load_rows(w_ptr, rows, all_rows, CHUNK, H, CHUNK)
+    r1 = load_rows(w_ptr, rows + half, all_rows, CHUNK, H, CHUNK)
+    l2 = load_rows(w_ptr, rows, all_rows, 2 * CHUNK, H, CHUNK)
+    r2 = load_rows(w_ptr, rows + half, all_rows, 2 * CHUNK, H, CHUNK)
+    if H > 3 * CHUNK:
+        l3 = load_rows(w_ptr, rows, all_rows, 3 * CHUNK, H, CHUNK)
+        r3 = load_rows(w_ptr, rows + half, all_rows, 3 * CHUNK, H, CHUNK)
+    bias_left = tl.load(b_ptr + rows).to(tl.float32)
+    bias_right = tl.load(b_ptr + rows + half).to(tl.float32)
+    n0 = load_part(norm_ptr, 0, H, CHUNK)
+    n1 = load_part(norm_ptr, CHUNK, H, CHUNK)
+    n2 = load_part(norm_ptr, 2 * CHUNK, H, CHUNK)
+    if H > 3 * CHUNK:
+        n3 = load_part(norm_ptr, 3 * CHUNK, H, CHUNK)
+    wait_for_previous(PDL)
+    x0 = load_part(x_ptr, 0, H, CHUNK)
+    x1 = load_part(x_ptr, CHUNK, H, CHUNK)
+    x2 = load_part(x_ptr, 2 * CHUNK, H, CHUNK)
+    if H > 3 * CHUNK:
+        x3 = load_part(x_ptr, 3 * CHUNK, H, CHUNK)
+    turned = head + pairs * 0 < NUM_Q + NUM_KV  # v is not
+    cos = tl.load(rope_ptr + pairs, mask=turned, other=1.0)
+    sin = tl.load(rope_ptr + pairs + half, mask=turned, other=0.0)
+    slot = tl.load(slots_ptr)
+    left = tl.zeros((PAIRS, CHUNK), tl.float32)
+    right = tl.zeros((PAIRS, CHUNK), tl.float32)
+    squares = tl.zeros((CHUNK,), tl.float32)
+    left, right, squares = _add_part(left, right, squares, l0, r0, x0, n0)
+    left, right, squares = _add_part(left, right, squares, l1, r1, x1, n1)
+    left, right, squares = _add_part(left, right, squares, l2, r2, x2, n2)
+    if H > 3 * CHUNK:
+        left, right, squares = _add_part(left, right, squares, l3, r3, x3, n3)
+    scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / H + eps)
+    left_sum = tl.sum(left, 1) * scale + bias_left
+    right_sum = tl.sum(right, 1) * scale + bias_right
+    _store_pair(left_sum, right_sum, cos, sin, slot, head, pairs, q_ptr, kv_ptr, NUM_Q, NUM_KV, D, PAGE)
 
 
 @triton.jit
@@ -177,7 +139,9 @@ def _rotate_kernel(
     D: tl.constexpr,
     PAGE: tl.constexpr,
     HEADS: tl.constexpr,  # of one program
+    PDL: tl.constexpr,
 ):
+    wait_for_previous(PDL)
     half: tl.constexpr = D // 2
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -223,28 +187,17 @@ def qkv_rope_cache(
         "D": dim,
         "PAGE": plan.block_size,
     }
-    if tokens <= tuning.SMALL_TOKENS and dim // 2 >= _DOT_ROWS:
-        tile = tuning.qkv(tokens)
-        _small_kernel[(heads * (dim // 2 // tile.rows),)](
-            x,
-            weights.norm,
-            linear.weight,
-            linear.bias,
-            rope,
-            slots,
-            q,
-            kv,
-            tokens,
-            x.shape[1],
-            eps,
-            **constants,
-            PAIRS=tile.rows,
-            TOKENS=tile.tokens,
-            DEPTH=min(tile.depth, triton.next_power_of_2(x.shape[1])),
-            STAGES=tile.num_stages,
-            num_warps=tile.num_warps,
-        )
+    if tokens == 1:
+        tile = tuning.qkv_row()
+        pairs = min(tile.rows, dim // 2)
+        _one_kernel[(heads * (dim // 2 // pairs),)](
+            x, weights.norm, linear.weight, linear.bias, rope, slots, q, kv, eps,
+            **constants, H=x.shape[1], PAIRS=pairs, CHUNK=chunk_of(x.shape[1]),
+            num_warps=tile.num_warps, **dependent(x),
+        )  # fmt: skip
         return q
     qkv = product(rms_norm(x, weights.norm, eps, linear.weight.dtype), linear)
-    _rotate_kernel[(tokens, triton.cdiv(heads, 16))](qkv, rope, slots, q, kv, **constants, HEADS=16)
+    _rotate_kernel[(tokens, triton.cdiv(heads, 16))](
+        qkv, rope, slots, q, kv, **constants, HEADS=16, **dependent(x)
+    )
     return q

@@ -1,7 +1,8 @@
 """Norm, router, top-k and softmax over the chosen.
 
-Few tokens: one kernel, a program a token. Many: norm kernel, cuBLAS in float32 (a rounded logit can choose
-another expert), and the choice. ``normed`` is float32: the expert layer rounds it to what it computes in.
+Few tokens: a program makes some experts' logits of one token, and the last of a token's programs to arrive
+chooses. Many: a program takes some tokens and all experts, on the tensor cores in three tf32 passes: as good
+as float32, because a rounded logit can choose another expert.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import triton.language as tl
 
 from chorale.kernels.ops import RouterWeights
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.norm import rms_norm
+from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 
 @triton.jit
@@ -40,12 +41,48 @@ def _choose(logits, token, ids_ptr, gates_ptr, E: tl.constexpr, K: tl.constexpr,
 
 
 @triton.jit
-def _route_kernel(
+def _choose_all(
+    logits,
+    tokens,
+    inside,
+    ids_ptr,
+    gates_ptr,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """``_choose`` for logits [TOKENS, EXPERTS] at once."""
+    experts = tl.arange(0, EXPERTS)[None, :]
+    width: tl.constexpr = triton.next_power_of_2(K)
+    places = tl.arange(0, width)[None, :]
+    values = tl.full((TOKENS, width), -float("inf"), tl.float32)
+    ids = tl.zeros((TOKENS, width), tl.int32)
+    broken = tl.sum((logits != logits).to(tl.int32), 1) > 0
+    logits = tl.where(logits == logits, logits, 0.0)
+    for k in tl.static_range(K):
+        best = tl.max(logits, 1)
+        expert = tl.minimum(tl.min(tl.where(logits == best[:, None], experts, EXPERTS), 1), E - 1)
+        value = tl.sum(tl.where(experts == expert[:, None], logits, 0.0), 1)
+        values = tl.where(places == k, value[:, None], values)
+        ids = tl.where(places == k, expert[:, None], ids)
+        logits = tl.where(experts == expert[:, None], -float("inf"), logits)
+    mass = tl.exp(values - tl.max(values, 1)[:, None])
+    gates = tl.where(broken[:, None], float("nan"), mass / tl.sum(mass, 1)[:, None])
+    mask = inside[:, None] & (places < K)
+    tl.store(ids_ptr + tokens[:, None] * K + places, ids.to(tl.int64), mask=mask)
+    tl.store(gates_ptr + tokens[:, None] * K + places, gates, mask=mask)
+
+
+@triton.jit
+def _few_kernel(
     x_ptr,  # [T, H] float32
     norm_ptr,  # [H] float32
     w_ptr,  # [E, H] float32
     b_ptr,  # [E] float32
-    normed_ptr,  # [T, H] float32
+    normed_ptr,  # [T, H]
+    logits_ptr,  # [T, E] float32
+    arrivals_ptr,  # [SMALL_TOKENS] int32, zeros between steps
     ids_ptr,  # [T, K] int64
     gates_ptr,  # [T, K] float32
     eps,
@@ -53,77 +90,114 @@ def _route_kernel(
     E: tl.constexpr,
     K: tl.constexpr,
     EXPERTS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    EACH: tl.constexpr,  # experts of one program
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
-    experts = tl.arange(0, EXPERTS)
-    depth = tl.arange(0, DEPTH)
-    real = experts < E
-    products = tl.zeros((EXPERTS, DEPTH), tl.float32)
-    squares = tl.zeros((DEPTH,), tl.float32)
-    for k in tl.range(0, H, DEPTH, num_stages=3):
-        some = k + depth < H
-        x = tl.load(x_ptr + token * H + k + depth, mask=some, other=0.0)
-        squares += x * x
-        x = x * tl.load(norm_ptr + k + depth, mask=some, other=0.0)
-        w = tl.load(
-            w_ptr + experts[:, None] * H + k + depth[None, :], mask=real[:, None] & some[None, :], other=0.0
-        )
-        products += w.to(tl.float32) * x[None, :]
-    scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / H + eps)
-    for k in range(0, H, DEPTH):
-        some = k + depth < H
-        x = tl.load(x_ptr + token * H + k + depth, mask=some, other=0.0) * scale
-        x = x * tl.load(norm_ptr + k + depth, mask=some, other=0.0)
-        tl.store(normed_ptr + token * H + k + depth, x, mask=some)
-    logits = tl.sum(products, 1) * scale + tl.load(b_ptr + experts, mask=real, other=0.0).to(tl.float32)
-    logits = tl.where(real, logits, -float("inf"))
-    _choose(logits, token, ids_ptr, gates_ptr, E, K, EXPERTS)
+    token = tl.program_id(1).to(tl.int64)
+    mine = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    depth = tl.arange(0, BLOCK)
+    inside = depth < H
+    norm = tl.load(norm_ptr + depth, mask=inside, other=0.0)
+    w = tl.load(
+        w_ptr + mine[:, None] * H + depth[None, :], mask=(mine < E)[:, None] & inside[None, :], other=0.0
+    )
+    bias = tl.load(b_ptr + mine, mask=mine < E, other=0.0)
+    wait_for_previous(PDL)
+    x = tl.load(x_ptr + token * H + depth, mask=inside, other=0.0)
+    normed = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / H + eps)) * norm
+    if tl.program_id(0) == 0:
+        tl.store(normed_ptr + token * H + depth, normed.to(normed_ptr.dtype.element_ty), mask=inside)
+    tl.store(logits_ptr + token * E + mine, tl.sum(w * normed[None, :], 1) + bias, mask=mine < E)
+    tl.debug_barrier()  # all threads' logits are written before the program counts as arrived
+    if tl.atomic_add(arrivals_ptr + token, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        experts = tl.arange(0, EXPERTS)
+        # From the L2: other multiprocessors wrote them.
+        places = logits_ptr + token * E + experts
+        logits = tl.load(places, mask=experts < E, other=-float("inf"), cache_modifier=".cg")
+        _choose(logits, token, ids_ptr, gates_ptr, E, K, EXPERTS)
+        tl.store(arrivals_ptr + token, 0)
 
 
 @triton.jit
-def _choose_kernel(
-    logits_ptr,  # [T, E] float32
-    ids_ptr,
-    gates_ptr,
+def _many_kernel(
+    x_ptr,  # [T, H] float32
+    norm_ptr,  # [H] float32
+    w_ptr,  # [E, H] float32
+    b_ptr,  # [E] float32
+    normed_ptr,  # [T, H]
+    ids_ptr,  # [T, K] int64
+    gates_ptr,  # [T, K] float32
+    T,
+    eps,
+    H,
     E: tl.constexpr,
     K: tl.constexpr,
     EXPERTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     experts = tl.arange(0, EXPERTS)
-    logits = tl.load(logits_ptr + token * E + experts, mask=experts < E, other=-float("inf"))
-    _choose(logits, token, ids_ptr, gates_ptr, E, K, EXPERTS)
+    depth = tl.arange(0, DEPTH)
+    inside, real = tokens < T, experts < E
+    rows = x_ptr + tokens[:, None] * H + depth[None, :]
+    weights = w_ptr + experts[None, :] * H + depth[:, None]
+    logits = tl.zeros((TOKENS, EXPERTS), tl.float32)
+    squares = tl.zeros((TOKENS,), tl.float32)
+    wait_for_previous(PDL)
+    for k in tl.range(0, H, DEPTH, num_stages=STAGES):
+        some = k + depth < H
+        x = tl.load(rows + k, mask=inside[:, None] & some[None, :], other=0.0)
+        squares += tl.sum(x * x, 1)
+        x = x * tl.load(norm_ptr + k + depth, mask=some, other=0.0)[None, :]
+        w = tl.load(weights + k, mask=some[:, None] & real[None, :], other=0.0)
+        logits = tl.dot(x, w, logits, input_precision=PRECISION)
+    scale = 1.0 / tl.sqrt(squares / H + eps)
+    for k in range(0, H, DEPTH):
+        some = (k + depth < H)[None, :] & inside[:, None]
+        x = tl.load(rows + k, mask=some, other=0.0) * scale[:, None]
+        x = x * tl.load(norm_ptr + k + depth, mask=k + depth < H, other=0.0)[None, :]
+        places = normed_ptr + tokens[:, None] * H + k + depth[None, :]
+        tl.store(places, x.to(normed_ptr.dtype.element_ty), mask=some)
+    bias = tl.load(b_ptr + experts, mask=real, other=0.0)
+    logits = tl.where(real[None, :], logits * scale[:, None] + bias[None, :], -float("inf"))
+    _choose_all(logits, tokens, inside, ids_ptr, gates_ptr, E, K, EXPERTS, TOKENS)
 
 
 def route(
     x: torch.Tensor, weights: RouterWeights, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x [T, H] float32 -> (normed [T, H] float32, expert_ids [T, K] int64, gates [T, K] float32)."""
+    """x [T, H] float32 -> (normed [T, H], expert_ids [T, K] int64, gates [T, K] float32).
+
+    ``normed`` is rounded to ``weights.dtype``, what the experts compute in.
+    """
     tokens, hidden = x.shape
     linear, top_k = weights.linear, weights.top_k
     num_experts = linear.weight.shape[0]
+    normed = torch.empty(tokens, hidden, dtype=weights.dtype or torch.float32, device=x.device)
     ids = torch.empty(tokens, top_k, dtype=torch.int64, device=x.device)
     gates = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
-    sizes = {"E": num_experts, "K": top_k, "EXPERTS": triton.next_power_of_2(num_experts)}
-    if 0 < tokens <= tuning.SMALL_TOKENS:
-        normed = torch.empty(tokens, hidden, dtype=torch.float32, device=x.device)
-        _route_kernel[(tokens,)](
-            x,
-            weights.norm,
-            linear.weight,
-            linear.bias,
-            normed,
-            ids,
-            gates,
-            eps,
-            hidden,
-            **sizes,
-            DEPTH=128,
-            num_warps=8,
-        )
+    if tokens == 0:
         return normed, ids, gates
-    normed = rms_norm(x, weights.norm, eps, torch.float32)
-    logits = torch.addmm(linear.bias, normed, linear.weight.t())
-    _choose_kernel[(tokens,)](logits, ids, gates, **sizes, num_warps=1)
+    sizes = {"E": num_experts, "K": top_k, "EXPERTS": triton.next_power_of_2(num_experts)}
+    if tokens <= tuning.SMALL_TOKENS:
+        each = tuning.experts_each(tokens, num_experts)
+        logits = torch.empty(tokens, num_experts, dtype=torch.float32, device=x.device)
+        _few_kernel[(triton.cdiv(num_experts, each), tokens)](
+            x, weights.norm, linear.weight, linear.bias, normed, logits, linear.arrivals, ids, gates,
+            eps, hidden, **sizes, EACH=each, BLOCK=triton.next_power_of_2(hidden),
+            num_warps=8, **dependent(x),
+        )  # fmt: skip
+        return normed, ids, gates
+    tile = tuning.route(tokens)
+    on_nvidia = x.is_cuda and torch.version.hip is None
+    _many_kernel[(triton.cdiv(tokens, tile.tokens),)](
+        x, weights.norm, linear.weight, linear.bias, normed, ids, gates, tokens, eps, hidden,
+        **sizes, TOKENS=tile.tokens, DEPTH=tile.depth, STAGES=tile.num_stages,
+        PRECISION="tf32x3" if on_nvidia else "ieee", num_warps=tile.num_warps, **dependent(x),
+    )  # fmt: skip
     return normed, ids, gates

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SMALL_TOKENS = 16  # up to here weights are streamed by our own kernels; above, dense products are cuBLAS's
+SMALL_TOKENS = (
+    16  # up to here a program routes one token and some experts; above, some tokens and all experts
+)
 LONE_SLOTS = 8  # up to here each (token, expert) pair is its own tile and nothing is sorted
 SORT_LIMIT = 4096  # (token, expert) pairs that one program sorts; above, torch sorts
 NUM_PROGRAMS = 264  # enough to fill the device: two for each of an H200's 132 multiprocessors
@@ -24,14 +26,29 @@ class Tile:
     num_stages: int
 
 
-def dense(tokens: int) -> Tile:
-    """Weight-streaming products (output projection, head): one token needs no tensor core."""
-    return Tile(8, 1, 512, 4, 3) if tokens == 1 else Tile(16, 16, 128, 4, 4)
+def head_row() -> Tile:
+    """The head's product for one token."""
+    return Tile(8, 1, 512, 4, 3)
 
 
-def qkv(tokens: int) -> Tile:
-    """``rows`` counts rotary pairs: a program makes rows (i, i + D/2), twice ``rows`` in all."""
-    return Tile(4, 1, 512, 4, 3) if tokens == 1 else Tile(16, 16, 128, 4, 4)
+def output_row() -> Tile:
+    """The output projection for one token; its ``rows`` are whole in registers."""
+    return Tile(2, 1, 0, 4, 1)
+
+
+def qkv_row() -> Tile:
+    """QKV for one token. ``rows`` counts rotary pairs: a program makes rows (i, i + D/2), twice as many."""
+    return Tile(1, 1, 0, 4, 1)
+
+
+def experts_each(tokens: int, num_experts: int) -> int:
+    """Experts whose logits one program makes, for few tokens."""
+    return 1 if tokens * num_experts <= 512 else 4
+
+
+def route(tokens: int) -> Tile:
+    """The router for many tokens; all experts are in one program."""
+    return Tile(0, 16, 64, 4, 3) if tokens <= 2048 else Tile(0, 64, 64, 8, 3)
 
 
 def gate_up(tokens_each: int) -> Tile:

@@ -27,32 +27,33 @@ WIDE = {"norm_ptr", "rope_ptr", "sinks_ptr", "part_ptr", "parts_ptr", "stat_ptr"
 Variant = tuple[str, Any, dict[str, Any], dict[str, str], int, int]
 
 
-def variants(asm: bool) -> list[Variant]:
+def variants(asm: bool, hopper: bool) -> list[Variant]:
     """(name, kernel, constants, types that differ, warps, stages), all in bfloat16 at 20b's sizes."""
     found: list[Variant] = [
-        ("norm", norm._norm_kernel, {"INDEXED": True, "BLOCK": 4096}, {"x_ptr": "*fp32"}, 8, 3),
-        ("rotate", qkv._rotate_kernel, {**HEADS, "HEADS": 16}, {}, 4, 3),
-        ("choose", route._choose_kernel, {"E": 32, "K": 4, "EXPERTS": 32}, {}, 1, 3),
+        (
+            "norm",
+            norm._norm_kernel,
+            {"INDEXED": True, "BLOCK": 4096, "PDL": hopper},
+            {"x_ptr": "*fp32"},
+            8,
+            3,
+        ),
+        ("rotate", qkv._rotate_kernel, {**HEADS, "HEADS": 16, "PDL": hopper}, {}, 4, 3),
         ("sort", sort._sort_kernel, {"E": 32, "EXPERTS": 32, "CHUNK": 128}, {}, 8, 3),
         ("sum", moe._sum_kernel, {"K": 4, "BLOCK": 1024}, {"x_ptr": "*fp32"}, 4, 3),
-        ("join", attention._join_kernel, {"NUM_Q": 64, "D": 64, "SPLITS": 16}, {}, 1, 3),
+        ("join", attention._join_kernel, {"NUM_Q": 64, "D": 64, "SPLITS": 16, "PDL": hopper}, {}, 1, 3),
     ]
-    constants = {"E": 32, "K": 4, "EXPERTS": 32, "DEPTH": 128}
-    types = {"x_ptr": "*fp32", "w_ptr": "*fp32", "b_ptr": "*fp32", "normed_ptr": "*fp32"}
-    found.append(("route", route._route_kernel, constants, types, 8, 3))
-    for tokens in (1, 16):
-        tile = tuning.dense(tokens)
-        constants = {"HAS_BIAS": True, "ADD": True, "ROWS": tile.rows, "TOKENS": tile.tokens}
-        constants |= {"DEPTH": tile.depth, "STAGES": tile.num_stages}
-        types = {"out_ptr": "*fp32"}
-        found.append((f"dense {tokens}", linear._small_kernel, constants, types, tile.num_warps, 3))
-        tile = tuning.qkv(tokens)
-        constants = {**HEADS, "PAIRS": tile.rows, "TOKENS": tile.tokens, "DEPTH": tile.depth}
-        constants |= {"STAGES": tile.num_stages}
-        found.append((f"qkv {tokens}", qkv._small_kernel, constants, {"x_ptr": "*fp32"}, tile.num_warps, 3))
+    found += _one_token(hopper)
+    for tokens in (256, 8192):
+        tile = tuning.route(tokens)
+        sizes = {"TOKENS": tile.tokens, "DEPTH": tile.depth, "STAGES": tile.num_stages}
+        exact = {"PRECISION": "tf32x3" if asm else "ieee", "PDL": hopper}
+        constants = {"E": 32, "K": 4, "EXPERTS": 32, **sizes, **exact}
+        types = {"x_ptr": "*fp32", "w_ptr": "*fp32", "b_ptr": "*fp32"}
+        found.append((f"route {tile.tokens}", route._many_kernel, constants, types, tile.num_warps, 3))
     for window in (0, 128):
         constants = {**HEADS, "WINDOW": window}
-        decode = {"SPLITS": 1 if window else 16, "ROWS": 16, "KEYS": tuning.DECODE_KEYS}
+        decode = {"SPLITS": 1 if window else 16, "ROWS": 16, "KEYS": tuning.DECODE_KEYS, "PDL": hopper}
         found.append((f"decode {window}", attention._decode_kernel, constants | decode, {}, 4, 3))
         prefill = {"GROUP": 8, "TOKENS": tuning.PREFILL_ROWS // 8, "KEYS": tuning.PREFILL_KEYS}
         found.append((f"prefill {window}", attention._prefill_kernel, constants | prefill, {}, 4, 3))
@@ -69,6 +70,22 @@ def variants(asm: bool) -> list[Variant]:
         types = {"out_ptr": "*fp32"}
         found.append((f"down {each}", moe._down_kernel, {**constants, **sizes}, types, tile.num_warps, 3))
     return found
+
+
+def _one_token(hopper: bool) -> list[Variant]:
+    resident = {"HAS_BIAS": True, "ADD": True, "K": 4096, "CHUNK": 1024, "PDL": hopper}
+    tile, head, pair = tuning.output_row(), tuning.head_row(), tuning.qkv_row()
+    stream = {"ROWS": head.rows, "DEPTH": head.depth, "STAGES": head.num_stages, "PDL": hopper}
+    one = {**HEADS, "H": 2880, "PAIRS": pair.rows, "CHUNK": 1024, "PDL": hopper}
+    choice = {"E": 32, "K": 4, "EXPERTS": 32, "EACH": 1, "BLOCK": 4096, "PDL": hopper}
+    wide = {"x_ptr": "*fp32", "w_ptr": "*fp32", "b_ptr": "*fp32", "arrivals_ptr": "*i32"}
+    out = {"out_ptr": "*fp32"}
+    return [
+        ("output", linear._resident_kernel, resident | {"ROWS": tile.rows}, out, tile.num_warps, 3),
+        ("head", linear._stream_kernel, stream, out, head.num_warps, 3),
+        ("qkv", qkv._one_kernel, one, {"x_ptr": "*fp32"}, pair.num_warps, 3),
+        ("route", route._few_kernel, choice, wide, 8, 3),
+    ]
 
 
 def source(kernel: Any, constants: dict[str, Any], types: dict[str, str]) -> ASTSource:
@@ -101,7 +118,9 @@ def target_of(text: str) -> GPUTarget:
 
 
 def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
-    for name, kernel, constants, types, warps, stages in variants(asm=target.backend == "cuda"):
+    for name, kernel, constants, types, warps, stages in variants(
+        asm=target.backend == "cuda", hopper=target.backend == "cuda" and int(target.arch) >= 90
+    ):
         if wanted and name not in wanted:
             continue
         compiled = triton.compile(

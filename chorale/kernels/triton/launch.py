@@ -1,0 +1,34 @@
+"""Programmatic dependent launch: a kernel starts while the one before it still runs, and waits inside.
+
+Every kernel launched with ``dependent`` calls ``wait_for_previous`` before it reads or writes anything that
+another kernel of the step touches; what it reads before that (weights) travels while its predecessor ends.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):
+    """Nothing before this line may depend on an earlier kernel, or be read by one."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@functools.cache
+def _has_dependent_launch(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def dependent(x: torch.Tensor) -> dict[str, bool]:
+    """Launch arguments for a kernel with a constexpr ``PDL``: on Hopper and later, off elsewhere."""
+    if x.is_cuda and _has_dependent_launch(x.device):
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
