@@ -14,6 +14,7 @@ import msgspec
 
 from chorale.api.fields import SamplingFields
 from chorale.api.grammars import GrammarChecker
+from chorale.api.options import CallForm
 from chorale.api.tool_choice import AUTO, Function, ToolChoice
 from chorale.engine.types import SamplingSpec
 from chorale.errors import RequestError
@@ -39,17 +40,23 @@ class TurnRules:
         if self.answer is not None or self.thinking_budget is not None:
             return True
         open_choice = self.choice.mode == "auto" and self.choice.names is None
-        return bool(self.functions) and (not open_choice or any(f.strict for f in self.functions))
+        bound = any(f.strict or f.text is not None for f in self.functions)
+        return bool(self.functions) and (not open_choice or bound)
 
     @property
     def callable_names(self) -> frozenset[str]:
         return frozenset(f.name for f in self.functions if self.choice.may_call(f.name))
 
+    @property
+    def call_forms(self) -> dict[str, CallForm]:
+        """For ``TurnOptions``: the functions whose calls are more than function calls."""
+        return {f.name: f.form for f in self.functions if f.form is not None}
+
     def frames(self, max_tokens: int | None) -> Frames:
         """``max_tokens``: of the whole output."""
         forced = self.choice.mode == "required"
         calls = tuple(
-            Call(function.name, _arguments(function) if forced or function.strict else None)
+            Call(function.name, _arguments(function, forced))
             for function in self.functions
             if self.choice.may_call(function.name)
         )
@@ -72,8 +79,10 @@ class TurnRules:
         return (max(room - room // 4, 0), max(room // 4, 0))
 
 
-def _arguments(function: Function) -> Constraint:
-    """The schema of one function's arguments, which are an object whatever it says."""
+def _arguments(function: Function, forced: bool) -> Constraint | None:
+    """What a call's arguments must be: an object under the function's schema, whatever that says of types."""
+    if function.text is not None or not (forced or function.strict):
+        return function.text
     parameters = function.tool.parameters
     schema: dict[str, Any] = {"type": "object", "additionalProperties": False}
     if parameters is not None:

@@ -28,7 +28,7 @@ json_type: " " <[{v.CONSTRAIN}]> "json" | <[{v.CONSTRAIN}]> "json" | " json"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function that may be called. ``arguments`` None: any text."""
+    """A function that may be called. ``arguments`` None: any text; not JSON: the header does not say so."""
 
     name: str
     arguments: Constraint | None = None
@@ -104,8 +104,9 @@ def _think_rule(name: str, text: str) -> str:
 
 def _call_rule(position: int, call: Call) -> str:
     recipient = f" to=functions.{call.name}"
-    channel_first = f'<[{v.CHANNEL}]> "commentary{recipient}" json_type?'
-    recipient_first = f'"{recipient}" <[{v.CHANNEL}]> "commentary" json_type?'
+    kind = " json_type?" if call.arguments is None or call.arguments.is_json else ""
+    channel_first = f'<[{v.CHANNEL}]> "commentary{recipient}"{kind}'
+    recipient_first = f'"{recipient}" <[{v.CHANNEL}]> "commentary"{kind}'
     arguments = f"{_TEXT}*" if call.arguments is None else f"@arguments_{position}"
     header = f"({channel_first} | {recipient_first}) <[{v.MESSAGE}]>"
     return f"call_{position}: {header} {arguments} <[{v.CALL}]>"

@@ -111,7 +111,7 @@ def read_rules(chat: ChatRequest) -> tuple[TurnRules, Structured]:
     param = "tool_choice" if chat.tool_choice is not None else "function_call"
     rules = TurnRules(
         functions=functions,
-        choice=read_tool_choice(getattr(chat, param), {function.name for function in functions}, param),
+        choice=read_tool_choice(getattr(chat, param), functions, param),
         answer=structured.constraint,
         thinking_budget=chat.thinking_token_budget,
     )

@@ -52,7 +52,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]], tool_choice: str | Mapping[st
             _log_once(kind)
             echo.append(dict(tool))
     check_distinct([function.tool for function in functions], "tools")
-    choice = read_tool_choice(tool_choice, {function.name for function in functions}, "tool_choice")
+    choice = read_tool_choice(tool_choice, functions, "tool_choice")
     echo_choice = tool_choice if isinstance(tool_choice, str) else dict(tool_choice)
     return ToolSet(tuple(functions), echo, choice, echo_choice)
 
