@@ -12,19 +12,26 @@ from chorale.api.ids import new_id
 from chorale.api.item import OpenItem, Token
 from chorale.api.options import Round, TurnOptions
 from chorale.api.output import (
+    BUILTIN_ITEMS,
     CLIENT_CALLS,
+    Cited,
     EndReason,
     ItemClosed,
+    ItemDelta,
     ItemKind,
     ItemOpened,
     ItemStatus,
     OutputEvent,
     Phase,
+    ToolOutcome,
+    ToolProgressed,
+    ToolStarted,
     TurnEnded,
     TurnProgress,
     Usage,
 )
 from chorale.api.stops import StopFilter
+from chorale.api.toolloop import PendingCall, RoundRules, TurnTools
 from chorale.api.unwrap import InputReader
 from chorale.engine.types import ChunkTimings, TokenChunk, TokenLogprobs
 from chorale.errors import ChoraleError, EngineError
@@ -38,7 +45,8 @@ from chorale.harmony.messages import (
 )
 from chorale.harmony.parser import Parser
 from chorale.harmony.render import ASSISTANT, FINAL
-from chorale.harmony.vocab import CHANNEL, END, MESSAGE, NUM_RANKS, START, Vocabulary
+from chorale.harmony.vocab import CALL, CHANNEL, END, MESSAGE, NUM_RANKS, START, Vocabulary
+from chorale.tools.base import Progress, ToolIdentity
 
 __all__ = ["Choice", "Round", "TurnOptions"]
 
@@ -58,7 +66,8 @@ _ID_PREFIX: dict[ItemKind, str] = {
 class Choice:
     """Feed it this choice's chunks; ``take`` the events. ``ended`` is set with ``TurnEnded``.
 
-    When ``next_round`` is set instead, the turn goes on: submit it, call ``begin_round``, feed on.
+    When ``next_round`` is set instead, the turn goes on: submit it, call ``begin_round``, feed on. When
+    ``tool_call`` is set, its tool runs first: ``on_progress``, then ``end_call`` with the result's message.
     """
 
     def __init__(
@@ -68,14 +77,21 @@ class Choice:
         self.usage = Usage(input_tokens=len(prompt))
         self.ended = False
         self.next_round: Round | None = None
+        self.tool_call: PendingCall | None = None
+        self.tools: TurnTools | None = options.tools[index] if options.tools else None
         self.sampled: list[int] = []
         self.num_rounds = 0
-        self._vocab = vocab
+        self.vocab = vocab
         self._options = options
         self._interval = options.stream_interval
         self._tool_names = [FUNCTIONS + name for name in sorted(options.function_names)]
+        if self.tools is not None:
+            self._tool_names += sorted(filter(self.tools.may_call, self.tools.box.recipients))
         self._eos = eos
         self._prompt = prompt
+        self._grammar_start = len(prompt)  # what follows in later prompts is the grammar's
+        self._calling: _Calling | None = None  # the open message is a call to a tool that runs here
+        self._urgent = False  # news of tools do not wait for tokens
         self._pending: list[OutputEvent] = []
         self._item: OpenItem | None = None
         self._num_items = 0
@@ -88,6 +104,8 @@ class Choice:
         self._streamed = False  # a delta went out
         self._num_taken = 0  # sampled tokens at the last take
         self._start_parser(options.prefill_token_ids)
+        if self.tools is not None:
+            self._begin_tools(self.tools)
 
     # ------------------------------------------------------------------ rounds
 
@@ -95,11 +113,25 @@ class Choice:
         """Go on with another generation of the same choice."""
         self.num_rounds += 1
         self.next_round = None
-        self._prompt = following.prompt_token_ids
+        prompt = self._prompt = following.prompt_token_ids
+        if following.num_new_tokens is not None:
+            self._grammar_start = len(prompt)
+            self._count_prompt(len(prompt), len(prompt) - following.num_new_tokens)
         self._start_parser(following.prefill_token_ids)
 
+    def _count_prompt(self, size: int, num_repeated: int) -> None:
+        """A later model call reads all of its prompt; what an earlier one read or wrote counts as cached."""
+        usage = self.usage
+        if not self.sampled:  # only approved calls ran so far: this is the first model call
+            usage.input_tokens = size
+            return
+        usage.input_tokens += size
+        usage.cached_tokens += num_repeated
+        usage.later_input_tokens += size
+        usage.later_cached_tokens += num_repeated
+
     def _start_parser(self, prefill: Sequence[int]) -> None:
-        self._parser = Parser(self._vocab, tool_names=self._tool_names)
+        self._parser = Parser(self.vocab, tool_names=self._tool_names)
         self._unread: list[Token] = []  # fed, not yet readable as content
         self._round_start = len(self.sampled)
         self._frames_end: int | None = None  # sampled tokens up to the last message's end
@@ -114,13 +146,139 @@ class Choice:
         if self._frames_end is not None:
             prompt += self.sampled[self._round_start : self._frames_end]
             prompt += [END, START, ASSISTANT]
-        return Round([*prompt, *header], header, len(prompt) + len(header) - self.usage.input_tokens)
+        return Round([*prompt, *header], header, len(prompt) + len(header) - self._grammar_start)
+
+    # ------------------------------------------------------------------ tools that run here
+
+    def _begin_tools(self, tools: TurnTools) -> None:
+        """What comes before the first round: lists of tools, and calls that the user has approved."""
+        for listing in tools.listings:
+            index = self._new_index()
+            opened = ItemOpened(index, new_id("mcpl"), "mcp_list_tools", namespace=listing.server_label)
+            status: ItemStatus = "completed" if listing.error is None else "failed"
+            self._pending += [opened, ToolOutcome(index, listing), ItemClosed(index, status)]
+        if tools.approved:
+            self._begin_approved(tools, 0)
+
+    def _begin_approved(self, tools: TurnTools, number: int) -> None:
+        approved = tools.approved[number]
+        index, item_id = self._new_index(), new_id("mcp")
+        identity = ToolIdentity("mcp", approved.server_label, approved.name)
+        self._item = OpenItem(index, "mcp_call")
+        self._pending += [
+            ItemOpened(
+                index,
+                item_id,
+                "mcp_call",
+                name=approved.name,
+                namespace=approved.server_label,
+                approval_request_id=approved.request_id,
+            ),
+            ItemDelta(index, approved.arguments),
+            ToolStarted(index),
+        ]
+        self.tool_call = PendingCall(
+            index=index,
+            recipient=approved.recipient,
+            content=approved.arguments,
+            channel="commentary",
+            item_id=item_id,
+            token_ids=approved.token_ids,
+            written=list(approved.token_ids),
+            identity=identity,
+            number=number,
+        )
+
+    def _begin_call(self, tools: TurnTools, start: MessageStart) -> bool:
+        """Open the item of a call to one of ``tools``. False: it is not for them."""
+        recipient = start.recipient
+        if recipient is None or not tools.takes(recipient):
+            return False
+        index = self._new_index()
+        identity = tools.identify(recipient)
+        if identity is None:
+            self._count_repair("undeclared_recipient")
+            opened = ItemOpened(index, new_id("rs"), "reasoning")
+        else:
+            opened = tools.opened(index, identity)
+        self._item = OpenItem(index, opened.kind)
+        self._calling = _Calling(recipient, start.channel, identity, opened.item_id)
+        self._pending.append(opened)
+        return True
+
+    def _await_tool(self, calling: _Calling, event: MessageEnd) -> None:
+        """The call is whole: nothing of this round is read any more."""
+        item, self._calling = self._item, None
+        assert item is not None
+        self.usage.output_tokens = len(self.sampled)
+        if item.kind == "mcp_approval_request":
+            self._close("completed", event.token_ids)
+            self.end("stop")
+            return
+        item.release()
+        self._flush()
+        self._urgent = True
+        if calling.identity is not None:
+            self._pending.append(ToolStarted(item.index))
+        self.tool_call = PendingCall(
+            index=item.index,
+            recipient=calling.recipient,
+            content="".join(calling.texts),
+            channel=calling.channel,
+            item_id=calling.item_id,
+            token_ids=event.token_ids,
+            written=self.sampled[self._round_start : self._frames_end],
+            identity=calling.identity,
+        )
+
+    @property
+    def prompt_with_call(self) -> list[int]:
+        """The prompt so far and what was written for it, the pending call included."""
+        assert self.tool_call is not None
+        return [*self._prompt, *self.tool_call.written, CALL]
+
+    def on_progress(self, progress: Progress) -> None:
+        assert self.tool_call is not None
+        self._urgent = True
+        self._pending.append(ToolProgressed(self.tool_call.index, progress))
+
+    def end_call(self, result_token_ids: list[int]) -> None:
+        """The result's message, from ``<|start|>`` to ``<|end|>``: part of the prompt from here on."""
+        call, tools = self.tool_call, self.tools
+        assert call is not None
+        assert call.result is not None
+        assert tools is not None
+        prompt = [*self.prompt_with_call, *result_token_ids, START, ASSISTANT]
+        self.tool_call = self._item = None
+        self._urgent = True
+        status: ItemStatus = "completed"
+        if call.identity is not None:
+            status = "failed" if call.result.failed else "completed"
+            self._pending.append(ToolOutcome(call.index, call.result))
+        tail = (CALL, *result_token_ids[:-1])
+        self._pending.append(ItemClosed(call.index, status, (*call.token_ids, *tail)))
+        self._answered = self._forced = False
+        if call.number is not None and call.number + 1 < len(tools.approved):
+            self._prompt = prompt
+            self._begin_approved(tools, call.number + 1)
+            return
+        self.next_round = Round(prompt, (), num_new_tokens=len(result_token_ids) + 2)
+
+    def round_rules(self, max_tokens: int | None) -> RoundRules:
+        """``max_tokens``: of the whole output."""
+        assert self.tools is not None
+        return RoundRules(
+            max_tokens=None if max_tokens is None else max_tokens - len(self.sampled),
+            num_reasoning_tokens=self.usage.reasoning_tokens,
+            num_calls=self.tools.num_calls,
+            calls_left=self.tools.calls_left,
+        )
 
     # ------------------------------------------------------------------ tokens in
 
     def feed(self, chunk: TokenChunk) -> bool:
         """Take in new tokens. True: ended, or ``next_round`` is set. Chunks after the end are ignored."""
-        if self.ended:
+        if self.ended or self.tool_call is not None:
             return True
         if not self.sampled and chunk.num_cached_tokens:
             self.usage.cached_tokens = chunk.num_cached_tokens
@@ -142,7 +300,7 @@ class Choice:
                 self._on_content(parsed[0].text, [(token, token_logprobs)])
             else:
                 self._feed_slowly(token, token_logprobs, parsed)
-            if self.ended:
+            if self.ended or self.tool_call is not None:
                 return True
         sampled.extend(token_ids[num_shown:])
         self.usage.output_tokens = len(sampled)
@@ -191,6 +349,8 @@ class Choice:
     def _open(self, start: MessageStart) -> None:
         if self._item is not None:
             self._close("completed", ())
+        if self.tools is not None and not self._is_function(start) and self._begin_call(self.tools, start):
+            return
         kind, name, phase = self._route(start)
         stop = self._options.stop if phase == "final_answer" else ()
         stops = StopFilter(stop, self._options.include_stop) if stop else None
@@ -199,8 +359,10 @@ class Choice:
         if form is not None:
             kind, name, namespace = form.kind, form.name, form.namespace
         reader = InputReader() if form is not None and form.wrapped else None
-        self._item = OpenItem(self._num_items, kind, stops, reader)
-        self._num_items += 1
+        citations = None
+        if kind == "message" and self.tools is not None and self.tools.cites:
+            citations = self.tools.box.citation_stream()
+        self._item = OpenItem(self._new_index(), kind, stops, reader, citations)
         self._answered = self._answered or kind != "reasoning"
         self._pending.append(
             ItemOpened(
@@ -214,6 +376,17 @@ class Choice:
             )
         )
 
+    def _new_index(self) -> int:
+        self._num_items += 1
+        return self._num_items - 1
+
+    def _is_function(self, start: MessageStart) -> bool:
+        """Whether it is a call for the client. A bare name that a tool of ours has too is that tool."""
+        recipient = start.recipient
+        if recipient is None or recipient.removeprefix(FUNCTIONS) not in self._options.function_names:
+            return False
+        return recipient.startswith(FUNCTIONS) or self.tools is None or not self.tools.box.owns(recipient)
+
     def _route(self, start: MessageStart) -> tuple[ItemKind, str | None, Phase | None]:
         recipient = start.recipient
         if recipient is not None:
@@ -222,6 +395,8 @@ class Choice:
                 return "function_call", name, None
             # Not a tool of this request: its text is kept where a reader finds it, and it is counted.
             self._count_repair("undeclared_recipient")
+            if self.tools is not None:
+                return "reasoning", None, None  # arguments of a call that cannot run any more
         if start.channel == "analysis":
             return "reasoning", None, None
         if start.channel == "commentary":
@@ -232,7 +407,9 @@ class Choice:
         item = self._item
         if item is None:  # the parser promises a MessageStart first
             return
-        if item.kind == "reasoning":
+        if self._calling is not None:
+            self._calling.texts.append(text)
+        elif item.kind == "reasoning":
             self.usage.reasoning_tokens += len(tokens)
         matched = item.add(text, tokens)
         if matched is not None:
@@ -243,9 +420,12 @@ class Choice:
         cut = event.terminator is Terminator.CUT
         self._frames_end = len(self.sampled) - (0 if cut else 1)
         self._unread = []
+        if self._calling is not None and not cut:
+            self._await_tool(self._calling, event)
+            return
         self._close("incomplete" if cut else "completed", event.token_ids)
         if event.terminator is Terminator.RETURN and self._options.ignore_eos:
-            self._parser = Parser(self._vocab, role=None, tool_names=self._tool_names)
+            self._parser = Parser(self.vocab, role=None, tool_names=self._tool_names)
         if self._called and not self._options.parallel_tool_calls:
             self.end("tool_calls")
 
@@ -254,6 +434,9 @@ class Choice:
         if item is None:
             return
         item.release()
+        self._calling = None
+        if item.kind in BUILTIN_ITEMS and item.kind != "mcp_approval_request":
+            status = "incomplete"  # its tool never ran to its end
         if item.kind in CLIENT_CALLS and status == "completed":
             self._called = True
             if item.is_blank and item.kind != "custom_tool_call":
@@ -268,6 +451,8 @@ class Choice:
         if delta is not None:
             self._pending.append(delta)
             self._streamed = True
+        if self._item is not None:
+            self._pending += [Cited(self._item.index, citation) for citation in self._item.take_cited()]
 
     def _count_repair(self, kind: str) -> None:
         self._repairs[kind] = self._repairs.get(kind, 0) + 1
@@ -320,7 +505,7 @@ class Choice:
         if self.ended:
             return
         self.ended = True
-        self.next_round = None
+        self.next_round = self.tool_call = None
         self.usage.output_tokens = len(self.sampled)
         self._drain_parser("completed" if reason in ("stop", "tool_calls") else "incomplete", keep_tail)
         if reason == "stop" and self._called:
@@ -336,6 +521,7 @@ class Choice:
                 output_token_ids=tuple(self.sampled),
                 prompt_logprobs=self._prompt_logprobs,
                 timings=self._timings,
+                tool_state=self.tools.state() if self.tools is not None else None,
             )
         )
 
@@ -344,8 +530,9 @@ class Choice:
     def take(self) -> list[OutputEvent]:
         """The events that are due: the first text at once, then every ``stream_interval`` tokens."""
         num_new = len(self.sampled) - self._num_taken
-        if self._streamed and num_new < self._interval and not self.ended:
+        if self._streamed and num_new < self._interval and not (self.ended or self._urgent):
             return []
+        self._urgent = False
         self._flush()
         events = self._pending
         if not events and not (num_new and self._options.progress):
@@ -356,3 +543,16 @@ class Choice:
             events.insert(0, TurnProgress(fresh, self.usage.copy()))
         self._num_taken = len(self.sampled)
         return events
+
+
+class _Calling:
+    """A call to a tool that runs here, while the model writes it."""
+
+    __slots__ = ("channel", "identity", "item_id", "recipient", "texts")
+
+    def __init__(self, recipient: str, channel: str, identity: ToolIdentity | None, item_id: str) -> None:
+        self.recipient = recipient
+        self.channel = channel
+        self.identity = identity  # None: there is no such tool
+        self.item_id = item_id
+        self.texts: list[str] = []

@@ -8,6 +8,7 @@ from chorale.api.output import ItemDelta, ItemKind
 from chorale.api.stops import StopFilter
 from chorale.api.unwrap import InputReader
 from chorale.engine.types import TokenLogprobs
+from chorale.tools.base import CitationStream, CitedText, UrlCitation
 
 Token = tuple[int, TokenLogprobs | None]
 
@@ -15,19 +16,38 @@ Token = tuple[int, TokenLogprobs | None]
 class OpenItem:
     """Collects text and its tokens until a delta is due.
 
-    ``stops``: watched over its text; ``reader``: takes the text out of what the model writes around it.
+    ``stops``: watched over its text; ``reader``: takes the text out of what the model writes around it;
+    ``citations``: makes links of citation marks.
     """
 
-    __slots__ = ("_logprobs", "_reader", "_stops", "_texts", "_tokens", "index", "is_blank", "kind")
+    __slots__ = (
+        "_citations",
+        "_cited",
+        "_logprobs",
+        "_reader",
+        "_stops",
+        "_texts",
+        "_tokens",
+        "index",
+        "is_blank",
+        "kind",
+    )
 
     def __init__(
-        self, index: int, kind: ItemKind, stops: StopFilter | None = None, reader: InputReader | None = None
+        self,
+        index: int,
+        kind: ItemKind,
+        stops: StopFilter | None = None,
+        reader: InputReader | None = None,
+        citations: CitationStream | None = None,
     ) -> None:
         self.index = index
         self.kind = kind
         self.is_blank = True  # nothing but white space so far
         self._stops = stops
         self._reader = reader
+        self._citations = citations
+        self._cited: list[UrlCitation] = []
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -41,6 +61,8 @@ class OpenItem:
                 self._stops = None  # what it still holds belongs to the stop string
         if self._reader is not None:
             text = self._reader.feed(text)
+        if self._citations is not None:
+            text = self._read_cited(self._citations.feed(text))
         if text:
             self._texts.append(text)
             if self.is_blank and not text.isspace():
@@ -58,9 +80,25 @@ class OpenItem:
             self._texts.append(held)
         if self._stops is not None:
             text, tokens = self._stops.flush()
+            if text and self._citations is not None:
+                text = self._read_cited(self._citations.feed(text))
             if text:
                 self._texts.append(text)
             self._keep(tokens)
+        if self._citations is not None:
+            held = self._read_cited(self._citations.finish())
+            self._citations = None
+            if held:
+                self._texts.append(held)
+
+    def _read_cited(self, pieces: list[CitedText]) -> str:
+        self._cited += [piece.citation for piece in pieces if piece.citation is not None]
+        return "".join([piece.text for piece in pieces])
+
+    def take_cited(self) -> list[UrlCitation]:
+        """The citations within the text that ``delta`` has given."""
+        cited, self._cited = self._cited, []
+        return cited
 
     def _keep(self, tokens: Iterable[Token]) -> None:
         for token, logprobs in tokens:

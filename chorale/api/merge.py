@@ -95,8 +95,8 @@ class Sources(Generic[Item]):
 
     async def _reap(self) -> None:
         """Let go of the tasks that have ended; raises what one of them raised."""
-        await asyncio.sleep(0)  # None is put just before a task ends
-        for task in [task for task in self._tasks if task.done()]:
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
             self._tasks.discard(task)
             task.result()
 

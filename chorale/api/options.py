@@ -53,12 +53,11 @@ class Round:
     """The next generation of a turn: its prompt, and the header that the prompt ends with.
 
     ``num_own_tokens``: how many tokens at the prompt's end the round's grammar covers.
-    ``grammar``: of this round; None: the one before goes on.
-    ``num_new_tokens``: after a tool, what of the prompt was in no round before. None: no tool ran.
+    ``num_new_tokens``: after a tool, what of the prompt was in no round before; the round has a grammar of
+    its own. None: no tool ran, and the grammar goes on.
     """
 
     prompt_token_ids: list[int]
     prefill_token_ids: tuple[int, ...]
     num_own_tokens: int = 0
-    grammar: str | None = None
     num_new_tokens: int | None = None

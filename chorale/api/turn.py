@@ -1,7 +1,8 @@
 """run_turn: one prompt to a finished turn, as OutputEvents. The only place where endpoints meet the engine.
 
 A turn is one or more *rounds*: a round is one generation. A choice asks for another round when the model
-ended without an answer (its final header is then forced); tool loops will ask for one after a tool ran.
+ended without an answer (its final header is then forced), and after a tool of the server has run: the call
+and its result are then part of the prompt, token by token, so that the prefix cache has all but the result.
 
 Errors before the first event raise (they become a JSON error with a status); after it they end every open
 choice with ``TurnEnded(reason="error")``, its items closed as incomplete. Closing the generator aborts the
@@ -10,16 +11,20 @@ engine's request.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
 from chorale.api.choice import Choice
+from chorale.api.merge import Sources
 from chorale.api.options import Round, TurnOptions
 from chorale.api.output import EndReason, OutputEvent
+from chorale.api.toolloop import ANSWER_TOKENS, render_result, run_call
 from chorale.client.base import EngineClient, TokenStream
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
 from chorale.errors import ChoraleError, EngineError, QueueFullError
@@ -28,6 +33,7 @@ from chorale.harmony.vocab import Vocabulary
 __all__ = ["ChoiceEvents", "Round", "TurnChoice", "TurnOptions", "drive", "run_turn", "run_turns"]
 
 ChoiceEvents = tuple[int, list[OutputEvent]]
+QUEUE_PATIENCE = 5.0  # seconds for which a turn whose tool has run tries to get back into a full queue
 
 
 class TurnChoice(Protocol):
@@ -50,9 +56,6 @@ class TurnChoice(Protocol):
     def end(self, reason: EndReason, stop_reason: str | int | None = None) -> None: ...
 
     def fail(self, error: ChoraleError) -> None: ...
-
-
-Feed = tuple[TokenStream, dict[int, TurnChoice]]  # a stream, and the choice behind each of its indices
 
 
 async def run_turn(
@@ -95,29 +98,16 @@ async def drive(
     options: TurnOptions,
 ) -> AsyncGenerator[list[ChoiceEvents]]:
     """Submit the request and feed its choices, round after round, until each has ended."""
-    request = _request(options.request_id, prompt_token_ids, sampling, options)
-    streams: deque[Feed] = deque([(client.submit(request), dict(enumerate(choices)))])
+    job = _Job(client, sampling, options)
+    if any(_waits_for_tool(choice) for choice in choices):
+        for choice in choices:
+            job.sources.add(_go_on(job, choice))
+    else:
+        job.sources.add(_first_round(job, choices, prompt_token_ids))
     yielded = False
     try:
-        while streams:
-            stream, fed = streams[0]
-            async for chunks in stream:
-                settled = False
-                for chunk in chunks:
-                    settled |= fed[chunk.index].feed(chunk)
-                batch = _take(fed.values())
-                if settled:
-                    streams.extend(_next_rounds(client, fed, sampling, options))
-                done = settled and _drop_ended(stream, fed)
-                if batch:
-                    yielded = True
-                    yield batch
-                if done:
-                    break  # closing the stream aborts whatever the engine still does for it
-            await stream.aclose()
-            streams.popleft()
-            _fail(fed.values(), EngineError("the engine's stream ended early"))
-            if batch := _take(fed.values()):
+        async with aclosing(job.sources.read()) as batches:
+            async for batch in batches:
                 yielded = True
                 yield batch
     except ChoraleError as error:
@@ -126,22 +116,138 @@ async def drive(
         _fail(choices, error)
         yield _take(choices)
     finally:
-        for stream, _ in streams:
+        for tools in options.tools:
+            await tools.box.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What the rounds of a request share. ``sources``: what is being generated, or run, at this moment."""
+
+    client: EngineClient
+    sampling: SamplingSpec
+    options: TurnOptions
+    sources: Sources[list[ChoiceEvents]] = field(default_factory=Sources)
+
+
+async def _first_round(
+    job: _Job, choices: Sequence[TurnChoice], prompt: list[int]
+) -> AsyncGenerator[list[ChoiceEvents]]:
+    """The round that all choices have in common. Those that go on become sources of their own."""
+    fed = dict(enumerate(choices))
+    stream = job.client.submit(_request(job.options.request_id, prompt, job.sampling, job.options))
+    try:
+        async for chunks in stream:
+            settled = False
+            for chunk in chunks:
+                settled |= fed[chunk.index].feed(chunk)
+            batch = _take(fed.values())
+            if settled and _is_over(stream, fed):
+                break  # closing the stream aborts whatever the engine still does for it
+            if settled:
+                for choice in _split_off(stream, fed):
+                    job.sources.add(_go_on(job, choice))
+            if batch:
+                yield batch
+        else:
+            _fail(fed.values(), EngineError("the engine's stream ended early"))
+            batch = _take(fed.values())
+    finally:
+        await stream.aclose()
+    if batch:
+        yield batch
+    for choice in fed.values():
+        if not choice.ended:
+            job.sources.add(_go_on(job, choice))
+
+
+async def _go_on(job: _Job, choice: TurnChoice) -> AsyncGenerator[list[ChoiceEvents]]:
+    """The later rounds of one choice, and its tools between them, until it has ended."""
+    spec = job.sampling
+    while not choice.ended:
+        if isinstance(choice, Choice) and choice.tool_call is not None:
+            async with aclosing(_use_tool(job, choice)) as batches:
+                async for batch in batches:
+                    yield batch
+            continue
+        following = choice.next_round
+        assert following is not None
+        spec = _next_spec(job, choice, following, spec)
+        stream = await _submit_next(job, choice, following, spec)
+        if stream is None:
+            break
+        choice.begin_round(following)
+        try:
+            async for chunks in stream:
+                settled = False
+                for chunk in chunks:
+                    settled |= choice.feed(chunk)
+                if settled:
+                    break
+                if batch := _take([choice]):
+                    yield batch
+            else:
+                choice.fail(EngineError("the engine's stream ended early"))
+        finally:
             await stream.aclose()
+    if batch := _take([choice]):
+        yield batch
+
+
+async def _use_tool(job: _Job, choice: Choice) -> AsyncGenerator[list[ChoiceEvents]]:
+    """Run the call that ``choice`` waits for. Its next round is set then, or the choice has ended."""
+    call, tools = choice.tool_call, choice.tools
+    assert call is not None
+    assert tools is not None
+    limit = job.sampling.max_tokens
+    if limit is not None and len(choice.sampled) >= limit:
+        choice.end("length")  # nothing could be said about a result
+        return
+    if batch := _take([choice]):
+        yield batch
+    async with aclosing(run_call(tools, call)) as news:
+        async for progress in news:
+            choice.on_progress(progress)
+            yield _take([choice])
+    window = job.client.info.max_model_len
+    room = window - len(choice.prompt_with_call) - min(ANSWER_TOKENS, window // 4)
+    result = await asyncio.to_thread(render_result, call, choice.vocab, room)
+    if result is None:
+        choice.end("length")
+    else:
+        choice.end_call(result)
+    if batch := _take([choice]):
+        yield batch
+
+
+def _waits_for_tool(choice: TurnChoice) -> bool:
+    return isinstance(choice, Choice) and choice.tool_call is not None
+
+
+def _goes_on(choice: TurnChoice) -> bool:
+    return choice.next_round is not None or _waits_for_tool(choice)
 
 
 def _take(choices: Iterable[TurnChoice]) -> list[ChoiceEvents]:
     return [(choice.index, events) for choice in choices if (events := choice.take())]
 
 
-def _drop_ended(stream: TokenStream, fed: dict[int, TurnChoice]) -> bool:
-    """Whether all have ended. If not, the engine need not go on with those that a stop string ended."""
+def _is_over(stream: TokenStream, fed: dict[int, TurnChoice]) -> bool:
+    """Whether all have settled. If not, the engine need not go on with those that have ended."""
     ended = [key for key, choice in fed.items() if choice.ended]
-    if len(ended) == len(fed):
+    if all(choice.ended or _goes_on(choice) for choice in fed.values()):
         return True
     for key in ended:
         stream.drop(key)
     return False
+
+
+def _split_off(stream: TokenStream, fed: dict[int, TurnChoice]) -> list[TurnChoice]:
+    """Take those that go on out of ``fed``."""
+    keys = [key for key, choice in fed.items() if _goes_on(choice)]
+    for key in keys:
+        stream.drop(key)  # a tool's call may have ended without a stop token
+    return [fed.pop(key) for key in keys]
 
 
 def _fail(choices: Iterable[TurnChoice], error: ChoraleError) -> None:
@@ -149,46 +255,47 @@ def _fail(choices: Iterable[TurnChoice], error: ChoraleError) -> None:
         choice.fail(error)  # nothing happens to a choice that has ended
 
 
-def _next_rounds(
-    client: EngineClient, fed: dict[int, TurnChoice], sampling: SamplingSpec, options: TurnOptions
-) -> list[Feed]:
-    """Submit the rounds that choices ask for, and move those choices out of ``fed``."""
-    waiting = [key for key, choice in fed.items() if choice.next_round is not None]
-    return [submitted for key in waiting if (submitted := _submit_next(client, fed, key, sampling, options))]
-
-
-def _submit_next(
-    client: EngineClient, fed: dict[int, TurnChoice], key: int, sampling: SamplingSpec, options: TurnOptions
-) -> Feed | None:
-    choice = fed[key]
-    following = choice.next_round
-    assert following is not None
-    prompt = following.prompt_token_ids
-    budget = client.info.max_model_len - len(prompt)
+def _next_spec(job: _Job, choice: TurnChoice, following: Round, spec: SamplingSpec) -> SamplingSpec:
+    """How the next round samples. ``spec``: of the round before."""
+    first = job.sampling
     num_sampled = len(choice.sampled)
-    if sampling.max_tokens is not None:
-        budget = min(budget, sampling.max_tokens - num_sampled)
-    if budget < 1:
-        choice.end("length")
-        return None
-    spec = msgspec.structs.replace(
-        sampling,
+    budget = job.client.info.max_model_len - len(following.prompt_token_ids)
+    if first.max_tokens is not None:
+        budget = min(budget, first.max_tokens - num_sampled)
+    grammar = spec.grammar
+    if following.num_new_tokens is not None and isinstance(choice, Choice) and choice.tools is not None:
+        grammar = choice.tools.grammar(choice.round_rules(first.max_tokens))
+    return msgspec.structs.replace(
+        first,
         n=1,
         max_tokens=budget,
-        min_tokens=max(0, min(sampling.min_tokens - num_sampled, budget)),
-        seed=None if sampling.seed is None else sampling.seed + choice.index,
+        min_tokens=max(0, min(first.min_tokens - num_sampled, budget)),
+        seed=None if first.seed is None else first.seed + choice.index,
         prompt_logprobs=None,
-        grammar_context=following.num_own_tokens if sampling.grammar else 0,
+        grammar=grammar,
+        grammar_context=following.num_own_tokens if grammar else 0,
     )
-    request_id = f"{options.request_id}.{choice.index}.{choice.num_rounds}"
-    try:
-        stream = client.submit(_request(request_id, prompt, spec, options))
-    except QueueFullError:
-        choice.end("length")  # incomplete, and says so; what was produced is kept
+
+
+async def _submit_next(
+    job: _Job, choice: TurnChoice, following: Round, spec: SamplingSpec
+) -> TokenStream | None:
+    """None: the choice has ended, because there is no room or no place for another round."""
+    if spec.max_tokens is not None and spec.max_tokens < 1:
+        choice.end("length")
         return None
-    del fed[key]
-    choice.begin_round(following)
-    return stream, {0: choice}
+    request_id = f"{job.options.request_id}.{choice.index}.{choice.num_rounds}"
+    request = _request(request_id, following.prompt_token_ids, spec, job.options)
+    patience = QUEUE_PATIENCE if following.num_new_tokens is not None else 0.0
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return job.client.submit(request)
+        except QueueFullError:
+            if time.monotonic() >= deadline:
+                choice.end("length")  # incomplete, and says so; what was produced is kept
+                return None
+            await asyncio.sleep(0.1)
 
 
 def _request(
