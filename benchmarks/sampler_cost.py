@@ -79,12 +79,15 @@ def main() -> None:
     print(f"{given.rows} rows of {VOCAB} logits, {given.threads} thread(s); CPU ms a row")
     for name, spec in MODES.items():
         buffers = Buffers(device, num_rows=given.rows, max_len=2048, block_size=16, vocab_size=VOCAB)
-        batch = buffers.fill(decode_plan(given.rows, spec)).sampling
+        plan = decode_plan(given.rows, spec)
+        buffers.start_rows(plan)
+        batch = buffers.fill(plan).sampling
         show(name, milliseconds(lambda batch=batch: sampler.sample(logits, batch)), given.rows)  # type: ignore[misc]
     tokens = logits.argmax(-1)
     show("+ 20 logprobs", milliseconds(lambda: gather_in_parts(logits, tokens, 20, 1)), given.rows)
     plan = decode_plan(given.rows, SamplingSpec())
     buffers = Buffers(device, num_rows=given.rows, max_len=2048, block_size=16, vocab_size=VOCAB)
+    buffers.start_rows(plan)
     show("Buffers.fill (a step)", milliseconds(lambda: buffers.fill(plan)), 1)
 
 

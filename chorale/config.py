@@ -35,7 +35,9 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool | None = None  # overlap depth 1; None: where the device can
     tensor_parallel_size: int = 1
-    enforce_eager: bool = False
+    enforce_eager: bool = False  # no CUDA graphs
+    max_cudagraph_capture_size: int | None = None  # rows; None: max_num_seqs; 0: no graphs
+    cudagraph_capture_sizes: tuple[int, ...] | None = None  # rows of the graphs; None: decide for me
     max_logprobs: int = 20
     generation_config: Literal["auto", "none"] = "auto"
     num_threads: int | None = None  # CPU threads of the reference ops

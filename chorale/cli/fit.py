@@ -62,8 +62,9 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware) -> int:
     """Print the arithmetic; exit code 0 if it fits, 1 if not."""
     print(f"model     {settings.engine.model}: {model.num_parameters / 1e9:.2f} B parameters")
     print(f"machine   {hardware.name}, {gib(hardware.free_bytes)} free of {gib(hardware.total_bytes)}")
+    on_gpu = hardware.kind == "cuda"
     try:
-        resolved = resolve(settings.engine, model, hardware, can_overlap=hardware.kind == "cuda")
+        resolved = resolve(settings.engine, model, hardware, can_overlap=on_gpu, can_capture=on_gpu)
     except ConfigError as error:
         weights = weight_bytes(model, "bfloat16")
         print(f"weights   {gib(weights)}")

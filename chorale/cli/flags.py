@@ -144,6 +144,19 @@ ENGINE_FLAGS = (
     Flag("async-scheduling", "bool", "engine.async_scheduling", "plan the next step while one runs"),
     Flag("tensor-parallel-size", "int", "engine.tensor_parallel_size", "ranks", aliases=("tp",)),
     Flag("enforce-eager", "bool", "engine.enforce_eager", "no CUDA graphs"),
+    Flag(
+        "max-cudagraph-capture-size",
+        "size",
+        "engine.max_cudagraph_capture_size",
+        "rows of the largest decode step that is captured; 0: no CUDA graphs",
+    ),
+    Flag(
+        "cudagraph-capture-sizes",
+        "list",
+        "engine.cudagraph_capture_sizes",
+        "rows of the decode steps that are captured",
+        aliases=("cuda-graph-sizes",),
+    ),
     Flag("max-logprobs", "int", "engine.max_logprobs", "most log-probabilities a request may ask for"),
     Flag("max-queued-requests", "size", "server.max_queued_requests", "waiting choices before 429"),
 )
@@ -235,12 +248,9 @@ KNOWN_FLAGS: tuple[Flag, ...] = (
     ),
     *_ignored(
         "there is no torch.compile stage to configure",
-        "max-cudagraph-capture-size",
-        "cuda-graph-sizes",
         "optimization-level",
         "performance-mode",
     ),
-    *_ignored("there is no torch.compile stage to configure", "cudagraph-capture-sizes", kind="list"),
     *_ignored("there is no torch.compile stage to configure", "compilation-config", kind="json"),
     *_ignored(
         "speculative decoding is not served yet: running without drafts",

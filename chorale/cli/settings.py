@@ -246,10 +246,20 @@ def _build(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerConfig]:
     for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
         if name in fields["server"]:
             fields["server"][name] = tuple(fields["server"][name])
+    if "cudagraph_capture_sizes" in fields["engine"]:
+        fields["engine"]["cudagraph_capture_sizes"] = _sizes(fields["engine"]["cudagraph_capture_sizes"])
     engine = EngineConfig(**_without_unset(EngineConfig, fields["engine"]))
     server = ServerConfig(**_without_unset(ServerConfig, fields["server"]))
     _check(engine, server)
     return engine, server
+
+
+def _sizes(items: Sequence[str]) -> tuple[int, ...]:
+    """``1 2 4`` or ``1,2,4`` or, from a file, ``[1, 2, 4]``."""
+    try:
+        return tuple(int(part) for item in items for part in str(item).strip("[]").split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"--cudagraph-capture-sizes {' '.join(items)}: not numbers of rows") from None
 
 
 def _without_unset(config: type, values: dict[str, Any]) -> dict[str, Any]:

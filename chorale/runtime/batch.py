@@ -29,13 +29,31 @@ class SamplingBatch:
     edits: dict[int, RowEdits]  # by place in the batch
     row_index: torch.Tensor  # [N] int64, the same as rows
     keys: torch.Tensor  # [N, 2] int32, see noise.py
-    temperature: torch.Tensor  # [N] float32; 1 for greedy rows
+    temperature: torch.Tensor  # [N] float32; 0 for greedy rows
     top_k: torch.Tensor  # [N] float32; the vocabulary's size when off
     top_p: torch.Tensor  # [N] float32; 1 when off
     min_p: torch.Tensor  # [N] float32; 0 when off
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def at(self, places: npt.NDArray[np.int64], index: torch.Tensor) -> SamplingBatch:
+        """Some rows of it; ``index`` is ``places`` [M] int64 on the device."""
+        return SamplingBatch(
+            rows=self.rows[places],
+            positions=self.positions[places],
+            greedy=self.greedy[places],
+            filtered=self.filtered[places],
+            top_ks=self.top_ks[places],
+            num_logprobs=self.num_logprobs[places],
+            edits={new: self.edits[old] for new, old in enumerate(places.tolist()) if old in self.edits},
+            row_index=self.row_index[index],
+            keys=self.keys[index],
+            temperature=self.temperature[index],
+            top_k=self.top_k[index],
+            top_p=self.top_p[index],
+            min_p=self.min_p[index],
+        )
 
 
 @dataclass(frozen=True, slots=True)

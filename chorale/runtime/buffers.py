@@ -1,8 +1,8 @@
 """Buffers: what the device remembers between steps, by row, and how a plan of numbers becomes a batch.
 
 Rows persist: block tables are appended to, the last sampled token stays on the device (a plan names it with
--1), and one small array of int32 is copied to the device a step. Rows of the batch are the plan's entries;
-a graph's dummy rows would be further entries with one token each and a page of their own.
+-1), and one small array of int32 is copied to the device a step. Rows of the batch are the plan's entries.
+There is one row more than sequences can have: ``spare_row``, for the dummies of a graph (``decodes.py``).
 """
 
 from __future__ import annotations
@@ -30,17 +30,35 @@ class Buffers:
     ) -> None:
         target = device.torch_device
         num_pages = -(-max_len // block_size) + 1
-        self._device, self._block_size = device, block_size
+        self._device, self.block_size, self.spare_row = device, block_size, num_rows
         self.rows = SamplingRows(num_rows, vocab_size, max_len, target)
-        self.last_token = torch.zeros(num_rows, dtype=torch.int64, device=target)
+        self.last_token = torch.zeros(num_rows + 1, dtype=torch.int64, device=target)
         self.block_tables = torch.zeros(
-            len(CacheGroup), num_rows, num_pages, dtype=torch.int32, device=target
+            len(CacheGroup), num_rows + 1, num_pages, dtype=torch.int32, device=target
         )
 
-    def fill(self, plan: StepPlan) -> StepBatch:
-        """Take the rows that start, append the pages that rows gained, and lay out the step."""
+    def start_rows(self, plan: StepPlan) -> None:
+        """Take the rows that start. Before anything else of the plan."""
         for start in plan.starts:
             self.rows.start(start)
+
+    def append_pages(self, plan: StepPlan) -> None:
+        """The pages that rows gained, on their own: ``fill`` does it in passing."""
+        columns = (plan.append_group, plan.append_row, plan.append_index, plan.append_block)
+        group, row, index, block = _Parts(self._device, columns).take(4)
+        self.block_tables.index_put_((group.long(), row.long(), index.long()), block)
+
+    def sampling_of(self, rows: Int32, positions: npt.NDArray[np.int64]) -> SamplingBatch:
+        """How to choose the tokens at ``positions`` of some rows."""
+        arrays = (
+            rows,
+            self.rows.keys(rows, positions).ravel(),
+            self.rows.floats(rows).view(np.int32).ravel(),
+        )
+        return self._sampling_batch(rows, positions, _Parts(self._device, arrays))
+
+    def fill(self, plan: StepPlan) -> StepBatch:
+        """Append the pages that rows gained, and lay out the step."""
         host = _HostStep(plan)
         sampled = plan.rows[host.entries]
         positions = (plan.num_computed + plan.num_new)[host.entries].astype(np.int64)
@@ -69,9 +87,9 @@ class Buffers:
         tokens, positions, token_rows, query_start, context_lens, rows, logits_index = parts.take(7)
         positions, token_rows = positions.long(), token_rows.long()
         token_ids = torch.where(tokens < 0, self.last_token[token_rows], tokens.long())
-        page, offset = positions // self._block_size, positions % self._block_size
-        slots = self.block_tables[:, token_rows, page].long() * self._block_size + offset  # [2, T]
-        num_pages = -(-host.max_context_len // self._block_size)
+        page, offset = positions // self.block_size, positions % self.block_size
+        slots = self.block_tables[:, token_rows, page].long() * self.block_size + offset  # [2, T]
+        num_pages = -(-host.max_context_len // self.block_size)
         tables = self.block_tables[:, :, :num_pages].index_select(1, rows)  # [2, R, pages]
         return ForwardBatch(
             token_ids=token_ids,

@@ -6,8 +6,8 @@ Everything else asks for a capability (``overlap``, ``sample_rows``) or for a tr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ class Device(Protocol):
     torch_device: torch.device
     hardware: Hardware
     overlap: bool  # a step can run while the host plans the next
+    can_capture: bool  # there are graphs
     sample_rows: int  # rows that the sampler takes at once
 
     def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:
@@ -35,6 +36,22 @@ class Device(Protocol):
 
     def download(self, tensors: Sequence[torch.Tensor]) -> Callable[[], Arrays]:
         """Start copies to the host; the returned function waits for them."""
+        ...
+
+    def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the host that copies to and from the device can use in the background."""
+        ...
+
+    def mark(self) -> Callable[[], None]:
+        """A point in the device's work; the returned function waits until it is reached."""
+        ...
+
+    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        """What repeats ``step``, which reads and writes static memory alone, without the host's work.
+
+        Runs it once, beforehand. Its own allocations are shared with other captured steps, so they mean
+        nothing between two of them.
+        """
         ...
 
     def free_memory(self) -> int:
@@ -49,6 +66,7 @@ class CpuDevice:
     hardware: Hardware
     torch_device: torch.device = _CPU
     overlap: bool = False
+    can_capture: bool = False
     sample_rows: int = 1  # one row of logits stays in the cache; rows skip what they do not need
 
     def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:
@@ -57,6 +75,17 @@ class CpuDevice:
     def download(self, tensors: Sequence[torch.Tensor]) -> Callable[[], Arrays]:
         arrays = [tensor.numpy() for tensor in tensors]
         return lambda: arrays
+
+    def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype)
+
+    def mark(self) -> Callable[[], None]:
+        return _nothing
+
+    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        """The step itself."""
+        step()
+        return step
 
     def free_memory(self) -> int:
         return available_memory()
@@ -69,7 +98,9 @@ class CudaDevice:
     hardware: Hardware
     torch_device: torch.device
     overlap: bool = True
+    can_capture: bool = True
     sample_rows: int = 64
+    graphs: Graphs = field(default_factory=lambda: Graphs())
 
     def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(host).pin_memory().to(self.torch_device, non_blocking=True)
@@ -87,8 +118,48 @@ class CudaDevice:
 
         return wait
 
+    def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype, pin_memory=True)
+
+    def mark(self) -> Callable[[], None]:
+        event = torch.cuda.Event()
+        event.record()
+        return event.synchronize
+
+    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        return self.graphs.capture(step)
+
     def free_memory(self) -> int:
         return torch.cuda.mem_get_info(self.torch_device)[0]
+
+
+class Graphs:
+    """Captures on a stream of its own, into one pool: graphs run one after the other, so they can share."""
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+
+    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        if self._stream is None:
+            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            step()  # kernels are compiled and loaded, libraries take their work space
+            # Other threads may go on using the device meanwhile. Not torch.cuda.graph: that collects garbage
+            # and empties the allocator's cache, which takes longer than the capture.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                step()
+            finally:
+                graph.capture_end()
+        current.wait_stream(self._stream)
+        return graph.replay
+
+
+def _nothing() -> None:
+    return None
 
 
 def default_threads(num_parameters: int) -> int:

@@ -121,6 +121,14 @@ class Masks:
     octets: torch.Tensor
     table: torch.Tensor
 
+    def at(self, places: npt.NDArray[np.int64]) -> Masks | None:
+        """Those of some ascending places of the batch, numbered by their order; None if there are none."""
+        found = np.flatnonzero(np.isin(self.places, places))
+        if not len(found):
+            return None
+        octets = self.octets if len(found) == len(self.places) else self.octets[found.tolist()]
+        return Masks(np.searchsorted(places, self.places[found]), octets, self.table)
+
     def apply(self, scores: torch.Tensor, first: int) -> None:
         """Forbid what is not allowed in ``scores`` [N, V], which are the places from ``first`` on."""
         low, high = (int(i) for i in np.searchsorted(self.places, (first, first + len(scores))))

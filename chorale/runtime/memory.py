@@ -5,6 +5,7 @@ Torch-free, so that ``chorale fit`` can answer before anything is downloaded. Al
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chorale.config import EngineConfig
@@ -19,6 +20,11 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 SMALL_PARAMETERS = 500_000_000
 CPU_SHARE = 0.25  # of the memory left beside the weights: a CPU host has other work
 CPU_MOST = 16 * GIB
+LOGIT_ROWS = 256  # rows of logits at once: 206 MB; the head is no slower in pieces of this size
+KEPT_ROWS = 64  # graphs of up to so many rows leave their logits behind; copying more would be felt
+GRAPH_BYTES = 4 * 2**20  # of one captured step beside its tensors
+# Compiled kernels, libraries' work spaces, and what the allocator cannot use of what it holds.
+CUDA_RESERVE = 3 * GIB // 2
 CPU_TOKENS = 4096  # of every row; a CPU does not keep more sequences than that busy at length
 
 
@@ -66,9 +72,24 @@ def weight_bytes(model: ModelConfig, dtype: str) -> int:
 
 def activation_bytes(model: ModelConfig, num_tokens: int, num_rows: int, dtype: str) -> int:
     """An upper estimate for one step: hidden states and expert work by token, logits and noise by row."""
-    per_token = (8 * model.hidden_size + 3 * model.num_experts_per_tok * model.intermediate_size) * 4
     decoded = 3 * model.hidden_size * model.intermediate_size * DTYPE_BYTES[dtype]  # one expert, unpacked
-    return num_tokens * per_token + num_rows * model.vocab_size * 4 * 2 + 2 * decoded
+    rows = min(num_rows, LOGIT_ROWS)
+    return num_tokens * _token_bytes(model) + rows * model.vocab_size * 4 * 2 + 2 * decoded
+
+
+def _token_bytes(model: ModelConfig) -> int:
+    return (8 * model.hidden_size + 3 * model.num_experts_per_tok * model.intermediate_size) * 4
+
+
+def graph_bytes(model: ModelConfig, sizes: Sequence[int], num_graphs: int, max_pages: int) -> int:
+    """Of captured decode steps: the largest one's tensors (the pool is shared), what stays between steps (two
+    block tables, logits or hidden states), and the graphs themselves. ``sizes``: their rows, ascending."""
+    if not sizes:
+        return 0
+    rows = sizes[-1]
+    tensors = rows * _token_bytes(model) + min(rows, LOGIT_ROWS) * model.vocab_size * 4
+    kept = min(rows, KEPT_ROWS) * model.vocab_size * 4 + rows * (model.hidden_size * 4 + 2 * max_pages * 4)
+    return tensors + kept + num_graphs * GRAPH_BYTES
 
 
 @dataclass(frozen=True, slots=True)

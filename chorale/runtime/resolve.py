@@ -12,14 +12,17 @@ from chorale.config import EngineConfig
 from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
+from chorale.runtime.buckets import chosen_sizes, context_sizes, row_sizes
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import (
+    CUDA_RESERVE,
     SMALL_PARAMETERS,
     KvGeometry,
     PoolRequest,
     activation_bytes,
     check_one_fits,
     gib,
+    graph_bytes,
     kv_geometry,
     size_pool,
     weight_bytes,
@@ -47,6 +50,7 @@ class Resolved:
     dtype: str
     kv_dtype: str
     geometry: KvGeometry
+    graph_rows: tuple[int, ...]  # rows of the decode steps that are captured; empty: none is
     decisions: tuple[Decision, ...]
     notes: tuple[str, ...]
 
@@ -71,9 +75,17 @@ class _Decider:
 
 
 def resolve(
-    config: EngineConfig, model: ModelConfig, hardware: Hardware, *, can_overlap: bool = False
+    config: EngineConfig,
+    model: ModelConfig,
+    hardware: Hardware,
+    *,
+    can_overlap: bool = False,
+    can_capture: bool = False,
 ) -> Resolved:
-    """Raises ``ConfigError`` for what cannot run, with computed ways out."""
+    """Raises ``ConfigError`` for what cannot run, with computed ways out.
+
+    ``can_capture``: device and ops allow CUDA graphs.
+    """
     _refuse(config, model)
     decide = _Decider()
     cpu = hardware.kind == "cpu"
@@ -95,7 +107,10 @@ def resolve(
         f"tokens of a step on {hardware.kind}",
     )
     geometry = kv_geometry(model, block_size, kv_dtype)
+    graph_rows = _graph_rows(config, decide, seqs, can_capture)
     fixed = weight_bytes(model, dtype) + activation_bytes(model, tokens, seqs, dtype)
+    if not cpu:
+        fixed += CUDA_RESERVE + _graph_bytes(config, model, graph_rows, block_size)
     longest, num_blocks = _pool(config, model, hardware, decide, geometry, kv_dtype, seqs, fixed)
     return Resolved(
         limits=EngineLimits(
@@ -115,9 +130,33 @@ def resolve(
         dtype=dtype,
         kv_dtype=kv_dtype,
         geometry=geometry,
+        graph_rows=graph_rows,
         decisions=tuple(decide.decisions),
         notes=tuple(decide.notes),
     )
+
+
+def _graph_rows(config: EngineConfig, decide: _Decider, seqs: int, can_capture: bool) -> tuple[int, ...]:
+    """Rows of the captured decode steps. A batch of more rows than the last runs without a graph."""
+    asked = config.cudagraph_capture_sizes
+    most = min(seqs, seqs if config.max_cudagraph_capture_size is None else config.max_cudagraph_capture_size)
+    if config.enforce_eager or most < 1:
+        why, sizes = "asked for", ()
+    elif not can_capture:
+        why, sizes = "the device or the ops have no graphs", ()
+    elif asked is not None:
+        why, sizes = "asked for", chosen_sizes(asked, most)
+    else:
+        why, sizes = "decode steps, captured when first needed", row_sizes(most)
+    text = f"{len(sizes)} sizes up to {sizes[-1]} rows" if sizes else "none"
+    decide.decisions.append(Decision("cuda_graphs", text, why, why != "asked for"))
+    return sizes
+
+
+def _graph_bytes(config: EngineConfig, model: ModelConfig, sizes: tuple[int, ...], block_size: int) -> int:
+    longest = config.max_model_len or model.max_position_embeddings
+    num_graphs = sum(len(context_sizes(size, longest)) for size in sizes)
+    return graph_bytes(model, sizes, num_graphs, -(-longest // block_size) + 1)
 
 
 def _kv_dtype(config: EngineConfig, decide: _Decider, dtype: str) -> str:

@@ -33,11 +33,12 @@ class SamplingRows:
     def __init__(self, num_rows: int, vocab_size: int, max_len: int, device: torch.device) -> None:
         self._vocab_size, self._max_len, self._device = vocab_size, max_len, device
         self.greedy = np.zeros(num_rows, np.bool_)
+        self.special = np.zeros(num_rows, np.bool_)  # needs more than its temperature, or log-probabilities
         self.num_logprobs: IntRows = np.full(num_rows, -1, np.int32)
         self.top_ks: IntRows = np.zeros(num_rows, np.int32)
         self._seeds = np.zeros(num_rows, np.uint64)
         self._filtered = np.zeros((num_rows, 3), np.bool_)
-        self._floats = np.zeros((num_rows, 4), np.float32)  # temperature, top_k, top_p, min_p
+        self._floats = np.zeros((num_rows, 4), np.float32)  # temperature (0: greedy), top_k, top_p, min_p
         self._edits: dict[int, RowEdits] = {}
         self._prompts: dict[int, PromptWish] = {}
 
@@ -48,10 +49,16 @@ class SamplingRows:
         self.num_logprobs[row] = -1 if spec.logprobs is None else spec.logprobs
         self._seeds[row] = wrap_seed(start.seed)
         top_k = self._vocab_size if spec.top_k <= 0 else min(spec.top_k, self._vocab_size)
-        self._floats[row] = (1.0 if greedy else spec.temperature, top_k, spec.top_p, spec.min_p)
+        self._floats[row] = (0.0 if greedy else spec.temperature, top_k, spec.top_p, spec.min_p)
         self.top_ks[row] = top_k if top_k < self._vocab_size and not greedy else 0
         uses = (top_k < self._vocab_size, spec.top_p < 1.0, spec.min_p > 0.0)
         self._filtered[row] = uses if not greedy else False
+        self.special[row] = (
+            any(self._filtered[row])
+            or spec.logprobs is not None
+            or bool(spec.grammar)
+            or RowEdits.needed(spec)
+        )
         self._edits.pop(row, None)
         self._prompts.pop(row, None)
         self._start_extras(start, spec)
@@ -81,6 +88,10 @@ class SamplingRows:
     def floats(self, rows: IntRows) -> npt.NDArray[np.float32]:
         """[4, N]: temperature, top_k, top_p, min_p."""
         return np.ascontiguousarray(self._floats[rows].T)
+
+    def temperatures(self, rows: IntRows) -> npt.NDArray[np.float32]:
+        """[N]; 0 for greedy rows."""
+        return self._floats[rows, 0]
 
     def filtered(self, rows: IntRows) -> npt.NDArray[np.bool_]:
         return self._filtered[rows]

@@ -1,8 +1,9 @@
 """Worker: one rank. It owns the model, the KV pool, the buffers and the sampler, and runs whole steps.
 
-``run`` enqueues a step and returns a function that waits for its results; nothing in between waits for the
-device, so a worker of a GPU can be a step ahead of the host. Only rows with a grammar make it wait, for the
-step before (``grammar.py``), once the forward pass is enqueued.
+``run`` enqueues a step and returns a function that waits for its results. Steps in which every row computes
+one token run in static memory, as a graph where there are graphs (``decodes.py``). Nothing in between waits
+for the device, so a worker of a GPU can be a step ahead of the host. Only rows with a grammar make it wait,
+for the step before (``grammar.py``), once the forward pass is enqueued.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from chorale.engine.types import StepPlan, StepResult, TokenLogprobs
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.batch import SamplingBatch, StepBatch
 from chorale.runtime.buffers import Buffers
+from chorale.runtime.decodes import Decodes
 from chorale.runtime.device import Arrays, Device
-from chorale.runtime.grammar import GrammarRows
+from chorale.runtime.grammar import Fetch, GrammarRows, Masks
 from chorale.runtime.logprobs import LogprobTensors, gather_in_parts, to_records
+from chorale.runtime.memory import LOGIT_ROWS
 from chorale.runtime.sampler import FORBIDDEN, NO_TOKEN, Sampler
 
+LogitsOf = Callable[[slice], torch.Tensor]  # some rows of a batch -> their logits, float32
 _PROMPT_ROWS_AT_ONCE = 64  # rows of logits in one log-probability pass
 BAD_LOGITS = "the model gave no finite logits for this sequence"
 ALL_FORBIDDEN = "every token was forbidden by the request's own constraints (grammar, allowed ids, bad words)"
@@ -48,30 +53,61 @@ class Worker:
         buffers: Buffers,
         sampler: Sampler,
         grammar: GrammarRows,
+        decodes: Decodes | None = None,
     ) -> None:
+        """``decodes``: takes the steps that it can; None: every step is laid out anew."""
         self._device, self._model, self._kv = device, model, kv
         self._buffers, self._sampler, self._grammar = buffers, sampler, grammar
+        self._decodes = decodes
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Enqueue one step; the returned function waits for it."""
         for start in plan.starts:
             self._grammar.start(start)
+        self._buffers.start_rows(plan)
+        if self._decodes is not None and self._decodes.takes(plan):
+            return self._run_decodes(self._decodes, plan)
         step = self._buffers.fill(plan)
-        sampled, prompt = self._forward(step)
+        hidden, prompt = self._forward(step)
         masks = self._grammar.masks(step.sampling.rows)
-        tokens = self._sampler.sample(sampled, step.sampling, masks)
-        self._remember(tokens, step.sampling)
-        wanted = self._sampled_logprobs(sampled, tokens, step)
-        tensors = [tokens]
-        for part in wanted + prompt:
-            tensors.extend(part.tensors.tensors())
-        fetch = functools.cache(self._device.download(tensors))  # the grammar may read it before the caller
+        tokens, wanted = self._choose(
+            lambda some: self._model.logits(hidden, step.forward.logits_index[some]),
+            step.sampling,
+            step.entries,
+            masks,
+        )
+        fetch = self._start_download(tokens, wanted + prompt)
         self._grammar.sampled(step.sampling.rows, fetch)
-        return lambda: _result(plan, step, wanted, prompt, fetch())
+        return lambda: _result(plan, step.entries, wanted, prompt, fetch())
+
+    @torch.inference_mode()
+    def capture(self, rows: int, longest: int) -> None:
+        """Make the graph of a decode step now; it would be made when first needed."""
+        if self._decodes is not None:
+            self._decodes.graph(rows, longest)
+
+    def _run_decodes(self, decodes: Decodes, plan: StepPlan) -> Callable[[], StepResult]:
+        """A step in static memory. Rows with special wishes are sampled again, from its logits."""
+        launch = decodes.launch(plan)
+        entries = np.arange(len(plan.rows))
+        special = np.flatnonzero(self._buffers.rows.special[plan.rows])
+        if not len(special):
+            collect = decodes.collect(launch)
+            fetch = functools.cache(lambda: [collect()])
+            return lambda: _result(plan, entries, [], [], fetch())
+        positions = plan.num_computed[special].astype(np.int64) + 1
+        batch = self._buffers.sampling_of(plan.rows[special], positions)
+        index = self._device.upload(special.astype(np.int32)).long()
+        masks = self._grammar.masks(batch.rows)
+        tokens, wanted = self._choose(lambda some: decodes.logits(launch, index[some]), batch, special, masks)
+        everyone = decodes.tokens[: len(plan.rows)].clone().index_copy_(0, index, tokens)
+        fetch = self._start_download(everyone, wanted)
+        self._grammar.sampled(plan.rows, fetch)
+        return lambda: _result(plan, entries, wanted, [], fetch())
 
     def _forward(self, step: StepBatch) -> tuple[torch.Tensor, list[Wanted]]:
-        """Logits of the sampled entries [N, V], and the prompts' log-probabilities.
+        """Hidden states [T, H], and the prompts' log-probabilities.
 
         Prompt positions go through the head a few at a time: all of them at once would be gigabytes.
         """
@@ -85,7 +121,40 @@ class Worker:
                 logits = self._model.logits(hidden, index)
                 tensors = gather_in_parts(logits, targets, wish.num_top, self._device.sample_rows)
                 prompt.append(Wanted(wish.entry, wish.num_top, tensors))
-        return self._model.logits(hidden, step.forward.logits_index), prompt
+        return hidden, prompt
+
+    def _choose(
+        self, logits_of: LogitsOf, batch: SamplingBatch, entries: npt.NDArray[np.int64], masks: Masks | None
+    ) -> tuple[torch.Tensor, list[Wanted]]:
+        """Tokens [N] of a batch, remembered; and their log-probabilities where they are wanted.
+
+        A few rows at a time: a thousand rows of logits would be nearly a gigabyte.
+        """
+        if len(batch) <= LOGIT_ROWS:
+            return self._choose_some(logits_of(slice(None)), batch, entries, masks)
+        tokens, wanted = [], []
+        for first in range(0, len(batch), LOGIT_ROWS):
+            some = slice(first, min(first + LOGIT_ROWS, len(batch)))
+            places = np.arange(some.start, some.stop)
+            own = batch.at(places, torch.arange(some.start, some.stop, device=batch.row_index.device))
+            own_masks = None if masks is None else masks.at(places)
+            chosen, wishes = self._choose_some(logits_of(some), own, entries[some], own_masks)
+            tokens.append(chosen)
+            wanted += wishes
+        return torch.cat(tokens), wanted
+
+    def _choose_some(
+        self, logits: torch.Tensor, batch: SamplingBatch, entries: npt.NDArray[np.int64], masks: Masks | None
+    ) -> tuple[torch.Tensor, list[Wanted]]:
+        tokens = self._sampler.sample(logits, batch, masks)
+        self._remember(tokens, batch)
+        wanted = []
+        for place in np.flatnonzero(batch.num_logprobs >= 0).tolist():
+            num_top = int(batch.num_logprobs[place])
+            row = slice(place, place + 1)
+            tensors = gather_in_parts(logits[row], tokens[row].clamp(min=0), num_top, 1)
+            wanted.append(Wanted(int(entries[place]), num_top, tensors))
+        return tokens, wanted
 
     def _remember(self, tokens: torch.Tensor, batch: SamplingBatch) -> None:
         """The next plan may name these tokens with -1. A bad row's token is never used, but must be one."""
@@ -94,25 +163,26 @@ class Worker:
         for place, edits in batch.edits.items():
             edits.record(known[place : place + 1], int(batch.positions[place]))
 
-    def _sampled_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, step: StepBatch) -> list[Wanted]:
-        wanted = []
-        for place in np.flatnonzero(step.sampling.num_logprobs >= 0).tolist():
-            num_top = int(step.sampling.num_logprobs[place])
-            row = slice(place, place + 1)
-            tensors = gather_in_parts(logits[row], tokens[row].clamp(min=0), num_top, 1)
-            wanted.append(Wanted(int(step.entries[place]), num_top, tensors))
-        return wanted
+    def _start_download(self, tokens: torch.Tensor, wanted: list[Wanted]) -> Fetch:
+        tensors = [tokens]
+        for part in wanted:
+            tensors.extend(part.tensors.tensors())
+        return functools.cache(self._device.download(tensors))  # the grammar may read it before the caller
 
 
 def _result(
-    plan: StepPlan, step: StepBatch, wanted: list[Wanted], prompt: list[Wanted], arrays: Arrays
+    plan: StepPlan,
+    entries: npt.NDArray[np.int64],
+    wanted: list[Wanted],
+    prompt: list[Wanted],
+    arrays: Arrays,
 ) -> StepResult:
-    """Fetched arrays, in the order in which ``run`` listed their tensors, as a StepResult."""
+    """Fetched arrays as a StepResult: tokens of ``entries``, tensors of ``wanted``, those of ``prompt``."""
     tokens = arrays[0].astype(np.int32)
     token_ids = np.full((len(plan.rows), 1), NO_TOKEN, np.int32)
-    token_ids[step.entries, 0] = tokens
+    token_ids[entries, 0] = tokens
     num_sampled = plan.samples.astype(np.int32)
-    bad, forbidden = (step.entries[tokens == why].tolist() for why in (NO_TOKEN, FORBIDDEN))
+    bad, forbidden = (entries[tokens == why].tolist() for why in (NO_TOKEN, FORBIDDEN))
     num_sampled[bad + forbidden] = 0
     logprobs: dict[int, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}

@@ -17,11 +17,13 @@ from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import CacheGroup, RowStart, SamplingSpec, StepPlan
 from chorale.kernels import select_ops
+from chorale.kernels.ops import Ops
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.model.hub import resolve_model
 from chorale.model.weights import load_weights
 from chorale.runtime.buffers import Buffers
+from chorale.runtime.decodes import Decodes
 from chorale.runtime.device import Device, default_threads, open_device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.grammar import GrammarCache, GrammarRows
@@ -76,9 +78,16 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
     device = open_device(config.device, threads)
     grammars = GrammarCache(model_config.vocab_size)
     grammars.warm()
-    resolved = resolve(config, model_config, device.hardware, can_overlap=device.overlap)
+    ops = select_ops(config.ops, str(device.torch_device))
+    resolved = resolve(
+        config,
+        model_config,
+        device.hardware,
+        can_overlap=device.overlap,
+        can_capture=device.can_capture and ops.capturable,
+    )
     with phases.phase("load", str(folder)):
-        model = load_model(folder, model_config, config, resolved, device, phases.report)
+        model = load_model(folder, model_config, ops, resolved, device, phases.report)
     with phases.phase("kv_pool", _pool_message(resolved)):
         kv = allocate_kv(model_config, resolved, device)
         executor = make_executor(model, kv, resolved, device, grammars)
@@ -91,13 +100,12 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
 def load_model(
     folder: Path,
     model_config: ModelConfig,
-    config: EngineConfig,
+    ops: Ops,
     resolved: Resolved,
     device: Device,
     progress: Progress,
 ) -> GptOss:
     target = str(device.torch_device)
-    ops = select_ops(config.ops, target)
     weights = load_weights(
         folder, model_config, ops, device=target, dtype=_DTYPES[resolved.dtype], progress=progress
     )
@@ -105,9 +113,18 @@ def load_model(
 
 
 def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[torch.Tensor]:
-    """One tensor a slot: [num_blocks, 2, Nkv, block_size, D]; zeros, as ``AttentionMeta`` asks."""
+    """One tensor a slot: [num_blocks, 2, Nkv, block_size, D]; zeros, as ``AttentionMeta`` asks.
+
+    With graphs there is one page more, for their dummy rows.
+    """
     limits = resolved.limits
-    shape = (limits.num_blocks, 2, model.num_key_value_heads, limits.block_size, model.head_dim)
+    shape = (
+        limits.num_blocks + bool(resolved.graph_rows),
+        2,
+        model.num_key_value_heads,
+        limits.block_size,
+        model.head_dim,
+    )
     dtype = _DTYPES[resolved.kv_dtype]
     return [torch.zeros(shape, dtype=dtype, device=device.torch_device) for _ in range(model.num_kv_slots)]
 
@@ -123,8 +140,11 @@ def make_executor(
         block_size=limits.block_size,
         vocab_size=limits.vocab_size,
     )
-    sampler = Sampler(device, limits.vocab_size)
-    return LocalExecutor(Worker(device, model, kv, buffers, sampler, GrammarRows(device, grammars)))
+    sampler = Sampler(device, limits.vocab_size, fused=model.ops.sample)
+    decodes = None
+    if resolved.graph_rows:
+        decodes = Decodes(device, model, kv, buffers, sampler, resolved.graph_rows, limits.max_model_len)
+    return LocalExecutor(Worker(device, model, kv, buffers, sampler, GrammarRows(device, grammars), decodes))
 
 
 def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:

@@ -1,0 +1,133 @@
+"""Greedy and temperature sampling in one pass over the logits: Gumbel noise is made in registers.
+
+The noise is ``runtime/noise.py``'s to the integer; its two logarithms are taken here so that they are
+accurate where the noise is large. Two kernels: the best of each piece of a row, then the best of the row,
+which also goes to where the next step looks for it. A row's token depends on nothing but the row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Draws
+
+_NONE = tl.constexpr(NO_FINITE_LOGITS)
+_FORBIDDEN = tl.constexpr(NOTHING_ALLOWED)
+_STEP = tl.constexpr(0x9E3779B9)
+_FIRST = tl.constexpr(0x21F0AAAD)
+_SECOND = tl.constexpr(0x735A2D97)
+
+
+@triton.jit
+def gumbel(tokens, a, b):
+    """tokens [N], a and b: the key's words (uint32) -> noise [N] float32."""
+    x = tokens.to(tl.uint32) * _STEP + a
+    x ^= x >> 16
+    x *= _FIRST
+    x ^= b
+    x ^= x >> 15
+    x *= _SECOND
+    x ^= x >> 15
+    v = (x >> 1).to(tl.int32).to(tl.float32) * 4.656612873077393e-10 + 2.3283064365386963e-10
+    v = tl.minimum(v, 0.99999994)
+    # -log1p(-v): 1 - v loses what is small in v, and there the noise is large.
+    series = v * (1.0 + v * (0.5 + v * (0.33333333 + v * (0.25 + v * (0.2 + v * 0.16666667)))))
+    return -tl.log(tl.where(v < 0.03125, series, -tl.log(1.0 - v)))
+
+
+@triton.jit
+def _pieces_kernel(
+    logits_ptr,  # [N, V] float32
+    keys_ptr,  # [N, 2] int32
+    temperature_ptr,  # [N] float32
+    forbidden_ptr,  # [V] uint8
+    best_ptr,  # [N, PIECES] float32
+    token_ptr,  # [N, PIECES] int32
+    most_ptr,  # [N, PIECES] float32: the largest raw logit, +inf if there is a NaN
+    V,
+    stride,
+    key_stride,
+    word_stride,
+    pieces,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,  # of a piece
+):
+    row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    temperature = tl.load(temperature_ptr + row)
+    a = tl.load(keys_ptr + row * key_stride).to(tl.uint32, bitcast=True)
+    b = tl.load(keys_ptr + row * key_stride + word_stride).to(tl.uint32, bitcast=True)
+    best = tl.full((BLOCK,), -float("inf"), tl.float32)
+    chosen = tl.full((BLOCK,), 2147483647, tl.int32)
+    most = tl.full((BLOCK,), -float("inf"), tl.float32)
+    for block in range(BLOCKS):
+        tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
+        inside = tokens < V
+        raw = tl.load(logits_ptr + row * stride + tokens, mask=inside, other=-float("inf"))
+        most = tl.maximum(most, tl.where(raw == raw, raw, float("inf")))
+        out = tl.load(forbidden_ptr + tokens, mask=inside, other=1)
+        scores = raw
+        if temperature > 0:
+            scores = raw / temperature + gumbel(tokens, a, b)
+        scores = tl.where((out == 0) & (scores == scores), scores, -float("inf"))
+        better = scores > best
+        best = tl.where(better, scores, best)
+        chosen = tl.where(better, tokens, chosen)
+    top = tl.max(best, 0)
+    place = row * pieces + piece
+    tl.store(best_ptr + place, top)
+    tl.store(token_ptr + place, tl.min(tl.where(best == top, chosen, 2147483647), 0))
+    tl.store(most_ptr + place, tl.max(most, 0))
+
+
+@triton.jit
+def _rows_kernel(
+    best_ptr,
+    token_ptr,
+    most_ptr,
+    rows_ptr,  # [N] int32
+    last_ptr,  # [rows] int64
+    out_ptr,  # [N] int64
+    pieces,
+    PIECES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    places = tl.arange(0, PIECES)
+    inside = places < pieces
+    best = tl.load(best_ptr + row * pieces + places, mask=inside, other=-float("inf"))
+    tokens = tl.load(token_ptr + row * pieces + places, mask=inside, other=2147483647)
+    most = tl.max(tl.load(most_ptr + row * pieces + places, mask=inside, other=-float("inf")), 0)
+    top = tl.max(best, 0)
+    token = tl.min(tl.where(best == top, tokens, 2147483647), 0).to(tl.int64)
+    infinite = float("inf")
+    token = tl.where((top > -infinite) & (top < infinite), token, _FORBIDDEN)
+    token = tl.where((most > -infinite) & (most < infinite), token, _NONE)
+    tl.store(out_ptr + row, token)
+    tl.store(last_ptr + tl.load(rows_ptr + row), tl.maximum(token, 0))
+
+
+def _shape(count: int) -> tuple[int, int]:
+    """(tokens of a block, blocks of a piece): many pieces while there are few rows."""
+    return (1024, 1) if count <= 8 else (1024, 8)
+
+
+def sample(
+    logits: torch.Tensor, draws: Draws, forbidden: torch.Tensor, last_token: torch.Tensor, out: torch.Tensor
+) -> None:
+    """logits [N, V] float32 -> out [N] int64, and ``last_token`` at ``draws.rows``."""
+    count, vocab = logits.shape
+    block, blocks = _shape(count)
+    pieces = triton.cdiv(vocab, block * blocks)
+    best = torch.empty(count, pieces, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(count, pieces, dtype=torch.int32, device=logits.device)
+    most = torch.empty(count, pieces, dtype=torch.float32, device=logits.device)
+    keys = draws.keys
+    _pieces_kernel[(pieces, count)](
+        logits, keys, draws.temperature, forbidden, best, tokens, most, vocab,
+        logits.stride(0), keys.stride(0), keys.stride(1), pieces, BLOCK=block, BLOCKS=blocks, num_warps=4,
+    )  # fmt: skip
+    _rows_kernel[(count,)](
+        best, tokens, most, draws.rows, last_token, out, pieces,
+        PIECES=triton.next_power_of_2(pieces), num_warps=1,
+    )  # fmt: skip

@@ -1,0 +1,45 @@
+"""Sizes of captured steps: a batch runs in the next larger one, filled up with dummy rows. Torch-free.
+
+Up to eight rows every size has its graph: there a dummy row costs as much as a real one, because its experts
+are read for it alone. Above, at most an eighth is dummies.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from chorale.errors import ConfigError
+
+_EXACT = 8
+# Up to so many rows, decode attention cuts a context into as many parts as fill the device, and the parts of
+# a long context are wasted on a short one: such batches have a graph for each of some lengths.
+_SPLIT_ROWS = 4
+_CONTEXTS = (512, 1024, 2048)
+
+
+def row_sizes(most: int) -> tuple[int, ...]:
+    """Rows of the graphs for batches of up to ``most``, ascending; ``most`` itself is the last."""
+    sizes = list(range(1, min(most, _EXACT) + 1))
+    while sizes[-1] < most:
+        step = max(2, 1 << (sizes[-1].bit_length() - 3))
+        sizes.append(min(most, sizes[-1] + step))
+    return tuple(sizes)
+
+
+def chosen_sizes(asked: Sequence[int], most: int) -> tuple[int, ...]:
+    """Sizes that the operator named, without those that no batch reaches. Raises ``ConfigError``."""
+    if not asked or min(asked) < 1:
+        raise ConfigError("--cudagraph-capture-sizes: needs numbers of rows from 1 up")
+    return tuple(sorted({min(size, most) for size in asked}))
+
+
+def context_sizes(rows: int, longest: int) -> tuple[int, ...]:
+    """Longest contexts of the graphs of ``rows`` rows, ascending."""
+    short = _CONTEXTS if rows <= _SPLIT_ROWS else ()
+    return (*(size for size in short if size < longest), longest)
+
+
+def pick(sizes: Sequence[int], wanted: int) -> int:
+    """The smallest of the ascending ``sizes`` that holds ``wanted``. Raises ``IndexError`` if none does."""
+    return sizes[bisect_left(sizes, wanted)]

@@ -1,0 +1,119 @@
+"""The Triton kernels around the model, against the runtime's plain torch. As ``twins.py``: run through
+``test_step_interpreter.py`` or on a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, DecodeInputs, DecodeState, Draws
+from chorale.kernels.triton.decodes import decode_inputs
+from chorale.kernels.triton.sample import sample
+from chorale.runtime.decodes import write_inputs
+from chorale.runtime.device import CpuDevice
+from chorale.runtime.hardware import Hardware
+from chorale.runtime.noise import row_keys
+from chorale.runtime.sampler import Sampler
+
+assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CPU = CpuDevice(Hardware("cpu", "test", 2**34, 2**34), sample_rows=4)
+
+
+def draw_both(
+    logits: torch.Tensor, temperature: list[float], forbidden: tuple[int, ...] = ()
+) -> tuple[list[int], list[int], list[int]]:
+    """(the kernel's tokens, plain torch's, what the kernel left for the next step)."""
+    count, vocab = logits.shape
+    keys = torch.from_numpy(row_keys(np.arange(count, dtype=np.uint64), np.arange(count) + 9))
+    rows = torch.arange(count - 1, -1, -1, dtype=torch.int32)
+    heat = torch.tensor(temperature)
+    sampler = Sampler(CPU, vocab, forbidden)
+    theirs, last = torch.zeros(count, dtype=torch.int64), torch.zeros(count + 1, dtype=torch.int64)
+    sampler.draw(logits, Draws(keys, heat, rows), last, theirs)
+    ours, ours_last = torch.full_like(theirs, 99).to(DEVICE), torch.full_like(last, 99).to(DEVICE)
+    strided = keys.t().contiguous().t().to(DEVICE)  # as in the columns of a step
+    draws = Draws(strided, heat.to(DEVICE), rows.to(DEVICE))
+    sample(logits.to(DEVICE), draws, sampler._is_forbidden.to(DEVICE), ours_last, ours)
+    assert int(ours_last[count]) == 99
+    return ours.tolist(), theirs.tolist(), ours_last[rows.long()].tolist()
+
+
+@pytest.mark.parametrize("vocab", [37, 1024, 5000])
+@pytest.mark.parametrize("count", [1, 8, 9])
+def test_sampling(count: int, vocab: int) -> None:
+    logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(count)) * 3
+    heat = [(row % 3) * 0.7 for row in range(count)]
+    best = int(logits[0].argmax())
+    ours, theirs, last = draw_both(logits, heat, (best, vocab - 1))
+    assert ours == theirs
+    assert last == ours
+    assert ours[0] != best
+
+
+def test_equal_logits_go_to_the_first() -> None:
+    logits = torch.zeros(2, 3000)
+    logits[:, [700, 1500, 2900]] = 1.0
+    assert draw_both(logits, [0.0, 0.0])[0] == [700, 700]
+
+
+def test_rows_without_a_token() -> None:
+    logits = torch.randn(6, 2050)
+    logits[1, 2049] = torch.nan
+    logits[2, 3] = torch.inf
+    logits[3] = -torch.inf
+    logits[4, 5:] = -torch.inf  # what is left is forbidden
+    ours, theirs, last = draw_both(logits, [1.0] * 6, (0, 1, 2, 3, 4))
+    assert ours == theirs
+    assert ours[1:5] == [NO_FINITE_LOGITS] * 3 + [NOTHING_ALLOWED]
+    assert min(ours[0], ours[5]) >= 0
+    assert min(last) >= 0
+
+
+def test_noise_is_resolved_in_its_tail() -> None:
+    """Rare tokens win by large noise: of equal logits each of 20,000 is the largest of 64 draws alike."""
+    logits = torch.zeros(64, 20_000)
+    ours, theirs, _ = draw_both(logits, [1.0] * 64)
+    assert sum(a == b for a, b in zip(ours, theirs, strict=True)) >= 63
+    assert len(set(ours)) > 58
+
+
+@pytest.mark.parametrize("page", [4, 16])
+def test_inputs_of_a_decode(page: int) -> None:
+    rng = np.random.default_rng(page)
+    width, num_rows, window = 40, 7, 9
+    rows = np.array([5, 0, 3, 6, 6], np.int32)  # two dummies
+    computed = np.array([page * 3, 7, 39 * page - 1, 0, 0], np.int32)
+    tokens = np.array([-1, 11, -1, 0, 0], np.int32)
+    pages = np.array([[50, -1, -1, -1, -1], [51, -1, 52, -1, -1]], np.int32)
+    tables = rng.integers(0, 500, (2, num_rows, width)).astype(np.int32)
+
+    def state() -> DecodeState:
+        def room(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.full(shape, -7, dtype=dtype, device=DEVICE)
+
+        return DecodeState(
+            last_token=torch.arange(100, 107, device=DEVICE),
+            block_tables=torch.from_numpy(tables.copy()).to(DEVICE),
+            token_ids=room(6),
+            positions=room(6),
+            context_lens=room(6, dtype=torch.int32),
+            slots=room(2, 6),
+            tables=room(2, 6, width, dtype=torch.int32),
+            block_size=page,
+            window=window,
+        )
+
+    arrays = (torch.from_numpy(array).to(DEVICE) for array in (rows, computed, tokens, pages))
+    given, ours, theirs = DecodeInputs(*arrays), state(), state()
+    decode_inputs(given, ours)
+    write_inputs(given, theirs)
+    for name in ("last_token", "block_tables", "token_ids", "positions", "context_lens", "slots"):
+        assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+    for entry, position in enumerate(computed.tolist()):
+        for group, first in ((0, 0), (1, max(position - window + 1, 0) // page)):
+            seen = slice(first, position // page + 1)
+            assert torch.equal(ours.tables[group, entry, seen], theirs.tables[group, entry, seen])
