@@ -1,4 +1,4 @@
-"""e2m1 weights to bfloat16 or float32, in registers.
+"""e2m1 weights to bfloat16 or float32, in registers, from the layout of ``experts.py``.
 
 The three bits below a nibble's sign are two of exponent and one of mantissa: placed at the bottom of a wider
 float's exponent field they are the same number times 2^-126, subnormal 0.5 included, and one multiplication
@@ -10,39 +10,40 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Four bytes -> the four low nibbles and the four high nibbles, as two pairs of bfloat16 each.
-_UNPACK = tl.constexpr(
-    """
-    {
-    .reg .b32 a, b, s, t;
-    prmt.b32 a, $4, 0, 0x4140;
-    prmt.b32 b, $4, 0, 0x4342;
-    shl.b32 s, a, 12; and.b32 s, s, 0x80008000; shl.b32 t, a, 6; and.b32 t, t, 0x01C001C0; or.b32 $0, s, t;
-    shl.b32 s, b, 12; and.b32 s, s, 0x80008000; shl.b32 t, b, 6; and.b32 t, t, 0x01C001C0; or.b32 $1, s, t;
-    shl.b32 s, a, 8; and.b32 s, s, 0x80008000; shl.b32 t, a, 2; and.b32 t, t, 0x01C001C0; or.b32 $2, s, t;
-    shl.b32 s, b, 8; and.b32 s, s, 0x80008000; shl.b32 t, b, 2; and.b32 t, t, 0x01C001C0; or.b32 $3, s, t;
-    }
-    """
-)
+# A word -> its four parts (``experts.part_of_word``), each two of bfloat16.
+UNPACK = """
+    shf.l.wrap.b32 a, $4, $4, 12; and.b32 $0, $4, 0x81C081C0; and.b32 $1, a, 0x81C081C0;
+    shl.b32 a, $4, 2; shl.b32 b, $4, 6; shf.l.wrap.b32 c, $4, $4, 8;
+    lop3.b32 $2, a, b, 0x81C081C0, 0x28; lop3.b32 $3, a, c, 0x81C081C0, 0x28;
+"""
+_UNPACK = tl.constexpr("{ .reg .b32 a, b, c;" + UNPACK + "}")
 
 
 @triton.jit
-def unpack(packed, BF16: tl.constexpr, ASM: tl.constexpr):
-    """[R, B] uint8 -> (low, high nibbles), each [R, B] in bfloat16 or float32, times 2^-126."""
-    if BF16:
-        if ASM:
-            low, high = tl.inline_asm_elementwise(
-                _UNPACK, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-            )
-        else:
-            wide = packed.to(tl.uint16)
-            low = (((wide & 8) << 12) | ((wide & 7) << 6)).to(tl.bfloat16, bitcast=True)
-            high = (((wide & 128) << 8) | ((wide & 112) << 2)).to(tl.bfloat16, bitcast=True)
+def _part(words, part: tl.constexpr):
+    """Part 0 .. 3 of int32 words, portably."""
+    w = words.to(tl.uint32, bitcast=True)
+    if part == 0:
+        bits = w
+    elif part == 1:
+        bits = (w << 12) | (w >> 20)
+    elif part == 2:
+        bits = (w << 2) ^ (w << 6)
     else:
-        wide = packed.to(tl.uint32)
-        low = (((wide & 8) << 28) | ((wide & 7) << 22)).to(tl.float32, bitcast=True)
-        high = (((wide & 128) << 24) | ((wide & 112) << 18)).to(tl.float32, bitcast=True)
-    return low, high
+        bits = (w << 2) ^ ((w << 8) | (w >> 24))
+    return bits & 0x81C081C0
+
+
+@triton.jit
+def _halves(bits, BF16: tl.constexpr):
+    """[...] uint32 -> [..., 2]: the two bfloat16 of each, or the same numbers in float32."""
+    if BF16:
+        low = (bits & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        high = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        low = (bits << 16).to(tl.float32, bitcast=True)
+        high = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return tl.join(low, high)
 
 
 @triton.jit
@@ -56,16 +57,66 @@ def scale_of(exponents, BF16: tl.constexpr):
 
 
 @triton.jit
-def scaled(weights, exponents_ptr, rows, ROWS: tl.constexpr, BF16: tl.constexpr):
-    """weights [ROWS, 64] of half a tile times their two groups' scales, at ``exponents_ptr + 4 * row``."""
-    groups = tl.arange(0, 2)
-    scale = scale_of(tl.load(exponents_ptr + rows[:, None] * 4 + groups[None, :]), BF16)
-    return tl.reshape(tl.reshape(weights, (ROWS, 2, 32)) * scale[:, :, None], (ROWS, 64))
+def column_of(place):
+    """Place of the contraction -> column. ``experts.fragment_columns`` in every 64."""
+    return place // 64 * 64 + place % 8 // 2 * 16 + place % 64 // 16 * 4 + place // 8 % 2 * 2 + place % 2
 
 
 @triton.jit
-def load_tile(blocks_ptr, scales_ptr, rows, ROWS: tl.constexpr, BF16: tl.constexpr, ASM: tl.constexpr):
-    """Rows (0..63) of one packed tile -> columns 0..63 and 64..127, each [ROWS, 64], exact."""
-    packed = tl.load(blocks_ptr + rows[:, None] * 64 + tl.arange(0, 64)[None, :])
-    low, high = unpack(packed, BF16, ASM)
-    return scaled(low, scales_ptr, rows, ROWS, BF16), scaled(high, scales_ptr + 2, rows, ROWS, BF16)
+def place_of(column):
+    """The inverse of ``column_of``."""
+    return column // 64 * 64 + column // 4 % 4 * 16 + column // 2 % 2 * 8 + column % 64 // 16 * 2 + column % 2
+
+
+@triton.jit
+def load_tile(
+    blocks_ptr,  # int32, at the first row tile and chunk
+    scales_ptr,  # uint8, likewise
+    tiles_left,  # row tiles that exist from there on; others are not read and decode to zeros
+    chunks,  # of the whole matrix: the distance of two row tiles
+    TILES: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BF16: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """TILES x CHUNKS of a packed matrix -> [16 TILES, 64 CHUNKS] weights, exact, columns in fragment order.
+
+    A lane's 16 bytes are its part of the A operand of (w)gmma: with TILES warps nothing has to move.
+    """
+    tiles = tl.arange(0, TILES)
+    inside = tiles < tiles_left
+    exponents = _load_scales(scales_ptr, tiles, inside, chunks, TILES, CHUNKS)
+    units = tl.arange(0, TILES * CHUNKS * 32)
+    tile, chunk, lane = units // (CHUNKS * 32), units // 32 % CHUNKS, units % 32
+    starts = (tile * chunks + chunk) * 128 + lane * 4
+    there = (tile < tiles_left)[:, None]
+    if ASM:
+        places = blocks_ptr.to(tl.pointer_type(tl.uint8)) + (starts * 4)[:, None] + tl.arange(0, 16)[None, :]
+        packed = tl.load(places, mask=there, other=0)
+        first, second = tl.inline_asm_elementwise(
+            _UNPACK, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    else:
+        words = tl.load(blocks_ptr + starts[:, None] + tl.arange(0, 4)[None, :], mask=there, other=0)
+        first = tl.permute(
+            tl.join(_halves(_part(words, 0), BF16), _halves(_part(words, 1), BF16)), (0, 1, 3, 2)
+        )
+        second = tl.permute(
+            tl.join(_halves(_part(words, 2), BF16), _halves(_part(words, 3), BF16)), (0, 1, 3, 2)
+        )
+    # first: q = 0, [tile, chunk, g, t, j, p, half]
+    weights = tl.reshape(tl.join(first, second), (TILES, CHUNKS, 8, 4, 4, 2, 2, 2))
+    weights *= scale_of(exponents, BF16)[:, :, :, :, None, :, None, None]
+    weights = tl.permute(weights, (0, 5, 2, 1, 4, 7, 3, 6))  # tile, p, g | chunk, j, q, t, half
+    return tl.reshape(weights, (16 * TILES, 64 * CHUNKS))
+
+
+@triton.jit
+def _load_scales(scales_ptr, tiles, inside, chunks, TILES: tl.constexpr, CHUNKS: tl.constexpr):
+    """-> [TILES, CHUNKS, 8 (g), 4 (t), 2 (p)]"""
+    at = (tiles[:, None] * chunks + tl.arange(0, CHUNKS)[None, :]) * 32
+    lane = tl.arange(0, 32)
+    lane = lane // 4 * 4 + lane % 4 // 2 * 2
+    places = at[:, :, None, None] + lane[None, None, :, None] + tl.arange(0, 2)[None, None, None, :]
+    loaded = tl.load(scales_ptr + places, mask=inside[:, None, None, None], other=0)
+    return tl.reshape(loaded, (TILES, CHUNKS, 8, 4, 2))

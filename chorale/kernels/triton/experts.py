@@ -1,9 +1,17 @@
-"""Packing of MXFP4 experts: from the checkpoint's rows to tiles that a program reads in one run.
+"""Packing of MXFP4 experts: from the checkpoint's rows to what a tensor core takes from registers.
 
-A matrix [N, K] becomes tiles of 64 rows and 128 columns: 4 KB of weights that follow each other, and 256
-bytes of scales. Byte ``j`` (0..63) of a tile's row holds column ``j`` in its low and column ``64 + j`` in
-its high nibble, so that the two halves of a tile meet two contiguous pieces of the input. Its four scales
-are those of columns 0, 32, 64 and 96. N and K are padded with zero weights.
+A matrix [N, K] becomes row tiles of 16 rows and chunks of 64 columns: 512 bytes of weights, 16 for each of
+32 lanes, and 32 bytes of scales. Lane ``4 g + t`` holds rows ``g`` and ``8 + g`` of columns ``16 t`` to
+``16 t + 15``. Its word ``j`` is the A operand of one m16n8k16 step: part ``i = p + 2 q`` of it is a pair of
+bfloat16, row ``8 p + g``, columns ``16 t + 4 j + 2 q + {0, 1}``. A sum does not care about the order of its
+terms, so the input is read in that order instead (``fragment_columns``): nothing is shuffled at run time.
+
+In gate_up, rows ``g`` of a tile are gates and rows ``8 + g`` the ups that belong to them: both are in one
+thread of the product. N and K are padded with zero weights (20b and 120b need none: 180 x 16 rows, 45 x 64).
+
+Where the eight nibbles of a word have their bits: ``part_of_word`` says how parts are taken out, with two
+shifts and two logical operations a pair at most. No placement needs less: the four bits of a bfloat16 that
+e2m1 uses (15, 8, 7, 6) do not tile a half word, so two of the parts are the XOR of two shifted words.
 
 A scale byte ``s`` (2^(s - 127)) is stored as ``s + 126``: the exponent field of 2^(s - 1), which is what
 multiplies an e2m1 weight whose bits were put into a bfloat16 or float32 as they are (2^-126 of its value).
@@ -11,6 +19,7 @@ multiplies an e2m1 weight whose bits were put into a bfloat16 or float32 as they
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -18,26 +27,36 @@ import torch
 from chorale.errors import ConfigError
 from chorale.kernels.ops import ExpertTensors
 
-ROWS = 64
-COLUMNS = 128
+ROWS = 16
+COLUMNS = 64
 _GROUP = 32
 _LARGEST_SCALE = 128  # as a byte: 2^1. Beyond, s + 126 is no exponent. Checkpoints are at 110 to 125.
+_SCRATCH = 1 << 25  # bytes of a checkpoint's blocks that are packed at once; needs about 20 times that
+_PART_BITS = 0x81C081C0  # of a pair of bfloat16: sign, two of exponent, one of mantissa
 
 
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """Packed matrices of one shape, one for each expert (and, for gate_up, two)."""
+    """Packed matrices of one shape, one for each expert."""
 
-    blocks: torch.Tensor  # [..., E, N / 64, K / 128, 64, 64] uint8
-    scales: torch.Tensor  # [..., E, N / 64, K / 128, 64, 4] uint8
+    blocks: torch.Tensor  # [E, row tiles, chunks, 32 lanes, 4 words] int32
+    scales: torch.Tensor  # [E, row tiles, chunks, 8 (g), 2 (t // 2: group of 32), 2 (p)] uint8
+
+    @property
+    def row_tiles(self) -> int:
+        return self.blocks.shape[1]
+
+    @property
+    def chunks(self) -> int:
+        return self.blocks.shape[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """One layer's experts. gate_up is taken apart: first all gates' rows, then all ups'."""
+    """One layer's experts."""
 
-    gate_up: Matrices  # [2, E, ...] of [I, H]
-    down: Matrices  # [E, ...] of [H, I]
+    gate_up: Matrices  # of [2 I, H]: a tile is 8 gates and their 8 ups
+    down: Matrices  # of [H, I]
     gate_up_bias: torch.Tensor  # [2, E, I]
     down_bias: torch.Tensor  # [E, H]
     swiglu_limit: float
@@ -64,12 +83,9 @@ def pack_experts(tensors: ExpertTensors) -> Experts:
     largest = torch.maximum(gate_up_scales.max(), down_scales.max())
     if int(largest) > _LARGEST_SCALE:
         raise ConfigError(f"ops 'triton': an MXFP4 scale byte is {int(largest)}, over {_LARGEST_SCALE}")
-    halves = [pack(gate_up_blocks[:, half::2], gate_up_scales[:, half::2]) for half in (0, 1)]
     bias = tensors.gate_up_bias.to(tensors.dtype)
     return Experts(
-        gate_up=Matrices(
-            torch.stack([half.blocks for half in halves]), torch.stack([half.scales for half in halves])
-        ),
+        gate_up=pack(gate_up_blocks, gate_up_scales, paired=True),
         down=pack(down_blocks, down_scales),
         gate_up_bias=torch.stack((bias[:, 0::2], bias[:, 1::2])),
         down_bias=tensors.down_bias.to(tensors.dtype).contiguous(),
@@ -79,21 +95,91 @@ def pack_experts(tensors: ExpertTensors) -> Experts:
     )
 
 
-def pack(blocks: torch.Tensor, scales: torch.Tensor) -> Matrices:
-    """blocks [E, N, K / 32, 16], scales [E, N, K / 32] as in a checkpoint. One expert at a time."""
+def pack(blocks: torch.Tensor, scales: torch.Tensor, *, paired: bool = False) -> Matrices:
+    """blocks [E, N, K / 32, 16], scales [E, N, K / 32] as in a checkpoint; ``paired``: rows alternate."""
     experts, rows, groups = scales.shape
-    row_tiles = -(-rows // ROWS)
-    column_tiles = -(-groups * _GROUP // COLUMNS)
-    new_blocks = blocks.new_empty(experts, row_tiles, column_tiles, ROWS, COLUMNS // 2)
-    new_scales = scales.new_empty(experts, row_tiles, column_tiles, ROWS, COLUMNS // _GROUP)
-    for expert in range(experts):
-        codes = blocks.new_zeros(row_tiles * ROWS, column_tiles * COLUMNS)
-        codes[:rows, 0 : groups * _GROUP : 2] = (blocks[expert] & 15).flatten(1)
-        codes[:rows, 1 : groups * _GROUP : 2] = (blocks[expert] >> 4).flatten(1)
-        halves = codes.view(row_tiles, ROWS, column_tiles, 2, COLUMNS // 2)
-        new_blocks[expert] = (halves[..., 0, :] | halves[..., 1, :] << 4).transpose(1, 2)
-        padded = scales.new_zeros(row_tiles * ROWS, column_tiles * COLUMNS // _GROUP)
-        padded[:rows, :groups] = scales[expert]
-        padded += 126
-        new_scales[expert] = padded.view(row_tiles, ROWS, column_tiles, -1).transpose(1, 2)
+    tiles, chunks = -(-rows // ROWS), -(-groups * _GROUP // COLUMNS)
+    new_blocks = torch.empty(experts, tiles, chunks, 32, 4, dtype=torch.int32, device=blocks.device)
+    new_scales = scales.new_empty(experts, tiles, chunks, 8, 2, 2)
+    step = max(1, _SCRATCH // (tiles * chunks * 512))
+    for some in (slice(first, first + step) for first in range(0, experts, step)):
+        grid = _by_tile(blocks[some].flatten(2), tiles, chunks * COLUMNS // 2, paired)
+        new_blocks[some] = _words(grid.view(*grid.shape[:4], chunks, 4, 4, 2))
+        grid = _by_tile(scales[some], tiles, chunks * 2, paired) + 126
+        new_scales[some] = grid.view(*grid.shape[:4], chunks, 2).permute(0, 1, 4, 3, 5, 2)
     return Matrices(new_blocks, new_scales)
+
+
+def _by_tile(rows: torch.Tensor, tiles: int, width: int, paired: bool) -> torch.Tensor:
+    """[E, N, B] -> [E, tiles, 2 (p), 8 (g), width], padded with zeros."""
+    missing = (0, width - rows.shape[2], 0, tiles * ROWS - rows.shape[1])
+    if any(missing):
+        rows = torch.nn.functional.pad(rows, missing)
+    if paired:
+        return rows.reshape(len(rows), tiles, 8, 2, width).transpose(2, 3)
+    return rows.reshape(len(rows), tiles, 2, 8, width)
+
+
+def _words(pairs: torch.Tensor) -> torch.Tensor:
+    """Bytes (two columns each) [E, tiles, 2 (p), 8 (g), chunks, 4 (t), 4 (j), 2 (q)] -> words, as packed."""
+    tables = torch.tensor(_tables(), dtype=torch.int32, device=pairs.device)
+    lanes = pairs.permute(0, 1, 4, 3, 5, 6, 2, 7)  # e, tile, chunk, g, t, j, p, q
+    words = tables[0][lanes[..., 0, 0].int()]
+    for part in (1, 2, 3):
+        words ^= tables[part][lanes[..., part % 2, part // 2].int()]
+    return words.flatten(3, 4)
+
+
+# ------------------------------------------------------------------ where the bits are
+
+
+def _rotated(word: int, by: int) -> int:
+    return (word << by | word >> (32 - by)) & 0xFFFFFFFF
+
+
+def part_of_word(word: int, part: int) -> int:
+    """Part 0 .. 3 of a word as two bfloat16, times 2^-126: the specification of ``decode.unpack``."""
+    if part == 0:
+        return word & _PART_BITS
+    if part == 1:
+        return _rotated(word, 12) & _PART_BITS
+    other = _rotated(word, 6) if part == 2 else _rotated(word, 8)
+    return (_rotated(word, 2) ^ other) & _PART_BITS
+
+
+@functools.cache
+def _tables() -> tuple[tuple[int, ...], ...]:
+    """[4 parts][256]: what a byte (nibble of the even column low) adds, by XOR, to the word, as int32.
+
+    Taking parts out is linear over bits, so putting them in is the inverse of a 32 x 32 matrix.
+    """
+    places = [half * 16 + bit for half in (0, 1) for bit in (6, 7, 8, 15)]  # of the bits of a byte
+    outputs = [(part, place) for part in range(4) for place in places]
+    # Row of output n: which bits of the word it is the XOR of (low half) | unit vector n (high half).
+    rows = [
+        sum(((part_of_word(1 << bit, part) >> place) & 1) << bit for bit in range(32)) | 1 << (32 + n)
+        for n, (part, place) in enumerate(outputs)
+    ]
+    for bit in range(32):
+        pivot = next(n for n in range(bit, 32) if rows[n] >> bit & 1)
+        rows[bit], rows[pivot] = rows[pivot], rows[bit]
+        rows = [row ^ rows[bit] if n != bit and row >> bit & 1 else row for n, row in enumerate(rows)]
+    columns = [sum((rows[bit] >> (32 + n) & 1) << bit for bit in range(32)) for n in range(32)]
+    return tuple(
+        tuple(_signed(_xor(columns[8 * part : 8 * part + 8], byte)) for byte in range(256))
+        for part in range(4)
+    )
+
+
+def _xor(columns: list[int], byte: int) -> int:
+    return functools.reduce(int.__xor__, (c for n, c in enumerate(columns) if byte >> n & 1), 0)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
+
+
+def fragment_columns() -> torch.Tensor:
+    """[64] int64: the column of a chunk at each place (16 j + 8 q + 2 t + half) of the contraction."""
+    place = torch.arange(COLUMNS)
+    return place % 8 // 2 * 16 + place // 16 * 4 + place // 8 % 2 * 2 + place % 2

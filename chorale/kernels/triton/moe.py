@@ -2,7 +2,8 @@
 
 A slot is a (token, chosen expert) pair. Few slots: a tile is one slot, nothing is sorted. Many: slots are
 sorted by expert on the device and a tile is up to 64 slots of one expert. Weights are the rows of the
-products (they are decoded in registers), slots the columns.
+products (they are decoded in registers), slots the columns. Inputs are put into the order in which the packed
+weights hold their columns (``experts.fragment_columns``) once, by whoever writes them.
 """
 
 from __future__ import annotations
@@ -14,36 +15,43 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.decode import load_tile
-from chorale.kernels.triton.experts import Experts
+from chorale.kernels.triton.decode import column_of, load_tile, place_of
+from chorale.kernels.triton.experts import COLUMNS, Experts
 from chorale.kernels.triton.sort import find_tile, sort_slots
 
 
 @triton.jit
-def _multiply(
-    acc,  # [ROWS, 64] if TOKENS == 1, else [ROWS, TOKENS]
-    low,
-    high,  # [ROWS, 64]: columns 0..63 and 64..127 of a weight tile
-    x_low,
-    x_high,  # [64, TOKENS]
-    TOKENS: tl.constexpr,
+def _arrange_kernel(
+    x_ptr,  # [T, H]
+    out_ptr,  # [T, width]: x's columns in fragment order, zeros after the last
+    H,
+    width,
+    BLOCK: tl.constexpr,
 ):
-    if TOKENS == 1:
-        acc += low.to(tl.float32) * tl.trans(x_low).to(tl.float32)
-        acc += high.to(tl.float32) * tl.trans(x_high).to(tl.float32)
-    else:
-        acc = tl.dot(low, x_low, acc, input_precision="ieee")
-        acc = tl.dot(high, x_high, acc, input_precision="ieee")
-    return acc
+    token = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    columns = column_of(places)
+    x = tl.load(x_ptr + token * H + columns, mask=columns < H, other=0.0)
+    tl.store(out_ptr + token * width + places, x.to(out_ptr.dtype.element_ty), mask=places < width)
 
 
 @triton.jit
-def _load_input(x_ptr, sources, inside, k, width, BF16: tl.constexpr):
-    """Columns k..k+63 of some rows of x [*, width], as [64, TOKENS] in the experts' dtype."""
-    depth = k + tl.arange(0, 64)
-    places = x_ptr + sources.to(tl.int64)[None, :] * width + depth[:, None]
-    x = tl.load(places, mask=inside[None, :] & (depth < width)[:, None], other=0.0)
-    return x.to(tl.bfloat16 if BF16 else tl.float32)
+def _multiply(
+    acc,  # [R, 64] if TOKENS == 1, else [R, TOKENS]
+    weights,  # [R, 64]
+    x_ptr,
+    sources,  # [TOKENS] int64
+    inside,
+    places,  # [64], of x's columns
+    width,
+    TOKENS: tl.constexpr,
+):
+    x = tl.load(x_ptr + sources[None, :] * width + places[:, None], mask=inside[None, :], other=0.0)
+    if TOKENS == 1:
+        acc += weights.to(tl.float32) * tl.trans(x).to(tl.float32)
+    else:
+        acc = tl.dot(weights, x, acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit
@@ -71,70 +79,104 @@ def _slots_of_tile(
 
 
 @triton.jit
+def _product(
+    x_ptr,
+    sources,
+    inside,
+    blocks_ptr,
+    scales_ptr,
+    first_tile,
+    row_tiles,
+    chunks,
+    expert,
+    TILES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BF16: tl.constexpr,
+    ASM: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Rows of TILES row tiles of one expert times the inputs at ``sources``: [16 TILES, TOKENS] float32."""
+    acc = tl.zeros((16 * TILES, 64 if TOKENS == 1 else TOKENS), tl.float32)
+    start = (expert.to(tl.int64) * row_tiles + first_tile) * chunks
+    places = tl.arange(0, 64)
+    for chunk in tl.range(0, chunks, num_stages=STAGES):
+        at = start + chunk
+        weights = load_tile(
+            blocks_ptr + at * 128,
+            scales_ptr + at * 32,
+            row_tiles - first_tile,
+            chunks,
+            TILES,
+            1,
+            BF16,
+            ASM,
+        )
+        acc = _multiply(
+            acc, weights, x_ptr, sources.to(tl.int64), inside, chunk * 64 + places, chunks * 64, TOKENS
+        )
+    if TOKENS == 1:
+        acc = tl.sum(acc, 1)[:, None]
+    return acc
+
+
+@triton.jit
+def swiglu(gate, up, limit, alpha):
+    # Comparisons, because minimum() drops NaN.
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    return gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
+
+
+@triton.jit
 def _gate_up_kernel(
-    x_ptr,  # [T, H]
+    x_ptr,  # [T, 64 chunks], arranged
     blocks_ptr,
     scales_ptr,
     bias_ptr,  # [2, E, I]
     ids_ptr,  # [T * K] int64
     order_ptr,
     offsets_ptr,
-    out_ptr,  # [T * K, I]
-    H,
+    out_ptr,  # [T * K, width], arranged
     I,
+    width,
     row_tiles,
-    column_tiles,
+    chunks,
     limit,
     alpha,
     K: tl.constexpr,
     E: tl.constexpr,
     EXPERTS: tl.constexpr,
-    ROWS: tl.constexpr,
+    TILES: tl.constexpr,
     TOKENS: tl.constexpr,
     SORTED: tl.constexpr,
     BF16: tl.constexpr,
     ASM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    parts: tl.constexpr = 64 // ROWS
     expert, slots, inside = _slots_of_tile(
         ids_ptr, order_ptr, offsets_ptr, tl.program_id(1), E, EXPERTS, TOKENS, SORTED
     )
     if expert < E:
-        row_tile = tl.program_id(0) // parts
-        rows = (tl.program_id(0) % parts) * ROWS + tl.arange(0, ROWS)  # in the tile
-        gate_tile = (expert.to(tl.int64) * row_tiles + row_tile) * column_tiles
-        up_tile = gate_tile + tl.cast(E, tl.int64) * row_tiles * column_tiles
-        width: tl.constexpr = 64 if TOKENS == 1 else TOKENS
-        gate = tl.zeros((ROWS, width), tl.float32)
-        up = tl.zeros((ROWS, width), tl.float32)
-        for k in tl.range(0, column_tiles, num_stages=STAGES):
-            x_low = _load_input(x_ptr, slots // K, inside, k * 128, H, BF16)
-            x_high = _load_input(x_ptr, slots // K, inside, k * 128 + 64, H, BF16)
-            at = gate_tile + k
-            low, high = load_tile(blocks_ptr + at * 4096, scales_ptr + at * 256, rows, ROWS, BF16, ASM)
-            gate = _multiply(gate, low, high, x_low, x_high, TOKENS)
-            at = up_tile + k
-            low, high = load_tile(blocks_ptr + at * 4096, scales_ptr + at * 256, rows, ROWS, BF16, ASM)
-            up = _multiply(up, low, high, x_low, x_high, TOKENS)
-        if TOKENS == 1:
-            gate = tl.sum(gate, 1)[:, None]
-            up = tl.sum(up, 1)[:, None]
-        columns = row_tile * 64 + rows
+        first_tile = tl.program_id(0) * TILES
+        acc = _product(
+            x_ptr, slots // K, inside, blocks_ptr, scales_ptr, first_tile, row_tiles, chunks, expert,
+            TILES, TOKENS, BF16, ASM, STAGES,
+        )  # fmt: skip
+        both = tl.permute(tl.reshape(acc, (TILES, 2, 8, TOKENS)), (0, 2, 3, 1))
+        gate, up = tl.split(tl.reshape(both, (8 * TILES, TOKENS, 2)))
+        columns = first_tile * 8 + tl.arange(0, 8 * TILES)
         biases = bias_ptr + expert * I + columns
         gate += tl.load(biases, mask=columns < I, other=0.0).to(tl.float32)[:, None]
         up += tl.load(biases + E * I, mask=columns < I, other=0.0).to(tl.float32)[:, None]
-        # Comparisons, because minimum() drops NaN.
-        gate = tl.where(gate > limit, limit, gate)
-        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-        inner = gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
-        places = out_ptr + slots.to(tl.int64)[None, :] * I + columns[:, None]
-        tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=inside[None, :] & (columns < I)[:, None])
+        inner = tl.where((columns < I)[:, None], swiglu(gate, up, limit, alpha), 0.0)
+        places = out_ptr + slots.to(tl.int64)[None, :] * width + place_of(columns)[:, None]
+        mask = inside[None, :] & (columns < width)[:, None]
+        tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _down_kernel(
-    inner_ptr,  # [T * K, I]
+    inner_ptr,  # [T * K, 64 chunks], arranged
     blocks_ptr,
     scales_ptr,
     bias_ptr,  # [E, H]
@@ -144,37 +186,27 @@ def _down_kernel(
     offsets_ptr,
     out_ptr,  # [T * K, H] float32
     H,
-    I,
     row_tiles,
-    column_tiles,
+    chunks,
     E: tl.constexpr,
     EXPERTS: tl.constexpr,
-    ROWS: tl.constexpr,
+    TILES: tl.constexpr,
     TOKENS: tl.constexpr,
     SORTED: tl.constexpr,
     BF16: tl.constexpr,
     ASM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    parts: tl.constexpr = 64 // ROWS
     expert, slots, inside = _slots_of_tile(
         ids_ptr, order_ptr, offsets_ptr, tl.program_id(1), E, EXPERTS, TOKENS, SORTED
     )
     if expert < E:
-        row_tile = tl.program_id(0) // parts
-        rows = (tl.program_id(0) % parts) * ROWS + tl.arange(0, ROWS)
-        tile = (expert.to(tl.int64) * row_tiles + row_tile) * column_tiles
-        width: tl.constexpr = 64 if TOKENS == 1 else TOKENS
-        acc = tl.zeros((ROWS, width), tl.float32)
-        for k in tl.range(0, column_tiles, num_stages=STAGES):
-            x_low = _load_input(inner_ptr, slots, inside, k * 128, I, BF16)
-            x_high = _load_input(inner_ptr, slots, inside, k * 128 + 64, I, BF16)
-            at = tile + k
-            low, high = load_tile(blocks_ptr + at * 4096, scales_ptr + at * 256, rows, ROWS, BF16, ASM)
-            acc = _multiply(acc, low, high, x_low, x_high, TOKENS)
-        if TOKENS == 1:
-            acc = tl.sum(acc, 1)[:, None]
-        columns = row_tile * 64 + rows
+        first_tile = tl.program_id(0) * TILES
+        acc = _product(
+            inner_ptr, slots, inside, blocks_ptr, scales_ptr, first_tile, row_tiles, chunks, expert,
+            TILES, TOKENS, BF16, ASM, STAGES,
+        )  # fmt: skip
+        columns = first_tile * 16 + tl.arange(0, 16 * TILES)
         acc += tl.load(bias_ptr + expert * H + columns, mask=columns < H, other=0.0).to(tl.float32)[:, None]
         acc *= tl.load(gates_ptr + slots, mask=inside, other=0.0)[None, :]
         places = out_ptr + slots.to(tl.int64)[None, :] * H + columns[:, None]
@@ -203,11 +235,9 @@ def moe(
 ) -> torch.Tensor:
     """x [T, H] float32 += sum over the K chosen experts of gate * expert(normed); returns x."""
     tokens, hidden = x.shape
-    top_k, num_slots, inter = expert_ids.shape[1], expert_ids.numel(), experts.intermediate
+    top_k, num_slots = expert_ids.shape[1], expert_ids.numel()
     if tokens == 0:
         return x
-    if tokens > tuning.SMALL_TOKENS:
-        normed = normed.to(experts.dtype)  # fewer are rounded as they are loaded
     alone = num_slots <= tuning.LONE_SLOTS
     each = 1 if alone else tuning.tokens_each(num_slots, experts.num_experts)
     if alone:
@@ -215,33 +245,46 @@ def moe(
     else:
         order, offsets = sort_slots(expert_ids, experts.num_experts)
         tiles = min(num_slots, triton.cdiv(num_slots, each) + experts.num_experts)
-    inner = torch.empty(num_slots, inter, dtype=experts.dtype, device=x.device)
+    arranged = arrange(normed, experts)
+    width = experts.down.chunks * COLUMNS
+    inner = torch.empty(num_slots, width, dtype=experts.dtype, device=x.device)
+    if width > experts.gate_up.row_tiles * 8:
+        inner.zero_()  # its last columns meet zero weights, and nobody writes them
     parts = torch.empty(num_slots, hidden, dtype=torch.float32, device=x.device)
     common = _constants(experts, alone, each, x.is_cuda)
-    tile = tuning.gate_up(each)
-    blocks, scales = experts.gate_up.blocks, experts.gate_up.scales
-    _gate_up_kernel[(blocks.shape[2] * (64 // tile.rows), tiles)](
-        normed, blocks, scales, experts.gate_up_bias, expert_ids, order, offsets, inner,
-        hidden, inter, blocks.shape[2], blocks.shape[3], experts.swiglu_limit, experts.swiglu_alpha,
-        K=top_k, ROWS=tile.rows, STAGES=tile.num_stages, num_warps=tile.num_warps, **common,
+    tile, packed = tuning.gate_up(each), experts.gate_up
+    _gate_up_kernel[(triton.cdiv(packed.row_tiles * 16, tile.rows), tiles)](
+        arranged, packed.blocks, packed.scales, experts.gate_up_bias, expert_ids, order, offsets, inner,
+        experts.intermediate, width, packed.row_tiles, packed.chunks,
+        experts.swiglu_limit, experts.swiglu_alpha,
+        K=top_k, TILES=tile.rows // 16, STAGES=tile.num_stages, num_warps=tile.num_warps, **common,
     )  # fmt: skip
-    tile = tuning.down(each)
-    blocks, scales = experts.down.blocks, experts.down.scales
-    _down_kernel[(blocks.shape[1] * (64 // tile.rows), tiles)](
-        inner, blocks, scales, experts.down_bias, gates, expert_ids, order, offsets, parts,
-        hidden, inter, blocks.shape[1], blocks.shape[2],
-        ROWS=tile.rows, STAGES=tile.num_stages, num_warps=tile.num_warps, **common,
+    tile, packed = tuning.down(each), experts.down
+    _down_kernel[(triton.cdiv(packed.row_tiles * 16, tile.rows), tiles)](
+        inner, packed.blocks, packed.scales, experts.down_bias, gates, expert_ids, order, offsets, parts,
+        hidden, packed.row_tiles, packed.chunks,
+        TILES=tile.rows // 16, STAGES=tile.num_stages, num_warps=tile.num_warps, **common,
     )  # fmt: skip
     _sum_kernel[(tokens, triton.cdiv(hidden, 1024))](parts, x, hidden, K=top_k, BLOCK=1024)
     return x
 
 
+def arrange(normed: torch.Tensor, experts: Experts) -> torch.Tensor:
+    """normed [T, H] -> [T, 64 chunks] in the experts' dtype, columns in fragment order, padded with zeros."""
+    tokens, hidden = normed.shape
+    width = experts.gate_up.chunks * COLUMNS
+    arranged = torch.empty(tokens, width, dtype=experts.dtype, device=normed.device)
+    _arrange_kernel[(tokens, triton.cdiv(width, 1024))](normed, arranged, hidden, width, BLOCK=1024)
+    return arranged
+
+
 def _constants(experts: Experts, alone: bool, each: int, on_gpu: bool) -> dict[str, Any]:
+    bf16 = experts.dtype == torch.bfloat16
     return {
         "E": experts.num_experts,
         "EXPERTS": triton.next_power_of_2(experts.num_experts),
         "TOKENS": each,
         "SORTED": not alone,
-        "BF16": experts.dtype == torch.bfloat16,
-        "ASM": on_gpu and torch.version.hip is None,
+        "BF16": bf16,
+        "ASM": bf16 and on_gpu and torch.version.hip is None,
     }

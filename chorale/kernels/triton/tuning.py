@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SMALL_TOKENS = (
-    16  # up to here a program routes one token and some experts; above, some tokens and all experts
-)
+SMALL_TOKENS = 16
+FEW_LOGITS = 512  # (token, expert) pairs: up to here a program routes one token, above it takes several
+MOST_ARRIVALS = 512  # tiles of one kernel that wait for their last program
 LONE_SLOTS = 8  # up to here each (token, expert) pair is its own tile and nothing is sorted
 SORT_LIMIT = 4096  # (token, expert) pairs that one program sorts; above, torch sorts
 NUM_PROGRAMS = 264  # enough to fill the device: two for each of an H200's 132 multiprocessors
@@ -41,31 +41,47 @@ def qkv_row() -> Tile:
     return Tile(1, 1, 0, 4, 1)
 
 
+SLIM_TOKENS = 16  # up to here our own split product is ahead of cuBLAS
+
+
+def slim() -> Tile:
+    """Dense products of 2 to ``SLIM_TOKENS`` tokens."""
+    return Tile(64, 16, 64, 4, 5)
+
+
+def slim_splits(tiles: int, steps: int) -> int:
+    """Parts of a contraction of ``steps`` tiles: enough programs, none without work."""
+    wanted = max(1, min(steps, 400 // tiles))
+    each = -(-steps // wanted)
+    return -(-steps // each)
+
+
 def experts_each(tokens: int, num_experts: int) -> int:
     """Experts whose logits one program makes, for few tokens."""
-    return 1 if tokens * num_experts <= 512 else 4
+    return 1 if tokens * num_experts <= 64 else 4
 
 
 def route(tokens: int) -> Tile:
     """The router for many tokens; all experts are in one program."""
-    return Tile(0, 16, 64, 4, 3) if tokens <= 2048 else Tile(0, 64, 64, 8, 3)
+    return Tile(0, 16, 64, 4, 3) if tokens <= 1024 else Tile(0, 64, 64, 8, 3)
+
+
+def route_slices(tiles: int) -> int:
+    """Parts of the hidden size: each is a program, and tiles that are split need an arrival counter."""
+    if tiles > MOST_ARRIVALS:
+        return 1
+    return max(1, min(15, NUM_PROGRAMS // tiles))
 
 
 def gate_up(tokens_each: int) -> Tile:
-    """``rows`` of gate and as many of up. ``depth`` is fixed by the packed layout (128)."""
+    """``rows``: half of them gates, half ups. ``depth`` is fixed by the packed layout (64)."""
     if tokens_each == 1:
-        return Tile(16, 1, 128, 4, 3)
-    if tokens_each <= 16:
-        return Tile(64, 16, 128, 4, 4)  # 32 rows leave two of four warps decoding what the others decode
-    return Tile(64, 32, 128, 4, 3) if tokens_each <= 32 else Tile(64, 64, 128, 4, 3)
+        return Tile(16, 1, 64, 1, 4)
+    return Tile(64, 16 if tokens_each <= 16 else 32 if tokens_each <= 32 else 64, 64, 4, 4)
 
 
 def down(tokens_each: int) -> Tile:
-    if tokens_each == 1:
-        return Tile(16, 1, 128, 4, 3)
-    if tokens_each <= 16:
-        return Tile(64, 16, 128, 4, 4)  # 32 rows leave two of four warps decoding what the others decode
-    return Tile(64, 32, 128, 4, 3) if tokens_each <= 32 else Tile(64, 64, 128, 4, 3)
+    return gate_up(tokens_each)
 
 
 def tokens_each(num_slots: int, num_experts: int) -> int:

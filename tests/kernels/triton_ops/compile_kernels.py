@@ -15,13 +15,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from chorale.kernels.triton import attention, linear, moe, norm, qkv, route, sort, tuning
+from chorale.kernels.triton import attention, linear, moe, norm, qkv, route, slim, sort, tuning
 
 HEADS = {"NUM_Q": 64, "NUM_KV": 8, "D": 64, "PAGE": 64}
 FLOATS = {"eps", "scale", "limit", "alpha"}
 TYPES = {"ids_ptr": "*i64", "index_ptr": "*i64", "slots_ptr": "*i64"}
-INT32 = {"table_ptr", "context_ptr", "start_ptr", "order_ptr", "offsets_ptr"}
-BYTES = {"blocks_ptr", "scales_ptr"}
+INT32 = {"table_ptr", "context_ptr", "start_ptr", "order_ptr", "offsets_ptr", "blocks_ptr"}
+BYTES = {"scales_ptr"}
 WIDE = {"norm_ptr", "rope_ptr", "sinks_ptr", "part_ptr", "parts_ptr", "stat_ptr", "gates_ptr", "logits_ptr"}
 
 Variant = tuple[str, Any, dict[str, Any], dict[str, str], int, int]
@@ -29,6 +29,7 @@ Variant = tuple[str, Any, dict[str, Any], dict[str, str], int, int]
 
 def variants(asm: bool, hopper: bool) -> list[Variant]:
     """(name, kernel, constants, types that differ, warps, stages), all in bfloat16 at 20b's sizes."""
+    whole = {"HEADS": 16, "H": 2880, "SPLITS": 0, "BLOCK": 4096}
     found: list[Variant] = [
         (
             "norm",
@@ -38,18 +39,20 @@ def variants(asm: bool, hopper: bool) -> list[Variant]:
             8,
             3,
         ),
-        ("rotate", qkv._rotate_kernel, {**HEADS, "HEADS": 16, "PDL": hopper}, {}, 4, 3),
+        ("rotate", qkv._rotate_kernel, {**HEADS, **whole, "PDL": hopper}, {"x_ptr": "*fp32"}, 4, 3),
         ("sort", sort._sort_kernel, {"E": 32, "EXPERTS": 32, "CHUNK": 128}, {}, 8, 3),
+        ("arrange", moe._arrange_kernel, {"BLOCK": 1024}, {"x_ptr": "*fp32"}, 4, 3),
         ("sum", moe._sum_kernel, {"K": 4, "BLOCK": 1024}, {"x_ptr": "*fp32"}, 4, 3),
         ("join", attention._join_kernel, {"NUM_Q": 64, "D": 64, "SPLITS": 16, "PDL": hopper}, {}, 1, 3),
     ]
     found += _one_token(hopper)
     for tokens in (256, 8192):
         tile = tuning.route(tokens)
-        sizes = {"TOKENS": tile.tokens, "DEPTH": tile.depth, "STAGES": tile.num_stages}
+        sizes = {"TOKENS": tile.tokens, "DEPTH": tile.depth, "STAGES": tile.num_stages, "SLICES": 8}
         exact = {"PRECISION": "tf32x3" if asm else "ieee", "PDL": hopper}
         constants = {"E": 32, "K": 4, "EXPERTS": 32, **sizes, **exact}
         types = {"x_ptr": "*fp32", "w_ptr": "*fp32", "b_ptr": "*fp32"}
+        types |= {"squares_ptr": "*fp32", "arrivals_ptr": "*i32"}
         found.append((f"route {tile.tokens}", route._many_kernel, constants, types, tile.num_warps, 3))
     for window in (0, 128):
         constants = {**HEADS, "WINDOW": window}
@@ -59,14 +62,13 @@ def variants(asm: bool, hopper: bool) -> list[Variant]:
         found.append((f"prefill {window}", attention._prefill_kernel, constants | prefill, {}, 4, 3))
     for each in (1, 16, 32, 64):
         constants = {"E": 32, "EXPERTS": 32, "TOKENS": each, "SORTED": each > 1, "BF16": True, "ASM": asm}
-        types = {"x_ptr": "*fp32" if each == 1 else "*bf16"}
         tile = tuning.gate_up(each)
-        sizes = {"ROWS": tile.rows, "STAGES": tile.num_stages}
+        sizes = {"TILES": tile.rows // 16, "STAGES": tile.num_stages}
         found.append(
-            (f"gate_up {each}", moe._gate_up_kernel, {**constants, **sizes, "K": 4}, types, tile.num_warps, 3)
+            (f"gate_up {each}", moe._gate_up_kernel, {**constants, **sizes, "K": 4}, {}, tile.num_warps, 3)
         )
         tile = tuning.down(each)
-        sizes = {"ROWS": tile.rows, "STAGES": tile.num_stages}
+        sizes = {"TILES": tile.rows // 16, "STAGES": tile.num_stages}
         types = {"out_ptr": "*fp32"}
         found.append((f"down {each}", moe._down_kernel, {**constants, **sizes}, types, tile.num_warps, 3))
     return found
@@ -80,7 +82,13 @@ def _one_token(hopper: bool) -> list[Variant]:
     choice = {"E": 32, "K": 4, "EXPERTS": 32, "EACH": 1, "BLOCK": 4096, "PDL": hopper}
     wide = {"x_ptr": "*fp32", "w_ptr": "*fp32", "b_ptr": "*fp32", "arrivals_ptr": "*i32"}
     out = {"out_ptr": "*fp32"}
+    tile16 = tuning.slim()
+    part = {"K": 2880, "NORM": True, "ROWS": tile16.rows, "TOKENS": tile16.tokens, "DEPTH": tile16.depth}
+    part |= {"SPLITS": 5, "STAGES": tile16.num_stages, "PDL": hopper}
+    add = {"HAS_BIAS": True, "SPLITS": 8, "BLOCK": 512, "PDL": hopper}
     return [
+        ("slim", slim._part_kernel, part, {"x_ptr": "*fp32"}, tile16.num_warps, 3),
+        ("add", slim._add_kernel, add, {"residual_ptr": "*fp32"}, 4, 3),
         ("output", linear._resident_kernel, resident | {"ROWS": tile.rows}, out, tile.num_warps, 3),
         ("head", linear._stream_kernel, stream, out, head.num_warps, 3),
         ("qkv", qkv._one_kernel, one, {"x_ptr": "*fp32"}, pair.num_warps, 3),
@@ -97,7 +105,7 @@ def source(kernel: Any, constants: dict[str, Any], types: dict[str, str]) -> AST
             continue
         signature[name] = types.get(name) or type_of(name)
         # What a launch finds out: aligned pointers, and sizes that are multiples of 16.
-        if name.endswith("_ptr") or name in ("H", "I", "N", "K"):
+        if name.endswith("_ptr") or name in ("H", "I", "N", "K", "width"):
             attributes[(place,)] = [["tt.divisibility", 16]]
     return ASTSource(kernel, signature, {(names.index(n),): v for n, v in constants.items()}, attributes)
 

@@ -7,15 +7,19 @@ such arithmetic) the matrix products' inputs are rounded to 8 bits on both sides
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from chorale.kernels import mxfp4, reference, reference_moe
 from chorale.kernels import reference_attention as paged
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, QkvWeights, RouterWeights
+from chorale.kernels.triton.decode import load_tile
 from chorale.kernels.triton.ops import TRITON_OPS
 
 assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
@@ -233,20 +237,57 @@ def test_moe(tokens: int, choose: str, dtype: torch.dtype) -> None:
         assert torch.equal(found, again)
 
 
-def test_moe_decodes_every_code_and_scale_exactly() -> None:
-    """All bytes with all usable scales: one-hot inputs read the weights back."""
-    from chorale.kernels.triton.experts import pack
+@pytest.mark.parametrize("paired", [False, True])
+def test_packing_loses_no_bit_and_follows_its_specification(paired: bool) -> None:
+    """All bytes with all usable scales, an odd number of chunks, rows to pad."""
+    from chorale.kernels.triton import experts as packing
 
-    blocks = torch.arange(256, dtype=torch.uint8).view(1, 16, 1, 16).repeat(1, 2, 4, 1).to(DEVICE)
-    scales = (torch.arange(128).view(1, 32, 4) + 1).to(torch.uint8).to(DEVICE)
-    packed = pack(blocks, scales)
-    assert packed.blocks.shape == (1, 1, 1, 64, 64)
-    assert torch.equal(packed.scales[0, 0, 0, :32].view(torch.uint8), scales[0] + 126)
-    low, high = packed.blocks[0, 0, 0, :32] & 15, packed.blocks[0, 0, 0, :32] >> 4
-    values = torch.tensor(mxfp4.FP4_VALUES, device=DEVICE)[torch.cat((low, high), 1).long()]
-    exponents = (packed.scales[0, 0, 0, :32].double() - 253).repeat_interleave(32, 1)
-    expected = mxfp4.decode(blocks, scales, torch.float32)[0].double()
-    assert torch.equal(values.double() * torch.exp2(exponents), expected)
+    blocks = torch.arange(256, dtype=torch.uint8).repeat(40 * 6 * 16 // 256).view(1, 40, 6, 16)
+    scales = (torch.arange(240) % 128 + 1).to(torch.uint8).view(1, 40, 6)
+    packed = packing.pack(blocks.to(DEVICE), scales.to(DEVICE), paired=paired)
+    assert packed.blocks.shape == (1, 3, 3, 32, 4)
+    exact = mxfp4.decode(blocks, scales, torch.float32)[0].double()
+    values = torch.zeros(48, 192, dtype=torch.float64)
+    table = torch.tensor(mxfp4.FP4_VALUES).double()
+    for tile, chunk, lane, j, part in itertools.product(range(3), range(3), range(32), range(4), range(4)):
+        (g, t), (q, p) = divmod(lane, 4), divmod(part, 2)
+        row = 16 * tile + (2 * g + p if paired else 8 * p + g)
+        pair = packing.part_of_word(int(packed.blocks[0, tile, chunk, lane, j]) & 0xFFFFFFFF, part)
+        exponent = int(packed.scales[0, tile, chunk, g, t // 2, p]) - 253
+        for half in (0, 1):
+            bits = pair >> 16 * half
+            code = table[bits >> 12 & 8 | bits >> 6 & 7]
+            values[row, 64 * chunk + 16 * t + 4 * j + 2 * q + half] = code * 2.0**exponent
+    assert torch.equal(values[:40], exact)
+    assert not values[40:].any()
+
+
+@each_dtype
+def test_loaded_tiles_are_the_weights(dtype: torch.dtype) -> None:
+    from chorale.kernels.triton import experts as packing
+
+    blocks, scales = mxfp4.encode(randn(1, 40, 160))
+    packed = packing.pack(blocks, scales)
+    found = torch.full((64, 192), torch.nan, device=DEVICE, dtype=dtype)
+    asm = [False, True] if DEVICE == "cuda" and dtype == torch.bfloat16 else [False]
+    exact = torch.zeros(64, 192, device=DEVICE, dtype=dtype)
+    exact[:40, :160] = mxfp4.decode(blocks, scales, dtype)[0]
+    order = (torch.arange(192) // 64 * 64 + packing.fragment_columns().repeat(3)).to(DEVICE)
+    for way in asm:
+        copy_tiles_kernel[(3,)](
+            packed.blocks, packed.scales, found, 3, 3, BF16=dtype == torch.bfloat16, ASM=way
+        )
+        assert torch.equal(found, exact[:, order])
+
+
+@triton.jit
+def copy_tiles_kernel(
+    blocks_ptr, scales_ptr, out_ptr, row_tiles, chunks, BF16: tl.constexpr, ASM: tl.constexpr
+):
+    chunk = tl.program_id(0)
+    tile = load_tile(blocks_ptr + chunk * 128, scales_ptr + chunk * 32, row_tiles, chunks, 4, 1, BF16, ASM)
+    rows, columns = tl.arange(0, 64), tl.arange(0, 64)
+    tl.store(out_ptr + rows[:, None] * 192 + chunk * 64 + columns[None, :], tile)
 
 
 @pytest.mark.parametrize("slots", [16, 40, 600])
