@@ -192,7 +192,20 @@ SERVER_FLAGS = (
     Flag("h11-max-incomplete-event-size", "size", "server.max_header_bytes", "most bytes of headers"),
     Flag("h11-max-header-count", "int", "server.max_headers", "most headers"),
     Flag("max-body-bytes", "size", "server.max_body_bytes", "largest request body"),
-    Flag("response-store", "str", "server.response_store", "SQLite file for stored responses, or :memory:"),
+    Flag(
+        "response-store",
+        "str",
+        "server.response_store",
+        "SQLite file for stored responses and conversations, :memory:, or postgresql://...",
+    ),
+    Flag(
+        "response-store-max-items",
+        "int",
+        "server.response_store_max_items",
+        "most stored responses and conversations",
+    ),
+    Flag("response-store-max-bytes", "size", "server.response_store_max_bytes", "most bytes of them"),
+    Flag("response-store-ttl", "float", "server.response_store_ttl", "seconds that an unused one is kept"),
     Flag("system-start-date", "str", "server.system_start_date", "pins the prompt's current date"),
     Flag(
         "reasoning-field",

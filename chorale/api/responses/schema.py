@@ -1,8 +1,11 @@
-"""The tables of the response store, and how an older file becomes a newer one.
+"""The tables of the response store in SQLite, and how an older file becomes a newer one.
 
-``responses`` holds one row a response, ``items`` one row an input or output item with its token ids. The
-totals are kept by triggers, so the bounds are exact with several server processes on one file, and cost no
-scan. ``used`` is when a response was written or last continued: eviction takes the longest unused first.
+``responses`` holds one row a response, ``items`` one row an input or output item with its token ids,
+``events`` the stream of a background response in compressed pieces. ``worker`` is the server process that
+a response is running in, NULL once it has ended; ``workers`` holds their heartbeats. A conversation has its
+items in ``conversation_items``; ``locked`` is the token of the request that may change it. The totals are
+kept by triggers, so the bounds are exact with several server processes on one file, and cost no scan.
+``used`` is when a response was written or last continued: eviction takes the longest unused first.
 """
 
 from __future__ import annotations
@@ -44,8 +47,60 @@ CREATE TRIGGER responses_removed AFTER DELETE ON responses BEGIN
 END;
 """
 
+_VERSION_2 = """
+ALTER TABLE responses ADD COLUMN worker TEXT;
+ALTER TABLE responses ADD COLUMN num_events INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE responses ADD COLUMN conversation_id TEXT;
+ALTER TABLE responses ADD COLUMN conversation_end INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX responses_worker ON responses (worker) WHERE worker IS NOT NULL;
+CREATE TABLE events (
+    response_seq INTEGER NOT NULL REFERENCES responses (seq) ON DELETE CASCADE,
+    first INTEGER NOT NULL,
+    num_events INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (response_seq, first)
+) WITHOUT ROWID;
+CREATE TABLE workers (id TEXT PRIMARY KEY, beat INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE conversations (
+    seq INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    owner BLOB NOT NULL,
+    created REAL NOT NULL,
+    used REAL NOT NULL,
+    metadata BLOB NOT NULL,
+    next_position INTEGER NOT NULL,
+    locked TEXT,
+    worker TEXT,
+    num_bytes INTEGER NOT NULL
+);
+CREATE INDEX conversations_used ON conversations (used);
+CREATE INDEX conversations_worker ON conversations (worker) WHERE worker IS NOT NULL;
+CREATE TABLE conversation_items (
+    conversation_seq INTEGER NOT NULL REFERENCES conversations (seq) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    item BLOB NOT NULL,
+    token_ids BLOB NOT NULL,
+    PRIMARY KEY (conversation_seq, position)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX conversation_items_id ON conversation_items (id, conversation_seq);
+ALTER TABLE totals ADD COLUMN num_conversations INTEGER NOT NULL DEFAULT 0;
+CREATE TRIGGER responses_resized AFTER UPDATE OF num_bytes ON responses BEGIN
+    UPDATE totals SET num_bytes = num_bytes + NEW.num_bytes - OLD.num_bytes;
+END;
+CREATE TRIGGER conversations_added AFTER INSERT ON conversations BEGIN
+    UPDATE totals SET num_conversations = num_conversations + 1, num_bytes = num_bytes + NEW.num_bytes;
+END;
+CREATE TRIGGER conversations_removed AFTER DELETE ON conversations BEGIN
+    UPDATE totals SET num_conversations = num_conversations - 1, num_bytes = num_bytes - OLD.num_bytes;
+END;
+CREATE TRIGGER conversations_resized AFTER UPDATE OF num_bytes ON conversations BEGIN
+    UPDATE totals SET num_bytes = num_bytes + NEW.num_bytes - OLD.num_bytes;
+END;
+"""
+
 # Entry i brings a file from version i to i + 1. Only ever append: files in the field have run the others.
-MIGRATIONS: tuple[str, ...] = (_VERSION_1,)
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2)
 
 
 def migrate(connection: sqlite3.Connection) -> None:

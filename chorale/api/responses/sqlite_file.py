@@ -20,11 +20,30 @@ MEMORY = ":memory:"
 _CHECK_BYTES = 512 * 2**20
 
 
-def connect(path: str, *, migrating: bool) -> sqlite3.Connection:
+_VACUUM_PAGES = 256
+
+
+class SqliteDatabase(sqlite3.Connection):
+    """A ``Database``: SQLite's own connection with our names for what differs."""
+
+    errors = sqlite3.Error
+    broken = False
+
+    def begin(self, writes: bool) -> None:
+        self.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    def give_back(self, num_evicted: int) -> None:
+        if num_evicted or self.execute("PRAGMA freelist_count").fetchone()[0] > _VACUUM_PAGES:
+            self.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+
+
+def connect(path: str, *, migrating: bool) -> SqliteDatabase:
     # isolation_level=None: transactions are begun and ended by us. The thread check is off because the
     # connection is made by the opener and then handed to its one thread.
     try:
-        connection = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            path, timeout=10.0, isolation_level=None, check_same_thread=False, factory=SqliteDatabase
+        )
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # before the first table, or it has no effect
         if path != MEMORY:
             connection.execute("PRAGMA journal_mode=WAL")
@@ -37,11 +56,12 @@ def connect(path: str, *, migrating: bool) -> sqlite3.Connection:
     return connection
 
 
-def prepare_file(path: Path) -> int:
-    """Make the folder and the file (readable by us alone), check it, and hold a shared lock on it.
+def prepare_file(path: Path) -> tuple[int, bool]:
+    """Make the folder and the file (readable by us alone), check it, and hold a lock on it.
 
     The first process to open a file checks it under an exclusive lock; others wait for that and skip it.
-    Returns the lock's file descriptor.
+    Returns the lock's file descriptor, and whether it is exclusive: nobody else has the file open then.
+    ``share_file`` lets the others in.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -51,16 +71,23 @@ def prepare_file(path: Path) -> int:
         raise StoreError(f"cannot open the response store: {error}") from error
     if sys.platform == "win32":
         _check_or_quarantine(path)
-        return lock_fd
+        return lock_fd, False
     import fcntl
 
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _check_or_quarantine(path)
     except BlockingIOError:
-        pass
-    fcntl.flock(lock_fd, fcntl.LOCK_SH)
-    return lock_fd
+        fcntl.flock(lock_fd, fcntl.LOCK_SH)
+        return lock_fd, False
+    _check_or_quarantine(path)
+    return lock_fd, True
+
+
+def share_file(lock_fd: int) -> None:
+    if sys.platform != "win32":
+        import fcntl
+
+        fcntl.flock(lock_fd, fcntl.LOCK_SH)
 
 
 def _check_or_quarantine(path: Path) -> None:

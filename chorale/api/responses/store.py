@@ -1,53 +1,52 @@
-"""SqliteStore: responses in one SQLite file (WAL, synchronous=FULL), or in memory.
+"""The response store: SQLite (WAL, synchronous=FULL) in one file or in memory, or PostgreSQL by its URL.
 
 One thread writes, another reads; the event loop only waits. Bounded by count, bytes and age: what is over a
 bound is evicted a little with each put, longest unused first, and an idle server tidies up once a minute.
-Several server processes may share one file.
+Several server processes may share one file, and several machines one PostgreSQL.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
-import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from chorale.api.responses.access import Access, Bounds
+from chorale.api.responses.conversation_rows import finish_hold
+from chorale.api.responses.conversation_store import SqlConversations
+from chorale.api.responses.database import Database
+from chorale.api.responses.live import SqlLive, fail_owned
 from chorale.api.responses.rows import (
-    MAX_CHAIN,
-    all_items,
-    delete_row,
-    item_row,
-    load,
-    load_items,
+    MAX_CHAIN_BYTES,
+    delete_response,
+    find_item,
+    find_response,
+    insert_response,
+    load_chain,
     not_found,
-    to_json,
     totals,
-    touch_chain,
-    unpack_tokens,
 )
-from chorale.api.responses.sqlite_file import MEMORY, connect, prepare_file
+from chorale.api.responses.sqlite_file import MEMORY, connect, prepare_file, share_file
 from chorale.api.responses.stored import (
     ITEM_ID,
     RESPONSE_ID,
+    Hold,
     ResponseStore,
     StoredItem,
     StoredResponse,
     StoreError,
     StoreStats,
 )
-from chorale.api.responses.worker import SqliteWorker
 from chorale.config import ServerConfig
-from chorale.errors import ContextLengthError
 
 __all__ = [
     "Bounds",
     "ResponseStore",
+    "SqlStore",
     "SqliteStore",
     "StoreError",
     "StoredItem",
@@ -57,20 +56,7 @@ __all__ = [
 
 logger = logging.getLogger("chorale.api.responses")
 
-MAX_CHAIN_BYTES = 64 * 2**20  # and its size: a hundred times what the window holds
-_EVICT_ROWS = 32  # at most this many leave with one put, so that no put is slow
-_VACUUM_PAGES = 256
-_ROW_BYTES = 512  # what a row and its index entries take beside its content, roughly
-_COLUMNS = "seq, id, owner, previous_id, created, status, body"
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """``ttl``: seconds since a response was written or last continued."""
-
-    max_responses: int = 100_000
-    max_bytes: int = 10 * 2**30
-    ttl: float = 30 * 86400.0
+_POSTGRES = ("postgresql://", "postgres://")
 
 
 def default_path() -> Path:
@@ -88,8 +74,13 @@ def open_store(config: ServerConfig) -> ResponseStore:
     bounds = Bounds(
         config.response_store_max_items, config.response_store_max_bytes, config.response_store_ttl
     )
-    if config.response_store is not None:
-        return SqliteStore(config.response_store, bounds)
+    place = config.response_store
+    if place is not None and place.startswith(_POSTGRES):
+        from chorale.api.responses.postgres import connect as connect_postgres
+
+        return SqlStore(Access(partial(connect_postgres, place), bounds))
+    if place is not None:
+        return SqliteStore(place, bounds)
     try:
         return SqliteStore(str(default_path()), bounds)
     except (StoreError, OSError) as error:
@@ -97,8 +88,74 @@ def open_store(config: ServerConfig) -> ResponseStore:
         return SqliteStore(MEMORY, bounds)
 
 
-class SqliteStore:
-    """Implements ``ResponseStore``. ``path`` is a file or ``":memory:"``."""
+class SqlStore:
+    """Implements ``ResponseStore`` on any ``Database``."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._num_failed_puts = 0
+        self.live = SqlLive(access)
+        self.conversations = SqlConversations(access)
+
+    async def put(self, response: StoredResponse, hold: Hold | None = None) -> None:
+        try:
+            await self._access.write(partial(self._put, response, hold))
+        except StoreError:
+            self._num_failed_puts += 1
+            raise
+
+    async def get(self, response_id: str, owner: bytes) -> StoredResponse | None:
+        if not RESPONSE_ID.fullmatch(response_id):
+            return None
+        return await self._access.read(
+            lambda db: find_response(db, response_id, owner, self._access.oldest())
+        )
+
+    async def chain(self, response_id: str, owner: bytes) -> list[StoredItem]:
+        if not RESPONSE_ID.fullmatch(response_id):
+            raise not_found(response_id)
+        return await self._access.read(
+            lambda db: load_chain(db, response_id, owner, self._access.oldest(), MAX_CHAIN_BYTES)
+        )
+
+    async def items(self, item_ids: list[str], owner: bytes) -> dict[str, StoredItem]:
+        wanted = [item_id for item_id in dict.fromkeys(item_ids) if ITEM_ID.fullmatch(item_id)]
+        return await self._access.read(partial(self._items, wanted, owner)) if wanted else {}
+
+    async def delete(self, response_id: str, owner: bytes) -> bool:
+        if not RESPONSE_ID.fullmatch(response_id):
+            return False
+        return await self._access.write(
+            lambda db: delete_response(db, response_id, owner, self._access.oldest())
+        )
+
+    async def stats(self) -> StoreStats:
+        num, size, conversations = await self._access.read(totals)
+        return StoreStats(num, size, self._num_failed_puts, self._access.num_evicted, conversations)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._access.close)
+
+    # ------------------------------------------------------------------ on the threads
+
+    def _put(self, response: StoredResponse, hold: Hold | None, db: Database) -> None:
+        now = self._access.clock()
+        insert_response(db, response, now)
+        if hold is not None:
+            finish_hold(db, hold, response, now)
+        self._access.evict(db)
+
+    def _items(self, item_ids: list[str], owner: bytes, db: Database) -> dict[str, StoredItem]:
+        oldest = self._access.oldest()
+        found = {item_id: find_item(db, item_id, owner, oldest) for item_id in item_ids}
+        return {item_id: stored for item_id, stored in found.items() if stored is not None}
+
+
+class SqliteStore(SqlStore):
+    """``path`` is a file or ``":memory:"``.
+
+    The first process that opens a file finds nobody alive in it: what was running has failed.
+    """
 
     def __init__(
         self,
@@ -108,158 +165,31 @@ class SqliteStore:
         clock: Callable[[], float] = time.time,
         idle_seconds: float = 60.0,
     ) -> None:
-        self._bounds = bounds if bounds is not None else Bounds()
-        self._clock = clock
-        self._num_failed_puts = 0
-        self._num_evicted = 0
-        self._lock_fd = -1 if path == MEMORY else prepare_file(Path(path))
-        self._writer = SqliteWorker(
-            "responses-writer",
-            partial(connect, path, migrating=True),
-            writes=True,
-            idle=self._tidy,
-            idle_seconds=idle_seconds,
+        self._lock_fd, alone = (-1, False) if path == MEMORY else prepare_file(Path(path))
+        super().__init__(
+            Access(
+                partial(_open, path, alone),
+                bounds if bounds is not None else Bounds(),
+                clock=clock,
+                idle_seconds=idle_seconds,
+                one=path == MEMORY,  # a database in memory belongs to its one connection
+            )
         )
-        # A database in memory belongs to its one connection.
-        self._reader = (
-            self._writer
-            if path == MEMORY
-            else SqliteWorker("responses-reader", partial(connect, path, migrating=False), writes=False)
-        )
-
-    async def put(self, response: StoredResponse) -> None:
-        try:
-            await self._writer.run(partial(self._put, response))
-        except StoreError:
-            self._num_failed_puts += 1
-            raise
-
-    async def get(self, response_id: str, owner: bytes) -> StoredResponse | None:
-        if not RESPONSE_ID.fullmatch(response_id):
-            return None
-        return await self._reader.run(partial(self._get, response_id, owner))
-
-    async def chain(self, response_id: str, owner: bytes) -> list[StoredItem]:
-        if not RESPONSE_ID.fullmatch(response_id):
-            raise not_found(response_id)
-        return await self._reader.run(partial(self._chain, response_id, owner))
-
-    async def items(self, item_ids: list[str], owner: bytes) -> dict[str, StoredItem]:
-        wanted = [item_id for item_id in dict.fromkeys(item_ids) if ITEM_ID.fullmatch(item_id)]
-        return await self._reader.run(partial(self._items, wanted, owner)) if wanted else {}
-
-    async def delete(self, response_id: str, owner: bytes) -> bool:
-        if not RESPONSE_ID.fullmatch(response_id):
-            return False
-        return await self._writer.run(partial(delete_row, response_id, owner, self._oldest()))
-
-    async def stats(self) -> StoreStats:
-        num, size = await self._reader.run(totals)
-        return StoreStats(num, size, self._num_failed_puts, self._num_evicted)
+        if alone:
+            share_file(self._lock_fd)
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._reader.close)
-        await asyncio.to_thread(self._writer.close)
+        await super().close()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
-    # ------------------------------------------------------------------ on the threads
 
-    def _oldest(self) -> float:
-        """Responses unused since before this are gone, evicted already or not."""
-        return self._clock() - self._bounds.ttl
-
-    def _put(self, response: StoredResponse, connection: sqlite3.Connection) -> None:
-        now = self._clock()
-        body = to_json(response.body)
-        rows = [item_row(stored, output) for output, stored in all_items(response)]
-        size = len(body) + _ROW_BYTES + sum(len(row[2]) + len(row[3]) + _ROW_BYTES for row in rows)
-        cursor = connection.execute(
-            "INSERT INTO responses (id, owner, previous_id, created, used, status, body, num_bytes)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                response.id,
-                response.owner,
-                response.previous_id,
-                response.created,
-                now,
-                response.status,
-                body,
-                size,
-            ),
-        )
-        seq = cursor.lastrowid
-        connection.executemany(
-            "INSERT INTO items (response_seq, position, is_output, id, item, token_ids)"
-            " VALUES (?, ?, ?, ?, ?, ?)",
-            [(seq, position, *row) for position, row in enumerate(rows)],
-        )
-        if response.previous_id is not None:
-            touch_chain(connection, response.previous_id, response.owner, now)
-        self._evict(connection)
-
-    def _evict(self, connection: sqlite3.Connection) -> int:
-        """Remove up to ``_EVICT_ROWS`` responses that are over a bound; returns how many."""
-        num, size = totals(connection)
-        bounds, oldest = self._bounds, self._oldest()
-        victims: list[tuple[int]] = []
-        for seq, used, num_bytes in connection.execute(
-            "SELECT seq, used, num_bytes FROM responses ORDER BY used, seq LIMIT ?", (_EVICT_ROWS,)
-        ):
-            if used >= oldest and num <= bounds.max_responses and size <= bounds.max_bytes:
-                break
-            victims.append((seq,))
-            num, size = num - 1, size - num_bytes
-        connection.executemany("DELETE FROM responses WHERE seq = ?", victims)
-        self._num_evicted += len(victims)
-        return len(victims)
-
-    def _tidy(self, connection: sqlite3.Connection) -> None:
-        """Idle work: evict what has aged, give pages back to the file system."""
-        connection.execute("BEGIN IMMEDIATE")
-        num_evicted = self._evict(connection)
-        connection.execute("COMMIT")
-        if num_evicted or connection.execute("PRAGMA freelist_count").fetchone()[0] > _VACUUM_PAGES:
-            connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
-
-    def _get(self, response_id: str, owner: bytes, connection: sqlite3.Connection) -> StoredResponse | None:
-        row = connection.execute(
-            f"SELECT {_COLUMNS} FROM responses WHERE id = ? AND owner = ? AND used >= ?",
-            (response_id, owner, self._oldest()),
-        ).fetchone()
-        return load(connection, row) if row is not None else None
-
-    def _chain(self, response_id: str, owner: bytes, connection: sqlite3.Connection) -> list[StoredItem]:
-        links: list[int] = []
-        size = 0
-        current: str | None = response_id
-        while current is not None:
-            row = connection.execute(
-                "SELECT seq, previous_id, num_bytes FROM responses WHERE id = ? AND owner = ? AND used >= ?",
-                (current, owner, self._oldest()),
-            ).fetchone()
-            if row is None:
-                raise not_found(current, wanted=response_id)
-            links.append(row[0])
-            size += row[2]
-            if len(links) > MAX_CHAIN or size > MAX_CHAIN_BYTES:
-                raise ContextLengthError(
-                    "the stored conversation is too long to continue", param="previous_response_id"
-                )
-            current = row[1]
-        return [stored for seq in reversed(links) for _, stored in load_items(connection, seq)]
-
-    def _items(
-        self, item_ids: list[str], owner: bytes, connection: sqlite3.Connection
-    ) -> dict[str, StoredItem]:
-        found: dict[str, StoredItem] = {}
-        query = (
-            "SELECT item, token_ids FROM items JOIN responses ON seq = response_seq"
-            " WHERE items.id = ? AND owner = ? AND used >= ? ORDER BY length(token_ids) DESC LIMIT 1"
-        )
-        for item_id in item_ids:
-            row = connection.execute(query, (item_id, owner, self._oldest())).fetchone()
-            if row is not None:
-                found[item_id] = StoredItem(json.loads(row[0]), unpack_tokens(row[1]))
-        return found
+def _open(path: str, alone: bool, first: bool) -> Database:
+    database = connect(path, migrating=first)
+    if first and alone:
+        database.begin(writes=True)
+        database.execute("DELETE FROM workers")
+        fail_owned(database, None)
+        database.commit()
+    return database

@@ -1,22 +1,25 @@
-"""What is kept of a response, and the face of the place that keeps it.
+"""What is kept of responses and conversations, and the face of the place that keeps them.
 
 A stored response holds its own new input and its output, never its history: that is the chain of
-``previous_id``. Branches therefore share their past and cannot disturb each other. Every item may carry the
-harmony token ids behind it, for exact replay.
+``previous_id``, or the beginning of its conversation. Branches therefore share their past and cannot
+disturb each other. Every item may carry the harmony token ids behind it, for exact replay.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from chorale.errors import ChoraleError, NotFoundError
+from chorale.errors import ChoraleError, NotFoundError, RequestError
 
 Item = dict[str, Any]
 
 RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
+CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{32}")
 ITEM_ID = re.compile(r"[a-z]{2,4}_[0-9a-f]{32}")
+LIVE = ("queued", "in_progress")  # every other status is final
 
 
 class StoreError(ChoraleError):
@@ -27,6 +30,16 @@ class StoreError(ChoraleError):
 
 class PreviousResponseNotFoundError(NotFoundError):
     default_code = "previous_response_not_found"
+
+
+class ConversationNotFoundError(NotFoundError):
+    default_code = "conversation_not_found"
+
+
+class ConversationLockedError(RequestError):
+    """Another request works on the conversation (OpenAI's status, code and param for it)."""
+
+    default_code = "conversation_locked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,8 @@ class StoredResponse:
     body: dict[str, Any]
     input: tuple[StoredItem, ...]
     output: tuple[StoredItem, ...]
+    conversation_id: str | None = None
+    conversation_end: int = 0  # items of the conversation before this position were its history
 
     def to_object(self) -> dict[str, Any]:
         """The response object as it was sent."""
@@ -61,13 +76,74 @@ class StoreStats:
     num_bytes: int
     num_failed_puts: int  # since this process started
     num_evicted: int  # the same
+    num_conversations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EventChunk:
+    """Consecutive events of a stream, numbered from ``first``, as SSE bytes."""
+
+    first: int
+    num_events: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """What follows a place in a stream. A response that is not ``live`` gets no more events."""
+
+    live: bool
+    num_events: int  # of the whole stream so far; 0: this response's events were not kept
+    chunks: tuple[EventChunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    id: str
+    owner: bytes
+    created: float
+    metadata: dict[str, str]
+
+    def to_object(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "conversation",
+            "created_at": int(self.created),
+            "metadata": self.metadata,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The right to append to a conversation. ``end``: where its items ended when it was taken."""
+
+    conversation_id: str
+    owner: bytes
+    token: str
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPage:
+    items: tuple[StoredItem, ...]
+    has_more: bool
 
 
 class ResponseStore(Protocol):
     """Coroutines that never block the event loop. ``StoreError`` where the disk fails."""
 
-    async def put(self, response: StoredResponse) -> None:
-        """Durable when it returns. The id must be new."""
+    @property
+    def live(self) -> LiveResponses: ...
+
+    @property
+    def conversations(self) -> Conversations: ...
+
+    async def put(self, response: StoredResponse, hold: Hold | None = None) -> None:
+        """Durable when it returns. The id must be new.
+
+        With ``hold``, input and output go to the end of its conversation in the same moment, if the
+        response completed or is incomplete, and the hold is over.
+        """
         ...
 
     async def get(self, response_id: str, owner: bytes) -> StoredResponse | None: ...
@@ -75,8 +151,9 @@ class ResponseStore(Protocol):
     async def chain(self, response_id: str, owner: bytes) -> list[StoredItem]:
         """Input and output items of the response and of all before it, oldest first.
 
-        Raises ``PreviousResponseNotFoundError`` when it, or one before it, is not there any more, and
-        ``ContextLengthError`` when the chain is beyond any window.
+        Raises ``PreviousResponseNotFoundError`` when it, or one before it, is not there any more,
+        ``RequestError`` when it has not ended, and ``ContextLengthError`` when the chain is beyond any
+        window.
         """
         ...
 
@@ -92,4 +169,84 @@ class ResponseStore(Protocol):
 
     async def close(self) -> None:
         """Finish what was accepted. Idempotent."""
+        ...
+
+
+class LiveResponses(Protocol):
+    """Responses that are stored before they have ended, each owned by one *worker*: a server process.
+
+    A status moves only forward: queued, in_progress, and one final status. Methods that return whether
+    they did it answer False when the response is not this worker's any more: ended from elsewhere, or
+    deleted.
+    """
+
+    async def begin(self, response: StoredResponse, worker: str, events: EventChunk) -> None: ...
+
+    async def append(self, response_id: str, worker: str, status: str, events: EventChunk) -> bool: ...
+
+    async def finish(
+        self, response: StoredResponse, worker: str, events: EventChunk, hold: Hold | None = None
+    ) -> bool: ...
+
+    async def end(self, response_id: str, owner: bytes, status: str) -> StoredResponse | None:
+        """End it from anywhere as ``cancelled`` or ``failed``; one that has ended stays as it is."""
+        ...
+
+    async def events(self, response_id: str, owner: bytes, after: int) -> EventPage | None:
+        """Some of the events after number ``after``: none only if there are none yet."""
+        ...
+
+    async def beat(self, worker: str) -> set[str]:
+        """Show that the worker lives; returns the ids of its live responses."""
+        ...
+
+    async def workers(self) -> dict[str, int]:
+        """Every worker that may own something, and its count of beats."""
+        ...
+
+    async def bury(self, worker: str, beat: int | None) -> list[str]:
+        """Fail what a dead worker owns, unless it has shown life since beat ``beat``; the responses' ids.
+
+        A worker buries itself (None) when its process ends in order.
+        """
+        ...
+
+
+class Conversations(Protocol):
+    """Raises ``ConversationNotFoundError`` for an unknown id, ``ConversationLockedError`` while held."""
+
+    async def create(
+        self, owner: bytes, metadata: dict[str, str], items: Sequence[StoredItem]
+    ) -> Conversation: ...
+
+    async def get(self, conversation_id: str, owner: bytes) -> Conversation: ...
+
+    async def update(self, conversation_id: str, owner: bytes, metadata: dict[str, str]) -> Conversation: ...
+
+    async def delete(self, conversation_id: str, owner: bytes) -> None: ...
+
+    async def history(self, conversation_id: str, owner: bytes) -> list[StoredItem]:
+        """Every item, oldest first. Raises ``ContextLengthError`` when they are beyond any window."""
+        ...
+
+    async def page(
+        self, conversation_id: str, owner: bytes, *, after: str | None, limit: int, newest_first: bool
+    ) -> ItemPage: ...
+
+    async def item(self, conversation_id: str, owner: bytes, item_id: str) -> StoredItem | None: ...
+
+    async def append(
+        self, conversation_id: str, owner: bytes, items: Sequence[StoredItem]
+    ) -> list[StoredItem]:
+        """The items as they are now: one whose id was taken has a new one."""
+        ...
+
+    async def remove(self, conversation_id: str, owner: bytes, item_id: str) -> Conversation | None:
+        """Without the item; None if it was not there."""
+        ...
+
+    async def take(self, conversation_id: str, owner: bytes, worker: str) -> Hold: ...
+
+    async def release(self, hold: Hold, items: Sequence[StoredItem] = ()) -> None:
+        """End the hold, after appending ``items``. A conversation that is gone is no error."""
         ...

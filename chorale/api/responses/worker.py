@@ -1,8 +1,8 @@
-"""One thread that owns one SQLite connection: jobs in, asyncio results out.
+"""One thread that owns one database connection: jobs in, asyncio results out.
 
 Write jobs that wait together share one transaction, so a busy server pays one fsync for many responses. A
 job is acknowledged only after the commit. If the shared transaction fails, each job is tried alone, so that
-only the faulty ones fail.
+only the faulty ones fail. A connection that broke is opened anew for the next job.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from chorale.api.responses.database import Database
 from chorale.api.responses.stored import StoreError
+from chorale.errors import ChoraleError
 
 Result = TypeVar("Result")
-Job = Callable[[sqlite3.Connection], Any]
+Job = Callable[[Database], Any]
 
 MAX_GROUP = 64
 
@@ -38,18 +39,19 @@ class _Stop:
     done: threading.Event = field(default_factory=threading.Event)
 
 
-class SqliteWorker:
-    """``connect`` runs here, before the thread starts, so that a bad file fails at start-up."""
+class DatabaseWorker:
+    """``connect`` runs here, before the thread starts, so that a bad file or address fails at start-up."""
 
     def __init__(
         self,
         name: str,
-        connect: Callable[[], sqlite3.Connection],
+        connect: Callable[[], Database],
         *,
         writes: bool,
         idle: Job | None = None,
         idle_seconds: float = 60.0,
     ) -> None:
+        self._connect = connect
         self._connection = connect()
         self._writes = writes
         self._idle = idle
@@ -59,8 +61,8 @@ class SqliteWorker:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    async def run(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Run a job on the thread. Raises ``StoreError`` for what SQLite refuses."""
+    async def run(self, job: Callable[[Database], Result]) -> Result:
+        """Run a job on the thread. Raises ``StoreError`` for what the database refuses."""
         if self._closed:
             raise StoreError("the response store is closed")
         loop = asyncio.get_running_loop()
@@ -110,19 +112,16 @@ class SqliteWorker:
     def _run_idle(self) -> None:
         if self._idle is None:
             return
-        try:
-            self._idle(self._connection)
-        except sqlite3.Error:
-            # Housekeeping: it is tried again, and a put that fails for the same reason says so.
-            with contextlib.suppress(sqlite3.Error):  # the thread must live: requests wait for it
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+        # Housekeeping: it is tried again, and a put that fails for the same reason says so. Whatever
+        # happens, the thread must live: requests wait for it.
+        with contextlib.suppress(StoreError, self._connection.errors):
+            self._reconnect()
+            try:
+                self._idle(self._connection)
+            finally:
+                self._connection.rollback()
 
     def _execute(self, group: list[_Pending]) -> None:
-        if not self._writes:
-            for pending in group:
-                self._attempt(pending)
-            return
         try:
             self._transaction(group)
         except Exception:
@@ -130,28 +129,33 @@ class SqliteWorker:
                 self._alone(pending)
 
     def _transaction(self, group: list[_Pending]) -> None:
+        self._reconnect()
         connection = self._connection
-        connection.execute("BEGIN IMMEDIATE")
         try:
+            connection.begin(self._writes)
             for pending in group:
                 pending.result = pending.job(connection)
-            connection.execute("COMMIT")
+            connection.commit()
         except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            with contextlib.suppress(connection.errors):
+                connection.rollback()
             raise
 
     def _alone(self, pending: _Pending) -> None:
         try:
             self._transaction([pending])
+        except ChoraleError as error:
+            pending.error = error
+        except self._connection.errors as error:
+            pending.error = StoreError(f"the response store failed: {error}")
+            pending.error.__cause__ = error
         except Exception as error:
             pending.error = error
 
-    def _attempt(self, pending: _Pending) -> None:
-        try:
-            pending.result = pending.job(self._connection)
-        except Exception as error:
-            pending.error = error
+    def _reconnect(self) -> None:
+        """Raises ``StoreError`` while the database cannot be reached."""
+        if self._connection.broken:
+            self._connection = self._connect()
 
 
 def _resolve(group: list[_Pending]) -> None:
@@ -171,12 +175,7 @@ def _settle(group: list[_Pending]) -> None:
         future = pending.future
         if future.done():  # the waiter was cancelled; the work is done all the same
             continue
-        error = pending.error
-        if error is None:
+        if pending.error is None:
             future.set_result(pending.result)
-        elif isinstance(error, sqlite3.Error):
-            failure = StoreError(f"the response store failed: {error}")
-            failure.__cause__ = error
-            future.set_exception(failure)
         else:
-            future.set_exception(error)
+            future.set_exception(pending.error)

@@ -17,7 +17,7 @@ import pytest
 from chorale.api.ids import new_id
 from chorale.api.responses import store as store_module
 from chorale.api.responses.schema import MIGRATIONS
-from chorale.api.responses.store import Bounds, SqliteStore, open_store
+from chorale.api.responses.store import Bounds, ResponseStore, SqliteStore, open_store
 from chorale.api.responses.stored import (
     PreviousResponseNotFoundError,
     StoredItem,
@@ -52,14 +52,21 @@ def items_of(*responses: StoredResponse) -> list[StoredItem]:
     return [stored for response in responses for stored in (*response.input, *response.output)]
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "memory", "postgres"])
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        url: str = request.getfixturevalue("database")
+        return url
     return ":memory:" if request.param == "memory" else str(tmp_path / "deep" / "responses.sqlite3")
+
+
+def opened(path: str) -> ResponseStore:
+    return open_store(ServerConfig(response_store=path))
 
 
 def test_round_trip(path: str) -> None:
     async def scenario() -> None:
-        store = SqliteStore(path)
+        store = opened(path)
         response = make()
         await store.put(response)
         assert await store.get(response.id, b"") == response
@@ -93,7 +100,7 @@ def test_ids_of_another_form_are_not_looked_up(bad: str) -> None:
 
 def test_owners_do_not_see_each_other(path: str) -> None:
     async def scenario() -> None:
-        store = SqliteStore(path)
+        store = opened(path)
         mine = make(owner=b"me")
         await store.put(mine)
         item_id = mine.output[0].item["id"]
@@ -111,7 +118,7 @@ def test_owners_do_not_see_each_other(path: str) -> None:
 
 def test_branches_share_their_past_and_stay_apart(path: str) -> None:
     async def scenario() -> None:
-        store = SqliteStore(path)
+        store = opened(path)
         root = make(text="root")
         await store.put(root)
         left, right = make(root.id, text="left"), make(root.id, text="right")
@@ -250,7 +257,7 @@ def test_reopening_keeps_everything_and_two_processes_may_share(tmp_path: Path) 
 
 def test_many_at_once(path: str) -> None:
     async def scenario() -> None:
-        store = SqliteStore(path)
+        store = opened(path)
         responses = [make(text=str(i)) for i in range(300)]
 
         async def use(response: StoredResponse) -> None:
@@ -270,7 +277,7 @@ def test_many_at_once(path: str) -> None:
 
 def test_one_faulty_put_does_not_take_others_with_it(path: str) -> None:
     async def scenario() -> None:
-        store = SqliteStore(path)
+        store = opened(path)
         good, twice = make(), make()
         await store.put(twice)
         results = await asyncio.gather(
@@ -297,7 +304,7 @@ def test_a_full_disk_fails_the_put_and_nothing_else(tmp_path: Path) -> None:
             pages = connection.execute("PRAGMA page_count").fetchone()[0]
             connection.execute(f"PRAGMA max_page_count={pages + 2}")
 
-        await store._writer.run(fill)
+        await store._access.write(fill)
         with pytest.raises(StoreError, match="full"):
             await store.put(make(text="x" * 100_000))
         assert await store.get(small.id, b"") == small

@@ -1,0 +1,104 @@
+"""Access: the two threads on one database, its bounds, and eviction. What every part of the store shares."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from chorale.api.responses.database import Database
+from chorale.api.responses.rows import totals
+from chorale.api.responses.worker import DatabaseWorker
+
+Result = TypeVar("Result")
+
+EVICT_ROWS = 32  # at most this many leave with one write, so that none is slow
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """``max_responses`` counts conversations too. ``ttl``: seconds since one was written or continued."""
+
+    max_responses: int = 100_000
+    max_bytes: int = 10 * 2**30
+    ttl: float = 30 * 86400.0
+
+
+class Access:
+    """``connect(first)`` opens a connection; the writer's is the first. ``one``: there is only one."""
+
+    def __init__(
+        self,
+        connect: Callable[[bool], Database],
+        bounds: Bounds,
+        *,
+        clock: Callable[[], float] = time.time,
+        idle_seconds: float = 60.0,
+        one: bool = False,
+    ) -> None:
+        self.clock = clock
+        self.bounds = bounds
+        self.num_evicted = 0
+        self.writer = DatabaseWorker(
+            "responses-writer", lambda: connect(True), writes=True, idle=self.tidy, idle_seconds=idle_seconds
+        )
+        self.reader = (
+            self.writer if one else DatabaseWorker("responses-reader", lambda: connect(False), writes=False)
+        )
+
+    async def write(self, job: Callable[[Database], Result]) -> Result:
+        return await self.writer.run(job)
+
+    async def read(self, job: Callable[[Database], Result]) -> Result:
+        return await self.reader.run(job)
+
+    def close(self) -> None:
+        """Blocks until what was accepted is done."""
+        self.reader.close()
+        self.writer.close()
+
+    # ------------------------------------------------------------------ on the threads
+
+    def oldest(self) -> float:
+        """What is unused since before this is gone, evicted already or not."""
+        return self.clock() - self.bounds.ttl
+
+    def tidy(self, db: Database) -> None:
+        """Idle work: evict what has aged, give space back."""
+        db.begin(writes=True)
+        num_evicted = self.evict(db)
+        db.commit()
+        db.give_back(num_evicted)
+
+    def evict(self, db: Database) -> int:
+        """Remove up to ``EVICT_ROWS`` of what is over a bound, longest unused first; returns how many.
+
+        What is running or held stays.
+        """
+        num_responses, size, num_conversations = totals(db)
+        num = num_responses + num_conversations
+        bounds, oldest = self.bounds, self.oldest()
+        victims: dict[str, list[tuple[int]]] = {"responses": [], "conversations": []}
+        for used, seq, num_bytes, table in heapq.merge(
+            _unused(db, "responses"), _unused(db, "conversations")
+        ):
+            within = used >= oldest and num <= bounds.max_responses and size <= bounds.max_bytes
+            if within or len(victims["responses"]) + len(victims["conversations"]) == EVICT_ROWS:
+                break
+            victims[table].append((seq,))
+            num, size = num - 1, size - num_bytes
+        for table, rows in victims.items():
+            if rows:
+                db.executemany(f"DELETE FROM {table} WHERE seq = ?", rows)
+        num_victims = sum(map(len, victims.values()))
+        self.num_evicted += num_victims
+        return num_victims
+
+
+def _unused(db: Database, table: str) -> list[tuple[float, int, int, str]]:
+    rows = db.execute(
+        f"SELECT used, seq, num_bytes FROM {table} WHERE worker IS NULL ORDER BY used, seq LIMIT {EVICT_ROWS}"
+    )
+    return [(used, seq, num_bytes, table) for used, seq, num_bytes in rows.fetchall()]

@@ -1,0 +1,250 @@
+"""SqlLive: background responses in the store, from ``queued`` to their end. The one place for transitions.
+
+Every change asks for ``worker`` in its WHERE: whoever ends a response sets it to NULL in the same
+transaction, so a response ends once, whichever of its owner, a cancel or a burial comes first.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from functools import partial
+from typing import Any
+
+from chorale.api.responses.access import Access
+from chorale.api.responses.conversation_rows import finish_hold, free_all
+from chorale.api.responses.database import Database
+from chorale.api.responses.replay import Replay, frame, read_frames
+from chorale.api.responses.rows import (
+    COLUMNS,
+    ROW_BYTES,
+    find_response,
+    insert_items,
+    insert_response,
+    load,
+    to_json,
+)
+from chorale.api.responses.stored import (
+    RESPONSE_ID,
+    EventChunk,
+    EventPage,
+    Hold,
+    StoredItem,
+    StoredResponse,
+)
+
+_PAGE_CHUNKS = 64
+_PAGE_BYTES = 2**20
+RESTARTED = {
+    "code": "server_restarted",
+    "message": "the server that worked on this response ended before it was done",
+}
+
+
+class SqlLive:
+    """Implements ``LiveResponses``."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def begin(self, response: StoredResponse, worker: str, events: EventChunk) -> None:
+        await self._access.write(partial(self._begin, response, worker, events))
+
+    async def append(self, response_id: str, worker: str, status: str, events: EventChunk) -> bool:
+        return await self._access.write(partial(_append, response_id, worker, status, events))
+
+    async def finish(
+        self, response: StoredResponse, worker: str, events: EventChunk, hold: Hold | None = None
+    ) -> bool:
+        return await self._access.write(partial(self._finish, response, worker, events, hold))
+
+    async def end(self, response_id: str, owner: bytes, status: str) -> StoredResponse | None:
+        if not RESPONSE_ID.fullmatch(response_id):
+            return None
+        return await self._access.write(partial(self._end, response_id, owner, status))
+
+    async def events(self, response_id: str, owner: bytes, after: int) -> EventPage | None:
+        if not RESPONSE_ID.fullmatch(response_id):
+            return None
+        return await self._access.read(partial(self._events, response_id, owner, after))
+
+    async def beat(self, worker: str) -> set[str]:
+        return await self._access.write(partial(_beat, worker))
+
+    async def workers(self) -> dict[str, int]:
+        return await self._access.read(_workers)
+
+    async def bury(self, worker: str, beat: int | None) -> list[str]:
+        return await self._access.write(partial(_bury, worker, beat))
+
+    # ------------------------------------------------------------------ on the threads
+
+    def _begin(self, response: StoredResponse, worker: str, events: EventChunk, db: Database) -> None:
+        register(db, worker)
+        seq = insert_response(db, response, self._access.clock(), worker)
+        _add_events(db, seq, events)
+        self._access.evict(db)
+
+    def _finish(
+        self, response: StoredResponse, worker: str, events: EventChunk, hold: Hold | None, db: Database
+    ) -> bool:
+        if hold is not None:
+            finish_hold(db, hold, response, self._access.clock())
+        seq = _owned(db, response.id, worker)
+        if seq is None:
+            return False
+        _conclude(db, seq, response, events)
+        return True
+
+    def _end(self, response_id: str, owner: bytes, status: str, db: Database) -> StoredResponse | None:
+        row = db.execute(
+            f"SELECT {COLUMNS} FROM responses WHERE id = ? AND owner = ? AND worker IS NOT NULL",
+            (response_id, owner),
+        ).fetchone()
+        if row is not None:
+            _cut(db, row[0], load(db, row), status)
+        return find_response(db, response_id, owner, self._access.oldest())
+
+    def _events(self, response_id: str, owner: bytes, after: int, db: Database) -> EventPage | None:
+        row = db.execute(
+            "SELECT seq, num_events, worker FROM responses WHERE id = ? AND owner = ? AND used >= ?",
+            (response_id, owner, self._access.oldest()),
+        ).fetchone()
+        if row is None:
+            return None
+        seq, num_events, worker = row
+        return EventPage(worker is not None, num_events, tuple(_read_events(db, seq, after)))
+
+
+# --------------------------------------------------------------------------- workers
+
+
+def register(db: Database, worker: str) -> None:
+    """Make the worker known before it owns anything."""
+    db.execute("INSERT INTO workers (id, beat) VALUES (?, 0) ON CONFLICT (id) DO NOTHING", (worker,))
+
+
+def _beat(worker: str, db: Database) -> set[str]:
+    db.execute("UPDATE workers SET beat = beat + 1 WHERE id = ?", (worker,))
+    return {row[0] for row in db.execute("SELECT id FROM responses WHERE worker = ?", (worker,)).fetchall()}
+
+
+def _workers(db: Database) -> dict[str, int]:
+    return dict(db.execute("SELECT id, beat FROM workers").fetchall())
+
+
+def _bury(worker: str, beat: int | None, db: Database) -> list[str]:
+    row = db.execute("SELECT beat FROM workers WHERE id = ?", (worker,)).fetchone()
+    if row is None or beat not in (None, row[0]):
+        return []
+    db.execute("DELETE FROM workers WHERE id = ?", (worker,))
+    return fail_owned(db, worker)
+
+
+def fail_owned(db: Database, worker: str | None) -> list[str]:
+    """Fail every live response of a worker, or of all of them; their conversations are free again."""
+    where, parameters = ("= ?", (worker,)) if worker is not None else ("IS NOT NULL", ())
+    rows = db.execute(f"SELECT {COLUMNS} FROM responses WHERE worker {where}", parameters).fetchall()
+    for row in rows:
+        _cut(db, row[0], load(db, row), "failed")
+    free_all(db, worker)
+    return [row[1] for row in rows]
+
+
+# --------------------------------------------------------------------------- statements
+
+
+def _owned(db: Database, response_id: str, worker: str) -> int | None:
+    row = db.execute(
+        "SELECT seq FROM responses WHERE id = ? AND worker = ?", (response_id, worker)
+    ).fetchone()
+    return row[0] if row is not None else None
+
+
+def _append(response_id: str, worker: str, status: str, events: EventChunk, db: Database) -> bool:
+    row = db.execute(
+        "SELECT seq, status, body FROM responses WHERE id = ? AND worker = ?", (response_id, worker)
+    ).fetchone()
+    if row is None:
+        return False
+    seq, before, body = row
+    if before != status:
+        fresh = to_json({**json.loads(body), "status": status})
+        db.execute("UPDATE responses SET status = ?, body = ? WHERE seq = ?", (status, fresh, seq))
+    _add_events(db, seq, events)
+    return True
+
+
+def _add_events(db: Database, seq: int, events: EventChunk) -> None:
+    if not events.num_events:
+        return
+    data = zlib.compress(events.data, 1)
+    db.execute(
+        "INSERT INTO events (response_seq, first, num_events, data) VALUES (?, ?, ?, ?)",
+        (seq, events.first, events.num_events, data),
+    )
+    db.execute(
+        "UPDATE responses SET num_bytes = num_bytes + ?, num_events = ? WHERE seq = ?",
+        (len(data) + ROW_BYTES // 8, events.first + events.num_events, seq),
+    )
+
+
+def _conclude(db: Database, seq: int, response: StoredResponse, events: EventChunk) -> None:
+    """The final status, the body, the output and the last events, in this one transaction."""
+    _add_events(db, seq, events)
+    size = insert_items(db, seq, response.output, start=len(response.input), is_output=True)
+    db.execute(
+        "UPDATE responses SET status = ?, body = ?, worker = NULL, num_bytes = num_bytes + ? WHERE seq = ?",
+        (response.status, to_json(response.body), size, seq),
+    )
+
+
+def _cut(db: Database, seq: int, response: StoredResponse, status: str) -> None:
+    """End a response from outside: with the output that its events show, and the events that end them."""
+    replay = Replay()
+    for chunk in _read_events(db, seq, -1, whole=True):
+        for event in read_frames(chunk.data):
+            replay.add(event)
+    number = _num_events(db, seq)
+    frames = replay.close(number)
+    output = replay.output()
+    error = RESTARTED if status == "failed" else None
+    body: dict[str, Any] = {**response.body, "status": status, "error": error, "output": output}
+    kind = "response.failed" if status == "failed" else "response.incomplete"
+    frames.append(frame(kind, number + len(frames), response=body))
+    ended = StoredResponse(
+        id=response.id,
+        owner=response.owner,
+        previous_id=response.previous_id,
+        created=response.created,
+        status=status,
+        body={**body, "output": []},
+        input=response.input,
+        output=tuple(StoredItem(item) for item in output),
+    )
+    _conclude(db, seq, ended, EventChunk(number, len(frames), b"".join(frames)))
+
+
+def _num_events(db: Database, seq: int) -> int:
+    return int(db.execute("SELECT num_events FROM responses WHERE seq = ?", (seq,)).fetchone()[0])
+
+
+def _read_events(db: Database, seq: int, after: int, *, whole: bool = False) -> list[EventChunk]:
+    """Chunks that hold events after number ``after``: a page of them, or all."""
+    rows = db.execute(
+        "SELECT first, num_events, data FROM events WHERE response_seq = ? AND first >= COALESCE("
+        "(SELECT MAX(first) FROM events WHERE response_seq = ? AND first <= ?), 0) ORDER BY first"
+        + ("" if whole else f" LIMIT {_PAGE_CHUNKS}"),
+        (seq, seq, after + 1),
+    )
+    chunks: list[EventChunk] = []
+    size = 0
+    for first, num_events, packed in rows.fetchall():
+        if first + num_events <= after + 1:
+            continue
+        data = zlib.decompress(packed)
+        chunks.append(EventChunk(first, num_events, data))
+        size += len(data)
+        if size > _PAGE_BYTES and not whole:
+            break
+    return chunks
