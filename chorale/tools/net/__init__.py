@@ -1,0 +1,1 @@
+"""Going out: which addresses may be reached, and fetches that are bounded in time and size."""

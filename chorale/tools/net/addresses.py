@@ -1,0 +1,75 @@
+"""Which addresses a fetch may reach. A name is never judged, only the addresses that it resolved to.
+
+Refused: everything that is not a public unicast address, whatever the notation, and public addresses that
+cloud providers answer themselves. An IPv6 address that carries an IPv4 address is judged by both.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# Beyond what ``is_global`` knows. Azure's host agent has a public address; the rest are tunnels and
+# translation prefixes, documentation, and ranges that Python versions disagree about.
+_REFUSED: tuple[Network, ...] = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "168.63.129.16/32",
+        "100.64.0.0/10",
+        "192.0.0.0/24",
+        "192.88.99.0/24",
+        "198.18.0.0/15",
+        "240.0.0.0/4",
+        "64:ff9b:1::/48",
+        "100::/64",
+        "2001::/23",
+        "2001:db8::/32",
+        "3fff::/20",
+        "5f00::/16",
+        "fec0::/10",
+    )
+)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+
+
+@dataclass(frozen=True, slots=True)
+class AddressPolicy:
+    """``allow_private`` lifts every refusal: only for hosts that the operator named or vouched for."""
+
+    allow_private: bool = False
+
+    def allows(self, text: str) -> bool:
+        """``text``: an address as the resolver gave it; a zone ("%eth0") makes it refused."""
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            return self.allow_private and "%" in text
+        return self.allow_private or is_public(address)
+
+
+def is_public(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = _embedded(address)
+        if inner is not None:
+            return is_public(inner)
+        if address.scope_id is not None or address not in _GLOBAL_UNICAST:
+            return False
+    if address.is_multicast or address.is_unspecified or not address.is_global:
+        return False
+    return not any(address.version == net.version and address in net for net in _REFUSED)
+
+
+def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that traffic really goes to: mapped, compatible, 6to4 and NAT64 forms."""
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address.sixtofour is not None:
+        return address.sixtofour
+    number = int(address)
+    if address in _NAT64 or number >> 32 == 0:
+        return ipaddress.IPv4Address(number & 0xFFFFFFFF)
+    return None

@@ -1,0 +1,178 @@
+"""One bounded GET or POST: judged addresses at every redirect, a deadline, a size after decompression."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import zlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from chorale.tools.faults import ToolFault
+from chorale.tools.net.addresses import AddressPolicy
+from chorale.tools.net.transport import AddressRefused, JudgingTransport, Resolve, system_resolve
+from chorale.tools.net.urls import in_domains, join_url, parse_url
+from chorale.version import __version__
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MAX_REDIRECTS = 5
+_MAX_RATIO = 50  # decompressed over received, checked beyond the first 64 kB
+_RATIO_FLOOR = 64 * 1024
+USER_AGENT = f"Mozilla/5.0 (compatible; chorale/{__version__})"
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    seconds: float = 10.0
+    max_bytes: int = 5 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    url: str  # after redirects
+    status: int
+    content_type: str  # lower case, without parameters
+    charset: str | None
+    body: bytes
+
+
+class Fetcher:
+    """Shared by the browser and its back ends. ``aclose`` when the server ends."""
+
+    def __init__(
+        self,
+        policy: AddressPolicy,
+        limits: FetchLimits,
+        *,
+        resolve: Resolve = system_resolve,
+        user_agent: str = USER_AGENT,
+    ) -> None:
+        self.limits = limits
+        self._client = httpx2.AsyncClient(
+            transport=JudgingTransport(policy, resolve=resolve),
+            headers={"user-agent": user_agent, "accept-encoding": "gzip, deflate"},
+            timeout=limits.seconds,
+            follow_redirects=False,
+            trust_env=False,
+        )
+
+    async def get(self, url: str, *, domains: tuple[str, ...] = ()) -> Fetched:
+        """Follows up to five redirects, each judged anew and held to ``domains``. Raises ``ToolFault``."""
+        target = parse_url(url)
+        async with _deadline(self.limits.seconds):
+            for _ in range(_MAX_REDIRECTS + 1):
+                if not in_domains(target.host, domains):
+                    raise ToolFault(f"{target.host} is outside the allowed domains")
+                request = self._client.build_request(
+                    "GET", target, headers={"accept": "text/html, */*;q=0.5"}
+                )
+                answer = await self._send(request)
+                if isinstance(answer, Fetched):
+                    return answer
+                target = join_url(target, answer)
+        raise ToolFault(f"more than {_MAX_REDIRECTS} redirects")
+
+    async def call(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, Any] | None = None,
+        json: Any = None,
+    ) -> Fetched:
+        """A request to a service of the operator's choice. Not redirected: it may carry a key."""
+        parse_url(url)
+        async with _deadline(self.limits.seconds):
+            request = self._client.build_request(method, url, headers=headers, params=params, json=json)
+            answer = await self._send(request)
+        if isinstance(answer, Fetched):
+            return answer
+        raise ToolFault("the search service answered with a redirect")
+
+    async def _send(self, request: httpx2.Request) -> Fetched | str:
+        """The answer, or the location of a redirect."""
+        try:
+            response = await self._client.send(request, stream=True)
+            try:
+                location = response.headers.get("location")
+                if response.status_code in _REDIRECTS and location:
+                    return str(location)
+                return await self._read(response)
+            finally:
+                await response.aclose()
+        except AddressRefused as error:
+            raise ToolFault(f"{error}: it is not opened") from None
+        except httpx2.TimeoutException:
+            raise ToolFault(f"{request.url.host} did not answer in time") from None
+        except httpx2.HTTPError as error:
+            raise ToolFault(f"{request.url.host} could not be reached: {error}") from None
+
+    async def _read(self, response: httpx2.Response) -> Fetched:
+        kind, _, parameters = response.headers.get("content-type", "").partition(";")
+        reader = BoundedBody(response.headers.get("content-encoding", ""), self.limits.max_bytes)
+        async for chunk in response.aiter_raw():
+            reader.feed(chunk)
+        _, _, charset = parameters.partition("charset=")
+        return Fetched(
+            url=str(response.url),
+            status=response.status_code,
+            content_type=kind.strip().lower(),
+            charset=charset.strip().strip("\"'").lower() or None,
+            body=reader.finish(),
+        )
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _deadline(seconds: float) -> AsyncIterator[None]:
+    """``asyncio.timeout`` whose failure is a ``ToolFault``."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise ToolFault(f"no complete answer within {seconds:g} s") from None
+
+
+class BoundedBody:
+    """Collects a body, decompressed piece by piece, so that a bomb is stopped before it is in memory."""
+
+    def __init__(self, encoding: str, max_bytes: int) -> None:
+        name = encoding.strip().lower()
+        if name not in ("", "identity", "gzip", "x-gzip", "deflate"):
+            raise ToolFault(f"the body has an encoding that was not asked for ({name[:40]!r})")
+        # 32 + MAX_WBITS: gzip or zlib, told apart by the header
+        self._inflate = zlib.decompressobj(32 + zlib.MAX_WBITS) if name not in ("", "identity") else None
+        self._max_bytes = max_bytes
+        self._parts: list[bytes] = []
+        self._num_received = 0
+        self._num_bytes = 0
+
+    def feed(self, chunk: bytes) -> None:
+        """Raises ``ToolFault`` once the body is too large, too dense or not what it says."""
+        self._num_received += len(chunk)
+        if self._inflate is None:
+            self._keep(chunk)
+            return
+        try:
+            while chunk:
+                self._keep(self._inflate.decompress(chunk, self._max_bytes - self._num_bytes + 1))
+                chunk = self._inflate.unconsumed_tail
+        except zlib.error:
+            raise ToolFault("the compressed body is damaged") from None
+        if self._num_bytes > max(_RATIO_FLOOR, _MAX_RATIO * self._num_received):
+            raise ToolFault("the compressed body expands too much")
+
+    def _keep(self, piece: bytes) -> None:
+        self._num_bytes += len(piece)
+        if self._num_bytes > self._max_bytes:
+            raise ToolFault(f"the body is larger than {self._max_bytes} bytes")
+        self._parts.append(piece)
+
+    def finish(self) -> bytes:
+        return b"".join(self._parts)

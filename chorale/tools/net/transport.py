@@ -1,0 +1,153 @@
+"""An httpx2 transport that connects only to addresses that were judged.
+
+The name is resolved once, the answers are filtered by the policy, and the socket is opened to one of the
+addresses that passed: a name that changes its answer between check and use (DNS rebinding) gains nothing.
+TLS still checks the certificate against the name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+
+import httpcore2
+import httpx2
+
+from chorale.tools.net.addresses import AddressPolicy
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+_MAX_ADDRESSES = 4
+
+
+class AddressRefused(httpx2.ConnectError):
+    """The host resolves to no address that may be reached."""
+
+
+async def system_resolve(host: str, port: int) -> Sequence[str]:
+    """Numeric addresses in the order of the system's resolver."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+class _JudgingBackend(httpcore2.AsyncNetworkBackend):
+    def __init__(self, policy: AddressPolicy, resolve: Resolve) -> None:
+        self._policy = policy
+        self._resolve = resolve
+        self._inner = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        addresses = await self._judged(host, port, timeout)
+        last: Exception | None = None
+        for address in addresses[:_MAX_ADDRESSES]:
+            try:
+                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                last = error
+        raise last if last is not None else httpcore2.ConnectError("no address")
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        raise httpcore2.ConnectError("unix sockets are not reached from here")
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _judged(self, host: str, port: int, timeout: float | None) -> list[str]:
+        try:
+            async with asyncio.timeout(timeout):
+                found = await self._resolve(host, port)
+        except TimeoutError:
+            raise httpcore2.ConnectTimeout(f"{host} was not resolved in time") from None
+        except (OSError, UnicodeError) as error:
+            raise httpcore2.ConnectError(f"{host} cannot be resolved: {error}") from None
+        allowed = [address for address in dict.fromkeys(found) if self._policy.allows(address)]
+        if not allowed:
+            raise AddressRefused(f"{host} is not a public address")
+        return allowed
+
+
+class JudgingTransport(httpx2.AsyncBaseTransport):
+    """For ``httpx2.AsyncClient(transport=...)``. Proxies of the environment are not read: they would
+    resolve names themselves."""
+
+    def __init__(
+        self,
+        policy: AddressPolicy,
+        *,
+        resolve: Resolve = system_resolve,
+        max_connections: int = 64,
+        keepalive: bool = True,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=tls if tls is not None else httpx2.create_ssl_context(trust_env=False),
+            max_connections=max_connections,
+            max_keepalive_connections=16 if keepalive else 0,
+            keepalive_expiry=30.0,
+            network_backend=_JudgingBackend(policy, resolve),
+        )
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        url = request.url
+        core = httpcore2.Request(
+            method=request.method,
+            url=httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+            headers=request.headers.raw,
+            content=request.stream,
+            extensions=request.extensions,
+        )
+        with _translated():
+            response = await self._pool.handle_async_request(core)
+        return httpx2.Response(
+            status_code=response.status,
+            headers=response.headers,
+            stream=_Stream(response),
+            extensions=response.extensions,
+        )
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+
+
+class _Stream(httpx2.AsyncByteStream):
+    def __init__(self, response: httpcore2.Response) -> None:
+        self._response = response
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with _translated():
+            async for part in self._response.aiter_stream():
+                yield part
+
+    async def aclose(self) -> None:
+        with _translated():
+            await self._response.aclose()
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """httpcore2's exceptions as the httpx2 ones that callers know."""
+    try:
+        yield
+    except httpcore2.ConnectTimeout as error:
+        raise httpx2.ConnectTimeout(str(error)) from error
+    except httpcore2.TimeoutException as error:
+        raise httpx2.ReadTimeout(str(error)) from error
+    except httpcore2.ConnectError as error:
+        raise httpx2.ConnectError(str(error)) from error
+    except (httpcore2.NetworkError, httpcore2.ProtocolError) as error:
+        raise httpx2.ReadError(str(error) or type(error).__name__) from error

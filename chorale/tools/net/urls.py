@@ -1,0 +1,60 @@
+"""One reading of a URL for checks, requests and redirects alike: two parsers that disagree are a hole."""
+
+from __future__ import annotations
+
+import re
+
+import httpx2
+
+from chorale.tools.faults import ToolFault
+
+MAX_URL_LEN = 8192
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\]")
+
+
+def parse_url(text: str) -> httpx2.URL:
+    """An absolute http(s) URL without user information. Raises ``ToolFault`` saying what is wrong."""
+    text = text.strip()
+    if len(text) > MAX_URL_LEN:
+        raise ToolFault(f"the URL is longer than {MAX_URL_LEN} characters")
+    if _FORBIDDEN.search(text):
+        raise ToolFault("the URL contains a space, a backslash or a control character")
+    try:
+        url = httpx2.URL(text)
+        port = url.port
+    except (httpx2.InvalidURL, ValueError, UnicodeError):
+        raise ToolFault("this is not a valid URL") from None
+    if url.scheme not in ("http", "https"):
+        raise ToolFault(f"only http and https addresses can be opened, not {url.scheme or 'a bare name'!r}")
+    if not url.host:
+        raise ToolFault("the URL names no host")
+    if url.userinfo:
+        raise ToolFault("a URL with a user name or password is not opened")
+    if port is not None and not 0 < port < 65536:
+        raise ToolFault(f"{port} is not a port")
+    return url
+
+
+def join_url(base: httpx2.URL, location: str) -> httpx2.URL:
+    """A redirect's or a link's target, read by the same rules."""
+    if _FORBIDDEN.search(location.strip()):
+        raise ToolFault("the target URL contains a space, a backslash or a control character")
+    try:
+        return parse_url(str(base.join(location.strip())))
+    except (httpx2.InvalidURL, ValueError, UnicodeError):
+        raise ToolFault("the target is not a valid URL") from None
+
+
+def domain_of(url: str) -> str:
+    """Host without "www.", for display; empty when there is none."""
+    try:
+        return httpx2.URL(url).host.removeprefix("www.")
+    except (httpx2.InvalidURL, ValueError, UnicodeError):
+        return ""
+
+
+def in_domains(host: str, domains: tuple[str, ...]) -> bool:
+    """Whether ``host`` is one of ``domains`` or below one. No domains: every host is."""
+    lowered = host.lower().rstrip(".")
+    wanted = [domain.lower().strip().strip(".") for domain in domains]
+    return not wanted or any(lowered == domain or lowered.endswith("." + domain) for domain in wanted)
