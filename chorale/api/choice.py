@@ -31,7 +31,7 @@ from chorale.api.output import (
     Usage,
 )
 from chorale.api.stops import StopFilter
-from chorale.api.toolloop import PendingCall, RoundRules, TurnTools
+from chorale.api.toolloop import PendingCall, TurnTools
 from chorale.api.unwrap import InputReader
 from chorale.engine.types import ChunkTimings, TokenChunk, TokenLogprobs
 from chorale.errors import ChoraleError, EngineError
@@ -264,15 +264,11 @@ class Choice:
             return
         self.next_round = Round(prompt, (), num_new_tokens=len(result_token_ids) + 2)
 
-    def round_rules(self, max_tokens: int | None) -> RoundRules:
-        """``max_tokens``: of the whole output."""
+    def later_grammar(self, max_tokens: int | None) -> str:
+        """Of the next round, after a tool. ``max_tokens``: of the whole output."""
         assert self.tools is not None
-        return RoundRules(
-            max_tokens=None if max_tokens is None else max_tokens - len(self.sampled),
-            num_reasoning_tokens=self.usage.reasoning_tokens,
-            num_calls=self.tools.num_calls,
-            calls_left=self.tools.calls_left,
-        )
+        left = None if max_tokens is None else max_tokens - len(self.sampled)
+        return self.tools.grammar(left, self.usage.reasoning_tokens)
 
     # ------------------------------------------------------------------ tokens in
 

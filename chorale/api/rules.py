@@ -6,8 +6,8 @@ the model writes as it likes and the parser makes the best of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from chorale.api.options import CallForm
 from chorale.api.tool_choice import AUTO, Function, ToolChoice
 from chorale.engine.types import SamplingSpec
 from chorale.errors import RequestError
-from chorale.grammar.constraint import Constraint, json_schema
+from chorale.grammar.constraint import Constraint, json_object, json_schema
 from chorale.grammar.frames import MAX_GRAMMAR_BYTES, Call, Frames, raw_grammar, turn_grammar
 
 # When an answer is demanded, reasoning leaves it a quarter of the tokens, at most so many: a turn that ends
@@ -27,9 +27,28 @@ MAX_RESERVE = 1024
 _STEP = 256  # long allowances are rounded down to it, so that equal requests share one compiled grammar
 
 
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """A tool that the server runs. ``key``: its name in a ``ToolChoice``; ``parameters`` None: any text."""
+
+    recipient: str
+    key: str
+    parameters: Mapping[str, Any] | None = None
+
+    def arguments(self) -> Constraint | None:
+        """A schema that cannot be kept is not the client's fault: any object will do then."""
+        if self.parameters is None:
+            return None
+        try:
+            return json_schema({"type": "object", **self.parameters}, "tools")
+        except RequestError:
+            return json_object("tools")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRules:
     functions: Sequence[Function] = ()
+    hosted: Sequence[Hosted] = ()
     choice: ToolChoice = AUTO
     answer: Constraint | None = None
     thinking_budget: int | None = None
@@ -39,9 +58,8 @@ class TurnRules:
         """Whether a grammar is needed."""
         if self.answer is not None or self.thinking_budget is not None:
             return True
-        open_choice = self.choice.mode == "auto" and self.choice.names is None
         bound = any(f.strict or f.text is not None for f in self.functions)
-        return bool(self.functions) and (not open_choice or bound)
+        return bound or (bool(self.functions or self.hosted) and not self.choice.is_open)
 
     @property
     def callable_names(self) -> frozenset[str]:
@@ -54,12 +72,8 @@ class TurnRules:
 
     def frames(self, max_tokens: int | None) -> Frames:
         """``max_tokens``: of the whole output."""
-        forced = self.choice.mode == "required"
-        calls = tuple(
-            Call(function.name, _arguments(function, forced))
-            for function in self.functions
-            if self.choice.may_call(function.name)
-        )
+        calls = self._calls()
+        forced = self.choice.mode == "required" and bool(calls)  # a server may have listed no tools
         demanded = forced or self.answer is not None
         return Frames(
             calls=calls,
@@ -67,6 +81,32 @@ class TurnRules:
             reasoning=self._reasoning(max_tokens if demanded else None),
             preambles=bool(calls) and not demanded,
         )
+
+    def _calls(self) -> tuple[Call, ...]:
+        choice, forced = self.choice, self.choice.mode == "required"
+        calls = [Call(f.name, _arguments(f, forced)) for f in self.functions if choice.may_call(f.name)]
+        used = [tool for tool in self.hosted if choice.may_use(tool.key)]
+        return (*calls, *(Call(tool.recipient, tool.arguments(), hosted=True) for tool in used))
+
+    def may_use(self, recipient: str) -> bool:
+        """Whether a tool of the server may be called."""
+        return any(tool.recipient == recipient and self.choice.may_use(tool.key) for tool in self.hosted)
+
+    def later(self, num_calls: int) -> TurnRules:
+        """The rules once ``num_calls`` tools of the server have been called."""
+        return replace(self, choice=self.choice.satisfied()) if num_calls else self
+
+    def later_grammar(
+        self, num_calls: int, calls_left: bool, num_reasoning_tokens: int, max_tokens: int | None
+    ) -> str:
+        """The grammar of a round after a tool, or "". ``max_tokens``: what is left of the output."""
+        rules = self.later(num_calls)
+        if rules.thinking_budget is not None:
+            budget = max(0, rules.thinking_budget - num_reasoning_tokens)
+            rules = replace(rules, thinking_budget=budget)
+        if not calls_left:
+            rules = replace(rules, hosted=())
+        return turn_grammar(rules.frames(max_tokens)) if rules.binds or not calls_left else ""
 
     def _reasoning(self, max_tokens: int | None) -> tuple[int, ...] | None:
         if max_tokens is None:
@@ -90,6 +130,19 @@ def _arguments(function: Function, forced: bool) -> Constraint | None:
         if not schema.keys() & {"type", "$ref", "anyOf", "oneOf", "allOf"}:
             schema["type"] = "object"
     return json_schema(schema, function.param)
+
+
+async def sound_hosted(checker: GrammarChecker, hosted: Sequence[Hosted]) -> tuple[Hosted, ...]:
+    """The tools, those whose schemas do not compile with a schema that does: any object."""
+    sound = []
+    for tool in hosted:
+        arguments = tool.arguments()
+        try:
+            await checker.check([arguments] if arguments is not None else [])
+        except RequestError:
+            tool = replace(tool, parameters={"type": "object"})
+        sound.append(tool)
+    return tuple(sound)
 
 
 async def with_grammar(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from chorale.api.metrics import Metrics
     from chorale.api.responses.store import ResponseStore
     from chorale.harmony.vocab import Vocabulary
+    from chorale.tools.base import ToolService
 
 
 @dataclass(slots=True)
@@ -33,3 +34,4 @@ class ServerState:
     model_names: tuple[str, ...]  # every name this server answers to; the first is echoed in bodies
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
+    tools: ToolService | None = None  # what this server runs for the model; None: nothing

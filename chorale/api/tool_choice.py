@@ -6,7 +6,7 @@ OpenAI's strings, a named tool of any kind, a list of allowed tools; in the shap
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from chorale.api.options import CallForm
@@ -72,12 +72,25 @@ class ToolChoice:
     """``names``: the only functions that may be called (names of the prompt); None: all that are declared.
 
     ``hosted``: the same for tools that the server runs: ``web_search``, ``code_interpreter``, ``mcp:LABEL``,
-    ``mcp:LABEL:TOOL``.
+    ``mcp:LABEL:TOOL``. ``lasting``: of ``allowed_tools``, which hold for the whole turn; a tool that is named
+    is demanded once.
     """
 
     mode: Mode = "auto"
     names: frozenset[str] | None = None
     hosted: frozenset[str] | None = None
+    lasting: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Nothing is demanded, and nothing ruled out."""
+        return self.mode == "auto" and self.names is None and self.hosted is None
+
+    def satisfied(self) -> ToolChoice:
+        """What holds once a tool of the server has been called."""
+        if self.mode != "required":
+            return self
+        return replace(self, mode="auto") if self.lasting else AUTO
 
     def may_call(self, name: str) -> bool:
         return self.mode != "none" and (self.names is None or name in self.names)
@@ -152,7 +165,7 @@ def _read_allowed(value: Mapping[str, Any], declared: Sequence[Function], param:
             names.update(_names(tool, declared, param))
         else:
             keys.add(key)
-    return ToolChoice(mode, frozenset(names), frozenset(keys))
+    return ToolChoice(mode, frozenset(names), frozenset(keys), lasting=True)
 
 
 def _hosted_key(value: Mapping[str, Any], param: str, strict: bool = True) -> str | None:
@@ -184,8 +197,9 @@ def _names(value: Mapping[str, Any], declared: Sequence[Function], param: str) -
     if kind == "namespace":
         found = [f.name for f in declared if f.form is not None and f.form.namespace == name]
     else:
-        namespace = value.get("namespace")
-        found = [f.name for f in declared if f.kind == kind and f.is_named(name, namespace)]
+        same = [f for f in declared if f.kind == kind and f.is_named(name, value.get("namespace"))]
+        # A name alone means the tool outside of all namespaces, if there is one.
+        found = [f.name for f in same if f.name == name] or [f.name for f in same]
     if not found:
         raise _invalid(f"no {kind} named {name[:64]!r} is declared in tools", param)
     return found

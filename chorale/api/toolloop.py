@@ -8,13 +8,14 @@ an error that the model reads; so is whatever goes wrong within a tool. None of 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
 from chorale.api.ids import new_id
 from chorale.api.output import ItemKind, ItemOpened
+from chorale.api.rules import TurnRules
 from chorale.harmony.messages import Message
 from chorale.harmony.render import render_message
 from chorale.harmony.vocab import Vocabulary
@@ -48,16 +49,6 @@ ITEM_KINDS: dict[ToolKind, ItemKind] = {
 
 
 @dataclass(frozen=True, slots=True)
-class RoundRules:
-    """What the grammar of a later round depends on. ``max_tokens``: of what is left of the whole output."""
-
-    max_tokens: int | None
-    num_reasoning_tokens: int
-    num_calls: int
-    calls_left: bool
-
-
-@dataclass(frozen=True, slots=True)
 class ApprovedCall:
     """A call of an earlier turn that the user approved. ``token_ids``: its message, as the model wrote it."""
 
@@ -71,13 +62,11 @@ class ApprovedCall:
 
 @dataclass(slots=True)
 class TurnTools:
-    """The tools of one choice. ``grammar``: of a later round ("" for none), after tools have run."""
+    """The tools of one choice, and how much of them it has used."""
 
     box: ToolBox
-    grammar: Callable[[RoundRules], str] = lambda rules: ""
+    rules: TurnRules
     max_calls: int | None = None
-    may_call: Callable[[str], bool] = lambda recipient: True
-    function_names: frozenset[str] = frozenset()  # that the client runs; named in errors
     cites: bool = True  # citation marks become links with annotations
     listings: tuple[McpListing, ...] = ()  # shown as items before anything else
     approved: tuple[ApprovedCall, ...] = ()  # run before the first round
@@ -89,6 +78,14 @@ class TurnTools:
     def calls_left(self) -> bool:
         limit = MAX_CALLS if self.max_calls is None else min(self.max_calls, MAX_CALLS)
         return self.num_calls < limit
+
+    def may_call(self, recipient: str) -> bool:
+        return self.rules.later(self.num_calls).may_use(recipient)
+
+    def grammar(self, max_tokens: int | None, num_reasoning_tokens: int) -> str:
+        """Of a round after a tool. ``max_tokens``: what is left of the output."""
+        rules = self.rules
+        return rules.later_grammar(self.num_calls, self.calls_left, num_reasoning_tokens, max_tokens)
 
     def state(self) -> dict[str, Any]:
         return {"session": self.session_key, "box": self.box.state()}
@@ -193,7 +190,7 @@ def render_result(call: PendingCall, vocab: Vocabulary, room: int) -> list[int] 
 
 def _unknown(tools: TurnTools, recipient: str) -> ToolResult:
     names = sorted(name for name in tools.box.recipients if tools.may_call(name))
-    names += sorted(f"functions.{name}" for name in tools.function_names)
+    names += sorted(f"functions.{name}" for name in tools.rules.callable_names)
     offer = f"You can call: {', '.join(names)}." if names else "Answer without tools."
     what = "cannot be called now" if tools.box.owns(recipient) else "does not exist"
     return ToolResult(

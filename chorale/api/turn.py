@@ -264,7 +264,7 @@ def _next_spec(job: _Job, choice: TurnChoice, following: Round, spec: SamplingSp
         budget = min(budget, first.max_tokens - num_sampled)
     grammar = spec.grammar
     if following.num_new_tokens is not None and isinstance(choice, Choice) and choice.tools is not None:
-        grammar = choice.tools.grammar(choice.round_rules(first.max_tokens))
+        grammar = choice.later_grammar(first.max_tokens)
     return msgspec.structs.replace(
         first,
         n=1,

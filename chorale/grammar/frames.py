@@ -28,10 +28,15 @@ json_type: " " <[{v.CONSTRAIN}]> "json" | <[{v.CONSTRAIN}]> "json" | " json"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function that may be called. ``arguments`` None: any text; not JSON: the header does not say so."""
+    """A tool that may be called. ``arguments`` None: any text; not JSON: the header does not say so.
+
+    ``hosted``: ``name`` is its whole recipient, and calls stand on the analysis channel too, as the model
+    learned it for built-in tools.
+    """
 
     name: str
     arguments: Constraint | None = None
+    hosted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +108,8 @@ def _think_rule(name: str, text: str) -> str:
 
 
 def _call_rule(position: int, call: Call) -> str:
+    if call.hosted:
+        return _hosted_rule(position, call)
     recipient = f" to=functions.{call.name}"
     kind = " json_type?" if call.arguments is None or call.arguments.is_json else ""
     channel_first = f'<[{v.CHANNEL}]> "commentary{recipient}"{kind}'
@@ -110,6 +117,14 @@ def _call_rule(position: int, call: Call) -> str:
     arguments = f"{_TEXT}*" if call.arguments is None else f"@arguments_{position}"
     header = f"({channel_first} | {recipient_first}) <[{v.MESSAGE}]>"
     return f"call_{position}: {header} {arguments} <[{v.CALL}]>"
+
+
+def _hosted_rule(position: int, call: Call) -> str:
+    recipient, channel = f'" to={call.name}"', '("analysis" | "commentary")'
+    kind = '(json_type | " code")?'
+    header = f"(<[{v.CHANNEL}]> {channel} {recipient} {kind} | {recipient} <[{v.CHANNEL}]> {channel} {kind})"
+    arguments = f"{_TEXT}+" if call.arguments is None else f"@arguments_{position}"
+    return f"call_{position}: {header} <[{v.MESSAGE}]> {arguments} <[{v.CALL}]>"
 
 
 def _final_rule(answer: Constraint | str) -> str:

@@ -1,0 +1,257 @@
+"""How requests ask for tools that the server runs: ``web_search``, ``code_interpreter`` and ``mcp``.
+
+They mean the same on every endpoint. Whether they are there is ``toolbox``'s business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from chorale.errors import RequestError
+from chorale.tools.base import (
+    CodeInterpreterRequest,
+    McpRequest,
+    RequestTools,
+    WebSearchRequest,
+)
+
+WEB_SEARCH_TYPES = frozenset(
+    {"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"}
+)
+HOSTED_TYPES = WEB_SEARCH_TYPES | {"code_interpreter", "mcp"}
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MEMORY = {"1g": 2**30, "4g": 4 * 2**30, "16g": 16 * 2**30, "64g": 64 * 2**30}
+_Size = Literal["low", "medium", "high"]
+_SIZES: dict[Any, _Size] = {None: "medium", "low": "low", "medium": "medium", "high": "high"}
+_MCP_KEYS = frozenset(
+    {
+        "type",
+        "server_label",
+        "server_url",
+        "server_description",
+        "headers",
+        "authorization",
+        "allowed_tools",
+        "require_approval",
+        "allowed_callers",
+        "defer_loading",
+        "connector_id",
+        "tunnel_id",
+    }
+)
+
+
+# --------------------------------------------------------------------------- reading
+
+
+def read_web_search(tool: Mapping[str, Any], path: str) -> WebSearchRequest:
+    """Raises ``RequestError`` naming the field."""
+    filters = _object(tool, "filters", path)
+    domains = filters.get("allowed_domains") or []
+    if not isinstance(domains, list) or not all(isinstance(domain, str) and domain for domain in domains):
+        raise _invalid(f"{path}.filters.allowed_domains", "must be a list of domains")
+    if len(domains) > 100:
+        raise _invalid(f"{path}.filters.allowed_domains", "at most 100 domains")
+    size = tool.get("search_context_size")
+    if not isinstance(size, str | None) or size not in _SIZES:
+        raise _invalid(f"{path}.search_context_size", "must be low, medium or high")
+    access = tool.get("external_web_access")
+    if not isinstance(access, bool | None):
+        raise _invalid(f"{path}.external_web_access", "must be true or false")
+    location = _object(tool, "user_location", path)
+    location = _object(location, "approximate", f"{path}.user_location") or location  # Chat's nesting
+    return WebSearchRequest(
+        allowed_domains=tuple(domains),
+        context_size=_SIZES[size],
+        external_access=access is not False,
+        user_location=_location(location, f"{path}.user_location"),
+    )
+
+
+def _location(location: Mapping[str, Any], path: str) -> str | None:
+    parts = []
+    for key in ("city", "region", "country", "timezone"):
+        value = location.get(key)
+        if not isinstance(value, str | None):
+            raise _invalid(f"{path}.{key}", "must be a string")
+        if value and key != "timezone":
+            parts.append(value[:100])
+    return ", ".join(parts) or None
+
+
+def read_code_interpreter(tool: Mapping[str, Any], path: str) -> CodeInterpreterRequest:
+    """Raises ``RequestError`` naming the field."""
+    container = tool.get("container")
+    if isinstance(container, str):
+        return CodeInterpreterRequest(container_id=container)
+    if container is None:
+        return CodeInterpreterRequest()
+    if not isinstance(container, Mapping) or container.get("type", "auto") != "auto":
+        raise _invalid(f"{path}.container", "must be an id, or an object of type auto")
+    if container.get("file_ids"):
+        raise _unsupported(f"{path}.container.file_ids", "there are no uploaded files here")
+    if (container.get("network_policy") or {"type": "disabled"}).get("type") != "disabled":
+        raise _unsupported(f"{path}.container.network_policy", "code has no network here")
+    limit = container.get("memory_limit")
+    if limit is not None and (not isinstance(limit, str) or limit not in _MEMORY):
+        raise _invalid(f"{path}.container.memory_limit", f"must be one of {', '.join(_MEMORY)}")
+    return CodeInterpreterRequest(memory_bytes=_MEMORY[limit] if limit is not None else None)
+
+
+def read_mcp(tool: Mapping[str, Any], path: str, *, approvals: bool) -> McpRequest:
+    """``approvals``: the endpoint has them. Raises ``RequestError`` naming the field."""
+    for key in tool:
+        if key not in _MCP_KEYS:
+            raise _invalid(f"{path}.{str(key)[:64]}", "unknown key of an mcp tool")
+    label = tool.get("server_label")
+    if not isinstance(label, str) or _LABEL.fullmatch(label) is None or label == "functions":
+        raise _invalid(
+            f"{path}.server_label", "must be 1 to 64 letters, digits, underscores or dashes, not 'functions'"
+        )
+    for key in ("connector_id", "tunnel_id"):
+        if tool.get(key) is not None:
+            raise _unsupported(f"{path}.{key}", "is a service of OpenAI's; give a server_url")
+    if "direct" not in (tool.get("allowed_callers") or ["direct"]):
+        raise _unsupported(f"{path}.allowed_callers", "the model calls directly")
+    names, read_only = _read_filter(tool.get("allowed_tools"), f"{path}.allowed_tools")
+    require, never, always = _read_approval(tool.get("require_approval"), path, approvals)
+    return McpRequest(
+        server_label=label,
+        server_url=_text(tool, "server_url", path),
+        headers=_headers(tool, path),
+        authorization=_text(tool, "authorization", path),
+        allowed_tools=names,
+        read_only=read_only,
+        require_approval=require,
+        never_approve=never,
+        always_approve=always,
+        description=_text(tool, "server_description", path),
+    )
+
+
+def _read_filter(value: Any, path: str) -> tuple[frozenset[str] | None, bool | None]:
+    """(names or None: all, read_only or None: either)."""
+    if value is None:
+        return None, None
+    names, read_only = value, None
+    if isinstance(value, Mapping):
+        names, read_only = value.get("tool_names"), value.get("read_only")
+        if not isinstance(read_only, bool | None):
+            raise _invalid(f"{path}.read_only", "must be true or false")
+    if names is None:
+        return None, read_only
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _invalid(path, "must be a list of names, or an object with tool_names or read_only")
+    return frozenset(names), read_only
+
+
+def _read_approval(value: Any, path: str, approvals: bool) -> tuple[bool, frozenset[str], frozenset[str]]:
+    path = f"{path}.require_approval"
+    if not approvals:
+        if value not in (None, "never"):
+            raise _unsupported(path, "approvals need /v1/responses; 'never' is possible here")
+        return False, frozenset(), frozenset()
+    if value in (None, "always"):
+        return True, frozenset(), frozenset()
+    if value == "never":
+        return False, frozenset(), frozenset()
+    if not isinstance(value, Mapping) or not value.keys() <= {"always", "never"}:
+        raise _invalid(path, "must be 'always', 'never', or an object with lists of tools")
+    found: dict[str, frozenset[str]] = {}
+    for key in ("never", "always"):
+        names, read_only = _read_filter(value.get(key), f"{path}.{key}")
+        if read_only is not None:
+            raise _unsupported(f"{path}.{key}.read_only", "name the tools")
+        found[key] = names or frozenset()
+    # Tools that neither list names need an approval, unless only the other list was given.
+    return not found["always"] or bool(found["never"]), found["never"], found["always"]
+
+
+def _headers(tool: Mapping[str, Any], path: str) -> Mapping[str, str] | None:
+    headers = tool.get("headers")
+    if headers is None:
+        return None
+    fine = isinstance(headers, Mapping) and len(headers) <= 64
+    for name, value in headers.items() if fine else ():
+        fine = fine and isinstance(value, str) and not re.search(r"[\r\n\0]", f"{name}{value}")
+    if not fine:
+        raise _invalid(f"{path}.headers", "must be an object of at most 64 strings, each one line")
+    return dict(headers)
+
+
+# --------------------------------------------------------------------------- of one request
+
+
+@dataclass(frozen=True, slots=True)
+class HostedTools:
+    """What a request asks the server to run. ``paths``: where each was asked for, for errors."""
+
+    wanted: RequestTools = field(default_factory=RequestTools)
+    paths: tuple[tuple[str, str], ...] = ()  # (name for tool_choice, path)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.paths]
+
+    def without_web_search(self) -> HostedTools:
+        paths = tuple(entry for entry in self.paths if entry[0] != "web_search")
+        return HostedTools(replace(self.wanted, web_search=None), paths)
+
+
+def read_hosted(tools: Sequence[tuple[str, Mapping[str, Any]]], *, approvals: bool) -> HostedTools:
+    """``tools``: (path, tool) of the hosted types. Raises ``RequestError`` naming the path."""
+    web: WebSearchRequest | None = None
+    code: CodeInterpreterRequest | None = None
+    mcp: list[McpRequest] = []
+    paths: dict[str, str] = {}
+    for path, tool in tools:
+        if tool["type"] in WEB_SEARCH_TYPES:
+            name, web = "web_search", read_web_search(tool, path)
+        elif tool["type"] == "code_interpreter":
+            name, code = "code_interpreter", read_code_interpreter(tool, path)
+        else:
+            mcp.append(read_mcp(tool, path, approvals=approvals))
+            name = f"mcp:{mcp[-1].server_label}"
+        if name in paths:
+            raise _invalid(path, f"{name} is declared twice")
+        paths[name] = path
+    return HostedTools(RequestTools(web, code, tuple(mcp)), tuple(paths.items()))
+
+
+def builtin_tools(names: Sequence[str], path: str) -> list[tuple[str, dict[str, Any]]]:
+    """``chat_template_kwargs.builtin_tools`` as tools."""
+    types = {"browser": "web_search", "python": "code_interpreter"}
+    for name in names:
+        if name not in types:
+            raise _invalid(path, f"{name[:64]!r} is not one of {', '.join(types)}")
+    return [(path, {"type": types[name]}) for name in dict.fromkeys(names)]
+
+
+# --------------------------------------------------------------------------- small readers
+
+
+def _object(value: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
+    inner = value.get(key)
+    if inner is None:
+        return {}
+    if not isinstance(inner, Mapping):
+        raise _invalid(f"{path}.{key}", "must be an object")
+    return inner
+
+
+def _text(tool: Mapping[str, Any], key: str, path: str) -> str | None:
+    value = tool.get(key)
+    if not isinstance(value, str | None):
+        raise _invalid(f"{path}.{key}", "must be a string")
+    return value
+
+
+def _invalid(path: str, message: str) -> RequestError:
+    return RequestError(f"{path}: {message}", param=path)
+
+
+def _unsupported(path: str, message: str) -> RequestError:
+    return RequestError(f"{path}: {message}", param=path, code="unsupported_value")
