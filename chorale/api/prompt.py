@@ -71,12 +71,15 @@ def system_message(config: ServerConfig, effort: ReasoningEffort, identity: str 
 
 
 def developer_message(
-    instructions: str | None, tools: Sequence[ToolDescription], answer: ResponseFormat | None = None
+    instructions: str | None,
+    tools: Sequence[ToolDescription],
+    answer: ResponseFormat | None = None,
+    about: str | None = None,
 ) -> Message | None:
-    """The first developer message, or None when there is nothing to say in it."""
+    """The first developer message, or None when there is nothing to say in it. ``about``: of the tools."""
     if not instructions and not tools and answer is None:
         return None
-    namespaces = (ToolNamespace(FUNCTIONS, tools=tuple(tools)),) if tools else ()
+    namespaces = (ToolNamespace(FUNCTIONS, about, tuple(tools)),) if tools else ()
     formats = () if answer is None else (answer,)
     return Message("developer", DeveloperContent(instructions or None, namespaces, formats))
 

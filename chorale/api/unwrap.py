@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 _OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_BEGIN = re.compile(r'\s*(?:\{\s*(?:"(?:i(?:n(?:p(?:u(?:t(?:"\s*(?::\s*)?)?)?)?)?)?)?)?)?')
+_BEGIN = re.compile(r'\s*(?:\{\s*(?:\}\s*|"(?:i(?:n(?:p(?:u(?:t(?:"\s*(?::\s*)?)?)?)?)?)?)?)?)?')
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
 _PLAIN = re.compile(r'[^"\\]+')
 _MAX_OPENING = 256  # blanks may stand in it; more than this is no opening

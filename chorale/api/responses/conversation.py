@@ -8,14 +8,23 @@ A call's outputs stand right behind it, whatever order the client sent them in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from chorale.api.output import CLIENT_CALLS
 from chorale.api.prompt import FUNCTIONS
+from chorale.api.responses.client_calls import (
+    OUTPUTS,
+    call_message,
+    called_name,
+    is_call,
+    output_message,
+)
 from chorale.api.responses.items import item_text
 from chorale.api.responses.stored import Item, StoredItem
+from chorale.api.responses.tools import read_functions
 from chorale.errors import ContextLengthError, RequestError
-from chorale.harmony.messages import Channel, Conversation, DeveloperContent, Message
+from chorale.harmony.messages import Channel, Conversation, DeveloperContent, Message, ToolNamespace
 from chorale.harmony.render import DropAnalysis, kept_messages, render_conversation, render_message
 from chorale.harmony.vocab import Vocabulary
 
@@ -27,7 +36,7 @@ def split_instructions(instructions: str | None, items: Sequence[StoredItem]) ->
     texts = [instructions] if instructions else []
     count = 0
     for stored in items:
-        if stored.item.get("role") not in ("system", "developer"):
+        if stored.item["type"] != "message" or stored.item["role"] not in ("system", "developer"):
             break
         count += 1
         text = item_text(stored.item)
@@ -36,26 +45,29 @@ def split_instructions(instructions: str | None, items: Sequence[StoredItem]) ->
     return ("\n\n".join(texts) or None), count
 
 
-def to_groups(items: Sequence[StoredItem], num_history: int = 0) -> list[Group]:
+def to_groups(
+    items: Sequence[StoredItem], num_history: int = 0, freeform: Collection[str] = ()
+) -> list[Group]:
     """One group an item; outputs join the group of their call. Raises ``RequestError`` naming the call_id.
 
-    ``items[num_history:]`` are the request's own ``input``, whose indices errors name.
+    ``items[num_history:]`` are the request's own ``input``, whose indices errors name. ``freeform``: tools
+    whose calls are their input itself.
     """
     preambles = _preambles(items)
     groups: list[Group] = []
-    calls: dict[str, tuple[str, Group]] = {}  # call_id -> (function name, its group)
+    calls: dict[str, tuple[str, Group]] = {}  # call_id -> (name in the prompt, its group)
     for position, stored in enumerate(items):
         item = stored.item
-        if item["type"] == "function_call_output":
+        if item["type"] in OUTPUTS:
             _add_output(item, calls, f"input[{position - num_history}]")
             continue
-        message = _message(stored, preambles[position])
+        message = _message(stored, preambles[position], freeform)
         if message is None:
             continue
         group = [message]
         groups.append(group)
-        if item["type"] == "function_call":
-            calls[item["call_id"]] = (item["name"], group)
+        if is_call(item):
+            calls[item["call_id"]] = (called_name(item), group)
     return groups
 
 
@@ -67,15 +79,17 @@ def _add_output(item: Item, calls: dict[str, tuple[str, Group]], path: str) -> N
             param=f"{path}.call_id",
         )
     name, group = call
-    group.append(
-        Message(
-            "tool",
-            item_text(item),
-            name=f"{FUNCTIONS}.{name}",
-            recipient="assistant",
-            channel="commentary",
-        )
-    )
+    group.append(output_message(item, name))
+    if item["type"] == "tool_search_output":
+        group.append(_tools_message(item))
+
+
+def _tools_message(item: Item) -> Message:
+    """Tools that stand within the input: the model is told of them where they came."""
+    functions, about = read_functions(item["tools"], "input.tools")
+    tools = tuple(function.tool for function in functions)
+    namespaces = (ToolNamespace(FUNCTIONS, about, tools),) if tools else ()
+    return Message("developer", DeveloperContent(None, namespaces))
 
 
 def _preambles(items: Sequence[StoredItem]) -> list[bool]:
@@ -86,23 +100,18 @@ def _preambles(items: Sequence[StoredItem]) -> list[bool]:
         item = items[position].item
         if item["type"] == "message" and item["role"] == "assistant":
             phase = item.get("phase")
-            found[position] = phase == "commentary" or (phase is None and following == "function_call")
+            found[position] = phase == "commentary" or (phase is None and following in CLIENT_CALLS)
         if item["type"] != "reasoning":
             following = item["type"]
     return found
 
 
-def _message(stored: StoredItem, is_preamble: bool) -> Message | None:
+def _message(stored: StoredItem, is_preamble: bool, freeform: Collection[str]) -> Message | None:
     item, token_ids = stored.item, stored.token_ids or None
-    if item["type"] == "function_call":
-        return Message(
-            "assistant",
-            item["arguments"],
-            recipient=f"{FUNCTIONS}.{item['name']}",
-            channel="commentary",
-            content_type="<|constrain|>json",
-            token_ids=token_ids,
-        )
+    if is_call(item):
+        return call_message(item, token_ids, freeform)
+    if item["type"] == "additional_tools":
+        return _tools_message(item)
     text = item_text(item)
     if item["type"] == "reasoning":
         # Nothing to show: only encrypted content of another server, or a client that stripped the text.

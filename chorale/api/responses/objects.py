@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from chorale.api.logprobs import LogprobsWriter
-from chorale.api.output import Fold, FoldedItem, ItemOpened, TurnEnded, Usage
+from chorale.api.output import CLIENT_CALLS, Fold, FoldedItem, ItemOpened, TurnEnded, Usage
+from chorale.api.responses.client_calls import call_object
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.responses.stored import Item, StoredItem, StoredResponse
@@ -92,7 +93,7 @@ def reasoning_text(text: str) -> dict[str, Any]:
 
 
 def item_object(opened: ItemOpened, status: Status, body: Any) -> Item:
-    """``body``: a list of content parts, or a call's arguments."""
+    """``body``: a list of content parts, or a call's text."""
     if opened.kind == "message":
         return {
             "id": opened.item_id,
@@ -111,15 +112,8 @@ def item_object(opened: ItemOpened, status: Status, body: Any) -> Item:
             "encrypted_content": None,
             "status": status,
         }
-    if opened.kind == "function_call":
-        return {
-            "id": opened.item_id,
-            "type": "function_call",
-            "status": status,
-            "call_id": opened.call_id,
-            "name": opened.name,
-            "arguments": body,
-        }
+    if opened.kind in CLIENT_CALLS:
+        return call_object(opened, status, body)
     raise ValueError(f"no form for an item of kind {opened.kind}")
 
 
@@ -156,7 +150,7 @@ class ResponseBuilder:
 
     def item(self, item: FoldedItem) -> Item:
         """A finished item."""
-        body = item.text if item.kind == "function_call" else [self.part(item)]
+        body = item.text if item.kind in CLIENT_CALLS else [self.part(item)]
         return item_object(item.opened, item.status or "incomplete", body)
 
     def output(self) -> list[StoredItem]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from chorale.api.choice import TurnOptions
 from chorale.api.ids import new_id
 from chorale.api.prompt import THREAD_CHARS, developer_message, system_message
+from chorale.api.responses.client_calls import TOOL_LISTS, is_call
 from chorale.api.responses.conversation import Window, encode, split_instructions, to_groups
 from chorale.api.responses.items import item_text, parse_items, same_output
 from chorale.api.responses.request import ResponsesRequest
@@ -63,6 +64,7 @@ async def prepare(state: ServerState, request: ResponsesRequest, owner: bytes) -
     options = TurnOptions(
         request_id=response_id,
         function_names=rules.callable_names,
+        call_forms=rules.call_forms,
         stop=tuple(request.stop or ()),
         include_stop=bool(request.include_stop_str_in_output),
         parallel_tool_calls=request.parallel_tool_calls,
@@ -77,8 +79,7 @@ async def prepare(state: ServerState, request: ResponsesRequest, owner: bytes) -
 
 async def build_prompt(state: ServerState, request: ResponsesRequest, owner: bytes) -> Prompt:
     """Long inputs are read and encoded in a thread, so that other streams go on."""
-    tools = read_tools(request.tools, request.tool_choice)
-    rules, structured = read_rules(request, tools)
+    read_rules(request, read_tools(request.tools, "auto"))  # what is wrong whatever the input says
     history: list[StoredItem] = []
     if request.previous_response_id is not None:
         history = await state.store.chain(request.previous_response_id, owner)
@@ -86,6 +87,9 @@ async def build_prompt(state: ServerState, request: ResponsesRequest, owner: byt
     parsed = await asyncio.to_thread(parse_items, raw) if len(raw) > _THREAD_ITEMS else parse_items(raw)
     own = await resolve_items(state, parsed, owner)
     items = history + own
+    loaded = [stored.item["tools"] for stored in items if stored.item["type"] in TOOL_LISTS]
+    tools = read_tools(request.tools, request.tool_choice, loaded)
+    rules, structured = read_rules(request, tools)
     if len(items) > _THREAD_ITEMS or _num_chars(request, items) > THREAD_CHARS:
         token_ids = await asyncio.to_thread(
             assemble, state, request, tools, structured.described, items, len(history)
@@ -101,7 +105,7 @@ def read_rules(request: ResponsesRequest, tools: ToolSet) -> tuple[TurnRules, St
         read_format(request.text.format, "text.format"), read_structured(request), "text.format"
     )
     rules = TurnRules(
-        functions=tools.functions,
+        functions=tools.callable,
         choice=tools.choice,
         answer=structured.constraint,
         thinking_budget=request.thinking_token_budget,
@@ -119,10 +123,10 @@ def assemble(
 ) -> list[int]:
     """The prompt of a list of items, of which ``items[num_history:]`` are this request's input."""
     instructions, num_leading = split_instructions(request.instructions, items)
-    groups = to_groups(items[num_leading:], num_history - num_leading)
+    groups = to_groups(items[num_leading:], num_history - num_leading, tools.freeform)
     identity = request.chat_template_kwargs.model_identity
     head = [system_message(state.config, request.harmony_effort, identity)]
-    developer = developer_message(instructions, tools.descriptions, answer)
+    developer = developer_message(instructions, tools.descriptions, answer, tools.about)
     if developer is not None:
         head.append(developer)
     max_len = state.client.info.max_model_len
@@ -143,7 +147,7 @@ async def resolve_items(state: ServerState, items: list[Item], owner: bytes) -> 
     wanted = [
         item["id"]
         for item in items
-        if item["type"] in ("item_reference", "function_call", "reasoning") or item.get("role") == "assistant"
+        if item["type"] in ("item_reference", "reasoning") or is_call(item) or item.get("role") == "assistant"
     ]
     found = await state.store.items(wanted, owner) if wanted else {}
     return [_resolve(item, found.get(item["id"]), position) for position, item in enumerate(items)]

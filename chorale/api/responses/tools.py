@@ -1,8 +1,12 @@
 """The ``tools`` and ``tool_choice`` of a request: what the model is told, and what is echoed.
 
-Functions are honoured, flat or in Chat's nested shape. Tool types that cannot run here (hosted tools,
-custom, namespace, shell, ...) do not fail the request, because agents declare them as a matter of course:
-they are left out of the prompt, so they are never called, and echoed in ``tools``; each type is logged once.
+Functions are honoured, flat or in Chat's nested shape, and so are the kinds that a client runs
+(``chorale.api.client_tools``). Tool types that cannot run here (file_search, computer, ...) do not fail the
+request, because agents declare them as a matter of course: they are left out of the prompt, so they are
+never called, and echoed in ``tools``; each type is logged once.
+
+Tools may also stand within the input (``tool_search_output``, ``additional_tools``): the model is told of
+them there, and may call them from then on.
 """
 
 from __future__ import annotations
@@ -12,6 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chorale.api.client_tools import (
+    NAMESPACE_SEPARATOR,
+    custom_tool,
+    fixed_tool,
+    in_namespace,
+    namespace_name,
+    tool_search,
+)
 from chorale.api.prompt import check_distinct
 from chorale.api.tool_choice import Function, ToolChoice, read_tool_choice
 from chorale.errors import RequestError
@@ -25,44 +37,120 @@ _MAX_LOGGED = 64  # the types are the clients' words; the set of those already l
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    functions: tuple[Function, ...]  # rendered in the prompt
+    functions: tuple[Function, ...]  # rendered at the head of the prompt
     echo: list[dict[str, Any]]
     choice: ToolChoice
     echo_choice: str | dict[str, Any]
+    loaded: tuple[Function, ...] = ()  # those that stand within the input
+    about: str | None = None  # what the namespaces are for
 
     @property
     def descriptions(self) -> list[ToolDescription]:
         return [function.tool for function in self.functions]
 
+    @property
+    def callable(self) -> tuple[Function, ...]:
+        return self.functions + self.loaded
 
-def read_tools(tools: Sequence[Mapping[str, Any]], tool_choice: str | Mapping[str, Any]) -> ToolSet:
-    """Raises ``RequestError`` naming the tool by index, or what is wrong with the choice."""
-    functions: list[Function] = []
-    echo: list[dict[str, Any]] = []
-    for position, tool in enumerate(tools):
-        path = f"tools[{position}]"
-        kind = tool.get("type")
-        if not isinstance(kind, str) or not kind:
-            raise RequestError(f"{path}.type: must be a string", param=f"{path}.type")
-        if kind == "function":
-            flat = _flatten(tool, path)
-            functions.append(Function.read(flat, path))
-            echo.append(flat)
-        else:
-            _log_once(kind)
-            echo.append(dict(tool))
+    @property
+    def freeform(self) -> frozenset[str]:
+        """Tools whose calls are their input itself."""
+        return frozenset(function.name for function in self.callable if function.text is not None)
+
+
+def read_tools(
+    tools: Sequence[Mapping[str, Any]],
+    tool_choice: str | Mapping[str, Any],
+    loaded: Sequence[Sequence[Mapping[str, Any]]] = (),
+) -> ToolSet:
+    """``loaded``: the declarations within the input. Raises ``RequestError`` naming the tool by index, or
+    what is wrong with the choice."""
+    functions, about = read_functions(tools, "tools")
     check_distinct([function.tool for function in functions], "tools")
-    choice = read_tool_choice(tool_choice, functions, "tool_choice")
+    later: dict[str, Function] = {}
+    for listed in loaded:
+        later |= {function.name: function for function in read_functions(listed, "input.tools")[0]}
+    for function in functions:
+        later.pop(function.name, None)  # clients may list again what was declared already
+    everything = [*functions, *later.values()]
+    choice = read_tool_choice(tool_choice, everything, "tool_choice")
     echo_choice = tool_choice if isinstance(tool_choice, str) else dict(tool_choice)
-    return ToolSet(tuple(functions), echo, choice, echo_choice)
+    echo = [_echo(tool, f"tools[{position}]") for position, tool in enumerate(tools)]
+    return ToolSet(tuple(functions), echo, choice, echo_choice, tuple(later.values()), about)
+
+
+def read_functions(tools: Sequence[Mapping[str, Any]], path: str) -> tuple[list[Function], str | None]:
+    """(what the client can run, what its namespaces are for). Raises ``RequestError``."""
+    functions: list[Function] = []
+    notes: list[str] = []
+    for position, tool in enumerate(tools):
+        place = f"{path}[{position}]"
+        if tool.get("type") == "namespace":
+            found, note = _namespace(tool, place)
+            functions += found
+            notes += note
+        elif (function := _read(tool, place)) is not None:
+            functions.append(function)
+    return functions, "\n".join(notes) or None
+
+
+def _read(tool: Mapping[str, Any], path: str) -> Function | None:
+    """None: nothing that the client runs, or that is known here."""
+    kind = tool.get("type")
+    if not isinstance(kind, str) or not kind:
+        raise RequestError(f"{path}.type: must be a string", param=f"{path}.type")
+    if kind == "function":
+        return Function.read(_flatten(tool, path), path)
+    if kind == "custom":
+        return custom_tool(_nested(tool, "custom", path), path)
+    if kind in ("local_shell", "apply_patch") or (kind == "shell" and _is_local(tool)):
+        return fixed_tool(kind, path)
+    if kind == "tool_search":
+        # A search by the server is not needed: tools are never held back here.
+        return tool_search(tool, path) if tool.get("execution") == "client" else None
+    _log_once(kind)
+    return None
+
+
+def _is_local(tool: Mapping[str, Any]) -> bool:
+    """Whether its commands run where the client is; the containers of OpenAI are not here."""
+    environment = tool.get("environment")
+    return environment is None or (isinstance(environment, Mapping) and environment.get("type") == "local")
+
+
+def _namespace(tool: Mapping[str, Any], path: str) -> tuple[list[Function], list[str]]:
+    name = namespace_name(tool, path)
+    members, description = tool.get("tools"), tool.get("description")
+    if not isinstance(members, list) or not all(isinstance(member, Mapping) for member in members):
+        raise RequestError(f"{path}.tools: must be a list of tools", param=f"{path}.tools")
+    if not isinstance(description, str | None):
+        raise RequestError(f"{path}.description: must be a string", param=f"{path}.description")
+    found: list[Function] = []
+    for position, member in enumerate(members):
+        place = f"{path}.tools[{position}]"
+        if member.get("type") not in ("function", "custom"):
+            raise RequestError(f"{place}.type: must be 'function' or 'custom'", param=f"{place}.type")
+        function = _read(member, place)
+        assert function is not None
+        found.append(in_namespace(function, name))
+    return found, [f"{name}{NAMESPACE_SEPARATOR}*: {description}"] if description else []
+
+
+def _echo(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
+    return _flatten(tool, path) if tool.get("type") == "function" else dict(tool)
+
+
+def _nested(tool: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
+    """A tool in Chat's shape as one in that of Responses."""
+    inner = tool.get(key)
+    if inner is not None and not isinstance(inner, Mapping):
+        raise RequestError(f"{path}.{key}: must be an object", param=f"{path}.{key}")
+    return tool if inner is None else {**tool, **inner}
 
 
 def _flatten(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     """OpenAI's flat form, every key present."""
-    nested = tool.get("function")
-    if nested is not None and not isinstance(nested, Mapping):
-        raise RequestError(f"{path}.function: must be an object", param=f"{path}.function")
-    source = {**tool, **nested} if nested is not None else tool
+    source = _nested(tool, "function", path)
     return {"type": "function", **{key: source.get(key) for key in _FUNCTION_KEYS}}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from chorale.api.output import ItemClosed, ItemDelta, ItemOpened, OutputEvent
+from chorale.api.output import CLIENT_CALLS, ItemClosed, ItemDelta, ItemOpened, OutputEvent
 from chorale.api.responses.objects import ResponseBuilder, item_object, output_text, reasoning_text
 from chorale.errors import ChoraleError
 
@@ -22,12 +22,14 @@ _DELTA = {
     "message": "response.output_text.delta",
     "reasoning": "response.reasoning_text.delta",
     "function_call": "response.function_call_arguments.delta",
+    "custom_tool_call": "response.custom_tool_call_input.delta",
 }
 # What follows the delta's text: output_text.delta must carry logprobs.
 _AFTER_TEXT = {
     "message": b',"logprobs":[],"sequence_number":',
     "reasoning": b',"sequence_number":',
     "function_call": b',"sequence_number":',
+    "custom_tool_call": b',"sequence_number":',
 }
 
 
@@ -40,12 +42,14 @@ class _Open:
         self.opened = opened
         self.index = index
         self.place: dict[str, Any] = {"item_id": opened.item_id, "output_index": index}
-        if opened.kind != "function_call":
+        if opened.kind not in CLIENT_CALLS:
             self.place["content_index"] = 0
-        kind = _DELTA[opened.kind]
-        head = _encode({"type": kind, **self.place})[:-1]
-        self.before = b'event: %s\ndata: %s,"delta":' % (kind.encode(), head)
-        self.after = _AFTER_TEXT[opened.kind]
+        kind = _DELTA.get(opened.kind)
+        self.before = self.after = b""  # no deltas: what it wrote is seen in the finished item
+        if kind is not None:
+            head = _encode({"type": kind, **self.place})[:-1]
+            self.before = b'event: %s\ndata: %s,"delta":' % (kind.encode(), head)
+            self.after = _AFTER_TEXT[opened.kind]
 
 
 class Translator:
@@ -93,13 +97,13 @@ class Translator:
             return b""
         current = self._open = _Open(event, self._num_shown)
         self._num_shown += 1
-        empty: Any = "" if event.kind == "function_call" else []
+        empty: Any = "" if event.kind in CLIENT_CALLS else []
         added = self._event(
             "response.output_item.added",
             output_index=current.index,
             item=item_object(event, "in_progress", empty),
         )
-        if event.kind == "function_call":
+        if event.kind in CLIENT_CALLS:
             return added
         part = reasoning_text("") if event.kind == "reasoning" else output_text("", [])
         return added + self._event("response.content_part.added", **current.place, part=part)
@@ -113,7 +117,7 @@ class Translator:
             return self._event(
                 "response.output_text.delta", **current.place, delta=event.text, logprobs=logprobs
             )
-        if not event.text:
+        if not event.text or not current.before:
             return b""
         number = self._sequence
         self._sequence = number + 1
@@ -134,6 +138,10 @@ class Translator:
             return self._event(
                 "response.function_call_arguments.done", **place, name=current.opened.name, arguments=text
             )
+        if item.kind == "custom_tool_call":
+            return self._event("response.custom_tool_call_input.done", **place, input=text)
+        if item.kind in CLIENT_CALLS:
+            return b""
         part = self._builder.part(item)
         if item.kind == "reasoning":
             done = self._event("response.reasoning_text.done", **place, text=text)

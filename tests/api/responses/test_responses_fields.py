@@ -164,9 +164,9 @@ def test_hosted_tools_are_echoed_and_left_out(caplog: pytest.LogCaptureFixture) 
         async with serve(CALL) as server:
             hosted: list[dict[str, Any]] = [
                 {"type": "web_search"},
-                {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}},
-                {"type": "namespace", "name": "x", "tools": []},
-                {"type": "local_shell"},
+                {"type": "file_search", "vector_store_ids": ["v"]},
+                {"type": "computer_use_preview"},
+                {"type": "shell", "environment": {"type": "container_auto"}},
                 {"type": "mcp", "server_label": "a", "server_url": "http://x"},
                 {"type": "something_of_2030"},
             ]
@@ -180,12 +180,13 @@ def test_hosted_tools_are_echoed_and_left_out(caplog: pytest.LogCaptureFixture) 
                 )
                 assert status == 200
             assert body["tools"][:6] == hosted
+            assert "computer" not in server.prompt_text()
             assert body["tools"][6] == TOOL
             assert body["tools"][7]["name"] == "other"
             assert "type get_weather" in server.prompt_text()
             assert "type other" in server.prompt_text()
             assert "web_search" not in server.prompt_text()
-            assert "apply_patch" not in server.prompt_text()
+            assert "shell" not in server.prompt_text()
 
     run(scenario)
     for kind in ("something_of_2030", "web_search"):
