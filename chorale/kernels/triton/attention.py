@@ -256,6 +256,7 @@ def _decode(
 ) -> None:
     meta, shape, rows = plan.meta, plan.shape, plan.meta.context_lens.shape[0]
     splits = 1 if group else plan.num_splits
+    tile = tuning.decode(rows, group != 0)
     parts = stats = out
     if splits > 1:
         count = rows * shape.num_heads * splits
@@ -277,9 +278,9 @@ def _decode(
         **_constants(plan, group),
         SPLITS=splits,
         ROWS=max(_DOT_ROWS, triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)),
-        KEYS=tuning.DECODE_KEYS,
-        num_warps=4,
-        num_stages=3,
+        KEYS=tile.depth,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
         **dependent(q),
     )
     if splits > 1:

@@ -2,6 +2,9 @@
 
 Every kernel launched with ``dependent`` calls ``wait_for_previous`` before it reads or writes anything that
 another kernel of the step touches; what it reads before that (weights) travels while its predecessor ends.
+Small kernels let their successor start as soon as all their own programs run. Those that stream weights do
+not: programs that only wait would take their place on the multiprocessors (measured: 27.3 against 26.1
+microseconds a layer without its experts, one token, H200).
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def wait_for_previous(PDL: tl.constexpr):
+def wait_for_previous(PDL: tl.constexpr, HAND_OVER: tl.constexpr = True):
     """Nothing before this line may depend on an earlier kernel, or be read by one."""
     if PDL:
         gdc_wait()
-        gdc_launch_dependents()
+        if HAND_OVER:
+            gdc_launch_dependents()
 
 
 @functools.cache

@@ -1,4 +1,5 @@
-"""Dense products. One token: kernels that stream the weights once, without the tensor cores. More: cuBLAS.
+"""Dense products. One token: kernels that stream the weights once, without the tensor cores. A few tokens:
+``slim.py``. More: cuBLAS.
 
 Two streaming kernels. Rows short enough for the registers (output projection): a program has all its weights
 on their way before it waits for its input. Many rows (the head): a loop that keeps several tiles in flight.
@@ -14,6 +15,7 @@ import triton.language as tl
 
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.slim import add_parts, parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,12 @@ class Linear:
 
     weight: torch.Tensor  # [N, K] contiguous
     bias: torch.Tensor | None  # [N]
-    arrivals: torch.Tensor  # [SMALL_TOKENS] int32, zeros between kernels: programs that are done, by token
+    arrivals: torch.Tensor  # [MOST_ARRIVALS] int32, zeros between kernels: programs that are done, by tile
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """weight [N, K] as in the checkpoint: rows are already what a program streams."""
-    arrivals = torch.zeros(tuning.SMALL_TOKENS, dtype=torch.int32, device=weight.device)
+    arrivals = torch.zeros(tuning.MOST_ARRIVALS, dtype=torch.int32, device=weight.device)
     return Linear(weight.contiguous(), bias if bias is None else bias.contiguous(), arrivals)
 
 
@@ -74,7 +76,7 @@ def _resident_kernel(
         w3 = load_rows(w_ptr, rows, inside, 3 * CHUNK, K, CHUNK)
     if HAS_BIAS:
         bias = tl.load(b_ptr + rows, mask=inside, other=0.0).to(tl.float32)
-    wait_for_previous(PDL)
+    wait_for_previous(PDL, HAND_OVER=False)
     x0 = load_part(x_ptr, 0, K, CHUNK)  # all on their way before the first is used
     x1 = load_part(x_ptr, CHUNK, K, CHUNK)
     x2 = load_part(x_ptr, 2 * CHUNK, K, CHUNK)
@@ -110,7 +112,7 @@ def _stream_kernel(
     depth = tl.arange(0, DEPTH)
     inside = rows < N
     weights = w_ptr + rows[:, None].to(tl.int64) * K + depth[None, :]
-    wait_for_previous(PDL)
+    wait_for_previous(PDL, HAND_OVER=False)
     products = tl.zeros((ROWS, DEPTH), tl.float32)
     for k in tl.range(0, K, DEPTH, num_stages=STAGES):
         some = k + depth < K
@@ -135,6 +137,8 @@ def chunk_of(depth: int) -> int:
 def project_add(x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torch.Tensor:
     """residual [T, N] float32 += x [T, K] weight^T + bias; returns residual."""
     x = x.to(linear.weight.dtype)
+    if 1 < x.shape[0] <= tuning.SLIM_TOKENS:
+        return add_parts(parts(x, linear.weight), linear.bias, residual)
     if x.shape[0] != 1:
         return residual.add_(product(x, linear))
     num_rows, depth = linear.weight.shape

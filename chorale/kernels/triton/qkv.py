@@ -2,7 +2,8 @@
 
 One token: one kernel. A program makes rows ``i`` and ``i + D/2`` of one head, which rotary turns together;
 the norm's scale is one number, so it is applied after the product, and all weights are on their way before
-the program waits for its input. More tokens: norm kernel, cuBLAS, and a kernel that rotates and writes.
+the program waits for its input. More tokens: a product (``slim.py``, or norm kernel and cuBLAS), and a kernel
+that rotates and writes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
 from chorale.kernels.triton.linear import chunk_of, load_part, load_rows, product
 from chorale.kernels.triton.norm import rms_norm
+from chorale.kernels.triton.slim import parts
 
 if TYPE_CHECKING:
     from chorale.kernels.triton.attention import Plan
@@ -82,9 +84,9 @@ def _one_kernel(
     PDL: tl.constexpr,
 ):
     half: tl.constexpr = D // 2
-    parts: tl.constexpr = half // PAIRS
-    head = tl.program_id(0) // parts
-    pairs = (tl.program_id(0) % parts) * PAIRS + tl.arange(0, PAIRS)
+    per_head: tl.constexpr = half // PAIRS
+    head = tl.program_id(0) // per_head
+    pairs = (tl.program_id(0) % per_head) * PAIRS + tl.arange(0, PAIRS)
     rows = head * D + pairs
     all_rows = pairs < half
     l0 = load_rows(w_ptr, rows, all_rows, 0, H, CHUNK)
@@ -103,7 +105,7 @@ def _one_kernel(
     n2 = load_part(norm_ptr, 2 * CHUNK, H, CHUNK)
     if H > 3 * CHUNK:
         n3 = load_part(norm_ptr, 3 * CHUNK, H, CHUNK)
-    wait_for_previous(PDL)
+    wait_for_previous(PDL, HAND_OVER=False)
     x0 = load_part(x_ptr, 0, H, CHUNK)
     x1 = load_part(x_ptr, CHUNK, H, CHUNK)
     x2 = load_part(x_ptr, 2 * CHUNK, H, CHUNK)
@@ -129,7 +131,10 @@ def _one_kernel(
 
 @triton.jit
 def _rotate_kernel(
-    qkv_ptr,  # [T, Nq + 2 Nkv, D]
+    qkv_ptr,  # [T, Nq + 2 Nkv, D], or parts of it: [SPLITS, T, ...] float32, before scale and bias
+    x_ptr,  # [T, H] float32 (these three if SPLITS)
+    b_ptr,  # [(Nq + 2 Nkv) * D]
+    eps,
     rope_ptr,  # [T, D] float32
     slots_ptr,  # [T] int64
     q_ptr,  # [T, Nq, D]
@@ -139,6 +144,9 @@ def _rotate_kernel(
     D: tl.constexpr,
     PAGE: tl.constexpr,
     HEADS: tl.constexpr,  # of one program
+    H: tl.constexpr,
+    SPLITS: tl.constexpr,  # 0: whole
+    BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     wait_for_previous(PDL)
@@ -150,6 +158,16 @@ def _rotate_kernel(
     source = qkv_ptr + (token * (NUM_Q + 2 * NUM_KV) + heads[:, None]) * D + pairs[None, :]
     left = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     right = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+    if SPLITS > 0:
+        stride = tl.num_programs(0) * (NUM_Q + 2 * NUM_KV) * D
+        for split in tl.static_range(1, SPLITS):
+            left += tl.load(source + split * stride, mask=inside, other=0.0)
+            right += tl.load(source + split * stride + half, mask=inside, other=0.0)
+        x = tl.load(x_ptr + token * H + tl.arange(0, BLOCK), mask=tl.arange(0, BLOCK) < H, other=0.0)
+        scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / H + eps)
+        biases = b_ptr + heads[:, None] * D + pairs[None, :]
+        left = left * scale + tl.load(biases, mask=inside, other=0.0).to(tl.float32)
+        right = right * scale + tl.load(biases + half, mask=inside, other=0.0).to(tl.float32)
     turned = (heads < NUM_Q + NUM_KV)[:, None]
     cos = tl.where(turned, tl.load(rope_ptr + token * D + pairs)[None, :], 1.0)
     sin = tl.where(turned, tl.load(rope_ptr + token * D + half + pairs)[None, :], 0.0)
@@ -196,8 +214,13 @@ def qkv_rope_cache(
             num_warps=tile.num_warps, **dependent(x),
         )  # fmt: skip
         return q
-    qkv = product(rms_norm(x, weights.norm, eps, linear.weight.dtype), linear)
+    if tokens <= tuning.SLIM_TOKENS:
+        qkv = parts(x, linear.weight, weights.norm)
+    else:
+        qkv = product(rms_norm(x, weights.norm, eps, linear.weight.dtype), linear)
     _rotate_kernel[(tokens, triton.cdiv(heads, 16))](
-        qkv, rope, slots, q, kv, **constants, HEADS=16, **dependent(x)
-    )
+        qkv, x, linear.bias, eps, rope, slots, q, kv, **constants, HEADS=16,
+        H=x.shape[1], SPLITS=qkv.shape[0] if tokens <= tuning.SLIM_TOKENS else 0,
+        BLOCK=triton.next_power_of_2(x.shape[1]), **dependent(x),
+    )  # fmt: skip
     return q

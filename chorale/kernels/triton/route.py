@@ -1,8 +1,9 @@
 """Norm, router, top-k and softmax over the chosen.
 
-Few tokens: a program makes some experts' logits of one token, and the last of a token's programs to arrive
-chooses. Many: a program takes some tokens and all experts, on the tensor cores in three tf32 passes: as good
-as float32, because a rounded logit can choose another expert.
+Few tokens: a program makes some experts' logits of one token, and the last of a token's programs to
+arrive chooses. Many: a program takes some tokens, all experts and a part of the hidden size; again the last
+to arrive adds the parts up (in one order, whoever is last) and chooses. The product is three tf32 passes: as
+good as float32, because a rounded logit can choose another expert.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import triton.language as tl
 from chorale.kernels.ops import RouterWeights
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.norm import rms_norm
 
 
 @triton.jit
@@ -82,7 +84,7 @@ def _few_kernel(
     b_ptr,  # [E] float32
     normed_ptr,  # [T, H]
     logits_ptr,  # [T, E] float32
-    arrivals_ptr,  # [SMALL_TOKENS] int32, zeros between steps
+    arrivals_ptr,  # [MOST_ARRIVALS] int32, zeros between steps
     ids_ptr,  # [T, K] int64
     gates_ptr,  # [T, K] float32
     eps,
@@ -125,7 +127,9 @@ def _many_kernel(
     norm_ptr,  # [H] float32
     w_ptr,  # [E, H] float32
     b_ptr,  # [E] float32
-    normed_ptr,  # [T, H]
+    logits_ptr,  # [SLICES, T, E] float32: partial, and without the norm's scale
+    squares_ptr,  # [SLICES, T] float32
+    arrivals_ptr,  # [MOST_ARRIVALS] int32, zeros between steps
     ids_ptr,  # [T, K] int64
     gates_ptr,  # [T, K] float32
     T,
@@ -136,11 +140,13 @@ def _many_kernel(
     EXPERTS: tl.constexpr,
     TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
+    SLICES: tl.constexpr,  # parts of H, a program each
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    tile, part = tl.program_id(0), tl.program_id(1)
+    tokens = tile.to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     experts = tl.arange(0, EXPERTS)
     depth = tl.arange(0, DEPTH)
     inside, real = tokens < T, experts < E
@@ -148,24 +154,37 @@ def _many_kernel(
     weights = w_ptr + experts[None, :] * H + depth[:, None]
     logits = tl.zeros((TOKENS, EXPERTS), tl.float32)
     squares = tl.zeros((TOKENS,), tl.float32)
+    each = tl.cdiv(tl.cdiv(H, DEPTH), SLICES) * DEPTH
     wait_for_previous(PDL)
-    for k in tl.range(0, H, DEPTH, num_stages=STAGES):
+    for k in tl.range(part * each, tl.minimum((part + 1) * each, H), DEPTH, num_stages=STAGES):
         some = k + depth < H
         x = tl.load(rows + k, mask=inside[:, None] & some[None, :], other=0.0)
         squares += tl.sum(x * x, 1)
         x = x * tl.load(norm_ptr + k + depth, mask=some, other=0.0)[None, :]
         w = tl.load(weights + k, mask=some[:, None] & real[None, :], other=0.0)
         logits = tl.dot(x, w, logits, input_precision=PRECISION)
-    scale = 1.0 / tl.sqrt(squares / H + eps)
-    for k in range(0, H, DEPTH):
-        some = (k + depth < H)[None, :] & inside[:, None]
-        x = tl.load(rows + k, mask=some, other=0.0) * scale[:, None]
-        x = x * tl.load(norm_ptr + k + depth, mask=k + depth < H, other=0.0)[None, :]
-        places = normed_ptr + tokens[:, None] * H + k + depth[None, :]
-        tl.store(places, x.to(normed_ptr.dtype.element_ty), mask=some)
-    bias = tl.load(b_ptr + experts, mask=real, other=0.0)
-    logits = tl.where(real[None, :], logits * scale[:, None] + bias[None, :], -float("inf"))
-    _choose_all(logits, tokens, inside, ids_ptr, gates_ptr, E, K, EXPERTS, TOKENS)
+    places = tokens[:, None] * E + experts[None, :]
+    mask = inside[:, None] & real[None, :]
+    last = True
+    if SLICES > 1:
+        tl.store(logits_ptr + part.to(tl.int64) * T * E + places, logits, mask=mask)
+        tl.store(squares_ptr + part * T + tokens, squares, mask=inside)
+        tl.debug_barrier()  # all threads' parts are written before the program counts as arrived
+        last = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") == SLICES - 1
+    if last:
+        if SLICES > 1:
+            logits = tl.zeros((TOKENS, EXPERTS), tl.float32)
+            squares = tl.zeros((TOKENS,), tl.float32)
+            for other in tl.static_range(SLICES):  # always in this order; from the L2: others wrote them
+                some_squares = squares_ptr + other * T + tokens
+                squares += tl.load(some_squares, mask=inside, other=0.0, cache_modifier=".cg")
+                some_logits = logits_ptr + tl.cast(other, tl.int64) * T * E + places
+                logits += tl.load(some_logits, mask=mask, other=0.0, cache_modifier=".cg")
+            tl.store(arrivals_ptr + tile, 0)
+        scale = 1.0 / tl.sqrt(squares / H + eps)
+        bias = tl.load(b_ptr + experts, mask=real, other=0.0)
+        logits = tl.where(real[None, :], logits * scale[:, None] + bias[None, :], -float("inf"))
+        _choose_all(logits, tokens, inside, ids_ptr, gates_ptr, E, K, EXPERTS, TOKENS)
 
 
 def route(
@@ -175,29 +194,49 @@ def route(
 
     ``normed`` is rounded to ``weights.dtype``, what the experts compute in.
     """
-    tokens, hidden = x.shape
-    linear, top_k = weights.linear, weights.top_k
-    num_experts = linear.weight.shape[0]
-    normed = torch.empty(tokens, hidden, dtype=weights.dtype or torch.float32, device=x.device)
+    tokens, top_k = x.shape[0], weights.top_k
     ids = torch.empty(tokens, top_k, dtype=torch.int64, device=x.device)
     gates = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
+    dtype = weights.dtype or torch.float32
     if tokens == 0:
-        return normed, ids, gates
-    sizes = {"E": num_experts, "K": top_k, "EXPERTS": triton.next_power_of_2(num_experts)}
-    if tokens <= tuning.SMALL_TOKENS:
-        each = tuning.experts_each(tokens, num_experts)
-        logits = torch.empty(tokens, num_experts, dtype=torch.float32, device=x.device)
-        _few_kernel[(triton.cdiv(num_experts, each), tokens)](
-            x, weights.norm, linear.weight, linear.bias, normed, logits, linear.arrivals, ids, gates,
-            eps, hidden, **sizes, EACH=each, BLOCK=triton.next_power_of_2(hidden),
-            num_warps=8, **dependent(x),
-        )  # fmt: skip
-        return normed, ids, gates
+        return x.to(dtype), ids, gates
+    if tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS:
+        return _route_few(x, weights, eps, ids, gates), ids, gates
+    normed = rms_norm(x, weights.norm, eps, dtype)
+    _route_many(x, weights, eps, ids, gates)
+    return normed, ids, gates
+
+
+def _route_few(
+    x: torch.Tensor, weights: RouterWeights, eps: float, ids: torch.Tensor, gates: torch.Tensor
+) -> torch.Tensor:
+    linear, (tokens, hidden) = weights.linear, x.shape
+    num_experts = linear.weight.shape[0]
+    each = tuning.experts_each(tokens, num_experts)
+    normed = torch.empty_like(x, dtype=weights.dtype or torch.float32)
+    logits = torch.empty(tokens, num_experts, dtype=torch.float32, device=x.device)
+    _few_kernel[(triton.cdiv(num_experts, each), tokens)](
+        x, weights.norm, linear.weight, linear.bias, normed, logits, linear.arrivals, ids, gates,
+        eps, hidden, E=num_experts, K=weights.top_k, EXPERTS=triton.next_power_of_2(num_experts),
+        EACH=each, BLOCK=triton.next_power_of_2(hidden), num_warps=8, **dependent(x),
+    )  # fmt: skip
+    return normed
+
+
+def _route_many(
+    x: torch.Tensor, weights: RouterWeights, eps: float, ids: torch.Tensor, gates: torch.Tensor
+) -> None:
+    linear, (tokens, hidden) = weights.linear, x.shape
+    num_experts = linear.weight.shape[0]
     tile = tuning.route(tokens)
+    tiles = triton.cdiv(tokens, tile.tokens)
+    slices = tuning.route_slices(tiles)
+    partial = torch.empty(slices * tokens * (num_experts + 1), dtype=torch.float32, device=x.device)
     on_nvidia = x.is_cuda and torch.version.hip is None
-    _many_kernel[(triton.cdiv(tokens, tile.tokens),)](
-        x, weights.norm, linear.weight, linear.bias, normed, ids, gates, tokens, eps, hidden,
-        **sizes, TOKENS=tile.tokens, DEPTH=tile.depth, STAGES=tile.num_stages,
+    _many_kernel[(tiles, slices)](
+        x, weights.norm, linear.weight, linear.bias, partial, partial[slices * tokens * num_experts :],
+        linear.arrivals, ids, gates, tokens, eps, hidden,
+        E=num_experts, K=weights.top_k, EXPERTS=triton.next_power_of_2(num_experts),
+        TOKENS=tile.tokens, DEPTH=tile.depth, SLICES=slices, STAGES=tile.num_stages,
         PRECISION="tf32x3" if on_nvidia else "ieee", num_warps=tile.num_warps, **dependent(x),
     )  # fmt: skip
-    return normed, ids, gates

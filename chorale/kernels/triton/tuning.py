@@ -33,12 +33,12 @@ def head_row() -> Tile:
 
 def output_row() -> Tile:
     """The output projection for one token; its ``rows`` are whole in registers."""
-    return Tile(2, 1, 0, 4, 1)
+    return Tile(1, 1, 0, 8, 1)
 
 
 def qkv_row() -> Tile:
     """QKV for one token. ``rows`` counts rotary pairs: a program makes rows (i, i + D/2), twice as many."""
-    return Tile(1, 1, 0, 4, 1)
+    return Tile(2, 1, 0, 2, 1)
 
 
 SLIM_TOKENS = 16  # up to here our own split product is ahead of cuBLAS
@@ -46,12 +46,12 @@ SLIM_TOKENS = 16  # up to here our own split product is ahead of cuBLAS
 
 def slim() -> Tile:
     """Dense products of 2 to ``SLIM_TOKENS`` tokens."""
-    return Tile(64, 16, 64, 4, 5)
+    return Tile(64, 16, 64, 4, 3)
 
 
 def slim_splits(tiles: int, steps: int) -> int:
     """Parts of a contraction of ``steps`` tiles: enough programs, none without work."""
-    wanted = max(1, min(steps, 400 // tiles))
+    wanted = max(1, min(steps, NUM_PROGRAMS // tiles))
     each = -(-steps // wanted)
     return -(-steps // each)
 
@@ -63,7 +63,7 @@ def experts_each(tokens: int, num_experts: int) -> int:
 
 def route(tokens: int) -> Tile:
     """The router for many tokens; all experts are in one program."""
-    return Tile(0, 16, 64, 4, 3) if tokens <= 1024 else Tile(0, 64, 64, 8, 3)
+    return Tile(0, 16, 64, 4, 3) if tokens <= 256 else Tile(0, 32, 64, 4, 3)
 
 
 def route_slices(tiles: int) -> int:
@@ -90,7 +90,14 @@ def tokens_each(num_slots: int, num_experts: int) -> int:
     return 16 if mean <= 16 else 32 if mean <= 48 else 64
 
 
-DECODE_KEYS = 64  # keys of one decode-attention tile
+DECODE_KEYS = 64  # keys of one decode-attention tile; by it the context is split
+
+
+def decode(rows: int, window: bool) -> Tile:
+    """Decode attention; ``depth`` counts keys."""
+    return Tile(0, 1, 128, 4, 2) if window and rows <= 16 else Tile(0, 1, DECODE_KEYS, 2, 3)
+
+
 PREFILL_ROWS = 128  # query rows (tokens x heads of a group) of one prefill-attention tile
 PREFILL_KEYS = 64
 

@@ -55,9 +55,10 @@ def variants(asm: bool, hopper: bool) -> list[Variant]:
         types |= {"squares_ptr": "*fp32", "arrivals_ptr": "*i32"}
         found.append((f"route {tile.tokens}", route._many_kernel, constants, types, tile.num_warps, 3))
     for window in (0, 128):
-        constants = {**HEADS, "WINDOW": window}
-        decode = {"SPLITS": 1 if window else 16, "ROWS": 16, "KEYS": tuning.DECODE_KEYS, "PDL": hopper}
-        found.append((f"decode {window}", attention._decode_kernel, constants | decode, {}, 4, 3))
+        constants, tile = {**HEADS, "WINDOW": window}, tuning.decode(1, window > 0)
+        decode = {"SPLITS": 1 if window else 16, "ROWS": 16, "KEYS": tile.depth, "PDL": hopper}
+        name, warps, stages = f"decode {window}", tile.num_warps, tile.num_stages
+        found.append((name, attention._decode_kernel, constants | decode, {}, warps, stages))
         prefill = {"GROUP": 8, "TOKENS": tuning.PREFILL_ROWS // 8, "KEYS": tuning.PREFILL_KEYS}
         found.append((f"prefill {window}", attention._prefill_kernel, constants | prefill, {}, 4, 3))
     for each in (1, 16, 32, 64):
