@@ -35,6 +35,7 @@ class Checkpoint:
         _check_names(self.folder, specs, where)
         for spec in specs:
             _check_tensor(where[spec.name], spec)
+        self.num_layers = config.num_hidden_layers
         self._tensors = {(spec.layer, spec.role): (where[spec.name], spec.name) for spec in specs}
 
     def has(self, layer: int | None, role: str) -> bool:
@@ -44,6 +45,13 @@ class Checkpoint:
         """A view of the mapped file in the file's dtype; must not be written to."""
         file, name = self._tensors[layer, role]
         return file.tensor(name)
+
+    def place(self, layer: int | None, role: str) -> tuple[SafetensorsFile, str]:
+        """The file that holds a tensor, and its name there."""
+        return self._tensors[layer, role]
+
+    def roles(self, layer: int | None) -> list[str]:
+        return [role for owner, role in self._tensors if owner == layer]
 
     @property
     def num_bytes(self) -> int:

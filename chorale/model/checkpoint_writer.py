@@ -1,8 +1,9 @@
 """Writes gpt-oss checkpoints of any shape with random weights, in any of the three layouts.
 
 For tests, the demo and benchmarks. Tensors are made one at a time and streamed to disk, so a checkpoint of
-any size needs the memory of its largest tensor. The same seed gives the same weights in every layout (the
-dense layout holds the decoded MXFP4 values), so layouts can be compared with each other. Scales are chosen
+any size needs the memory of its largest tensor (of one a thread, when several threads write). The
+same seed gives the same weights in every layout (the dense layout holds the decoded MXFP4 values), so layouts
+can be compared with each other; on another kind of device it gives other weights. Scales are chosen
 so that activations stay of order one at any width and the router is about balanced.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -26,35 +28,49 @@ _RMS_OF_FP4 = 2.92  # of the 16 values, all equally likely
 
 
 def write_random_checkpoint(
-    folder: str | Path, config: ModelConfig, *, layout: Layout = "published", seed: int = 0
+    folder: str | Path,
+    config: ModelConfig,
+    *,
+    layout: Layout = "published",
+    seed: int = 0,
+    device: str = "cpu",
+    threads: int = 1,
 ) -> Path:
     """Write config.json, generation_config.json and the weights; returns ``folder``.
+
+    ``device`` makes the numbers, ``threads`` write files (gpt-oss-20b, an H200, 8 threads: seconds).
 
     The published and dense layouts have a file for each layer and one for the rest, with an index; the
     reference layout is one file (put it under ``original/`` to mimic the hub).
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    source = RandomTensors(config, seed)
+    source = RandomTensors(config, seed, device)
     specs = list(tensor_specs(config, layout))
     if layout == "reference":
         write_safetensors(folder / "model.safetensors", specs, source)
     else:
-        _write_shards(folder, specs, source, config.num_hidden_layers + 1)
+        _write_shards(folder, specs, source, config.num_hidden_layers + 1, threads)
         (folder / "generation_config.json").write_text(json.dumps(GENERATION_CONFIG, indent=1))
     (folder / "config.json").write_text(json.dumps(config_json(config, layout), indent=1))
     return folder
 
 
-def _write_shards(folder: Path, specs: list[TensorSpec], source: RandomTensors, num_files: int) -> None:
-    weight_map: dict[str, str] = {}
-    total = 0
-    for number in range(num_files):
-        layer = number if number < num_files - 1 else None
-        shard = [spec for spec in specs if spec.layer == layer]
-        name = f"model-{number + 1:05d}-of-{num_files:05d}.safetensors"
-        total += write_safetensors(folder / name, shard, source)
-        weight_map.update((spec.name, name) for spec in shard)
+def _write_shards(
+    folder: Path, specs: list[TensorSpec], source: RandomTensors, num_files: int, threads: int
+) -> None:
+    layers = {number: number for number in range(num_files - 1)}
+    names = {number: f"model-{number + 1:05d}-of-{num_files:05d}.safetensors" for number in range(num_files)}
+    shards = {
+        number: [spec for spec in specs if spec.layer == layers.get(number)] for number in range(num_files)
+    }
+    weight_map = {spec.name: names[number] for number, shard in shards.items() for spec in shard}
+    with ThreadPoolExecutor(threads) as pool:
+        jobs = [
+            pool.submit(write_safetensors, folder / names[number], shard, source)
+            for number, shard in reversed(shards.items())  # the largest first
+        ]
+        total = sum(job.result() for job in jobs)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / INDEX_NAME).write_text(json.dumps(index))
 
@@ -74,7 +90,7 @@ def write_safetensors(path: Path, specs: Iterable[TensorSpec], source: RandomTen
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for spec in specs:
-            tensor = source.tensor(spec.layer, spec.role).contiguous()
+            tensor = source.tensor(spec.layer, spec.role).contiguous().cpu()
             file.write(tensor.view(-1).view(torch.uint8).numpy().data)
     return position
 
@@ -82,9 +98,10 @@ def write_safetensors(path: Path, specs: Iterable[TensorSpec], source: RandomTen
 class RandomTensors:
     """Random parameters by layer and role; each is seeded on its own, so order does not matter."""
 
-    def __init__(self, config: ModelConfig, seed: int) -> None:
+    def __init__(self, config: ModelConfig, seed: int, device: str = "cpu") -> None:
         self.config = config
         self.seed = seed
+        self.device = torch.device(device)
         self.shapes = {
             (spec.layer, spec.role): spec.shape
             for layout in ("reference", "dense")
@@ -100,17 +117,18 @@ class RandomTensors:
         if part == "dense":
             blocks, scales = self.tensor(layer, f"{name}.blocks"), self.tensor(layer, f"{name}.scales")
             return mxfp4.decode(blocks, scales, torch.bfloat16).transpose(1, 2)
-        generator = torch.Generator().manual_seed(self._seed_of(layer, role))
+        generator = torch.Generator(self.device).manual_seed(self._seed_of(layer, role))
         if part == "blocks":
             return _random_bytes(shape, generator)
         if part == "scales":
             # Four neighbouring exponents; the weights' root mean square is about 1 / sqrt(fan-in).
             lowest = 125 + round(math.log2(1 / (_RMS_OF_FP4 * math.sqrt(32 * shape[-1]))))
             return (_random_bytes(shape, generator) & 3) + lowest
-        out = torch.empty(shape, dtype=torch.bfloat16)
+        out = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
         rows = max(1, _DRAWN_AT_ONCE * shape[0] // math.prod(shape))
         for chunk in out.split(rows):
-            chunk.copy_(_scaled(torch.randn(chunk.shape, generator=generator), name, part))
+            drawn = torch.randn(chunk.shape, generator=generator, device=self.device)
+            chunk.copy_(_scaled(drawn, name, part))
         return out
 
     def _split_qkv(self, layer: int | None, name: str, part: str) -> torch.Tensor:
@@ -136,6 +154,6 @@ def _scaled(normal: torch.Tensor, name: str, part: str) -> torch.Tensor:
 def _random_bytes(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """Uniform bytes, eight a draw."""
     count = math.prod(shape)
-    words = torch.empty(-(-count // 8), dtype=torch.int64)
+    words = torch.empty(-(-count // 8), dtype=torch.int64, device=generator.device)
     words.random_(-(2**63), None, generator=generator)
     return words.view(torch.uint8)[:count].view(shape)

@@ -50,6 +50,11 @@ class SafetensorsFile:
         except OSError as fault:
             raise CheckpointError(f"{path}: cannot be read: {fault}") from fault
 
+    def span(self, name: str) -> tuple[int, int]:
+        """First byte of a tensor in the file, and the byte after its last."""
+        entry = self.entries[name]
+        return self._data_start + entry.begin, self._data_start + entry.end
+
     def tensor(self, name: str) -> torch.Tensor:
         """A view of the file, in the file's dtype, on the CPU. Must not be written to."""
         entry = self.entries[name]

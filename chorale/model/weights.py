@@ -1,23 +1,28 @@
 """From a checkpoint folder to packed ``Weights``: the one loader, for all layouts.
 
 What a parameter is called in a file is ``layouts.py``'s business, what it looks like in memory is the ops'.
-On a CPU, whatever can stay a view of the mapped file does.
+On a CPU, whatever can stay a view of the mapped file does; on a GPU the next layers are read while one is
+packed.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from chorale.kernels.ops import ExpertTensors, Ops, QkvWeights, RouterWeights
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
+from chorale.model.device_reader import Arrival, DeviceReader
 from chorale.model.gpt_oss import LayerWeights, Weights
 
 # (phase, fraction of the phase 0..1, message)
 Progress = Callable[[str, float, str], None]
+_LAYERS_AHEAD = 3  # of a GPU: raw tensors of so many layers stand beside the packed ones
 
 
 def load_weights(
@@ -35,7 +40,17 @@ def load_weights(
     file and tensor. The files must not change while the weights are in use.
     """
     checkpoint = Checkpoint(Path(folder), config)
-    loader = _Loader(checkpoint, config, ops, torch.device(device), dtype)
+    target = torch.device(device)
+    source = _Streamed(checkpoint, target) if target.type == "cuda" else _Mapped(checkpoint, target)
+    try:
+        return _load(_Loader(source, config, ops, dtype), config, ops, checkpoint, progress)
+    finally:
+        source.close()
+
+
+def _load(
+    loader: _Loader, config: ModelConfig, ops: Ops, checkpoint: Checkpoint, progress: Progress | None
+) -> Weights:
     layers = []
     for layer in range(config.num_hidden_layers):
         if progress is not None:
@@ -45,7 +60,7 @@ def load_weights(
         message = "embedding and output"
         progress("load", config.num_hidden_layers / (config.num_hidden_layers + 1), message)
     weights = Weights(
-        embedding=checkpoint.read(None, "embedding").to(device),
+        embedding=loader.source.read(None, "embedding"),
         layers=tuple(layers),
         final_norm=loader.float32(None, "final_norm"),
         head=ops.pack_head(loader.dense(None, "head")),
@@ -56,16 +71,69 @@ def load_weights(
     return weights
 
 
+class _Source(Protocol):
+    """Where tensors come from: each on the device, in the file's dtype, asked for once."""
+
+    def has(self, layer: int | None, role: str) -> bool: ...
+
+    def read(self, layer: int | None, role: str) -> torch.Tensor: ...
+
+    def close(self) -> None: ...
+
+
+class _Mapped:
+    """Views of the mapped files, moved to the device if it is another."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+        self._checkpoint, self._device = checkpoint, device
+
+    def has(self, layer: int | None, role: str) -> bool:
+        return self._checkpoint.has(layer, role)
+
+    def read(self, layer: int | None, role: str) -> torch.Tensor:
+        return self._checkpoint.read(layer, role).to(self._device)
+
+    def close(self) -> None:
+        return None
+
+
+class _Streamed:
+    """Read in the order in which ``_load`` asks, a few layers ahead of it."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+        self._checkpoint = checkpoint
+        self._reader = DeviceReader(checkpoint, device)
+        self._layers: deque[int | None] = deque([*range(checkpoint.num_layers), None])
+        self._arrivals: dict[tuple[int | None, str], Arrival] = {}
+        for _ in range(_LAYERS_AHEAD):
+            self._start_layer()
+
+    def has(self, layer: int | None, role: str) -> bool:
+        return self._checkpoint.has(layer, role)
+
+    def read(self, layer: int | None, role: str) -> torch.Tensor:
+        tensor = self._arrivals.pop((layer, role)).wait()
+        if not any(owner == layer for owner, _ in self._arrivals):
+            self._start_layer()
+        return tensor
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _start_layer(self) -> None:
+        if self._layers:
+            layer = self._layers.popleft()
+            for role in self._checkpoint.roles(layer):
+                self._arrivals[layer, role] = self._reader.start(layer, role)
+
+
 class _Loader:
     """Reads roles of one checkpoint in the dtypes that packing wants."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, config: ModelConfig, ops: Ops, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, source: _Source, config: ModelConfig, ops: Ops, dtype: torch.dtype) -> None:
+        self.source = source
         self.config = config
         self.ops = ops
-        self.device = device
         self.dtype = dtype
 
     def layer(self, layer: int) -> LayerWeights:
@@ -90,9 +158,9 @@ class _Loader:
 
     def experts(self, layer: int) -> object:
         tensors = {
-            field: self.checkpoint.read(layer, role).to(self.device)
+            field: self.source.read(layer, role)
             for field, role in _EXPERT_FIELDS.items()
-            if self.checkpoint.has(layer, role)
+            if self.source.has(layer, role)
         }
         return self.ops.pack_experts(
             ExpertTensors(
@@ -106,15 +174,15 @@ class _Loader:
 
     def qkv(self, layer: int, part: str) -> torch.Tensor:
         """One tensor in the reference layout, three elsewhere; rows in the order q, k, v."""
-        if self.checkpoint.has(layer, f"qkv.{part}"):
+        if self.source.has(layer, f"qkv.{part}"):
             return self.dense(layer, f"qkv.{part}")
         return torch.cat([self.dense(layer, f"{name}.{part}") for name in "qkv"])
 
     def dense(self, layer: int | None, role: str) -> torch.Tensor:
-        return self.checkpoint.read(layer, role).to(self.device, self.dtype)
+        return self.source.read(layer, role).to(self.dtype)
 
     def float32(self, layer: int | None, role: str) -> torch.Tensor:
-        return self.checkpoint.read(layer, role).to(self.device, torch.float32)
+        return self.source.read(layer, role).to(torch.float32)
 
 
 _EXPERT_FIELDS = {
