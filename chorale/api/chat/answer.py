@@ -50,6 +50,10 @@ class Answer:
 
 
 def call_object(opened: ItemOpened, arguments: str) -> dict[str, Any]:
+    """``arguments``: of a custom call, its input."""
+    if opened.kind == "custom_tool_call":
+        custom = {"name": opened.name, "input": arguments}
+        return {"id": opened.call_id, "type": "custom", "custom": custom}
     return {
         "id": opened.call_id,
         "type": "function",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from chorale.api.chat.answer import SEPARATOR, Answer, call_object
-from chorale.api.output import Fold, FoldedItem, TurnEnded, end_error
+from chorale.api.output import CLIENT_CALLS, Fold, FoldedItem, TurnEnded, end_error
 from chorale.api.usage import of_choices, usage_object
 from chorale.errors import EngineError
 
@@ -64,7 +64,7 @@ def _message(answer: Answer, fold: Fold) -> dict[str, Any]:
     if answer.reasoning_fields:
         reasoning = _joined(fold.items, "reasoning")
         message |= dict.fromkeys(answer.reasoning_fields, reasoning)
-    calls = [call_object(item.opened, item.text) for item in fold.items if item.kind == "function_call"]
+    calls = [call_object(item.opened, item.text) for item in fold.items if item.kind in CLIENT_CALLS]
     if calls and answer.legacy_call:
         message["function_call"] = calls[0]["function"]
     elif calls:

@@ -7,6 +7,7 @@ from typing import Any
 
 from chorale.api.chat.answer import SEPARATOR, Answer, call_object
 from chorale.api.output import (
+    CLIENT_CALLS,
     ItemClosed,
     ItemDelta,
     ItemKind,
@@ -89,8 +90,8 @@ class ChunkWriter:
 
     def _on_opened(self, opened: ItemOpened, out: list[bytes]) -> None:
         kind = self._kind = opened.kind
-        self._separate = kind != "function_call" and kind in self._seen
-        if kind == "function_call":
+        self._separate = kind not in CLIENT_CALLS and kind in self._seen
+        if kind in CLIENT_CALLS:
             out.append(self._chunk(self._call_head(opened)))
             self._num_calls += 1
             self._template = self._make_template(kind)
@@ -114,11 +115,14 @@ class ChunkWriter:
     def _delta(self, kind: ItemKind, text: str) -> dict[str, Any]:
         if kind == "reasoning":
             return dict.fromkeys(self._answer.reasoning_fields, text)
-        if kind != "function_call":
+        if kind not in CLIENT_CALLS:
             return {"content": text}
         if self._answer.legacy_call:
             return {"function_call": {"arguments": text}}
-        return {"tool_calls": [{"index": self._num_calls - 1, "function": {"arguments": text}}]}
+        piece = (
+            {"custom": {"input": text}} if kind == "custom_tool_call" else {"function": {"arguments": text}}
+        )
+        return {"tool_calls": [{"index": self._num_calls - 1, **piece}]}
 
     def _call_head(self, opened: ItemOpened) -> dict[str, Any]:
         call = call_object(opened, "")

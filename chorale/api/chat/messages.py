@@ -12,7 +12,7 @@ Errors name the message, and the part within it, by index.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,8 +39,13 @@ def split_instructions(messages: Sequence[Mapping[str, Any]]) -> tuple[str | Non
     return ("\n\n".join(texts) or None), count
 
 
-def to_harmony(messages: Sequence[Mapping[str, Any]], first: int = 0) -> list[Message]:
-    """``messages[first:]`` as harmony messages. Raises ``RequestError`` naming message and part."""
+def to_harmony(
+    messages: Sequence[Mapping[str, Any]], first: int = 0, freeform: Collection[str] = ()
+) -> list[Message]:
+    """``messages[first:]`` as harmony messages. Raises ``RequestError`` naming message and part.
+
+    ``freeform``: custom tools whose calls are their input itself.
+    """
     converted: list[Message] = []
     calls: dict[str, str] = {}  # tool_call_id -> function name
     for position in range(first, len(messages)):
@@ -51,7 +56,7 @@ def to_harmony(messages: Sequence[Mapping[str, Any]], first: int = 0) -> list[Me
         elif role == "user":
             converted.append(Message("user", content_text(message, path) or "", _author(message, path)))
         elif role == "assistant":
-            converted += _assistant(message, path, calls)
+            converted += _assistant(message, path, calls, freeform)
         elif role == "tool":
             converted.append(_tool_result(message, path, calls))
         elif role == "function":
@@ -64,12 +69,14 @@ def to_harmony(messages: Sequence[Mapping[str, Any]], first: int = 0) -> list[Me
 # --------------------------------------------------------------------------- one message
 
 
-def _assistant(message: Mapping[str, Any], path: str, calls: dict[str, str]) -> list[Message]:
+def _assistant(
+    message: Mapping[str, Any], path: str, calls: dict[str, str], freeform: Collection[str]
+) -> list[Message]:
     converted: list[Message] = []
     reasoning = reasoning_text(message, path)
     if reasoning:
         converted.append(Message("assistant", reasoning, channel="analysis"))
-    made = _calls(message, path, calls)
+    made = _calls(message, path, calls, freeform)
     content = content_text(message, path) or _optional_text(message, "refusal", path)
     if content:
         converted.append(Message("assistant", content, channel="commentary" if made else "final"))
@@ -83,19 +90,26 @@ def reasoning_text(message: Mapping[str, Any], path: str) -> str | None:
     return _optional_text(message, "reasoning", path) or _optional_text(message, "reasoning_content", path)
 
 
-def _calls(message: Mapping[str, Any], path: str, calls: dict[str, str]) -> list[Message]:
+def _calls(
+    message: Mapping[str, Any], path: str, calls: dict[str, str], freeform: Collection[str]
+) -> list[Message]:
     made: list[Message] = []
     tool_calls = message.get("tool_calls") or []
     if not isinstance(tool_calls, list):
         raise RequestError(f"{path}.tool_calls: must be a list", param=f"{path}.tool_calls")
     for position, call in enumerate(tool_calls):
         call_path = f"{path}.tool_calls[{position}]"
-        if not isinstance(call, Mapping) or call.get("type") not in (None, "function"):
-            raise RequestError(f"{call_path}.type: only 'function' is supported", param=f"{call_path}.type")
+        kind = (call.get("type") or "function") if isinstance(call, Mapping) else None
+        if kind not in ("function", "custom"):
+            raise RequestError(f"{call_path}.type: must be 'function' or 'custom'", param=f"{call_path}.type")
         call_id = call.get("id")
         if not isinstance(call_id, str) or not call_id:
             raise RequestError(f"{call_path}.id: must be a string", param=f"{call_path}.id")
-        call_message = _call(call.get("function"), f"{call_path}.function")
+        read = call.get(kind)
+        if kind == "custom":
+            call_message = _custom_call(read, f"{call_path}.custom", freeform)
+        else:
+            call_message = _call(read, f"{call_path}.function")
         calls[call_id] = _called_name(call_message)
         made.append(call_message)
     if message.get("function_call") is not None:  # the form before tool calls
@@ -118,6 +132,22 @@ def _call(function: Any, path: str) -> Message:
         recipient=f"{FUNCTIONS}.{name}",
         channel="commentary",
         content_type="<|constrain|>json",
+    )
+
+
+def _custom_call(custom: Any, path: str, freeform: Collection[str]) -> Message:
+    if not isinstance(custom, Mapping):
+        raise RequestError(f"{path}: must be an object with name and input", param=path)
+    name, text = _function_name(custom, f"{path}.name"), custom.get("input")
+    if not isinstance(text, str):
+        raise RequestError(f"{path}.input: must be a string", param=f"{path}.input")
+    is_text = name in freeform
+    return Message(
+        "assistant",
+        text if is_text else msgspec.json.encode({"input": text}).decode(),
+        recipient=f"{FUNCTIONS}.{name}",
+        channel="commentary",
+        content_type=None if is_text else "<|constrain|>json",
     )
 
 
