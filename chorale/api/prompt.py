@@ -27,6 +27,7 @@ from chorale.harmony.messages import (
 )
 from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import Vocabulary
+from chorale.tools.base import ToolBox
 
 # gpt-oss knows three efforts; the other names of OpenAI's enum go to the nearest.
 EFFORTS: dict[str, ReasoningEffort] = {
@@ -60,12 +61,15 @@ def current_date(config: ServerConfig) -> str:
     return config.system_start_date or datetime.date.today().isoformat()
 
 
-def system_message(config: ServerConfig, effort: ReasoningEffort, identity: str | None = None) -> Message:
-    """The system message. ``identity`` None: the model's own."""
+def system_message(
+    config: ServerConfig, effort: ReasoningEffort, identity: str | None = None, box: ToolBox | None = None
+) -> Message:
+    """The system message. ``identity`` None: the model's own; ``box``: the tools that the server runs."""
     content = SystemContent(
         model_identity=DEFAULT_IDENTITY if identity is None else identity,
         current_date=current_date(config),
         reasoning_effort=effort,
+        namespaces=box.system_namespaces if box is not None else (),
     )
     return Message("system", content)
 
@@ -75,11 +79,13 @@ def developer_message(
     tools: Sequence[ToolDescription],
     answer: ResponseFormat | None = None,
     about: str | None = None,
+    box: ToolBox | None = None,
 ) -> Message | None:
     """The first developer message, or None when there is nothing to say in it. ``about``: of the tools."""
-    if not instructions and not tools and answer is None:
+    servers = box.developer_namespaces if box is not None else ()
+    if not instructions and not tools and answer is None and not servers:
         return None
-    namespaces = (ToolNamespace(FUNCTIONS, about, tuple(tools)),) if tools else ()
+    namespaces = (ToolNamespace(FUNCTIONS, about, tuple(tools)), *servers) if tools else servers
     formats = () if answer is None else (answer,)
     return Message("developer", DeveloperContent(instructions or None, namespaces, formats))
 

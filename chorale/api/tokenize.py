@@ -12,12 +12,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chorale.api import limits
-from chorale.api.chat.prepare import conversation, prepare, read_rules
+from chorale.api.chat.prepare import conversation, hosted_tools, prepare, read_rules
 from chorale.api.chat.request import parse_chat
 from chorale.api.http import json_response, parse_model, read_json
 from chorale.api.names import check_model
 from chorale.api.prompt import encode_conversation
 from chorale.api.state import ServerState
+from chorale.api.toolbox import close_boxes
 from chorale.errors import RequestError
 from chorale.harmony.vocab import Vocabulary
 
@@ -66,8 +67,11 @@ async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
     opened = data.pop("add_generation_prompt", True) is not False  # chat itself always opens the answer
     chat = parse_chat(data)
     check_model(state, chat.model)
-    if chat.continue_final_message:
-        return (await prepare(state, chat)).prompt_token_ids
+    hosted = hosted_tools(chat)
+    if chat.continue_final_message or hosted.wanted:
+        prepared = await prepare(state, chat)
+        await close_boxes([tools.box for tools in prepared.options.tools])
+        return prepared.prompt_token_ids if opened or not hosted.wanted else prepared.prompt_token_ids[:-2]
     rendered = await encode_conversation(
         conversation(state, chat, chat.messages, *read_rules(chat)), state.vocab
     )

@@ -10,6 +10,8 @@ from typing import Any
 
 from chorale.api.chat.messages import content_text, reasoning_text, split_instructions, to_harmony
 from chorale.api.chat.request import ChatRequest
+from chorale.api.client_tools import custom_tool
+from chorale.api.hosted import HOSTED_TYPES, HostedTools, builtin_tools, read_hosted
 from chorale.api.options import TurnOptions
 from chorale.api.prompt import (
     check_distinct,
@@ -23,10 +25,13 @@ from chorale.api.sampling import resolve_sampling
 from chorale.api.state import ServerState
 from chorale.api.structured import Structured, combine, read_format, read_structured
 from chorale.api.tool_choice import Function, read_tool_choice
+from chorale.api.toolbox import Plan, check_available, close_boxes, open_tools
+from chorale.api.toolloop import TurnTools
 from chorale.engine.types import SamplingSpec
 from chorale.errors import RequestError
-from chorale.harmony.messages import Conversation, Message
+from chorale.harmony.messages import Conversation
 from chorale.harmony.vocab import CHANNEL, END, MESSAGE, START, Vocabulary
+from chorale.tools.base import ToolBox
 
 NEVER = 1 << 30  # tokens: a non-streaming turn is read once, at its end
 
@@ -39,9 +44,28 @@ class Prepared:
 
 
 async def prepare(state: ServerState, chat: ChatRequest) -> Prepared:
-    """Raises ``RequestError`` for what is wrong in messages or tools, or does not fit the window."""
-    info = state.client.info
+    """Raises ``RequestError`` for what is wrong in messages or tools, or does not fit the window.
+
+    The turn closes the boxes of ``options.tools``.
+    """
     rules, structured = read_rules(chat)
+    hosted = check_available(state, hosted_tools(chat), optional_search=False)
+    rules, tools = await open_tools(state, Plan(hosted), rules, chat.n)
+    try:
+        return await _prepare(state, chat, rules, structured, tools)
+    except BaseException:
+        await close_boxes([entry.box for entry in tools])
+        raise
+
+
+async def _prepare(
+    state: ServerState,
+    chat: ChatRequest,
+    rules: TurnRules,
+    structured: Structured,
+    tools: tuple[TurnTools, ...],
+) -> Prepared:
+    info = state.client.info
     messages, tail = _split_continued(chat)
     if tail is not None and rules.binds:
         raise RequestError(
@@ -50,7 +74,9 @@ async def prepare(state: ServerState, chat: ChatRequest) -> Prepared:
             param="continue_final_message",
             code="unsupported_value",
         )
-    prompt = await encode_conversation(conversation(state, chat, messages, rules, structured), state.vocab)
+    box = tools[0].box if tools else None
+    rendered = conversation(state, chat, messages, rules, structured, box)
+    prompt = await encode_conversation(rendered, state.vocab)
     header = _continue_prompt(prompt, tail, state.vocab) if tail is not None else ()
     sampling = resolve_sampling(
         chat,
@@ -66,6 +92,7 @@ async def prepare(state: ServerState, chat: ChatRequest) -> Prepared:
     options = TurnOptions(
         request_id=f"chat-{secrets.token_hex(12)}",
         function_names=rules.callable_names,
+        call_forms=rules.call_forms,
         stop=tuple(chat.stop or ()),
         include_stop=bool(chat.include_stop_str_in_output),
         parallel_tool_calls=chat.parallel_tool_calls,
@@ -77,6 +104,7 @@ async def prepare(state: ServerState, chat: ChatRequest) -> Prepared:
         priority=chat.priority or 0,
         cache_salt=chat.cache_salt or "",
         arrival_time=time.time(),
+        tools=tools,
     )
     return Prepared(prompt, sampling, options)
 
@@ -87,15 +115,17 @@ def conversation(
     messages: list[dict[str, Any]],
     rules: TurnRules,
     structured: Structured,
+    box: ToolBox | None = None,
 ) -> Conversation:
     """System, developer (instructions, tools, the answer's format), then the rest in order."""
     instructions, num_leading = split_instructions(messages)
-    head: list[Message] = [system_message(state.config, reasoning_effort(*chat.effort), chat.identity)]
+    head = [system_message(state.config, reasoning_effort(*chat.effort), chat.identity, box)]
     tools = [function.tool for function in rules.functions]
-    developer = developer_message(instructions, tools, structured.described)
+    freeform = {function.name for function in rules.functions if function.text is not None}
+    developer = developer_message(instructions, tools, structured.described, box=box)
     if developer is not None:
         head.append(developer)
-    return Conversation((*head, *to_harmony(messages, num_leading)))
+    return Conversation((*head, *to_harmony(messages, num_leading, freeform)))
 
 
 def read_rules(chat: ChatRequest) -> tuple[TurnRules, Structured]:
@@ -103,7 +133,11 @@ def read_rules(chat: ChatRequest) -> tuple[TurnRules, Structured]:
     structured = combine(
         read_format(chat.response_format, "response_format"), read_structured(chat), "response_format"
     )
-    functions = [_function(tool, f"tools[{position}]") for position, tool in enumerate(chat.tools or [])]
+    functions = [
+        _function(tool, f"tools[{position}]")
+        for position, tool in enumerate(chat.tools or [])
+        if tool.get("type") not in HOSTED_TYPES
+    ]
     functions += [
         Function.read(f, f"functions[{position}]") for position, f in enumerate(chat.functions or [])
     ]
@@ -111,24 +145,39 @@ def read_rules(chat: ChatRequest) -> tuple[TurnRules, Structured]:
     param = "tool_choice" if chat.tool_choice is not None else "function_call"
     rules = TurnRules(
         functions=functions,
-        choice=read_tool_choice(getattr(chat, param), functions, param),
+        choice=read_tool_choice(getattr(chat, param), functions, param, hosted_tools(chat).names),
         answer=structured.constraint,
         thinking_budget=chat.thinking_token_budget,
     )
     return rules, structured
 
 
+def hosted_tools(chat: ChatRequest) -> HostedTools:
+    """What the server is to run. Raises ``RequestError`` naming the field."""
+    wanted = [
+        (f"tools[{position}]", tool)
+        for position, tool in enumerate(chat.tools or [])
+        if tool.get("type") in HOSTED_TYPES
+    ]
+    if chat.web_search_options is not None:
+        wanted.append(("web_search_options", {"type": "web_search", **chat.web_search_options}))
+    names = (chat.chat_template_kwargs or {}).get("builtin_tools") or []
+    wanted += builtin_tools(names, "chat_template_kwargs.builtin_tools")
+    return read_hosted(wanted, approvals=False)
+
+
 def _function(tool: Mapping[str, Any], path: str) -> Function:
-    if tool.get("type") != "function":
+    kind = tool.get("type")
+    if kind not in ("function", "custom"):
         raise RequestError(
-            f"{path}.type: {str(tool.get('type'))[:64]!r} is not supported yet; 'function' is",
+            f"{path}.type: {str(kind)[:64]!r} is not supported",
             param=f"{path}.type",
             code="unsupported_value",
         )
-    function = tool.get("function")
-    if not isinstance(function, Mapping):
-        raise RequestError(f"{path}.function: must be an object", param=f"{path}.function")
-    return Function.read(function, f"{path}.function")
+    declared, path = tool.get(kind), f"{path}.{kind}"
+    if not isinstance(declared, Mapping):
+        raise RequestError(f"{path}: must be an object", param=path)
+    return custom_tool(declared, path) if kind == "custom" else Function.read(declared, path)
 
 
 # --------------------------------------------------------------------------- continue_final_message

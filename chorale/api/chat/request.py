@@ -25,7 +25,6 @@ REFUSED: dict[str, Refusal] = fields.REFUSED | {
     "chat_template": Refusal("there is one template, harmony; templates from requests are never run"),
     "documents": Refusal("put documents into a message"),
     "echo": Refusal("answers never repeat the prompt"),
-    "web_search_options": Refusal("built-in tools are not supported yet", neutral=()),
     "moderation": Refusal("there is no moderation model"),
     "best_of": Refusal("removed from the API; use n", neutral=(1,)),
 }
@@ -45,6 +44,7 @@ class ChatRequest(StructuredFields):
     tools: Annotated[list[dict[str, Any]], limits.items("tools")] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
+    web_search_options: dict[str, Any] | None = None
     functions: Annotated[list[dict[str, Any]], limits.items("tools")] | None = None  # before tools
     function_call: str | dict[str, Any] | None = None
 
@@ -133,12 +133,10 @@ def _check_template(chat: ChatRequest) -> None:
                 param=f"chat_template_kwargs.{key[:64]}",
                 code="unknown_parameter",
             )
-    if kwargs.get("builtin_tools"):
-        raise RequestError(
-            "chat_template_kwargs.builtin_tools: built-in tools are not supported yet",
-            param="chat_template_kwargs.builtin_tools",
-            code="unsupported_value",
-        )
+    names = kwargs.get("builtin_tools") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        path = "chat_template_kwargs.builtin_tools"
+        raise RequestError(f"{path}: must be a list of names", param=path)
     if not isinstance(kwargs.get("model_identity"), str | None):
         path = "chat_template_kwargs.model_identity"
         raise RequestError(f"{path}: must be a string", param=path)

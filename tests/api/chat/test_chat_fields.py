@@ -121,8 +121,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_whitespace_pattern": " *"}, "guided_whitespace_pattern", "unsupported_parameter"),
     ({"thinking_token_budget": -1}, "thinking_token_budget", "below_min_value"),
     ({"chat_template": "{{ x }}"}, "chat_template", "unsupported_parameter"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_value"),
-    ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "unsupported_value"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]", "tool_not_enabled"),
+    ({"tools": [{"type": "image_generation"}]}, "tools[0].type", "unsupported_value"),
+    ({"web_search_options": {}}, "web_search_options", "tool_not_enabled"),
     (
         {"tools": [{"type": "function", "function": {"name": "a b"}}]},
         "tools[0].function.name",
@@ -136,7 +137,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"chat_template_kwargs": {"builtin_tools": ["python"]}},
         "chat_template_kwargs.builtin_tools",
-        "unsupported_value",
+        "tool_not_enabled",
     ),
     ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "invalid_value"),
