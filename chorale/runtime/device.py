@@ -58,6 +58,10 @@ class Device(Protocol):
         """Bytes that could be allocated now."""
         ...
 
+    def trim(self) -> None:
+        """Give memory that is kept for reuse back, so that one large allocation can have it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class CpuDevice:
@@ -89,6 +93,9 @@ class CpuDevice:
 
     def free_memory(self) -> int:
         return available_memory()
+
+    def trim(self) -> None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +138,9 @@ class CudaDevice:
 
     def free_memory(self) -> int:
         return torch.cuda.mem_get_info(self.torch_device)[0]
+
+    def trim(self) -> None:
+        torch.cuda.empty_cache()
 
 
 class Graphs:

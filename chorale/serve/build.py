@@ -88,6 +88,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
     )
     with phases.phase("load", str(folder)):
         model = load_model(folder, model_config, ops, resolved, device, phases.report)
+        device.trim()
     with phases.phase("kv_pool", _pool_message(resolved)):
         kv = allocate_kv(model_config, resolved, device)
         executor = make_executor(model, kv, resolved, device, grammars)

@@ -1,0 +1,263 @@
+"""The whole engine offline on one GPU, at gpt-oss's sizes, next to vLLM's figures on the same kind of GPU.
+
+    python benchmarks/gpu_engine.py [20b | 120b | FOLDER] [--cases b1 b8 ...] [--output 64] [--json FILE]
+
+A size is made first, as a random checkpoint of the published layout, in ``--scratch`` (memory, by default).
+Method: token ids in and out, temperature 1, the model's stop ids ignored, prefix caching off, default limits;
+decode rate = tokens after each request's first, over (time of the full run minus time of a run that ends
+with the first token); ``whole`` counts everything. ``--output`` shortens the answers (a quick look: the
+contexts are then shorter than vLLM's). ``host``: the engine's own time a step (plan, launch, commit);
+``device``: one replay of the step's graph, timed on its own; ``idle``: the share of a step in which the GPU
+had nothing to do.
+
+One run each, after a short warm-up run of the same batch; ``--runs`` takes the median of several.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from chorale.config import EngineConfig
+from chorale.engine.core import EngineCore
+from chorale.engine.types import GenerateRequest, SamplingSpec, StepHandle, StepPlan, StepResult
+from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.model.config_writer import SHAPES, make_config
+from chorale.runtime.executor import LocalExecutor
+from chorale.serve.build import build_engine
+
+# name -> (rows, prompt, output); vLLM 0.26 on one H200: decode tokens a second, the better of its back ends
+CASES: dict[str, tuple[int, int, int]] = {
+    "b1": (1, 128, 512),
+    "b8": (8, 128, 512),
+    "b64": (64, 1024, 512),
+    "b256": (256, 1024, 512),
+    "b1024": (1024, 1024, 1024),
+    "prefill": (8, 8192, 1),
+}
+VLLM: dict[str, dict[str, float]] = {
+    "20b": {"b1": 333, "b8": 1608, "b64": 7941, "b256": 16162, "b1024": 25981, "prefill": 69100},
+    "120b": {"b1": 235, "b8": 1150, "b64": 2889, "b256": 8645, "prefill": 40800},
+}
+VLLM_WHOLE = {"20b": {"b1024": 19434}, "120b": {}}
+
+
+class Watch:
+    """An Executor that keeps what the host waited for the device, and what it took to launch a step."""
+
+    def __init__(self, inner: LocalExecutor) -> None:
+        self.inner = inner
+        self.waited = self.launched = 0.0
+
+    def execute(self, plan: StepPlan) -> StepHandle:
+        start = time.perf_counter()
+        handle = self.inner.execute(plan)
+        self.launched += time.perf_counter() - start
+        return Watched(handle, self)
+
+    def shutdown(self) -> None:
+        self.inner.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    handle: StepHandle
+    watch: Watch
+
+    def result(self) -> StepResult:
+        start = time.perf_counter()
+        found = self.handle.result()
+        self.watch.waited += time.perf_counter() - start
+        return found
+
+
+@dataclass
+class Run:
+    """One batch to its end. ``steady``: the steps in which every row decoded."""
+
+    seconds: float = 0.0
+    steady_steps: int = 0
+    steady_seconds: float = 0.0
+    waited: float = 0.0
+    launched: float = 0.0
+
+
+def play(core: EngineCore, watch: Watch, rows: int, prompt: int, output: int) -> Run:
+    rng = np.random.default_rng(rows * 7919 + prompt)
+    for row in range(rows):
+        ids = rng.integers(0, 199_000, prompt).tolist()
+        spec = SamplingSpec(temperature=1.0, ignore_eos=True, max_tokens=output, seed=row)
+        core.add_request(GenerateRequest(request_id=f"r{row}", prompt_token_ids=ids, sampling=spec))
+    run, started, count = Run(), time.perf_counter(), 0
+    while core.has_work:
+        begin = time.perf_counter()
+        before = (watch.waited, watch.launched)
+        chunks = core.step()
+        count += sum(len(chunk.token_ids) for chunk in chunks)
+        if len(chunks) == rows and core.stats().last_step_tokens == rows:
+            run.steady_steps += 1
+            run.steady_seconds += time.perf_counter() - begin
+            run.waited += watch.waited - before[0]
+            run.launched += watch.launched - before[1]
+    run.seconds = time.perf_counter() - started
+    assert count == rows * output, (count, rows, output)
+    return run
+
+
+def replay_seconds(core: EngineCore, rows: int) -> float | None:
+    """Of the graph that ran last for so many rows; its inputs are those of that step."""
+    executor: Any = core._executor
+    decodes = executor.inner._worker._decodes
+    if decodes is None:
+        return None
+    graphs = [replay for (size, _), replay in decodes._graphs.items() if size >= rows]
+    if not graphs:
+        return None
+    replay = graphs[-1]
+    times = []
+    for _ in range(5):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(10):
+            replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e4)
+    return statistics.median(times)
+
+
+def measure(core: EngineCore, watch: Watch, name: str, output: int | None, runs: int) -> dict[str, Any]:
+    rows, prompt, full = CASES[name]
+    full = full if output is None else min(full, output)
+    play(core, watch, rows, min(prompt, 64), min(full, 6))  # graphs are captured, kernels compiled
+    if full == 1:
+        seconds = statistics.median(play(core, watch, rows, prompt, 1).seconds for _ in range(runs))
+        return {"case": name, "prefill tok/s": rows * prompt / seconds}
+    found = [(play(core, watch, rows, prompt, full), play(core, watch, rows, prompt, 1)) for _ in range(runs)]
+    decode = statistics.median(rows * (full - 1) / (run.seconds - first.seconds) for run, first in found)
+    run, first = found[0]
+    steps = max(run.steady_steps, 1)
+    step = run.steady_seconds / steps
+    result = {
+        "case": name,
+        "decode tok/s": decode,
+        "whole tok/s": rows * full / run.seconds,
+        "prefill tok/s": rows * prompt / first.seconds,
+        "step ms": step * 1e3,
+        "host ms": (run.steady_seconds - run.waited) / steps * 1e3,
+        "launch ms": run.launched / steps * 1e3,
+    }
+    device = replay_seconds(core, rows)
+    if device is not None:
+        result |= {"device ms": device * 1e3, "idle": max(0.0, 1 - device / step)}
+    return result
+
+
+def time_captures(core: EngineCore, rows: list[int]) -> dict[int, float]:
+    """Seconds that the graphs of some batches take, compilation included."""
+    executor: Any = core._executor
+    seconds = {}
+    for count in rows:
+        start = time.perf_counter()
+        executor.inner._worker.capture(count, core.limits.max_model_len)
+        torch.cuda.synchronize()
+        seconds[count] = round(time.perf_counter() - start, 3)
+    return seconds
+
+
+def find_checkpoint(model: str, scratch: Path) -> Path:
+    if model not in SHAPES:
+        return Path(model)
+    folder = scratch / f"random-{model}"
+    if not (folder / "config.json").exists():
+        start = time.perf_counter()
+        write_random_checkpoint(folder, make_config(**SHAPES[model]), device="cuda", threads=12)
+        print(f"checkpoint made in {time.perf_counter() - start:.1f} s", flush=True)
+    torch.cuda.empty_cache()
+    return folder
+
+
+def build(folder: Path, given: argparse.Namespace) -> tuple[EngineCore, Watch, dict[str, float]]:
+    config = EngineConfig(
+        model=str(folder),
+        device="cuda",
+        ops=given.ops,
+        enable_prefix_caching=False,
+        enforce_eager=given.enforce_eager,
+        async_scheduling=not given.serial,
+        gpu_memory_utilization=given.gpu_memory_utilization,
+        max_num_seqs=given.max_num_seqs,
+        max_model_len=given.max_model_len,
+    )
+    core, info = build_engine(config)
+    assert isinstance(core._executor, LocalExecutor)
+    watch = Watch(core._executor)
+    core._executor = watch
+    for note in info.notes:
+        print("note:", note)
+    print(f"pages: {info.num_blocks} of {info.block_size}; start-up, s: {info.startup_seconds}", flush=True)
+    return core, watch, info.startup_seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("model", nargs="?", default="20b")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--output", type=int)
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=1e9, help="no case is begun after so many")
+    parser.add_argument("--scratch", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--ops", default="auto")
+    parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--serial", action="store_true")
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.92)
+    parser.add_argument("--max-num-seqs", type=int)
+    parser.add_argument("--max-model-len", type=int)
+    given = parser.parse_args()
+    began = time.perf_counter()
+    folder = find_checkpoint(given.model, given.scratch)
+    torch.cuda.reset_peak_memory_stats()
+    core, watch, startup = build(folder, given)
+    results = []
+    if not given.enforce_eager:
+        captured = time_captures(core, [1, 2, 3, *sorted({CASES[name][0] for name in given.cases} - {1})])
+        print(f"captures, s: {captured}", flush=True)
+    for name in given.cases:
+        if time.perf_counter() - began > given.seconds:
+            print(f"{name}: no time left")
+            continue
+        found = measure(core, watch, name, given.output, given.runs)
+        vllm = VLLM.get(given.model, {}).get(name)
+        whole = VLLM_WHOLE.get(given.model, {}).get(name)
+        theirs = (f" | vLLM {vllm:,.0f}" if vllm else "") + (f", whole {whole:,.0f}" if whole else "")
+        figures = "  ".join(
+            f"{k} {v:,.3g}" if v < 100 else f"{k} {v:,.0f}" for k, v in found.items() if k != "case"
+        )
+        print(f"{name:8s} {figures}{theirs}  [{time.perf_counter() - began:.0f} s]", flush=True)
+        results.append(found)
+    peak = torch.cuda.max_memory_reserved()
+    free, total = (number / 2**30 for number in torch.cuda.mem_get_info())
+    print(f"memory: peak reserved {peak / 2**30:.2f} GiB, now free {free:.2f} of {total:.2f} GiB")
+    if given.json:
+        record = {
+            "model": given.model,
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "startup": startup,
+            "peak_reserved": peak,
+            "results": results,
+        }
+        given.json.write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
