@@ -20,10 +20,15 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def of_choices(usages: Sequence[Usage]) -> Usage:
-    """Choices share one prompt: it is counted once, cached as far as the first choice found it."""
+    """Choices share one prompt: it is counted once, cached as far as the first choice found it.
+
+    The prompts of later rounds, after tools, are each choice's own.
+    """
+    later = sum(usage.later_input_tokens for usage in usages)
+    repeated = sum(usage.later_cached_tokens for usage in usages)
     return Usage(
-        input_tokens=max((usage.input_tokens for usage in usages), default=0),
-        cached_tokens=min((usage.cached_tokens for usage in usages), default=0),
+        input_tokens=later + max((u.input_tokens - u.later_input_tokens for u in usages), default=0),
+        cached_tokens=repeated + min((u.cached_tokens - u.later_cached_tokens for u in usages), default=0),
         output_tokens=sum(usage.output_tokens for usage in usages),
         reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from chorale.api.chat.answer import SEPARATOR, Answer, call_object
+from chorale.api.chat.builtin import SHOWN, annotation, whole
 from chorale.api.output import CLIENT_CALLS, Fold, FoldedItem, TurnEnded, end_error
 from chorale.api.usage import of_choices, usage_object
 from chorale.errors import EngineError
@@ -59,7 +60,7 @@ def _message(answer: Answer, fold: Fold) -> dict[str, Any]:
         "role": "assistant",
         "content": _joined(fold.items, "message"),
         "refusal": None,
-        "annotations": [],
+        "annotations": _annotations(fold.items),
     }
     if answer.reasoning_fields:
         reasoning = _joined(fold.items, "reasoning")
@@ -69,7 +70,20 @@ def _message(answer: Answer, fold: Fold) -> dict[str, Any]:
         message["function_call"] = calls[0]["function"]
     elif calls:
         message["tool_calls"] = calls
+    if builtin := [whole(item) for item in fold.items if item.kind in SHOWN]:
+        message["builtin_tool_calls"] = builtin
     return message
+
+
+def _annotations(items: Sequence[FoldedItem]) -> list[dict[str, Any]]:
+    """Citations, counted from the beginning of the whole content."""
+    found: list[dict[str, Any]] = []
+    offset = 0
+    for item in items:
+        if item.kind == "message" and item.text:
+            found += [annotation(citation, offset) for citation in item.citations]
+            offset += len(item.text) + len(SEPARATOR)
+    return found
 
 
 def _joined(items: Sequence[FoldedItem], kind: str) -> str | None:

@@ -6,19 +6,25 @@ from collections.abc import Iterable
 from typing import Any
 
 from chorale.api.chat.answer import SEPARATOR, Answer, call_object
+from chorale.api.chat.builtin import SHOWN, CallWriter, annotation
 from chorale.api.output import (
+    BUILTIN_ITEMS,
     CLIENT_CALLS,
+    Cited,
     ItemClosed,
     ItemDelta,
     ItemKind,
     ItemOpened,
     OutputEvent,
+    ToolOutcome,
+    ToolProgressed,
     TurnEnded,
     TurnProgress,
     Usage,
 )
 from chorale.api.sse import PLACEHOLDER, Template, event
 from chorale.api.usage import usage_object
+from chorale.tools.base import ToolResult
 
 
 class ChunkWriter:
@@ -44,6 +50,9 @@ class ChunkWriter:
         self._started = False
         self._kind: ItemKind | None = None
         self._num_calls = 0
+        self._builtin = CallWriter()
+        self._num_chars = 0  # of the content so far
+        self._text_start = 0  # where the open message's text begins in it
         self._seen: set[ItemKind] = set()  # kinds that have text already
         self._separate = False  # the next text of the open item starts with SEPARATOR
         self._template: Template | None = None  # the open item's chunk; None: hidden
@@ -64,11 +73,13 @@ class ChunkWriter:
             elif isinstance(item, ItemOpened):
                 self._on_opened(item, out)
             elif isinstance(item, ItemClosed):
-                self._kind = None
+                self._on_closed(item, out)
             elif isinstance(item, TurnProgress):
                 self._progress, self._usage = item, item.usage
             elif isinstance(item, TurnEnded):
                 self._on_ended(item, out)
+            else:
+                self._on_tool(item, out)
         if self._progress is not None and self._answer.return_token_ids:
             out.append(self._chunk({}))  # nothing to read in these tokens, but they are asked for
         return b"".join(out)
@@ -81,8 +92,11 @@ class ChunkWriter:
             return
         if self._separate and text:
             text, self._separate = SEPARATOR + text, False
+            self._text_start += len(SEPARATOR)
         if text:
             self._seen.add(kind)
+            if kind == "message":
+                self._num_chars += len(text)
         if self._slow or (delta.logprobs and kind == "message"):
             out.append(self._chunk(self._delta(kind, text), self._logprobs(kind, delta)))
         elif text:
@@ -91,7 +105,13 @@ class ChunkWriter:
     def _on_opened(self, opened: ItemOpened, out: list[bytes]) -> None:
         kind = self._kind = opened.kind
         self._separate = kind not in CLIENT_CALLS and kind in self._seen
-        if kind in CLIENT_CALLS:
+        self._text_start = self._num_chars
+        if kind in BUILTIN_ITEMS:
+            self._separate, self._template = False, None
+            if kind in SHOWN:
+                out.append(self._chunk(self._builtin.opened(opened)))
+                self._template = self._make_template(kind)
+        elif kind in CLIENT_CALLS:
             out.append(self._chunk(self._call_head(opened)))
             self._num_calls += 1
             self._template = self._make_template(kind)
@@ -102,6 +122,23 @@ class ChunkWriter:
             if template is None:
                 template = self._templates[kind] = self._make_template(kind)
             self._template = template
+
+    def _on_closed(self, closed: ItemClosed, out: list[bytes]) -> None:
+        if self._kind in SHOWN:
+            out.append(self._chunk(self._builtin.closed(closed.status)))
+        self._kind = None
+
+    def _on_tool(self, item: OutputEvent, out: list[bytes]) -> None:
+        """News of tools of the server, and citations of what they found."""
+        delta = None
+        if isinstance(item, Cited):
+            delta = {"annotations": [annotation(item.citation, self._text_start)]}
+        elif isinstance(item, ToolProgressed):
+            delta = self._builtin.progressed(item.progress)
+        elif isinstance(item, ToolOutcome) and isinstance(item.result, ToolResult):
+            self._builtin.came(item.result)
+        if delta is not None:
+            out.append(self._chunk(delta))
 
     def _on_ended(self, ended: TurnEnded, out: list[bytes]) -> None:
         self.ended = ended
@@ -115,6 +152,8 @@ class ChunkWriter:
     def _delta(self, kind: ItemKind, text: str) -> dict[str, Any]:
         if kind == "reasoning":
             return dict.fromkeys(self._answer.reasoning_fields, text)
+        if kind in BUILTIN_ITEMS:
+            return self._builtin.written(text)
         if kind not in CLIENT_CALLS:
             return {"content": text}
         if self._answer.legacy_call:

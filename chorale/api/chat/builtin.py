@@ -1,0 +1,116 @@
+"""Tools that ran on the server, as Chat shows them: ``annotations``, and ``builtin_tool_calls`` (ours).
+
+Chat has no items for such calls. ``message.builtin_tool_calls`` lists them in order; in a stream each is
+built up like a tool call, by index: its head, pieces of ``arguments`` as the model writes them, pieces of
+``output`` as the tool writes them, and at last its status and whatever is known only then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chorale.api.output import FoldedItem, ItemKind, ItemOpened
+from chorale.tools.base import (
+    BrowserDetail,
+    CodeOutput,
+    FindAction,
+    McpDetail,
+    OpenPageAction,
+    Progress,
+    PythonDetail,
+    SearchAction,
+    ToolResult,
+    UrlCitation,
+)
+
+SHOWN: frozenset[ItemKind] = frozenset({"web_search_call", "code_interpreter_call", "mcp_call"})
+
+
+def annotation(citation: UrlCitation, offset: int) -> dict[str, Any]:
+    """``offset``: where the text that the citation counts from begins within the content."""
+    return {
+        "type": "url_citation",
+        "url_citation": {
+            "start_index": citation.start_index + offset,
+            "end_index": citation.end_index + offset,
+            "title": citation.title,
+            "url": citation.url,
+        },
+    }
+
+
+def head(opened: ItemOpened) -> dict[str, Any]:
+    """What is known of a call when its header is."""
+    entry = {"id": opened.item_id, "type": opened.kind, "name": opened.name, "arguments": ""}
+    if opened.namespace is not None:
+        entry["server_label"] = opened.namespace
+    if opened.container_id is not None:
+        entry["container_id"] = opened.container_id
+    return entry
+
+
+def output_piece(progress: Progress) -> str:
+    """What a running tool has written."""
+    return progress.text if isinstance(progress, CodeOutput) else ""
+
+
+def conclusion(status: str, result: ToolResult | None, num_shown: int) -> dict[str, Any]:
+    """What is known of a call at its end. ``num_shown``: characters of its output that were shown."""
+    entry: dict[str, Any] = {"status": status}
+    detail = result.detail if result is not None else None
+    if isinstance(detail, PythonDetail):
+        entry["output"] = detail.logs[num_shown:]
+    elif isinstance(detail, McpDetail):
+        entry["output" if detail.error is None else "error"] = detail.output or detail.error or ""
+    elif isinstance(detail, BrowserDetail):
+        entry["action"] = action(detail)
+    return entry
+
+
+def action(detail: BrowserDetail) -> dict[str, Any]:
+    """Of a browser call, in the form of Responses, with what a search found."""
+    what = detail.action
+    if isinstance(what, SearchAction):
+        sources = [{"type": "url", "url": source.url} for source in what.sources]
+        return {"type": "search", "query": what.query, "queries": [what.query], "sources": sources}
+    if isinstance(what, OpenPageAction):
+        return {"type": "open_page", "url": what.url}
+    assert isinstance(what, FindAction)
+    return {"type": "find_in_page", "pattern": what.pattern, "url": what.url or ""}
+
+
+def whole(item: FoldedItem) -> dict[str, Any]:
+    """An ended call: what a stream's pieces add up to."""
+    result = item.outcome if isinstance(item.outcome, ToolResult) else None
+    return head(item.opened) | {"arguments": item.text} | conclusion(item.status or "incomplete", result, 0)
+
+
+class CallWriter:
+    """The pieces of the calls of one choice, in order."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+        self._num_shown = 0  # characters of the open call's output
+        self._result: ToolResult | None = None
+
+    def opened(self, opened: ItemOpened) -> dict[str, Any]:
+        self._num_calls += 1
+        self._num_shown, self._result = 0, None
+        return self._piece(**head(opened))
+
+    def written(self, text: str) -> dict[str, Any]:
+        return self._piece(arguments=text)
+
+    def progressed(self, progress: Progress) -> dict[str, Any] | None:
+        text = output_piece(progress)
+        self._num_shown += len(text)
+        return self._piece(output=text) if text else None
+
+    def came(self, result: ToolResult) -> None:
+        self._result = result
+
+    def closed(self, status: str) -> dict[str, Any]:
+        return self._piece(**conclusion(status, self._result, self._num_shown))
+
+    def _piece(self, **fields: Any) -> dict[str, Any]:
+        return {"builtin_tool_calls": [{"index": self._num_calls - 1, **fields}]}
