@@ -46,9 +46,9 @@ def join_url(base: httpx2.URL, location: str) -> httpx2.URL:
 
 
 def domain_of(url: str) -> str:
-    """Host without "www.", for display; empty when there is none."""
+    """The host, for display; empty when there is none."""
     try:
-        return httpx2.URL(url).host.removeprefix("www.")
+        return httpx2.URL(url).host
     except (httpx2.InvalidURL, ValueError, UnicodeError):
         return ""
 

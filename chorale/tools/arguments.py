@@ -1,0 +1,66 @@
+"""A tool call's JSON arguments, read kindly: models write numbers as strings and leave things out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from chorale.tools.faults import ToolFault
+
+_MAX_LEN = 256 * 1024
+
+
+class Arguments:
+    """Raises ``ToolFault`` whose text tells the model what to write instead."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    @classmethod
+    def read(cls, content: str) -> Arguments:
+        return cls(parse_object(content))
+
+    def raw(self, name: str, default: Any = None) -> Any:
+        value = self._values.get(name)
+        return default if value is None else value
+
+    def text(self, name: str, max_len: int) -> str:
+        value = self._values.get(name)
+        if not isinstance(value, str) or not value.strip():
+            raise ToolFault(f"`{name}` must be a non-empty string")
+        if len(value) > max_len:
+            raise ToolFault(f"`{name}` is longer than {max_len} characters")
+        return value
+
+    def flag(self, name: str) -> bool:
+        return self._values.get(name) in (True, "true", "True", 1)
+
+    def number(self, name: str, default: int) -> int:
+        """A whole number; "3" and 3.0 count as 3."""
+        value = self._values.get(name)
+        if value is None or value == "":
+            return default
+        if isinstance(value, str):
+            try:
+                value = float(value)
+            except ValueError:
+                raise ToolFault(f"`{name}` must be a number, not a string") from None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e9:
+            raise ToolFault(f"`{name}` must be a whole number")
+        return int(value)
+
+
+def parse_object(content: str) -> dict[str, Any]:
+    """A JSON object; empty text is an empty one. Raises ``ToolFault``."""
+    if not content.strip():
+        return {}
+    if len(content) > _MAX_LEN:
+        raise ToolFault(f"the arguments are longer than {_MAX_LEN} characters")
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ToolFault(f"the arguments are not valid JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise ToolFault("the arguments must be a JSON object")
+    return value

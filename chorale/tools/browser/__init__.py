@@ -1,0 +1,1 @@
+"""The ``browser`` tool: search, open, find, with numbered lines, cursors and citations."""

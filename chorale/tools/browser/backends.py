@@ -1,0 +1,205 @@
+"""Search services over plain HTTP. Each is a request, and where its hits stand in the answer.
+
+Sources: SearXNG search API (``format=json``), Exa ``/search``, You.com ``/v1/search``, Brave Web Search,
+Tavily ``/search``. Keys come from the operator's environment and go to that service only.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from chorale.tools.base import WebSearchRequest
+from chorale.tools.browser.page import Page
+from chorale.tools.faults import ToolFault
+from chorale.tools.net.fetch import Fetcher
+from chorale.tools.net.urls import in_domains, parse_url
+
+MAX_RESULTS = 20
+_SNIPPET_LEN = 1200
+_TAG = re.compile(r"</?(?:b|strong|em|i|mark|span|p|br)\b[^<>]{0,200}>", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    url: str
+    title: str
+    snippet: str
+
+
+class SearchBackend(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    async def search(self, query: str, topn: int, options: WebSearchRequest) -> list[Hit]:
+        """At most ``topn`` hits, within the allowed domains. Raises ``ToolFault``."""
+        ...
+
+    async def page(self, url: str) -> Page | None:
+        """A page that the back end holds itself; None: it is fetched from the network."""
+        ...
+
+    @property
+    def online(self) -> bool:
+        """Whether pages that it does not hold may be fetched."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How one service is asked. ``hits`` picks (url, title, snippet) records out of the decoded answer."""
+
+    name: str
+    url: str
+    environment: str  # variable that holds the key; empty: no key is needed
+    request: Callable[[str, int, WebSearchRequest, str], _Request]
+    hits: Callable[[Any], list[tuple[Any, Any, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    headers: Mapping[str, str]
+    params: Mapping[str, Any] | None = None
+    body: Any = None
+
+
+def _sites(query: str, options: WebSearchRequest) -> str:
+    """The query with ``site:`` terms, for services without a field for domains."""
+    sites = " OR ".join(f"site:{domain}" for domain in options.allowed_domains[:20])
+    return f"{query} ({sites})" if sites else query
+
+
+def _searxng(query: str, topn: int, options: WebSearchRequest, key: str) -> _Request:
+    return _Request("GET", {}, {"q": _sites(query, options), "format": "json"})
+
+
+def _exa(query: str, topn: int, options: WebSearchRequest, key: str) -> _Request:
+    body = {"query": query, "numResults": topn, "contents": {"text": {"maxCharacters": _SNIPPET_LEN}}}
+    if options.allowed_domains:
+        body["includeDomains"] = list(options.allowed_domains)
+    return _Request("POST", {"x-api-key": key}, None, body)
+
+
+def _you(query: str, topn: int, options: WebSearchRequest, key: str) -> _Request:
+    params = {"query": _sites(query, options), "count": topn}
+    return _Request("GET", {"X-API-Key": key}, params)
+
+
+def _brave(query: str, topn: int, options: WebSearchRequest, key: str) -> _Request:
+    params = {"q": _sites(query, options)[:400], "count": topn}
+    return _Request("GET", {"X-Subscription-Token": key, "Accept": "application/json"}, params)
+
+
+def _tavily(query: str, topn: int, options: WebSearchRequest, key: str) -> _Request:
+    depth = "advanced" if options.context_size == "high" else "basic"
+    body: dict[str, Any] = {"query": query, "max_results": topn, "search_depth": depth}
+    if options.allowed_domains:
+        body["include_domains"] = list(options.allowed_domains)
+    return _Request("POST", {"Authorization": f"Bearer {key}"}, None, body)
+
+
+def _flat(*path: str, snippet: str) -> Callable[[Any], list[tuple[Any, Any, Any]]]:
+    def pick(answer: Any) -> list[tuple[Any, Any, Any]]:
+        for key in path:
+            answer = answer.get(key, {}) if isinstance(answer, dict) else {}
+        records = answer if isinstance(answer, list) else []
+        return [(r.get("url"), r.get("title"), r.get(snippet)) for r in records if isinstance(r, dict)]
+
+    return pick
+
+
+def _you_hits(answer: Any) -> list[tuple[Any, Any, Any]]:
+    results = answer.get("results") if isinstance(answer, dict) else None
+    sections = [results.get(name) for name in ("web", "news")] if isinstance(results, dict) else []
+    found = []
+    for record in (r for section in sections if isinstance(section, list) for r in section):
+        if isinstance(record, dict):
+            extra = record.get("snippets")
+            texts = [record.get("description"), *(extra if isinstance(extra, list) else ())]
+            joined = " … ".join(text for text in texts if isinstance(text, str))
+            found.append((record.get("url"), record.get("title"), joined))
+    return found
+
+
+SERVICES: dict[str, Service] = {
+    service.name: service
+    for service in (
+        Service("searxng", "", "", _searxng, _flat("results", snippet="content")),
+        Service("exa", "https://api.exa.ai/search", "EXA_API_KEY", _exa, _flat("results", snippet="text")),
+        Service("you", "https://ydc-index.io/v1/search", "YDC_API_KEY", _you, _you_hits),
+        Service(
+            "brave",
+            "https://api.search.brave.com/res/v1/web/search",
+            "BRAVE_API_KEY",
+            _brave,
+            _flat("web", "results", snippet="description"),
+        ),
+        Service(
+            "tavily",
+            "https://api.tavily.com/search",
+            "TAVILY_API_KEY",
+            _tavily,
+            _flat("results", snippet="content"),
+        ),
+    )
+}
+
+
+class HttpSearch:
+    """One of ``SERVICES``. ``url`` replaces the service's own (a SearXNG of one's own, a proxy)."""
+
+    def __init__(self, service: Service, fetcher: Fetcher, key: str, url: str | None = None) -> None:
+        self._service = service
+        self._fetcher = fetcher
+        self._key = key
+        self._url = url or service.url
+
+    @property
+    def name(self) -> str:
+        return self._service.name
+
+    @property
+    def online(self) -> bool:
+        return True
+
+    async def page(self, url: str) -> Page | None:
+        return None
+
+    async def search(self, query: str, topn: int, options: WebSearchRequest) -> list[Hit]:
+        request = self._service.request(query, topn, options, self._key)
+        fetched = await self._fetcher.call(
+            request.method, self._url, headers=request.headers, params=request.params, json=request.body
+        )
+        if not 200 <= fetched.status < 300:
+            raise ToolFault(f"the search service answered with status {fetched.status}")
+        try:
+            answer = json.loads(fetched.body)
+        except (ValueError, RecursionError):
+            raise ToolFault("the search service answered with something that is not JSON") from None
+        return usable(self._service.hits(answer), topn, options)
+
+
+def usable(records: list[tuple[Any, Any, Any]], topn: int, options: WebSearchRequest) -> list[Hit]:
+    """Records with an address that can be opened and is allowed, each address once."""
+    hits: dict[str, Hit] = {}
+    for url, title, snippet in records:
+        if not isinstance(url, str) or len(hits) >= topn:
+            continue
+        try:
+            parsed = parse_url(url)
+        except ToolFault:
+            continue
+        if in_domains(parsed.host, options.allowed_domains):
+            hits.setdefault(url, Hit(url, _clean(title) or url, _clean(snippet)[:_SNIPPET_LEN]))
+    return list(hits.values())
+
+
+def _clean(text: Any) -> str:
+    if not isinstance(text, str):
+        return ""
+    return " ".join(html.unescape(_TAG.sub("", text)).split())

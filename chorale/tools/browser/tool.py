@@ -1,0 +1,240 @@
+"""``browser.search``, ``browser.open``, ``browser.find``: one conversation's browser.
+
+Pages of the web are text of strangers: they are escaped when they are read, shown in numbered lines, and
+never interpreted. Fetched pages are shared by all conversations in a small cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+from chorale.tools.arguments import Arguments
+from chorale.tools.base import (
+    BrowserDetail,
+    FindAction,
+    FindStarted,
+    OpenPageAction,
+    PageOpening,
+    Progress,
+    SearchAction,
+    SearchStarted,
+    Source,
+    ToolCall,
+    ToolResult,
+    WebSearchRequest,
+)
+from chorale.tools.browser.backends import MAX_RESULTS, Hit, SearchBackend
+from chorale.tools.browser.history import History
+from chorale.tools.browser.html import page_of, source_of
+from chorale.tools.browser.page import CountTokens, Link, Page, display, escape, find, link_mark
+from chorale.tools.faults import ToolFault
+from chorale.tools.net.fetch import Fetcher
+from chorale.tools.net.urls import domain_of, in_domains, parse_url
+
+_VIEW_TOKENS = {"low": 512, "medium": 1024, "high": 2048}
+_MAX_QUERY_LEN = 2000
+_MAX_PATTERN_LEN = 1000
+RECIPIENTS = frozenset({"browser.search", "browser.open", "browser.find"})
+
+Action = SearchAction | OpenPageAction | FindAction
+
+
+class PageCache:
+    """Pages by address, bounded by bytes and age. Safe to share: pages are values."""
+
+    def __init__(self, max_bytes: int = 32 * 2**20, seconds: float = 900.0) -> None:
+        self._pages: OrderedDict[str, tuple[float, Page]] = OrderedDict()
+        self._max_bytes = max_bytes
+        self._seconds = seconds
+        self._num_bytes = 0
+
+    def get(self, url: str) -> Page | None:
+        found = self._pages.get(url)
+        if found is None or time.monotonic() - found[0] > self._seconds:
+            return None
+        self._pages.move_to_end(url)
+        return found[1]
+
+    def put(self, url: str, page: Page) -> None:
+        self._drop(url)
+        self._pages[url] = (time.monotonic(), page)
+        self._num_bytes += len(page.text)
+        while self._num_bytes > self._max_bytes:
+            self._drop(next(iter(self._pages)))
+
+    def _drop(self, url: str) -> None:
+        found = self._pages.pop(url, None)
+        if found is not None:
+            self._num_bytes -= len(found[1].text)
+
+
+class Browser:
+    """The tool of one conversation. ``count`` says how many tokens a text is."""
+
+    def __init__(
+        self,
+        backend: SearchBackend,
+        fetcher: Fetcher,
+        cache: PageCache,
+        count: CountTokens,
+        options: WebSearchRequest,
+        history: History,
+    ) -> None:
+        self._backend = backend
+        self._fetcher = fetcher
+        self._cache = cache
+        self._count = count
+        self._options = options
+        self.history = history
+
+    async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+        """Total: a fault is a failed result whose action is what could be read of the arguments."""
+        verb = call.recipient.partition(".")[2]
+        action: Action = _empty_action(verb)
+        try:
+            arguments = Arguments.read(call.content)
+            if verb == "search":
+                query = arguments.text("query", _MAX_QUERY_LEN)
+                action = SearchAction(query)
+                yield SearchStarted(query)
+                action, shown = await self._search(query, arguments)
+            elif verb == "open":
+                target = self._target(arguments)
+                action = OpenPageAction(target.url or None)
+                yield PageOpening(target.url or None)
+                shown = await self._open(target, arguments)
+            else:
+                pattern = arguments.text("pattern", _MAX_PATTERN_LEN)
+                action = FindAction(pattern, None)
+                entry = self.history.entry(arguments.number("cursor", -1))
+                action = FindAction(pattern, entry.url or None)
+                yield FindStarted(pattern, entry.url or None)
+                shown = await self._find(pattern, arguments)
+        except ToolFault as fault:
+            yield ToolResult(call.recipient, f"Error: {fault.message}", True, BrowserDetail(action))
+        else:
+            yield ToolResult(call.recipient, shown, False, BrowserDetail(action))
+
+    # ------------------------------------------------------------------ the three verbs
+
+    async def _search(self, query: str, arguments: Arguments) -> tuple[SearchAction, str]:
+        if self._backend.online and not self._options.external_access:
+            raise ToolFault("searching the web is switched off for this request")
+        asked = arguments.number("topn", 10)
+        topn = max(1, min(asked if asked > 0 else 10, MAX_RESULTS))
+        hits = await self._backend.search(query, topn, self._options)
+        page = results_page(query, hits)
+        shown = self._show(page, 0, -1)
+        return SearchAction(query, tuple(Source(h.url, h.title, h.snippet) for h in hits)), shown
+
+    def _target(self, arguments: Arguments) -> Link:
+        """What ``open`` is asked to show: an address, a link of a page, or a page again (scrolling)."""
+        where = arguments.raw("id", -1)
+        if isinstance(where, str) and not where.lstrip("-").isdigit():
+            return Link(str(parse_url(where)))
+        cursor = arguments.number("cursor", -1)
+        number = arguments.number("id", -1)
+        entry = self.history.entry(cursor)
+        if number < 0:
+            return Link(entry.url, entry.title, loc=0)
+        if entry.page is None:
+            raise ToolFault(f"the links of cursor `{cursor}` are gone; open the page again first")
+        if number not in entry.page.links:
+            raise ToolFault(f"Invalid link id `{number}`.")
+        return entry.page.links[number]
+
+    async def _open(self, target: Link, arguments: Arguments) -> str:
+        scroll = arguments.number("id", -1) < 0 if not _is_address(arguments) else False
+        if arguments.flag("view_source"):
+            page = await self._source(target.url)
+        elif scroll:
+            page = await self._page_at(arguments.number("cursor", -1))
+        else:
+            page = await self._load(target.url, fresh=_is_address(arguments))
+        loc = arguments.number("loc", -1)
+        start = loc if loc >= 0 else (target.loc or 0)
+        return self._show(page, start, arguments.number("num_lines", -1))
+
+    async def _find(self, pattern: str, arguments: Arguments) -> str:
+        page = await self._page_at(arguments.number("cursor", -1))
+        if page.kind != "web":
+            raise ToolFault("Cannot run `find` on search results page or find results page")
+        return self._show(await asyncio.to_thread(find, page, pattern), 0, -1)
+
+    # ------------------------------------------------------------------ pages
+
+    def _show(self, page: Page, loc: int, num_lines: int) -> str:
+        cursor = self.history.add(page)
+        try:
+            return display(
+                page, cursor, loc, num_lines, _VIEW_TOKENS[self._options.context_size], self._count
+            )
+        except ToolFault:
+            self.history.drop_last()
+            raise
+
+    async def _page_at(self, cursor: int) -> Page:
+        entry = self.history.entry(cursor)
+        if entry.page is None:
+            if not entry.url:
+                raise ToolFault(f"the page of cursor `{cursor}` is gone; search again")
+            entry.page = replace(await self._load(entry.url, fresh=False), title=entry.title)
+        return entry.page
+
+    async def _load(self, url: str, *, fresh: bool) -> Page:
+        """From the back end's own pages, the cache, or the network."""
+        if not in_domains(parse_url(url).host, self._options.allowed_domains):
+            raise ToolFault(f"{domain_of(url)} is outside the allowed domains")
+        own = await self._backend.page(url)
+        if own is not None:
+            return own
+        cached = None if fresh and self._options.external_access else self._cache.get(url)
+        if cached is not None:
+            return cached
+        if not (self._backend.online and self._options.external_access):
+            raise ToolFault(f"Error fetching URL `{url[:1000]}`: there is no access to the network here")
+        try:
+            fetched = await self._fetcher.get(url, domains=self._options.allowed_domains)
+            page = await asyncio.to_thread(page_of, fetched)
+        except ToolFault as fault:
+            raise ToolFault(f"Error fetching URL `{url[:1000]}`: {fault.message}") from None
+        self._cache.put(url, page)
+        return page
+
+    async def _source(self, url: str) -> Page:
+        """The text of a page as its server sent it, never from a cache."""
+        if not (url and self._backend.online and self._options.external_access):
+            raise ToolFault("the source of this page is not available")
+        fetched = await self._fetcher.get(url, domains=self._options.allowed_domains)
+        return source_of(fetched)
+
+    def state(self) -> Any:
+        return self.history.state()
+
+
+def results_page(query: str, hits: list[Hit]) -> Page:
+    """Search results in the reference's form: a heading, then one item for each hit."""
+    lines = ["", "# Search Results", ""]
+    for number, hit in enumerate(hits):
+        domain = domain_of(hit.url)
+        lines.append(f"  * {link_mark(number, hit.title, domain)} {escape(hit.snippet)}".rstrip())
+    if not hits:
+        lines.append("No results.")
+    links = {number: Link(hit.url, hit.title) for number, hit in enumerate(hits)}
+    return Page("", escape(query), "\n".join(lines), "search", links)
+
+
+def _is_address(arguments: Arguments) -> bool:
+    where = arguments.raw("id", -1)
+    return isinstance(where, str) and not where.lstrip("-").isdigit()
+
+
+def _empty_action(verb: str) -> Action:
+    if verb == "open":
+        return OpenPageAction(None)
+    return FindAction("", None) if verb == "find" else SearchAction("")

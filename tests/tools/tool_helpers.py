@@ -1,0 +1,48 @@
+"""What several tests of the tools need: one call run to its end, and a browser over pages in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from chorale.tools.base import Progress, ToolCall, ToolResult, WebSearchRequest
+from chorale.tools.browser.history import History
+from chorale.tools.browser.html import html_page
+from chorale.tools.browser.offline import OfflinePages
+from chorale.tools.browser.tool import Browser, PageCache
+from chorale.tools.net.addresses import AddressPolicy
+from chorale.tools.net.fetch import Fetcher, FetchLimits
+
+Caller = Callable[[ToolCall], AsyncGenerator[Progress | ToolResult, None]]
+
+
+def count_words(text: str) -> int:
+    """A stand-in for the tokenizer: enough to see the budget at work."""
+    return len(text.split())
+
+
+async def drive(caller: Caller, recipient: str, content: Any) -> tuple[list[Progress], ToolResult]:
+    """Progress and the result; asserts that the result is the last thing and comes once."""
+    text = content if isinstance(content, str) else json.dumps(content)
+    events = [event async for event in caller(ToolCall(recipient, text, "call_1"))]
+    results = [event for event in events if isinstance(event, ToolResult)]
+    assert len(results) == 1
+    assert events[-1] is results[0]
+    assert results[0].content
+    return [event for event in events if not isinstance(event, ToolResult)], results[0]
+
+
+def make_browser(
+    pages: dict[str, str], options: WebSearchRequest | None = None, state: Any = None
+) -> Browser:
+    """``pages``: address to HTML."""
+    backend = OfflinePages([html_page(body.encode(), url) for url, body in pages.items()])
+    fetcher = Fetcher(AddressPolicy(), FetchLimits(seconds=1))
+    history = History.restored(state)
+    return Browser(backend, fetcher, PageCache(), count_words, options or WebSearchRequest(), history)
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(coroutine)
