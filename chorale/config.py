@@ -74,9 +74,12 @@ class ServerConfig:
     header_timeout: float = 10.0
     body_timeout: float = 30.0
     max_json_depth: int = 64
-    response_store: str | None = None  # SQLite file, ":memory:", or None for the default place
+    # SQLite file, ":memory:", postgresql://..., or None for the default place
+    response_store: str | None = None
     response_store_max_items: int = 100_000
     response_store_max_bytes: int = 10 * 2**30
     response_store_ttl: float = 30 * 86400.0  # seconds
+    responses_dialect: Literal["openai", "open-responses"] = "openai"  # names of stream events
+    max_background_responses: int = 256  # running at once, over all HTTP processes
     system_start_date: str | None = None  # pins "Current date" (YYYY-MM-DD)
     reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"

@@ -37,8 +37,7 @@ def responses_table() -> str:
     kept = [
         line for line in table.splitlines() if line.split("`")[1:2] not in ([n] for n in responses.ECHOED)
     ]
-    refused = [f"| `{name}` | refused (400): {why} |" for name, (why, _) in responses._NOT_YET.items()]
-    return "\n".join([*kept, *echoed, *refused]) + "\n"
+    return "\n".join([*kept, *echoed]) + "\n"
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -188,16 +188,20 @@ async def serve_app(
     listening = list(sockets) if sockets is not None else bind_sockets(config)
     if drain_grace is None:
         drain_grace = 0.0 if config.uds is not None or is_loopback(config.host) else _GRACE_SECONDS
+    background, store = app.state.background, app.state.store
     with _signals(stop), _calm_collector():
         serving = asyncio.create_task(server.serve(sockets=listening))
         helpers = [
             asyncio.create_task(_announce(server, on_ready)),
             asyncio.create_task(_drain(app, server, config.shutdown_timeout, drain_grace, stop)),
             asyncio.create_task(_share_metrics(app)),
+            asyncio.create_task(background.watch(store)),
         ]
         try:
             await serving
+            await _finish_background(app, config.shutdown_timeout, stop)
         finally:
+            await background.close(store)
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
@@ -229,6 +233,19 @@ async def _drain(app: Shell, server: uvicorn.Server, timeout: float, grace: floa
     await app.state.client.close()  # ends every stream with a terminal event
     await asyncio.sleep(_CUT_SECONDS)
     server.force_exit = True
+
+
+async def _finish_background(app: Shell, timeout: float, stop: Stop) -> None:
+    """Responses that have no connection get the same seconds as those that had one."""
+    if not app.state.background.num_jobs:
+        return
+    logger.info("draining: %d background responses are running", app.state.background.num_jobs)
+    draining = asyncio.create_task(app.state.background.drain())
+    hurry = asyncio.create_task(stop.hurry.wait())
+    await asyncio.wait((draining, hurry), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, hurry):
+        task.cancel()
+    await asyncio.gather(draining, hurry, return_exceptions=True)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

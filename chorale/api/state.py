@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from chorale.api.background import Background
 from chorale.api.grammars import GrammarChecker
 from chorale.client.base import EngineClient
 from chorale.config import ServerConfig
@@ -34,4 +35,5 @@ class ServerState:
     model_names: tuple[str, ...]  # every name this server answers to; the first is echoed in bodies
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
+    background: Background = field(default_factory=Background)  # responses without a connection
     tools: ToolService | None = None  # what this server runs for the model; None: nothing

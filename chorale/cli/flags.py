@@ -206,6 +206,19 @@ SERVER_FLAGS = (
     ),
     Flag("response-store-max-bytes", "size", "server.response_store_max_bytes", "most bytes of them"),
     Flag("response-store-ttl", "float", "server.response_store_ttl", "seconds that an unused one is kept"),
+    Flag(
+        "responses-dialect",
+        "str",
+        "server.responses_dialect",
+        "names of the reasoning events in Responses streams",
+        choices=("openai", "open-responses"),
+    ),
+    Flag(
+        "max-background-responses",
+        "int",
+        "server.max_background_responses",
+        "background responses that may run at once",
+    ),
     Flag("system-start-date", "str", "server.system_start_date", "pins the prompt's current date"),
     Flag(
         "reasoning-field",

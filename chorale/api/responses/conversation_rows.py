@@ -16,6 +16,7 @@ from chorale.api.responses.rows import (
     unpack_item,
 )
 from chorale.api.responses.stored import (
+    KEPT,
     LIVE,
     Conversation,
     ConversationLockedError,
@@ -25,8 +26,6 @@ from chorale.api.responses.stored import (
     StoredResponse,
 )
 from chorale.errors import RequestError
-
-_ENDED_WELL = ("completed", "incomplete")  # what a cancelled or failed response said is not kept
 
 
 def insert_conversation(
@@ -176,7 +175,7 @@ def release_hold(db: Database, hold: Hold, items: Sequence[StoredItem], now: flo
 def finish_hold(db: Database, hold: Hold, response: StoredResponse, now: float) -> None:
     """What an ended response leaves in its conversation."""
     assert response.status not in LIVE
-    kept = response.status in _ENDED_WELL
+    kept = response.status in KEPT
     release_hold(db, hold, (*response.input, *response.output) if kept else (), now)
 
 

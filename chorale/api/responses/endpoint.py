@@ -1,44 +1,59 @@
-"""/v1/responses: create, read, delete, list input items, count input tokens."""
+"""/v1/responses: create (waiting, streaming or in the background), and count input tokens."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from chorale.api import limits
 from chorale.api.http import EventStream, json_response, read_json, until_disconnect
 from chorale.api.models import check_model
+from chorale.api.responses import reading
+from chorale.api.responses.delivery import deliver, dialect_of
+from chorale.api.responses.follow import follow
+from chorale.api.responses.job import Job
 from chorale.api.responses.prepare import build_prompt, prepare
-from chorale.api.responses.request import ResponsesRequest, parse_request, unsupported
+from chorale.api.responses.reading import owner_of
+from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.responses.run import Run
-from chorale.api.responses.stored import StoredResponse
+from chorale.api.responses.stored import Hold
 from chorale.api.state import ServerState
-from chorale.errors import NotFoundError, RequestError
+from chorale.errors import ChoraleError
 
 
 def routes(state: ServerState) -> list[Route]:
+    one = "/v1/responses/{response_id}"
     return [
         Route("/v1/responses", partial(create, state), methods=["POST"]),
         Route("/v1/responses/input_tokens", partial(count_tokens, state), methods=["POST"]),
-        Route("/v1/responses/{response_id}", partial(retrieve, state), methods=["GET"]),
-        Route("/v1/responses/{response_id}", partial(delete, state), methods=["DELETE"]),
-        Route("/v1/responses/{response_id}/input_items", partial(input_items, state), methods=["GET"]),
+        Route(one, partial(reading.retrieve, state), methods=["GET"]),
+        Route(one, partial(reading.delete, state), methods=["DELETE"]),
+        Route(f"{one}/cancel", partial(reading.cancel, state), methods=["POST"]),
+        Route(f"{one}/input_items", partial(reading.input_items, state), methods=["GET"]),
     ]
 
 
 async def create(state: ServerState, request: Request) -> Response:
+    dialect = dialect_of(request, state.config)
     fields = await _read(state, request)
-    owner = owner_of(request)
-    prepared = await prepare(state, fields, owner)
-    run = Run(state, fields, prepared, owner)
-    if fields.stream:
-        return EventStream(run.stream())
-    return json_response(await until_disconnect(request, run.complete()))
+    run = await _begin(state, fields, owner_of(request))
+    obfuscate = bool(fields.stream_options and fields.stream_options.include_obfuscation)
+    if fields.background:
+        await _launch(state, run)
+        if not fields.stream:
+            return json_response(run.base)
+        source = follow(state, run.response_id, run.owner, -1)
+    elif fields.stream:
+        source = run.stream()
+    else:
+        try:
+            return json_response(await until_disconnect(request, run.complete()))
+        finally:
+            await run.release()
+    return _Stream(EventStream(deliver(source, dialect, obfuscate)), None if fields.background else run)
 
 
 async def count_tokens(state: ServerState, request: Request) -> Response:
@@ -47,46 +62,18 @@ async def count_tokens(state: ServerState, request: Request) -> Response:
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
 
-async def retrieve(state: ServerState, request: Request) -> Response:
-    if request.query_params.get("stream", "false").lower() not in ("false", "0"):
-        raise unsupported("'stream': only background responses can be resumed; none exist yet", "stream")
-    return json_response((await _stored(state, request)).to_object())
+class _Stream(Response):
+    """A stream, and the release of its run's conversation at the end, even if it was never begun."""
 
+    def __init__(self, stream: EventStream, run: Run | None) -> None:
+        self._stream, self._run = stream, run
 
-async def delete(state: ServerState, request: Request) -> Response:
-    response_id = request.path_params["response_id"]
-    if not await state.store.delete(response_id, owner_of(request)):
-        raise _not_found(response_id)
-    return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
-
-
-async def input_items(state: ServerState, request: Request) -> Response:
-    """The response's own input, newest first unless ``order=asc``; pages by ``after`` and ``limit``."""
-    stored = await _stored(state, request)
-    items = [entry.item for entry in stored.input]
-    query = request.query_params
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise RequestError("order: must be 'asc' or 'desc'", param="order")
-    if order == "desc":
-        items.reverse()
-    after = query.get("after")
-    if after is not None:
-        position = next((i for i, item in enumerate(items) if item["id"] == after), None)
-        if position is None:
-            raise RequestError(f"after: {after[:128]!r} is not an input item of this response", param="after")
-        items = items[position + 1 :]
-    return json_response(_page(items, _limit(query)))
-
-
-# --------------------------------------------------------------------------- shared
-
-
-def owner_of(request: Request) -> bytes:
-    """Whose responses these are: the digest of the caller's key, left by the guard of the route."""
-    owner = request.state.owner
-    assert isinstance(owner, bytes)
-    return owner
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._stream(scope, receive, send)
+        finally:
+            if self._run is not None:
+                await self._run.release()
 
 
 async def _read(state: ServerState, request: Request) -> ResponsesRequest:
@@ -96,32 +83,32 @@ async def _read(state: ServerState, request: Request) -> ResponsesRequest:
     return fields
 
 
-async def _stored(state: ServerState, request: Request) -> StoredResponse:
-    response_id = request.path_params["response_id"]
-    stored = await state.store.get(response_id, owner_of(request))
-    if stored is None:
-        raise _not_found(response_id)
-    return stored
+async def _begin(state: ServerState, fields: ResponsesRequest, owner: bytes) -> Run:
+    """Everything before the engine: the hold on the conversation, and the prompt."""
+    if fields.background:
+        state.background.check_room(_room(state))  # before the work
+    hold: Hold | None = None
+    if fields.conversation is not None:
+        worker = state.background.worker
+        hold = await state.store.conversations.take(fields.conversation.id, owner, worker)
+    try:
+        prepared = await prepare(state, fields, owner)
+        return Run(state, fields, prepared, owner, hold)
+    except BaseException:
+        if hold is not None:
+            await state.store.conversations.release(hold)
+        raise
 
 
-def _not_found(response_id: str) -> NotFoundError:
-    return NotFoundError(f"no response with id {response_id[:128]!r}", param="response_id")
+async def _launch(state: ServerState, run: Run) -> None:
+    job = Job(run, state.store, state.background.worker)
+    try:
+        await state.background.launch(job, _room(state))
+    except ChoraleError:
+        await run.release()
+        raise
 
 
-def _limit(query: QueryParams) -> int:
-    text = query.get("limit", "20")
-    value: Any = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
-    return int(
-        limits.checked("limit", value, lambda message: RequestError(f"limit: {message}", param="limit"))
-    )
-
-
-def _page(items: list[dict[str, Any]], limit: int) -> dict[str, Any]:
-    page = items[:limit]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(items) > limit,
-    }
+def _room(state: ServerState) -> int:
+    """This process's share of the background responses that may run at once."""
+    return max(1, state.config.max_background_responses // state.config.api_server_count)

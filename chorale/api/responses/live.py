@@ -77,6 +77,9 @@ class SqlLive:
     async def bury(self, worker: str, beat: int | None) -> list[str]:
         return await self._access.write(partial(_bury, worker, beat))
 
+    async def fail(self, worker: str, response_ids: set[str]) -> None:
+        await self._access.write(partial(_fail, worker, response_ids))
+
     # ------------------------------------------------------------------ on the threads
 
     def _begin(self, response: StoredResponse, worker: str, events: EventChunk, db: Database) -> None:
@@ -139,6 +142,15 @@ def _bury(worker: str, beat: int | None, db: Database) -> list[str]:
         return []
     db.execute("DELETE FROM workers WHERE id = ?", (worker,))
     return fail_owned(db, worker)
+
+
+def _fail(worker: str, response_ids: set[str], db: Database) -> None:
+    for response_id in response_ids:
+        row = db.execute(
+            f"SELECT {COLUMNS} FROM responses WHERE id = ? AND worker = ?", (response_id, worker)
+        ).fetchone()
+        if row is not None:
+            _cut(db, row[0], load(db, row), "failed")
 
 
 def fail_owned(db: Database, worker: str | None) -> list[str]:

@@ -68,7 +68,7 @@ async def prepare(state: ServerState, request: ResponsesRequest, owner: bytes) -
         stop=tuple(request.stop or ()),
         include_stop=bool(request.include_stop_str_in_output),
         parallel_tool_calls=request.parallel_tool_calls,
-        stream_interval=state.config.stream_interval if request.stream else NEVER,
+        stream_interval=state.config.stream_interval if request.stream or request.background else NEVER,
         ensure_answer=not request.ignore_eos,
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",
@@ -83,6 +83,8 @@ async def build_prompt(state: ServerState, request: ResponsesRequest, owner: byt
     history: list[StoredItem] = []
     if request.previous_response_id is not None:
         history = await state.store.chain(request.previous_response_id, owner)
+    elif request.conversation is not None:
+        history = await state.store.conversations.history(request.conversation.id, owner)
     raw = request.input or []
     parsed = await asyncio.to_thread(parse_items, raw) if len(raw) > _THREAD_ITEMS else parse_items(raw)
     own = await resolve_items(state, parsed, owner)

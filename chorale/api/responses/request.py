@@ -1,8 +1,7 @@
 """POST /v1/responses: the request model, and what becomes of each field.
 
 Every top-level field is honoured (a field of ``ResponsesRequest``), harmless (``HARMLESS``, with the
-reason), or refused by name. Values that need what does not exist yet (background, conversations) are
-refused with code ``unsupported_value``: nothing is accepted and then ignored.
+reason), or refused by name. Nothing is accepted and then ignored.
 """
 
 from __future__ import annotations
@@ -56,14 +55,9 @@ REFUSED: dict[str, Refusal] = {
     "enable_response_messages": Refusal("harmony messages are not part of the answer; items are"),
     "previous_input_messages": Refusal("send `input` items or `previous_response_id`", neutral=([],)),
     "previous_response": Refusal("send `previous_response_id`", neutral=()),
-}
-# Fields of OpenAI's that need what is not built yet: (reason, values that ask for nothing).
-_NOT_YET: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "background": ("background responses are not supported yet", (False,)),
-    "background_options": ("background responses are not supported yet", ({},)),
-    "conversation": ("conversations are not supported yet; use previous_response_id", ()),
-    "prompt": ("prompt templates live on OpenAI's servers; send instructions and input", ()),
-    "moderation": ("there is no moderation model here", ()),
+    "prompt": Refusal("prompt templates live on OpenAI's servers; send instructions and input", neutral=()),
+    "personality": Refusal("say it in `instructions`", neutral=()),
+    "moderation": Refusal("there is no moderation model here", neutral=()),
 }
 
 
@@ -86,6 +80,21 @@ class TextOptions(BaseModel):
     verbosity: Literal["low", "medium", "high"] | None = None  # echoed; gpt-oss has no such setting
 
 
+class BackgroundOptions(BaseModel):
+    """Discounted windows are OpenAI's; here everything runs as soon as it can."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    completion_window: Literal["soonest"] | None = None
+    continuation_id: Annotated[str, limits.items("identifier")] | None = None  # accepted: nothing to prefer
+
+
+class ConversationReference(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: Annotated[str, limits.items("identifier")]
+
+
 class TemplateOptions(BaseModel):
     """``chat_template_kwargs``: the names that act here; any other is refused."""
 
@@ -106,6 +115,11 @@ def _message(text: Any) -> Any:
     return [{"type": "message", "role": "user", "content": text}] if isinstance(text, str) else text
 
 
+def _reference(value: Any) -> Any:
+    """An id is an object with that id."""
+    return {"id": value} if isinstance(value, str) else value
+
+
 class ResponsesRequest(StructuredFields):
     """Validated by type and bounds; ``parse_request`` adds the rules that span fields."""
 
@@ -113,7 +127,16 @@ class ResponsesRequest(StructuredFields):
     input: Annotated[list[dict[str, Any]], limits.items("input"), BeforeValidator(_message)] | None = None
     instructions: str | None = None
     previous_response_id: Identifier | None = None
+    conversation: (
+        Annotated[
+            ConversationReference,
+            BeforeValidator(_reference, json_schema_input_type=str | ConversationReference),
+        ]
+        | None
+    ) = None
     store: bool = True
+    background: bool = False
+    background_options: BackgroundOptions | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     include: list[Include] = Field(default_factory=list)
@@ -154,19 +177,25 @@ class ResponsesRequest(StructuredFields):
 
 def parse_request(data: dict[str, Any]) -> ResponsesRequest:
     """Raises ``RequestError`` that names the field."""
-    for name, (reason, neutral) in _NOT_YET.items():
-        value = data.get(name)
-        if value is not None and value not in neutral:
-            raise unsupported(f"'{name}': {reason}", name)
-    rest = {name: value for name, value in data.items() if name not in _NOT_YET}
-    request = parse_model(ResponsesRequest, triage(rest, ResponsesRequest.model_fields, HARMLESS, REFUSED))
+    request = parse_model(ResponsesRequest, triage(data, ResponsesRequest.model_fields, HARMLESS, REFUSED))
     _check(request)
     return request
 
 
 def _check(request: ResponsesRequest) -> None:
-    if not request.input and request.previous_response_id is None:
+    continues = request.previous_response_id is not None or request.conversation is not None
+    if not request.input and not continues:
         raise RequestError("'input' is required", param="input", code="missing_required_parameter")
+    if request.previous_response_id is not None and request.conversation is not None:
+        raise RequestError(
+            "'previous_response_id' and 'conversation' cannot be used together",
+            param="previous_response_id",
+            code="mutually_exclusive_parameters",
+        )
+    if request.background and not request.store:
+        raise RequestError("'background' needs 'store': it is read from there", param="background")
+    if request.background_options is not None and not request.background:
+        raise RequestError("'background_options' needs 'background'", param="background_options")
     if request.n not in (None, 1):
         raise unsupported("'n': a response has one answer", "n")
     if request.reasoning.mode not in (None, "standard"):

@@ -1,4 +1,8 @@
-"""One response from its prompt to its stored end, streamed or not. The only place that knows both."""
+"""One response from its prompt to its end, streamed or not. The only place that knows both.
+
+``complete`` and ``stream`` serve a request that waits for its answer, and store it at the end. A background
+``Job`` uses ``start``, ``pieces`` and ``conclude``, and keeps the store itself.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,15 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Any
 
 from chorale.api.logprobs import LogprobsWriter
-from chorale.api.output import OutputEvent, TurnEnded, Usage
-from chorale.api.responses.objects import ResponseBuilder, base_object, end_error
+from chorale.api.output import ItemClosed, OutputEvent, TurnEnded, Usage
+from chorale.api.responses.objects import ResponseBuilder, base_object, end_error, error_object
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
+from chorale.api.responses.stored import KEPT, Hold, StoredResponse
 from chorale.api.responses.translate import Translator
 from chorale.api.state import ServerState
 from chorale.api.turn import run_turn
@@ -20,17 +26,36 @@ from chorale.errors import ChoraleError
 
 logger = logging.getLogger("chorale.api.responses")
 
+_SUBMIT_STEPS = 2  # of the event loop: within them a turn that the engine refuses has failed
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A finished response: the body that was or will be sent, and its row."""
+
+    body: dict[str, Any]
+    record: StoredResponse
+
 
 class Run:
-    """Use ``stream`` or ``complete``, once."""
+    """Use ``stream``, ``complete``, or the three verbs of a background job, once.
+
+    ``hold``: the conversation that the response is a part of; ``release`` ends it whatever happened.
+    """
 
     def __init__(
-        self, state: ServerState, request: ResponsesRequest, prepared: Prepared, owner: bytes
+        self,
+        state: ServerState,
+        request: ResponsesRequest,
+        prepared: Prepared,
+        owner: bytes,
+        hold: Hold | None = None,
     ) -> None:
         self._state = state
         self._prepared = prepared
-        self._owner = owner
+        self.owner = owner
         self._created = prepared.options.arrival_time
+        self.hold = hold
         with_logprobs = request.num_logprobs is not None
         self._builder = ResponseBuilder(
             base_object(request, prepared, state.model_names[0], self._created),
@@ -38,10 +63,22 @@ class Run:
             request.top_logprobs,
             hide_reasoning=not request.include_reasoning,
         )
+        self.translator = Translator(self._builder)
+        self._turn: AsyncGenerator[list[OutputEvent]] | None = None
+        self._first: asyncio.Future[list[OutputEvent]] | None = None
+
+    @property
+    def response_id(self) -> str:
+        return self._prepared.response_id
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """The response object before it has an output."""
+        return self._builder.base
 
     async def complete(self) -> dict[str, Any]:
         """The body. Raises the ``ChoraleError`` that the turn failed with: nothing was sent yet."""
-        turn = self._turn()
+        turn = self._run_turn()
         try:
             async for events in turn:
                 self._builder.fold.add(events)
@@ -50,56 +87,115 @@ class Run:
         ended = self._builder.fold.ended
         if ended is not None and (error := end_error(ended)) is not None:
             raise error  # nobody knows this response's id: it is not stored
-        return await self._conclude()
+        return await self._keep(self.conclude())
 
     async def stream(self) -> AsyncGenerator[bytes]:
         """SSE bytes, one piece a wake-up. Raises before the first piece only (full queue, no engine).
 
         The first piece goes out once the engine has the request, before it has a token.
         """
-        translator = Translator(self._builder)
-        turn = self._turn()
-        first = asyncio.ensure_future(anext(turn))
         try:
-            await asyncio.sleep(0)  # one step of the task: it submits, then waits for tokens
-            if first.done() and first.exception() is not None:
-                await first
-            yield translator.start()
-            async with aclosing(self._pieces(translator, turn, first)) as pieces:
+            await self.start()
+            yield self.translator.start()
+            async with aclosing(self.pieces()) as pieces:
                 async for piece in pieces:
                     yield piece
-            body = await self._conclude()
-            yield translator.finish(body)
+            yield await self._last_piece()
         finally:
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-            await turn.aclose()
+            await self.close()
 
-    async def _pieces(
-        self,
-        translator: Translator,
-        turn: AsyncGenerator[list[OutputEvent]],
-        first: asyncio.Future[list[OutputEvent]],
-    ) -> AsyncGenerator[bytes]:
-        """The turn's events. An error before its first event arrives here, after ``response.created``."""
+    async def release(self) -> None:
+        """Let go of the conversation, if nothing else has. Nothing is added to it."""
+        hold, self.hold = self.hold, None
+        if hold is not None:
+            try:
+                await self._state.store.conversations.release(hold)
+            except ChoraleError as error:
+                logger.warning("conversation %s could not be released: %s", hold.conversation_id, error)
+
+    # ------------------------------------------------------------------ verbs of a background job
+
+    async def start(self) -> None:
+        """Hand the turn to the engine. Raises what it refuses at once."""
+        self._turn = self._run_turn()
+        self._first = asyncio.ensure_future(anext(self._turn))
+        for _ in range(_SUBMIT_STEPS):
+            await asyncio.sleep(0)
+        if self._first.done() and self._first.exception() is not None:
+            await self._first
+
+    async def pieces(self, *, begin: bool = False) -> AsyncGenerator[bytes]:
+        """The events of the turn, as they come. An error before the first one arrives here too.
+
+        With ``begin``, ``response.in_progress`` comes first: once the turn has begun to say something.
+        """
+        assert self._turn is not None
+        assert self._first is not None
         try:
-            events: list[OutputEvent] = await first
+            events: list[OutputEvent] = await self._first
         except ChoraleError as early:
-            self._builder.fold.add([_failed(early, len(self._prepared.prompt.token_ids))])
-            yield translator.error(early)
+            self._builder.fold.add([self._ended("error", early)])
+            yield self.translator.error(early)
             return
-        data = translator.feed(events)
+        if begin:
+            self._builder.base["status"] = "in_progress"
+        data = (self.translator.begin() if begin else b"") + self.translator.feed(events)
         if data:
             yield data
-        async for events in turn:
-            data = translator.feed(events)
+        async for events in self._turn:
+            data = self.translator.feed(events)
             if data:
                 yield data
         ended = self._builder.fold.ended
         if ended is not None and (error := end_error(ended)) is not None:
-            yield translator.error(error)
+            yield self.translator.error(error)
 
-    def _turn(self) -> AsyncGenerator[list[OutputEvent]]:
+    async def close(self) -> None:
+        """Stop the turn where it is: the engine forgets it. Idempotent."""
+        if self._first is not None:
+            self._first.cancel()
+            await asyncio.gather(self._first, return_exceptions=True)
+        if self._turn is not None:
+            await self._turn.aclose()
+
+    def cut(self, error: ChoraleError | None) -> bytes:
+        """End the response after ``close``: cancelled, or failed with ``error``. Events of what was open."""
+        fold = self._builder.fold
+        if fold.ended is not None:
+            return b""
+        still_open = [i for i, item in enumerate(fold.items) if item.status is None]
+        events: list[OutputEvent] = [ItemClosed(index, "incomplete") for index in still_open]
+        events.append(self._ended("error" if error is not None else "abort", error))
+        return self.translator.feed(events)
+
+    def conclude(self, status: str | None = None) -> Ended:
+        """The finished object and its row. ``status`` is "cancelled" where the turn cannot know it."""
+        builder = self._builder
+        ended = builder.fold.ended
+        if ended is not None and ended.repairs:
+            self._state.metrics.repaired(ended.repairs)
+        output = builder.output()
+        body = builder.finish(output)
+        if status is not None:
+            body |= {"status": status, "error": None}
+        record = builder.stored(body, self._prepared.prompt.input, output, self.owner, self._created)
+        return Ended(body, self._in_conversation(record))
+
+    def wait(self) -> StoredResponse:
+        """The row of a response that has not begun, and does not yet."""
+        body = self._builder.base
+        body["status"] = "queued"
+        record = self._builder.stored(body, self._prepared.prompt.input, [], self.owner, self._created)
+        return self._in_conversation(record)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the turn came to an end of its own."""
+        return self._builder.fold.ended is not None
+
+    # ------------------------------------------------------------------ inside
+
+    def _run_turn(self) -> AsyncGenerator[list[OutputEvent]]:
         return run_turn(
             self._state.client,
             self._state.vocab,
@@ -108,28 +204,51 @@ class Run:
             options=self._prepared.options,
         )
 
-    async def _conclude(self) -> dict[str, Any]:
-        """The finished object, stored before anybody sees it: who has read it once can read it again.
+    def _ended(self, reason: Any, error: ChoraleError | None) -> TurnEnded:
+        """The end of a turn that did not say its own: with the tokens that were seen."""
+        usage = Usage(input_tokens=len(self._prepared.prompt.token_ids))
+        for item in self._builder.fold.items:
+            usage.output_tokens += len(item.content_token_ids)
+            if item.kind == "reasoning":
+                usage.reasoning_tokens += len(item.content_token_ids)
+        return TurnEnded(reason, usage, error=error)
+
+    def _in_conversation(self, record: StoredResponse) -> StoredResponse:
+        if self.hold is None:
+            return record
+        return replace(record, conversation_id=self.hold.conversation_id, conversation_end=self.hold.end)
+
+    async def _last_piece(self) -> bytes:
+        """The terminal event. A conversation that could not be written fails its response."""
+        try:
+            return self.translator.finish(await self._keep(self.conclude()))
+        except ChoraleError as error:
+            said = self.translator.error(error)
+            return said + self.translator.finish(failed_body(self.conclude().body, error))
+
+    async def _keep(self, ended: Ended) -> dict[str, Any]:
+        """Store the response before anybody sees its end: who has read it once can read it again.
 
         A store that fails does not fail the response: it is answered with ``store`` false, and counted.
+        Within a conversation it does: the next turn would not know of this one.
         """
-        builder = self._builder
-        ended = builder.fold.ended
-        if ended is not None and ended.repairs:
-            self._state.metrics.repaired(ended.repairs)
-        output = builder.output()
-        body = builder.finish(output)
-        if not body["store"]:
-            return body
-        record = builder.stored(body, self._prepared.prompt.input, output, self._owner, self._created)
+        body, hold = ended.body, self.hold
+        store = self._state.store
         try:
-            await self._state.store.put(record)
+            if body["store"]:
+                await store.put(ended.record, hold)
+            elif hold is not None:
+                kept = (*ended.record.input, *ended.record.output) if body["status"] in KEPT else ()
+                await store.conversations.release(hold, kept)
+            self.hold = None
         except ChoraleError as error:
             self._state.metrics.series.count("chorale:response_store_failures")
             logger.warning("response %s could not be stored: %s", body["id"], error)
-            builder.base["store"] = body["store"] = False
+            if hold is not None:
+                raise
+            self._builder.base["store"] = body["store"] = False
         return body
 
 
-def _failed(error: ChoraleError, num_prompt_tokens: int) -> TurnEnded:
-    return TurnEnded("error", Usage(input_tokens=num_prompt_tokens), error=error)
+def failed_body(body: dict[str, Any], error: ChoraleError) -> dict[str, Any]:
+    return {**body, "status": "failed", "store": False, "completed_at": None, "error": error_object(error)}

@@ -20,6 +20,7 @@ RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{32}")
 ITEM_ID = re.compile(r"[a-z]{2,4}_[0-9a-f]{32}")
 LIVE = ("queued", "in_progress")  # every other status is final
+KEPT = ("completed", "incomplete")  # what other responses said does not go into their conversation
 
 
 class StoreError(ChoraleError):
@@ -198,6 +199,10 @@ class LiveResponses(Protocol):
 
     async def beat(self, worker: str) -> set[str]:
         """Show that the worker lives; returns the ids of its live responses."""
+        ...
+
+    async def fail(self, worker: str, response_ids: set[str]) -> None:
+        """Fail live responses of a worker that it does not work on."""
         ...
 
     async def workers(self) -> dict[str, int]:

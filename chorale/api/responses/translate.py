@@ -61,12 +61,25 @@ class Translator:
         self._open: _Open | None = None
         self._num_shown = 0
 
+    @property
+    def num_events(self) -> int:
+        return self._sequence
+
     def start(self) -> bytes:
         """``response.created`` and ``response.in_progress``."""
+        return self._lifecycle("created", "in_progress")
+
+    def queue(self) -> bytes:
+        """``response.created`` and ``response.queued``, of a background response."""
+        return self._lifecycle("created", "queued")
+
+    def begin(self) -> bytes:
+        """``response.in_progress``, when a background response has its first token."""
+        return self._lifecycle("in_progress")
+
+    def _lifecycle(self, *names: str) -> bytes:
         base = self._builder.base
-        return self._event("response.created", response=base) + self._event(
-            "response.in_progress", response=base
-        )
+        return b"".join(self._event(f"response.{name}", response=base) for name in names)
 
     def feed(self, events: Sequence[OutputEvent]) -> bytes:
         """Everything but the terminal event, which ``finish`` makes."""
@@ -82,8 +95,12 @@ class Translator:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def finish(self, body: dict[str, Any]) -> bytes:
-        """The terminal event, chosen by the status. ``body`` is what a GET will answer."""
-        return self._event(f"response.{body['status']}", response=body)
+        """The terminal event, chosen by the status. ``body`` is what a GET will answer.
+
+        OpenAI's events have none for a cancelled response: it ends as an incomplete one.
+        """
+        name = "incomplete" if body["status"] == "cancelled" else body["status"]
+        return self._event(f"response.{name}", response=body)
 
     def error(self, error: ChoraleError) -> bytes:
         """The flat ``error`` event: no ``error`` key, which OpenAI's SDK would raise on."""

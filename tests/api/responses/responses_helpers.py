@@ -128,6 +128,7 @@ async def serve(
         yield Server(app, client, kept, sdk, http)
     finally:
         await http.aclose()
+        await state.background.close(kept)
         await client.close()
         await kept.close()
 
@@ -141,8 +142,10 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(limited())
 
 
-def parse_sse(content: bytes) -> list[dict[str, Any]]:
+def parse_sse(content: bytes, first: int = 0) -> list[dict[str, Any]]:
     """Every event has an ``event:`` line equal to its type, and a number one above the last."""
+    if first and not content:
+        return []
     assert content.endswith(b"\n\n")
     assert b"[DONE]" not in content
     events = []
@@ -150,7 +153,7 @@ def parse_sse(content: bytes) -> list[dict[str, Any]]:
         name, data = frame.split(b"\n")
         event = json.loads(data.removeprefix(b"data: "))
         assert name == b"event: " + event["type"].encode()
-        assert event["sequence_number"] == len(events)
+        assert event["sequence_number"] == first + len(events)
         events.append(event)
     return events
 
@@ -161,13 +164,15 @@ TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 
 def fold_events(events: list[dict[str, Any]]) -> dict[str, Any]:
     """Rebuild the body from the events by the rules that clients use; every rule is asserted."""
-    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    kinds = [event["type"] for event in events]
+    start = kinds.index("response.in_progress") + 1
+    assert kinds[:start] == ["response.created", *["response.queued"][: start - 2], "response.in_progress"]
     assert events[-1]["type"] in TERMINAL
     assert sum(event["type"] in TERMINAL for event in events) == 1
     response_id = events[0]["response"]["id"]
     output: list[dict[str, Any]] = []
     done: set[int] = set()
-    for event in events[2:-1]:
+    for event in events[start:-1]:
         kind = event["type"]
         assert not event.get("error")
         if kind == "error":

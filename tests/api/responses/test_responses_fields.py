@@ -10,7 +10,6 @@ from responses_helpers import CALL, HELLO, MODEL, TOOL, run, serve, tokens
 
 from chorale.api.responses.prepare import read_rules
 from chorale.api.responses.request import (
-    _NOT_YET,
     HARMLESS,
     REFUSED,
     ResponsesRequest,
@@ -21,19 +20,20 @@ from chorale.errors import RequestError
 
 
 def test_every_field_of_the_sdk_has_a_verdict() -> None:
-    known = {*ResponsesRequest.model_fields, *HARMLESS, *REFUSED, *_NOT_YET}
+    known = {*ResponsesRequest.model_fields, *HARMLESS, *REFUSED}
     assert sorted(set(ResponseCreateParamsStreaming.__annotations__) - known) == []
-    assert not set(ResponsesRequest.model_fields) & {*HARMLESS, *REFUSED, *_NOT_YET}
+    assert not set(ResponsesRequest.model_fields) & {*HARMLESS, *REFUSED}
 
 
 @pytest.mark.parametrize(
     ("field", "value", "param", "code"),
     [
-        ("background", True, "background", "unsupported_value"),
-        ("conversation", "conv_1", "conversation", "unsupported_value"),
-        ("conversation", {"id": "conv_1"}, "conversation", "unsupported_value"),
-        ("prompt", {"id": "pmpt_1"}, "prompt", "unsupported_value"),
-        ("moderation", {"model": "m"}, "moderation", "unsupported_value"),
+        ("conversation", {"name": "x"}, "conversation.id", None),
+        ("background_options", {"completion_window": "2h"}, "background_options.completion_window", None),
+        ("background_options", {"completion_window": "soonest"}, "background_options", None),
+        ("prompt", {"id": "pmpt_1"}, "prompt", "unsupported_parameter"),
+        ("moderation", {"model": "m"}, "moderation", "unsupported_parameter"),
+        ("personality", "friendly", "personality", "unsupported_parameter"),
         ("text", {"format": {"type": "xml"}}, "text.format", "unsupported_value"),
         ("text", {"format": {"type": "json_schema", "name": "x"}}, "text.format.schema", "invalid_value"),
         ("tool_choice", "required", "tool_choice", "invalid_value"),

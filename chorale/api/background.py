@@ -1,0 +1,139 @@
+"""Background: the jobs of this process, its heartbeat in the store, and the burial of dead processes.
+
+Each server process is a *worker* in the store. While it owns something there (a background response, the
+hold on a conversation) it adds one to its beat every ``beat_seconds``; a worker whose beat stands still for
+``patience`` seconds of our own clock is dead, and whoever notices first fails what it left. No clock is
+compared with another, so neither a wrong nor a jumping one can bury the living.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from chorale.api.ids import new_id
+from chorale.errors import ChoraleError, EngineError, QueueFullError
+
+if TYPE_CHECKING:
+    from chorale.api.responses.stored import ResponseStore
+
+logger = logging.getLogger("chorale.api.responses")
+
+STOPPED = "the server stopped before the response was done"
+
+
+class Job(Protocol):
+    """``chorale.api.responses.job.Job``: a background response."""
+
+    @property
+    def response_id(self) -> str: ...
+
+    @property
+    def is_ending(self) -> bool: ...
+
+    async def begin(self) -> None: ...
+
+    async def run(self) -> None: ...
+
+    async def ended(self) -> None: ...
+
+    def written(self) -> asyncio.Event: ...
+
+    def stop(self, error: ChoraleError | None = None) -> None: ...
+
+
+class Background:
+    """One for each server process. ``watch`` runs as a task for its life; ``close`` at the end."""
+
+    def __init__(self, *, beat_seconds: float = 2.0, patience: float = 15.0) -> None:
+        self.worker = new_id("wrk")
+        self._beat_seconds = beat_seconds
+        self._patience = patience
+        self._jobs: dict[str, Job] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._starting: set[str] = set()  # begun in the store, or about to be
+        self._seen: dict[str, tuple[int, float]] = {}  # other workers: their beat, and when we first saw it
+
+    @property
+    def num_jobs(self) -> int:
+        return len(self._jobs) + len(self._starting)
+
+    def find(self, response_id: str) -> Job | None:
+        return self._jobs.get(response_id)
+
+    def check_room(self, limit: int) -> None:
+        """Raises ``QueueFullError`` when ``limit`` responses run already."""
+        if self.num_jobs >= limit:
+            raise QueueFullError("too many background responses are running", retry_after=1)
+
+    async def launch(self, job: Job, limit: int) -> None:
+        """Begin a job and let it run. Raises ``QueueFullError``, or what ``begin`` does."""
+        self.check_room(limit)
+        self._starting.add(job.response_id)
+        try:
+            await job.begin()
+            self._jobs[job.response_id] = job
+        finally:
+            self._starting.discard(job.response_id)
+        task = self._tasks[job.response_id] = asyncio.create_task(job.run())
+        task.add_done_callback(lambda done: self._ended(job.response_id, done))
+
+    def _ended(self, response_id: str, task: asyncio.Task[None]) -> None:
+        del self._jobs[response_id], self._tasks[response_id]
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            logger.error("background response %s", response_id, exc_info=fault)
+
+    # ------------------------------------------------------------------ for the life of the process
+
+    async def watch(self, store: ResponseStore) -> None:
+        """Beat, and look for those that do not. Runs until it is cancelled."""
+        while True:
+            try:
+                await self._look(store)
+            except ChoraleError as error:
+                logger.warning("background responses: %s", error)
+            await asyncio.sleep(self._beat_seconds)
+
+    async def _look(self, store: ResponseStore) -> None:
+        workers = await store.live.workers()
+        if self.worker in workers:
+            mine = set(self._jobs)
+            live = await store.live.beat(self.worker)
+            for response_id in mine - live:  # cancelled or deleted by another process, or we were buried
+                job = self._jobs.get(response_id)
+                if job is not None and not job.is_ending:
+                    job.stop()
+            if strays := live - mine - set(self._jobs) - self._starting:
+                await store.live.fail(self.worker, strays)  # could not be taken back when they were refused
+        now = time.monotonic()
+        others = {worker: beat for worker, beat in workers.items() if worker != self.worker}
+        self._seen = {
+            worker: self._seen[worker] if self._seen.get(worker, (None,))[0] == beat else (beat, now)
+            for worker, beat in others.items()
+        }
+        for worker, (beat, since) in list(self._seen.items()):
+            if now - since > self._patience:
+                failed = await store.live.bury(worker, beat)
+                logger.warning("a server process is gone; its background responses failed: %s", failed)
+
+    async def drain(self) -> None:
+        """Wait until every job has ended."""
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    async def close(self, store: ResponseStore) -> None:
+        """Fail what still runs, and leave the store."""
+        error: ChoraleError = EngineError(STOPPED, code="server_restarted")
+        for job in list(self._jobs.values()):
+            job.stop(error)
+        tasks = list(self._tasks.values())
+        if tasks:
+            await asyncio.wait(tasks, timeout=5)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(ChoraleError):
+            await store.live.bury(self.worker, None)

@@ -1,0 +1,87 @@
+"""Lists of items in pages: the query parameters of every list endpoint, and the page object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from starlette.datastructures import QueryParams
+
+from chorale.api import limits
+from chorale.api.responses.request import Include
+from chorale.errors import RequestError
+
+_TRUE, _FALSE = ("true", "1"), ("false", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class PageQuery:
+    after: str | None
+    limit: int
+    newest_first: bool
+
+    @staticmethod
+    def read(query: QueryParams) -> PageQuery:
+        """Raises ``RequestError`` naming the parameter; unknown ones are errors too."""
+        check_names(query, "after", "before", "limit", "order", "include", "include[]")
+        check_include(query)
+        if query.get("before") is not None:
+            raise RequestError("before: page with 'after' and 'order'", param="before")
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise RequestError("order: must be 'asc' or 'desc'", param="order")
+        return PageQuery(query.get("after"), read_number(query, "limit", 20), order == "desc")
+
+
+def check_names(query: QueryParams, *names: str) -> None:
+    for name in query:
+        if name not in names:
+            raise RequestError(f"unknown parameter '{name[:64]}'", param=name[:64], code="unknown_parameter")
+
+
+def check_include(query: QueryParams) -> list[str]:
+    """What ``include`` asks for: of what we keep, items hold it already."""
+    asked = [*query.getlist("include"), *query.getlist("include[]")]
+    for value in asked:
+        if value not in get_args(Include):
+            raise RequestError(
+                f"include: {value[:64]!r} is not one of {', '.join(get_args(Include))}", param="include"
+            )
+    return asked
+
+
+def read_number(query: QueryParams, name: str, default: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    value: Any = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else text
+    return int(limits.checked(name, value, lambda message: RequestError(f"{name}: {message}", param=name)))
+
+
+def read_flag(query: QueryParams, name: str) -> bool:
+    text = query.get(name, "false").lower()
+    if text not in (*_TRUE, *_FALSE):
+        raise RequestError(f"{name}: must be true or false", param=name)
+    return text in _TRUE
+
+
+def page(items: Sequence[dict[str, Any]], query: PageQuery, what: str) -> dict[str, Any]:
+    """One page of ``items``, which are in ascending order."""
+    ordered = list(reversed(items)) if query.newest_first else list(items)
+    if query.after is not None:
+        position = next((i for i, item in enumerate(ordered) if item["id"] == query.after), None)
+        if position is None:
+            raise RequestError(f"after: {query.after[:128]!r} is not an item of this {what}", param="after")
+        ordered = ordered[position + 1 :]
+    return page_object(ordered[: query.limit], len(ordered) > query.limit)
+
+
+def page_object(items: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    return {
+        "object": "list",
+        "data": items,
+        "first_id": items[0]["id"] if items else None,
+        "last_id": items[-1]["id"] if items else None,
+        "has_more": has_more,
+    }
