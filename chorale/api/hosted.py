@@ -185,6 +185,11 @@ def _headers(tool: Mapping[str, Any], path: str) -> Mapping[str, str] | None:
 # --------------------------------------------------------------------------- of one request
 
 
+def is_hosted(tool: Mapping[str, Any]) -> bool:
+    kind = tool.get("type")
+    return isinstance(kind, str) and kind in HOSTED_TYPES
+
+
 @dataclass(frozen=True, slots=True)
 class HostedTools:
     """What a request asks the server to run. ``paths``: where each was asked for, for errors."""

@@ -11,7 +11,7 @@ from typing import Any
 from chorale.api.chat.messages import content_text, reasoning_text, split_instructions, to_harmony
 from chorale.api.chat.request import ChatRequest
 from chorale.api.client_tools import custom_tool
-from chorale.api.hosted import HOSTED_TYPES, HostedTools, builtin_tools, read_hosted
+from chorale.api.hosted import HostedTools, builtin_tools, is_hosted, read_hosted
 from chorale.api.options import TurnOptions
 from chorale.api.prompt import (
     check_distinct,
@@ -136,7 +136,7 @@ def read_rules(chat: ChatRequest) -> tuple[TurnRules, Structured]:
     functions = [
         _function(tool, f"tools[{position}]")
         for position, tool in enumerate(chat.tools or [])
-        if tool.get("type") not in HOSTED_TYPES
+        if not is_hosted(tool)
     ]
     functions += [
         Function.read(f, f"functions[{position}]") for position, f in enumerate(chat.functions or [])
@@ -155,9 +155,7 @@ def read_rules(chat: ChatRequest) -> tuple[TurnRules, Structured]:
 def hosted_tools(chat: ChatRequest) -> HostedTools:
     """What the server is to run. Raises ``RequestError`` naming the field."""
     wanted = [
-        (f"tools[{position}]", tool)
-        for position, tool in enumerate(chat.tools or [])
-        if tool.get("type") in HOSTED_TYPES
+        (f"tools[{position}]", tool) for position, tool in enumerate(chat.tools or []) if is_hosted(tool)
     ]
     if chat.web_search_options is not None:
         wanted.append(("web_search_options", {"type": "web_search", **chat.web_search_options}))

@@ -20,6 +20,7 @@ from chorale.api.responses.client_calls import (
     is_call,
     output_message,
 )
+from chorale.api.responses.hosted_items import HOSTED_CALLS, HOSTED_ITEMS, approvals, hosted_messages
 from chorale.api.responses.items import item_text
 from chorale.api.responses.stored import Item, StoredItem
 from chorale.api.responses.tools import read_functions
@@ -54,12 +55,17 @@ def to_groups(
     whose calls are their input itself.
     """
     preambles = _preambles(items)
+    answers, called = approvals(items)
     groups: list[Group] = []
     calls: dict[str, tuple[str, Group]] = {}  # call_id -> (name in the prompt, its group)
     for position, stored in enumerate(items):
         item = stored.item
         if item["type"] in OUTPUTS:
             _add_output(item, calls, f"input[{position - num_history}]")
+            continue
+        if item["type"] in HOSTED_ITEMS:
+            if exchange := hosted_messages(stored, answers, called):
+                groups.append(exchange)
             continue
         message = _message(stored, preambles[position], freeform)
         if message is None:
@@ -100,7 +106,9 @@ def _preambles(items: Sequence[StoredItem]) -> list[bool]:
         item = items[position].item
         if item["type"] == "message" and item["role"] == "assistant":
             phase = item.get("phase")
-            found[position] = phase == "commentary" or (phase is None and following in CLIENT_CALLS)
+            found[position] = phase == "commentary" or (
+                phase is None and following in CLIENT_CALLS | HOSTED_CALLS
+            )
         if item["type"] != "reasoning":
             following = item["type"]
     return found

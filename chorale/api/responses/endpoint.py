@@ -59,6 +59,7 @@ async def create(state: ServerState, request: Request) -> Response:
 async def count_tokens(state: ServerState, request: Request) -> Response:
     """The length of the prompt that the same body would make."""
     prompt = await build_prompt(state, await _read(state, request), owner_of(request))
+    await prompt.close()
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
 

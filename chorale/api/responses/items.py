@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chorale.api.responses import client_calls, client_items
+from chorale.api.responses import client_calls, client_items, hosted_items
 from chorale.api.responses.item_fields import (
     read_id,
     read_parts,
@@ -98,6 +98,7 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
     "reasoning": _reasoning,
     "item_reference": _item_reference,
     **client_items.PARSERS,
+    **hosted_items.PARSERS,
 }
 
 
@@ -112,6 +113,8 @@ def item_text(item: Item) -> str:
         return client_calls.output_text(item)
     if item["type"] == "additional_tools":
         return ""
+    if item["type"] in hosted_items.HOSTED_ITEMS:
+        return hosted_items.hosted_text(item)
     parts = (
         (item.get("content") or item.get("summary") or []) if item["type"] == "reasoning" else item["content"]
     )
@@ -127,6 +130,8 @@ def same_output(stored: Item, given: Item) -> bool:
         return False
     if client_calls.is_call(given):
         return client_calls.same_call(stored, given)
+    if given["type"] in hosted_items.HOSTED_ITEMS:
+        return hosted_items.same_hosted(stored, given)
     if given["type"] == "reasoning":
         return item_text(given) in ("", item_text(stored))
     return (

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from chorale.api.logprobs import LogprobsWriter
-from chorale.api.output import CLIENT_CALLS, Fold, FoldedItem, ItemOpened, TurnEnded, Usage
+from chorale.api.output import (
+    BUILTIN_ITEMS,
+    CLIENT_CALLS,
+    Fold,
+    FoldedItem,
+    ItemOpened,
+    TurnEnded,
+    Usage,
+)
 from chorale.api.responses.client_calls import call_object
+from chorale.api.responses.hosted_items import hosted_object
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
-from chorale.api.responses.stored import Item, StoredItem, StoredResponse
+from chorale.api.responses.stored import TOOL_STATE, Item, StoredItem, StoredResponse
 from chorale.api.structured import DEFAULT_NAME
 from chorale.errors import ChoraleError, EngineError
+from chorale.tools.base import UrlCitation
 
 Status = str  # "in_progress" and the item statuses of chorale.api.output
 
@@ -84,8 +95,21 @@ def error_object(error: ChoraleError) -> dict[str, Any]:
 # --------------------------------------------------------------------------- items
 
 
-def output_text(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": text}
+def output_text(
+    text: str, logprobs: list[dict[str, Any]], citations: Iterable[UrlCitation] = ()
+) -> dict[str, Any]:
+    annotations = [annotation(citation) for citation in citations]
+    return {"type": "output_text", "annotations": annotations, "logprobs": logprobs, "text": text}
+
+
+def annotation(citation: UrlCitation) -> dict[str, Any]:
+    return {
+        "type": "url_citation",
+        "start_index": citation.start_index,
+        "end_index": citation.end_index,
+        "url": citation.url,
+        "title": citation.title,
+    }
 
 
 def reasoning_text(text: str) -> dict[str, Any]:
@@ -117,17 +141,28 @@ def item_object(opened: ItemOpened, status: Status, body: Any) -> Item:
     raise ValueError(f"no form for an item of kind {opened.kind}")
 
 
+def is_unasked(item: FoldedItem) -> bool:
+    """An approval request that was cut: nobody can approve half a call."""
+    return item.kind == "mcp_approval_request" and item.status != "completed"
+
+
 class ResponseBuilder:
     """The fold of one response's events, and every object that is made of it. One writer: its run."""
 
     def __init__(
-        self, base: dict[str, Any], logprobs: LogprobsWriter | None, num_top: int, hide_reasoning: bool
+        self,
+        base: dict[str, Any],
+        logprobs: LogprobsWriter | None,
+        num_top: int,
+        hide_reasoning: bool,
+        include: Collection[str] = (),
     ) -> None:
         self.base = base
         self.fold = Fold()
         self._logprobs = logprobs
         self._num_top = num_top
         self._hide_reasoning = hide_reasoning
+        self._include = include
 
     @property
     def wants_logprobs(self) -> bool:
@@ -146,12 +181,18 @@ class ResponseBuilder:
         """The one content part of a finished message or reasoning item."""
         if item.kind == "reasoning":
             return reasoning_text(item.text)
-        return output_text(item.text, self.logprobs(item.logprobs))
+        return output_text(item.text, self.logprobs(item.logprobs), item.citations)
 
     def item(self, item: FoldedItem) -> Item:
         """A finished item."""
+        if item.kind in BUILTIN_ITEMS:
+            return self.hosted(item, item.status or "incomplete")
         body = item.text if item.kind in CLIENT_CALLS else [self.part(item)]
         return item_object(item.opened, item.status or "incomplete", body)
+
+    def hosted(self, item: FoldedItem, status: Status) -> Item:
+        """An item of a tool that runs here, as it stands."""
+        return hosted_object(item, status, self._include)
 
     def output(self) -> list[StoredItem]:
         """The finished items with their exact tokens, unless a stop string cut the text short of them."""
@@ -161,7 +202,7 @@ class ResponseBuilder:
         return [
             StoredItem(self.item(item), () if item is cut else item.token_ids)
             for item in items
-            if self.shows(item.opened)
+            if self.shows(item.opened) and not is_unasked(item)
         ]
 
     def finish(self, output: list[StoredItem]) -> dict[str, Any]:
@@ -187,13 +228,17 @@ class ResponseBuilder:
         owner: bytes,
         created: float,
     ) -> StoredResponse:
+        ended = self.fold.ended
+        kept = {**body, "output": []}
+        if ended is not None and ended.tool_state is not None:
+            kept[TOOL_STATE] = ended.tool_state
         return StoredResponse(
             id=body["id"],
             owner=owner,
             previous_id=body["previous_response_id"],
             created=created,
             status=body["status"],
-            body={**body, "output": []},
+            body=kept,
             input=inputs,
             output=tuple(output),
         )

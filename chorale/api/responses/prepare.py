@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chorale.api.choice import TurnOptions
+from chorale.api.hosted import HostedTools, builtin_tools, is_hosted, read_hosted
 from chorale.api.ids import new_id
 from chorale.api.prompt import THREAD_CHARS, developer_message, system_message
+from chorale.api.responses.approvals import approved_calls
 from chorale.api.responses.client_calls import TOOL_LISTS, is_call
 from chorale.api.responses.conversation import Window, encode, split_instructions, to_groups
+from chorale.api.responses.hosted_items import HOSTED_ITEMS
 from chorale.api.responses.items import item_text, parse_items, same_output
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.responses.stored import Item, StoredItem
@@ -20,10 +23,13 @@ from chorale.api.rules import TurnRules, with_grammar
 from chorale.api.sampling import resolve_sampling
 from chorale.api.state import ServerState
 from chorale.api.structured import Structured, combine, read_format, read_structured
+from chorale.api.toolbox import Plan, check_available, close_boxes, open_tools, with_approved
+from chorale.api.toolloop import TurnTools
 from chorale.engine.types import SamplingSpec
 from chorale.errors import NotFoundError
 from chorale.harmony.messages import ResponseFormat
 from chorale.harmony.render import DropAnalysis
+from chorale.tools.base import ToolBox
 
 NEVER = 1 << 30  # tokens: a turn that is not streamed is read once, at its end
 _THREAD_ITEMS = 512
@@ -36,6 +42,11 @@ class Prompt:
     tools: ToolSet
     rules: TurnRules
     input: tuple[StoredItem, ...]  # this request's own items, as they are stored
+    hosted: tuple[TurnTools, ...] = ()  # what the server runs; the turn closes it
+
+    async def close(self) -> None:
+        """For a prompt that is not answered."""
+        await close_boxes([tools.box for tools in self.hosted])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,14 @@ class Prepared:
 async def prepare(state: ServerState, request: ResponsesRequest, owner: bytes) -> Prepared:
     """Raises ``RequestError`` for whatever is wrong with the request, or does not fit the window."""
     prompt = await build_prompt(state, request, owner)
+    try:
+        return await _prepare(state, request, prompt)
+    except BaseException:
+        await prompt.close()
+        raise
+
+
+async def _prepare(state: ServerState, request: ResponsesRequest, prompt: Prompt) -> Prepared:
     rules = prompt.rules
     sampling = resolve_sampling(
         request,
@@ -73,12 +92,14 @@ async def prepare(state: ServerState, request: ResponsesRequest, owner: bytes) -
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",
         arrival_time=time.time(),
+        tools=prompt.hosted,
     )
     return Prepared(response_id, prompt, sampling, options)
 
 
 async def build_prompt(state: ServerState, request: ResponsesRequest, owner: bytes) -> Prompt:
     """Long inputs are read and encoded in a thread, so that other streams go on."""
+    asked = hosted_tools(request)
     read_rules(request, read_tools(request.tools, "auto"))  # what is wrong whatever the input says
     history: list[StoredItem] = []
     if request.previous_response_id is not None:
@@ -90,15 +111,58 @@ async def build_prompt(state: ServerState, request: ResponsesRequest, owner: byt
     own = await resolve_items(state, parsed, owner)
     items = history + own
     loaded = [stored.item["tools"] for stored in items if stored.item["type"] in TOOL_LISTS]
-    tools = read_tools(request.tools, request.tool_choice, loaded)
+    tools = read_tools(request.tools, request.tool_choice, loaded, asked.names)
     rules, structured = read_rules(request, tools)
+    wants_search = tools.choice.hosted is not None and "web_search" in tools.choice.hosted
+    asked = check_available(state, asked, optional_search=bool(tools.callable) and not wants_search)
+    plan = await _plan(state, request, owner, asked, items)
+    rules, hosted = await open_tools(state, plan, rules)
+    try:
+        if hosted:
+            with_approved(hosted, approved_calls(own, items, hosted[0].box, state.vocab))
+        box = hosted[0].box if hosted else None
+        token_ids = await _encode(state, request, tools, structured.described, items, len(history), box)
+    except BaseException:
+        await close_boxes([entry.box for entry in hosted])
+        raise
+    return Prompt(token_ids, tools, rules, tuple(own), hosted)
+
+
+def hosted_tools(request: ResponsesRequest) -> HostedTools:
+    """What the server is to run. Raises ``RequestError`` naming the field."""
+    wanted = [(f"tools[{position}]", tool) for position, tool in enumerate(request.tools) if is_hosted(tool)]
+    names = request.chat_template_kwargs.builtin_tools or []
+    wanted += builtin_tools(names, "chat_template_kwargs.builtin_tools")
+    return read_hosted(wanted, approvals=True)
+
+
+async def _plan(
+    state: ServerState,
+    request: ResponsesRequest,
+    owner: bytes,
+    asked: HostedTools,
+    items: Sequence[StoredItem],
+) -> Plan:
+    known = {stored.item["server_label"] for stored in items if stored.item["type"] == "mcp_list_tools"}
+    previous = None
+    if asked.wanted and request.previous_response_id is not None:
+        previous = await state.store.get(request.previous_response_id, owner)
+    kept = previous.tool_state if previous is not None else None
+    return Plan(asked, request.max_tool_calls, kept, frozenset(known))
+
+
+async def _encode(
+    state: ServerState,
+    request: ResponsesRequest,
+    tools: ToolSet,
+    answer: ResponseFormat | None,
+    items: Sequence[StoredItem],
+    num_history: int,
+    box: ToolBox | None,
+) -> list[int]:
     if len(items) > _THREAD_ITEMS or _num_chars(request, items) > THREAD_CHARS:
-        token_ids = await asyncio.to_thread(
-            assemble, state, request, tools, structured.described, items, len(history)
-        )
-    else:
-        token_ids = assemble(state, request, tools, structured.described, items, len(history))
-    return Prompt(token_ids, tools, rules, tuple(own))
+        return await asyncio.to_thread(assemble, state, request, tools, answer, items, num_history, box)
+    return assemble(state, request, tools, answer, items, num_history, box)
 
 
 def read_rules(request: ResponsesRequest, tools: ToolSet) -> tuple[TurnRules, Structured]:
@@ -122,13 +186,14 @@ def assemble(
     answer: ResponseFormat | None,
     items: Sequence[StoredItem],
     num_history: int,
+    box: ToolBox | None = None,
 ) -> list[int]:
     """The prompt of a list of items, of which ``items[num_history:]`` are this request's input."""
     instructions, num_leading = split_instructions(request.instructions, items)
     groups = to_groups(items[num_leading:], num_history - num_leading, tools.freeform)
     identity = request.chat_template_kwargs.model_identity
-    head = [system_message(state.config, request.harmony_effort, identity)]
-    developer = developer_message(instructions, tools.descriptions, answer, tools.about)
+    head = [system_message(state.config, request.harmony_effort, identity, box)]
+    developer = developer_message(instructions, tools.descriptions, answer, tools.about, box)
     if developer is not None:
         head.append(developer)
     max_len = state.client.info.max_model_len
@@ -149,7 +214,10 @@ async def resolve_items(state: ServerState, items: list[Item], owner: bytes) -> 
     wanted = [
         item["id"]
         for item in items
-        if item["type"] in ("item_reference", "reasoning") or is_call(item) or item.get("role") == "assistant"
+        if item["type"] in ("item_reference", "reasoning")
+        or is_call(item)
+        or item["type"] in HOSTED_ITEMS
+        or item.get("role") == "assistant"
     ]
     found = await state.store.items(wanted, owner) if wanted else {}
     return [_resolve(item, found.get(item["id"]), position) for position, item in enumerate(items)]

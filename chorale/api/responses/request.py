@@ -46,7 +46,6 @@ ECHOED: dict[str, str] = {
     "safety_identifier": "an end-user label",
     "prompt_cache_key": "the prefix cache finds equal prefixes by itself",
     "service_tier": "there is one tier; the answer says `default`",
-    "max_tool_calls": "counts built-in tools, of which there are none yet",
     "reasoning.summary": "reasoning is given as it is; `summary` stays an empty list",
     "text.verbosity": "a hint that this model was not trained on",
 }
@@ -102,7 +101,7 @@ class TemplateOptions(BaseModel):
 
     reasoning_effort: str | None = None
     model_identity: Annotated[str, Field(max_length=4096)] | None = None
-    builtin_tools: Annotated[list[str], Field(max_length=0)] | None = None  # none exist yet
+    builtin_tools: Annotated[list[str], Field(max_length=8)] | None = None  # "browser", "python"
 
 
 Identifier = Annotated[str, limits.items("identifier")]

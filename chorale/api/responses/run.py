@@ -62,6 +62,7 @@ class Run:
             LogprobsWriter(state.vocab) if with_logprobs else None,
             request.top_logprobs,
             hide_reasoning=not request.include_reasoning,
+            include=request.include,
         )
         self.translator = Translator(self._builder)
         self._turn: AsyncGenerator[list[OutputEvent]] | None = None

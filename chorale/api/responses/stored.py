@@ -16,6 +16,7 @@ from chorale.errors import ChoraleError, NotFoundError, RequestError
 
 Item = dict[str, Any]
 
+TOOL_STATE = "_tool_state"  # in a stored body: never shown
 RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{32}")
 ITEM_ID = re.compile(r"[a-z]{2,4}_[0-9a-f]{32}")
@@ -68,7 +69,14 @@ class StoredResponse:
 
     def to_object(self) -> dict[str, Any]:
         """The response object as it was sent."""
-        return {**self.body, "output": [stored.item for stored in self.output]}
+        shown = {key: value for key, value in self.body.items() if key != TOOL_STATE}
+        return {**shown, "output": [stored.item for stored in self.output]}
+
+    @property
+    def tool_state(self) -> dict[str, Any] | None:
+        """What the tools of this response leave to those of the next."""
+        state: dict[str, Any] | None = self.body.get(TOOL_STATE)
+        return state
 
 
 @dataclass(frozen=True, slots=True)

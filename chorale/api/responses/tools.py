@@ -24,6 +24,7 @@ from chorale.api.client_tools import (
     namespace_name,
     tool_search,
 )
+from chorale.api.hosted import HOSTED_TYPES
 from chorale.api.prompt import check_distinct
 from chorale.api.tool_choice import Function, ToolChoice, read_tool_choice
 from chorale.errors import RequestError
@@ -62,9 +63,12 @@ def read_tools(
     tools: Sequence[Mapping[str, Any]],
     tool_choice: str | Mapping[str, Any],
     loaded: Sequence[Sequence[Mapping[str, Any]]] = (),
+    hosted: Sequence[str] = (),
 ) -> ToolSet:
-    """``loaded``: the declarations within the input. Raises ``RequestError`` naming the tool by index, or
-    what is wrong with the choice."""
+    """``loaded``: the declarations within the input; ``hosted``: what the server runs.
+
+    Raises ``RequestError`` naming the tool by index, or what is wrong with the choice.
+    """
     functions, about = read_functions(tools, "tools")
     check_distinct([function.tool for function in functions], "tools")
     later: dict[str, Function] = {}
@@ -73,7 +77,7 @@ def read_tools(
     for function in functions:
         later.pop(function.name, None)  # clients may list again what was declared already
     everything = [*functions, *later.values()]
-    choice = read_tool_choice(tool_choice, everything, "tool_choice")
+    choice = read_tool_choice(tool_choice, everything, "tool_choice", hosted)
     echo_choice = tool_choice if isinstance(tool_choice, str) else dict(tool_choice)
     echo = [_echo(tool, f"tools[{position}]") for position, tool in enumerate(tools)]
     return ToolSet(tuple(functions), echo, choice, echo_choice, tuple(later.values()), about)
@@ -108,7 +112,8 @@ def _read(tool: Mapping[str, Any], path: str) -> Function | None:
     if kind == "tool_search":
         # A search by the server is not needed: tools are never held back here.
         return tool_search(tool, path) if tool.get("execution") == "client" else None
-    _log_once(kind)
+    if kind not in HOSTED_TYPES:
+        _log_once(kind)
     return None
 
 

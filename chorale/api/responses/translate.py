@@ -7,13 +7,31 @@ and stored objects cannot disagree. A delta costs one string encoding and one jo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from chorale.api.output import CLIENT_CALLS, ItemClosed, ItemDelta, ItemOpened, OutputEvent
-from chorale.api.responses.objects import ResponseBuilder, item_object, output_text, reasoning_text
+from chorale.api.output import (
+    BUILTIN_ITEMS,
+    CLIENT_CALLS,
+    Cited,
+    ItemClosed,
+    ItemDelta,
+    ItemOpened,
+    OutputEvent,
+    ToolOutcome,
+    ToolProgressed,
+    ToolStarted,
+)
+from chorale.api.responses.hosted_events import DELTAS, Event, HostedEvents
+from chorale.api.responses.objects import (
+    ResponseBuilder,
+    annotation,
+    item_object,
+    output_text,
+    reasoning_text,
+)
 from chorale.errors import ChoraleError
 
 _encode = msgspec.json.Encoder().encode
@@ -23,26 +41,26 @@ _DELTA = {
     "reasoning": "response.reasoning_text.delta",
     "function_call": "response.function_call_arguments.delta",
     "custom_tool_call": "response.custom_tool_call_input.delta",
+    **DELTAS,
 }
 # What follows the delta's text: output_text.delta must carry logprobs.
-_AFTER_TEXT = {
-    "message": b',"logprobs":[],"sequence_number":',
-    "reasoning": b',"sequence_number":',
-    "function_call": b',"sequence_number":',
-    "custom_tool_call": b',"sequence_number":',
+_AFTER_TEXT = dict.fromkeys(_DELTA, b',"sequence_number":') | {
+    "message": b',"logprobs":[],"sequence_number":'
 }
 
 
 class _Open:
     """An item that is being streamed: where it stands, and the constant bytes of its deltas."""
 
-    __slots__ = ("after", "before", "index", "opened", "place")
+    __slots__ = ("after", "before", "hosted", "index", "num_cited", "opened", "place")
 
-    def __init__(self, opened: ItemOpened, index: int) -> None:
+    def __init__(self, opened: ItemOpened, index: int, hosted: HostedEvents | None) -> None:
         self.opened = opened
+        self.hosted = hosted
+        self.num_cited = 0
         self.index = index
         self.place: dict[str, Any] = {"item_id": opened.item_id, "output_index": index}
-        if opened.kind not in CLIENT_CALLS:
+        if opened.kind in ("message", "reasoning"):
             self.place["content_index"] = 0
         kind = _DELTA.get(opened.kind)
         self.before = self.after = b""  # no deltas: what it wrote is seen in the finished item
@@ -92,6 +110,10 @@ class Translator:
                 parts.append(self._on_opened(event))
             elif isinstance(event, ItemClosed):
                 parts.append(self._on_closed(event))
+            elif isinstance(event, Cited):
+                parts.append(self._on_cited(event))
+            elif isinstance(event, ToolStarted | ToolProgressed | ToolOutcome):
+                parts.append(self._on_tool(event))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def finish(self, body: dict[str, Any]) -> bytes:
@@ -112,7 +134,12 @@ class Translator:
         if not self._builder.shows(event):
             self._open = None
             return b""
-        current = self._open = _Open(event, self._num_shown)
+        hosted = None
+        if event.kind in BUILTIN_ITEMS:
+            hosted = HostedEvents(self._builder, self._builder.fold.items[event.index], self._num_shown)
+        current = self._open = _Open(event, self._num_shown, hosted)
+        if hosted is not None:
+            return self._events(hosted.open())
         self._num_shown += 1
         empty: Any = "" if event.kind in CLIENT_CALLS else []
         added = self._event(
@@ -134,6 +161,8 @@ class Translator:
             return self._event(
                 "response.output_text.delta", **current.place, delta=event.text, logprobs=logprobs
             )
+        if current.hosted is not None:
+            current.hosted.write(event.text)
         if not event.text or not current.before:
             return b""
         number = self._sequence
@@ -144,9 +173,34 @@ class Translator:
         current, self._open = self._open, None
         if current is None:
             return b""
+        if current.hosted is not None:
+            closing = self._events(current.hosted.close(event))
+            self._num_shown += current.hosted.shown
+            return closing
         item = self._builder.fold.items[event.index]
         done = {"output_index": current.index, "item": self._builder.item(item)}
         return self._text_done(current, item.text) + self._event("response.output_item.done", **done)
+
+    def _on_cited(self, event: Cited) -> bytes:
+        current = self._open
+        if current is None:
+            return b""
+        current.num_cited += 1
+        return self._event(
+            "response.output_text.annotation.added",
+            **current.place,
+            annotation_index=current.num_cited - 1,
+            annotation=annotation(event.citation),
+        )
+
+    def _on_tool(self, event: OutputEvent) -> bytes:
+        current = self._open
+        if current is None or current.hosted is None:
+            return b""
+        return self._events(current.hosted.on_tool(event))
+
+    def _events(self, events: Iterable[Event]) -> bytes:
+        return b"".join([self._event(kind, **fields) for kind, fields in events])
 
     def _text_done(self, current: _Open, text: str) -> bytes:
         item = self._builder.fold.items[current.opened.index]

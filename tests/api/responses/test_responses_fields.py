@@ -66,7 +66,7 @@ def test_every_field_of_the_sdk_has_a_verdict() -> None:
         ("input", [], "input", "missing_required_parameter"),
         ("input", 5, "input", "invalid_type"),
         ("chat_template_kwargs", {"tokenize": False}, "chat_template_kwargs.tokenize", "unknown_parameter"),
-        ("chat_template_kwargs", {"builtin_tools": ["python"]}, "chat_template_kwargs.builtin_tools", None),
+        ("chat_template_kwargs", {"builtin_tools": 5}, "chat_template_kwargs.builtin_tools", "invalid_type"),
     ],
 )  # fmt: skip
 def test_what_is_refused(field: str, value: Any, param: str, code: str | None) -> None:
@@ -167,7 +167,7 @@ def test_hosted_tools_are_echoed_and_left_out(caplog: pytest.LogCaptureFixture) 
                 {"type": "file_search", "vector_store_ids": ["v"]},
                 {"type": "computer_use_preview"},
                 {"type": "shell", "environment": {"type": "container_auto"}},
-                {"type": "mcp", "server_label": "a", "server_url": "http://x"},
+                {"type": "image_generation"},
                 {"type": "something_of_2030"},
             ]
             nested = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}

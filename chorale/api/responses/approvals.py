@@ -1,0 +1,65 @@
+"""Calls to MCP servers that wait for the user's word: which of them a request approves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chorale.api.responses.hosted_items import approvals
+from chorale.api.responses.stored import StoredItem
+from chorale.api.toolloop import ApprovedCall
+from chorale.errors import RequestError
+from chorale.harmony.messages import Message
+from chorale.harmony.render import render_message
+from chorale.harmony.vocab import Vocabulary
+from chorale.tools.base import ToolBox
+
+
+def approved_calls(
+    own: Sequence[StoredItem], items: Sequence[StoredItem], box: ToolBox, vocab: Vocabulary
+) -> list[ApprovedCall]:
+    """The calls that this request's own input approves and that have not run yet.
+
+    Raises ``RequestError`` for an answer to nothing, or to a server that ``tools`` does not declare any more.
+    """
+    requests = {s.item["id"]: s for s in items if s.item["type"] == "mcp_approval_request"}
+    _, called = approvals(items)
+    found: list[ApprovedCall] = []
+    for position, stored in enumerate(own):
+        if stored.item["type"] != "mcp_approval_response":
+            continue
+        path = f"input[{position}].approval_request_id"
+        request_id = stored.item["approval_request_id"]
+        request = requests.get(request_id)
+        if request is None:
+            raise RequestError(f"{path}: no approval request with id {request_id[:128]!r}", param=path)
+        if stored.item["approve"] and request_id not in called:
+            found.append(_call(request, path, box, vocab))
+    return found
+
+
+def _call(request: StoredItem, path: str, box: ToolBox, vocab: Vocabulary) -> ApprovedCall:
+    item = request.item
+    recipient = f"{item['server_label']}.{item['name']}"
+    if not box.owns(recipient):
+        label = item["server_label"]
+        raise RequestError(f"{path}: tools does not declare the MCP server {label!r} any more", param=path)
+    return ApprovedCall(
+        request_id=item["id"],
+        recipient=recipient,
+        name=item["name"],
+        server_label=item["server_label"],
+        arguments=item["arguments"],
+        token_ids=request.token_ids or _rendered(recipient, item["arguments"], vocab),
+    )
+
+
+def _rendered(recipient: str, arguments: str, vocab: Vocabulary) -> tuple[int, ...]:
+    """The call as a model may have written it: without ``<|start|>assistant`` and the terminator."""
+    message = Message(
+        "assistant",
+        arguments,
+        recipient=recipient,
+        channel="commentary",
+        content_type="<|constrain|>json",
+    )
+    return tuple(render_message(message, vocab)[2:-1])
