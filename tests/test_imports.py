@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "errors",
     },
+    "bench": {"engine", "kernels", "model", "harmony", "errors"},
     "llm": {"api", "grammar", "serve", "client", "engine", "runtime", "harmony", "config", "errors"},
     "config": {"errors"},
     "errors": set(),

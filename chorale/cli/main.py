@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": ("chorale.cli.serve", "serve a model over the OpenAI API"),
     "chat": ("chorale.cli.chat", "talk to a model in the terminal"),
     "complete": ("chorale.cli.complete", "continue raw text in the terminal"),
+    "bench": ("chorale.cli.bench", "measure: a server, the engine, start-up, kernels; random checkpoints"),
     "fit": ("chorale.cli.fit", "what fits on this machine, before anything is downloaded"),
     "doctor": ("chorale.cli.doctor", "check this machine; each finding with its remedy"),
     "config": ("chorale.cli.config", "show the merged configuration, each value with its origin"),

@@ -1,0 +1,207 @@
+"""Each fused op of the Triton back end, timed inside a CUDA graph, next to the roofline.
+
+Weights are random, of gpt-oss's sizes, and of several layers, so that no cache holds them. The roofline of a
+case is the larger of the bytes that it must move over the measured bandwidth and of its operations over the
+measured rate; each input is counted once, and of the experts those that random routing touches.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from chorale.engine.types import CacheGroup
+from chorale.errors import ConfigError
+from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
+from chorale.model.gpt_oss import LayerWeights
+
+_D, _PAGE, _WINDOW, _VOCAB, _TOP_K, _EPS = 64, 64, 128, 201_088, 4, 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The least that a case must move and do."""
+
+    bytes: float
+    flops: float
+
+
+def measure_kernels(
+    shape: Mapping[str, int],
+    batches: Sequence[int],
+    context: int,
+    *,
+    layers: int,
+    peak_bytes: float,
+    peak_flops: float,
+) -> list[dict[str, Any]]:
+    """One row a kernel and batch: microseconds (median), GB/s, TFLOP/s, share of the roofline.
+
+    Raises ``ConfigError`` without a GPU.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigError("chorale bench kernels needs a GPU")
+    from chorale.kernels.triton.ops import TRITON_OPS
+
+    rows = []
+    with torch.inference_mode():
+        bench = _Bench(shape, layers, TRITON_OPS)
+        for batch in batches:
+            for name, work, count, cost in bench.cases(batch, context):
+                seconds = graph_seconds(work) / count
+                best = max(cost.bytes / peak_bytes, cost.flops / peak_flops)
+                rows.append({
+                    "kernel": name, "case": f"{batch} tokens, context {context}", "us": seconds * 1e6,
+                    "gb_s": cost.bytes / seconds / 1e9, "tflop_s": cost.flops / seconds / 1e12,
+                    "share": best / seconds,
+                })  # fmt: skip
+    return rows
+
+
+def graph_seconds(work: Callable[[], Any], repeats: int = 9) -> float:
+    """Median seconds of one replay of ``work`` as a CUDA graph."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    graph.replay()
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times)
+
+
+def _randn(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
+
+
+class _Bench:
+    """Some layers' weights, and the inputs of one batch."""
+
+    def __init__(self, shape: Mapping[str, int], layers: int, ops: Ops) -> None:
+        self._ops, self._shape = ops, shape
+        self._hidden, self._inter, self._experts = shape["hidden"], shape["inter"], shape["experts"]
+        self._heads, self._kv_heads = shape["heads"], shape["kv_heads"]
+        self._layers = [self._layer() for _ in range(layers)]
+        self._head = ops.pack_head(_randn(_VOCAB, self._hidden, scale=self._hidden**-0.5))
+
+    def _layer(self) -> LayerWeights:
+        ops, hidden, rows = self._ops, self._hidden, (self._heads + 2 * self._kv_heads) * _D
+        norm = torch.ones(hidden, device="cuda")
+        wide = torch.float32
+        router = ops.pack_linear(
+            _randn(self._experts, hidden, scale=hidden**-0.5, dtype=wide), _randn(self._experts, dtype=wide)
+        )
+        return LayerWeights(
+            qkv=QkvWeights(norm, ops.pack_linear(_randn(rows, hidden, scale=hidden**-0.5), _randn(rows))),
+            sinks=_randn(self._heads, dtype=wide),
+            output=ops.pack_linear(_randn(hidden, self._heads * _D, scale=0.02), _randn(hidden)),
+            router=RouterWeights(norm, router, _TOP_K, torch.bfloat16),
+            experts=ops.pack_experts(self._expert_tensors()),
+        )
+
+    def _expert_tensors(self) -> ExpertTensors:
+        def codes(low: int, high: int, *shape: int) -> torch.Tensor:
+            return torch.randint(low, high, shape, dtype=torch.uint8, device="cuda")
+
+        experts, hidden, inter = self._experts, self._hidden, self._inter
+        return ExpertTensors(
+            gate_up_bias=_randn(experts, 2 * inter),
+            down_bias=_randn(experts, hidden),
+            swiglu_limit=7.0,
+            swiglu_alpha=1.702,
+            num_layers=10**6,
+            dtype=torch.bfloat16,
+            gate_up_blocks=codes(0, 256, experts, 2 * inter, hidden // 32, 16),
+            gate_up_scales=codes(117, 121, experts, 2 * inter, hidden // 32),
+            down_blocks=codes(0, 256, experts, hidden, inter // 32, 16),
+            down_scales=codes(117, 121, experts, hidden, inter // 32),
+        )
+
+    def cases(self, batch: int, context: int) -> Iterator[tuple[str, Callable[[], Any], int, Cost]]:
+        """(name, all layers' work, how many layers, cost of one): a decode step's ops."""
+        ops, layers, meta = self._ops, self._layers, self._meta(batch, context)
+        plan = ops.plan_attention(meta, AttentionShape(self._heads, self._kv_heads, _D, _WINDOW), _PAGE)
+        pages = 2 * batch * -(-context // _PAGE)
+        pools = [_randn(pages, 2, self._kv_heads, _PAGE, _D) for _ in range(min(2, len(layers)))]
+        x, rope = _randn(batch, self._hidden, dtype=torch.float32), _randn(batch, _D, dtype=torch.float32)
+        q, attended = _randn(batch, self._heads, _D), _randn(batch, self._heads * _D)
+        normed = _randn(batch, self._hidden)
+        draws = [
+            torch.stack([torch.randperm(self._experts)[:_TOP_K] for _ in range(batch)]).to("cuda")
+            for _ in layers
+        ]
+        gates = torch.full((batch, _TOP_K), 1 / _TOP_K, device="cuda")
+        index, final = torch.arange(batch, device="cuda"), torch.ones(self._hidden, device="cuda")
+        touched = statistics.mean(len(draw.unique()) for draw in draws)
+        costs = self._costs(batch, context, touched)
+
+        def every(one: Callable[[int, LayerWeights], Any]) -> Callable[[], Any]:
+            return lambda: [one(number, layer) for number, layer in enumerate(layers)]
+
+        def kv(number: int) -> torch.Tensor:
+            return pools[number % len(pools)]
+
+        full, window = CacheGroup.FULL, CacheGroup.WINDOW
+        works = {
+            "qkv": every(lambda n, w: ops.qkv_rope_cache(x, w.qkv, _EPS, rope, plan, full, kv(n))),
+            "full": every(lambda n, w: ops.attention(q, kv(n), w.sinks, plan, full)),
+            "window": every(lambda n, w: ops.attention(q, kv(n), w.sinks, plan, window)),
+            "output": every(lambda n, w: ops.output_projection(attended, w.output, x)),
+            "route": every(lambda n, w: ops.route(x, w.router, _EPS)),
+            "experts": every(lambda n, w: ops.moe(normed, draws[n], gates, w.experts, x)),
+            "head": lambda: ops.lm_head(x, index, final, self._head, _EPS),
+        }
+        for name, work in works.items():
+            yield name, work, 1 if name == "head" else len(layers), costs[name]
+
+    def _meta(self, batch: int, context: int) -> AttentionMeta:
+        width = -(-context // _PAGE)
+        ids = torch.randperm(2 * batch * width, device="cuda").int().view(2, batch, width)
+        positions = torch.full((batch,), context - 1, device="cuda")
+        slots = ids[:, :, (context - 1) // _PAGE].long() * _PAGE + (context - 1) % _PAGE
+        return AttentionMeta(
+            positions=positions,
+            query_start=torch.arange(batch + 1, dtype=torch.int32, device="cuda"),
+            context_lens=torch.full((batch,), context, dtype=torch.int32, device="cuda"),
+            block_tables=(ids[0].contiguous(), ids[1].contiguous()),
+            slots=(slots[0].contiguous(), slots[1].contiguous()),
+            max_query_len=1,
+            max_context_len=context,
+        )
+
+    def _costs(self, batch: int, context: int, touched: float) -> dict[str, Cost]:
+        hidden, inter, rows = self._hidden, self._inter, (self._heads + 2 * self._kv_heads) * _D
+        row = 2 * self._kv_heads * _D * 2
+        seen = min(context, _WINDOW)
+
+        def product(n: int, k: int) -> Cost:
+            return Cost(n * k * 2 + batch * (n + k) * 2, 2.0 * batch * n * k)
+
+        def attention(keys: int) -> Cost:
+            return Cost(batch * keys * row, 4.0 * batch * keys * self._heads * _D)
+
+        return {
+            "qkv": product(rows, hidden),
+            "full": attention(context),
+            "window": attention(seen),
+            "output": product(hidden, self._heads * _D),
+            "route": Cost(
+                self._experts * hidden * 4 + batch * hidden * 4, 2.0 * batch * self._experts * hidden
+            ),
+            "experts": Cost(
+                touched * 3 * hidden * inter * 4.25 / 8 + batch * hidden * 8,
+                2.0 * batch * _TOP_K * 3 * hidden * inter,
+            ),
+            "head": product(_VOCAB, hidden),
+        }

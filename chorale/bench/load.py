@@ -1,0 +1,157 @@
+"""Load: requests that start when they should, and what each of them met."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from chorale.bench.connection import EventConnection, HttpFault, Target, open_connection
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request to make."""
+
+    body: str  # JSON
+    prompt_tokens: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One request's fate. Times are seconds; ``start`` counts from the beginning of the load."""
+
+    start: float = 0.0
+    ttft: float = 0.0  # to the first text
+    latency: float = 0.0  # to the end of the stream
+    itl: list[float] = field(default_factory=list)  # between pieces of text
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    error: str = ""
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds an output token after the first."""
+        if self.output_tokens < 2:
+            return None
+        return (self.latency - self.ttft) / (self.output_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When requests start."""
+
+    rate: float = float("inf")  # requests a second
+    burstiness: float = 1.0  # 1: Poisson; less: burstier; more: more even
+    concurrency: int | None = None
+    seed: int = 0
+
+    def starts(self, count: int) -> Iterator[float]:
+        """Seconds from the beginning at which each request may start."""
+        generator, now = random.Random(self.seed), 0.0
+        for _ in range(count):
+            yield now
+            if self.rate != float("inf"):
+                now += generator.gammavariate(self.burstiness, 1.0 / (self.rate * self.burstiness))
+
+
+class Load:
+    """Runs jobs against a target. ``run`` is used once."""
+
+    def __init__(self, target: Target, pace: Pace, on_done: Callable[[Outcome], None] | None = None) -> None:
+        self._target, self._pace, self._on_done = target, pace, on_done
+        self._idle: list[EventConnection] = []
+        self._begin = 0.0
+
+    async def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """In the order of the jobs."""
+        limit = asyncio.Semaphore(self._pace.concurrency or len(jobs) or 1)
+        self._begin = time.perf_counter()
+        tasks = []
+        for job, start in zip(jobs, self._pace.starts(len(jobs)), strict=True):
+            delay = self._begin + start - time.perf_counter()
+            if delay > 0:
+                await asyncio.sleep(delay)
+            tasks.append(asyncio.ensure_future(self._limited(job, limit)))
+        outcomes = await asyncio.gather(*tasks)
+        for connection in self._idle:
+            connection.close()
+        return outcomes
+
+    async def _limited(self, job: Job, limit: asyncio.Semaphore) -> Outcome:
+        async with limit:
+            outcome = await self._one(job)
+        if self._on_done is not None:
+            self._on_done(outcome)
+        return outcome
+
+    async def _one(self, job: Job) -> Outcome:
+        begin = time.perf_counter()
+        outcome = Outcome(start=begin - self._begin, prompt_tokens=job.prompt_tokens)
+        connection = None
+        try:
+            connection = self._idle.pop() if self._idle else await open_connection(self._target)
+            await connection.request(self._target, job.body.encode())
+            await _read(connection, begin, outcome)
+        except (OSError, HttpFault, ValueError) as error:
+            outcome.error = outcome.error or f"{type(error).__name__}: {error}"
+        if connection is not None:
+            if connection.reusable and connection.reply.done:
+                self._idle.append(connection)
+            else:
+                connection.close()
+        return outcome
+
+
+async def _read(connection: EventConnection, begin: float, outcome: Outcome) -> None:
+    last = 0.0
+    while events := await connection.wait():
+        for event, now in events:
+            if last == 0.0:
+                if _has_text(event, outcome):
+                    last, outcome.ttft = now, now - begin
+            elif b'"choices":[]' not in event and b'"usage":{' not in event and event != b"[DONE]":
+                outcome.itl.append(now - last)  # the usual piece: not parsed
+                last = now
+            elif event != b"[DONE]" and _has_text(event, outcome):
+                outcome.itl.append(now - last)
+                last = now
+    outcome.latency = (last or time.perf_counter()) - begin
+    if connection.reply.status != 200:
+        text = bytes(connection.reply.body[:300]).decode("utf-8", "replace")
+        outcome.error = f"HTTP {connection.reply.status}: {text}"
+    elif last == 0.0 and not outcome.error:
+        outcome.error = "no text came"
+    elif outcome.output_tokens == 0:
+        outcome.output_tokens = 1 + len(outcome.itl)  # a server that sends no usage: pieces
+
+
+def _has_text(event: bytes, outcome: Outcome) -> bool:
+    """Whether an event brings text; takes the usage and an error from it."""
+    if event == b"[DONE]":
+        return False
+    data = json.loads(event)
+    if data.get("error"):
+        outcome.error = str(data["error"].get("message", data["error"]))
+        return False
+    usage = data.get("usage")
+    if usage:
+        outcome.output_tokens = int(usage.get("completion_tokens") or 0)
+        outcome.prompt_tokens = int(usage.get("prompt_tokens") or outcome.prompt_tokens)
+    return any(_choice_text(choice) for choice in data.get("choices", []))
+
+
+def _choice_text(choice: dict[str, Any]) -> bool:
+    if choice.get("text") or choice.get("token_ids"):
+        return True
+    delta = choice.get("delta") or {}
+    named = ("content", "reasoning", "reasoning_content", "tool_calls")
+    return any(delta.get(name) for name in named)
+
+
+def to_json(outcome: Outcome) -> str:
+    return json.dumps(asdict(outcome))

@@ -1,0 +1,165 @@
+"""From outcomes to the figures, and the block that people's scripts read (vLLM's lines, in its order)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chorale.bench.load import Outcome
+
+TITLES = {
+    "ttft": ("Time to First Token", "TTFT"),
+    "tpot": ("Time per Output Token (excl. 1st token)", "TPOT"),
+    "itl": ("Inter-token Latency", "ITL"),
+    "e2el": ("End-to-end Latency", "E2EL"),
+}
+WIDTH = 50
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Linear between the two nearest; 0 of nothing."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * share / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All times in milliseconds, rates per second."""
+
+    completed: int
+    failed: int
+    duration: float  # seconds
+    total_input_tokens: int
+    total_output_tokens: int
+    max_output_tokens_per_s: float  # most in any one second
+    max_concurrent_requests: int
+    latencies: dict[str, list[float]]  # by metric, of completed requests
+    errors: tuple[str, ...]
+
+    @property
+    def request_throughput(self) -> float:
+        return self.completed / self.duration if self.duration else 0.0
+
+    @property
+    def output_throughput(self) -> float:
+        return self.total_output_tokens / self.duration if self.duration else 0.0
+
+    @property
+    def total_token_throughput(self) -> float:
+        tokens = self.total_input_tokens + self.total_output_tokens
+        return tokens / self.duration if self.duration else 0.0
+
+
+def summarise(outcomes: Sequence[Outcome], duration: float) -> Summary:
+    good = [each for each in outcomes if not each.error]
+    return Summary(
+        completed=len(good),
+        failed=len(outcomes) - len(good),
+        duration=duration,
+        total_input_tokens=sum(each.prompt_tokens for each in good),
+        total_output_tokens=sum(each.output_tokens for each in good),
+        max_output_tokens_per_s=_busiest_second(good),
+        max_concurrent_requests=_most_at_once(good),
+        latencies={
+            "ttft": [each.ttft * 1e3 for each in good],
+            "tpot": [each.tpot * 1e3 for each in good if each.tpot is not None],
+            "itl": [gap * 1e3 for each in good for gap in each.itl],
+            "e2el": [each.latency * 1e3 for each in good],
+        },
+        errors=tuple(each.error for each in outcomes if each.error),
+    )
+
+
+def _busiest_second(outcomes: Sequence[Outcome]) -> float:
+    """Tokens that arrived in the best second, each piece counted as its share of the request's tokens."""
+    seconds: dict[int, float] = {}
+    for each in outcomes:
+        share = each.output_tokens / (1 + len(each.itl))
+        now = each.start + each.ttft
+        for gap in (0.0, *each.itl):
+            now += gap
+            seconds[int(now)] = seconds.get(int(now), 0.0) + share
+    return max(seconds.values(), default=0.0)
+
+
+def _most_at_once(outcomes: Sequence[Outcome]) -> int:
+    moments = sorted(
+        [(each.start, 1) for each in outcomes] + [(each.start + each.latency, -1) for each in outcomes]
+    )
+    most = now = 0
+    for _, change in moments:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def block(
+    summary: Summary,
+    *,
+    rate: float,
+    concurrency: int | None,
+    metrics: Sequence[str],
+    percentiles: Sequence[float],
+) -> str:
+    """The printed result. Raises ``KeyError`` for a metric that is not in ``TITLES``."""
+    lines = [
+        " Serving Benchmark Result ".center(WIDTH, "="),
+        _line("Successful requests:", summary.completed),
+    ]
+    lines.append(_line("Failed requests:", summary.failed))
+    if concurrency is not None:
+        lines.append(_line("Maximum request concurrency:", concurrency))
+    if rate != float("inf"):
+        lines.append(_line("Request rate configured (RPS):", rate))
+    lines += [
+        _line("Benchmark duration (s):", summary.duration),
+        _line("Total input tokens:", summary.total_input_tokens),
+        _line("Total generated tokens:", summary.total_output_tokens),
+        _line("Request throughput (req/s):", summary.request_throughput),
+        _line("Output token throughput (tok/s):", summary.output_throughput),
+        _line("Peak output token throughput (tok/s):", summary.max_output_tokens_per_s),
+        _line("Peak concurrent requests:", float(summary.max_concurrent_requests)),
+        _line("Total token throughput (tok/s):", summary.total_token_throughput),
+    ]
+    for metric in metrics:
+        title, short = TITLES[metric]
+        values = summary.latencies[metric]
+        lines.append(title.center(WIDTH, "-"))
+        lines.append(_line(f"Mean {short} (ms):", statistics.fmean(values) if values else 0.0))
+        lines.append(_line(f"Median {short} (ms):", percentile(values, 50)))
+        lines += [_line(f"P{share:g} {short} (ms):", percentile(values, share)) for share in percentiles]
+    return "\n".join([*lines, "=" * WIDTH])
+
+
+def _line(name: str, value: float) -> str:
+    return f"{name:<40} " + (f"{value:<10.2f}" if isinstance(value, float) else f"{value:<10}")
+
+
+def to_json(summary: Summary, percentiles: Sequence[float]) -> dict[str, Any]:
+    """The keys of vLLM's result file."""
+    found: dict[str, Any] = {
+        "duration": summary.duration,
+        "completed": summary.completed,
+        "failed": summary.failed,
+        "total_input_tokens": summary.total_input_tokens,
+        "total_output_tokens": summary.total_output_tokens,
+        "request_throughput": summary.request_throughput,
+        "output_throughput": summary.output_throughput,
+        "total_token_throughput": summary.total_token_throughput,
+        "max_output_tokens_per_s": summary.max_output_tokens_per_s,
+        "max_concurrent_requests": summary.max_concurrent_requests,
+    }
+    for metric, values in summary.latencies.items():
+        found[f"mean_{metric}_ms"] = statistics.fmean(values) if values else 0.0
+        found[f"median_{metric}_ms"] = percentile(values, 50)
+        found[f"std_{metric}_ms"] = statistics.pstdev(values) if values else 0.0
+        for share in percentiles:
+            found[f"p{share:g}_{metric}_ms"] = percentile(values, share)
+    return found

@@ -1,0 +1,89 @@
+"""The engine without HTTP: token ids in, token ids out, on whatever device it was built for."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chorale.engine.core import EngineCore
+from chorale.engine.types import GenerateRequest, SamplingSpec
+
+_WORDS = 199_000  # ordinary tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Requests that all start at once."""
+
+    rows: int
+    input_len: int
+    output_len: int
+    temperature: float = 1.0
+    seed: int = 0
+
+
+def play(core: EngineCore, batch: Batch, output_len: int | None = None) -> float:
+    """Seconds from the first request to the last token. The stop ids are ignored.
+
+    Raises ``RuntimeError`` if the engine made another number of tokens than were asked for.
+    """
+    generator = np.random.default_rng(batch.seed)
+    wanted = batch.output_len if output_len is None else output_len
+    for row in range(batch.rows):
+        core.add_request(
+            GenerateRequest(
+                request_id=f"bench-{row}",
+                prompt_token_ids=generator.integers(0, _WORDS, batch.input_len).tolist(),
+                sampling=SamplingSpec(
+                    temperature=batch.temperature, ignore_eos=True, max_tokens=wanted, seed=batch.seed + row
+                ),
+            )
+        )
+    begin, made = time.perf_counter(), 0
+    while core.has_work:
+        made += sum(len(chunk.token_ids) for chunk in core.step())
+    if made != batch.rows * wanted:
+        raise RuntimeError(f"{made} tokens were made where {batch.rows * wanted} were asked for")
+    return time.perf_counter() - begin
+
+
+def latency(core: EngineCore, batch: Batch, *, warmups: int, repeats: int) -> dict[str, Any]:
+    """One batch at a time: how long until its last token, and the rate after the first."""
+    for _ in range(warmups):
+        play(core, batch)
+    whole = [play(core, batch) for _ in range(repeats)]
+    first = [play(core, batch, 1) for _ in range(repeats)]
+    seconds, start = statistics.median(whole), statistics.median(first)
+    rest = batch.rows * (batch.output_len - 1)
+    return {
+        "batch_size": batch.rows,
+        "input_len": batch.input_len,
+        "output_len": batch.output_len,
+        "avg_latency": statistics.fmean(whole),
+        "median_latency": seconds,
+        "min_latency": min(whole),
+        "max_latency": max(whole),
+        "median_first_token": start,
+        "prefill_tokens_per_second": batch.rows * batch.input_len / start,
+        "decode_tokens_per_second": rest / (seconds - start) if rest and seconds > start else 0.0,
+    }
+
+
+def throughput(core: EngineCore, batch: Batch, *, warmup: bool = True) -> dict[str, Any]:
+    """All requests at once, the engine's own limits on how many run together."""
+    if warmup:
+        play(core, Batch(min(batch.rows, 8), min(batch.input_len, 64), min(batch.output_len, 8)))
+    seconds = play(core, batch)
+    return {
+        "num_requests": batch.rows,
+        "input_len": batch.input_len,
+        "output_len": batch.output_len,
+        "elapsed_time": seconds,
+        "requests_per_second": batch.rows / seconds,
+        "output_tokens_per_second": batch.rows * batch.output_len / seconds,
+        "tokens_per_second": batch.rows * (batch.input_len + batch.output_len) / seconds,
+    }

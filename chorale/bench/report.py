@@ -1,0 +1,177 @@
+"""Result files to one HTML page: tables and plots as inline SVG, no script, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chorale.errors import ConfigError
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #6b7280; --line: #d7dbe0; --fill: #2f6fde;
+  --page: #fff }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e8eb; --soft: #9aa1ab; --line: #363c45; --fill: #7aa5f5; --page: #14171b }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
+  max-width: 960px; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; margin: 1rem 0 2rem; width: 100%; font-variant-numeric: tabular-nums }
+th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line) }
+th:first-child, td:first-child { text-align: left }
+th { color: var(--soft); font-weight: 500 }
+svg { width: 100%; height: auto; margin: .5rem 0 2rem }
+svg text { fill: var(--soft); font-size: 12px }
+.axis { stroke: var(--line) } .dot, .bar { fill: var(--fill) }
+.curve { stroke: var(--fill); fill: none; stroke-width: 2 }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one plot: (x, y, label)."""
+
+    title: str
+    x: str
+    y: str
+    points: tuple[tuple[float, float, str], ...]
+
+
+def write_report(results: Sequence[Path], out: Path) -> None:
+    """Raises ``ConfigError`` for a file that is no result of ``chorale bench``."""
+    out.write_text(page([read(path) for path in results]), "utf-8")
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        result = json.loads(path.read_text("utf-8"))
+        if not isinstance(result, dict) or "kind" not in result:
+            raise ValueError("it has no 'kind'")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not a result of chorale bench ({error})") from error
+    return result
+
+
+def page(results: Sequence[dict[str, Any]]) -> str:
+    """All results on one page, grouped by kind; the machine of the first at the top."""
+    machine = next((each["machine"] for each in results if each.get("machine")), {})
+    parts = [f"<h1>Chorale benchmarks</h1>{_machine(machine)}"]
+    sections = {
+        "serve": _serve,
+        "throughput": _plain,
+        "latency": _plain,
+        "startup": _plain,
+        "kernels": _kernels,
+    }
+    for kind, section in sections.items():
+        some = [each for each in results if each["kind"] == kind]
+        if some:
+            parts.append(f"<h2>{kind}</h2>" + section(some))
+    head = "<!doctype html><html lang=en><meta charset=utf-8><title>Chorale benchmarks</title>"
+    return f"{head}<style>{_STYLE}</style>" + "".join(parts) + "</html>\n"
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    gpus = (
+        ", ".join(f"{gpu['name']} ({gpu['memory_gib']} GiB)" for gpu in machine.get("gpus", [])) or "no GPU"
+    )
+    rows = [("GPU", gpus)] + [(name, machine[name]) for name in machine if name != "gpus"]
+    return _table(("machine", ""), rows)
+
+
+def _serve(results: Sequence[dict[str, Any]]) -> str:
+    ordered = sorted(results, key=lambda each: each.get("max_concurrency") or math.inf)
+    rows = [
+        (
+            _label(each), each["completed"], each["output_throughput"], each["median_ttft_ms"],
+            each["p99_ttft_ms"], each["median_tpot_ms"],
+        )
+        for each in ordered
+    ]  # fmt: skip
+    titles = ("load", "requests", "output tok/s", "median TTFT ms", "P99 TTFT ms", "median TPOT ms")
+    curves = [
+        Series("Throughput against latency", "median TPOT, ms", "output tokens a second", tuple(
+            (each["median_tpot_ms"], each["output_throughput"], _label(each)) for each in ordered)),
+        Series("Time to first token", "output tokens a second", "median TTFT, ms", tuple(
+            (each["output_throughput"], each["median_ttft_ms"], _label(each)) for each in ordered)),
+    ]  # fmt: skip
+    return _table(titles, rows) + "".join(_plot(curve) for curve in curves)
+
+
+def _label(result: dict[str, Any]) -> str:
+    limit = result.get("max_concurrency")
+    return f"{limit} at once" if limit else f"{result.get('request_rate')} a second"
+
+
+def _plain(results: Sequence[dict[str, Any]]) -> str:
+    names = [
+        name for name, value in results[0].items() if isinstance(value, int | float | str) and name != "kind"
+    ]
+    return _table(names, [[each.get(name, "") for name in names] for each in results])
+
+
+def _kernels(results: Sequence[dict[str, Any]]) -> str:
+    rows = [row for each in results for row in each.get("kernels", [])]
+    titles = ("kernel", "case", "microseconds", "GB/s", "TFLOP/s", "share of roofline")
+    table = _table(titles, [
+        (row["kernel"], row["case"], row["us"], row["gb_s"], row["tflop_s"], f"{row['share']:.0%}")
+        for row in rows
+    ])  # fmt: skip
+    return table + _bars("Share of the roofline", [(f"{r['kernel']} {r['case']}", r["share"]) for r in rows])
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    head = "".join(f"<th>{html.escape(str(title))}</th>" for title in titles)
+    body = "".join("<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return html.escape(f"{value:,}" if isinstance(value, int) else str(value))
+
+
+def _plot(series: Series, width: int = 900, height: int = 320) -> str:
+    """A curve through the points, axes from zero."""
+    left, bottom, top = 70, 40, 24
+    most_x = max((x for x, _, _ in series.points), default=0.0) * 1.08 or 1.0
+    most_y = max((y for _, y, _ in series.points), default=0.0) * 1.12 or 1.0
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return left + x / most_x * (width - left - 20), height - bottom - y / most_y * (height - bottom - top)
+
+    marks = []
+    for step in range(5):
+        x, y = most_x * step / 4, most_y * step / 4
+        at_x, base = place(x, 0)
+        _, at_y = place(0, y)
+        marks.append(f"<line class=axis x1={left} x2={width - 20} y1={at_y:.1f} y2={at_y:.1f} />")
+        marks.append(f"<text x={left - 8} y={at_y + 4:.1f} text-anchor=end>{y:,.0f}</text>")
+        marks.append(f"<text x={at_x:.1f} y={base + 18:.1f} text-anchor=middle>{x:,.1f}</text>")
+    places = [(*place(x, y), label) for x, y, label in series.points]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places)
+    dots = "".join(
+        f"<circle class=dot cx={x:.1f} cy={y:.1f} r=4 />"
+        f"<text x={x + 7:.1f} y={y - 7:.1f}>{html.escape(label)}</text>"
+        for x, y, label in places
+    )
+    words = html.escape(f"{series.title}: {series.y} by {series.x}")
+    curve = f'<polyline class=curve points="{line}" />'
+    inner = f"<text x={left} y=14>{words}</text>" + "".join(marks) + curve + dots
+    return f'<svg viewBox="0 0 {width} {height}">{inner}</svg>'
+
+
+def _bars(title: str, bars: Sequence[tuple[str, float]], width: int = 900) -> str:
+    height = 24 * len(bars) + 30
+    rows = "".join(
+        f"<text x=250 y={24 * n + 44} text-anchor=end>{html.escape(name)}</text>"
+        f"<rect class=bar x=260 y={24 * n + 32} width={min(value, 1.0) * 560:.1f} height=16 />"
+        f"<text x={266 + min(value, 1.0) * 560:.1f} y={24 * n + 44}>{value:.0%}</text>"
+        for n, (name, value) in enumerate(bars)
+    )
+    return f'<svg viewBox="0 0 {width} {height}"><text x=0 y=14>{html.escape(title)}</text>{rows}</svg>'

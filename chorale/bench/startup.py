@@ -1,0 +1,92 @@
+"""How long ``chorale serve`` takes: to healthy, to a first token; with caches of its own (cold), or yours."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from chorale.errors import ChoraleError
+
+_PROMPT = {"prompt": "The first token", "max_tokens": 1, "temperature": 0}
+
+
+def startup(serve_arguments: Sequence[str], *, cold: int, warm: int, timeout: float) -> dict[str, Any]:
+    """Medians of ``cold`` starts (empty caches of compiled kernels and of the demo), then of ``warm`` ones.
+
+    What the system has read of the checkpoint stays in its memory: only a fresh machine is colder.
+    Raises ``ChoraleError`` if a server does not become healthy in ``timeout`` seconds.
+    """
+    found: dict[str, Any] = {"arguments": " ".join(serve_arguments)}
+    with tempfile.TemporaryDirectory() as kept:
+        for name, count in (("cold", cold), ("warm", warm)):
+            runs = []
+            for _ in range(count):
+                with tempfile.TemporaryDirectory() as fresh:
+                    runs.append(_start(serve_arguments, fresh if name == "cold" else kept, timeout))
+            if name == "cold" and warm and count:
+                _start(serve_arguments, kept, timeout)  # fills the caches that the warm starts use
+            for place, what in enumerate(("healthy", "first_token")):
+                if runs:
+                    found[f"{name}_{what}_seconds"] = statistics.median(run[place] for run in runs)
+    return found
+
+
+def _start(serve_arguments: Sequence[str], cache: str, timeout: float) -> tuple[float, float]:
+    """(seconds to healthy, seconds to the first token) of one server, which is stopped again."""
+    port = _free_port()
+    command = [sys.executable, "-m", "chorale", "serve", *serve_arguments, "--port", str(port)]
+    hub = os.environ.get("HF_HOME") or str(
+        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    )
+    environment = os.environ | {
+        "TRITON_CACHE_DIR": f"{cache}/triton", "XDG_CACHE_HOME": cache,
+        "HF_HOME": str(Path(hub).expanduser()),  # checkpoints are not downloaded again
+    }  # fmt: skip
+    begin = time.perf_counter()
+    server = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=timeout) as client:
+            healthy = _wait(client, server, begin, timeout)
+            model = client.get("/v1/models").json()["data"][0]["id"]
+            answer = client.post("/v1/completions", json=_PROMPT | {"model": model})
+            if answer.status_code != 200:
+                raise ChoraleError(f"the first request failed: {json.dumps(answer.json())[:300]}")
+        return healthy, time.perf_counter() - begin
+    finally:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
+        server.communicate(timeout=60)
+
+
+def _wait(client: httpx2.Client, server: subprocess.Popen[bytes], begin: float, timeout: float) -> float:
+    while time.perf_counter() - begin < timeout:
+        if server.poll() is not None:
+            _, text = server.communicate()
+            raise ChoraleError(f"the server ended: {text.decode('utf-8', 'replace')[-500:]}")
+        try:
+            if client.get("/health", timeout=2).status_code == 200:
+                return time.perf_counter() - begin
+        except httpx2.HTTPError:
+            pass
+        time.sleep(0.02)
+    raise ChoraleError(f"not healthy after {timeout:g} s")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

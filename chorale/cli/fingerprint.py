@@ -1,0 +1,38 @@
+"""The machine that a figure was measured on: no paths, no names of people or hosts."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from typing import Any
+
+from chorale.cli import machine
+from chorale.version import __version__
+
+
+def fingerprint() -> dict[str, Any]:
+    """Hardware and versions, JSON-able."""
+    total, _ = machine.memory_bytes()
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        "chorale": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu": machine.cpu_name(),
+        "cores": machine.cpu_count(),
+        "memory_gib": round(total / 2**30, 1),
+        "gpus": [
+            {"name": gpu.name, "memory_gib": round(gpu.total_bytes / 2**30, 1), "driver": gpu.driver}
+            for gpu in machine.gpus()
+        ],
+        "torch": _version("torch"),
+        "triton": _version("triton"),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,159 @@
+"""Figures, the printed block, the files and the report."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from chorale.bench.load import Outcome
+from chorale.bench.metrics import block, percentile, summarise, to_json
+from chorale.bench.prompts import RandomLengths, file_prompts, job, random_prompts
+from chorale.bench.report import page, read, write_report
+from chorale.cli.main import main
+from chorale.errors import ConfigError
+from chorale.harmony.vocab import load_vocabulary
+
+GOOD = [
+    Outcome(start=0.0, ttft=0.1, latency=1.1, itl=[0.5, 0.5], prompt_tokens=10, output_tokens=11),
+    Outcome(start=0.5, ttft=0.3, latency=1.3, itl=[1.0], prompt_tokens=20, output_tokens=3),
+]
+BAD = Outcome(error="HTTP 500: no")
+
+
+def test_percentiles_are_linear() -> None:
+    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
+    assert percentile([1.0, 2.0], 99) == pytest.approx(1.99)
+    assert percentile([], 99) == 0.0
+
+
+def test_summary_counts_what_completed() -> None:
+    summary = summarise([*GOOD, BAD], 2.0)
+    assert (summary.completed, summary.failed) == (2, 1)
+    assert summary.output_throughput == 7.0
+    assert summary.total_token_throughput == 22.0
+    assert summary.latencies["tpot"] == pytest.approx([100.0, 500.0])
+    assert summary.max_concurrent_requests == 2
+    assert summary.errors == ("HTTP 500: no",)
+
+
+def test_the_block_has_the_lines_that_scripts_read() -> None:
+    text = block(
+        summarise(GOOD, 2.0), rate=4.0, concurrency=8, metrics=["ttft", "tpot"], percentiles=[90.0, 99.0]
+    )
+    found = dict(line.rsplit(":", 1) for line in text.splitlines() if ":" in line)
+    assert float(found["Output token throughput (tok/s)"]) == 7.0
+    assert int(found["Successful requests"]) == 2
+    assert float(found["Median TTFT (ms)"]) == 200.0
+    assert float(found["P90 TPOT (ms)"]) == 460.0
+    assert float(found["Request rate configured (RPS)"]) == 4.0
+    assert text.splitlines()[0] == "============ Serving Benchmark Result ============"
+    assert "-----Time per Output Token (excl. 1st token)------" in text
+    assert {len(line) for line in text.splitlines() if line[0] in "=-"} == {50}
+
+
+def test_result_keys_are_those_of_vllm() -> None:
+    found = to_json(summarise(GOOD, 2.0), [99.0])
+    for name in ("duration", "completed", "output_throughput", "mean_ttft_ms", "p99_itl_ms", "std_tpot_ms"):
+        assert isinstance(found[name], int | float)
+
+
+def test_random_prompts_have_their_lengths_and_share_no_beginning() -> None:
+    prompts = list(random_prompts(50, RandomLengths(100, 20, 0.2), seed=1))
+    assert all(80 <= each.num_tokens <= 120 and 16 <= each.output_tokens <= 24 for each in prompts)
+    assert len({tuple(each.content[:4]) for each in prompts}) == 50
+    again = list(random_prompts(50, RandomLengths(100, 20, 0.2), seed=1))
+    assert prompts == again
+    text = next(random_prompts(1, RandomLengths(30, 5), 1, as_text=load_vocabulary()))
+    assert isinstance(text.content, str)
+
+
+def test_files_of_prompts(tmp_path: Path) -> None:
+    lines = tmp_path / "a.jsonl"
+    lines.write_text('{"prompt": "Hello there", "output_tokens": 9}\n\n{"prompt": "x"}\n')
+    found = file_prompts(lines, "custom", load_vocabulary(), None)
+    assert [(each.num_tokens, each.output_tokens) for each in found] == [(2, 9), (1, 128)]
+    share = tmp_path / "b.json"
+    share.write_text(
+        json.dumps([{"conversations": [{"value": "a b"}, {"value": "c d e"}]}, {"conversations": []}])
+    )
+    assert file_prompts(share, "sharegpt", load_vocabulary(), None)[0].output_tokens == 3
+    with pytest.raises(ConfigError, match="not a custom file"):
+        file_prompts(share, "custom", load_vocabulary(), None)
+
+
+def test_bodies_fit_their_endpoint() -> None:
+    prompt = next(random_prompts(1, RandomLengths(3, 5), 1))
+    raw = json.loads(
+        job(prompt, endpoint="/v1/completions", model="m", ignore_eos=True, extra={"top_p": 0.5}).body
+    )
+    assert (raw["max_tokens"], raw["ignore_eos"], raw["top_p"], len(raw["prompt"])) == (5, True, 0.5, 3)
+    chat = json.loads(
+        job(prompt, endpoint="/v1/chat/completions", model="m", ignore_eos=False, extra={}).body
+    )
+    assert chat["max_completion_tokens"] == 5
+    assert "ignore_eos" not in chat
+
+
+class Checker(html.parser.HTMLParser):
+    """Fails on anything that would be fetched."""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in ("script", "img", "link", "iframe")
+        assert not any(name in ("src", "href") for name, _ in attrs)
+
+
+def test_the_report_is_one_page_that_asks_for_nothing(tmp_path: Path) -> None:
+    paths = []
+    for limit in (8, 1, 64):
+        record = {"kind": "serve", "machine": {"cpu": "<b>", "gpus": []}, "max_concurrency": limit}
+        record |= to_json(summarise(GOOD, 2.0), [99.0])
+        paths.append(tmp_path / f"{limit}.json")
+        paths[-1].write_text(json.dumps(record))
+    rng = random.Random(1)
+    kernel = {"kernel": "qkv", "case": "1", "us": rng.random(), "gb_s": 1.0, "tflop_s": 2.0, "share": 0.5}
+    paths.append(tmp_path / "k.json")
+    paths[-1].write_text(json.dumps({"kind": "kernels", "machine": {}, "kernels": [kernel]}))
+    out = tmp_path / "out.html"
+    write_report(paths, out)
+    text = out.read_text()
+    Checker().feed(text)
+    assert "&lt;b&gt;" in text
+    assert "<b>" not in text
+    assert text.index("1 at once") < text.index("8 at once") < text.index("64 at once")
+    assert text.count("<svg") == 3
+    assert page([]).startswith("<!doctype html>")
+
+
+def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match=r"x\.json"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing"], "unknown benchmark"),
+        (["serve", "--num-prompts", "0"], "--num-prompts"),
+        (["serve", "--percentile-metrics", "speed"], "speed"),
+        (["serve", "--dataset-name", "custom"], "--dataset-path"),
+        (["serve", "--random-range-ratio", "1"], "--random-range-ratio"),
+        (["latency", "--batch-size", "0"], "--batch-size"),
+        (["startup", "--no-such-flag"], "no-such-flag"),
+    ],
+)
+def test_wrong_arguments_are_explained(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_no_server_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serve", "--port", "9", "--num-prompts", "1"]) == 1
+    assert "no server answers" in capsys.readouterr().err
