@@ -17,6 +17,7 @@ from chorale.api import fields, limits
 from chorale.api.auth import OPEN_PATHS
 from chorale.api.chat import request as chat
 from chorale.api.completions import request as completions
+from chorale.api.messages import request as messages
 from chorale.api.openapi import operations
 from chorale.api.responses import request as responses
 
@@ -40,6 +41,12 @@ def responses_table() -> str:
     return "\n".join([*kept, *echoed]) + "\n"
 
 
+def messages_table() -> str:
+    table = fields.markdown_table(messages.MessagesRequest, messages.HARMLESS, messages.REFUSED)
+    refused = {f"| `{name}` | honoured |" for name in messages.REFUSED}
+    return "\n".join(line for line in table.splitlines() if line not in refused) + "\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "endpoints": endpoints,
     "chat": lambda: fields.markdown_table(chat.ChatRequest, chat.HARMLESS, chat.REFUSED),
@@ -47,6 +54,7 @@ TABLES: dict[str, Callable[[], str]] = {
         completions.CompletionRequest, completions.HARMLESS, completions.REFUSED
     ),
     "responses": responses_table,
+    "messages": messages_table,
     "limits": limits.markdown_table,
 }
 

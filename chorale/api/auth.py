@@ -1,4 +1,4 @@
-"""Who may call: bearer keys, checked at the matched route; and the request id.
+"""Who may call: keys (bearer tokens, or x-api-key), checked at the matched route; and the request id.
 
 Every route is guarded unless its own path is in ``OPEN_PATHS``. The decision hangs on the route object that
 the router matched, never on the text of a path or a Host header, so no spelling of a URL gets around it.
@@ -55,15 +55,34 @@ class Guarded:
         await response(scope, receive, send)
 
     def _owner(self, scope: Scope) -> bytes:
-        """The digest of the caller's key. Raises ``AuthenticationError``."""
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        """The digest of the caller's key. Raises ``AuthenticationError``.
+
+        ``x-api-key`` is Anthropic's way to send one; where both headers stand, either may be right.
+        """
+        for key in _keys(scope):
+            digest = self._known(key)
+            if digest is not None:
+                return digest
+        raise AuthenticationError("a valid API key is needed: Authorization: Bearer KEY")
+
+    def _known(self, key: bytes) -> bytes | None:
+        """The digest of a key, if it is one of ours."""
         digest = hashlib.sha256(key.strip()).digest()
         # Every key is compared, so the time tells neither which one matched nor how much of it.
         matches = [hmac.compare_digest(digest, known) for known in self._hashes]
-        if scheme.lower() != b"bearer" or not any(matches):
-            raise AuthenticationError("a valid API key is needed: Authorization: Bearer KEY")
-        return digest
+        return digest if any(matches) else None
+
+
+def _keys(scope: Scope) -> list[bytes]:
+    """At most one of each header: a header that stands twice is nobody's."""
+    bearer = [value for name, value in scope["headers"] if name == b"authorization"]
+    plain = [value for name, value in scope["headers"] if name == b"x-api-key"]
+    found = [plain[0]] if len(plain) == 1 else []
+    if len(bearer) == 1:
+        scheme, _, key = bearer[0].partition(b" ")
+        if scheme.lower() == b"bearer":
+            found.append(key.strip())
+    return found
 
 
 def guard_routes(routes: Iterable[Route], api_key_hashes: Iterable[bytes]) -> list[Route]:

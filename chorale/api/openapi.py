@@ -21,6 +21,7 @@ from chorale.api.chat.request import ChatRequest
 from chorale.api.completions.request import CompletionRequest
 from chorale.api.http import json_response
 from chorale.api.limits import LIMITS, SIZES
+from chorale.api.messages.request import CountRequest, MessagesRequest
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.state import ServerState
 from chorale.api.tokenize import DetokenizeRequest, TokenizeRequest
@@ -48,6 +49,14 @@ def operations() -> tuple[Operation, ...]:
     return (
         Operation("POST", "/v1/chat/completions", "A chat's next message", ChatRequest, streams=True),
         Operation("POST", "/v1/completions", "A raw prompt's continuation", CompletionRequest, streams=True),
+        Operation(
+            "POST",
+            "/v1/messages",
+            "A chat's next message, in Anthropic's form",
+            MessagesRequest,
+            streams=True,
+        ),
+        Operation("POST", "/v1/messages/count_tokens", "How long its prompt is", CountRequest),
         Operation("POST", "/v1/responses", "A response", ResponsesRequest, streams=True),
         Operation("POST", "/v1/responses/input_tokens", "How long its prompt is", ResponsesRequest),
         Operation("GET", "/v1/responses/{response_id}", "A stored response, or its events from any one on"),

@@ -14,9 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from chorale.api.anthropic_errors import error_answer
 from chorale.api.auth import HANDLER, OPEN_PATHS, request_id
 from chorale.api.guard import LimitedBody, check_head
-from chorale.api.http import error_response
 from chorale.api.state import ServerState
 from chorale.errors import ChoraleError, MethodNotAllowedError, NotFoundError, RequestError
 
@@ -97,7 +97,7 @@ class Shell:
             return
         if error.status in (401, 404, 405, 413, 415) and not _expects_continue(exchange.scope):
             await exchange.body.discard()
-        response = error_response(error)
+        response = error_answer(error, exchange.scope, exchange.id)
         response.headers.update(headers or {})
         await response(exchange.scope, exchange.body, exchange.send)
 

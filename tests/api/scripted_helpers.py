@@ -16,7 +16,7 @@ import openai
 from shell_helpers import make_state
 from starlette.routing import Router
 
-from chorale.api import chat, completions
+from chorale.api import chat, completions, messages
 from chorale.api.auth import guard_routes
 from chorale.api.metered import MeteredClient
 from chorale.api.options import TurnOptions
@@ -177,7 +177,7 @@ async def served(client: ScriptedClient, **config: Any) -> AsyncIterator[Server]
             state.store,
             state.model_names,
         )
-        routes = [*chat.routes(metered), *completions.routes(metered)]
+        routes = [*chat.routes(metered), *completions.routes(metered), *messages.routes(metered)]
         router = Router(guard_routes(routes, ()), redirect_slashes=False, default=unknown_path)
         app = Shell(router, metered, False)
         transport = httpx2.ASGITransport(app)

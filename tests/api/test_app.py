@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from shell_helpers import Probe, Running, call, exchange, full_server, make_state, probe_server, scripted
 
+from chorale.api.anthropic_errors import PATHS as MESSAGES_PATHS
 from chorale.api.app import all_routes
 from chorale.api.auth import OPEN_PATHS, hash_key
 from chorale.api.openapi import describe, operations
@@ -56,18 +57,25 @@ def test_every_route_but_the_probes_needs_a_key() -> None:
                 {"authorization": f"Basic {KEY}"},
                 {"authorization": KEY},
                 {"authorization": "Bearer "},
-                {"x-api-key": KEY},
+                {"x-api-key": f"{KEY}x"},
+                {"x-api-key": ""},
             ):
                 answer = await call(server.port, method, concrete(route.path), {}, headers)
                 if route.path in OPEN_PATHS:
                     assert answer.status == 200, route.path
                 else:
-                    assert (answer.status, answer.code) == (401, "invalid_api_key"), route.path
+                    assert answer.status == 401, route.path
+                    if route.path in MESSAGES_PATHS:
+                        assert answer.json["error"]["type"] == "authentication_error"
+                    else:
+                        assert answer.code == "invalid_api_key", route.path
                     assert answer.headers["www-authenticate"] == "Bearer"
             allowed = await call(
                 server.port, method, concrete(route.path), {}, {"authorization": f"Bearer {KEY}"}
             )
             assert allowed.status != 401, route.path
+            key = {"x-api-key": KEY}  # Anthropic's way
+            assert (await call(server.port, method, concrete(route.path), {}, key)).status != 401
 
     served(test, keys=(hash_key("other"), hash_key(KEY)))
 

@@ -1,0 +1,118 @@
+"""The message object: what its body and its events have in common, and the body as a fold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from chorale.api.ids import new_id
+from chorale.api.messages.request import MessagesRequest
+from chorale.api.messages.signature import write_signature
+from chorale.api.output import (
+    CLIENT_CALLS,
+    EndReason,
+    Fold,
+    FoldedItem,
+    ItemOpened,
+    TurnEnded,
+    Usage,
+    end_error,
+)
+from chorale.api.state import ServerState
+from chorale.errors import EngineError
+
+_STOPS: dict[EndReason, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAnswer:
+    """The constants of one answer."""
+
+    model: str
+    shows_thinking: bool
+    omits_thinking: bool
+    id: str = field(default_factory=lambda: new_id("msg"))
+
+    @classmethod
+    def of(cls, state: ServerState, request: MessagesRequest) -> MessageAnswer:
+        return cls(state.model_names[0], request.shows_thinking, request.omits_thinking)
+
+    def object(self, content: list[dict[str, Any]], ended: TurnEnded | None, usage: Usage) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            **stops(ended),
+            "usage": usage_object(usage),
+        }
+
+    def shows(self, opened: ItemOpened) -> bool:
+        return self.shows_thinking or opened.kind != "reasoning"
+
+
+def stops(ended: TurnEnded | None) -> dict[str, Any]:
+    """``stop_reason`` and ``stop_sequence``; both null while the message is being written."""
+    if ended is None:
+        return {"stop_reason": None, "stop_sequence": None}
+    if isinstance(ended.stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": ended.stop_reason}
+    return {"stop_reason": _STOPS[ended.reason], "stop_sequence": None}
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """Anthropic counts what the cache had apart from the other input."""
+    return {
+        "input_tokens": usage.input_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        "service_tier": "standard",
+    }
+
+
+def message_body(answer: MessageAnswer, fold: Fold) -> dict[str, Any]:
+    """Raises the ``ChoraleError`` that the turn ended with."""
+    ended = fold.ended
+    if ended is None:
+        raise EngineError("the turn never ended")
+    if (error := end_error(ended)) is not None:
+        raise error
+    content = [_block(answer, item) for item in fold.items if answer.shows(item.opened)]
+    return answer.object([block for block in content if block is not None], ended, ended.usage)
+
+
+def opened_block(opened: ItemOpened) -> dict[str, Any]:
+    """A block before its text."""
+    if opened.kind == "reasoning":
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    if opened.kind in CLIENT_CALLS:
+        return {"type": "tool_use", "id": opened.call_id, "name": opened.name, "input": {}}
+    return {"type": "text", "text": "", "citations": None}
+
+
+def _block(answer: MessageAnswer, item: FoldedItem) -> dict[str, Any] | None:
+    """A finished block. An empty text is none: the API has no such block."""
+    block = opened_block(item.opened)
+    if item.kind == "reasoning":
+        block["thinking"] = "" if answer.omits_thinking else item.text
+        block["signature"] = write_signature(item.content_token_ids)
+    elif item.kind in CLIENT_CALLS:
+        block["input"] = call_input(item.text)
+    else:
+        if not item.text:
+            return None
+        block["text"] = item.text
+    return block
+
+
+def call_input(text: str) -> dict[str, Any]:
+    """Arguments as an object; those that were cut by the token limit have no value yet."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,212 @@
+"""Messages (as JSON objects) to harmony messages. Nothing is dropped in silence.
+
+Blocks of a user message become, in their order, results of tools and texts; those of an assistant message
+thinking (analysis), text (commentary when a call follows, else final) and calls. Documents of plain text
+and search results are read as text; images and other documents are refused by place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from chorale.api.messages.signature import read_signature
+from chorale.api.prompt import FUNCTIONS, TOOL_NAME
+from chorale.errors import RequestError
+from chorale.harmony.messages import DeveloperContent, Message
+from chorale.harmony.vocab import CHANNEL, MESSAGE, Vocabulary
+
+Block = Mapping[str, Any]
+_ROLES = ("user", "assistant", "system")
+
+
+def system_text(blocks: Sequence[Block] | None) -> str | None:
+    """The text of ``system``, its blocks apart by a blank line."""
+    texts = [_text(block, f"system[{position}]") for position, block in enumerate(blocks or [])]
+    return "\n\n".join(text for text in texts if text) or None
+
+
+class Converter:
+    """The messages of one request, in order; remembers which tool each call named."""
+
+    def __init__(self, vocab: Vocabulary) -> None:
+        self._vocab = vocab
+        self._calls: dict[str, str] = {}  # tool_use id -> tool name
+
+    def convert(self, messages: Sequence[Block]) -> list[Message]:
+        """Raises ``RequestError`` naming message and block."""
+        found: list[Message] = []
+        for position, message in enumerate(messages):
+            path, role = f"messages[{position}]", message.get("role")
+            if role not in _ROLES:
+                raise RequestError(f"{path}.role: must be one of {', '.join(_ROLES)}", param=f"{path}.role")
+            blocks = blocks_of(message, path)
+            if role == "assistant":
+                found += self._assistant(blocks, path)
+            elif role == "user":
+                found += self._user(blocks, path)
+            else:
+                texts = [_text(block, f"{path}.content[{index}]") for index, block in enumerate(blocks)]
+                found.append(Message("developer", DeveloperContent("\n\n".join(texts))))
+        return found
+
+    # ------------------------------------------------------------------ assistant
+
+    def _assistant(self, blocks: Sequence[Block], path: str) -> list[Message]:
+        last_call = max((i for i, block in enumerate(blocks) if block["type"] == "tool_use"), default=-1)
+        found: list[Message] = []
+        for index, block in enumerate(blocks):
+            place, kind = f"{path}.content[{index}]", block["type"]
+            if kind == "tool_use":
+                found.append(self._call(block, place))
+            elif kind == "thinking":
+                found += self._thinking(block, place)
+            elif kind != "redacted_thinking":  # encrypted by another server: there is nothing to read
+                channel = "commentary" if index < last_call else "final"
+                found.append(Message("assistant", _text(block, place), channel=channel))
+        return found
+
+    def _thinking(self, block: Block, path: str) -> list[Message]:
+        """From the signature where that is ours and says the same, else from the text."""
+        text = _string(block, "thinking", path)
+        tokens = read_signature(block["signature"]) if isinstance(block.get("signature"), str) else ()
+        if tokens and text in ("", self._vocab.decode(tokens)):
+            header = (CHANNEL, *self._vocab.encode("analysis"), MESSAGE)
+            return [Message("assistant", text, channel="analysis", token_ids=(*header, *tokens))]
+        return [Message("assistant", text, channel="analysis")] if text else []
+
+    def _call(self, block: Block, path: str) -> Message:
+        call_id, name = _string(block, "id", path), block.get("name")
+        if not isinstance(name, str) or TOOL_NAME.fullmatch(name) is None:
+            raise RequestError(
+                f"{path}.name: must be 1 to 64 letters, digits, underscores, dots or dashes",
+                param=f"{path}.name",
+            )
+        given = block.get("input")
+        if not isinstance(given, Mapping):
+            raise RequestError(f"{path}.input: must be an object", param=f"{path}.input")
+        self._calls[call_id] = name
+        return Message(
+            "assistant",
+            msgspec.json.encode(given).decode(),
+            recipient=f"{FUNCTIONS}.{name}",
+            channel="commentary",
+            content_type="<|constrain|>json",
+        )
+
+    # ------------------------------------------------------------------ user
+
+    def _user(self, blocks: Sequence[Block], path: str) -> list[Message]:
+        """Texts that stand together are one message."""
+        found: list[Message] = []
+        texts: list[str] = []
+        for index, block in enumerate(blocks):
+            place = f"{path}.content[{index}]"
+            if block["type"] != "tool_result":
+                texts.append(_text(block, place))
+                continue
+            if texts:
+                found.append(Message("user", "\n\n".join(texts)))
+                texts = []
+            found.append(self._result(block, place))
+        if texts or not found:
+            found.append(Message("user", "\n\n".join(texts)))
+        return found
+
+    def _result(self, block: Block, path: str) -> Message:
+        call_id = block.get("tool_use_id")
+        name = self._calls.get(call_id) if isinstance(call_id, str) else None
+        if name is None:
+            raise RequestError(
+                f"{path}.tool_use_id: {repr(call_id)[:80]} is not the id of a tool_use block before it",
+                param=f"{path}.tool_use_id",
+            )
+        content = block.get("content")
+        blocks = [] if content is None else blocks_of(block, path)
+        text = "\n\n".join(_text(part, f"{path}.content[{index}]") for index, part in enumerate(blocks))
+        if block.get("is_error") is True:
+            text = f"Error: {text}"
+        return Message("tool", text, name=f"{FUNCTIONS}.{name}", recipient="assistant", channel="commentary")
+
+
+# --------------------------------------------------------------------------- blocks
+
+
+def blocks_of(message: Block, path: str) -> list[Block]:
+    """``content`` as a list of blocks, each with a type."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise RequestError(f"{path}.content: must be a string or a list of blocks", param=f"{path}.content")
+    for index, block in enumerate(content):
+        if not isinstance(block, Mapping) or not isinstance(block.get("type"), str):
+            place = f"{path}.content[{index}]"
+            raise RequestError(f"{place}: must be an object with a type", param=place)
+    return content
+
+
+def _text(block: Block, path: str) -> str:
+    """The text of a block that is one, or can be read as one."""
+    kind = block.get("type")
+    reader = _READERS.get(kind) if isinstance(kind, str) else None
+    if reader is None:
+        raise RequestError(
+            f"{path}: blocks of type {str(kind)[:64]!r} are not supported: the model takes text only",
+            param=f"{path}.type",
+            code="unsupported_content_type",
+        )
+    return reader(block, path)
+
+
+def _plain(block: Block, path: str) -> str:
+    return _string(block, "text", path)
+
+
+def _document(block: Block, path: str) -> str:
+    """Of plain text, or of text blocks; its title and context stand before it."""
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, Mapping) else None
+    if not isinstance(source, Mapping) or kind not in ("text", "content"):
+        raise RequestError(
+            f"{path}.source: documents of type {str(kind)[:64]!r} are not supported: the model takes text",
+            param=f"{path}.source.type",
+            code="unsupported_content_type",
+        )
+    if kind == "text":
+        text = _string(source, "data", f"{path}.source")
+    else:
+        parts = blocks_of(source, f"{path}.source")
+        text = "\n\n".join(_text(part, f"{path}.source.content[{i}]") for i, part in enumerate(parts))
+    return _titled([block.get("title"), block.get("context")], text)
+
+
+def _search_result(block: Block, path: str) -> str:
+    parts = blocks_of(block, path)
+    text = "\n\n".join(_text(part, f"{path}.content[{index}]") for index, part in enumerate(parts))
+    return _titled([block.get("title"), block.get("source")], text)
+
+
+def _reference(block: Block, path: str) -> str:
+    return _string(block, "tool_name", path)
+
+
+def _titled(heads: Sequence[Any], text: str) -> str:
+    return "\n\n".join([*(head for head in heads if isinstance(head, str) and head), text])
+
+
+def _string(block: Block, key: str, path: str) -> str:
+    value = block.get(key)
+    if not isinstance(value, str):
+        raise RequestError(f"{path}.{key}: must be a string", param=f"{path}.{key}")
+    return value
+
+
+_READERS: dict[str, Callable[[Block, str], str]] = {
+    "text": _plain,
+    "document": _document,
+    "search_result": _search_result,
+    "tool_reference": _reference,
+}

@@ -1,0 +1,76 @@
+"""POST /v1/messages and /v1/messages/count_tokens. Errors take Anthropic's form in the shell around them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chorale.api.http import EventStream, json_response, read_json, until_disconnect
+from chorale.api.messages.blocks import MessageAnswer, message_body
+from chorale.api.messages.events import EventWriter
+from chorale.api.messages.prepare import Prepared, build_prompt, prepare
+from chorale.api.messages.request import parse_count, parse_messages
+from chorale.api.names import check_model
+from chorale.api.output import Fold, OutputEvent, TurnEnded
+from chorale.api.state import ServerState
+from chorale.api.turn import run_turn
+
+
+async def create(state: ServerState, request: Request) -> Response:
+    message = parse_messages(await read_json(request, state.config))
+    check_model(state, message.model)
+    prepared = await prepare(state, message)
+    answer = MessageAnswer.of(state, message)
+    headers = {"request-id": request.state.request_id}
+    if message.stream:
+        return EventStream(_stream(state, prepared, answer), headers)
+    body = await until_disconnect(request, _complete(state, prepared, answer))
+    return json_response(body, headers=headers)
+
+
+async def count_tokens(state: ServerState, request: Request) -> Response:
+    """The length of the prompt that the same body would make."""
+    message = parse_count(await read_json(request, state.config))
+    check_model(state, message.model)
+    prompt = await build_prompt(state, message)
+    headers = {"request-id": request.state.request_id}
+    return json_response({"input_tokens": len(prompt.token_ids)}, headers=headers)
+
+
+async def _complete(state: ServerState, prepared: Prepared, answer: MessageAnswer) -> dict[str, Any]:
+    """The body. Raises the ``ChoraleError`` that the turn ended with."""
+    fold = Fold()
+    async with aclosing(_turn(state, prepared)) as turn:
+        async for events in turn:
+            fold.add(events)
+    _count_repairs(state, fold.ended)
+    return message_body(answer, fold)
+
+
+async def _stream(state: ServerState, prepared: Prepared, answer: MessageAnswer) -> AsyncGenerator[bytes]:
+    writer = EventWriter(answer)
+    async with aclosing(_turn(state, prepared)) as turn:
+        async for events in turn:
+            data = writer.feed(events)
+            if data:
+                yield data
+    _count_repairs(state, writer.ended)
+
+
+def _turn(state: ServerState, prepared: Prepared) -> AsyncGenerator[list[OutputEvent]]:
+    return run_turn(
+        state.client,
+        state.vocab,
+        prompt_token_ids=prepared.prompt_token_ids,
+        sampling=prepared.sampling,
+        options=prepared.options,
+    )
+
+
+def _count_repairs(state: ServerState, ended: TurnEnded | None) -> None:
+    if ended is not None and ended.repairs:
+        state.metrics.repaired(ended.repairs)

@@ -1,0 +1,136 @@
+"""One turn's OutputEvents as Anthropic's server-sent events.
+
+message_start, then for each block content_block_start, its deltas and content_block_stop, then
+message_delta (stop reason and usage) and message_stop. Blocks are numbered as they are shown; a text block
+begins with its first text, so that none is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from chorale.api.anthropic_errors import error_body
+from chorale.api.messages.blocks import MessageAnswer, opened_block, stops, usage_object
+from chorale.api.messages.signature import write_signature
+from chorale.api.output import (
+    CLIENT_CALLS,
+    ItemClosed,
+    ItemDelta,
+    ItemOpened,
+    OutputEvent,
+    TurnEnded,
+    TurnProgress,
+    Usage,
+    end_error,
+)
+from chorale.errors import ChoraleError
+
+_encode = msgspec.json.Encoder().encode
+
+
+class EventWriter:
+    """Feed it each wake-up's events; it returns the bytes to send."""
+
+    def __init__(self, answer: MessageAnswer) -> None:
+        self._answer = answer
+        self._opened: ItemOpened | None = None  # the shown item that is being written
+        self._started = False  # its block
+        self._num_blocks = 0
+        self._thought: list[int] = []
+        self._before = b""  # the constant bytes of a delta
+        self._begun = False
+        self.ended: TurnEnded | None = None
+
+    def feed(self, events: Iterable[OutputEvent]) -> bytes:
+        out: list[bytes] = []
+        for event in events:
+            if isinstance(event, ItemDelta):
+                self._on_delta(event, out)
+            elif isinstance(event, ItemOpened):
+                self._begin(Usage(), out)
+                self._on_opened(event, out)
+            elif isinstance(event, ItemClosed):
+                self._on_closed(out)
+            elif isinstance(event, TurnProgress):
+                self._begin(event.usage, out)
+            elif isinstance(event, TurnEnded):
+                self._begin(event.usage, out)
+                self._on_ended(event, out)
+        return b"".join(out)
+
+    def _begin(self, usage: Usage, out: list[bytes]) -> None:
+        if not self._begun:
+            self._begun = True
+            out.append(_event("message_start", message=self._answer.object([], None, usage)))
+            out.append(_event("ping"))
+
+    # ------------------------------------------------------------------ blocks
+
+    def _on_opened(self, opened: ItemOpened, out: list[bytes]) -> None:
+        self._opened = opened if self._answer.shows(opened) else None
+        self._thought = []
+        self._started = False
+        if self._opened is not None and opened.kind in (*CLIENT_CALLS, "reasoning"):
+            self._start(opened, out)
+
+    def _start(self, opened: ItemOpened, out: list[bytes]) -> None:
+        self._started = True
+        index = self._num_blocks
+        out.append(_event("content_block_start", index=index, content_block=opened_block(opened)))
+        kind, key = _delta_of(opened)
+        head = _encode({"type": "content_block_delta", "index": index, "delta": {"type": kind}})[:-2]
+        self._before = b'event: content_block_delta\ndata: %s,"%s":' % (head, key.encode())
+
+    def _on_delta(self, delta: ItemDelta, out: list[bytes]) -> None:
+        opened = self._opened
+        if opened is None:
+            return
+        if opened.kind == "reasoning":
+            self._thought += delta.token_ids
+            if self._answer.omits_thinking:
+                return
+        if not delta.text:
+            return
+        if not self._started:
+            self._start(opened, out)
+        out.append(b"%s%s}}\n\n" % (self._before, _encode(delta.text)))
+
+    def _on_closed(self, out: list[bytes]) -> None:
+        opened, self._opened = self._opened, None
+        if opened is None or not self._started:
+            return
+        index = self._num_blocks
+        self._num_blocks += 1
+        if opened.kind == "reasoning":
+            delta = {"type": "signature_delta", "signature": write_signature(self._thought)}
+            out.append(_event("content_block_delta", index=index, delta=delta))
+        out.append(_event("content_block_stop", index=index))
+
+    # ------------------------------------------------------------------ the end
+
+    def _on_ended(self, ended: TurnEnded, out: list[bytes]) -> None:
+        self.ended = ended
+        error = end_error(ended)
+        if error is not None:
+            out.append(error_bytes(error))
+            return
+        out.append(_event("message_delta", delta=stops(ended), usage=usage_object(ended.usage)))
+        out.append(_event("message_stop"))
+
+
+def _delta_of(opened: ItemOpened) -> tuple[str, str]:
+    """(the type of its deltas, the key of their text)."""
+    if opened.kind == "reasoning":
+        return "thinking_delta", "thinking"
+    return ("input_json_delta", "partial_json") if opened.kind in CLIENT_CALLS else ("text_delta", "text")
+
+
+def error_bytes(error: ChoraleError) -> bytes:
+    return b"event: error\ndata: %s\n\n" % _encode(error_body(error))
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), _encode({"type": kind, **fields}))

@@ -1,0 +1,147 @@
+"""MessagesRequest: the body of POST /v1/messages, and what becomes of every field that it may have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from chorale.api import fields, limits
+from chorale.api.body import parse_model
+from chorale.api.fields import Refusal, SamplingFields, StopString
+from chorale.errors import RequestError
+
+HARMLESS: dict[str, str] = {
+    "metadata": "an end-user label; nothing here depends on it",
+    "service_tier": "there is one tier; the answer says `standard`",
+    "cache_control": "the prefix cache finds equal prefixes by itself",
+    "context_management": "nothing is cleared from a conversation; send one that fits",
+    "diagnostics": "the answer's usage says what was cached",
+    "user_profile_id": "a label of Anthropic's accounts",
+    "workspace_id": "a label of Anthropic's accounts",
+    "betas": "features are named by their fields",
+}
+
+REFUSED: dict[str, Refusal] = {
+    "container": Refusal("there are no containers"),
+    "mcp_servers": Refusal("MCP servers are reached through /v1/responses and Chat Completions"),
+    "inference_geo": Refusal("this server is where it is", neutral=("", "global", "not_available")),
+    "speed": Refusal("there is one speed", neutral=("", "standard")),
+    "fallbacks": Refusal("there is one model"),
+    "stop": Refusal("it is spelled stop_sequences here", neutral=()),
+} | {
+    name: fields.REFUSED[name]
+    for name in ("logits_processors", "use_beam_search", "vllm_xargs", "truncate_prompt_tokens")
+}
+
+
+class Thinking(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Annotated[int, limits.number("thinking_token_budget")] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class Choice(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+def _listed(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class CountRequest(SamplingFields):
+    """Of count_tokens: everything that the prompt depends on."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1), limits.items("messages")]
+    model: str | None = None
+    system: (
+        Annotated[
+            list[dict[str, Any]],
+            limits.items("messages"),
+            BeforeValidator(_listed, json_schema_input_type=str | list[dict[str, Any]]),
+        ]
+        | None
+    ) = None
+    tools: Annotated[list[dict[str, Any]], limits.items("tools")] | None = None
+    tool_choice: Choice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    @property
+    def shows_thinking(self) -> bool:
+        """Whether thinking is part of the answer: only if it was asked for."""
+        return self.thinking is not None and self.thinking.type != "disabled"
+
+    @property
+    def omits_thinking(self) -> bool:
+        """Thinking blocks without their text; the signature stands for it."""
+        return self.thinking is not None and self.thinking.display == "omitted"
+
+    @property
+    def budget(self) -> int | None:
+        return None if self.thinking is None else self.thinking.budget_tokens
+
+    @property
+    def effort(self) -> str | None:
+        """What was asked for, or what thinking says of it."""
+        if self.output_config is not None and self.output_config.effort is not None:
+            return self.output_config.effort
+        if self.thinking is None:
+            return None
+        return "low" if self.thinking.type == "disabled" else None
+
+
+class MessagesRequest(CountRequest):
+    max_tokens: Annotated[int, limits.number("max_tokens")]
+    stop_sequences: Annotated[list[StopString], limits.items("stop")] | None = None
+    stream: bool = False
+
+
+def parse_messages(data: Mapping[str, Any]) -> MessagesRequest:
+    """Raises ``RequestError`` naming the first field that is wrong, unknown, or not supported."""
+    request = parse_model(MessagesRequest, _triage(data, MessagesRequest))
+    _check(request)
+    return request
+
+
+def parse_count(data: Mapping[str, Any]) -> CountRequest:
+    """The same for count_tokens, which takes fewer fields; those of a whole request are let through."""
+    kept = _triage(data, MessagesRequest)
+    known = CountRequest.model_fields
+    request = parse_model(CountRequest, {name: value for name, value in kept.items() if name in known})
+    _check(request)
+    return request
+
+
+def _triage(data: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    honoured = [name for name in model.model_fields if name not in REFUSED]
+    return fields.triage(data, honoured, HARMLESS, REFUSED)
+
+
+def _check(request: CountRequest) -> None:
+    thinking = request.thinking
+    if thinking is not None and thinking.type == "enabled" and thinking.budget_tokens is None:
+        raise RequestError(
+            "thinking.budget_tokens: is required with type 'enabled'",
+            param="thinking.budget_tokens",
+            code="missing_required_parameter",
+        )
+    choice = request.tool_choice
+    if choice is not None and (choice.name is None) == (choice.type == "tool"):
+        raise RequestError(
+            "tool_choice.name: is needed with type 'tool', and only with it", param="tool_choice.name"
+        )

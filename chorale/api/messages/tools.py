@@ -1,0 +1,116 @@
+"""Tools and tool_choice in Anthropic's form.
+
+The client runs them all. Those that Anthropic defines by a type and no schema (bash, text editor, memory)
+are offered with the arguments that its documentation gives; tools that its servers run are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from chorale.api.messages.request import Choice
+from chorale.api.prompt import check_distinct
+from chorale.api.tool_choice import Function, ToolChoice, read_tool_choice
+from chorale.errors import RequestError
+from chorale.grammar import constraint as make
+
+_TEXT = {"type": "string"}
+_NUMBER = {"type": "integer"}
+
+
+def _schema(required: Sequence[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+# By the beginning of the type, which ends in a date.
+_DEFINED: dict[str, tuple[str, dict[str, Any]]] = {
+    "bash": (
+        "Runs a command in a bash session that persists between calls.",
+        _schema([], command=_TEXT, restart={"type": "boolean"}),
+    ),
+    "text_editor": (
+        "Views and edits text files.",
+        _schema(
+            ["command", "path"],
+            command={"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
+            path=_TEXT,
+            file_text=_TEXT,
+            old_str=_TEXT,
+            new_str=_TEXT,
+            insert_line=_NUMBER,
+            insert_text=_TEXT,
+            view_range={"type": "array", "items": _NUMBER},
+        ),
+    ),
+    "memory": (
+        "Keeps notes in files below /memories, which persist between conversations.",
+        _schema(
+            ["command"],
+            command={
+                "type": "string",
+                "enum": ["view", "create", "str_replace", "insert", "delete", "rename"],
+            },
+            path=_TEXT,
+            file_text=_TEXT,
+            old_str=_TEXT,
+            new_str=_TEXT,
+            insert_line=_NUMBER,
+            insert_text=_TEXT,
+            old_path=_TEXT,
+            new_path=_TEXT,
+            view_range={"type": "array", "items": _NUMBER},
+        ),
+    ),
+}
+_SEARCH = "tool_search_tool"
+
+
+def read_tools(
+    tools: Sequence[Mapping[str, Any]], choice: Choice | None
+) -> tuple[list[Function], ToolChoice]:
+    """Raises ``RequestError`` naming the tool by index, or what is wrong with the choice."""
+    functions: list[Function] = []
+    for position, tool in enumerate(tools):
+        kind = tool.get("type")
+        if isinstance(kind, str) and kind.startswith(_SEARCH):
+            continue  # not needed: tools are never held back here
+        functions.append(_read(tool, kind, f"tools[{position}]"))
+    check_distinct([function.tool for function in functions], "tools")
+    chosen = read_tool_choice(_choice(choice), functions, "tool_choice")
+    if chosen.mode != "required":
+        functions = [_objects(function) for function in functions]
+    return functions, chosen
+
+
+def _read(tool: Mapping[str, Any], kind: Any, path: str) -> Function:
+    if kind in (None, "custom"):
+        schema = tool.get("input_schema")
+        if not isinstance(schema, Mapping):
+            raise RequestError(f"{path}.input_schema: must be a JSON Schema", param=f"{path}.input_schema")
+        given = {key: tool.get(key) for key in ("name", "description", "strict")}
+        return replace(Function.read({**given, "parameters": schema}, path), param=f"{path}.input_schema")
+    found = _DEFINED.get(str(kind).rpartition("_")[0])
+    if found is None:
+        raise RequestError(
+            f"{path}.type: tools of type {str(kind)[:64]!r} do not run here; tools of your own do",
+            param=f"{path}.type",
+            code="unsupported_value",
+        )
+    description, schema = found
+    return Function.read({"name": tool.get("name"), "description": description, "parameters": schema}, path)
+
+
+def _objects(function: Function) -> Function:
+    """Arguments go out as JSON values, so a call must be an object even where no schema is enforced."""
+    return function if function.strict else replace(function, text=make.json_object(function.param))
+
+
+def _choice(choice: Choice | None) -> Any:
+    """In OpenAI's form."""
+    if choice is None:
+        return None
+    if choice.type == "tool":
+        return {"type": "function", "name": choice.name}
+    return "required" if choice.type == "any" else choice.type

@@ -1,0 +1,481 @@
+"""/v1/messages: blocks both ways, streams equal bodies, errors in Anthropic's form, and its own SDK."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anthropic
+import httpx2
+import pytest
+from scripted_helpers import (
+    ANALYSIS,
+    FINAL,
+    NEXT,
+    PREAMBLE,
+    Server,
+    call,
+    ids,
+    in_rounds,
+    playing,
+    run,
+    served,
+)
+
+from chorale.client.scripted import ScriptedClient
+from chorale.errors import EngineDeadError
+
+ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hello there.<|return|>"
+CALLS = ANALYSIS + "Look." + NEXT + PREAMBLE + "One moment." + NEXT + call("f", '{"a": 1}') + "<|call|>"
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOLS = [{"name": "f", "description": "F.", "input_schema": SCHEMA}]
+THINKING = {"type": "adaptive"}
+USER = [{"role": "user", "content": "hi"}]
+COUNTS = ("input_tokens", "output_tokens", "cache_read_input_tokens")
+
+
+def with_server(client: ScriptedClient, main: Callable[[Server], Awaitable[Any]], **config: Any) -> Any:
+    async def body() -> Any:
+        async with served(client, **config) as server:
+            return await main(server)
+
+    return run(body)
+
+
+async def post(server: Server, path: str = "/v1/messages", **fields: Any) -> httpx2.Response:
+    body = {"model": "demo", "max_tokens": 1000, "messages": USER, **fields}
+    return await server.http.post(path, json={k: v for k, v in body.items() if v is not None})
+
+
+def events_of(response: httpx2.Response) -> list[dict[str, Any]]:
+    """Every event has an ``event:`` line equal to its type."""
+    assert response.status_code == 200, response.text
+    frames = response.text.split("\n\n")
+    assert frames[-1] == ""
+    found = []
+    for frame in frames[:-1]:
+        name, data = frame.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def fold(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message, rebuilt by the rules of the API; each rule is asserted."""
+    assert [event["type"] for event in events[:2]] == ["message_start", "ping"]
+    message: dict[str, Any] = events[0]["message"]
+    assert message["content"] == []
+    assert message["stop_reason"] is None
+    assert events[-1] == {"type": "message_stop"}
+    open_index = None
+    partial = ""
+    for event in events[2:-2]:
+        kind = event["type"]
+        if kind == "content_block_start":
+            assert open_index is None
+            open_index = len(message["content"])
+            message["content"].append(event["content_block"])
+            partial = ""
+        assert event["index"] == open_index
+        block = message["content"][-1]
+        if kind == "content_block_delta":
+            delta = event["delta"]
+            if delta["type"] == "input_json_delta":
+                partial += delta["partial_json"]
+            else:
+                key = delta["type"].removesuffix("_delta")
+                block[key] += delta[key]
+        elif kind == "content_block_stop":
+            if block["type"] == "tool_use":
+                block["input"] = json.loads(partial)
+            open_index = None
+    assert open_index is None
+    end = events[-2]
+    assert end["type"] == "message_delta"
+    return {**message, **end["delta"], "usage": end["usage"]}
+
+
+async def both(server: Server, **fields: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    response = await post(server, **fields)
+    assert response.status_code == 200, response.text
+    return response.json(), fold(events_of(await post(server, stream=True, **fields)))
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    content = [{k: v for k, v in block.items() if k != "id"} for block in message["content"]]
+    return {**message, "id": None, "content": content}
+
+
+@pytest.mark.parametrize("script", [ANSWER, CALLS], ids=["answer", "call"])
+@pytest.mark.parametrize("thinking", [None, THINKING, {**THINKING, "display": "omitted"}], ids=str)
+def test_a_stream_folds_to_the_body(script: str, thinking: Any) -> None:
+    body, streamed = with_server(playing(script), lambda s: both(s, tools=TOOLS, thinking=thinking))
+    assert without_ids(body) == without_ids(streamed)
+    kinds = [block["type"] for block in body["content"]]
+    assert ("thinking" in kinds) == (thinking is not None)
+
+
+def test_the_body_of_an_answer() -> None:
+    client = playing(ANSWER, num_cached_tokens=16)
+    body = with_server(client, lambda s: post(s, thinking=THINKING)).json()
+    anthropic.types.Message.model_validate(body)
+    thought, text = body["content"]
+    assert (thought["type"], thought["thinking"]) == ("thinking", "Think.")
+    assert thought["signature"]
+    assert (text["type"], text["text"]) == ("text", "Hello there.")
+    assert (body["stop_reason"], body["stop_sequence"], body["model"]) == ("end_turn", None, "demo")
+    assert body["id"].startswith("msg_")
+    prompt = len(client.requests[0].prompt_token_ids)
+    assert [body["usage"][key] for key in COUNTS] == [prompt - 16, len(ids(ANSWER)), 16]
+    assert body["usage"]["output_tokens_details"] == {"thinking_tokens": 2}
+
+
+def test_a_call_and_its_result_come_back() -> None:
+    async def main(server: Server) -> str:
+        first = (await post(server, tools=TOOLS, thinking=THINKING)).json()
+        _, text, use = first["content"]
+        assert (text["text"], first["stop_reason"]) == ("One moment.", "tool_use")
+        assert (use["name"], use["input"]) == ("f", {"a": 1})
+        result = {"type": "tool_result", "tool_use_id": use["id"], "content": "42", "is_error": False}
+        more = {"type": "text", "text": "go on"}
+        messages = [
+            *USER,
+            {"role": "assistant", "content": first["content"]},
+            {"role": "user", "content": [result, more]},
+        ]
+        answer = (await post(server, tools=TOOLS, messages=messages)).json()
+        assert answer["content"][-1]["text"] == "Hello there."
+        return server.prompt
+
+    prompt = with_server(in_rounds(CALLS, ANSWER), main)
+    assert "<|channel|>analysis<|message|>Look.<|end|>" in prompt  # A5
+    assert "<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>" in prompt
+    assert "<|start|>functions.f to=assistant<|channel|>commentary<|message|>42<|end|>" in prompt
+    assert prompt.endswith("<|start|>user<|message|>go on<|end|><|start|>assistant")
+
+
+def test_an_omitted_thought_is_replayed_from_its_signature() -> None:
+    async def main(server: Server) -> str:
+        first = (await post(server, tools=TOOLS, thinking={**THINKING, "display": "omitted"})).json()
+        assert first["content"][0]["thinking"] == ""
+        use = first["content"][-1]
+        result = {"type": "tool_result", "tool_use_id": use["id"]}
+        messages = [
+            *USER,
+            {"role": "assistant", "content": first["content"]},
+            {"role": "user", "content": [result]},
+        ]
+        assert (await post(server, tools=TOOLS, messages=messages)).status_code == 200
+        return server.prompt
+
+    assert "<|channel|>analysis<|message|>Look.<|end|>" in with_server(in_rounds(CALLS, ANSWER), main)
+
+
+def test_a_forged_signature_is_text_at_most() -> None:
+    from chorale.api.messages.signature import read_signature, write_signature
+
+    assert read_signature(write_signature(ids("abc"))) == tuple(ids("abc"))
+    for bad in (write_signature([200006]), write_signature([1 << 40]), "cho1.@@", "cho1.gA==", "other", ""):
+        assert read_signature(bad) == ()
+
+
+def test_stop_sequences_and_limits() -> None:
+    async def main(server: Server) -> None:
+        body, streamed = await both(server, stop_sequences=["there"])
+        assert without_ids(body) == without_ids(streamed)
+        assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "there")
+        assert body["content"][-1]["text"] == "Hello "
+
+    with_server(playing(ANSWER), main)
+    cut = with_server(playing(FINAL + "Hello"), lambda s: post(s)).json()
+    assert cut["stop_reason"] == "max_tokens"
+    cut = with_server(playing(call("f", '{"a":')), lambda s: post(s, tools=TOOLS)).json()
+    assert (cut["stop_reason"], cut["content"][0]["input"]) == ("max_tokens", {})
+
+
+@pytest.mark.parametrize(
+    ("choice", "calls", "answers"),
+    [
+        (None, True, True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, True, True),
+        ({"type": "any"}, True, False),
+        ({"type": "tool", "name": "f"}, True, False),
+        ({"type": "none"}, False, True),
+    ],
+)
+def test_choices(choice: Any, calls: bool, answers: bool) -> None:
+    async def main(server: Server) -> None:
+        response = await post(server, tools=TOOLS, tool_choice=choice)
+        assert response.status_code == 200, response.text
+        grammar = server.client.requests[0].sampling.grammar
+        assert grammar is not None
+        assert ("to=functions.f" in grammar, '\\"final\\"' in grammar) == (calls, answers)
+        assert "type f =" in server.prompt
+
+    with_server(playing(ANSWER if answers else CALLS), main)
+
+
+def test_thinking_and_effort_reach_the_prompt() -> None:
+    async def main(server: Server) -> list[str]:
+        found = []
+        for fields in (
+            {},
+            {"thinking": {"type": "disabled"}},
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+            {"thinking": {"type": "enabled", "budget_tokens": 31999}},
+            {"output_config": {"effort": "max"}},
+        ):
+            assert (await post(server, **fields)).status_code == 200
+            found.append(server.prompt.partition("Reasoning: ")[2].partition("\n")[0])
+        assert "{0,1024}" in (server.client.requests[2].sampling.grammar or "")
+        return found
+
+    assert with_server(playing(ANSWER), main) == ["medium", "low", "low", "high", "high"]
+
+
+def test_a_format_binds_the_answer() -> None:
+    async def main(server: Server) -> None:
+        config = {"format": {"type": "json_schema", "schema": SCHEMA}}
+        assert (await post(server, output_config=config)).status_code == 200
+        assert "# Response Formats" in server.prompt
+        assert server.client.requests[0].sampling.grammar
+
+    with_server(playing(FINAL + '{"a":1}<|return|>'), main)
+
+
+def test_a_message_may_be_continued() -> None:
+    async def main(server: Server) -> None:
+        messages = [*USER, {"role": "assistant", "content": "The answer is"}]
+        body = (await post(server, messages=messages, tools=TOOLS)).json()
+        assert body["content"] == [{"type": "text", "text": " 42.", "citations": None}]
+        assert server.prompt.endswith("<|start|>assistant<|channel|>final<|message|>The answer is")
+        response = await post(server, messages=messages, thinking={"type": "enabled", "budget_tokens": 2000})
+        assert response.status_code == 400
+
+    with_server(playing(" 42.<|return|>"), main)
+
+
+def test_system_documents_and_results_are_read_as_text() -> None:
+    async def main(server: Server) -> str:
+        document = {
+            "type": "document",
+            "title": "Notes",
+            "source": {"type": "text", "media_type": "text/plain", "data": "Buy milk."},
+        }
+        found = {
+            "type": "search_result",
+            "source": "http://x",
+            "title": "X",
+            "content": [{"type": "text", "text": "Y"}],
+        }
+        system = [
+            {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": "Be kind."},
+        ]
+        messages = [{"role": "user", "content": [document, found, {"type": "text", "text": "Well?"}]}]
+        response = await post(server, system=system, messages=messages)
+        assert response.status_code == 200, response.text
+        return server.prompt
+
+    prompt = with_server(playing(ANSWER), main)
+    assert "# Instructions\n\nBe brief.\n\nBe kind.<|end|>" in prompt
+    assert "<|message|>Notes\n\nBuy milk.\n\nX\n\nhttp://x\n\nY\n\nWell?<|end|>" in prompt
+
+
+def test_counting_is_the_length_of_the_prompt() -> None:
+    async def main(server: Server) -> None:
+        fields = {"tools": TOOLS, "system": "Be brief.", "thinking": THINKING}
+        counted = await post(server, "/v1/messages/count_tokens", max_tokens=None, **fields)
+        await post(server, **fields)
+        assert counted.json() == {"input_tokens": len(server.client.requests[0].prompt_token_ids)}
+        whole = await post(server, "/v1/messages/count_tokens", stream=True, **fields)
+        assert whole.json() == counted.json()
+
+    with_server(playing(ANSWER), main)
+
+
+def test_tools_that_anthropic_defines() -> None:
+    async def main(server: Server) -> None:
+        tools = [
+            {"type": "bash_20250124", "name": "bash"},
+            {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
+            {"type": "memory_20250818", "name": "memory"},
+            {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"},
+            {"type": "custom", "name": "f", "input_schema": SCHEMA, "defer_loading": True},
+        ]
+        assert (await post(server, tools=tools)).status_code == 200
+        for name in ("bash", "str_replace_based_edit_tool", "memory", "f"):
+            assert f"type {name} = (_: {{" in server.prompt
+        assert "tool_search" not in server.prompt
+
+    with_server(playing(ANSWER), main)
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [PDF]}]}, "messages[0].content[0].source"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": {}}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
+         "tool_use_id"),
+        ({"messages": [*USER, {"role": "assistant", "content": [USE]}]}, "tool_result"),
+        ({"messages": [*USER, {"role": "assistant", "content": [{**USE, "type": "server_tool_use"}]}]},
+         "server_tool_use"),
+        ({"messages": []}, "messages"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": 5}, "temperature"),
+        ({"system": [IMAGE]}, "system[0]"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [*TOOLS, *TOOLS]}, "twice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"thinking": {"type": "enabled"}}, "budget_tokens"),
+        ({"thinking": {"type": "perhaps"}}, "thinking"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
+        ({"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, "mcp_servers"),
+        ({"container": "c"}, "container"),
+        ({"speed": "fast"}, "speed"),
+        ({"stop": ["x"]}, "stop"),
+        ({"max_tokenz": 5}, "max_tokens"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_refusals_have_anthropics_form(fields: dict[str, Any], word: str) -> None:
+    async def main(server: Server) -> None:
+        for stream in (False, True):
+            response = await post(server, stream=stream, **fields)
+            assert response.status_code == 400, response.text
+            body = response.json()
+            assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+            assert word in body["error"]["message"]
+            assert body["request_id"] == response.headers["request-id"]
+
+    with_server(playing(ANSWER), main)
+
+
+def test_other_errors_have_their_types() -> None:
+    async def main(server: Server) -> None:
+        missing = await post(server, model="claude")
+        assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+        wrong = await server.http.get("/v1/messages")
+        assert (wrong.status_code, wrong.json()["error"]["type"]) == (405, "invalid_request_error")
+        text = await server.http.post(
+            "/v1/messages", content=b"{", headers={"content-type": "application/json"}
+        )
+        assert text.json()["error"]["type"] == "invalid_request_error"
+        server.client.max_in_flight = 0
+        full = await post(server)
+        assert (full.status_code, full.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert full.headers["retry-after"] == "1"
+
+    with_server(playing(ANSWER), main)
+    dead = with_server(playing("", error=EngineDeadError("gone", retry_after=2)), lambda s: post(s))
+    assert (dead.status_code, dead.json()["error"]["type"]) == (503, "overloaded_error")
+
+
+def test_an_error_within_a_stream_is_its_last_event() -> None:
+    client = playing(FINAL + "partial", error=EngineDeadError("gone"))
+    events = events_of(with_server(client, lambda s: post(s, stream=True)))
+    assert events[-1] == {"type": "error", "error": {"type": "overloaded_error", "message": "gone"}}
+    assert events[-2]["type"] == "content_block_stop"
+
+
+# --------------------------------------------------------------------------- the SDK
+
+
+def sdk(server: Server) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(
+        api_key="k", base_url="http://server", http_client=server.http, max_retries=0
+    )
+
+
+def test_the_sdk_reads_bodies_streams_counts_and_errors() -> None:
+    async def main(server: Server) -> None:
+        client, asked = sdk(server), {"model": "demo", "messages": USER, "tools": TOOLS}
+        body = await client.messages.create(max_tokens=100, **asked)  # type: ignore[call-overload]
+        assert body.stop_reason == "tool_use"
+        assert body.content[-1].input == {"a": 1}
+        assert body._request_id
+        async with client.messages.stream(max_tokens=100, thinking=THINKING, **asked) as stream:  # type: ignore[arg-type]
+            kinds = {event.type async for event in stream}
+            final = await stream.get_final_message()
+        assert {"thinking", "text", "input_json", "signature", "message_stop"} <= kinds
+        assert final.content[-1].type == "tool_use"
+        assert final.content[-1].input == {"a": 1}
+        assert final.usage.output_tokens == body.usage.output_tokens
+        counted = await client.messages.count_tokens(**asked)  # type: ignore[arg-type]
+        assert counted.input_tokens == body.usage.input_tokens
+        with pytest.raises(anthropic.NotFoundError):
+            await client.messages.create(max_tokens=5, model="claude", messages=USER)  # type: ignore[arg-type]
+        with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+            await client.messages.create(max_tokens=0, model="demo", messages=USER)  # type: ignore[arg-type]
+
+    with_server(playing(CALLS), main)
+
+
+def test_the_sdk_raises_an_error_within_a_stream() -> None:
+    async def main(server: Server) -> None:
+        stream = await sdk(server).messages.create(
+            max_tokens=9,
+            model="demo",
+            messages=USER,  # type: ignore[arg-type]
+            stream=True,
+        )
+        with pytest.raises(anthropic.APIStatusError, match="gone"):
+            [event async for event in stream]
+
+    with_server(playing(FINAL + "x", error=EngineDeadError("gone")), main)
+
+
+def test_a_request_as_claude_code_sends_it() -> None:
+    """Blocks with cache marks everywhere, a large budget, labels, an unasked beta field, many tools."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "properties": {"file_path": {"type": "string", "format": "path-like"}},
+    }
+    tools: list[dict[str, Any]] = [
+        {"name": name, "description": "...", "input_schema": schema}
+        for name in ("Read", "Edit", "Bash", "TodoWrite", "Grep")
+    ]
+    fields = {
+        "system": [{"type": "text", "text": "You are a coding agent.", **mark}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "fix it", **mark}]}],
+        "tools": [*tools[:-1], {**tools[-1], **mark}],
+        "metadata": {"user_id": "u"},
+        "max_tokens": 32000,
+        "thinking": {"type": "enabled", "budget_tokens": 31999},
+        "temperature": 1,
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "stream": True,
+    }
+    script = ANALYSIS + "I read." + NEXT + call("Read", '{"file_path":"a.py"}') + "<|call|>"
+
+    async def main(server: Server) -> None:
+        headers = {
+            "anthropic-version": "2023-06-01",
+            "anthropic-beta": "interleaved-thinking-2025-05-14",
+            "x-api-key": "k",
+        }
+        response = await server.http.post(
+            "/v1/messages?beta=true", json={"model": "demo", **fields}, headers=headers
+        )
+        message = fold(events_of(response))
+        assert [block["type"] for block in message["content"]] == ["thinking", "tool_use"]
+        assert message["stop_reason"] == "tool_use"
+
+    with_server(playing(script), main)
