@@ -9,7 +9,17 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from chorale.api import chat, completions, health, messages, models, openapi, responses, tokenize
+from chorale.api import (
+    chat,
+    completions,
+    conversations,
+    health,
+    messages,
+    models,
+    openapi,
+    responses,
+    tokenize,
+)
 from chorale.api.auth import guard_routes
 from chorale.api.metered import MeteredClient
 from chorale.api.shell import Shell, unknown_path
@@ -37,6 +47,7 @@ def all_routes(state: ServerState) -> list[Route]:
         *completions.routes(state),
         *messages.routes(state),
         *responses.routes(state),
+        *conversations.routes(state),
         *health.routes(state),
         *models.routes(state),
         *tokenize.routes(state),

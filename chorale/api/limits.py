@@ -133,6 +133,7 @@ SIZES: dict[str, Size] = {
     "metadata_value": Size(512, "characters", "one metadata value"),
     "messages": Size(16_384, "messages", "messages of one chat"),
     "input": Size(16_384, "items", "items of one Responses input"),
+    "conversation_items": Size(20, "items", "items added to a conversation at once"),
     "prompts": Size(256, "prompts", "prompts of one completions request"),
     "prompt_tokens": Size(1_048_576, "ids", "one prompt given as ids, before the context check"),
     "tool_name": Size(64, "characters", "one function name"),

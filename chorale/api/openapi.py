@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from chorale.api.chat.request import ChatRequest
 from chorale.api.completions.request import CompletionRequest
+from chorale.api.conversations.request import CreateConversation, CreateItems, UpdateConversation
 from chorale.api.http import json_response
 from chorale.api.limits import LIMITS, SIZES
 from chorale.api.messages.request import CountRequest, MessagesRequest
@@ -27,6 +28,7 @@ from chorale.api.state import ServerState
 from chorale.api.tokenize import DetokenizeRequest, TokenizeRequest
 from chorale.version import __version__
 
+_CONVERSATION = "/v1/conversations/{conversation_id}"
 _REF = "#/components/schemas/{model}"
 _HTML_HEADERS = {
     "content-type": "text/html; charset=utf-8",
@@ -63,6 +65,14 @@ def operations() -> tuple[Operation, ...]:
         Operation("DELETE", "/v1/responses/{response_id}", "Forget it"),
         Operation("POST", "/v1/responses/{response_id}/cancel", "Stop it, if it runs in the background"),
         Operation("GET", "/v1/responses/{response_id}/input_items", "What it was asked"),
+        Operation("POST", "/v1/conversations", "A conversation", CreateConversation),
+        Operation("GET", f"{_CONVERSATION}", "It and its metadata"),
+        Operation("POST", f"{_CONVERSATION}", "Give it other metadata", UpdateConversation),
+        Operation("DELETE", f"{_CONVERSATION}", "Forget it and its items"),
+        Operation("GET", f"{_CONVERSATION}/items", "Its items, in pages"),
+        Operation("POST", f"{_CONVERSATION}/items", "Add items to it", CreateItems),
+        Operation("GET", f"{_CONVERSATION}/items/{{item_id}}", "One of its items"),
+        Operation("DELETE", f"{_CONVERSATION}/items/{{item_id}}", "Take one out"),
         Operation("GET", "/v1/models", "The names that this server answers to"),
         Operation("GET", "/v1/models/{model}", "One of them"),
         Operation("POST", "/tokenize", "A prompt or a chat in tokens", TokenizeRequest),

@@ -26,9 +26,9 @@ ROLES = ("user", "assistant", "system", "developer")
 _REASONING_PARTS = frozenset({"reasoning_text", "summary_text", "text"})
 
 
-def parse_items(raw: list[dict[str, Any]]) -> list[Item]:
-    """Raises ``RequestError`` naming the first faulty item by its index in ``input``."""
-    return [_parse_item(item, f"input[{position}]") for position, item in enumerate(raw)]
+def parse_items(raw: list[dict[str, Any]], path: str = "input") -> list[Item]:
+    """Raises ``RequestError`` naming the first faulty item by its index in ``path``."""
+    return [_parse_item(item, f"{path}[{position}]") for position, item in enumerate(raw)]
 
 
 def _parse_item(item: Mapping[str, Any], path: str) -> Item:

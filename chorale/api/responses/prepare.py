@@ -209,7 +209,9 @@ def _num_chars(request: ResponsesRequest, items: Sequence[StoredItem]) -> int:
     return size + sum(len(repr(tool)) for tool in request.tools)
 
 
-async def resolve_items(state: ServerState, items: list[Item], owner: bytes) -> list[StoredItem]:
+async def resolve_items(
+    state: ServerState, items: list[Item], owner: bytes, path: str = "input"
+) -> list[StoredItem]:
     """References become the items they name; items the model made get their exact token ids back."""
     wanted = [
         item["id"]
@@ -220,15 +222,15 @@ async def resolve_items(state: ServerState, items: list[Item], owner: bytes) -> 
         or item.get("role") == "assistant"
     ]
     found = await state.store.items(wanted, owner) if wanted else {}
-    return [_resolve(item, found.get(item["id"]), position) for position, item in enumerate(items)]
+    return [_resolve(item, found.get(item["id"]), f"{path}[{i}]") for i, item in enumerate(items)]
 
 
-def _resolve(item: Item, stored: StoredItem | None, position: int) -> StoredItem:
+def _resolve(item: Item, stored: StoredItem | None, path: str) -> StoredItem:
     if item["type"] == "item_reference":
         if stored is None:
             raise NotFoundError(
-                f"input[{position}]: no item with id {item['id'][:128]!r} is stored",
-                param=f"input[{position}].id",
+                f"{path}: no item with id {item['id'][:128]!r} is stored",
+                param=f"{path}.id",
                 code="item_not_found",
             )
         return stored

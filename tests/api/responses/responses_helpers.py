@@ -13,7 +13,7 @@ import httpx2
 from openai import AsyncOpenAI
 from starlette.routing import Router
 
-from chorale.api import models
+from chorale.api import conversations, models
 from chorale.api.auth import guard_routes
 from chorale.api.metrics import Metrics
 from chorale.api.responses import routes
@@ -116,7 +116,7 @@ async def serve(
         store=kept,
         model_names=(MODEL, "alias"),
     )
-    found = guard_routes([*routes(state), *models.routes(state)], key_hashes)
+    found = guard_routes([*routes(state), *conversations.routes(state), *models.routes(state)], key_hashes)
     app = Shell(Router(found, redirect_slashes=False, default=unknown_path), state, bool(key_hashes))
     http = httpx2.AsyncClient(
         transport=httpx2.ASGITransport(app=app),

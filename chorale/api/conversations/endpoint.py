@@ -1,0 +1,131 @@
+"""/v1/conversations: create, read, update, delete; and the same for their items, in pages.
+
+Items are those of ``/v1/responses``, read by the same rules. What a model produced keeps its exact tokens
+when it comes in by reference or unchanged. While a response works on a conversation its items cannot be
+changed by others (400 ``conversation_locked``, as OpenAI answers).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from chorale.api.conversations.request import read_create, read_items, read_update
+from chorale.api.http import json_response, read_json
+from chorale.api.responses.items import parse_items
+from chorale.api.responses.pages import PageQuery, check_include, check_names, page_object
+from chorale.api.responses.prepare import resolve_items
+from chorale.api.responses.reading import owner_of
+from chorale.api.responses.stored import StoredItem
+from chorale.api.state import ServerState
+from chorale.errors import NotFoundError
+
+
+def routes(state: ServerState) -> list[Route]:
+    one = "/v1/conversations/{conversation_id}"
+    item = f"{one}/items/{{item_id}}"
+    return [
+        Route("/v1/conversations", partial(create, state), methods=["POST"]),
+        Route(one, partial(retrieve, state), methods=["GET"]),
+        Route(one, partial(update, state), methods=["POST"]),
+        Route(one, partial(delete, state), methods=["DELETE"]),
+        Route(f"{one}/items", partial(list_items, state), methods=["GET"]),
+        Route(f"{one}/items", partial(add_items, state), methods=["POST"]),
+        Route(item, partial(retrieve_item, state), methods=["GET"]),
+        Route(item, partial(delete_item, state), methods=["DELETE"]),
+    ]
+
+
+async def create(state: ServerState, request: Request) -> Response:
+    fields = read_create(await _body(state, request))
+    owner = owner_of(request)
+    items = await _resolved(state, fields.items, owner)
+    made = await state.store.conversations.create(owner, fields.metadata, items)
+    return json_response(made.to_object())
+
+
+async def retrieve(state: ServerState, request: Request) -> Response:
+    found = await state.store.conversations.get(_id(request), owner_of(request))
+    return json_response(found.to_object())
+
+
+async def update(state: ServerState, request: Request) -> Response:
+    fields = read_update(await _body(state, request))
+    changed = await state.store.conversations.update(_id(request), owner_of(request), fields.metadata)
+    return json_response(changed.to_object())
+
+
+async def delete(state: ServerState, request: Request) -> Response:
+    """The conversation and its items; responses that were made in it stay."""
+    await state.store.conversations.delete(_id(request), owner_of(request))
+    return json_response({"id": _id(request), "object": "conversation.deleted", "deleted": True})
+
+
+async def list_items(state: ServerState, request: Request) -> Response:
+    query = PageQuery.read(request.query_params)
+    found = await state.store.conversations.page(
+        _id(request),
+        owner_of(request),
+        after=query.after,
+        limit=query.limit,
+        newest_first=query.newest_first,
+    )
+    return json_response(page_object([entry.item for entry in found.items], found.has_more))
+
+
+async def add_items(state: ServerState, request: Request) -> Response:
+    _check_query(request)
+    fields = read_items(await _body(state, request))
+    owner = owner_of(request)
+    items = await _resolved(state, fields.items, owner)
+    added = await state.store.conversations.append(_id(request), owner, items)
+    return json_response(page_object([entry.item for entry in added], has_more=False))
+
+
+async def retrieve_item(state: ServerState, request: Request) -> Response:
+    _check_query(request)
+    item_id = request.path_params["item_id"]
+    found = await state.store.conversations.item(_id(request), owner_of(request), item_id)
+    if found is None:
+        raise _no_item(item_id)
+    return json_response(found.item)
+
+
+async def delete_item(state: ServerState, request: Request) -> Response:
+    """Answers with the conversation."""
+    item_id = request.path_params["item_id"]
+    left = await state.store.conversations.remove(_id(request), owner_of(request), item_id)
+    if left is None:
+        raise _no_item(item_id)
+    return json_response(left.to_object())
+
+
+# --------------------------------------------------------------------------- shared
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["conversation_id"])
+
+
+async def _body(state: ServerState, request: Request) -> dict[str, Any]:
+    return await read_json(request, state.config)
+
+
+def _check_query(request: Request) -> None:
+    check_names(request.query_params, "include", "include[]")
+    check_include(request.query_params)
+
+
+async def _resolved(state: ServerState, raw: list[dict[str, Any]], owner: bytes) -> list[StoredItem]:
+    """Items with ids; errors name them as ``items[i]``."""
+    return await resolve_items(state, parse_items(raw, "items"), owner, "items")
+
+
+def _no_item(item_id: str) -> NotFoundError:
+    return NotFoundError(
+        f"no item with id {item_id[:128]!r} in this conversation", param="item_id", code="item_not_found"
+    )
