@@ -1,0 +1,355 @@
+"""The loop: rounds, prompts to the token, limits, errors that the model reads, and what ends a turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from responses_helpers import TOOL, VOCAB
+from tool_helpers import Runner, ScriptedService, Server, plain, result, run, served
+
+from chorale.api.toolloop import MAX_UNKNOWN
+from chorale.client.scripted import Script
+from chorale.tools.base import CodeOutput, Progress, ToolCall, ToolResult
+
+THINK = "<|channel|>analysis<|message|>I need a tool.<|end|><|start|>assistant"
+SEARCH = '<|channel|>analysis to=browser.search code<|message|>{"query":"q"}<|call|>'
+PYTHON = "<|channel|>analysis to=python code<|message|>print(6 * 7)<|call|>"
+ECHO = '<|channel|>commentary to=srv.echo <|constrain|>json<|message|>{"text":"hi"}<|call|>'
+FORCED = "It is 42.<|return|>"  # behind a header that is in the prompt
+FINAL = "<|channel|>final<|message|>It is 42.<|return|>"
+RESULT = "<|start|>python to=assistant<|channel|>analysis<|message|>42\n<|end|><|start|>assistant"
+CODE: dict[str, Any] = {"type": "code_interpreter", "container": {"type": "auto"}}
+WEB: dict[str, Any] = {"type": "web_search"}
+MCP: dict[str, Any] = {
+    "type": "mcp",
+    "server_label": "srv",
+    "server_url": "http://127.0.0.1:1/mcp",
+    "require_approval": "never",
+}
+
+
+def ids(text: str) -> list[int]:
+    return VOCAB.encode_with_special(text)
+
+
+def kinds(body: Any) -> list[str]:
+    return [item["type"] for item in body["output"]]
+
+
+def test_the_next_round_reads_the_call_and_its_result_to_the_token() -> None:
+    async def scenario() -> None:
+        async with served(THINK + PYTHON, THINK + FINAL) as server:
+            body = await server.respond(input="6 * 7?", tools=[CODE])
+            assert kinds(body) == ["reasoning", "code_interpreter_call", "reasoning", "message"]
+            assert body["status"] == "completed"
+            assert body["output"][1]["code"] == "print(6 * 7)"
+            first, second = (request.prompt_token_ids for request in server.client.requests)
+            assert second == first + ids(THINK + PYTHON + RESULT)
+            assert "## python" in server.prompt(0)
+            assert "## browser" not in server.prompt(0)
+
+    run(scenario)
+
+
+def test_usage_is_summed_and_what_repeats_counts_as_cached() -> None:
+    async def scenario() -> None:
+        async with served(Script(ids(THINK + PYTHON), num_cached_tokens=5), THINK + FINAL) as server:
+            usage = (await server.respond(input="6 * 7?", tools=[CODE]))["usage"]
+            first, second = (request.prompt_token_ids for request in server.client.requests)
+            written = len(ids(THINK + PYTHON))
+            assert usage["input_tokens"] == len(first) + len(second)
+            assert usage["input_tokens_details"]["cached_tokens"] == 5 + len(first) + written
+            assert usage["output_tokens"] == written + len(ids(THINK + FINAL))
+            assert usage["output_tokens_details"]["reasoning_tokens"] == 2 * len(ids("I need a tool."))
+
+    run(scenario)
+
+
+def test_max_output_tokens_is_of_the_whole_turn() -> None:
+    async def scenario() -> None:
+        async with served(THINK + PYTHON, FINAL) as server:
+            written = len(ids(THINK + PYTHON))
+            await server.respond(input="x", tools=[CODE], max_output_tokens=written + 5)
+            assert server.client.requests[1].sampling.max_tokens == 5
+
+        async with served(THINK + PYTHON, FINAL) as server:
+            body = await server.respond(input="x", tools=[CODE], max_output_tokens=written)
+            assert body["status"] == "incomplete"
+            assert body["output"][1]["status"] == "incomplete"
+            assert len(server.client.requests) == 1
+            assert server.tools.boxes[0].calls == []
+
+    run(scenario)
+
+
+def test_a_call_that_is_cut_does_not_run() -> None:
+    async def scenario() -> None:
+        async with served("<|channel|>analysis to=python code<|message|>print(") as server:
+            body = await server.respond(input="x", tools=[CODE])
+            assert (body["status"], body["output"][0]["status"]) == ("incomplete", "incomplete")
+            assert server.tools.boxes[0].calls == []
+
+    run(scenario)
+
+
+def test_a_call_without_its_stop_token_runs_all_the_same() -> None:
+    """<|end|> or a new message ends it too; what the engine goes on to write is not read."""
+
+    async def scenario() -> None:
+        text = PYTHON.replace("<|call|>", "<|end|><|start|>assistant<|channel|>final<|message|>Made up.")
+        async with served(Script(ids(text), hang=True), FINAL) as server:
+            body = await server.respond(input="x", tools=[CODE])
+            assert [item["type"] for item in body["output"]] == ["code_interpreter_call", "message"]
+            assert body["output"][1]["content"][0]["text"] == "It is 42."
+            assert server.client.aborted == [server.client.requests[0].request_id]
+            assert server.prompt().endswith(PYTHON + RESULT)
+
+    run(scenario)
+
+
+def test_max_tool_calls_ends_the_calls_not_the_turn() -> None:
+    async def scenario() -> None:
+        async with served(PYTHON, PYTHON, PYTHON, FORCED) as server:
+            body = await server.respond(input="x", tools=[CODE], max_tool_calls=2)
+            assert kinds(body) == ["code_interpreter_call", "code_interpreter_call", "reasoning", "message"]
+            assert body["max_tool_calls"] == 2
+            assert len(server.tools.boxes[0].calls) == 2
+            requests = server.client.requests
+            assert not requests[1].sampling.grammar
+            assert "to=python" not in requests[2].sampling.grammar  # it could not be called any more ...
+            assert requests[2].sampling.grammar
+            # ... and the script that did so all the same is made to answer.
+            assert server.prompt().endswith("<|start|>assistant<|channel|>final<|message|>")
+
+    run(scenario)
+
+
+def test_no_calls_at_all() -> None:
+    async def scenario() -> None:
+        async with served(PYTHON, FORCED) as server:
+            body = await server.respond(input="x", tools=[CODE], max_tool_calls=0)
+            assert kinds(body) == ["reasoning", "message"]
+            assert server.tools.boxes[0].calls == []
+
+    run(scenario)
+
+
+def test_a_tool_that_does_not_exist_is_an_error_that_the_model_reads() -> None:
+    async def scenario() -> None:
+        ghost = '<|channel|>commentary to=container.exec <|constrain|>json<|message|>{"a":1}<|call|>'
+        async with served(ghost, FINAL) as server:
+            body = await server.respond(input="x", tools=[CODE, TOOL])
+            assert kinds(body) == ["reasoning", "message"]
+            error = (
+                "Error: the tool container.exec does not exist. You can call: python, functions.get_weather."
+            )
+            assert f"<|start|>container.exec to=assistant<|channel|>commentary<|message|>{error}<|end|>" in (
+                server.prompt()
+            )
+        async with served(*[ghost] * (MAX_UNKNOWN + 1), FORCED) as server:
+            body = await server.respond(input="x", tools=[CODE])
+            assert kinds(body)[-1] == "message"
+            assert len(server.client.requests) == MAX_UNKNOWN + 2
+            assert server.prompt().endswith("<|channel|>final<|message|>")
+
+    run(scenario)
+
+
+def test_a_function_of_the_client_ends_the_turn_as_before() -> None:
+    async def scenario() -> None:
+        call = (
+            '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"a"}<|call|>'
+        )
+        async with served(PYTHON, call, FINAL) as server:
+            first = await server.respond(input="x", tools=[CODE, TOOL])
+            assert kinds(first) == ["code_interpreter_call", "function_call"]
+            output = {
+                "type": "function_call_output",
+                "call_id": first["output"][1]["call_id"],
+                "output": "warm",
+            }
+            second = await server.respond(
+                input=[output], previous_response_id=first["id"], tools=[CODE, TOOL]
+            )
+            assert kinds(second) == ["message"]
+            prompts = [request.prompt_token_ids for request in server.client.requests]
+            assert prompts[2][: len(prompts[1])] == prompts[1], "the exchange is replayed to the token"
+            keys = [key for key, _ in server.tools.opened]
+            assert keys[0] == keys[1], "one session a chain"
+            assert server.tools.opened[1][1] == {"num_calls": 1}
+
+    run(scenario)
+
+
+def failing(text: str) -> Runner:
+    async def runner(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+        yield result(call, text, failed=True)
+
+    return runner
+
+
+async def crashing(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+    yield CodeOutput("a")
+    raise RuntimeError("a bug")
+
+
+async def silent(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+    if call.recipient == "":
+        yield CodeOutput("")
+
+
+def test_whatever_a_tool_does_the_turn_goes_on(caplog: Any) -> None:
+    async def scenario() -> None:
+        for runner, word in ((failing("no network"), "no network"), (crashing, "failed"), (silent, "failed")):
+            async with served(PYTHON, FINAL, tools=ScriptedService(runner)) as server:
+                body = await server.respond(input="x", tools=[CODE])
+                assert body["status"] == "completed"
+                assert body["output"][0]["status"] == "failed"
+                assert word in server.prompt()
+
+    run(scenario)
+    assert "a bug" in caplog.text
+
+
+def test_a_long_result_is_cut_to_the_window() -> None:
+    async def long(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+        yield result(call, "é word " * 5000)
+
+    async def scenario() -> None:
+        async with served(PYTHON, FINAL, tools=ScriptedService(long), max_model_len=1500) as server:
+            body = await server.respond(input="x", tools=[CODE])
+            assert body["status"] == "completed"
+            prompt = server.client.requests[1].prompt_token_ids
+            assert 1000 < len(prompt) <= 1500 - 1500 // 4
+            assert "[cut here: the rest does not fit into the context window]<|end|>" in server.prompt()
+            assert "\ufffd" not in server.prompt()
+        async with served(PYTHON, FINAL, tools=ScriptedService(long), max_model_len=330) as server:
+            body = await server.respond(input="x", tools=[CODE])
+            assert body["status"] == "incomplete"
+            assert len(server.client.requests) == 1
+
+    run(scenario)
+
+
+def test_a_client_that_leaves_ends_its_tool() -> None:
+    started = asyncio.Event()
+
+    async def hanging(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+        yield CodeOutput("working")
+        started.set()
+        await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        async with served(PYTHON, tools=ScriptedService(hanging)) as server:
+            for body in ({"stream": True}, {}):
+                started.clear()
+                request = asyncio.create_task(server.post(input="x", tools=[CODE], **body))
+                await started.wait()
+                request.cancel()
+                await asyncio.gather(request, return_exceptions=True)
+                for _ in range(100):
+                    if server.tools.boxes[-1].closed:
+                        break
+                    await asyncio.sleep(0.02)
+                assert server.tools.boxes[-1].aborted == ["python"]
+                assert server.tools.boxes[-1].closed
+
+    run(scenario)
+
+
+def test_choices_run_their_tools_side_by_side() -> None:
+    """Chat with n: each choice has a box of its own, and one tool waits for no other."""
+    both = asyncio.Event()
+    running: set[str] = set()
+
+    async def meeting(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+        running.add(call.call_id)
+        if len(running) == 2:
+            both.set()
+        await both.wait()
+        yield result(call, "met")
+
+    async def scenario() -> None:
+        def source(request: Any, index: int) -> Script:
+            first = len(request.prompt_token_ids) == len(server.client.requests[0].prompt_token_ids)
+            if not first:
+                return Script(ids(FINAL))
+            return Script(ids(PYTHON if index < 2 else "<|channel|>final<|message|>At once.<|return|>"))
+
+        async with served(FINAL, tools=ScriptedService(meeting)) as server:
+            server.client.source = source
+            _, body = await server.post(
+                "/v1/chat/completions", messages=[{"role": "user", "content": "x"}], tools=[CODE], n=3
+            )
+            texts = [choice["message"]["content"] for choice in body["choices"]]
+            assert texts == ["It is 42.", "It is 42.", "At once."]
+            assert len({key for key, _ in server.tools.opened}) == 3
+            prompts = [len(request.prompt_token_ids) for request in server.client.requests]
+            assert body["usage"]["prompt_tokens"] == sum(prompts), "the shared prompt counts once"
+
+    run(scenario)
+
+
+def test_preambles_and_reasoning_stay_between_calls() -> None:
+    async def scenario() -> None:
+        preamble = "<|channel|>commentary<|message|>Let me compute.<|end|><|start|>assistant"
+        async with served(THINK + preamble + PYTHON, THINK + PYTHON, FINAL) as server:
+            body = await server.respond(input="x", tools=[CODE])
+            assert kinds(body) == [
+                "reasoning",
+                "message",
+                "code_interpreter_call",
+                "reasoning",
+                "code_interpreter_call",
+                "message",
+            ]
+            assert server.prompt().count("I need a tool.") == 2
+            assert "Let me compute." in server.prompt()
+            # The next turn drops the reasoning before the answer, and keeps calls and results.
+            await server.respond(
+                input=[{"role": "user", "content": "and?"}], previous_response_id=body["id"], tools=[CODE]
+            )
+            assert server.prompt().count("I need a tool.") == 0
+            assert server.prompt().count(PYTHON + RESULT.removesuffix("<|start|>assistant")) == 2
+
+    run(scenario)
+
+
+def test_analysis_alone_after_a_tool_is_made_to_answer() -> None:
+    async def scenario() -> None:
+        thought = "<|channel|>analysis<|message|>So it is 42.<|return|>"
+        async with served(PYTHON, thought, FORCED) as server:
+            body = await server.respond(input="x", tools=[CODE])
+            assert kinds(body) == ["code_interpreter_call", "reasoning", "message"]
+            assert body["output"][2]["content"][0]["text"] == "It is 42."
+
+    run(scenario)
+
+
+async def _mixed(server: Server) -> Any:
+    return await server.respond(input="x", tools=[WEB, CODE, MCP], include=["code_interpreter_call.outputs"])
+
+
+def test_all_kinds_in_one_turn() -> None:
+    async def scenario() -> None:
+        async with served(SEARCH, PYTHON, ECHO, FINAL, tools=ScriptedService(plain)) as server:
+            body = await _mixed(server)
+            assert kinds(body) == [
+                "mcp_list_tools",
+                "web_search_call",
+                "code_interpreter_call",
+                "mcp_call",
+                "message",
+            ]
+            assert [call.recipient for call in server.tools.boxes[0].calls] == [
+                "browser.search",
+                "python",
+                "srv.echo",
+            ]
+            assert body["output"][2]["outputs"] == [{"type": "logs", "logs": "42\n"}]
+            assert body["output"][3]["output"] == 'echo: {"text":"hi"}'
+            assert "namespace srv {" in server.prompt(0)
+
+    run(scenario)
