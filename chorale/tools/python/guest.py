@@ -1,0 +1,141 @@
+"""The interpreter inside the sandbox. It is sent there as text and never imported by the server.
+
+Runs with any Python since 3.8 and the standard library alone. One line of JSON on stdin announces a cell
+(``{"nonce", "length", "seconds"}``), its bytes follow; what the cell prints goes to stdout, errors included,
+then NUL, the nonce, one letter (k: done, e: raised, t: out of time) and NUL. Code from the model may forge
+all of this; it only deceives itself, and the server believes nothing but the end of its own waiting.
+"""
+
+from __future__ import annotations
+
+import ast
+import code
+import codeop
+import json
+import linecache
+import os
+import signal
+import sys
+
+
+class OutOfTime(BaseException):
+    """Raised in the running cell by the timer; not an Exception, so that few handlers swallow it."""
+
+
+class Cells(code.InteractiveInterpreter):
+    def __init__(self) -> None:
+        super().__init__({"__name__": "__main__", "__doc__": None, "__builtins__": __builtins__})
+        self.status = "k"
+        self.count = 0
+        self.to_code = codeop.Compile()
+
+    def write(self, data: str) -> None:
+        sys.stderr.write(data)
+
+    def showtraceback(self) -> None:
+        if sys.exc_info()[0] is OutOfTime:
+            self.status = "t"  # the server says so in its own words
+            return
+        self.status = "e"
+        super().showtraceback()
+
+    def run_cell(self, source: str) -> str:
+        """Statements, then the value of a last expression, as a notebook shows it. Returns the letter."""
+        self.status = "k"
+        self.count += 1
+        name = f"<cell {self.count}>"
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        try:
+            tree = ast.parse(source, name)
+            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+            parts = [self.to_code(tree, name, "exec")]  # type: ignore[arg-type]
+            if last is not None:
+                parts.append(self.to_code(ast.Interactive([last]), name, "single"))  # type: ignore[arg-type]
+        except SyntaxError:
+            self.showsyntaxerror(name)
+            return "e"
+        except (ValueError, OverflowError, RecursionError, MemoryError):
+            self.showtraceback()
+            return "e"
+        for part in parts:
+            self.runcode(part)
+            if self.status != "k":
+                break
+        return self.status
+
+
+def out_of_time(_signal: int, _frame: object) -> None:
+    raise OutOfTime
+
+
+def run(cells: Cells, source: str, seconds: float) -> str:
+    signal.signal(signal.SIGALRM, out_of_time)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return cells.run_cell(source)
+    except OutOfTime:
+        return "t"
+    except SystemExit as end:
+        sys.stderr.write(f"SystemExit: {end.code}\n")
+        return "e"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def apply_limits(limits: dict[str, int]) -> None:
+    """What the sandbox itself does not bound. A limit that cannot be set is one that is already lower."""
+    import resource
+
+    wanted = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_AS: limits.get("memory_bytes"),
+        resource.RLIMIT_NPROC: limits.get("num_processes"),
+        resource.RLIMIT_FSIZE: limits.get("file_bytes"),
+        resource.RLIMIT_NOFILE: limits.get("num_files"),
+    }
+    for which, value in wanted.items():
+        if value is not None:
+            try:
+                resource.setrlimit(which, (value, value))
+            except (ValueError, OSError):
+                pass
+
+
+def end_others() -> None:
+    """After a cell ran out of time: its processes would go on without anybody waiting for them."""
+    try:
+        os.kill(-1, signal.SIGKILL)  # everything in this pid namespace but its init and this process
+    except OSError:
+        pass
+
+
+def main() -> None:
+    limits = json.loads(sys.argv[1])
+    apply_limits(limits)
+    own_pid = os.getpid()
+    requests = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(1, 2)
+    sys.argv = [""]
+    cells = Cells()
+    while True:
+        line = requests.readline()
+        if not line:
+            return
+        request = json.loads(line)
+        source = requests.read(request["length"]).decode("utf-8", "replace")
+        status = run(cells, source, request["seconds"])
+        if os.getpid() != own_pid:
+            os._exit(0)  # a fork that ran off the end of its cell
+        if status == "t" and limits["own_pids"]:
+            end_others()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                pass
+        os.write(1, b"\0" + request["nonce"].encode() + status.encode() + b"\0")
+
+
+if __name__ == "__main__":
+    main()

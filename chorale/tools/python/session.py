@@ -1,0 +1,257 @@
+"""One interpreter and the calls to it, one after another. The owner of its process, its pipes and its end.
+
+Output is read to the end whatever its size, so that a loud program cannot stall; only the first and the last
+part of it are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Literal
+
+from chorale.tools.python.memory import tree_bytes
+from chorale.tools.python.sandbox import Launch, Sandbox, SandboxMissing
+
+MAX_CODE_BYTES = 2**20
+_START_SECONDS = 30.0
+_GRACE_SECONDS = 1.5  # after a call's time, for the guest's own timer to have ended it
+_CHUNK = 64 * 1024
+_MAX_TOTAL_BYTES = 2**30  # a call that prints more than this is ended
+_WATCH_SECONDS = 0.25
+_IDLE_WATCH_SECONDS = 2.0
+
+EndKind = Literal["done", "raised", "out_of_time", "out_of_memory", "too_loud", "died"]
+_LETTERS: dict[bytes, EndKind] = {b"k": "done", b"e": "raised", b"t": "out_of_time"}
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a call ended. ``alive``: whether the variables are still there."""
+
+    kind: EndKind
+    alive: bool
+
+
+class Session:
+    def __init__(self, sandbox: Sandbox, container_id: str) -> None:
+        self.sandbox = sandbox
+        self.container_id = container_id
+        self._process: asyncio.subprocess.Process | None = None
+        self._directory: str | None = None
+        self._launch: Launch | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._over_memory = False
+        self.lock = asyncio.Lock()  # calls of branches that share a session take turns
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Raises ``SandboxMissing`` with the sandbox's own words when no interpreter answers."""
+        self._directory = tempfile.mkdtemp(prefix="chorale-python-")
+        launch = self._launch = self.sandbox.launch(
+            self.container_id.replace("cntr_", "chorale-"), self._directory
+        )
+        self._process = await asyncio.create_subprocess_exec(
+            *launch.argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(launch.environment),
+            cwd=launch.directory,
+            start_new_session=True,  # a process group of its own: killed whole
+            limit=_CHUNK,
+        )
+        if launch.watch_memory:
+            self._watcher = asyncio.create_task(self._watch())
+        ends = [item async for item in self._exchange("", _START_SECONDS) if isinstance(item, End)]
+        if ends[-1].kind != "done":
+            words = await self._complaint()
+            await self.close()
+            raise SandboxMissing(f"{self.sandbox.kind}: the sandbox does not start ({words})")
+
+    async def run(self, code: str) -> AsyncGenerator[str | End, None]:
+        """Output as it comes, then one ``End``. Leaving the generator early kills the session."""
+        finished = False
+        try:
+            async for item in self._exchange(code, self.sandbox.limits.seconds):
+                if isinstance(item, End):
+                    finished = True
+                    if not item.alive:
+                        await self.close()
+                yield item
+        finally:
+            if not finished:
+                await self.close()
+
+    # ------------------------------------------------------------------ the exchange
+
+    async def _exchange(self, code: str, seconds: float) -> AsyncGenerator[str | End, None]:
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            yield End("died", False)
+            return
+        nonce = secrets.token_hex(16)
+        body = code.encode("utf-8", errors="replace")
+        header = json.dumps({"nonce": nonce, "length": len(body), "seconds": seconds})
+        kept = KeptOutput(self.sandbox.limits.output_bytes, nonce.encode())
+        deadline = asyncio.get_running_loop().time() + seconds + _GRACE_SECONDS
+        kind: EndKind = "died"
+        try:
+            async with asyncio.timeout_at(deadline):
+                process.stdin.write(header.encode() + b"\n" + body)
+                await process.stdin.drain()
+                while kept.letter is None and kept.num_bytes <= _MAX_TOTAL_BYTES:
+                    chunk = await process.stdout.read(_CHUNK)
+                    if not chunk:
+                        break
+                    text = kept.feed(chunk)
+                    if text:
+                        yield text
+            kind = _LETTERS.get(
+                kept.letter or b"", "too_loud" if kept.num_bytes > _MAX_TOTAL_BYTES else "died"
+            )
+        except TimeoutError:
+            kind = "out_of_time"
+        except (ConnectionError, BrokenPipeError):
+            kind = "died"
+        rest = kept.finish()
+        if rest:
+            yield rest
+        if kind == "died" and self._over_memory:
+            kind = "out_of_memory"
+        yield End(kind, kept.letter is not None)
+
+    async def _watch(self) -> None:
+        """The host's own bound on memory, over all processes of the session together."""
+        process = self._process
+        while process is not None and process.returncode is None:
+            if await asyncio.to_thread(tree_bytes, process.pid) > self.sandbox.limits.memory_bytes:
+                self._over_memory = True
+                self._kill()
+                return
+            await asyncio.sleep(_WATCH_SECONDS if self.lock.locked() else _IDLE_WATCH_SECONDS)
+
+    async def _complaint(self) -> str:
+        """The last line that the sandbox's program wrote to stderr."""
+        self._kill()
+        stderr = self._process.stderr if self._process is not None else None
+        data = b""
+        if stderr is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2):
+                    data = await stderr.read(_CHUNK)
+        lines = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()]
+        return lines[-1][:300] if lines else "no message"
+
+    # ------------------------------------------------------------------ the end
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Idempotent. Afterwards no process, container, pipe or file of the session is left."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.cancel()
+        process, self._process = self._process, None
+        launch, self._launch = self._launch, None
+        if process is not None:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            if launch is not None and launch.kill_argv:
+                await _kill_container(launch)
+            await process.wait()
+            _close_pipes(process)
+        directory, self._directory = self._directory, None
+        if directory is not None:
+            await asyncio.to_thread(shutil.rmtree, directory, True)
+
+
+def _close_pipes(process: asyncio.subprocess.Process) -> None:
+    """asyncio leaves the transport open while a pipe is: a grandchild may hold the other end for ever."""
+    transport = getattr(process, "_transport", None)
+    if transport is not None:
+        transport.close()
+
+
+async def _kill_container(launch: Launch) -> None:
+    with contextlib.suppress(OSError):
+        killer = await asyncio.create_subprocess_exec(
+            *launch.kill_argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=dict(launch.environment),
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                await killer.wait()
+
+
+class KeptOutput:
+    """Bytes of a call to text: the first three quarters of the budget at once, the last quarter at the end.
+
+    Looks for NUL, nonce, letter, NUL, which ends the call; what follows belongs to nobody and is dropped.
+    """
+
+    def __init__(self, max_bytes: int, nonce: bytes) -> None:
+        self.num_bytes = 0
+        self.letter: bytes | None = None
+        self._mark = b"\0" + nonce
+        self._head_room = max_bytes - max_bytes // 4
+        self._tail_len = max_bytes // 4
+        self._tail = b""
+        self._num_left_out = 0
+        self._held = b""
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+
+    def feed(self, chunk: bytes) -> str:
+        """Text that may be shown now."""
+        self.num_bytes += len(chunk)
+        data = self._held + chunk
+        place = data.find(self._mark)
+        end = place + len(self._mark)
+        if place >= 0 and len(data) > end + 1:
+            self.letter = data[end : end + 1]
+            data, self._held = data[:place], b""
+        else:
+            cut = place if place >= 0 else self._partial(data)
+            data, self._held = data[:cut], data[cut:]
+        return self._keep(data)
+
+    def _partial(self, data: bytes) -> int:
+        """Where a mark may have begun at the end of the data."""
+        start = data.rfind(b"\0", max(0, len(data) - len(self._mark)))
+        return start if start >= 0 and self._mark.startswith(data[start:]) else len(data)
+
+    def _keep(self, data: bytes) -> str:
+        head, rest = data[: self._head_room], data[self._head_room :]
+        self._head_room -= len(head)
+        joined = self._tail + rest
+        self._tail = joined[-self._tail_len :] if self._tail_len else b""
+        self._num_left_out += len(joined) - len(self._tail)
+        return self._decode(head)
+
+    def finish(self) -> str:
+        """The end of the output, after a note of what was left out."""
+        held = self._keep(self._held) if self.letter is None else ""
+        self._held = b""
+        note = ""
+        if self._num_left_out:
+            note = f"\n[{self._num_left_out} bytes of output left out]\n"
+        return held + self._decode(b"", not self._tail) + note + self._decode(self._tail, True)

@@ -1,0 +1,155 @@
+"""The ``python`` tool of one conversation, and the sessions of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+
+from chorale.tools.base import CodeOutput, CodeStarted, Progress, PythonDetail, ToolCall, ToolResult
+from chorale.tools.python.sandbox import Sandbox, SandboxMissing
+from chorale.tools.python.session import MAX_CODE_BYTES, End, Session
+
+RECIPIENT = "python"
+_NO_OUTPUT = "[no output: print() what you want to see, or end with an expression]"
+_FRESH = "[a new session: variables and files of earlier calls are gone]\n"
+
+
+class SessionPool:
+    """Sessions by container id. Idle ones are ended after a while, the oldest when there are too many."""
+
+    def __init__(self, sandbox: Sandbox, *, max_sessions: int = 16, idle_seconds: float = 1800.0) -> None:
+        self.sandbox = sandbox
+        self._max_sessions = max_sessions
+        self._idle_seconds = idle_seconds
+        self._sessions: OrderedDict[str, tuple[float, Session]] = OrderedDict()
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def take(self, container_id: str, memory_bytes: int | None) -> tuple[Session, bool]:
+        """The session and whether it is new. Raises ``SandboxMissing``; ends the longest unused for room."""
+        found = self._sessions.pop(container_id, None)
+        if found is not None and found[1].alive:
+            self._sessions[container_id] = (time.monotonic(), found[1])
+            return found[1], False
+        await self._make_room()
+        session = Session(self.sandbox.with_memory(memory_bytes), container_id)
+        try:
+            await session.start()
+        except BaseException:
+            await session.close()
+            raise
+        self._sessions[container_id] = (time.monotonic(), session)
+        if self._sweeper is None:
+            self._sweeper = asyncio.create_task(self._sweep())
+        return session, True
+
+    async def _make_room(self) -> None:
+        while len(self._sessions) >= self._max_sessions:
+            idle = next((key for key, (_, s) in self._sessions.items() if not s.lock.locked()), None)
+            if idle is None:
+                raise SandboxMissing(f"all {self._max_sessions} python sessions are busy; try again later")
+            await self._sessions.pop(idle)[1].close()
+
+    def forget(self, container_id: str) -> None:
+        """After a session has closed itself."""
+        found = self._sessions.get(container_id)
+        if found is not None and not found[1].alive:
+            del self._sessions[container_id]
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(30.0, self._idle_seconds))
+            limit = time.monotonic() - self._idle_seconds
+            for key, (used, session) in list(self._sessions.items()):
+                if used < limit and not session.lock.locked():
+                    self._sessions.pop(key, None)
+                    await session.close()
+
+    async def aclose(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeper
+            self._sweeper = None
+        while self._sessions:
+            await self._sessions.popitem()[1][1].close()
+
+
+class PythonTool:
+    """``container_id`` is unguessable: whoever knows it may use the session."""
+
+    def __init__(
+        self, pool: SessionPool, container_id: str, *, known: bool = False, memory_bytes: int | None = None
+    ) -> None:
+        self._pool = pool
+        self.container_id = container_id
+        self._known = known  # an earlier response of the chain used the session
+        self._memory_bytes = memory_bytes
+
+    @property
+    def used(self) -> bool:
+        return self._known
+
+    async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+        code = call.content
+        yield CodeStarted(self.container_id)
+        if len(code.encode("utf-8", errors="replace")) > MAX_CODE_BYTES:
+            yield self._failed(code, "", f"Error: the code is longer than {MAX_CODE_BYTES} bytes")
+            return
+        try:
+            session, fresh = await self._pool.take(self.container_id, self._memory_bytes)
+        except (SandboxMissing, OSError) as error:
+            yield self._failed(code, "", f"Error: python is not available: {error}")
+            return
+        parts: list[str] = []
+        if fresh and self._known:
+            parts.append(_FRESH)
+            yield CodeOutput(_FRESH)
+        self._known = True
+        end = End("died", False)
+        async with session.lock:
+            running = session.run(code)
+            async with contextlib.aclosing(running):
+                async for item in running:
+                    if isinstance(item, End):
+                        end = item
+                    else:
+                        parts.append(item)
+                        yield CodeOutput(item)
+        self._pool.forget(self.container_id)
+        note = _note(end, session.sandbox)
+        if note:
+            parts.append(note)
+            yield CodeOutput(note)
+        logs = "".join(parts)
+        detail = PythonDetail(self.container_id, code, logs)
+        yield ToolResult(
+            RECIPIENT, logs if logs.strip() else _NO_OUTPUT, end.kind not in ("done", "raised"), detail
+        )
+
+    def _failed(self, code: str, logs: str, text: str) -> ToolResult:
+        return ToolResult(RECIPIENT, text, True, PythonDetail(self.container_id, code, logs or text))
+
+
+def _note(end: End, sandbox: Sandbox) -> str:
+    limits = sandbox.limits
+    notes = {
+        "out_of_time": f"[timed out after {limits.seconds:g} s]",
+        "out_of_memory": f"[killed: more than {limits.memory_bytes // 2**20} MiB of memory]",
+        "too_loud": "[killed: too much output]",
+        "died": "[the interpreter ended]",
+    }
+    if end.kind not in notes:
+        return ""
+    gone = "" if end.alive else " [variables and files of this session are gone]"
+    return f"\n{notes[end.kind]}{gone}"
+
+
+def new_container_id() -> str:
+    return f"cntr_{secrets.token_hex(24)}"

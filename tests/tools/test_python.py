@@ -1,0 +1,321 @@
+"""The python tool in real sandboxes: state, output, every limit, and that nothing is left behind.
+
+Each sandbox that this machine has is tried; one that it lacks is skipped with the operator's reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chorale.tools.base import CodeOutput, CodeStarted, PythonDetail, ToolCall, ToolResult
+from chorale.tools.python.memory import tree_bytes
+from chorale.tools.python.sandbox import (
+    KINDS,
+    Sandbox,
+    SandboxKind,
+    SandboxLimits,
+    SandboxMissing,
+    check_program,
+)
+from chorale.tools.python.session import KeptOutput
+from chorale.tools.python.tool import PythonTool, SessionPool, new_container_id
+from tests.tools.tool_helpers import drive, run
+
+LIMITS = SandboxLimits(
+    seconds=5, memory_bytes=192 * 2**20, num_processes=32, disk_bytes=8 * 2**20, output_bytes=4000
+)
+
+
+@functools.cache
+def why_missing(kind: SandboxKind) -> str:
+    """Empty when the sandbox works; otherwise the words that the banner would use."""
+    sandbox = Sandbox(kind, LIMITS)
+
+    async def check() -> None:
+        await check_program(sandbox)
+        pool = SessionPool(sandbox)
+        await pool.take("cntr_try", None)
+        await pool.aclose()
+
+    try:
+        run(check())
+    except SandboxMissing as reason:
+        return str(reason)
+    return ""
+
+
+def sandbox_of(kind: SandboxKind, limits: SandboxLimits = LIMITS) -> Sandbox:
+    missing = why_missing(kind)
+    if missing:
+        pytest.skip(missing)
+    return Sandbox(kind, limits)
+
+
+@pytest.fixture(params=KINDS)
+def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    monkeypatch.setenv(
+        "PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    )  # uv of this environment
+    return sandbox_of(request.param)
+
+
+Work = Callable[[SessionPool, PythonTool], Awaitable[None]]
+
+
+def with_tool(sandbox: Sandbox, work: Work) -> None:
+    async def all_of_it() -> None:
+        pool = SessionPool(sandbox)
+        try:
+            await work(pool, PythonTool(pool, new_container_id()))
+        finally:
+            await pool.aclose()
+        assert len(pool) == 0
+
+    run(all_of_it())
+
+
+def cells(sandbox: Sandbox, *codes: str) -> list[ToolResult]:
+    results: list[ToolResult] = []
+
+    async def work(_pool: SessionPool, tool: PythonTool) -> None:
+        for code in codes:
+            progress, result = await drive(tool.call, "python", code)
+            assert progress[0] == CodeStarted(tool.container_id)
+            assert isinstance(result.detail, PythonDetail)
+            assert "".join(p.text for p in progress if isinstance(p, CodeOutput)) == result.detail.logs
+            results.append(result)
+
+    with_tool(sandbox, work)
+    return results
+
+
+def test_a_notebook(sandbox: Sandbox) -> None:
+    first, second, third, fourth, fifth, sixth = cells(
+        sandbox,
+        "import math\nx = 6 * 7",
+        "print('x is'); x",
+        "def f(): return 1 / 0\nf()",
+        "def g(:",
+        "import sys; print('to stderr', file=sys.stderr); None",
+        "x + 1; print('é字')",
+    )
+    assert "no output" in first.content
+    assert second.content == "x is\n42\n"
+    assert third.content.endswith("ZeroDivisionError: division by zero\n")
+    assert 'File "<cell 4>", line 1, in f' in third.content
+    assert not third.failed  # the code ran; that it raised is its output
+    assert "SyntaxError" in fourth.content
+    assert fifth.content == "to stderr\n"
+    assert sixth.content == "é字\n"
+
+
+def test_ends_that_keep_the_session(sandbox: Sandbox) -> None:
+    exited, asked, kept = cells(sandbox, "y = 5\nimport sys; sys.exit(3)", "input()", "y")
+    assert "SystemExit: 3" in exited.content
+    assert "EOFError" in asked.content
+    assert kept.content == "5\n"
+
+
+def test_time_is_bounded_and_the_session_survives(sandbox: Sandbox) -> None:
+    quick = Sandbox(sandbox.kind, SandboxLimits(seconds=0.5, memory_bytes=LIMITS.memory_bytes))
+    timed, kept = cells(quick, "y = 1\nimport time\nprint('before')\ntime.sleep(60)", "y")
+    assert timed.failed
+    assert timed.content == "before\n\n[timed out after 0.5 s]"
+    assert kept.content == "1\n"
+
+
+def test_code_that_fights_its_timer_is_killed(sandbox: Sandbox) -> None:
+    quick = Sandbox(sandbox.kind, SandboxLimits(seconds=0.3, memory_bytes=LIMITS.memory_bytes))
+    fight = "import time\nwhile True:\n  try: time.sleep(60)\n  except BaseException: pass"
+    killed, fresh = cells(quick, fight, "1")
+    assert killed.failed
+    assert "variables and files of this session are gone" in killed.content
+    assert fresh.content.startswith("[a new session")
+
+
+def test_memory_is_bounded(sandbox: Sandbox) -> None:
+    refused, several = cells(
+        sandbox,
+        "b = bytearray(512 * 2**20)",
+        "import os, time\nfor _ in range(6):\n  if os.fork() == 0:\n    b = bytearray(b'x') * (60 * 2**20)\n"
+        "    time.sleep(30)\ntime.sleep(4)",
+    )
+    assert "MemoryError" in refused.content or "died" in refused.content or "memory" in refused.content
+    assert several.failed
+    assert "of memory" in several.content or "ended" in several.content
+
+
+def test_output_is_bounded_and_counted(sandbox: Sandbox) -> None:
+    loud, after = cells(
+        sandbox, "print('a' * 3000)\nfor i in range(3000): print('b' * 99)\nprint('the end')", "1"
+    )
+    assert len(loud.content) < 4200
+    assert loud.content.startswith("aaa")
+    assert loud.content.endswith("bbb\nthe end\n")
+    assert "bytes of output left out]" in loud.content
+    assert after.content == "1\n"
+
+
+def test_a_crash_ends_the_session_and_the_next_call_says_so(sandbox: Sandbox) -> None:
+    died, fresh = cells(sandbox, "print('x', flush=True)\nimport os; os._exit(7)", "1")
+    assert died.failed
+    assert died.content == "x\n\n[the interpreter ended] [variables and files of this session are gone]"
+    assert fresh.content == "[a new session: variables and files of earlier calls are gone]\n1\n"
+
+
+def test_leaving_a_call_kills_it(sandbox: Sandbox) -> None:
+    async def work(pool: SessionPool, tool: PythonTool) -> None:
+        call = tool.call(ToolCall("python", "import time\nprint('on')\ntime.sleep(60)", "c"))
+        async for event in call:
+            if isinstance(event, CodeOutput):
+                break
+        await call.aclose()
+        _, result = await drive(tool.call, "python", "2")
+        assert result.content.endswith("2\n")
+        assert "new session" in result.content
+
+    with_tool(sandbox, work)
+
+
+def test_cancelling_a_call_kills_it(sandbox: Sandbox) -> None:
+    async def work(pool: SessionPool, tool: PythonTool) -> None:
+        task = asyncio.create_task(drive(tool.call, "python", "import time; time.sleep(60)"))
+        await asyncio.sleep(0.6)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with_tool(sandbox, work)
+
+
+def test_two_chains_do_not_see_each_other(sandbox: Sandbox) -> None:
+    async def work(pool: SessionPool, tool: PythonTool) -> None:
+        other = PythonTool(pool, new_container_id())
+        await drive(tool.call, "python", "secret = 1")
+        _, result = await drive(other.call, "python", "secret")
+        assert "NameError" in result.content
+
+    with_tool(sandbox, work)
+
+
+ISOLATED = [kind for kind in KINDS if kind != "dangerously_use_uv"]
+# Each raises by itself, or prints the word, which is not written out so that no traceback shows it.
+ESCAPES = {
+    "network": "import socket\nsocket.create_connection(('1.1.1.1', 80), 2)\nprint(word)",
+    "loopback": "import socket\nsocket.create_connection(('127.0.0.1', PORT), 2)\nprint(word)",
+    "home": "open('SECRET')\nprint(word)",
+    "root": "open('/etc/x', 'w')\nprint(word)",
+    "guest": "open('/guest.py', 'a')\nprint(word)",
+    "setuid": "import os\nos.setuid(0)\nprint(word)",
+    "mount": "import ctypes as c\nif c.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0: print(word)\n1 / 0",
+    "userns": "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000) == 0: print(word)\n1 / 0",
+    "socket": "import socket\nsocket.socket(socket.AF_UNIX).connect('/var/run/docker.sock')\nprint(word)",
+    "disk": "open('/mnt/data/big', 'wb').write(bytes(64 * 2**20))\nprint(word)",
+    "environment": "import os\nos.environ['CHORALE_SECRET']\nprint(word)",
+    "processes": "import os\nif any(int(p) > 99 for p in os.listdir('/proc') if p.isdigit()): print(word)\n1/0",
+    "kill": "import os\nos.kill(PID, 9)\nprint(word)",
+}
+
+
+@pytest.mark.parametrize("kind", ISOLATED)
+def test_escapes(kind: SandboxKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt ends in an error of the system (or a kill), never in success."""
+    monkeypatch.setenv("CHORALE_SECRET", "1")
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    sandbox = sandbox_of(kind)
+
+    async def work(_pool: SessionPool, tool: PythonTool) -> None:
+        server = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        await drive(tool.call, "python", "word = 'ESC' + 'APED'")
+        for name, code in ESCAPES.items():
+            filled = (
+                code.replace("PORT", str(port))
+                .replace("PID", str(os.getpid()))
+                .replace("SECRET", str(secret))
+            )
+            _, result = await drive(tool.call, "python", filled)
+            assert "Error" in result.content, (name, result.content)
+            assert "AssertionError" not in result.content, (name, result.content)
+        server.close()
+        await server.wait_closed()
+
+    with_tool(sandbox, work)
+
+
+@pytest.mark.parametrize("kind", ISOLATED)
+def test_a_fork_bomb_stays_inside(kind: SandboxKind) -> None:
+    bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
+    (result,) = cells(Sandbox(sandbox_of(kind).kind, SandboxLimits(seconds=1, num_processes=16)), bomb)
+    assert result.failed
+
+
+def test_nothing_is_left_running() -> None:
+    """After a call was left and a pool was closed, this process has no children."""
+    sandbox = sandbox_of("bubblewrap")
+
+    async def work(_pool: SessionPool, tool: PythonTool) -> None:
+        await drive(tool.call, "python", "import subprocess; subprocess.Popen(['sleep', '600'])")
+        assert children() != before
+
+    def children() -> set[str]:
+        tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
+        return {pid for task in tasks for pid in (task / "children").read_text().split()}
+
+    before = children()
+    with_tool(sandbox, work)
+    assert children() == before
+    assert tree_bytes(os.getpid()) > 2**20
+
+
+def test_sessions_make_room_and_idle_ones_end() -> None:
+    sandbox = sandbox_of("bubblewrap")
+
+    async def work() -> None:
+        pool = SessionPool(sandbox, max_sessions=2, idle_seconds=0.2)
+        for name in ("a", "b", "c"):
+            await pool.take(f"cntr_{name}", None)
+        assert len(pool) == 2
+        _, fresh = await pool.take("cntr_c", None)
+        assert not fresh
+        await asyncio.sleep(0.8)
+        assert len(pool) == 0
+        await pool.aclose()
+
+    run(work())
+
+
+def test_what_is_missing_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    for kind, remedy in {"bubblewrap": "apt install", "dangerously_use_uv": "pip install uv"}.items():
+        with pytest.raises(SandboxMissing, match=remedy):
+            run(check_program(Sandbox(kind, LIMITS)))
+
+
+@given(st.binary(max_size=300), st.integers(8, 64), st.data())
+def test_kept_output_does_not_depend_on_how_it_arrives(
+    data: bytes, max_bytes: int, draws: st.DataObject
+) -> None:
+    def keep(chunks: list[bytes]) -> tuple[str, bytes | None]:
+        kept = KeptOutput(max_bytes, b"nonce")
+        text = "".join([kept.feed(chunk) for chunk in chunks])
+        return text + kept.finish(), kept.letter
+
+    whole = data + b"\0noncek\0"
+    chunks, rest = [], whole
+    while rest:
+        size = draws.draw(st.integers(1, len(rest)))
+        chunks.append(rest[:size])
+        rest = rest[size:]
+    assert keep(chunks) == keep([whole])
+    assert keep([whole])[1] == b"k"
