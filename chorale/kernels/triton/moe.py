@@ -15,9 +15,11 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.triton import tuning
+from chorale.kernels.triton.combine import add_parts, swiglu
 from chorale.kernels.triton.decode import column_of, load_tile, place_of
 from chorale.kernels.triton.experts import COLUMNS, Experts
 from chorale.kernels.triton.sort import find_tile, sort_slots
+from chorale.kernels.triton.stream import can_stream, stream_moe
 
 
 @triton.jit
@@ -120,14 +122,6 @@ def _product(
 
 
 @triton.jit
-def swiglu(gate, up, limit, alpha):
-    # Comparisons, because minimum() drops NaN.
-    gate = tl.where(gate > limit, limit, gate)
-    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-    return gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
-
-
-@triton.jit
 def _gate_up_kernel(
     x_ptr,  # [T, 64 chunks], arranged
     blocks_ptr,
@@ -213,23 +207,6 @@ def _down_kernel(
         tl.store(places, acc, mask=inside[None, :] & (columns < H)[:, None])
 
 
-@triton.jit
-def _sum_kernel(
-    parts_ptr,  # [T * K, H] float32
-    x_ptr,  # [T, H] float32
-    H,
-    K: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < H
-    x = tl.load(x_ptr + token * H + columns, mask=inside, other=0.0)
-    for k in tl.static_range(K):
-        x += tl.load(parts_ptr + (token * K + k) * H + columns, mask=inside, other=0.0)
-    tl.store(x_ptr + token * H + columns, x, mask=inside)
-
-
 def moe(
     normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts, x: torch.Tensor
 ) -> torch.Tensor:
@@ -238,6 +215,8 @@ def moe(
     top_k, num_slots = expert_ids.shape[1], expert_ids.numel()
     if tokens == 0:
         return x
+    if can_stream(normed, experts):
+        return stream_moe(normed, expert_ids, gates, experts, x)
     alone = num_slots <= tuning.LONE_SLOTS
     each = 1 if alone else tuning.tokens_each(num_slots, experts.num_experts)
     if alone:
@@ -265,7 +244,7 @@ def moe(
         hidden, packed.row_tiles, packed.chunks,
         TILES=tile.rows // 16, STAGES=tile.num_stages, num_warps=tile.num_warps, **common,
     )  # fmt: skip
-    _sum_kernel[(tokens, triton.cdiv(hidden, 1024))](parts, x, hidden, K=top_k, BLOCK=1024)
+    add_parts(parts.view(tokens, top_k, hidden), x)
     return x
 
 

@@ -84,6 +84,39 @@ def down(tokens_each: int) -> Tile:
     return gate_up(tokens_each)
 
 
+STREAM_TOKENS = 64  # up to here the streaming expert products; above, tiles of many tokens
+DIRECT_TOKENS = 16  # up to here their columns are the tokens as they come; above, slots sorted by expert
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A streaming expert product: what a warp and a program make."""
+
+    tiles: int  # row tiles (of 16) a warp
+    columns: int  # inputs / 8
+    num_warps: int
+    group: int  # chunks of 64 columns that are loaded together, at most
+    groups: int  # in flight
+    splits: int  # parts of the contraction, if they divide its chunks
+
+
+def stream_gate_up(tokens: int, slots_each: float) -> Stream:
+    """``slots_each``: the mean over all experts."""
+    if tokens <= 8:
+        return Stream(1, 1, 2, 3, 2, 1) if tokens == 1 else Stream(1, 1, 2, 9, 1, 1)
+    if tokens <= DIRECT_TOKENS:
+        return Stream(1, 2, 2, 3, 1, 1)
+    return Stream(2, 2, 2, 3, 1, 1) if slots_each > 4 else Stream(2, 1, 2, 3, 2, 1)
+
+
+def stream_down(tokens: int, slots_each: float) -> Stream:
+    if tokens <= 8:
+        return Stream(1, 1, 2, 3, 3, 3) if tokens == 1 else Stream(1, 1, 1, 3, 2, 3)
+    if tokens <= DIRECT_TOKENS:
+        return Stream(1, 2, 2, 3, 1, 1)
+    return Stream(2, 2, 2, 3, 2, 1) if slots_each > 4 else Stream(2, 1, 2, 3, 2, 1)
+
+
 def tokens_each(num_slots: int, num_experts: int) -> int:
     """Tokens of a grouped tile: 16, 32 or 64, by the mean number of slots an expert gets."""
     mean = num_slots / num_experts
@@ -98,8 +131,19 @@ def decode(rows: int, window: bool) -> Tile:
     return Tile(0, 1, 128, 4, 2) if window and rows <= 16 else Tile(0, 1, DECODE_KEYS, 2, 3)
 
 
-PREFILL_ROWS = 128  # query rows (tokens x heads of a group) of one prefill-attention tile
-PREFILL_KEYS = 64
+@dataclass(frozen=True, slots=True)
+class PrefillTile:
+    """Query rows (tokens x heads of a group) and keys of a prefill tile; ``pairs``: two tiles of keys at once."""
+
+    rows: int
+    keys: int
+    pairs: bool
+    num_warps: int
+    num_stages: int
+
+
+def prefill(is_window: bool) -> PrefillTile:
+    return PrefillTile(64, 64, not is_window, 4, 2)
 
 
 def num_splits(rows: int, kv_heads: int, max_context: int) -> int:
@@ -109,3 +153,22 @@ def num_splits(rows: int, kv_heads: int, max_context: int) -> int:
     while splits < 64 and splits < tiles and rows * kv_heads * splits < NUM_PROGRAMS:
         splits *= 2
     return splits
+
+
+LARGE_SLOTS = 24  # slots an expert from which moe_large is used where it can be
+
+
+@dataclass(frozen=True, slots=True)
+class LargeTile:
+    """Shape of a tile of ``moe_large``: slots of a wide and of a narrow tile, and steps fetched ahead."""
+
+    wide: int
+    narrow: int
+    num_stages: int
+
+
+def large(slots_each: float) -> LargeTile:
+    """By the mean number of slots an expert gets."""
+    if slots_each <= 48:
+        return LargeTile(64, 32, 8)
+    return LargeTile(128, 32, 5) if slots_each <= 176 else LargeTile(256, 64, 3)

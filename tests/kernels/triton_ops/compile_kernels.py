@@ -15,7 +15,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from chorale.kernels.triton import attention, linear, moe, norm, qkv, route, slim, sort, tuning
+from chorale.kernels.triton import (
+    attention,
+    combine,
+    linear,
+    moe,
+    norm,
+    qkv,
+    route,
+    slim,
+    sort,
+    stream,
+    tuning,
+)
 
 HEADS = {"NUM_Q": 64, "NUM_KV": 8, "D": 64, "PAGE": 64}
 FLOATS = {"eps", "scale", "limit", "alpha"}
@@ -42,7 +54,7 @@ def variants(asm: bool, hopper: bool) -> list[Variant]:
         ("rotate", qkv._rotate_kernel, {**HEADS, **whole, "PDL": hopper}, {"x_ptr": "*fp32"}, 4, 3),
         ("sort", sort._sort_kernel, {"E": 32, "EXPERTS": 32, "CHUNK": 128}, {}, 8, 3),
         ("arrange", moe._arrange_kernel, {"BLOCK": 1024}, {"x_ptr": "*fp32"}, 4, 3),
-        ("sum", moe._sum_kernel, {"K": 4, "BLOCK": 1024}, {"x_ptr": "*fp32"}, 4, 3),
+        ("sum", combine._sum_kernel, {"K": 4, "BLOCK": 1024, "PDL": hopper}, {"x_ptr": "*fp32"}, 4, 3),
         ("join", attention._join_kernel, {"NUM_Q": 64, "D": 64, "SPLITS": 16, "PDL": hopper}, {}, 1, 3),
     ]
     found += _one_token(hopper)
@@ -97,6 +109,24 @@ def _one_token(hopper: bool) -> list[Variant]:
     ]
 
 
+def streaming(hopper: bool) -> list[Variant]:
+    """NVIDIA only: their loops are PTX."""
+    found: list[Variant] = []
+    for tokens in (1, 8, 16, 64):
+        direct = tokens <= tuning.DIRECT_TOKENS
+        constants = {"K": 4, "SLOTS": 64 if direct and tokens > 1 else 0, "BY_SLOT": direct}
+        constants |= {"SORTED": not direct}
+        up, down = tuning.stream_gate_up(tokens, tokens / 8), tuning.stream_down(tokens, tokens / 8)
+        sizes = stream.constants_of(up.tiles, up, wait=False) | {"PDL": hopper}
+        warps = sizes.pop("num_warps")
+        found.append((f"stream up {tokens}", stream._gate_up_kernel, {**constants, **sizes}, {}, warps, 3))
+        sizes = stream.constants_of(down.tiles, down, wait=hopper) | {"SPLITS": down.splits}
+        warps = sizes.pop("num_warps")
+        types = {"out_ptr": "*fp32"}
+        found.append((f"stream down {tokens}", stream._down_kernel, {**constants, **sizes}, types, warps, 3))
+    return found
+
+
 def source(kernel: Any, constants: dict[str, Any], types: dict[str, str]) -> ASTSource:
     signature, attributes = {}, {}
     names = list(inspect.signature(kernel.fn).parameters)
@@ -106,7 +136,7 @@ def source(kernel: Any, constants: dict[str, Any], types: dict[str, str]) -> AST
             continue
         signature[name] = types.get(name) or type_of(name)
         # What a launch finds out: aligned pointers, and sizes that are multiples of 16.
-        if name.endswith("_ptr") or name in ("H", "I", "N", "K", "width"):
+        if name.endswith("_ptr") or name in ("H", "I", "N", "K", "E", "width"):
             attributes[(place,)] = [["tt.divisibility", 16]]
     return ASTSource(kernel, signature, {(names.index(n),): v for n, v in constants.items()}, attributes)
 
@@ -127,9 +157,10 @@ def target_of(text: str) -> GPUTarget:
 
 
 def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
-    for name, kernel, constants, types, warps, stages in variants(
-        asm=target.backend == "cuda", hopper=target.backend == "cuda" and int(target.arch) >= 90
-    ):
+    nvidia = target.backend == "cuda"
+    hopper = nvidia and int(target.arch) >= 90
+    found = variants(nvidia, hopper) + (streaming(hopper) if nvidia else [])
+    for name, kernel, constants, types, warps, stages in found:
         if wanted and name not in wanted:
             continue
         compiled = triton.compile(

@@ -43,4 +43,4 @@ def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
 def test_the_large_kernels_compile_for_hardware_that_was_never_tried(tmp_path: Path) -> None:
     """All of them do (without names: a minute); these have the products and the inline assembly."""
     targets = ("cuda:80", "cuda:100", "hip:gfx942", "hip:gfx950")
-    compile_for(tmp_path, *targets, "gate_up 64", "down 1")
+    compile_for(tmp_path, *targets, "gate_up 64", "down 1", "stream down 64")
