@@ -1,9 +1,8 @@
 """Paged attention with sinks and a window. The specification is ``kernels/reference_attention.py``.
 
 Rows with one new token go through the decode kernel: the context is split so that enough programs run, and a
-second kernel joins the parts and adds the sink. Rows with more go through the prefill kernel, where a
-program takes some tokens with all heads of one kv head, so that keys are read once for the group. Which rows
-are which is decided on the device; the host never waits.
+second kernel joins the parts and adds the sink. Rows with more go through ``prefill.py``. Which rows are
+which is decided on the device; the host never waits.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import triton.language as tl
 from chorale.kernels.ops import AttentionMeta, AttentionShape
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.prefill import prefill
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _DOT_ROWS = 16
@@ -155,82 +155,12 @@ def _join_kernel(
         tl.store(out_ptr + (token * NUM_Q + head) * D + dims, out.to(out_ptr.dtype.element_ty))
 
 
-@triton.jit
-def _prefill_kernel(
-    q_ptr,
-    kv_ptr,
-    sinks_ptr,
-    table_ptr,
-    context_ptr,
-    start_ptr,
-    out_ptr,
-    num_rows,
-    table_stride,
-    scale,
-    NUM_Q: tl.constexpr,
-    NUM_KV: tl.constexpr,
-    D: tl.constexpr,
-    PAGE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    GROUP: tl.constexpr,  # heads of a kv head, up to a power of two
-    TOKENS: tl.constexpr,
-    KEYS: tl.constexpr,
-):
-    # Row r's tiles start at start[r] // TOKENS + r: there is room for each row's last, partial tile, and the
-    # row of a tile is found by bisection, without a list of tiles.
-    tile, head = tl.program_id(0), tl.program_id(1)
-    row, above = 0, num_rows
-    while above - row > 1:
-        middle = (row + above) // 2
-        if tl.load(start_ptr + middle) // TOKENS + middle <= tile:
-            row = middle
-        else:
-            above = middle
-    start = tl.load(start_ptr + row)
-    num_new = tl.load(start_ptr + row + 1) - start
-    first = (tile - (start // TOKENS + row)) * TOKENS
-    if (first < num_new) & (num_new > 1):
-        group: tl.constexpr = NUM_Q // NUM_KV
-        context = tl.load(context_ptr + row)
-        lanes = tl.arange(0, GROUP * TOKENS)
-        offset = first + lanes // GROUP
-        heads = head * group + lanes % GROUP
-        real = (offset < num_new) & (lanes % GROUP < group)
-        position = context - num_new + offset
-        dims = tl.arange(0, D)
-        places = ((start + offset).to(tl.int64) * NUM_Q + heads)[:, None] * D + dims[None, :]
-        q = tl.load(q_ptr + places, mask=real[:, None], other=0.0).to(kv_ptr.dtype.element_ty)
-        top = tl.load(sinks_ptr + heads, mask=real, other=0.0) * _LOG2E
-        mass = tl.full((GROUP * TOKENS,), 1.0, tl.float32)
-        acc = tl.zeros((GROUP * TOKENS, D), tl.float32)
-        low = 0
-        if WINDOW > 0:
-            low = tl.maximum(context - num_new + first - WINDOW + 1, 0)
-        high = tl.minimum(context, context - num_new + first + TOKENS)
-        for begin in range(low // KEYS * KEYS, high, KEYS):
-            keys = begin + tl.arange(0, KEYS)
-            within = (keys >= low) & (keys < high)
-            k, v = _load_keys(kv_ptr, table_ptr + row * table_stride, head, keys, within, D, NUM_KV, PAGE)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-            seen = keys[None, :] <= position[:, None]
-            if WINDOW > 0:
-                seen = seen & (keys[None, :] > position[:, None] - WINDOW)
-            scores = tl.where(seen & within[None, :], scores, -float("inf"))
-            new_top = tl.maximum(top, tl.max(scores, 1))
-            weights = tl.exp2(scores - new_top[:, None])
-            fade = tl.exp2(top - new_top)
-            mass = mass * fade + tl.sum(weights, 1)
-            acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
-            top = new_top
-        tl.store(out_ptr + places, (acc / mass[:, None]).to(out_ptr.dtype.element_ty), mask=real[:, None])
-
-
 def attention(q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: Plan, group: int) -> torch.Tensor:
     """q [T, Nq, D], kv [pages, 2, Nkv, PAGE, D], sinks [Nq] float32 -> [T, Nq * D]."""
     meta, rows = plan.meta, plan.meta.context_lens.shape[0]
     out = torch.empty_like(q)
     if meta.max_query_len > 1:
-        _prefill(q, kv, sinks, plan, group, out)
+        prefill(q, kv, sinks, plan, group, out)
     if meta.max_query_len == 1 or rows > 1:
         _decode(q, kv, sinks, plan, group, out)
     return out.view(q.shape[0], -1)
@@ -296,30 +226,3 @@ def _decode(
             num_warps=1,
             **dependent(q),
         )
-
-
-def _prefill(
-    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: Plan, group: int, out: torch.Tensor
-) -> None:
-    meta, shape, rows = plan.meta, plan.shape, plan.meta.context_lens.shape[0]
-    padded = triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)
-    tokens = max(1, tuning.PREFILL_ROWS // padded)
-    table = meta.block_tables[group]
-    _prefill_kernel[(q.shape[0] // tokens + rows, shape.num_kv_heads)](
-        q,
-        kv,
-        sinks,
-        table,
-        meta.context_lens,
-        meta.query_start,
-        out,
-        rows,
-        table.stride(0),
-        _scale(plan),
-        **_constants(plan, group),
-        GROUP=padded,
-        TOKENS=tokens,
-        KEYS=tuning.PREFILL_KEYS,
-        num_warps=4,
-        num_stages=3,
-    )

@@ -21,6 +21,7 @@ from chorale.kernels.triton import (
     linear,
     moe,
     norm,
+    prefill,
     qkv,
     route,
     slim,
@@ -71,8 +72,10 @@ def variants(asm: bool, hopper: bool) -> list[Variant]:
         decode = {"SPLITS": 1 if window else 16, "ROWS": 16, "KEYS": tile.depth, "PDL": hopper}
         name, warps, stages = f"decode {window}", tile.num_warps, tile.num_stages
         found.append((name, attention._decode_kernel, constants | decode, {}, warps, stages))
-        prefill = {"GROUP": 8, "TOKENS": tuning.PREFILL_ROWS // 8, "KEYS": tuning.PREFILL_KEYS}
-        found.append((f"prefill {window}", attention._prefill_kernel, constants | prefill, {}, 4, 3))
+        many = tuning.prefill(window > 0)
+        sizes = {"GROUP": 8, "TOKENS": many.rows // 8, "KEYS": many.keys, "PAIRS": many.pairs}
+        constants |= sizes | {"STAGES": many.num_stages}
+        found.append((f"prefill {window}", prefill._prefill_kernel, constants, {}, many.num_warps, 3))
     for each in (1, 16, 32, 64):
         constants = {"E": 32, "EXPERTS": 32, "TOKENS": each, "SORTED": each > 1, "BF16": True, "ASM": asm}
         tile = tuning.gate_up(each)
