@@ -180,7 +180,7 @@ def fold_events(events: list[dict[str, Any]]) -> dict[str, Any]:
         index = event["output_index"]
         if kind == "response.output_item.added":
             assert index == len(output)
-            assert event["item"]["status"] == "in_progress"
+            assert event["item"].get("status", "in_progress") == "in_progress"
             output.append(event["item"])
             continue
         item = output[index]
@@ -188,7 +188,9 @@ def fold_events(events: list[dict[str, Any]]) -> dict[str, Any]:
         if kind == "response.output_item.done":
             final = event["item"]
             assert (final["id"], final["type"]) == (item["id"], item["type"])
-            if final["type"] not in WITHOUT_DELTAS:
+            if final["type"] in HOSTED:
+                assert _known_early(item) == _known_early(final), "deltas do not add up to the item"
+            elif final["type"] not in WITHOUT_DELTAS:
                 assert {**final, "status": item["status"]} == item, "deltas do not add up to the item"
             output[index] = final
             done.add(index)
@@ -200,6 +202,24 @@ def fold_events(events: list[dict[str, Any]]) -> dict[str, Any]:
     assert body["id"] == response_id
     assert body["output"] == output
     return dict(body)
+
+
+HOSTED = {
+    "web_search_call",
+    "code_interpreter_call",
+    "mcp_call",
+    "mcp_list_tools",
+    "mcp_approval_request",
+}
+
+
+def _known_early(item: dict[str, Any]) -> dict[str, Any]:
+    """Of a tool's item, what its events have told before it is done."""
+    late = {"status", "outputs", "output", "error", "tools", "results"}
+    known = {key: value for key, value in item.items() if key not in late}
+    if "action" in known:
+        known["action"] = {key: value for key, value in known["action"].items() if key != "sources"}
+    return known
 
 
 def _apply(kind: str, event: dict[str, Any], item: dict[str, Any]) -> None:
@@ -220,6 +240,20 @@ def _apply(kind: str, event: dict[str, Any], item: dict[str, Any]) -> None:
         assert event["text"] == item["content"][0]["text"]
     elif kind == "response.function_call_arguments.delta":
         item["arguments"] += event["delta"]
+    elif kind == "response.output_text.annotation.added":
+        annotations = item["content"][0]["annotations"]
+        assert event["annotation_index"] == len(annotations)
+        annotations.append(event["annotation"])
+    elif kind == "response.code_interpreter_call_code.delta":
+        item["code"] += event["delta"]
+    elif kind == "response.code_interpreter_call_code.done":
+        assert event["code"] == item["code"]
+    elif kind == "response.mcp_call_arguments.delta":
+        item["arguments"] += event["delta"]
+    elif kind == "response.mcp_call_arguments.done":
+        assert event["arguments"] == item["arguments"]
+    elif kind.split(".")[1] in HOSTED:
+        assert kind.split(".")[1] == item["type"]
     elif kind == "response.function_call_arguments.done":
         assert (event["arguments"], event["name"]) == (item["arguments"], item["name"])
     elif kind == "response.custom_tool_call_input.delta":
