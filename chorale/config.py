@@ -82,4 +82,5 @@ class ServerConfig:
     responses_dialect: Literal["openai", "open-responses"] = "openai"  # names of stream events
     max_background_responses: int = 256  # running at once, over all HTTP processes
     system_start_date: str | None = None  # pins "Current date" (YYYY-MM-DD)
+    tool_server: tuple[str, ...] = ()  # "demo", or host:port of MCP servers: what runs for the model
     reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"

@@ -227,6 +227,12 @@ SERVER_FLAGS = (
         "name of the reasoning text in Chat",
         choices=("both", "reasoning", "reasoning_content"),
     ),
+    Flag(
+        "tool-server",
+        "list",
+        "server.tool_server",
+        "tools that run for the model: demo (browser and python), or HOST:PORT[,HOST:PORT] of MCP servers",
+    ),
     Flag("config", "str", "cli.config", "YAML file with these keys"),
 )
 
@@ -283,7 +289,6 @@ KNOWN_FLAGS: tuple[Flag, ...] = (
         "speculative-config",
         kind="json",
     ),
-    *_ignored("built-in tools are not served yet: running without them", "tool-server"),
     *_ignored(
         "one engine on one device is served now",
         "data-parallel-size",

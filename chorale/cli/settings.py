@@ -246,6 +246,9 @@ def _build(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerConfig]:
     for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
         if name in fields["server"]:
             fields["server"][name] = tuple(fields["server"][name])
+    if "tool_server" in fields["server"]:
+        items = ",".join(map(str, fields["server"]["tool_server"])).split(",")
+        fields["server"]["tool_server"] = tuple(item.strip() for item in items if item.strip())
     if "cudagraph_capture_sizes" in fields["engine"]:
         fields["engine"]["cudagraph_capture_sizes"] = _sizes(fields["engine"]["cudagraph_capture_sizes"])
     engine = EngineConfig(**_without_unset(EngineConfig, fields["engine"]))
