@@ -22,6 +22,7 @@ from test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
 
 if torch.cuda.is_available():
     from twins import *  # noqa: F403
+    from twins_large import *  # noqa: F403
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,6 +18,7 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.combine import add_parts, swiglu
 from chorale.kernels.triton.decode import column_of, load_tile, place_of
 from chorale.kernels.triton.experts import COLUMNS, Experts
+from chorale.kernels.triton.moe_large import can_be_large, moe_large
 from chorale.kernels.triton.sort import find_tile, sort_slots
 from chorale.kernels.triton.stream import can_stream, stream_moe
 
@@ -217,6 +218,8 @@ def moe(
         return x
     if can_stream(normed, experts):
         return stream_moe(normed, expert_ids, gates, experts, x)
+    if can_be_large(experts, hidden, num_slots, x.device):
+        return moe_large(normed, expert_ids, gates, experts, x)
     alone = num_slots <= tuning.LONE_SLOTS
     each = 1 if alone else tuning.tokens_each(num_slots, experts.num_experts)
     if alone:

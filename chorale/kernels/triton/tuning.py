@@ -133,7 +133,7 @@ def decode(rows: int, window: bool) -> Tile:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTile:
-    """Query rows (tokens x heads of a group) and keys of a prefill tile; ``pairs``: two tiles of keys at once."""
+    """Query rows (tokens x heads of a group) and keys of a prefill tile; ``pairs``: two such at once."""
 
     rows: int
     keys: int
@@ -155,7 +155,7 @@ def num_splits(rows: int, kv_heads: int, max_context: int) -> int:
     return splits
 
 
-LARGE_SLOTS = 24  # slots an expert from which moe_large is used where it can be
+LARGE_SLOTS = 12  # slots an expert from which moe_large is used where it can be
 
 
 @dataclass(frozen=True, slots=True)

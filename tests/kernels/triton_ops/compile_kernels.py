@@ -8,18 +8,23 @@ With names: those only. With -v: shared memory of each. Run by ``test_interprete
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language import NVMMASharedLayout
 
 from chorale.kernels.triton import (
     attention,
     combine,
     linear,
     moe,
+    moe_hopper,
+    moe_large,
     norm,
     prefill,
     qkv,
@@ -33,7 +38,17 @@ from chorale.kernels.triton import (
 HEADS = {"NUM_Q": 64, "NUM_KV": 8, "D": 64, "PAGE": 64}
 FLOATS = {"eps", "scale", "limit", "alpha"}
 TYPES = {"ids_ptr": "*i64", "index_ptr": "*i64", "slots_ptr": "*i64"}
-INT32 = {"table_ptr", "context_ptr", "start_ptr", "order_ptr", "offsets_ptr", "blocks_ptr"}
+INT32 = {
+    "counts_ptr",
+    "place_ptr",
+    "tiles_ptr",
+    "table_ptr",
+    "context_ptr",
+    "start_ptr",
+    "order_ptr",
+    "offsets_ptr",
+    "blocks_ptr",
+}
 BYTES = {"scales_ptr"}
 WIDE = {"norm_ptr", "rope_ptr", "sinks_ptr", "part_ptr", "parts_ptr", "stat_ptr", "gates_ptr", "logits_ptr"}
 
@@ -130,6 +145,44 @@ def streaming(hopper: bool) -> list[Variant]:
     return found
 
 
+def large() -> list[Variant]:
+    """``moe_large``'s own kernels."""
+    fp32 = {"x_ptr": "*fp32"}
+    sizes = {"EXPERTS": 128, "BLOCK": 256}
+    cut = sizes | {"WIDE": 256, "NARROW": 64, "ENTRIES": 64}
+    return [
+        ("count", moe_large._count_kernel, sizes, {}, 8, 3),
+        ("place", moe_large._place_kernel, cut, {}, 8, 3),
+        ("gather", moe_large._gather_kernel, {"K": 4, "BLOCK": 1024}, {}, 4, 3),
+        ("combine", moe_large._combine_kernel, {"K": 4, "BLOCK": 1024}, fp32 | {"parts_ptr": "*bf16"}, 4, 3),
+    ]
+
+
+def compile_products(target: GPUTarget, verbose: bool) -> None:
+    """``moe_hopper``'s, which are Gluon: tensor descriptors in the signature."""
+    kernel = moe_hopper._product_kernel
+    names = list(inspect.signature(kernel.fn).parameters)
+    for slots, is_gate_up in itertools.product((32, 128, 1024), (True, False)):
+        tile = tuning.large(slots)
+        constants = {"WIDE": tile.wide, "NARROW": tile.narrow, "STAGES": tile.num_stages}
+        constants["GATE_UP"] = is_gate_up
+        boxes = {
+            "wide_desc": f"bf16[{tile.wide}, 64],{NVMMASharedLayout(128, 16)!r}",
+            "narrow_desc": f"bf16[{tile.narrow}, 64],{NVMMASharedLayout(128, 16)!r}",
+            "blocks_desc": f"u8[64, 16],{NVMMASharedLayout(0, 8)!r}",
+            "scales_desc": f"u8[8, 64],{NVMMASharedLayout(64, 8)!r}",
+        }
+        types = {name: f"tensordesc<{box}>" for name, box in boxes.items()}
+        plain = source(kernel, constants, types)
+        places = {(names.index(name),): value for name, value in constants.items()}
+        compiled = triton.compile(
+            GluonASTSource(kernel, plain.signature, places, plain.attrs), target, {"num_warps": 8}
+        )
+        assert compiled.metadata.shared <= 227 * 1024, (slots, compiled.metadata.shared)
+        if verbose:
+            print(f"{target.arch} product {slots:4} shared {compiled.metadata.shared:7} bytes", flush=True)
+
+
 def source(kernel: Any, constants: dict[str, Any], types: dict[str, str]) -> ASTSource:
     signature, attributes = {}, {}
     names = list(inspect.signature(kernel.fn).parameters)
@@ -162,7 +215,9 @@ def target_of(text: str) -> GPUTarget:
 def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
     nvidia = target.backend == "cuda"
     hopper = nvidia and int(target.arch) >= 90
-    found = variants(nvidia, hopper) + (streaming(hopper) if nvidia else [])
+    found = variants(nvidia, hopper) + (streaming(hopper) if nvidia else []) + large()
+    if target.arch == 90 and (not wanted or "product" in wanted):
+        compile_products(target, verbose)
     for name, kernel, constants, types, warps, stages in found:
         if wanted and name not in wanted:
             continue

@@ -27,8 +27,8 @@ def run(command: list[str], **environment: str) -> None:
 
 
 def test_every_op_equals_its_twin() -> None:
-    twins = str(HERE / "twins.py")
-    run(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", twins], TRITON_INTERPRET="1")
+    twins = [str(HERE / "twins.py"), str(HERE / "twins_large.py")]
+    run(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *twins], TRITON_INTERPRET="1")
 
 
 def compile_for(tmp_path: Path, *arguments: str) -> None:

@@ -1,0 +1,339 @@
+"""Expert layers and attention of large steps on one Hopper GPU, at gpt-oss sizes with random weights.
+
+    python benchmarks/gpu_moe_large.py [--sweep] [--experts 32 128] [--tokens 256 1024 8192] [--json FILE]
+
+1. errors: ``moe_large`` in bfloat16 against the float32 reference; 2. for each number of experts and tokens:
+microseconds of both products, of placing and gathering, of the combination; TFLOP/s, TB/s and share of the
+roofline (the larger of operations over ``--tflops`` and bytes over ``--tbs``); 3. prefill attention. With
+--sweep, other tile shapes too. Layers' weights are rotated, so that the L2 holds none of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chorale.kernels import reference_attention, reference_moe
+from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors
+from chorale.kernels.triton import attention, moe_hopper, moe_large, prefill, tuning
+from chorale.kernels.triton.experts import Experts, Matrices, pack_experts
+
+GPU = torch.device("cuda")
+H = 2880
+RESULTS: dict[str, Any] = {}
+WIDES = {
+    64: [(64, 32, 8), (64, 32, 6), (64, 16, 7), (32, 16, 8)],
+    256: [(128, 32, 5), (128, 64, 4), (64, 32, 8), (256, 128, 3), (256, 64, 3)],
+    1024: [(256, 64, 3), (256, 64, 2), (128, 32, 5), (128, 64, 5), (256, 128, 3)],
+}
+ATTENTION = [
+    (128, 64, True, 8, 2),
+    (128, 64, False, 8, 2),
+    (128, 64, False, 8, 3),
+    (128, 128, False, 8, 2),
+    (128, 64, False, 4, 3),
+    (64, 64, True, 4, 2),
+]
+WINDOWED = [(128, 64, False, 4, 2), (128, 64, False, 8, 2), (64, 64, False, 4, 2), (128, 128, False, 8, 2)]
+
+
+def randn(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return (torch.randn(*shape, device=GPU) * scale).to(dtype)
+
+
+def random_experts(experts: int) -> Experts:
+    """Any bytes are weights; scale bytes of 2^-10 to 2^-7."""
+
+    def matrices(tiles: int) -> Matrices:
+        size = (experts, tiles, 45, 32, 4)
+        blocks = torch.randint(-(2**31), 2**31 - 1, size, dtype=torch.int32, device=GPU)
+        scales = torch.randint(117, 121, (experts, tiles, 45, 8, 2, 2), dtype=torch.uint8, device=GPU)
+        return Matrices(blocks, scales + 126)
+
+    return Experts(
+        matrices(360), matrices(180), randn(2, experts, H), randn(experts, H), 7.0, 1.702, torch.bfloat16
+    )
+
+
+def draw(tokens: int, experts: int) -> torch.Tensor:
+    return torch.rand(tokens, experts, device=GPU).topk(4, dim=1).indices
+
+
+def graph_us(work: Callable[[], Any], repeats: int = 9) -> float:
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    graph.replay()
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def relative(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((found.double() - exact.double()).norm() / exact.double().norm())
+
+
+# ------------------------------------------------------------------ errors
+
+
+def checkpoint_tensors(experts: int, hidden: int, inter: int, dtype: torch.dtype) -> ExpertTensors:
+    def blocks(rows: int, columns: int) -> torch.Tensor:
+        return torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8, device=GPU)
+
+    def scales(rows: int, columns: int) -> torch.Tensor:
+        return torch.randint(117, 121, (experts, rows, columns // 32), dtype=torch.uint8, device=GPU)
+
+    return ExpertTensors(
+        gate_up_bias=randn(experts, 2 * inter),
+        down_bias=randn(experts, hidden),
+        swiglu_limit=7.0,
+        swiglu_alpha=1.702,
+        num_layers=10**6,
+        dtype=dtype,
+        gate_up_blocks=blocks(2 * inter, hidden),
+        gate_up_scales=scales(2 * inter, hidden),
+        down_blocks=blocks(hidden, inter),
+        down_scales=scales(hidden, inter),
+    )
+
+
+def errors() -> None:
+    import dataclasses
+
+    cases = [(7, 160, 96, 90), (7, 160, 96, 700), (32, 256, 320, 2000)]
+    for experts, hidden, inter, tokens in [*cases, (32, H, H, 256), (32, H, H, 1100)]:
+        low = checkpoint_tensors(experts, hidden, inter, torch.bfloat16)
+        wide = reference_moe.pack_experts(dataclasses.replace(low, dtype=torch.float32))
+        packed, plain = pack_experts(low), reference_moe.pack_experts(low)
+        normed, x = randn(tokens, hidden), randn(tokens, hidden, dtype=torch.float32)
+        ids = draw(tokens, experts - 1)
+        gates = torch.softmax(randn(tokens, 4, dtype=torch.float32), -1)
+        exact = reference_moe.moe(normed.float(), ids, gates, wide, x.clone()) - x
+        theirs = reference_moe.moe(normed, ids, gates, plain, x.clone()) - x
+        for shape in ((256, 64, 3), (128, 32, 5), (64, 32, 8)):
+            tuning.large = lambda _, shape=shape: tuning.LargeTile(*shape)
+            found = moe_large.moe_large(normed, ids, gates, packed, x.clone())
+            again = moe_large.moe_large(normed, ids, gates, packed, x.clone())
+            say(
+                f"error E={experts} H={hidden} I={inter} T={tokens} tile {shape}: "
+                f"{relative(found - x, exact):.1e} (reference in bfloat16 {relative(theirs, exact):.1e}) "
+                f"same again {torch.equal(found, again)}"
+            )
+
+
+# ------------------------------------------------------------------ experts
+
+
+def layer_times(
+    layers: list[Experts], ids: list[torch.Tensor], normed: torch.Tensor, tile: tuning.LargeTile
+) -> dict[str, float]:
+    """Microseconds a layer of each part."""
+    experts, gates = layers[0].num_experts, torch.full((normed.shape[0], 4), 0.25, device=GPU)
+    x = randn(normed.shape[0], H, dtype=torch.float32)
+
+    def place(n: int) -> moe_large.Placement:
+        return moe_large.place_slots(ids[n], experts, tile.wide, tile.narrow)
+
+    placed = [place(n) for n in range(len(ids))]
+    inputs = [moe_large.gather(normed, p.place, layers[0]) for p in placed[:1]] * len(ids)
+    inner = moe_hopper.gate_up(inputs[0], placed[0].tiles, layers[0], tile)
+    parts = moe_hopper.down(inner, placed[0].tiles, layers[0], H, tile)
+    every = range(len(layers))
+    works: dict[str, Callable[[], Any]] = {
+        "place": lambda: [place(n) for n in every],
+        "gather": lambda: [moe_large.gather(normed, placed[n].place, layers[n]) for n in every],
+        "gate_up": lambda: [moe_hopper.gate_up(inputs[n], placed[n].tiles, layers[n], tile) for n in every],
+        "down": lambda: [moe_hopper.down(inner, placed[n].tiles, layers[n], H, tile) for n in every],
+        "combine": lambda: [moe_large.combine(parts, placed[n].place, gates, x) for n in every],
+    }
+    return {name: graph_us(work) / len(layers) for name, work in works.items()}
+
+
+def report(
+    tokens: int, experts: int, tile: tuning.LargeTile, us: dict[str, float], peaks: tuple[float, float]
+) -> None:
+    flops = tokens * 4 * 2 * H * H
+    weights = experts * H * H * 4.25 / 8
+    parts = []
+    for name, times, in_out in (("gate_up", 2, 2 * 2 * H), ("down", 1, 2 * 2 * H)):
+        work, size = flops * times, weights * times + tokens * 4 * in_out
+        best = max(work / peaks[0], size / peaks[1]) * 1e6
+        parts.append(
+            f"{name} {us[name]:7.1f} us {work / us[name] / 1e6:4.0f} TFLOP/s "
+            f"{size / us[name] / 1e6:4.2f} TB/s {best / us[name]:4.0%}"
+        )
+    rest = " ".join(f"{name} {us[name]:.1f}" for name in ("place", "gather", "combine"))
+    shape = f"{tile.wide}/{tile.narrow} s{tile.num_stages}"
+    RESULTS[f"{experts} {tokens} {shape}"] = us
+    say(f"E={experts:3} T={tokens:5} {shape:12} {'  '.join(parts)}  {rest}  all {sum(us.values()):.0f}")
+
+
+def time_experts(experts: int, tokens: list[int], sweep: bool, peaks: tuple[float, float]) -> None:
+    layers = [random_experts(experts) for _ in range(6 if experts <= 32 else 2)]
+    for count in tokens:
+        normed = randn(count, H)
+        ids = [draw(count, experts) for _ in layers]
+        each = count * 4 / experts
+        shapes = [tuning.large(each)]
+        if sweep:
+            near = min(WIDES, key=lambda key: abs(key - 2 * each))
+            shapes = [tuning.LargeTile(*shape) for shape in WIDES[near]]
+        for tile in shapes:
+            try:
+                report(count, experts, tile, layer_times(layers, ids, normed, tile), peaks)
+            except Exception as error:
+                say(f"E={experts} T={count} {tile}: {type(error).__name__} {str(error)[:200]}")
+
+
+def time_grouped(tokens: int) -> None:
+    """torch's grouped product on bfloat16 weights that are already decoded, to compare."""
+    weight = randn(32, H, 2 * H, scale=0.02)
+    x = randn(tokens * 4, H)
+    ends = (torch.arange(1, 33, device=GPU) * (tokens // 8)).int()
+    try:
+        us = graph_us(lambda: torch._grouped_mm(x, weight, offs=ends))
+        say(f"torch._grouped_mm gate_up T={tokens}: {us:.0f} us {tokens * 16 * H * H / us / 1e6:.0f} TFLOP/s")
+    except Exception as error:
+        say(f"torch._grouped_mm: {type(error).__name__} {str(error)[:200]}")
+
+
+# ------------------------------------------------------------------ attention
+
+
+def prompts(rows: int, length: int) -> tuple[attention.Plan, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(plan, q, kv, sinks) of ``rows`` whole prompts."""
+    width = -(-length // 64)
+    table = torch.randperm(rows * width, device=GPU).int().view(rows, width)
+    tokens = rows * length
+    meta = AttentionMeta(
+        positions=torch.arange(length, device=GPU).repeat(rows),
+        query_start=(torch.arange(rows + 1, device=GPU) * length).int(),
+        context_lens=torch.full((rows,), length, dtype=torch.int32, device=GPU),
+        block_tables=(table, table),
+        slots=(torch.zeros(tokens, dtype=torch.int64, device=GPU),) * 2,
+        max_query_len=length,
+        max_context_len=length,
+    )
+    plan = attention.plan_attention(meta, AttentionShape(64, 8, 64, 128), 64)
+    return plan, randn(tokens, 64, 64), randn(rows * width, 2, 8, 64, 64), randn(64, dtype=torch.float32)
+
+
+def time_prefill(case: tuple[attention.Plan, torch.Tensor, torch.Tensor, torch.Tensor], group: int) -> float:
+    plan, q, kv, sinks = case
+    out = torch.empty_like(q)
+    return graph_us(lambda: [prefill.prefill(q, kv, sinks, plan, group, out) for _ in range(4)]) / 4
+
+
+def time_attention(sweep: bool) -> None:
+    for rows, length in ((1, 8192), (8, 1024)):
+        case = prompts(rows, length)
+        for group, shapes in ((0, ATTENTION), (1, WINDOWED)):
+            small, q, kv, sinks = prompts(2, 700)
+            theirs = reference_attention.plan_attention(small.meta, small.shape, 64)
+            exact = reference_attention.attention(q.float(), kv.float(), sinks, theirs, group)
+            flops = rows * length * 4 * 4096 * (length / 2 if group == 0 else 128)
+            chosen = tuning.prefill
+            for shape in [tuning.PrefillTile(*s) for s in shapes] if sweep else [chosen(bool(group))]:
+                tuning.prefill = lambda _, shape=shape: shape
+                try:
+                    found = torch.empty_like(q)
+                    prefill.prefill(q, kv, sinks, small, group, found)
+                    us = time_prefill(case, group)
+                    RESULTS[f"attention {rows}x{length} {group} {shape}"] = us
+                    error = relative(found.view(exact.shape), exact)
+                    say(
+                        f"attention {rows}x{length} group {group} {shape}: {us:.0f} us "
+                        f"{flops / us / 1e6:.0f} TFLOP/s error {error:.1e}"
+                    )
+                except Exception as problem:
+                    say(f"attention {shape}: {type(problem).__name__} {str(problem)[:150]}")
+                finally:
+                    tuning.prefill = chosen
+
+
+# ------------------------------------------------------------------ compiling ahead, in parallel
+
+
+def compile_one(job: tuple[str, tuple[Any, ...], int]) -> None:
+    """Runs one variant once on little work, so that its machine code is in the cache."""
+    kind, shape, number = job
+    try:
+        if kind == "experts":
+            experts = random_experts(number)
+            tile = tuning.LargeTile(*shape)
+            ids, normed = draw(64, number), randn(64, H)
+            placed = moe_large.place_slots(ids, number, tile.wide, tile.narrow)
+            x = moe_large.gather(normed, placed.place, experts)
+            moe_hopper.down(
+                moe_hopper.gate_up(x, placed.tiles, experts, tile), placed.tiles, experts, H, tile
+            )
+        else:
+            plan, q, kv, sinks = prompts(2, 256)
+            tuning.prefill = lambda _: tuning.PrefillTile(*shape)
+            prefill.prefill(q, kv, sinks, plan, number, torch.empty_like(q))
+        torch.cuda.synchronize()
+    except Exception as error:
+        sys.stderr.write(f"{job}: {type(error).__name__} {str(error)[:300]}\n")
+
+
+def compile_ahead() -> None:
+    shapes = sorted({shape for some in WIDES.values() for shape in some})
+    jobs: list[tuple[str, tuple[Any, ...], int]] = [("experts", shape, 32) for shape in shapes]
+    jobs += [("attention", shape, 0) for shape in ATTENTION] + [("attention", shape, 1) for shape in WINDOWED]
+    began = time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(14) as pool:
+        pool.map(compile_one, jobs, chunksize=1)
+    say(f"compiled {len(jobs)} variants in {time.monotonic() - began:.0f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--experts", type=int, nargs="+", default=[32, 128])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096, 8192])
+    parser.add_argument("--tflops", type=float, default=694)
+    parser.add_argument("--tbs", type=float, default=4.6)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    try:
+        if options.sweep:
+            compile_ahead()
+        chosen = tuning.large
+        errors()
+        tuning.large = chosen
+        for experts in options.experts:
+            time_experts(experts, options.tokens, options.sweep, (options.tflops * 1e12, options.tbs * 1e12))
+            torch.cuda.empty_cache()
+        time_grouped(8192)
+        time_attention(options.sweep)
+    finally:
+        if options.json is not None:
+            options.json.write_text(json.dumps(RESULTS, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""The expert layer for many slots an expert: prefill and large decode batches. Deterministic, no atomics.
+
+Slots ((token, expert) pairs) are counted and placed by expert in two kernels, and their inputs are copied to
+that order, so that a tile of inputs is one block that the copy engine fetches. The two products are
+``moe_hopper``'s. An expert's slots are cut into wide tiles, and what is left over, if it fits, goes into one
+narrow tile; narrow tiles come last, where they fill the tail. Down's results are rounded to bfloat16, one row
+a slot, and summed in float32.
+
+Only for what ``can_be_large`` says; everything else is ``moe``'s.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.decode import column_of
+from chorale.kernels.triton.experts import COLUMNS, Experts
+
+_BLOCK = 256  # slots that one program counts and places
+_ENTRIES = 64  # of the list of tiles, written at once
+
+
+@triton.jit
+def _count_kernel(
+    ids_ptr,  # [num_slots] int64
+    counts_ptr,  # [programs, EXPERTS] int32
+    num_slots,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    slots = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ids = tl.load(ids_ptr + slots, mask=slots < num_slots, other=-1).to(tl.int32)
+    experts = tl.arange(0, EXPERTS)
+    counts = tl.sum((ids[:, None] == experts[None, :]).to(tl.int32), 0)
+    tl.store(counts_ptr + tl.program_id(0) * EXPERTS + experts, counts)
+
+
+@triton.jit
+def _list_tiles(
+    totals,  # [EXPERTS] int32: slots of each expert
+    tiles_ptr,  # [1 + max_tiles, 4] int32
+    max_tiles,
+    EXPERTS: tl.constexpr,
+    WIDE: tl.constexpr,
+    NARROW: tl.constexpr,
+    ENTRIES: tl.constexpr,
+):
+    """Entry 0: how many there are. Then (expert, first slot, past the last): wide ones, then narrow ones.
+
+    Of an expert's slots, at most NARROW are left for its narrow tile.
+    """
+    experts = tl.arange(0, EXPERTS)[None, :]
+    begins = (tl.cumsum(totals, 0) - totals)[None, :]
+    wides = (totals + (WIDE - 1 - NARROW)) // WIDE
+    narrows = (totals > wides * WIDE).to(tl.int32)
+    wide_ends, narrow_ends = tl.cumsum(wides, 0)[None, :], tl.cumsum(narrows, 0)[None, :]
+    num_wide, num_narrow = tl.sum(wides, 0), tl.sum(narrows, 0)
+    totals, wides, narrows = totals[None, :], wides[None, :], narrows[None, :]
+    if tl.program_id(0) == 0:
+        tl.store(tiles_ptr, num_wide + num_narrow)
+    for begin in range(tl.program_id(0) * ENTRIES, max_tiles, tl.num_programs(0) * ENTRIES):
+        tile = begin + tl.arange(0, ENTRIES)
+        index = tile[:, None]
+        is_wide = index < num_wide
+        rest = index - num_wide
+        ends = tl.where(is_wide, wide_ends, narrow_ends)
+        counts = tl.where(is_wide, wides, narrows)
+        place = tl.where(is_wide, index, rest)
+        mine = (place < ends) & (place >= ends - counts)
+        within = tl.where(is_wide, place - ends + counts, wides)
+        first = tl.sum(tl.where(mine, begins + within * WIDE, 0), 1)
+        past = tl.sum(tl.where(mine, begins + totals, 0), 1)
+        inside = tile < max_tiles
+        entry = tiles_ptr + 4 + tile * 4
+        tl.store(entry, tl.sum(tl.where(mine, experts, 0), 1), mask=inside)
+        tl.store(entry + 1, first, mask=inside)
+        tl.store(entry + 2, tl.minimum(past, first + WIDE), mask=inside)
+
+
+@triton.jit
+def _place_kernel(
+    ids_ptr,  # [num_slots] int64
+    counts_ptr,  # [programs, EXPERTS] int32
+    place_ptr,  # [num_slots] int32
+    tiles_ptr,  # [1 + max_tiles, 4] int32
+    num_slots,
+    max_tiles,
+    programs,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+    NARROW: tl.constexpr,
+    ENTRIES: tl.constexpr,
+):
+    experts = tl.arange(0, EXPERTS)
+    totals = tl.zeros((EXPERTS,), tl.int32)
+    earlier = tl.zeros((EXPERTS,), tl.int32)
+    me = tl.program_id(0)
+    for begin in range(0, programs, 32):
+        blocks = begin + tl.arange(0, 32)
+        counts = tl.load(
+            counts_ptr + blocks[:, None] * EXPERTS + experts[None, :],
+            mask=(blocks < programs)[:, None],
+            other=0,
+        )
+        totals += tl.sum(counts, 0)
+        earlier += tl.sum(tl.where((blocks < me)[:, None], counts, 0), 0)
+    slots = me * BLOCK + tl.arange(0, BLOCK)
+    inside = slots < num_slots
+    ids = tl.load(ids_ptr + slots, mask=inside, other=-1).to(tl.int32)
+    own = (ids[:, None] == experts[None, :]).to(tl.int32)
+    before = tl.cumsum(own, 0) - own + (tl.cumsum(totals, 0) - totals + earlier)[None, :]
+    tl.store(place_ptr + slots, tl.sum(own * before, 1), mask=inside)
+    _list_tiles(totals, tiles_ptr, max_tiles, EXPERTS, WIDE, NARROW, ENTRIES)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Slots in the order of their experts, cut into tiles."""
+
+    place: torch.Tensor  # [T * K] int32: where each slot is
+    tiles: torch.Tensor  # [1 + max tiles, 4] int32: their number; expert, first place, past the last, unused
+
+
+def place_slots(expert_ids: torch.Tensor, num_experts: int, wide: int, narrow: int) -> Placement:
+    """expert_ids [T, K] int64. Stable: slots of one expert keep their order."""
+    num_slots, device = expert_ids.numel(), expert_ids.device
+    experts, programs = triton.next_power_of_2(num_experts), triton.cdiv(num_slots, _BLOCK)
+    max_tiles = num_slots // wide + num_experts
+    counts = torch.empty(programs, experts, dtype=torch.int32, device=device)
+    place = torch.empty(num_slots, dtype=torch.int32, device=device)
+    tiles = torch.empty(1 + max_tiles, 4, dtype=torch.int32, device=device)
+    _count_kernel[(programs,)](expert_ids, counts, num_slots, EXPERTS=experts, BLOCK=_BLOCK, num_warps=8)
+    _place_kernel[(programs,)](
+        expert_ids, counts, place, tiles, num_slots, max_tiles, programs,
+        EXPERTS=experts, BLOCK=_BLOCK, WIDE=wide, NARROW=narrow, ENTRIES=_ENTRIES, num_warps=8,
+    )  # fmt: skip
+    return Placement(place, tiles)
+
+
+@triton.jit
+def _gather_kernel(
+    x_ptr,  # [T, H]
+    place_ptr,  # [T * K] int32
+    out_ptr,  # [T * K, width]: rows by expert, columns in fragment order, zeros past H
+    H,
+    width,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    columns = column_of(places)
+    x = tl.load(x_ptr + token * H + columns, mask=columns < H, other=0.0).to(out_ptr.dtype.element_ty)
+    for k in tl.static_range(K):
+        row = tl.load(place_ptr + token * K + k).to(tl.int64)
+        tl.store(out_ptr + row * width + places, x, mask=places < width)
+
+
+@triton.jit
+def _combine_kernel(
+    parts_ptr,  # [T * K, H], by expert
+    place_ptr,  # [T * K] int32
+    gates_ptr,  # [T * K] float32
+    x_ptr,  # [T, H] float32
+    H,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < H
+    x = tl.load(x_ptr + token * H + columns, mask=inside, other=0.0)
+    for k in tl.static_range(K):
+        row = tl.load(place_ptr + token * K + k).to(tl.int64)
+        part = tl.load(parts_ptr + row * H + columns, mask=inside, other=0.0)
+        x += part.to(tl.float32) * tl.load(gates_ptr + token * K + k)
+    tl.store(x_ptr + token * H + columns, x, mask=inside)
+
+
+def gather(normed: torch.Tensor, place: torch.Tensor, experts: Experts) -> torch.Tensor:
+    """normed [T, H] -> [T * K, 64 chunks] in the experts' dtype, a row for each slot, by expert."""
+    tokens, hidden = normed.shape
+    top_k, width = place.shape[0] // tokens, experts.gate_up.chunks * COLUMNS
+    out = torch.empty(place.shape[0], width, dtype=experts.dtype, device=normed.device)
+    grid = (tokens, triton.cdiv(width, 1024))
+    _gather_kernel[grid](normed, place, out, hidden, width, K=top_k, BLOCK=1024)
+    return out
+
+
+def combine(parts: torch.Tensor, place: torch.Tensor, gates: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """x [T, H] float32 += the sum of gates [T, K] times parts [T * K, H] (by expert); returns x."""
+    tokens, hidden = x.shape
+    grid = (tokens, triton.cdiv(hidden, 1024))
+    _combine_kernel[grid](parts, place, gates, x, hidden, K=gates.shape[1], BLOCK=1024)
+    return x
+
+
+@functools.cache
+def _is_hopper(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def can_be_large(experts: Experts, hidden: int, num_slots: int, device: torch.device) -> bool:
+    """Hopper, bfloat16, sizes whose rows the copy engine can address, and enough slots an expert."""
+    return (
+        device.type == "cuda"
+        and experts.dtype == torch.bfloat16
+        and num_slots >= tuning.LARGE_SLOTS * experts.num_experts
+        and hidden % 8 == 0
+        and _is_hopper(device)
+    )
+
+
+def moe_large(
+    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts, x: torch.Tensor
+) -> torch.Tensor:
+    """``moe.moe`` where ``can_be_large``: x [T, H] float32 += sum of gate * expert(normed); returns x.
+
+    Scratch: a row of 64 chunks of gate_up and one of down's in bfloat16 for each of the T * K slots, and
+    the results in the first one's place.
+    """
+    from chorale.kernels.triton.moe_hopper import down, gate_up
+
+    tile = tuning.large(expert_ids.numel() / experts.num_experts)
+    placed = place_slots(expert_ids, experts.num_experts, tile.wide, tile.narrow)
+    inner = gate_up(gather(normed, placed.place, experts), placed.tiles, experts, tile)
+    parts = down(inner, placed.tiles, experts, x.shape[1], tile)
+    return combine(parts, placed.place, gates, x)
