@@ -7,10 +7,12 @@ Method: token ids in and out, temperature 1, the model's stop ids ignored, prefi
 decode rate = tokens after each request's first, over (time of the full run minus time of a run that ends
 with the first token); ``whole`` counts everything. ``--output`` shortens the answers (a quick look: the
 contexts are then shorter than vLLM's). ``host``: the engine's own time a step (plan, launch, commit);
-``device``: one replay of the step's graph, timed on its own; ``idle``: the share of a step in which the GPU
-had nothing to do.
+``device``: from the start of a captured step to its end, by events; ``idle``: the share of a step in which
+the GPU had nothing to do.
 
-One run each, after a short warm-up run of the same batch; ``--runs`` takes the median of several.
+One run each, after a short warm-up of the same batch; ``--runs`` takes the median of several. With ``--fill
+LENGTH`` instead: fill the pool with prompts of that length and more, and compare the memory that was taken
+at most with what ``--gpu-memory-utilization`` allows.
 """
 
 from __future__ import annotations
@@ -112,36 +114,47 @@ def play(core: EngineCore, watch: Watch, rows: int, prompt: int, output: int) ->
     return run
 
 
-def replay_seconds(core: EngineCore, rows: int) -> float | None:
-    """Of the graph that ran last for so many rows; its inputs are those of that step."""
-    executor: Any = core._executor
-    decodes = executor.inner._worker._decodes
-    if decodes is None:
-        return None
-    graphs = [replay for (size, _), replay in decodes._graphs.items() if size >= rows]
-    if not graphs:
-        return None
-    replay = graphs[-1]
-    times = []
-    for _ in range(5):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(10):
-            replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e4)
-    return statistics.median(times)
+class DeviceClock:
+    """Events around each captured step: how long the device was busy, to compare with the host's clock."""
+
+    def __init__(self, core: EngineCore) -> None:
+        executor: Any = core._executor
+        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        decodes = executor.inner._worker._decodes
+        if decodes is not None:
+            self._launch, self._collect = decodes.launch, decodes.collect
+            decodes.launch, decodes.collect = self.launch, self.collect
+
+    def launch(self, plan: StepPlan) -> Any:
+        self.events.append(tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)))  # type: ignore[arg-type]
+        self.events[-1][0].record()
+        return self._launch(plan)
+
+    def collect(self, launch: Any) -> Any:
+        found = self._collect(launch)
+        self.events[-1][1].record()
+        return found
+
+    def take(self) -> list[float]:
+        """Seconds of each step since the last call."""
+        torch.cuda.synchronize()
+        seconds = [begin.elapsed_time(end) / 1e3 for begin, end in self.events]
+        self.events.clear()
+        return seconds
 
 
-def measure(core: EngineCore, watch: Watch, name: str, output: int | None, runs: int) -> dict[str, Any]:
+def measure(
+    core: EngineCore, watch: Watch, clock: DeviceClock, name: str, output: int | None, runs: int
+) -> dict[str, Any]:
     rows, prompt, full = CASES[name]
     full = full if output is None else min(full, output)
     play(core, watch, rows, min(prompt, 64), min(full, 6))  # graphs are captured, kernels compiled
     if full == 1:
         seconds = statistics.median(play(core, watch, rows, prompt, 1).seconds for _ in range(runs))
         return {"case": name, "prefill tok/s": rows * prompt / seconds}
+    clock.take()
     found = [(play(core, watch, rows, prompt, full), play(core, watch, rows, prompt, 1)) for _ in range(runs)]
+    busy = clock.take()
     decode = statistics.median(rows * (full - 1) / (run.seconds - first.seconds) for run, first in found)
     run, first = found[0]
     steps = max(run.steady_steps, 1)
@@ -155,10 +168,33 @@ def measure(core: EngineCore, watch: Watch, name: str, output: int | None, runs:
         "host ms": (run.steady_seconds - run.waited) / steps * 1e3,
         "launch ms": run.launched / steps * 1e3,
     }
-    device = replay_seconds(core, rows)
-    if device is not None:
+    if busy:
+        device = statistics.median(busy)
         result |= {"device ms": device * 1e3, "idle": max(0.0, 1 - device / step)}
     return result
+
+
+def fill_pool(core: EngineCore, watch: Watch, length: int, allowed: float) -> None:
+    """More prompts than the pool holds, all wanting a few tokens more; says how much memory that took."""
+    tokens = core.limits.num_blocks * core.limits.block_size
+    rows = int(tokens / length * 1.1) + 1
+    full = 0
+    rng = np.random.default_rng(1)
+    for row in range(rows):
+        ids = rng.integers(0, 199_000, length - 32).tolist()
+        spec = SamplingSpec(temperature=1.0, ignore_eos=True, max_tokens=32, seed=row, top_p=0.9)
+        core.add_request(GenerateRequest(request_id=f"f{row}", prompt_token_ids=ids, sampling=spec))
+    while core.has_work:
+        assert not any(chunk.error for chunk in core.step())
+        full = max(full, core.stats().kv_blocks_used)
+    core.check_integrity()
+    assert core.stats().kv_blocks_used == 0
+    free, total = torch.cuda.mem_get_info()
+    print(
+        f"fill: {rows} prompts of {length}, {full} of {core.limits.num_blocks} pages at most, "
+        f"{core.stats().num_preemptions} preemptions; on the device {(total - free) / 2**30:.2f} GiB of "
+        f"{allowed * total / 2**30:.2f} allowed, peak reserved {torch.cuda.max_memory_reserved() / 2**30:.2f}"
+    )
 
 
 def time_captures(core: EngineCore, rows: list[int]) -> dict[int, float]:
@@ -216,6 +252,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="no case is begun after so many")
     parser.add_argument("--scratch", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--fill", type=int, metavar="LENGTH")
     parser.add_argument("--ops", default="auto")
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--serial", action="store_true")
@@ -228,14 +265,18 @@ def main() -> None:
     torch.cuda.reset_peak_memory_stats()
     core, watch, startup = build(folder, given)
     results = []
+    if given.fill:
+        fill_pool(core, watch, given.fill, given.gpu_memory_utilization)
+        return
     if not given.enforce_eager:
         captured = time_captures(core, [1, 2, 3, *sorted({CASES[name][0] for name in given.cases} - {1})])
         print(f"captures, s: {captured}", flush=True)
+    clock = DeviceClock(core)
     for name in given.cases:
         if time.perf_counter() - began > given.seconds:
             print(f"{name}: no time left")
             continue
-        found = measure(core, watch, name, given.output, given.runs)
+        found = measure(core, watch, clock, name, given.output, given.runs)
         vllm = VLLM.get(given.model, {}).get(name)
         whole = VLLM_WHOLE.get(given.model, {}).get(name)
         theirs = (f" | vLLM {vllm:,.0f}" if vllm else "") + (f", whole {whole:,.0f}" if whole else "")

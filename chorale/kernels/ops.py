@@ -103,11 +103,13 @@ NOTHING_ALLOWED = -2  # they were, but every token was forbidden
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How to draw N tokens by temperature alone. ``runtime/noise.py`` says what a key is."""
+    """How to draw N tokens; ``runtime/noise.py`` and ``runtime/filters.py`` say what keys and filters do."""
 
     keys: torch.Tensor  # [N, 2] int32, of any strides
     temperature: torch.Tensor  # [N] float32; 0: greedy
     rows: torch.Tensor  # [N] int32: the device rows that the tokens belong to
+    # [N, 3] float32: top_k (V or more: off), top_p (1: off), min_p (0: off). None: no row has a filter.
+    filters: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Decode steps in static memory: what a graph holds, and the few numbers that change between its replays.
 
-In such a step every row computes one token and samples the next. The host packs eight int32 a row into
+In such a step every row computes one token and samples the next. The host packs eleven int32 a row into
 pinned memory; one copy brings them over; everything else, from token ids to the sampled token, happens in
-the graph. Rows that need more than temperature (filters, edits, a grammar, log-probabilities) are sampled
+the graph. Rows that need more than temperature and filters (edits, a grammar, log-probabilities) are sampled
 again after it.
 
 Padding: dummy rows are one more row of the buffers, whose one page is one more page of the pool.
@@ -27,8 +27,8 @@ from chorale.runtime.memory import KEPT_ROWS, LOGIT_ROWS
 from chorale.runtime.rows import SamplingRows
 from chorale.runtime.sampler import Sampler
 
-ROW, COMPUTED, TOKEN, FULL_PAGE, WINDOW_PAGE, KEY_A, KEY_B, TEMPERATURE = range(8)
-NUM_COLUMNS = 8
+ROW, COMPUTED, TOKEN, FULL_PAGE, WINDOW_PAGE, KEY_A, KEY_B, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(11)
+NUM_COLUMNS = 11
 Int32 = npt.NDArray[np.int32]
 
 
@@ -46,6 +46,8 @@ class Packer:
         self._padding: Int32 = np.zeros((NUM_COLUMNS, 1), np.int32)
         self._padding[ROW] = spare_row
         self._padding[FULL_PAGE : WINDOW_PAGE + 1] = -1
+        self._padding[TOP_P] = np.float32(1).view(np.int32)
+        self._padding[TOP_K] = np.float32(2**24).view(np.int32)
 
     def pack(self, plan: StepPlan, columns: Int32) -> bool:
         """Fill ``columns`` [NUM_COLUMNS, size].
@@ -58,7 +60,7 @@ class Packer:
         columns[COMPUTED, :count] = computed
         columns[TOKEN, :count] = plan.token_ids
         columns[KEY_A : KEY_B + 1, :count] = self._rows.keys(rows, computed.astype(np.int64) + 1).T
-        columns[TEMPERATURE, :count] = self._rows.temperatures(rows).view(np.int32)
+        columns[TEMPERATURE:, :count] = self._rows.floats(rows).view(np.int32)
         return not len(plan.append_row) or self._pack_pages(plan, columns)
 
     def dummies(self, size: int) -> Int32:
@@ -116,7 +118,7 @@ class Decodes:
         self.most_rows = rows = self._sizes[-1]
         buffers.block_tables[:, buffers.spare_row, 0] = kv[0].shape[0] - 1
         self._packer = Packer(buffers.rows, buffers.spare_row, buffers.block_size)
-        self._graphs: dict[tuple[int, int], Callable[[], None]] = {}
+        self._graphs: dict[tuple[int, int, bool], Callable[[], None]] = {}
         self._free: list[Slot] = []
         target, width = device.torch_device, buffers.block_tables.shape[2]
         self._inputs = torch.zeros(NUM_COLUMNS * rows, dtype=torch.int32, device=target)
@@ -151,7 +153,11 @@ class Decodes:
         """Enqueue everything but the way back. ``tokens`` is then [rows], on the device."""
         size = pick(self._sizes, len(plan.rows))
         longest = int(plan.num_computed.max()) + 1
-        replay = self.graph(size, pick(context_sizes(size, self._longest), longest))
+        replay = self.graph(
+            size,
+            pick(context_sizes(size, self._longest), longest),
+            bool(self._buffers.rows.filters[plan.rows].any()),
+        )
         slot = self._free.pop() if self._free else self._new_slot()
         columns = slot.inputs[: NUM_COLUMNS * size]
         if not self._packer.pack(plan, columns.numpy().reshape(NUM_COLUMNS, size)):
@@ -186,12 +192,16 @@ class Decodes:
 
     # ------------------------------------------------------------------ what a graph holds
 
-    def graph(self, size: int, longest: int) -> Callable[[], None]:
-        """The step of ``size`` rows whose contexts are at most ``longest``; captured when first asked for."""
-        found = self._graphs.get((size, longest))
+    def graph(self, size: int, longest: int, filtered: bool = False) -> Callable[[], None]:
+        """The step of ``size`` rows whose contexts are at most ``longest``; captured when first asked for.
+
+        ``filtered``: some row may have a filter.
+        """
+        found = self._graphs.get((size, longest, filtered))
         if found is None:
             self._make_dummies(size)
-            found = self._graphs[size, longest] = self._device.capture(self._step(size, longest))
+            found = self._device.capture(self._step(size, longest, filtered))
+            self._graphs[size, longest, filtered] = found
         return found
 
     def _make_dummies(self, size: int) -> None:
@@ -199,12 +209,12 @@ class Decodes:
         columns = self._packer.dummies(size)
         self._inputs[: columns.size].copy_(self._device.upload(columns.ravel()))
 
-    def _step(self, size: int, longest: int) -> Callable[[], None]:
+    def _step(self, size: int, longest: int, filtered: bool) -> Callable[[], None]:
         """Reads and writes static memory alone."""
         columns = self._inputs[: NUM_COLUMNS * size].view(NUM_COLUMNS, size)
         given = DecodeInputs(columns[ROW], columns[COMPUTED], columns[TOKEN], columns[FULL_PAGE:KEY_A])
-        keys = columns[KEY_A : KEY_B + 1].t()
-        draws = Draws(keys, columns[TEMPERATURE].view(torch.float32), columns[ROW])
+        keys, floats = columns[KEY_A : KEY_B + 1].t(), columns[TEMPERATURE:].view(torch.float32)
+        draws = Draws(keys, floats[0], columns[ROW], floats[1:].t() if filtered else None)
         batch = self._batch(size, longest)
         decode_inputs = self._model.ops.decode_inputs or write_inputs
 
@@ -214,7 +224,8 @@ class Decodes:
             for first in range(0, size, LOGIT_ROWS):
                 some = slice(first, min(first + LOGIT_ROWS, size))
                 logits = self._model.logits(hidden, self._index[some])
-                own = Draws(draws.keys[some], draws.temperature[some], draws.rows[some])
+                filters = None if draws.filters is None else draws.filters[some]
+                own = Draws(draws.keys[some], draws.temperature[some], draws.rows[some], filters)
                 self._sampler.draw(logits, own, self._buffers.last_token, self.tokens[some])
             if size <= len(self._logits):
                 self._logits[:size].copy_(logits)

@@ -33,7 +33,8 @@ class SamplingRows:
     def __init__(self, num_rows: int, vocab_size: int, max_len: int, device: torch.device) -> None:
         self._vocab_size, self._max_len, self._device = vocab_size, max_len, device
         self.greedy = np.zeros(num_rows, np.bool_)
-        self.special = np.zeros(num_rows, np.bool_)  # needs more than its temperature, or log-probabilities
+        self.special = np.zeros(num_rows, np.bool_)  # edits, a grammar, log-probabilities
+        self.filters = np.zeros(num_rows, np.bool_)  # top_k, top_p or min_p
         self.num_logprobs: IntRows = np.full(num_rows, -1, np.int32)
         self.top_ks: IntRows = np.zeros(num_rows, np.int32)
         self._seeds = np.zeros(num_rows, np.uint64)
@@ -53,12 +54,8 @@ class SamplingRows:
         self.top_ks[row] = top_k if top_k < self._vocab_size and not greedy else 0
         uses = (top_k < self._vocab_size, spec.top_p < 1.0, spec.min_p > 0.0)
         self._filtered[row] = uses if not greedy else False
-        self.special[row] = (
-            any(self._filtered[row])
-            or spec.logprobs is not None
-            or bool(spec.grammar)
-            or RowEdits.needed(spec)
-        )
+        self.filters[row] = any(self._filtered[row])
+        self.special[row] = spec.logprobs is not None or bool(spec.grammar) or RowEdits.needed(spec)
         self._edits.pop(row, None)
         self._prompts.pop(row, None)
         self._start_extras(start, spec)
@@ -88,10 +85,6 @@ class SamplingRows:
     def floats(self, rows: IntRows) -> npt.NDArray[np.float32]:
         """[4, N]: temperature, top_k, top_p, min_p."""
         return np.ascontiguousarray(self._floats[rows].T)
-
-    def temperatures(self, rows: IntRows) -> npt.NDArray[np.float32]:
-        """[N]; 0 for greedy rows."""
-        return self._floats[rows, 0]
 
     def filtered(self, rows: IntRows) -> npt.NDArray[np.bool_]:
         return self._filtered[rows]

@@ -9,8 +9,8 @@ In order, on a copy of the row's logits:
  4. top_k, then top_p within it, then min_p (``filters.py``)
  5. plus Gumbel noise f(seed, position, token id) (``noise.py``), and the largest wins
 
-Temperature 0 leaves out 3 to 5. Where the ops have a kernel for steps 1, 3 and 5 (``Ops.sample``), rows that
-need no more take it: which way a row goes depends on the row alone. A row's token is a function of its own
+Temperature 0 leaves out 3 to 5. Where the ops have kernels for all but masks and edits (``Ops.sample``), rows
+without those take them: which way a row goes depends on the row alone. A row's token is a function of its own
 logits, parameters, seed and position: batch and chunking cannot change it. A row with a NaN or infinite
 logit, or with every token forbidden, gives no token; the others of the batch are not touched by it.
 """
@@ -82,7 +82,11 @@ class Sampler:
         """All rows by the kernel, and those that need more once again."""
         count, target = len(batch), logits.device
         tokens = torch.empty(count, dtype=torch.int64, device=target)
-        draws = Draws(batch.keys, batch.temperature, torch.arange(count, dtype=torch.int32, device=target))
+        filters = None
+        if batch.filtered.any():
+            filters = torch.stack((batch.top_k, batch.top_p, batch.min_p), dim=1)
+        rows = torch.arange(count, dtype=torch.int32, device=target)
+        draws = Draws(batch.keys, batch.temperature, rows, filters)
         fused(logits, draws, self._is_forbidden, torch.empty_like(tokens), tokens)
         needy = np.flatnonzero(needs_more(batch, masks))
         for start in range(0, len(needy), self._rows_at_once):
@@ -94,7 +98,7 @@ class Sampler:
         return tokens
 
     def draw(self, logits: torch.Tensor, draws: Draws, last_token: torch.Tensor, out: torch.Tensor) -> None:
-        """Greedy and temperature alone, in static memory: ``Ops.sample``, or what it means in plain torch."""
+        """Without masks and edits, in static memory: ``Ops.sample``, or what it means in plain torch."""
         if self._fused is not None:
             self._fused(logits, draws, self._is_forbidden, last_token, out)
             return
@@ -103,9 +107,12 @@ class Sampler:
             raw, temperature = logits[some], draws.temperature[some].unsqueeze(1)
             scores, *space = (room[: len(raw)] for room in self._space)
             scores.copy_(raw).index_fill_(1, self._forbidden, float("-inf"))
-            noise = gumbel_noise(draws.keys[some], self._steps, (space[0], space[1]))
-            noise.add_(scores / temperature)
-            out[some] = _decide(torch.where(temperature > 0, noise, scores), raw)
+            heat = scores / temperature
+            if draws.filters is not None:
+                columns = draws.filters[some].unbind(1)
+                filter_scores(heat, *columns, most_k=heat.shape[1], space=(space[0], space[1]))
+            heat += gumbel_noise(draws.keys[some], self._steps, (space[0], space[1]))
+            out[some] = _decide(torch.where(temperature > 0, heat, scores), raw)
         last_token[draws.rows.long()] = out.clamp(min=0)
 
     def _sample(
@@ -153,8 +160,8 @@ def _decide(scores: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 def needs_more(batch: SamplingBatch, masks: Masks | None) -> npt.NDArray[np.bool_]:
-    """[N]: rows whose filters, edits or grammar have a say."""
-    needy = batch.filtered.any(axis=1)
+    """[N]: rows whose edits or grammar have a say."""
+    needy = np.zeros(len(batch), np.bool_)
     needy[list(batch.edits)] = True
     if masks is not None:
         needy[masks.places] = True

@@ -18,6 +18,7 @@ from test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
 from test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
 
 if torch.cuda.is_available():
+    from filter_twins import *  # noqa: F403
     from step_twins import *  # noqa: F403
 
 pytestmark = [

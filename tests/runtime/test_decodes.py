@@ -28,6 +28,8 @@ from chorale.runtime.decodes import (
     ROW,
     TEMPERATURE,
     TOKEN,
+    TOP_K,
+    TOP_P,
     WINDOW_PAGE,
     Decodes,
     Packer,
@@ -116,7 +118,7 @@ def plan_of(**changed: Any) -> StepPlan:
 def packed(plan: StepPlan, size: int = 4) -> tuple[bool, np.ndarray[Any, Any]]:
     rows = SamplingRows(6, 512, 100, torch.device("cpu"))
     for row in range(6):
-        rows.start(row_start(row, SamplingSpec(temperature=row / 10), [1, 2]))
+        rows.start(row_start(row, SamplingSpec(temperature=row / 10, top_p=1 - row / 100), [1, 2]))
     columns = np.full((NUM_COLUMNS, size), 99, np.int32)
     return Packer(rows, 6, 16).pack(plan, columns), columns
 
@@ -128,6 +130,8 @@ def test_columns_of_a_plan() -> None:
     assert columns[COMPUTED].tolist() == [32, 5, 63, 0]
     assert columns[TOKEN].tolist() == [-1, 7, -1, 0]
     assert columns[TEMPERATURE].view(np.float32).tolist() == pytest.approx([0.4, 0.0, 0.2, 0.0])
+    assert columns[TOP_P].view(np.float32).tolist() == pytest.approx([0.96, 1.0, 0.98, 1.0])
+    assert (columns[TOP_K].view(np.float32) >= 512).all()
     assert (columns[FULL_PAGE : WINDOW_PAGE + 1] == -1).all()
 
 
@@ -185,7 +189,7 @@ def test_equals_eager(checkpoint: Path, alone: dict[str, list[list[int]]], optio
     core = graph_engine(checkpoint, **options)
     assert tokens_of(run(core, mixed_requests())) == alone
     assert tokens_of(run(core, mixed_requests())) == alone  # prompts from the cache
-    assert decodes_of(core).num_graphs > 1
+    assert {filtered for *_, filtered in decodes_of(core)._graphs} == {False, True}
 
 
 def test_more_rows_than_the_largest_graph_run_without_one(
@@ -193,7 +197,7 @@ def test_more_rows_than_the_largest_graph_run_without_one(
 ) -> None:
     core = graph_engine(checkpoint, max_cudagraph_capture_size=2)
     assert tokens_of(run(core, mixed_requests())) == alone
-    assert {size for size, _ in decodes_of(core)._graphs} == {1, 2}
+    assert {size for size, *_ in decodes_of(core)._graphs} == {1, 2}
 
 
 def test_preempted_equals_alone(checkpoint: Path) -> None:

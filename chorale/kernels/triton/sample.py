@@ -1,4 +1,4 @@
-"""Greedy and temperature sampling in one pass over the logits: Gumbel noise is made in registers.
+"""Sampling in one pass over the logits, after filters have become a threshold: noise is made in registers.
 
 The noise is ``runtime/noise.py``'s to the integer; its two logarithms are taken here so that they are
 accurate where the noise is large. Two kernels: the best of each piece of a row, then the best of the row,
@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Draws
+from chorale.kernels.triton.thresholds import thresholds
 
 _NONE = tl.constexpr(NO_FINITE_LOGITS)
 _FORBIDDEN = tl.constexpr(NOTHING_ALLOWED)
@@ -42,6 +43,7 @@ def _pieces_kernel(
     logits_ptr,  # [N, V] float32
     keys_ptr,  # [N, 2] int32
     temperature_ptr,  # [N] float32
+    edge_ptr,  # [N] float32: scores below are out (if FILTERED)
     forbidden_ptr,  # [V] uint8
     best_ptr,  # [N, PIECES] float32
     token_ptr,  # [N, PIECES] int32
@@ -53,11 +55,15 @@ def _pieces_kernel(
     pieces,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,  # of a piece
+    FILTERED: tl.constexpr,
 ):
     row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
     temperature = tl.load(temperature_ptr + row)
     a = tl.load(keys_ptr + row * key_stride).to(tl.uint32, bitcast=True)
     b = tl.load(keys_ptr + row * key_stride + word_stride).to(tl.uint32, bitcast=True)
+    edge = -float("inf")
+    if FILTERED:
+        edge = tl.load(edge_ptr + row)
     best = tl.full((BLOCK,), -float("inf"), tl.float32)
     chosen = tl.full((BLOCK,), 2147483647, tl.int32)
     most = tl.full((BLOCK,), -float("inf"), tl.float32)
@@ -69,7 +75,8 @@ def _pieces_kernel(
         out = tl.load(forbidden_ptr + tokens, mask=inside, other=1)
         scores = raw
         if temperature > 0:
-            scores = raw / temperature + gumbel(tokens, a, b)
+            heat = raw / temperature
+            scores = tl.where(heat >= edge, heat + gumbel(tokens, a, b), -float("inf"))
         scores = tl.where((out == 0) & (scores == scores), scores, -float("inf"))
         better = scores > best
         best = tl.where(better, scores, best)
@@ -122,10 +129,13 @@ def sample(
     best = torch.empty(count, pieces, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(count, pieces, dtype=torch.int32, device=logits.device)
     most = torch.empty(count, pieces, dtype=torch.float32, device=logits.device)
-    keys = draws.keys
+    keys, edge = draws.keys, best
+    if draws.filters is not None:
+        edge = thresholds(logits, draws.temperature, draws.filters, forbidden)
     _pieces_kernel[(pieces, count)](
-        logits, keys, draws.temperature, forbidden, best, tokens, most, vocab,
-        logits.stride(0), keys.stride(0), keys.stride(1), pieces, BLOCK=block, BLOCKS=blocks, num_warps=4,
+        logits, keys, draws.temperature, edge, forbidden, best, tokens, most, vocab,
+        logits.stride(0), keys.stride(0), keys.stride(1), pieces,
+        BLOCK=block, BLOCKS=blocks, FILTERED=draws.filters is not None, num_warps=4,
     )  # fmt: skip
     _rows_kernel[(count,)](
         best, tokens, most, draws.rows, last_token, out, pieces,

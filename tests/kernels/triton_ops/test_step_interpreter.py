@@ -12,5 +12,5 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 
 def test_the_kernels_around_the_model_equal_their_twins() -> None:
-    twins = str(Path(__file__).parent / "step_twins.py")
-    run(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", twins], TRITON_INTERPRET="1")
+    twins = [str(Path(__file__).parent / name) for name in ("step_twins.py", "filter_twins.py")]
+    run(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *twins], TRITON_INTERPRET="1")

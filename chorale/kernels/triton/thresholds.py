@@ -1,0 +1,259 @@
+"""top_k, top_p and min_p as one threshold a row, without sorting. The specification: ``runtime/filters.py``.
+
+A threshold is the largest score that enough of the row reaches. It is searched for among the 2^32 ordered
+images of float32: each pass measures how much reaches seven pivots and so divides the range by eight. A
+pass is one kernel over all rows, cut into the same pieces whatever the batch, so that sums round alike; the
+next pass adds the pieces up before it starts. Rows without a filter leave at once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 1024
+BLOCKS = 4  # of a piece
+_PASSES = 11  # 8 ** 11 >= 2 ** 32
+_SLOTS = 8  # seven pivots, and everything
+_LOWEST_KEY = tl.constexpr(-2139095040)  # of the lowest finite float32
+
+
+@triton.jit
+def _key_of(value):
+    """float32 -> int64 in the same order, without gaps."""
+    bits = value.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+
+
+@triton.jit
+def _value_of(key):
+    bits = key.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_scores(logits_ptr, forbidden_ptr, tokens, V, temperature):
+    """Logits over temperature of some tokens of a row; -inf where forbidden, NaN or outside."""
+    inside = tokens < V
+    raw = tl.load(logits_ptr + tokens, mask=inside, other=-float("inf"))
+    out = tl.load(forbidden_ptr + tokens, mask=inside, other=1)
+    scores = raw / temperature
+    return tl.where((out == 0) & (scores == scores), scores, -float("inf"))
+
+
+@triton.jit
+def _uses(filters_ptr, row, V, K: tl.constexpr):
+    """Whether a row searches for its kth score (K), or for the edge of its nucleus."""
+    k = tl.load(filters_ptr + row * 3)
+    p = tl.load(filters_ptr + row * 3 + 1)
+    return k < V if K else p < 1.0
+
+
+@triton.jit
+def _filtered(filters_ptr, row, V):
+    k = tl.load(filters_ptr + row * 3)
+    p = tl.load(filters_ptr + row * 3 + 1)
+    m = tl.load(filters_ptr + row * 3 + 2)
+    return (k < V) | (p < 1.0) | (m > 0.0)
+
+
+@triton.jit
+def _best_kernel(
+    logits_ptr,
+    stride,
+    temperature_ptr,
+    filters_ptr,  # [N, 3] float32: top_k, top_p, min_p
+    forbidden_ptr,
+    best_ptr,  # [N, pieces]
+    V,
+    pieces,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    temperature = tl.load(temperature_ptr + row)
+    if _filtered(filters_ptr, row, V) & (temperature > 0):
+        best = tl.full((BLOCK,), -float("inf"), tl.float32)
+        for block in range(BLOCKS):
+            tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
+            scores = load_scores(logits_ptr + row * stride, forbidden_ptr, tokens, V, temperature)
+            best = tl.maximum(best, scores)
+        tl.store(best_ptr + row * pieces + piece, tl.max(best, 0))
+
+
+@triton.jit
+def _prepare_kernel(
+    best_ptr,
+    temperature_ptr,
+    filters_ptr,
+    top_ptr,  # [N] the row's best score
+    edge_ptr,  # [N] the threshold so far
+    V,
+    pieces,
+    PIECES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    edge = -float("inf")
+    if _filtered(filters_ptr, row, V) & (tl.load(temperature_ptr + row) > 0):
+        places = tl.arange(0, PIECES)
+        best = tl.load(best_ptr + row * pieces + places, mask=places < pieces, other=-float("inf"))
+        top = tl.max(best, 0)
+        tl.store(top_ptr + row, top)
+        share = tl.load(filters_ptr + row * 3 + 2)
+        if share > 0.0:
+            edge = top + tl.log(share)
+    tl.store(edge_ptr + row, edge)
+
+
+@triton.jit
+def _range_of(bounds_ptr, sums_ptr, goal, top, row, pieces, number, K: tl.constexpr, PIECES: tl.constexpr):
+    """(low, width, goal) for pass ``number``: what the pass before it left of the row's range."""
+    if number == 0:
+        low = tl.cast(_LOWEST_KEY, tl.int64)
+        width = _key_of(top) + 1 - low
+    else:
+        low = tl.load(bounds_ptr + row * 2)
+        width = tl.load(bounds_ptr + row * 2 + 1)
+        places, slots = tl.arange(0, PIECES), tl.arange(0, 8)
+        parts = tl.load(
+            sums_ptr + (row * pieces + places[:, None]) * 8 + slots[None, :],
+            mask=(places < pieces)[:, None],
+            other=0.0,
+        )
+        sums = tl.sum(parts, 0)
+        if not K:
+            goal = goal * tl.sum(tl.where(slots == 7, sums, 0.0), 0)
+        reached = tl.sum(((sums >= goal) & (slots < 7)).to(tl.int64), 0)
+        above = (width * (reached + 1) + 7) // 8
+        begin = (width * reached + 7) // 8
+        low += begin
+        width = above - begin
+    return low, width
+
+
+@triton.jit
+def _pass_kernel(
+    logits_ptr,
+    stride,
+    temperature_ptr,
+    filters_ptr,
+    forbidden_ptr,
+    top_ptr,
+    floor_ptr,  # [N]: of a nucleus, what top_k left
+    old_bounds_ptr,  # [N, 2] int64: low, width of the pass before
+    bounds_ptr,
+    old_sums_ptr,  # [N, pieces, 8] float32
+    sums_ptr,
+    V,
+    pieces,
+    number,
+    K: tl.constexpr,
+    PIECES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    temperature = tl.load(temperature_ptr + row)
+    if _uses(filters_ptr, row, V, K) & (temperature > 0):
+        top = tl.load(top_ptr + row)
+        goal = tl.load(filters_ptr + row * 3 + (0 if K else 1))
+        low, width = _range_of(old_bounds_ptr, old_sums_ptr, goal, top, row, pieces, number, K, PIECES)
+        tl.store(bounds_ptr + row * 2, low)
+        tl.store(bounds_ptr + row * 2 + 1, width)
+        floor = tl.load(floor_ptr + row)
+        p0 = _value_of(low + (width + 7) // 8)
+        p1 = _value_of(low + (width * 2 + 7) // 8)
+        p2 = _value_of(low + (width * 3 + 7) // 8)
+        p3 = _value_of(low + (width * 4 + 7) // 8)
+        p4 = _value_of(low + (width * 5 + 7) // 8)
+        p5 = _value_of(low + (width * 6 + 7) // 8)
+        p6 = _value_of(low + (width * 7 + 7) // 8)
+        zero = tl.zeros((BLOCK,), tl.float32)
+        s0, s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero, zero
+        for block in range(BLOCKS):
+            tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
+            scores = load_scores(logits_ptr + row * stride, forbidden_ptr, tokens, V, temperature)
+            if K:
+                mass = tl.full((BLOCK,), 1.0, tl.float32)
+            else:
+                mass = tl.where(scores >= floor, tl.exp(scores - top), 0.0)
+            s0 += tl.where(scores >= p0, mass, 0.0)
+            s1 += tl.where(scores >= p1, mass, 0.0)
+            s2 += tl.where(scores >= p2, mass, 0.0)
+            s3 += tl.where(scores >= p3, mass, 0.0)
+            s4 += tl.where(scores >= p4, mass, 0.0)
+            s5 += tl.where(scores >= p5, mass, 0.0)
+            s6 += tl.where(scores >= p6, mass, 0.0)
+            s7 += mass
+        sums = sums_ptr + (row * pieces + piece) * 8
+        tl.store(sums, tl.sum(s0, 0))
+        tl.store(sums + 1, tl.sum(s1, 0))
+        tl.store(sums + 2, tl.sum(s2, 0))
+        tl.store(sums + 3, tl.sum(s3, 0))
+        tl.store(sums + 4, tl.sum(s4, 0))
+        tl.store(sums + 5, tl.sum(s5, 0))
+        tl.store(sums + 6, tl.sum(s6, 0))
+        tl.store(sums + 7, tl.sum(s7, 0))
+
+
+@triton.jit
+def _settle_kernel(
+    temperature_ptr,
+    filters_ptr,
+    top_ptr,
+    floor_ptr,  # written after the kth scores: only they limit a nucleus
+    edge_ptr,
+    old_bounds_ptr,
+    old_sums_ptr,
+    V,
+    pieces,
+    number,
+    K: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    found = -float("inf")
+    if _uses(filters_ptr, row, V, K) & (tl.load(temperature_ptr + row) > 0):
+        goal = tl.load(filters_ptr + row * 3 + (0 if K else 1))
+        low, _ = _range_of(old_bounds_ptr, old_sums_ptr, goal, 0.0, row, pieces, number, K, PIECES)
+        found = _value_of(low)
+        tl.store(edge_ptr + row, tl.maximum(tl.load(edge_ptr + row), found))
+    if K:
+        tl.store(floor_ptr + row, found)
+
+
+def thresholds(
+    logits: torch.Tensor, temperature: torch.Tensor, filters: torch.Tensor, forbidden: torch.Tensor
+) -> torch.Tensor:
+    """[N] float32: scores below are out; -inf for rows without a filter and for greedy ones.
+
+    logits [N, V] float32, the others as in ``Draws`` and ``Ops.sample``.
+    """
+    count, vocab = logits.shape
+    pieces = triton.cdiv(vocab, BLOCK * BLOCKS)
+    sizes = {"PIECES": triton.next_power_of_2(pieces)}
+    cut = {"BLOCK": BLOCK, "BLOCKS": BLOCKS}
+
+    def room(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=logits.device)
+
+    best, top, floor, edge = room(count, pieces), room(count), room(count), room(count)
+    sums = [room(count, pieces, _SLOTS) for _ in range(2)]
+    bounds = [room(count, 2, dtype=torch.int64) for _ in range(2)]
+    source, columns = (logits, logits.stride(0), temperature), filters.contiguous()
+    _best_kernel[(pieces, count)](*source, columns, forbidden, best, vocab, pieces, **cut, num_warps=4)
+    _prepare_kernel[(count,)](best, temperature, columns, top, edge, vocab, pieces, **sizes, num_warps=1)
+    for is_k in (True, False):
+        for number in range(_PASSES):
+            old, new = (number + 1) % 2, number % 2
+            _pass_kernel[(pieces, count)](
+                *source, columns, forbidden, top, floor, bounds[old], bounds[new], sums[old], sums[new],
+                vocab, pieces, number, K=is_k, **sizes, **cut, num_warps=4,
+            )  # fmt: skip
+        last = (_PASSES - 1) % 2
+        _settle_kernel[(count,)](
+            temperature, columns, top, floor, edge, bounds[last], sums[last],
+            vocab, pieces, _PASSES, K=is_k, **sizes, num_warps=1,
+        )  # fmt: skip
+    return edge

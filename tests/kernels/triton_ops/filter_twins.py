@@ -1,0 +1,98 @@
+"""Filters as the Triton kernels search for them, against the runtime's plain torch. As ``twins.py``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from chorale.kernels.ops import Draws
+from chorale.kernels.triton.sample import sample
+from chorale.kernels.triton.thresholds import thresholds
+from chorale.runtime.filters import NEGLIGIBLE, filter_scores
+from chorale.runtime.noise import row_keys
+
+assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+V = 4200  # two pieces
+# top_k, top_p, min_p
+FILTERS = {
+    "k": (20.0, 1.0, 0.0),
+    "k 1": (1.0, 1.0, 0.0),
+    "p": (float(V), 0.7, 0.0),
+    "p tiny": (float(V), 1e-6, 0.0),
+    "m": (float(V), 1.0, 0.1),
+    "k and p": (50.0, 0.5, 0.0),
+    "all": (300.0, 0.9, 0.01),
+    "none": (float(V), 1.0, 0.0),
+}
+
+
+def rows_of(cases: Any, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    filters = torch.tensor(list(cases))
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(filters), V, generator=generator) * 3
+    return logits, filters, torch.rand(len(filters), generator=generator) + 0.5
+
+
+def kept_by_torch(logits: torch.Tensor, filters: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    scores = logits / temperature.unsqueeze(1)
+    scores[:, -1] = -torch.inf  # forbidden
+    before = scores.clone()
+    columns = filters[:, 0], filters[:, 1], filters[:, 2]
+    filter_scores(scores, *columns, most_k=V, space=(torch.empty_like(scores), torch.empty_like(scores)))
+    return (scores > NEGLIGIBLE / 2) & before.isfinite()
+
+
+def edges(logits: torch.Tensor, filters: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    forbidden = torch.zeros(V, dtype=torch.uint8)
+    forbidden[-1] = 1
+    on_device = (tensor.to(DEVICE) for tensor in (logits, temperature, filters, forbidden))
+    return thresholds(*on_device).cpu()
+
+
+def test_the_same_tokens_are_kept() -> None:
+    logits, filters, temperature = rows_of(FILTERS.values())
+    edge = edges(logits, filters, temperature)
+    expected = kept_by_torch(logits, filters, temperature)
+    scores = logits / temperature.unsqueeze(1)
+    scores[:, -1] = -torch.inf
+    kept = (scores >= edge.unsqueeze(1) - 1e-6 * edge.abs().clamp(max=1e3).unsqueeze(1)) & scores.isfinite()
+    for row, name in enumerate(FILTERS):
+        # Sums of thousands of terms in another order may move the edge by a token at most.
+        assert int((kept[row] != expected[row]).sum()) <= (1 if "p" in name else 0), name
+    assert edge[list(FILTERS).index("none")] == -torch.inf
+    assert kept[0].sum() == 20
+    assert kept[1].sum() == 1
+
+
+def test_a_row_does_not_depend_on_the_batch() -> None:
+    logits, filters, temperature = rows_of(FILTERS.values())
+    together = edges(logits, filters, temperature)
+    for row in (0, 6):
+        some = slice(row, row + 1)
+        assert torch.equal(edges(logits[some], filters[some], temperature[some]), together[some])
+
+
+def test_greedy_rows_have_no_threshold() -> None:
+    logits, filters, _ = rows_of([FILTERS["all"]] * 2)
+    assert edges(logits, filters, torch.tensor([0.0, 1.0]))[0] == -torch.inf
+
+
+@pytest.mark.parametrize("name", ["all"])
+def test_what_is_sampled_was_kept(name: str) -> None:
+    count = 6
+    logits, filters, temperature = rows_of([FILTERS[name]] * count, seed=3)
+    keys = torch.from_numpy(row_keys(np.arange(count, dtype=np.uint64), np.arange(count)))
+    kept = kept_by_torch(logits, filters, temperature)
+    forbidden = torch.zeros(V, dtype=torch.uint8)
+    forbidden[-1] = 1
+    rows, last = torch.arange(count, dtype=torch.int32), torch.zeros(count, dtype=torch.int64)
+    on_device = (tensor.to(DEVICE) for tensor in (keys, temperature, rows, filters))
+    out = torch.zeros(count, dtype=torch.int64, device=DEVICE)
+    sample(logits.to(DEVICE), Draws(*on_device), forbidden.to(DEVICE), last.to(DEVICE), out)
+    assert sum(bool(kept[row, token]) for row, token in enumerate(out.tolist())) >= count - 1
+    assert len(set(out.tolist())) > 3
