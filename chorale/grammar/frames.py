@@ -120,9 +120,12 @@ def _call_rule(position: int, call: Call) -> str:
 
 
 def _hosted_rule(position: int, call: Call) -> str:
-    recipient, channel = f'" to={call.name}"', '("analysis" | "commentary")'
+    """Each header is one string: the lexer takes the longest that may stand, and does not go back."""
+    channels = ("analysis", "commentary")
     kind = '(json_type | " code")?'
-    header = f"(<[{v.CHANNEL}]> {channel} {recipient} {kind} | {recipient} <[{v.CHANNEL}]> {channel} {kind})"
+    first = " | ".join(f'"{channel} to={call.name}"' for channel in channels)
+    last = " | ".join(f'"{channel}"' for channel in channels)
+    header = f'(<[{v.CHANNEL}]> ({first}) {kind} | " to={call.name}" <[{v.CHANNEL}]> ({last}) {kind})'
     arguments = f"{_TEXT}+" if call.arguments is None else f"@arguments_{position}"
     return f"call_{position}: {header} <[{v.MESSAGE}]> {arguments} <[{v.CALL}]>"
 

@@ -1,0 +1,113 @@
+"""Grammars of turns whose tools run on the server: recipients as they are, calls on the analysis channel."""
+
+from __future__ import annotations
+
+import pytest
+
+from chorale.api.rules import Hosted, TurnRules
+from chorale.api.tool_choice import ToolChoice
+from chorale.grammar import constraint as make
+from chorale.grammar.frames import Call, Frames, turn_grammar
+from chorale.grammar.matcher import compile_grammar
+from chorale.harmony.vocab import load_vocabulary
+
+VOCAB = load_vocabulary()
+QUERY = make.json_schema(
+    {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}, "p"
+)
+FINAL = "<|channel|>final<|message|>text<|return|>"
+THINK = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+FRAMES = Frames(
+    calls=(Call("browser.search", QUERY, hosted=True), Call("python", hosted=True), Call("get")),
+)
+
+
+def fits(grammar: str, text: str) -> bool:
+    matcher = compile_grammar(grammar)
+    return bool(matcher.consume_tokens(VOCAB.encode_with_special(text))) and matcher.is_stopped()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('<|channel|>analysis to=browser.search code<|message|>{"query":"x"}<|call|>', True),
+        ('<|channel|>commentary to=browser.search <|constrain|>json<|message|>{"query":"x"}<|call|>', True),
+        (' to=browser.search<|channel|>analysis code<|message|>{"query":"x"}<|call|>', True),
+        ('<|channel|>analysis to=browser.search<|message|>{"query":"x"}<|call|>', True),
+        ('<|channel|>analysis to=browser.search code<|message|>{"q":1}<|call|>', False),
+        ('<|channel|>analysis to=browser.open code<|message|>{"id":1}<|call|>', False),
+        ("<|channel|>analysis to=python code<|message|>import math\nprint(1)<|call|>", True),
+        ("<|channel|>analysis to=python code<|message|><|call|>", False),
+        (THINK + "<|channel|>analysis to=python<|message|>1<|call|>", True),
+        ("<|channel|>analysis to=python code<|message|>1<|return|>", False),
+        ("<|channel|>commentary to=functions.get <|constrain|>json<|message|>{}<|call|>", True),
+        ("<|channel|>commentary to=functions.python code<|message|>1<|call|>", False),
+        (FINAL, True),
+    ],
+)
+def test_calls(text: str, expected: bool) -> None:
+    assert fits(turn_grammar(FRAMES), text) is expected
+
+
+RULES = TurnRules(
+    hosted=(Hosted("python", "code_interpreter"), Hosted("srv.echo", "mcp:srv:echo", {"type": "object"})),
+    choice=ToolChoice("required"),
+)
+PYTHON = "<|channel|>analysis to=python code<|message|>1<|call|>"
+ECHO = "<|channel|>commentary to=srv.echo <|constrain|>json<|message|>{}<|call|>"
+
+
+def later(rules: TurnRules, num_calls: int, calls_left: bool = True) -> str:
+    return rules.later_grammar(num_calls, calls_left, 0, 1000)
+
+
+def test_a_demand_is_met_by_the_first_call() -> None:
+    first = turn_grammar(RULES.frames(1000))
+    assert fits(first, PYTHON)
+    assert fits(first, ECHO)
+    assert not fits(first, FINAL)
+    assert later(RULES, 1) == "", "nothing binds any more"
+    assert not fits(later(RULES, 0), FINAL), "a call to a tool that does not exist meets nothing"
+
+
+@pytest.mark.parametrize(
+    ("choice", "python", "echo", "final"),
+    [
+        (ToolChoice("required", frozenset(), frozenset({"code_interpreter"})), True, False, False),
+        (ToolChoice("required", frozenset(), frozenset({"mcp:srv"})), False, True, False),
+        (ToolChoice("required", frozenset(), frozenset({"mcp:srv:echo"})), False, True, False),
+        (ToolChoice("auto", frozenset(), frozenset({"mcp:srv"}), lasting=True), False, True, True),
+        (ToolChoice("none"), False, False, True),
+    ],
+)
+def test_choices(choice: ToolChoice, python: bool, echo: bool, final: bool) -> None:
+    rules = TurnRules(hosted=RULES.hosted, choice=choice)
+    assert rules.binds
+    grammar = turn_grammar(rules.frames(1000))
+    assert (fits(grammar, PYTHON), fits(grammar, ECHO), fits(grammar, FINAL)) == (python, echo, final)
+
+
+def test_allowed_tools_hold_for_the_whole_turn() -> None:
+    choice = ToolChoice("required", frozenset(), frozenset({"mcp:srv"}), lasting=True)
+    grammar = later(TurnRules(hosted=RULES.hosted, choice=choice), 1)
+    assert (fits(grammar, PYTHON), fits(grammar, ECHO), fits(grammar, FINAL)) == (False, True, True)
+
+
+def test_when_no_calls_are_left_the_rest_holds() -> None:
+    answer = make.json_object("p")
+    grammar = later(TurnRules(hosted=RULES.hosted, answer=answer), 2, calls_left=False)
+    assert not fits(grammar, PYTHON)
+    assert fits(grammar, "<|channel|>final<|message|>{}<|return|>")
+    assert not fits(grammar, FINAL)
+
+
+def test_a_server_without_tools_cannot_be_demanded() -> None:
+    rules = TurnRules(choice=ToolChoice("required", frozenset(), frozenset({"mcp:srv"})))
+    assert fits(turn_grammar(rules.frames(1000)), FINAL)
+
+
+def test_a_thinking_budget_is_of_the_whole_turn() -> None:
+    rules = TurnRules(hosted=RULES.hosted, thinking_budget=3)
+    grammar = rules.later_grammar(1, True, 2, 1000)
+    assert fits(grammar, "<|channel|>analysis<|message|>a<|end|><|start|>assistant" + FINAL)
+    assert not fits(grammar, "<|channel|>analysis<|message|>a b c<|end|><|start|>assistant" + FINAL)
