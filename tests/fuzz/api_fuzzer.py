@@ -1,0 +1,266 @@
+"""Random requests against the whole app: drawn from our own OpenAPI description, and mutated from good ones.
+
+    python scripts/fuzz_api.py --requests 20000 --seed 1
+
+No answer may be a 5xx, take longer than ``TIMEOUT``, or be malformed: errors have the API's own form, bodies
+are JSON, streams end as their API says. Half of the requests are schemathesis's, drawn from /openapi.json as
+valid and as invalid ones; half are good requests with one to three things changed, which get deeper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import copy
+import json
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis import GenerationMode
+from seed_bodies import POOL, SEEDS
+from shell_helpers import make_state
+
+from chorale.api.app import create_app
+from chorale.api.openapi import describe
+from chorale.client.scripted import Script, ScriptedClient
+from chorale.engine.types import GenerateRequest
+from chorale.harmony.vocab import load_vocabulary
+
+TIMEOUT = 20.0
+_TURNS = (
+    "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|return|>",
+    "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>",
+    "<|channel|>final<|message|>{}<|return|>",
+    "<|channel|>analysis<|message|>only<|return|>",
+    "<|channel|>commentary to=functions.note<|message|>text<|call|>",
+    "<|channel|>final<|message|>cut",
+    "junk <|message|> <|start|><|call|>",
+)
+_ENDS = {
+    "/v1/responses": ("response.completed", "response.incomplete", "response.failed"),
+    "/v1/messages": ("message_stop", "error"),
+}
+
+
+def engine() -> ScriptedClient:
+    """Plays one of a few turns, which one depends on the prompt."""
+    vocab = load_vocabulary()
+    turns = [vocab.encode_with_special(text) for text in _TURNS]
+
+    def source(request: GenerateRequest, index: int) -> Script:
+        turn = turns[(sum(request.prompt_token_ids) + index) % len(turns)]
+        return Script(turn, with_logprobs=request.sampling.logprobs is not None, tokens_per_step=3)
+
+    return ScriptedClient(source)
+
+
+class Fuzzer:
+    """One app, called in process. ``faults``: what was wrong, with a request that shows it."""
+
+    def __init__(self, http: httpx2.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
+        self._http, self._loop = http, loop
+        self.statuses: collections.Counter[int] = collections.Counter()
+        self.faults: dict[str, str] = {}
+        self.slowest = 0.0
+
+    def send(self, method: str, path: str, **request: Any) -> None:
+        started = time.perf_counter()
+        try:
+            work = asyncio.wait_for(self._http.request(method, path, **request), TIMEOUT)
+            response = self._loop.run_until_complete(work)
+        except TimeoutError:
+            self._fault("hangs", method, path, request)
+            return
+        except (httpx2.InvalidURL, UnicodeEncodeError):
+            return  # cannot be put on a wire
+        self.slowest = max(self.slowest, time.perf_counter() - started)
+        self.statuses[response.status_code] += 1
+        wrong = judge(path, response)
+        if wrong is not None:
+            self._fault(wrong, method, path, request)
+
+    def _fault(self, wrong: str, method: str, path: str, request: dict[str, Any]) -> None:
+        kind = f"{method} {path.split('?')[0][:40]}: {wrong}"
+        self.faults.setdefault(kind, repr(request)[:1500])
+
+
+def judge(path: str, response: httpx2.Response) -> str | None:
+    """What is wrong with an answer, or None."""
+    if response.status_code >= 500:
+        return f"status {response.status_code}: {response.text[:200]}"
+    kind = response.headers.get("content-type", "")
+    if kind.startswith("text/event-stream"):
+        return _judge_stream(path, response.text)
+    if response.status_code < 400:
+        return _judge_json(response) if kind.startswith("application/json") else None
+    try:
+        error = response.json()["error"]
+        well = isinstance(error["message"], str) and isinstance(error["type"], str) and error["message"]
+    except (ValueError, KeyError, TypeError):
+        well = False
+    return None if well else f"malformed error {response.text[:200]}"
+
+
+def _judge_json(response: httpx2.Response) -> str | None:
+    try:
+        response.json()
+    except ValueError:
+        return "the body is not JSON"
+    return None
+
+
+def _judge_stream(path: str, text: str) -> str | None:
+    if not text.endswith("\n\n"):
+        return "the stream is cut"
+    last = text.rstrip("\n").rpartition("\n\n")[2]
+    ends = next((names for start, names in _ENDS.items() if path.startswith(start)), None)
+    if ends is None:
+        return None if last == "data: [DONE]" else "the stream has no [DONE]"
+    kind = json.loads(last.rpartition("data: ")[2]).get("type")
+    return None if kind in ends else f"the stream ends with {kind}"
+
+
+# --------------------------------------------------------------------------- from the description
+
+
+def generated(fuzzer: Fuzzer, count: int, number: int) -> None:
+    """Requests that schemathesis draws from the OpenAPI description, as valid and as invalid ones."""
+    operations = [found.ok() for found in schemathesis.openapi.from_dict(describe()).get_all_operations()]
+    with_body = [operation for operation in operations if operation.body]
+    per_operation = max(1, count // (2 * len(with_body)))
+    for operation in operations:
+        share = per_operation if operation.body else max(1, min(per_operation, 50))
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+            if mode is GenerationMode.NEGATIVE and not operation.body:
+                continue
+            _draw(operation.as_strategy(generation_mode=mode), fuzzer, share, number)
+
+
+def _draw(strategy: Any, fuzzer: Fuzzer, count: int, number: int) -> None:
+    @seed(number)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @given(case=strategy)
+    def run(case: Any) -> None:
+        request = case.as_transport_kwargs(base_url="http://localhost")
+        request.pop("cookies", None)
+        body = request.get("json")
+        if isinstance(body, dict) and isinstance(body.get("model"), str):
+            request["json"] = {**body, "model": "demo"}  # any other name ends the request at once
+        if isinstance(request.get("data"), str | bytes):
+            request["content"] = request.pop("data")
+        url, method = request.pop("url"), request.pop("method")
+        fuzzer.send(method, url.removeprefix("http://localhost"), **request)
+
+    run()
+
+
+# --------------------------------------------------------------------------- from good requests
+
+
+def mutated(fuzzer: Fuzzer, count: int, number: int) -> None:
+    """Good requests with one to three things changed."""
+    chance = random.Random(number)
+    for _ in range(count):
+        path, good = chance.choice(SEEDS)
+        body = copy.deepcopy(good)
+        for _ in range(chance.randint(0, 3)):
+            body = mutate(body, chance)
+        try:
+            content = json.dumps(body).encode()
+        except ValueError:
+            continue
+        fuzzer.send("POST", path, content=content, headers={"content-type": "application/json"})
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) within a JSON value."""
+    found: list[tuple[Any, Any]] = []
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        found.append((value, key))
+        found += places(value[key])
+    return found
+
+
+def mutate(body: Any, chance: random.Random) -> Any:
+    """One thing changed: a value replaced, removed, wrapped, doubled, or a key added."""
+    spots = places(body)
+    if not spots:
+        return chance.choice(POOL)
+    container, key = chance.choice(spots)
+    ways: list[Callable[[], None]] = [
+        lambda: container.__setitem__(key, copy.deepcopy(chance.choice(POOL))),
+        lambda: container.__delitem__(key),
+        lambda: container.__setitem__(key, [container[key]]),
+        lambda: container.__setitem__(key, {"type": container[key]}),
+        lambda: _add(container, body, chance),
+        lambda: _graft(container, key, chance),
+    ]
+    chance.choice(ways)()
+    return body
+
+
+def _add(container: Any, body: Any, chance: random.Random) -> None:
+    """A key from any seed, with a value from the pool or from that seed."""
+    holder, key = chance.choice(places(chance.choice(SEEDS)[1]))
+    value = copy.deepcopy(chance.choice([holder[key], chance.choice(POOL)]))
+    if isinstance(container, list):
+        container.append(value)
+    elif isinstance(key, str):
+        container[key] = value
+    elif isinstance(body, dict):
+        body[chance.choice(["tools", "input", "messages", "stop", "metadata"])] = value
+
+
+def _graft(container: Any, key: Any, chance: random.Random) -> None:
+    """A part of another seed in this place."""
+    holder, other = chance.choice(places(chance.choice(SEEDS)[1]))
+    container[key] = copy.deepcopy(holder[other])
+
+
+# --------------------------------------------------------------------------- runs
+
+
+def fuzz(count: int, number: int) -> Fuzzer:
+    """``count`` requests, half of each kind."""
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(_opened(loop, count, number))
+    finally:
+        loop.close()
+
+
+async def _opened(loop: asyncio.AbstractEventLoop, count: int, number: int) -> Fuzzer:
+    """The app lives in this loop; the drawing, which is synchronous, in a thread that posts to it."""
+    async with make_state(engine()) as state:
+        transport = httpx2.ASGITransport(app=create_app(state), raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as http:
+            fuzzer = Fuzzer(http, _Posting(loop))  # type: ignore[arg-type]
+            await asyncio.to_thread(_both, fuzzer, count, number)
+            return fuzzer
+
+
+def _both(fuzzer: Fuzzer, count: int, number: int) -> None:
+    generated(fuzzer, count // 2, number)
+    mutated(fuzzer, count - sum(fuzzer.statuses.values()), number)
+
+
+class _Posting:
+    """``run_until_complete`` for a thread: the loop runs elsewhere."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def run_until_complete(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT + 5)

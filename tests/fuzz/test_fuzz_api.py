@@ -1,0 +1,16 @@
+"""A few hundred random requests: nothing that a client sends is a 5xx, hangs, or gets a malformed answer.
+
+The long run is ``python scripts/fuzz_api.py --requests 20000``.
+"""
+
+from __future__ import annotations
+
+from api_fuzzer import fuzz
+
+
+def test_no_request_breaks_the_server() -> None:
+    found = fuzz(400, 7)
+    assert not found.faults, "\n".join(f"{kind}\n  {shown}" for kind, shown in found.faults.items())
+    assert sum(found.statuses.values()) >= 300
+    assert found.statuses[200] > 30
+    assert found.statuses[400] > 30
