@@ -18,7 +18,7 @@ from chorale.api.http import json_response, parse_model, read_json
 from chorale.api.names import check_model
 from chorale.api.prompt import encode_conversation
 from chorale.api.state import ServerState
-from chorale.api.toolbox import close_boxes
+from chorale.api.toolbox import close_tools
 from chorale.errors import RequestError
 from chorale.harmony.vocab import Vocabulary
 
@@ -70,7 +70,7 @@ async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
     hosted = hosted_tools(chat)
     if chat.continue_final_message or hosted.wanted:
         prepared = await prepare(state, chat)
-        await close_boxes([tools.box for tools in prepared.options.tools])
+        await close_tools(prepared.options.tools)
         return prepared.prompt_token_ids if opened or not hosted.wanted else prepared.prompt_token_ids[:-2]
     rendered = await encode_conversation(
         conversation(state, chat, chat.messages, *read_rules(chat)), state.vocab

@@ -101,7 +101,8 @@ async def open_tools(
             hosted = await sound_hosted(state.grammars, hosted)
         rules = replace(rules, hosted=hosted)
     except BaseException:
-        await close_boxes(boxes)
+        for box in boxes:
+            await box.aclose()
         raise
     listings = tuple(entry for entry in boxes[0].listings if entry.server_label not in plan.known_labels)
     tools = [
@@ -118,9 +119,10 @@ async def open_tools(
     return rules, tuple(tools)
 
 
-async def close_boxes(boxes: Sequence[ToolBox]) -> None:
-    for box in boxes:
-        await box.aclose()
+async def close_tools(tools: Sequence[TurnTools]) -> None:
+    """Of a turn that does not come about."""
+    for entry in tools:
+        await entry.aclose()
 
 
 def with_approved(tools: tuple[TurnTools, ...], approved: Sequence[ApprovedCall]) -> None:

@@ -73,6 +73,7 @@ class TurnTools:
     session_key: str = ""
     num_calls: int = 0
     num_unknown: int = 0
+    closed: bool = False
 
     @property
     def calls_left(self) -> bool:
@@ -86,6 +87,12 @@ class TurnTools:
         """Of a round after a tool. ``max_tokens``: what is left of the output."""
         rules = self.rules
         return rules.later_grammar(self.num_calls, self.calls_left, num_reasoning_tokens, max_tokens)
+
+    async def aclose(self) -> None:
+        """Idempotent: the turn closes its tools, and so does whoever gives a turn up before it began."""
+        if not self.closed:
+            self.closed = True
+            await self.box.aclose()
 
     def state(self) -> dict[str, Any]:
         return {"session": self.session_key, "box": self.box.state()}

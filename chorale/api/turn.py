@@ -117,7 +117,7 @@ async def drive(
         yield _take(choices)
     finally:
         for tools in options.tools:
-            await tools.box.aclose()
+            await tools.aclose()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from chorale.api.sampling import resolve_sampling
 from chorale.api.state import ServerState
 from chorale.api.structured import Structured, combine, read_format, read_structured
 from chorale.api.tool_choice import Function, read_tool_choice
-from chorale.api.toolbox import Plan, check_available, close_boxes, open_tools
+from chorale.api.toolbox import Plan, check_available, close_tools, open_tools
 from chorale.api.toolloop import TurnTools
 from chorale.engine.types import SamplingSpec
 from chorale.errors import RequestError
@@ -54,7 +54,7 @@ async def prepare(state: ServerState, chat: ChatRequest) -> Prepared:
     try:
         return await _prepare(state, chat, rules, structured, tools)
     except BaseException:
-        await close_boxes([entry.box for entry in tools])
+        await close_tools(tools)
         raise
 
 

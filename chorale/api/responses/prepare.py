@@ -23,7 +23,7 @@ from chorale.api.rules import TurnRules, with_grammar
 from chorale.api.sampling import resolve_sampling
 from chorale.api.state import ServerState
 from chorale.api.structured import Structured, combine, read_format, read_structured
-from chorale.api.toolbox import Plan, check_available, close_boxes, open_tools, with_approved
+from chorale.api.toolbox import Plan, check_available, close_tools, open_tools, with_approved
 from chorale.api.toolloop import TurnTools
 from chorale.engine.types import SamplingSpec
 from chorale.errors import NotFoundError
@@ -46,7 +46,7 @@ class Prompt:
 
     async def close(self) -> None:
         """For a prompt that is not answered."""
-        await close_boxes([tools.box for tools in self.hosted])
+        await close_tools(self.hosted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ async def build_prompt(state: ServerState, request: ResponsesRequest, owner: byt
         box = hosted[0].box if hosted else None
         token_ids = await _encode(state, request, tools, structured.described, items, len(history), box)
     except BaseException:
-        await close_boxes([entry.box for entry in hosted])
+        await close_tools(hosted)
         raise
     return Prompt(token_ids, tools, rules, tuple(own), hosted)
 

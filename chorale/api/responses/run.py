@@ -106,7 +106,8 @@ class Run:
             await self.close()
 
     async def release(self) -> None:
-        """Let go of the conversation, if nothing else has. Nothing is added to it."""
+        """Let go of the conversation and the tools, if nothing else has. Nothing is added to it."""
+        await self._prepared.prompt.close()
         hold, self.hold = self.hold, None
         if hold is not None:
             try:
