@@ -171,6 +171,8 @@ def _read_allowed(value: Mapping[str, Any], declared: Sequence[Function], param:
 def _hosted_key(value: Mapping[str, Any], param: str, strict: bool = True) -> str | None:
     """The name of the hosted tool that is meant, or None: one that the client runs."""
     kind = value.get("type", "function")
+    if not isinstance(kind, str):
+        raise _invalid("the type must be a string", param)
     if kind in _NAMED or kind in _SINGLE or kind == "namespace":
         return None
     if kind == "mcp":

@@ -14,6 +14,7 @@ import collections
 import copy
 import json
 import random
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -92,7 +93,7 @@ class Fuzzer:
 def judge(path: str, response: httpx2.Response) -> str | None:
     """What is wrong with an answer, or None."""
     if response.status_code >= 500:
-        return f"status {response.status_code}: {response.text[:200]}"
+        return f"status {response.status_code}: {re.sub('req_[0-9a-f]+', '', response.text)[:200]}"
     kind = response.headers.get("content-type", "")
     if kind.startswith("text/event-stream"):
         return _judge_stream(path, response.text)
