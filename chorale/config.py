@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Dtype = Literal["auto", "float32", "bfloat16"]
+BrowserChoice = Literal["none", "auto", "searxng", "exa", "you", "brave", "tavily", "offline"]
+PythonChoice = Literal["none", "auto", "gvisor", "docker", "podman", "bubblewrap", "dangerously_use_uv"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,29 @@ class EngineConfig:
     max_logprobs: int = 20
     generation_config: Literal["auto", "none"] = "auto"
     num_threads: int | None = None  # CPU threads of the reference ops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolConfig:
+    """The built-in tools that the operator enabled. Keys of search services stay in the environment."""
+
+    servers: tuple[str, ...] = ()  # "demo", or MCP servers: host:port, http(s)://...
+    mcp_config: str | None = None  # file in the common {"mcpServers": {label: {...}}} form
+    mcp_requests: bool = True  # a request may name an MCP server by its address
+    allow_private_hosts: bool = False  # lifts the refusal of private addresses, for requests and pages
+    browser: BrowserChoice = "none"
+    search_url: str | None = None  # address of the search service (SearXNG has no default)
+    offline_pages: str | None = None  # folder of the offline back end; None: the sample inside
+    python: PythonChoice = "none"
+    python_image: str = "python:3.11"
+    python_timeout: float = 120.0  # seconds a call
+    python_memory_bytes: int = 2**30
+    python_processes: int = 64
+    python_sessions: int = 16
+    python_network: bool = False
+    call_timeout: float = 60.0  # seconds of a call to an MCP server
+    fetch_timeout: float = 10.0  # seconds of a page or a search
+    fetch_bytes: int = 5 * 2**20  # of a page, decompressed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,5 +107,5 @@ class ServerConfig:
     responses_dialect: Literal["openai", "open-responses"] = "openai"  # names of stream events
     max_background_responses: int = 256  # running at once, over all HTTP processes
     system_start_date: str | None = None  # pins "Current date" (YYYY-MM-DD)
-    tool_server: tuple[str, ...] = ()  # "demo", or host:port of MCP servers: what runs for the model
     reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"
+    tools: ToolConfig = ToolConfig()

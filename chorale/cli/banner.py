@@ -40,8 +40,9 @@ class Phase:
 class Screen:
     """Callbacks of one server run."""
 
-    def __init__(self, settings: Settings, output: TextIO) -> None:
+    def __init__(self, settings: Settings, output: TextIO, tools: tuple[str, ...] = ()) -> None:
         self._settings = settings
+        self._tools = tools
         self._console = Console(file=output, highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._phases: dict[str, Phase] = {}
@@ -130,7 +131,9 @@ class Screen:
             self._console.print("the engine is ready again", markup=False)
             return
         self._ready_once = True
-        for line in banner(self._settings, info, self._url(), time.perf_counter() - self._started):
+        for line in banner(
+            self._settings, info, self._url(), time.perf_counter() - self._started, self._tools
+        ):
             self._console.print(line, markup=False)
 
     def _url(self) -> str:
@@ -146,8 +149,10 @@ def _label(name: str) -> str:
     return PHASES.get(name, name.replace("_", " "))
 
 
-def banner(settings: Settings, info: EngineInfo, url: str, seconds: float) -> Iterable[str]:
-    """At most ten lines: what runs, where, how much fits, who may call, and what is degraded."""
+def banner(
+    settings: Settings, info: EngineInfo, url: str, seconds: float, tools: tuple[str, ...] = ()
+) -> Iterable[str]:
+    """About ten lines: what runs, where, how much fits, who may call, and what is degraded."""
     names = settings.server.served_model_names or (settings.engine.model,)
     revision = f" at {info.revision}" if info.revision else ""
     full = info.num_kv_tokens / max(info.max_model_len, 1)
@@ -158,7 +163,13 @@ def banner(settings: Settings, info: EngineInfo, url: str, seconds: float) -> It
     yield f"KV cache  {info.num_kv_tokens:,} tokens: {full:.1f} requests at the full {longest}"
     yield f"API       {url}/v1    metrics {url}/metrics    docs {url}/docs"
     yield f"auth      {f'{len(settings.api_keys)} API key(s)' if settings.api_keys else 'none'}"
-    yield "tools     functions that the client runs"
+    yield (
+        "tools     functions that the client runs, MCP servers that a request names"
+        if (settings.server.tools.mcp_requests)
+        else "tools     functions that the client runs"
+    )
+    for line in tools:
+        yield f"          {line}"
     if settings.engine.model == "demo":
         from chorale.demo import DEMO_NOTICE
 

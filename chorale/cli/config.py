@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from chorale.cli.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, Flag
+from chorale.cli.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS, Flag
 from chorale.cli.settings import Settings, merge
 from chorale.errors import ConfigError
 
@@ -28,7 +28,9 @@ def run(arguments: list[str]) -> int:
 def render(settings: Settings) -> str:
     """One line a setting: name, value, origin. Keys are shown as a count, never as themselves."""
     rows = [
-        _row(flag, settings) for flag in (*MODEL_FLAGS, *ENGINE_FLAGS, *SERVER_FLAGS) if flag.name != "config"
+        _row(flag, settings)
+        for flag in (*MODEL_FLAGS, *ENGINE_FLAGS, *SERVER_FLAGS, *TOOL_FLAGS)
+        if flag.name != "config"
     ]
     width = max(len(name) for name, _, _ in rows)
     value_width = min(44, max(len(value) for _, value, _ in rows))
@@ -47,7 +49,8 @@ def _show(flag: Flag, settings: Settings, given: Any) -> str:
     room, _, attribute = (flag.target or "").partition(".")
     if room == "cli":
         return str(given) if given is not None else "-"
-    value = getattr(settings.engine if room == "engine" else settings.server, attribute)
+    rooms = {"engine": settings.engine, "server": settings.server, "tools": settings.server.tools}
+    value = getattr(rooms[room], attribute)
     if value is None or value == ():
         return "auto"
     if isinstance(value, tuple):

@@ -227,13 +227,49 @@ SERVER_FLAGS = (
         "name of the reasoning text in Chat",
         choices=("both", "reasoning", "reasoning_content"),
     ),
+    Flag("config", "str", "cli.config", "YAML file with these keys"),
+)
+
+TOOL_FLAGS = (
     Flag(
         "tool-server",
         "list",
-        "server.tool_server",
+        "tools.servers",
         "tools that run for the model: demo (browser and python), or HOST:PORT[,HOST:PORT] of MCP servers",
     ),
-    Flag("config", "str", "cli.config", "YAML file with these keys"),
+    Flag("mcp-config", "str", "tools.mcp_config", 'JSON file of MCP servers ({"mcpServers": ...})'),
+    Flag("mcp-requests", "bool", "tools.mcp_requests", "requests may name MCP servers by address"),
+    Flag(
+        "tool-allow-private-hosts",
+        "bool",
+        "tools.allow_private_hosts",
+        "requests and pages may reach private addresses",
+    ),
+    Flag(
+        "browser-tool",
+        "str",
+        "tools.browser",
+        "search service of the browser tool",
+        choices=("none", "auto", "searxng", "exa", "you", "brave", "tavily", "offline"),
+    ),
+    Flag("browser-tool-url", "str", "tools.search_url", "address of the search service"),
+    Flag("browser-tool-pages", "str", "tools.offline_pages", "folder of pages for the offline browser"),
+    Flag("browser-tool-timeout", "float", "tools.fetch_timeout", "seconds of a page or a search"),
+    Flag("browser-tool-bytes", "size", "tools.fetch_bytes", "largest page"),
+    Flag(
+        "python-tool",
+        "str",
+        "tools.python",
+        "sandbox of the python tool",
+        choices=("none", "auto", "gvisor", "docker", "podman", "bubblewrap", "dangerously_use_uv"),
+    ),
+    Flag("python-tool-image", "str", "tools.python_image", "container image of the python tool"),
+    Flag("python-tool-timeout", "float", "tools.python_timeout", "seconds of a call"),
+    Flag("python-tool-memory", "size", "tools.python_memory_bytes", "memory of a session"),
+    Flag("python-tool-processes", "int", "tools.python_processes", "processes of a session"),
+    Flag("python-tool-sessions", "int", "tools.python_sessions", "sessions at once"),
+    Flag("python-tool-network", "bool", "tools.python_network", "code may use the network"),
+    Flag("mcp-timeout", "float", "tools.call_timeout", "seconds of a call to an MCP server"),
 )
 
 KNOWN_FLAGS: tuple[Flag, ...] = (
@@ -361,7 +397,7 @@ SHORT_FLAGS = {
 }
 
 FLAGS: dict[str, Flag] = {
-    flag.name: flag for flag in (*MODEL_FLAGS, *ENGINE_FLAGS, *SERVER_FLAGS, *KNOWN_FLAGS)
+    flag.name: flag for flag in (*MODEL_FLAGS, *ENGINE_FLAGS, *SERVER_FLAGS, *TOOL_FLAGS, *KNOWN_FLAGS)
 }
 ALIASES: dict[str, str] = {alias: flag.name for flag in FLAGS.values() for alias in flag.aliases}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from chorale.cli.flags import ENGINE_FLAGS, KNOWN_FLAGS, MODEL_FLAGS, SERVER_FLAGS, Flag
+from chorale.cli.flags import ENGINE_FLAGS, KNOWN_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS, Flag
 
 
 def flag_help(command: str, summary: str) -> str:
@@ -15,7 +15,13 @@ def flag_help(command: str, summary: str) -> str:
         summary,
         "MODEL is a folder, a hub id such as openai/gpt-oss-20b, or demo (the default).",
     ]
-    for title, flags in (("model", MODEL_FLAGS), ("engine", ENGINE_FLAGS), ("server", SERVER_FLAGS)):
+    groups = (
+        ("model", MODEL_FLAGS),
+        ("engine", ENGINE_FLAGS),
+        ("server", SERVER_FLAGS),
+        ("tools", TOOL_FLAGS),
+    )
+    for title, flags in groups:
         lines += ["", f"{title}:"] + [_line(flag) for flag in flags]
     known = ", ".join(flag.name for flag in KNOWN_FLAGS)
     lines += ["", "accepted for vLLM's sake, and not needed:"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -11,6 +12,7 @@ from chorale.cli.banner import Screen
 from chorale.cli.help import flag_help
 from chorale.cli.settings import OPEN_ADDRESSES, Settings, merge
 from chorale.serve import logs, supervisor
+from chorale.tools.service import probe_tools
 
 SUMMARY = "Serve a gpt-oss checkpoint over the OpenAI API (Responses, Chat Completions, Completions)."
 
@@ -21,7 +23,7 @@ def run(arguments: list[str]) -> int:
         return 0
     settings = merge(arguments, os.environ)
     configure_logging(settings.server.log_level)
-    screen = Screen(settings, sys.stdout)
+    screen = Screen(settings, sys.stdout, find_tools(settings))
     for notice in [*settings.notices, *warnings(settings)]:
         screen.notice(notice)
     return supervisor.run(
@@ -32,6 +34,13 @@ def run(arguments: list[str]) -> int:
         on_listening=screen.on_listening,
         on_stopping=screen.on_stopping,
     )
+
+
+def find_tools(settings: Settings) -> tuple[str, ...]:
+    """Lines of the banner: each tool that runs for the model, and each that was asked for and cannot."""
+    found = asyncio.run(probe_tools(settings.server.tools, os.environ))
+    lines = [f"{name} ({what})" for name, what in found.available.items() if name != "mcp"]
+    return (*lines, *(f"{name} is not available: {reason}" for name, reason in found.missing.items()))
 
 
 def configure_logging(level: str) -> None:

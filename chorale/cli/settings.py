@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from chorale.cli.flags import ALIASES, FLAGS, KNOWN_ENVIRONMENT, SHORT_FLAGS, Flag, read_value
-from chorale.config import EngineConfig, ServerConfig
+from chorale.config import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
 
 # Hosts that mean "every interface": compared with what the operator asked for, never a default of ours.
@@ -233,7 +233,7 @@ def _notices(values: Mapping[str, Setting], environment: Mapping[str, str]) -> l
 
 
 def _build(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerConfig]:
-    fields: dict[str, dict[str, Any]] = {"engine": {}, "server": {}, "cli": {}}
+    fields: dict[str, dict[str, Any]] = {"engine": {}, "server": {}, "tools": {}, "cli": {}}
     for name, setting in values.items():
         target = FLAGS[name].target
         if target is not None:
@@ -246,15 +246,33 @@ def _build(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerConfig]:
     for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
         if name in fields["server"]:
             fields["server"][name] = tuple(fields["server"][name])
-    if "tool_server" in fields["server"]:
-        items = ",".join(map(str, fields["server"]["tool_server"])).split(",")
-        fields["server"]["tool_server"] = tuple(item.strip() for item in items if item.strip())
+    fields["server"]["tools"] = tool_config(fields["tools"])
     if "cudagraph_capture_sizes" in fields["engine"]:
         fields["engine"]["cudagraph_capture_sizes"] = _sizes(fields["engine"]["cudagraph_capture_sizes"])
     engine = EngineConfig(**_without_unset(EngineConfig, fields["engine"]))
     server = ServerConfig(**_without_unset(ServerConfig, fields["server"]))
     _check(engine, server)
     return engine, server
+
+
+def tool_config(values: dict[str, Any]) -> ToolConfig:
+    """``tools.*`` targets as one config. Raises ``ConfigError`` for what cannot be meant."""
+    if "servers" in values:
+        items = ",".join(map(str, values["servers"])).split(",")
+        values["servers"] = tuple(item.strip() for item in items if item.strip())
+    if values.get("offline_pages") and "browser" not in values:
+        values["browser"] = "offline"
+    if values.get("search_url") and "browser" not in values:
+        values["browser"] = "searxng"  # the one service that needs an address
+    config = ToolConfig(**_without_unset(ToolConfig, values))
+    for name in ("python_timeout", "call_timeout", "fetch_timeout"):
+        if not 0 < getattr(config, name) <= 3600:
+            raise ConfigError("tool timeouts must be above 0 and at most 3600 seconds")
+    if config.python_memory_bytes < 64 * 2**20:
+        raise ConfigError("--python-tool-memory must be at least 64 MiB")
+    if config.python_processes < 1 or config.python_sessions < 1 or config.fetch_bytes < 1024:
+        raise ConfigError("--python-tool-processes and --python-tool-sessions must be at least 1")
+    return config
 
 
 def _sizes(items: Sequence[str]) -> tuple[int, ...]:

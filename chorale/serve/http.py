@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import socket
 from pathlib import Path
 
@@ -13,8 +15,12 @@ from chorale.api.server import Stop, serve_app
 from chorale.api.state import ServerState
 from chorale.client.remote import RemoteClient
 from chorale.grammar.matcher import warm
-from chorale.harmony.vocab import load_vocabulary
+from chorale.harmony.vocab import Vocabulary, load_vocabulary
 from chorale.serve.boot import ApiStart
+from chorale.tools.base import ToolService
+from chorale.tools.service import start_tools
+
+logger = logging.getLogger("chorale.tools")
 
 
 def make_client(start: ApiStart) -> RemoteClient:
@@ -28,23 +34,29 @@ def make_client(start: ApiStart) -> RemoteClient:
 
 async def serve_http(client: RemoteClient, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
     """Serve until ``stop``, a signal, or a failure; the drain included. The caller closes ``client``."""
-    state = await asyncio.to_thread(_make_state, client, start)  # reads files: the vocabulary, the store
+    vocab = await asyncio.to_thread(load_vocabulary)
+    tools = await start_tools(start.server.tools, os.environ, lambda text: len(vocab.encode(text)))
+    for name, reason in tools.missing.items():
+        logger.warning("the tool %s is not available: %s", name, reason)
+    state = await asyncio.to_thread(_make_state, client, start, vocab, tools)  # opens the store
     try:
         app = create_app(state, start.api_key_hashes)
         await serve_app(app, start.server, sockets, stop=stop)
     finally:
         state.grammars.close()
+        await tools.aclose()
         await state.store.close()
 
 
-def _make_state(client: RemoteClient, start: ApiStart) -> ServerState:
+def _make_state(client: RemoteClient, start: ApiStart, vocab: Vocabulary, tools: ToolService) -> ServerState:
     warm()  # so that the first grammar does not wait for the tokenizer
     names = start.server.served_model_names or (start.model,)
     share = Path(start.directory) if start.server.api_server_count > 1 else None
     return ServerState(
         client=client,
         config=start.server,
-        vocab=load_vocabulary(),
+        vocab=vocab,
+        tools=tools,
         metrics=Metrics(names[0], process=start.process, share=share),
         store=open_store(start.server),
         model_names=names,

@@ -10,7 +10,7 @@ import pytest
 from chorale.cli.config import render
 from chorale.cli.flags import FLAGS, parse_size
 from chorale.cli.settings import merge
-from chorale.config import EngineConfig, ServerConfig
+from chorale.config import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
 
 # Public recipes, as their users have them on disk.
@@ -51,7 +51,7 @@ no-enable-prefix-caching: true
 
 
 def test_every_target_is_a_field() -> None:
-    rooms = {"engine": EngineConfig, "server": ServerConfig}
+    rooms = {"engine": EngineConfig, "server": ServerConfig, "tools": ToolConfig}
     for flag in FLAGS.values():
         if flag.target is None:
             assert flag.note, f"{flag.name} is accepted without a reason"

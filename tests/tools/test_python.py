@@ -216,12 +216,14 @@ ESCAPES = {
     "root": "open('/etc/x', 'w')\nprint(word)",
     "guest": "open('/guest.py', 'a')\nprint(word)",
     "setuid": "import os\nos.setuid(0)\nprint(word)",
-    "mount": "import ctypes as c\nif c.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0: print(word)\n1 / 0",
+    "mount": "import ctypes\nr = ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None)\n"
+    "if r == 0: print(word)\n1 / 0",
     "userns": "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000) == 0: print(word)\n1 / 0",
     "socket": "import socket\nsocket.socket(socket.AF_UNIX).connect('/var/run/docker.sock')\nprint(word)",
     "disk": "open('/mnt/data/big', 'wb').write(bytes(64 * 2**20))\nprint(word)",
     "environment": "import os\nos.environ['CHORALE_SECRET']\nprint(word)",
-    "processes": "import os\nif any(int(p) > 99 for p in os.listdir('/proc') if p.isdigit()): print(word)\n1/0",
+    "processes": "import os\npids = [int(p) for p in os.listdir('/proc') if p.isdigit()]\n"
+    "if max(pids) > 99: print(word)\n1 / 0",
     "kill": "import os\nos.kill(PID, 9)\nprint(word)",
 }
 

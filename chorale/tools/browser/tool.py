@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
+from chorale.harmony.builtin_tools import browser_tools
 from chorale.tools.arguments import Arguments
 from chorale.tools.base import (
     BrowserDetail,
@@ -91,6 +92,14 @@ class Browser:
         self._count = count
         self._options = options
         self.history = history
+        self.namespace = browser_tools()
+        self.recipients = RECIPIENTS
+
+    def cited(self, cursor: int, line: int | None) -> Link | None:
+        return self.history.cited(cursor, line)
+
+    async def aclose(self) -> None:
+        """Nothing is held: fetchers and cache are the service's."""
 
     async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
         """Total: a fault is a failed result whose action is what could be read of the arguments."""

@@ -8,8 +8,11 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
+from typing import Any
 
+from chorale.harmony.builtin_tools import python_tool
 from chorale.tools.base import CodeOutput, CodeStarted, Progress, PythonDetail, ToolCall, ToolResult
+from chorale.tools.browser.page import Link
 from chorale.tools.python.sandbox import Sandbox, SandboxMissing
 from chorale.tools.python.session import MAX_CODE_BYTES, End, Session
 
@@ -91,10 +94,18 @@ class PythonTool:
         self.container_id = container_id
         self._known = known  # an earlier response of the chain used the session
         self._memory_bytes = memory_bytes
+        self.namespace = python_tool(stateful=True)
+        self.recipients = frozenset({RECIPIENT})
 
-    @property
-    def used(self) -> bool:
-        return self._known
+    def cited(self, cursor: int, line: int | None) -> Link | None:
+        return None
+
+    def state(self) -> Any:
+        """Only of a session that was used: an unused one would be called lost by the next response."""
+        return {"container": self.container_id} if self._known else None
+
+    async def aclose(self) -> None:
+        """The session stays with the pool, for the next response of the chain."""
 
     async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
         code = call.content

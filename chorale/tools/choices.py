@@ -1,0 +1,150 @@
+"""What the operator asked for, made real once at start: a search back end, a sandbox, a list of servers.
+
+"auto" and ``--tool-server demo`` take what the environment offers; a tool that cannot be had is left out with
+its reason, and one that was asked for by name says so in the banner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+from chorale.config import BrowserChoice, PythonChoice, ToolConfig
+from chorale.errors import ConfigError
+from chorale.tools.browser.backends import SERVICES, HttpSearch, SearchBackend
+from chorale.tools.browser.offline import load_folder
+from chorale.tools.net.addresses import AddressPolicy
+from chorale.tools.net.fetch import Fetcher, FetchLimits
+from chorale.tools.net.transport import Resolve, system_resolve
+from chorale.tools.python.sandbox import (
+    SAFE_KINDS,
+    Sandbox,
+    SandboxKind,
+    SandboxLimits,
+    SandboxMissing,
+    check_program,
+)
+from chorale.tools.python.tool import SessionPool, new_container_id
+
+SAMPLE_PAGES = Path(__file__).with_name("pages")
+# vLLM's and the reference server's names for the sandbox of the demo tools.
+_SEED_NAMES = {"uv": "dangerously_use_uv", "docker": "docker", "dangerously_use_uv": "dangerously_use_uv"}
+
+
+@dataclass(slots=True)
+class Found:
+    """One line for each tool that there is, and for each that there is not."""
+
+    available: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def choose_backend(
+    config: ToolConfig,
+    environment: Mapping[str, str],
+    found: Found,
+    service_fetcher: Fetcher,
+) -> SearchBackend | None:
+    """Raises ``ConfigError`` for a named service without its key or address."""
+    wanted = config.browser
+    if wanted == "none" and "demo" in config.servers:
+        wanted = "auto"
+    if wanted == "none":
+        return None
+    if wanted == "auto":
+        wanted = _first_service(config, environment)
+    if wanted == "offline":
+        pages = load_folder(config.offline_pages or SAMPLE_PAGES)
+        where = config.offline_pages or "the sample inside"
+        found.available["browser"] = f"offline, {len(pages)} pages of {where}"
+        return pages
+    service = SERVICES[wanted]
+    key = environment.get(service.environment, "") if service.environment else ""
+    if service.environment and not key:
+        raise ConfigError(f"--browser-tool {wanted} needs its key in {service.environment}")
+    if not (config.search_url or service.url):
+        raise ConfigError(
+            f"--browser-tool {wanted} needs its address: --browser-tool-url http://HOST:PORT/search"
+        )
+    found.available["browser"] = f"{wanted}, pages from the web"
+    return HttpSearch(service, service_fetcher, key, config.search_url)
+
+
+def _first_service(config: ToolConfig, environment: Mapping[str, str]) -> BrowserChoice:
+    """A SearXNG whose address is known, else the first service whose key is set, else the folder."""
+    if config.search_url:
+        return "searxng"
+    keyed: tuple[BrowserChoice, ...] = ("exa", "you", "brave", "tavily")
+    found = (name for name in keyed if environment.get(SERVICES[name].environment))
+    return next(found, "offline")
+
+
+def fetchers(config: ToolConfig, resolve: Resolve = system_resolve) -> tuple[Fetcher, Fetcher]:
+    """(for pages: judged addresses, for the search service: the operator's own choice of address)."""
+    limits = FetchLimits(config.fetch_timeout, config.fetch_bytes)
+    pages = Fetcher(AddressPolicy(allow_private=config.allow_private_hosts), limits, resolve=resolve)
+    return pages, Fetcher(AddressPolicy(allow_private=True), limits)
+
+
+async def choose_sandbox(
+    config: ToolConfig, environment: Mapping[str, str], found: Found
+) -> SessionPool | None:
+    """The first sandbox that passes its self-test: an interpreter in it computes 6 * 7."""
+    wanted = _wanted_sandbox(config, environment)
+    if wanted == "none":
+        return None
+    reasons = []
+    kinds: tuple[SandboxKind, ...] = SAFE_KINDS if wanted == "auto" else (wanted,)
+    for kind in kinds:
+        sandbox = Sandbox(kind, _limits(config), config.python_image)
+        pool = SessionPool(sandbox, max_sessions=config.python_sessions)
+        try:
+            await check_program(sandbox)
+            await _self_test(pool)
+        except (SandboxMissing, OSError) as error:
+            await pool.aclose()
+            reasons.append(str(error))
+        else:
+            found.available["python"] = sandbox.describe
+            return pool
+    found.missing["python"] = "; ".join(reasons)
+    return None
+
+
+def _wanted_sandbox(config: ToolConfig, environment: Mapping[str, str]) -> PythonChoice:
+    if config.python != "none" or "demo" not in config.servers:
+        return config.python
+    named = environment.get("PYTHON_EXECUTION_BACKEND", "").strip().lower()
+    if not named:
+        return "auto"
+    if named == "dangerously_use_local_jupyter":
+        raise ConfigError(
+            "PYTHON_EXECUTION_BACKEND=dangerously_use_local_jupyter is not offered: one kernel would be "
+            "shared by all users (use docker, bubblewrap or dangerously_use_uv)"
+        )
+    name = _SEED_NAMES.get(named, named)
+    if name not in get_args(PythonChoice):
+        raise ConfigError(
+            f"PYTHON_EXECUTION_BACKEND={named[:40]}: not one of {', '.join(get_args(PythonChoice))}"
+        )
+    return name  # type: ignore[return-value]
+
+
+def _limits(config: ToolConfig) -> SandboxLimits:
+    return SandboxLimits(
+        seconds=config.python_timeout,
+        memory_bytes=config.python_memory_bytes,
+        num_processes=config.python_processes,
+        network=config.python_network,
+    )
+
+
+async def _self_test(pool: SessionPool) -> None:
+    session, _ = await pool.take(new_container_id(), None)
+    output = [item async for item in session.run("6 * 7") if isinstance(item, str)]
+    await session.close()
+    pool.forget(session.container_id)
+    if "".join(output) != "42\n":
+        raise SandboxMissing(f"{pool.sandbox.kind}: the sandbox does not compute")

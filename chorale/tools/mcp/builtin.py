@@ -1,0 +1,185 @@
+"""A browser or a python that is somebody's MCP server, seen by the model as the built-in one.
+
+vLLM's convention: a server of ``--tool-server`` whose ``serverInfo.name`` is "browser" or "python" takes the
+place of the built-in tool. Its tools are called with the model's own arguments; python gets ``{"code"}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from chorale.harmony.builtin_tools import browser_tools, python_tool
+from chorale.harmony.messages import ToolNamespace
+from chorale.tools.arguments import Arguments, parse_object
+from chorale.tools.base import (
+    BrowserDetail,
+    CodeOutput,
+    CodeStarted,
+    FindAction,
+    FindStarted,
+    McpProgress,
+    OpenPageAction,
+    PageOpening,
+    Progress,
+    PythonDetail,
+    SearchAction,
+    SearchStarted,
+    Source,
+    ToolCall,
+    ToolResult,
+)
+from chorale.tools.browser.page import Link
+from chorale.tools.faults import ToolFault
+from chorale.tools.mcp.client import CallOutcome, McpClient
+from chorale.tools.mcp.wire import McpFault
+
+_HEADER = re.compile(r"\A\s*\[(\d{1,9})\] (.*?)(?: \((\S+)\))?\n\*\*viewing lines ")
+_MARK = re.compile(r"【(\d{1,9})†([^†【】]{1,300})(?:†([^†【】]{1,300}))?】")
+_MAX_CURSORS = 256
+
+
+class RemotePython:
+    """``container_id`` names the server's session for the API; the server sees only ``x-session-id``."""
+
+    def __init__(self, client: McpClient, container_id: str, instructions: str) -> None:
+        self._client = client
+        self.container_id = container_id
+        self.namespace = ToolNamespace("python", instructions or python_tool(stateful=True).description)
+        self.recipients = frozenset({"python"})
+
+    async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+        yield CodeStarted(self.container_id)
+        text, failed = "", False
+        try:
+            running = _run(self._client, "python", {"code": call.content}, call.call_id)
+            async with contextlib.aclosing(running) as items:
+                async for item in items:
+                    if isinstance(item, CallOutcome):
+                        text, failed = item.text, item.is_error
+        except ToolFault as fault:
+            text, failed = f"Error: {fault.message}", True
+        if text:
+            yield CodeOutput(text)
+        yield ToolResult(
+            "python", text or "[no output]", failed, PythonDetail(self.container_id, call.content, text)
+        )
+
+    def cited(self, cursor: int, line: int | None) -> Link | None:
+        return None
+
+    def state(self) -> Any:
+        return {"container": self.container_id}
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+class RemoteBrowser:
+    """Keeps what citations need: the address behind each cursor, read from the displays."""
+
+    def __init__(self, client: McpClient, state: Any) -> None:
+        self._client = client
+        self.namespace = browser_tools()
+        self.recipients = frozenset(f"browser.{tool.name}" for tool in self.namespace.tools)
+        self._cursors: dict[int, Link] = {}
+        self._current = -1
+        if isinstance(state, Mapping):
+            for cursor, url, title in list(state.get("cursors") or ())[:_MAX_CURSORS]:
+                self._remember(int(cursor), Link(str(url), str(title)))
+
+    async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+        verb = call.recipient.partition(".")[2]
+        action = self._action(verb, call.content)
+        if isinstance(action, SearchAction):
+            yield SearchStarted(action.query)
+        elif isinstance(action, FindAction):
+            yield FindStarted(action.pattern, action.url)
+        else:
+            yield PageOpening(action.url)
+        try:
+            running = _run(self._client, verb, parse_object(call.content), call.call_id)
+            async with contextlib.aclosing(running) as items:
+                async for item in items:
+                    if isinstance(item, McpProgress):
+                        continue
+                    action = self._after(action, item)
+                    text = item.text or "[the browser returned nothing]"
+                    yield ToolResult(call.recipient, text, item.is_error, BrowserDetail(action))
+        except ToolFault as fault:
+            yield ToolResult(call.recipient, f"Error: {fault.message}", True, BrowserDetail(action))
+
+    def cited(self, cursor: int, line: int | None) -> Link | None:
+        return self._cursors.get(cursor)
+
+    def state(self) -> Any:
+        return {"cursors": [[cursor, link.url, link.title] for cursor, link in self._cursors.items()]}
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    # ------------------------------------------------------------------ reading arguments and displays
+
+    def _action(self, verb: str, content: str) -> SearchAction | OpenPageAction | FindAction:
+        try:
+            arguments = Arguments.read(content)
+            cursor = arguments.number("cursor", -1)
+        except ToolFault:
+            arguments, cursor = Arguments({}), -1
+        link = self._cursors.get(self._current if cursor < 0 else cursor)
+        url = link.url if link is not None else None
+        if verb == "search":
+            return SearchAction(str(arguments.raw("query", ""))[:2000])
+        if verb == "find":
+            return FindAction(str(arguments.raw("pattern", ""))[:1000], url)
+        where = arguments.raw("id", -1)
+        return OpenPageAction(where if isinstance(where, str) and "://" in where else url)
+
+    def _after(self, action: Any, outcome: CallOutcome) -> SearchAction | OpenPageAction | FindAction:
+        """The action with what the answer tells: sources of a search, the address of a page."""
+        header = _HEADER.match(outcome.text)
+        if header is not None:
+            link = Link(header.group(3) or "", header.group(2))
+            if "://" in link.url or not link.url:
+                self._remember(int(header.group(1)), link)
+            if isinstance(action, OpenPageAction) and link.url:
+                return OpenPageAction(link.url)
+        if isinstance(action, SearchAction):
+            return SearchAction(action.query, _sources(outcome))
+        if not isinstance(action, (OpenPageAction, FindAction)):
+            raise TypeError(action)
+        return action
+
+    def _remember(self, cursor: int, link: Link) -> None:
+        if len(self._cursors) < _MAX_CURSORS or cursor in self._cursors:
+            self._cursors[cursor] = link
+            self._current = cursor
+
+
+def _sources(outcome: CallOutcome) -> tuple[Source, ...]:
+    """Our own servers say them; of others only titles and domains are known."""
+    told = (outcome.structured or {}).get("sources")
+    if isinstance(told, list):
+        records = [r for r in told if isinstance(r, dict) and isinstance(r.get("url"), str)]
+        return tuple(
+            Source(r["url"], str(r.get("title", "")), str(r.get("snippet", ""))) for r in records[:20]
+        )
+    marks = _MARK.findall(outcome.text)
+    return tuple(Source(f"https://{domain}", title) for _, title, domain in marks[:20] if domain)
+
+
+async def _run(
+    client: McpClient, name: str, arguments: Mapping[str, Any], token: str
+) -> AsyncGenerator[McpProgress | CallOutcome, None]:
+    """A call, after a connection if there is none; after a fault the next call connects anew."""
+    try:
+        if not client.connected:
+            await client.connect()
+        async with contextlib.aclosing(client.call(name, arguments, token)) as items:
+            async for item in items:
+                yield item
+    except McpFault:
+        await client.aclose()
+        raise

@@ -1,0 +1,262 @@
+"""A session with one MCP server: handshake, list of tools, calls. Bounded in time, size and number."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chorale.tools.base import McpProgress, McpToolInfo
+from chorale.tools.mcp.transport import NotThisTransport, Transport
+from chorale.tools.mcp.wire import VERSIONS, McpFault, Message, notification, request, result_of
+from chorale.version import __version__
+
+_MAX_PAGES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpLimits:
+    """What a foreign server may cost us. Seconds, bytes, counts."""
+
+    connect_seconds: float = 10.0  # handshake and list of tools together
+    call_seconds: float = 60.0
+    max_tools: int = 128
+    max_schema_bytes: int = 32 * 1024  # of one tool
+    max_listing_bytes: int = 256 * 1024  # of all schemas and descriptions together
+    max_description_len: int = 4096
+    max_result_len: int = 64 * 1024  # characters that the model reads
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutcome:
+    text: str
+    is_error: bool
+    structured: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    name: str
+    instructions: str
+
+
+class McpClient:
+    """``transports`` are tried in turn until one is understood by the server."""
+
+    def __init__(self, transports: list[Callable[[], Transport]], limits: McpLimits) -> None:
+        self._makers = transports
+        self._limits = limits
+        self._numbers = itertools.count(1)
+        self._transport: Transport | None = None
+        self.info = ServerInfo("", "")
+
+    @property
+    def connected(self) -> bool:
+        return self._transport is not None
+
+    async def connect(self) -> None:
+        """Raises ``McpFault``; the client is closed then."""
+        try:
+            async with asyncio.timeout(self._limits.connect_seconds):
+                await self._connect()
+        except TimeoutError:
+            await self.aclose()
+            raise McpFault(f"no handshake within {self._limits.connect_seconds:g} s") from None
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def _connect(self) -> None:
+        for number, make in enumerate(self._makers, 1):
+            self._transport = make()
+            try:
+                await self._initialize(self._transport)
+            except NotThisTransport:
+                if number == len(self._makers):
+                    raise
+                await self.aclose()
+            else:
+                return
+
+    async def _initialize(self, transport: Transport) -> None:
+        hello = {
+            "protocolVersion": VERSIONS[0],
+            "capabilities": {},
+            "clientInfo": {"name": "chorale", "version": __version__},
+        }
+        answer = result_of(
+            await transport.request(request(next(self._numbers), "initialize", hello), _ignore)
+        )
+        version = answer.get("protocolVersion")
+        if version not in VERSIONS:
+            raise McpFault(f"the server speaks only revision {str(version)[:40]!r} of the protocol")
+        transport.agreed(str(version))
+        named = answer.get("serverInfo")
+        name = named.get("name") if isinstance(named, dict) else None
+        instructions = answer.get("instructions")
+        self.info = ServerInfo(
+            str(name or "")[:128],
+            instructions[: self._limits.max_description_len] if isinstance(instructions, str) else "",
+        )
+        await transport.notify(notification("notifications/initialized"))
+
+    async def list_tools(self) -> tuple[McpToolInfo, ...]:
+        """Tools whose name and schema can be used, in the server's order. Raises ``McpFault``."""
+        try:
+            async with asyncio.timeout(self._limits.connect_seconds):
+                return await self._list_tools()
+        except TimeoutError:
+            raise McpFault(f"no list of tools within {self._limits.connect_seconds:g} s") from None
+
+    async def _list_tools(self) -> tuple[McpToolInfo, ...]:
+        found: dict[str, McpToolInfo] = {}
+        room = self._limits.max_listing_bytes
+        cursor: str | None = None
+        for _ in range(_MAX_PAGES):
+            params = {"cursor": cursor} if cursor is not None else {}
+            answer = result_of(await self._request("tools/list", params, _ignore))
+            records = answer.get("tools")
+            for record in records if isinstance(records, list) else ():
+                tool = read_tool(record, self._limits)
+                if tool is None or tool.name in found:
+                    continue
+                room -= len(json.dumps(tool.input_schema)) + len(tool.description or "")
+                if room < 0 or len(found) >= self._limits.max_tools:
+                    raise McpFault(
+                        f"the server lists more than {self._limits.max_tools} tools or "
+                        f"{self._limits.max_listing_bytes} bytes of them; use allowed_tools or another server"
+                    )
+                found[tool.name] = tool
+            cursor = answer.get("nextCursor")
+            if not isinstance(cursor, str) or not cursor:
+                return tuple(found.values())
+        raise McpFault(f"the list of tools has more than {_MAX_PAGES} pages")
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], token: str
+    ) -> AsyncGenerator[McpProgress | CallOutcome, None]:
+        """Progress as it comes, then the outcome. Raises ``McpFault``."""
+        notes: asyncio.Queue[McpProgress] = asyncio.Queue(maxsize=256)
+
+        def on_note(message: Message) -> None:
+            progress = read_progress(message)
+            if progress is not None and not notes.full():
+                notes.put_nowait(progress)
+
+        params = {"name": name, "arguments": dict(arguments), "_meta": {"progressToken": token}}
+        task = asyncio.create_task(self._call(params, on_note))
+        try:
+            while True:
+                waiter = asyncio.create_task(notes.get())
+                await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+                if waiter.done():
+                    yield waiter.result()
+                    continue
+                waiter.cancel()
+                yield read_outcome(task.result(), self._limits)
+                return
+        finally:
+            waiter.cancel()
+            task.cancel()
+            await asyncio.gather(task, waiter, return_exceptions=True)
+
+    async def _call(self, params: Mapping[str, Any], on_note: Callable[[Message], None]) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(self._limits.call_seconds):
+                return result_of(await self._request("tools/call", params, on_note))
+        except TimeoutError:
+            raise McpFault(f"no answer within {self._limits.call_seconds:g} s") from None
+
+    async def _request(
+        self, method: str, params: Mapping[str, Any], on_note: Callable[[Message], None]
+    ) -> Message:
+        if self._transport is None:
+            raise McpFault("the connection to the server is closed")
+        return await self._transport.request(request(next(self._numbers), method, params), on_note)
+
+    async def aclose(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.aclose()
+
+
+def _ignore(_message: Message) -> None:
+    """Notifications outside of a call mean nothing to us."""
+
+
+def read_tool(record: Any, limits: McpLimits) -> McpToolInfo | None:
+    """None for what is not a tool we can offer: no name, no object schema, a schema beyond the bound."""
+    if not isinstance(record, dict) or not isinstance(record.get("name"), str) or not record["name"]:
+        return None
+    schema = record.get("inputSchema")
+    schema = schema if isinstance(schema, dict) else {"type": "object", "properties": {}}
+    if len(record["name"]) > 128 or len(json.dumps(schema)) > limits.max_schema_bytes:
+        return None
+    description = record.get("description")
+    hints: dict[str, Any] = {}
+    for source in (
+        record.get("annotations"),
+        record.get("_meta"),
+    ):  # SDK 2.x keeps unknown hints in _meta only
+        if isinstance(source, dict) and len(json.dumps(source)) < 4096:
+            hints |= source
+    return McpToolInfo(
+        record["name"],
+        description[: limits.max_description_len] if isinstance(description, str) else None,
+        schema,
+        hints or None,
+    )
+
+
+def read_progress(message: Message) -> McpProgress | None:
+    params = message.get("params")
+    if not isinstance(params, dict):
+        return None
+    if message.get("method") == "notifications/progress":
+        text = params.get("message")
+        return McpProgress(
+            str(text)[:1000] if text is not None else "",
+            _number(params.get("progress")),
+            _number(params.get("total")),
+        )
+    if message.get("method") == "notifications/message":
+        return McpProgress(str(params.get("data", ""))[:1000])
+    return None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def read_outcome(result: Mapping[str, Any], limits: McpLimits) -> CallOutcome:
+    """A result's parts as one text; what is not text is named, not shown."""
+    parts = result.get("content")
+    texts = [_part(part) for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    structured = result.get("structuredContent")
+    if not any(texts) and structured is not None:
+        texts = [json.dumps(structured, ensure_ascii=False)]
+    text = "\n".join(text for text in texts if text)
+    if len(text) > limits.max_result_len:
+        left_out = len(text) - limits.max_result_len
+        text = f"{text[: limits.max_result_len]}\n[{left_out} characters left out]"
+    return CallOutcome(
+        text, result.get("isError") is True, structured if isinstance(structured, dict) else None
+    )
+
+
+def _part(part: Mapping[str, Any]) -> str:
+    kind = part.get("type")
+    if kind == "text":
+        return str(part.get("text", ""))
+    if kind in ("image", "audio"):
+        return f"[{kind} of type {str(part.get('mimeType'))[:80]}: not shown]"
+    if kind == "resource_link":
+        return f"[{str(part.get('name', ''))[:200]}]({str(part.get('uri', ''))[:2000]})"
+    resource = part.get("resource")
+    if kind == "resource" and isinstance(resource, dict):
+        shown = resource.get("text")
+        return str(shown) if shown is not None else f"[resource {str(resource.get('uri'))[:2000]}: not shown]"
+    return f"[content of type {str(kind)[:80]}: not shown]"

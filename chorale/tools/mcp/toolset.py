@@ -1,0 +1,109 @@
+"""One MCP server's tools in a conversation: what the model is told of them, and how a call becomes one."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from chorale.harmony.messages import ToolDescription, ToolNamespace
+from chorale.tools.arguments import parse_object
+from chorale.tools.base import (
+    McpDetail,
+    McpListing,
+    McpProgress,
+    McpRequest,
+    McpToolInfo,
+    Progress,
+    ToolCall,
+    ToolResult,
+)
+from chorale.tools.faults import ToolFault
+from chorale.tools.mcp.client import CallOutcome, McpClient
+from chorale.tools.mcp.servers import namespace_name
+from chorale.tools.mcp.wire import McpFault
+
+_EMPTY = "[the tool returned nothing]"
+
+
+class McpToolset:
+    """Made from a listing, connected or not: the client connects (again) when a call needs it."""
+
+    def __init__(self, request: McpRequest, listing: McpListing, client: McpClient) -> None:
+        self._request = request
+        self._client = client
+        self.label = request.server_label
+        self.name = namespace_name(request.server_label)
+        self._tools = {safe_name(tool.name): tool for tool in listing.tools}
+
+    @property
+    def namespace(self) -> ToolNamespace:
+        described = tuple(
+            ToolDescription(name, tool.description or "", _parameters(tool.input_schema))
+            for name, tool in self._tools.items()
+        )
+        return ToolNamespace(self.name, self._request.description, described)
+
+    @property
+    def recipients(self) -> frozenset[str]:
+        return frozenset(f"{self.name}.{name}" for name in self._tools)
+
+    def real_name(self, name: str) -> str:
+        """The server's own name of a tool that the model knows as ``name``."""
+        tool = self._tools.get(name)
+        return tool.name if tool is not None else name
+
+    def needs_approval(self, name: str) -> bool:
+        real, request = self.real_name(name), self._request
+        if real in request.never_approve:
+            return False
+        return request.require_approval or real in request.always_approve
+
+    async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+        """Total: whatever the server does becomes a result."""
+        name = self.real_name(call.recipient.partition(".")[2])
+        try:
+            arguments = parse_object(call.content)
+            if not self._client.connected:
+                await self._client.connect()
+            async with contextlib.aclosing(self._client.call(name, arguments, call.call_id)) as items:
+                async for item in items:
+                    yield item if isinstance(item, McpProgress) else self._result(call, name, item)
+        except ToolFault as fault:
+            if isinstance(fault, McpFault):
+                await self._client.aclose()  # the next call starts with a fresh connection
+            text = f"Error: {fault.message}"
+            detail = McpDetail(self.label, name, call.content, None, fault.message)
+            yield ToolResult(call.recipient, text, True, detail)
+
+    def _result(self, call: ToolCall, name: str, outcome: CallOutcome) -> ToolResult:
+        text = outcome.text if outcome.text.strip() else _EMPTY
+        output, error = (None, text) if outcome.is_error else (text, None)
+        detail = McpDetail(self.label, name, call.content, output, error)
+        return ToolResult(call.recipient, text, outcome.is_error, detail)
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+def allowed(listing: McpListing, request: McpRequest) -> McpListing:
+    """The listing without the tools that the request leaves out, or that name themselves alike."""
+    kept: dict[str, McpToolInfo] = {}
+    for tool in listing.tools:
+        if request.allowed_tools is not None and tool.name not in request.allowed_tools:
+            continue
+        if request.read_only and (tool.annotations or {}).get("readOnlyHint") is not True:
+            continue
+        kept.setdefault(safe_name(tool.name), tool)
+    return McpListing(listing.server_label, tuple(kept.values()), listing.error)
+
+
+def safe_name(name: str) -> str:
+    """A tool's name as part of a harmony recipient."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
+
+
+def _parameters(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """None for a tool without arguments: the model is shown ``() => any``."""
+    return schema if schema.get("properties") or schema.get("type") != "object" else None

@@ -1,0 +1,87 @@
+"""JSON-RPC as MCP uses it: messages, their bounds, and the protocol revisions that we speak.
+
+Source: modelcontextprotocol.io, revisions 2024-11-05 to 2025-11-25 (those with the ``initialize`` handshake;
+servers of the stateless revision 2026-07-28 that are built with the public SDKs accept the handshake too).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from chorale.tools.faults import ToolFault
+
+VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # newest first
+MAX_MESSAGE_BYTES = 4 * 2**20
+
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+
+Message = dict[str, Any]
+
+
+class McpFault(ToolFault):
+    """The server failed, refused or lied. ``code`` is JSON-RPC's, when the server sent one."""
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def request(number: int, method: str, params: Mapping[str, Any] | None = None) -> Message:
+    message: Message = {"jsonrpc": "2.0", "id": number, "method": method}
+    return message | {"params": dict(params)} if params is not None else message
+
+
+def notification(method: str, params: Mapping[str, Any] | None = None) -> Message:
+    message: Message = {"jsonrpc": "2.0", "method": method}
+    return message | {"params": dict(params)} if params is not None else message
+
+
+def success(number: Any, result: Mapping[str, Any]) -> Message:
+    return {"jsonrpc": "2.0", "id": number, "result": dict(result)}
+
+
+def failure(number: Any, code: int, message: str) -> Message:
+    return {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}}
+
+
+def encode(message: Message) -> bytes:
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def decode(data: bytes | str) -> list[Message]:
+    """The messages in a body (older revisions batch them). Raises ``McpFault`` on anything else."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise McpFault(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise McpFault("the server sent something that is not JSON") from None
+    messages = value if isinstance(value, list) else [value]
+    if not all(isinstance(message, dict) for message in messages):
+        raise McpFault("the server sent something that is not a JSON-RPC message")
+    return messages
+
+
+def result_of(message: Message) -> dict[str, Any]:
+    """The result of a response. Raises ``McpFault`` with the server's own error."""
+    error = message.get("error")
+    if error is not None:
+        text = error.get("message") if isinstance(error, dict) else None
+        code = error.get("code") if isinstance(error, dict) else None
+        raise McpFault(
+            f"the server answered with an error: {str(text or 'no message')[:2000]}",
+            code if isinstance(code, int) else None,
+        )
+    result = message.get("result")
+    if not isinstance(result, dict):
+        raise McpFault("the server answered without a result")
+    return result
+
+
+def is_response(message: Message) -> bool:
+    return "method" not in message and ("result" in message or "error" in message)

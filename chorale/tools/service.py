@@ -1,0 +1,274 @@
+"""The tools of an HTTP process: chosen once at start, opened anew for each response."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from chorale.config import ToolConfig
+from chorale.errors import ConfigError
+from chorale.tools.base import (
+    CodeInterpreterRequest,
+    McpListing,
+    McpRequest,
+    RequestTools,
+    Unavailable,
+    WebSearchRequest,
+)
+from chorale.tools.box import Box, SystemTool
+from chorale.tools.browser.backends import SearchBackend
+from chorale.tools.browser.history import History
+from chorale.tools.browser.tool import Browser, PageCache
+from chorale.tools.choices import Found, choose_backend, choose_sandbox, fetchers
+from chorale.tools.mcp.builtin import RemoteBrowser, RemotePython
+from chorale.tools.mcp.client import McpClient, McpLimits
+from chorale.tools.mcp.servers import (
+    Server,
+    client_of,
+    from_flag,
+    from_request,
+    namespace_name,
+    read_mcp_config,
+)
+from chorale.tools.mcp.toolset import McpToolset, allowed, safe_name
+from chorale.tools.mcp.wire import McpFault
+from chorale.tools.net.fetch import Fetcher
+from chorale.tools.python.tool import PythonTool, SessionPool, new_container_id
+
+_CONTAINER = re.compile(r"cntr_[0-9a-f]{16,64}")
+_MAX_SERVERS = 16  # of one request
+_SEEK_SECONDS = 15.0  # between two questions to a --tool-server that did not answer
+_LISTING_SECONDS = 300.0  # how long an operator's server is not asked again what it has
+
+CountTokens = Callable[[str], int]
+
+
+class Service:
+    """Implements ``ToolService``. Made by ``start_tools``."""
+
+    def __init__(
+        self,
+        config: ToolConfig,
+        count: CountTokens,
+        found: Found,
+        backend: SearchBackend | None,
+        pool: SessionPool | None,
+        page_fetchers: tuple[Fetcher, Fetcher],
+        servers: Mapping[str, Server],
+    ) -> None:
+        self._config = config
+        self._count = count
+        self._found = found
+        self._backend = backend
+        self._pool = pool
+        self._fetchers = page_fetchers
+        self._servers = dict(servers)  # label, or "browser"/"python", to where it is
+        self._instructions: dict[str, str] = {}
+        self._listings: dict[str, tuple[float, McpListing]] = {}
+        self._cache = PageCache()
+        self._limits = McpLimits(call_seconds=config.call_timeout)
+        self._seeker: asyncio.Task[None] | None = None
+
+    @property
+    def available(self) -> Mapping[str, str]:
+        return self._found.available
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        return self._found.missing
+
+    async def open(
+        self, request: RequestTools, *, session_key: str, state: Mapping[str, Any] | None = None
+    ) -> Box:
+        kept = state or {}
+        unavailable: list[Unavailable] = []
+        browser = python = None
+        if request.web_search is not None:
+            browser = self._browser(request.web_search, session_key, kept.get("browser"))
+            if browser is None:
+                unavailable.append(
+                    Unavailable("browser", "browser", self.missing.get("browser", "not enabled"))
+                )
+        if request.code_interpreter is not None:
+            python = self._python(request.code_interpreter, session_key, kept.get("python"))
+            if python is None:
+                unavailable.append(Unavailable("python", "python", self.missing.get("python", "not enabled")))
+        toolsets, listings = await self._toolsets(request.mcp, session_key)
+        return Box(
+            browser=browser,
+            python=python,
+            toolsets=tuple(toolsets),
+            listings=tuple(listings),
+            unavailable=tuple(unavailable),
+        )
+
+    # ------------------------------------------------------------------ browser and python
+
+    def _browser(self, request: WebSearchRequest, session_key: str, state: Any) -> SystemTool | None:
+        if "browser" in self._servers:
+            return RemoteBrowser(self._client(self._servers["browser"], session_key), state)
+        if self._backend is None:
+            return None
+        history = History.restored(state)
+        return Browser(self._backend, self._fetchers[0], self._cache, self._count, request, history)
+
+    def _python(self, request: CodeInterpreterRequest, session_key: str, state: Any) -> SystemTool | None:
+        kept = state.get("container") if isinstance(state, Mapping) else None
+        known = isinstance(kept, str) and bool(_CONTAINER.fullmatch(kept)) and request.container_id is None
+        container = str(kept) if known else container_id(request.container_id)
+        if "python" in self._servers:
+            client = self._client(self._servers["python"], session_key)
+            return RemotePython(client, container, self._instructions.get("python", ""))
+        if self._pool is None:
+            return None
+        return PythonTool(self._pool, container, known=known, memory_bytes=request.memory_bytes)
+
+    # ------------------------------------------------------------------ MCP
+
+    async def _toolsets(
+        self, requests: tuple[McpRequest, ...], session_key: str
+    ) -> tuple[list[McpToolset], list[McpListing]]:
+        """Servers are asked side by side: the slowest one is the wait."""
+        opened = await asyncio.gather(
+            *(self._open_server(request, session_key, n) for n, request in enumerate(requests))
+        )
+        toolsets: dict[str, McpToolset] = {}
+        listings: list[McpListing] = []
+        for toolset, listing in opened:
+            if toolset is not None and toolset.name in toolsets:
+                await toolset.aclose()
+                listing = McpListing(listing.server_label, (), "another server has this label")
+            elif toolset is not None:
+                toolsets[toolset.name] = toolset
+            listings.append(listing)
+        return list(toolsets.values()), listings
+
+    async def _open_server(
+        self, request: McpRequest, session_key: str, number: int
+    ) -> tuple[McpToolset | None, McpListing]:
+        client: McpClient | None = None
+        try:
+            if number >= _MAX_SERVERS:
+                raise McpFault(f"no more than {_MAX_SERVERS} MCP servers can be used at once")
+            namespace_name(request.server_label)
+            client = self._client(self._server_of(request), session_key)
+            listing = allowed(await self._list(request, client), request)
+            return McpToolset(request, listing, client), listing
+        except McpFault as fault:
+            if client is not None:
+                await client.aclose()
+            return None, McpListing(request.server_label, (), fault.message)
+
+    def _server_of(self, request: McpRequest) -> Server:
+        if request.server_url is None:
+            if request.server_label not in self._servers:
+                raise McpFault(f"this server knows no MCP server {request.server_label!r}; give a server_url")
+            return self._servers[request.server_label]
+        if not self._config.mcp_requests:
+            raise McpFault("requests may not name MCP servers by address here")
+        return from_request(request)
+
+    async def _list(self, request: McpRequest, client: McpClient) -> McpListing:
+        """The operator's servers are asked now and then; a request's server always."""
+        kept = self._listings.get(request.server_label) if request.server_url is None else None
+        if kept is not None and time.monotonic() - kept[0] < _LISTING_SECONDS:
+            return kept[1]
+        await client.connect()
+        listing = McpListing(request.server_label, await client.list_tools())
+        if request.server_url is None:
+            self._listings[request.server_label] = (time.monotonic(), listing)
+        return listing
+
+    def _client(self, server: Server, session_key: str) -> McpClient:
+        return client_of(server, self._limits, session_key, allow_private=self._config.allow_private_hosts)
+
+    async def find_servers(self, entries: tuple[str, ...]) -> None:
+        """Ask each of ``--tool-server`` for its name; those that do not answer are asked again later."""
+        silent = [entry for entry in entries if not await self._find(entry)]
+        if silent:
+            self._seeker = asyncio.create_task(self._seek(silent))
+
+    async def _seek(self, entries: list[str]) -> None:
+        while entries:
+            await asyncio.sleep(_SEEK_SECONDS)
+            entries = [entry for entry in entries if not await self._find(entry)]
+
+    async def _find(self, entry: str) -> bool:
+        server = from_flag(entry)
+        client = self._client(server, f"start {entry}")
+        try:
+            await client.connect()
+            tools = await client.list_tools()
+            self._place(entry, server, client, McpListing("", tools))
+        except McpFault as fault:
+            self._found.missing[entry] = fault.message
+            return False
+        finally:
+            await client.aclose()
+        self._found.missing.pop(entry, None)
+        return True
+
+    def _place(self, entry: str, server: Server, client: McpClient, listing: McpListing) -> None:
+        name = client.info.name
+        label = name if name in ("browser", "python") else safe_name(name or entry)
+        if label in self._servers or label in self._found.available:
+            raise McpFault(f"a second server named {label!r}")
+        if label not in ("browser", "python"):
+            namespace_name(label)
+        self._servers[label] = server
+        self._instructions[label] = client.info.instructions
+        self._listings[label] = (time.monotonic(), McpListing(label, listing.tools))
+        self._found.available[label] = f"MCP server {entry}, {len(listing.tools)} tools"
+
+    async def aclose(self) -> None:
+        if self._seeker is not None:
+            self._seeker.cancel()
+            await asyncio.gather(self._seeker, return_exceptions=True)
+        if self._pool is not None:
+            await self._pool.aclose()
+        for fetcher in self._fetchers:
+            await fetcher.aclose()
+
+
+def container_id(wanted: str | None) -> str:
+    """A new one, or the one a request names. A name of the client's own choice becomes a harmless one."""
+    if wanted is None or wanted == "auto":
+        return new_container_id()
+    if _CONTAINER.fullmatch(wanted):
+        return wanted
+    return "cntr_" + hashlib.sha256(wanted.encode("utf-8", "replace")).hexdigest()[:48]
+
+
+async def start_tools(config: ToolConfig, environment: Mapping[str, str], count: CountTokens) -> Service:
+    """``environment`` holds the keys of search services; ``count`` says how many tokens a text is.
+
+    A tool that cannot run is in ``missing``. Raises ``ConfigError`` for what can never run as it was asked.
+    """
+    found = Found()
+    page_fetchers = fetchers(config)
+    try:
+        backend = await asyncio.to_thread(choose_backend, config, environment, found, page_fetchers[1])
+        pool = await choose_sandbox(config, environment, found)
+        servers = read_mcp_config(config.mcp_config, environment) if config.mcp_config else {}
+    except ConfigError:
+        for fetcher in page_fetchers:
+            await fetcher.aclose()
+        raise
+    for label, server in servers.items():
+        found.available[label] = "MCP program" if not hasattr(server, "urls") else "MCP server"
+    if config.mcp_requests:
+        found.available["mcp"] = "servers that a request names"
+    service = Service(config, count, found, backend, pool, page_fetchers, servers)
+    await service.find_servers(tuple(entry for entry in config.servers if entry != "demo"))
+    return service
+
+
+async def probe_tools(config: ToolConfig, environment: Mapping[str, str]) -> Found:
+    """What ``start_tools`` would find, for the banner and the doctor. Raises ``ConfigError``."""
+    service = await start_tools(config, environment, len)
+    await service.aclose()
+    return Found(dict(service.available), dict(service.missing))
