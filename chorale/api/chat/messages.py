@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from chorale.api.files import inline_file
 from chorale.api.prompt import AUTHOR_NAME, FUNCTIONS, TOOL_NAME
 from chorale.errors import RequestError
 from chorale.harmony.messages import DeveloperContent, Message
@@ -205,6 +206,8 @@ def _part_text(part: Any, path: str) -> str:
         if not isinstance(text, str):
             raise RequestError(f"{path}: a '{kind}' part needs a string", param=path)
         return text
+    if kind == "file" and isinstance(part.get("file"), Mapping):
+        return inline_file(part["file"], path, kind)
     raise RequestError(
         f"{path}: parts of type '{kind[:64]}' are not supported: the model takes text only",
         param=f"{path}.type",

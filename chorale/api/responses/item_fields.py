@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from chorale.api.files import inline_file
 from chorale.api.ids import new_id
 from chorale.api.responses.stored import ITEM_ID
 from chorale.errors import RequestError
@@ -51,6 +52,8 @@ def _part(part: Any, role: str, path: str) -> dict[str, Any]:
     kind = read_type(part, path)
     if kind == "refusal" and isinstance(part.get("refusal"), str):
         return {"type": "refusal", "refusal": part["refusal"]}
+    if kind == "input_file":
+        return _text_part(inline_file(part, path, kind), role)
     if kind not in TEXT_PARTS:
         raise unsupported_part(kind, path)
     return _text_part(read_string(part, "text", path), role)

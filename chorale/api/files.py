@@ -1,0 +1,40 @@
+"""Text files that stand within a request, read as text. Everything else that a file can be is refused."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from chorale.errors import RequestError
+
+_DATA_URL = re.compile(r"data:(?P<type>[\w.+/-]*)(?:;[\w=.+-]+)*;base64,", re.ASCII)
+
+
+def inline_file(file: Mapping[str, Any], path: str, kind: str) -> str:
+    """Name and content of a file whose ``file_data`` is UTF-8 text: base64, with or without a data URL.
+
+    ``kind``: the type of the part, for errors. Raises ``RequestError`` naming ``path``.
+    """
+    data = file.get("file_data")
+    if not isinstance(data, str):
+        raise _refusal(f"{path}: parts of type {kind!r} need file_data: ids and URLs are not fetched", path)
+    url = _DATA_URL.match(data)
+    if url is not None:
+        data = data[url.end() :]
+    try:
+        text = base64.b64decode(data, validate=True).decode("utf-8")
+    except (binascii.Error, ValueError):
+        text = "\x00"
+    if "\x00" in text:
+        raise _refusal(
+            f"{path}: the {kind!r} is not a text file; the model takes text only (base64 of UTF-8)", path
+        )
+    name = file.get("filename")
+    return f"{name}\n\n{text}" if isinstance(name, str) and name else text
+
+
+def _refusal(message: str, path: str) -> RequestError:
+    return RequestError(message, param=f"{path}.type", code="unsupported_content_type")

@@ -1,0 +1,50 @@
+"""Files within a request: text is read, everything else is refused by place."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from chorale.api.chat.messages import to_harmony
+from chorale.api.files import inline_file
+from chorale.api.responses.items import item_text, parse_items
+from chorale.errors import RequestError
+
+TEXT = base64.b64encode("Grüße, 漢字".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    "data", [TEXT, f"data:text/plain;base64,{TEXT}", f"data:text/x-python;charset=utf-8;base64,{TEXT}"]
+)
+def test_text_is_read_with_its_name(data: str) -> None:
+    assert inline_file({"file_data": data, "filename": "a.txt"}, "p", "file") == "a.txt\n\nGrüße, 漢字"
+    assert inline_file({"file_data": data}, "p", "file") == "Grüße, 漢字"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        {},
+        {"file_id": "f"},
+        {"file_url": "http://x"},
+        {"file_data": 5},
+        {"file_data": "no base64!"},
+        {"file_data": base64.b64encode(b"%PDF-1.4\n\xff\xfe").decode()},
+        {"file_data": base64.b64encode(b"a\x00b").decode()},
+    ],
+)
+def test_anything_else_is_refused(file: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        inline_file(file, "input[0].content[1]", "input_file")
+    assert caught.value.param == "input[0].content[1].type"
+    assert caught.value.code == "unsupported_content_type"
+
+
+def test_in_chat_and_in_responses() -> None:
+    file = {"file_data": TEXT, "filename": "a.txt"}
+    [message] = to_harmony([{"role": "user", "content": [{"type": "file", "file": file}]}])
+    assert message.content == "a.txt\n\nGrüße, 漢字"
+    [item] = parse_items([{"role": "user", "content": [{"type": "input_file", **file}]}])
+    assert item_text(item) == "a.txt\n\nGrüße, 漢字"
