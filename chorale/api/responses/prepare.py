@@ -14,7 +14,7 @@ from chorale.api.prompt import THREAD_CHARS, developer_message, system_message
 from chorale.api.responses.approvals import approved_calls
 from chorale.api.responses.client_calls import TOOL_LISTS, is_call
 from chorale.api.responses.conversation import Window, encode, split_instructions, to_groups
-from chorale.api.responses.hosted_items import HOSTED_ITEMS
+from chorale.api.responses.hosted_items import HOSTED_CALLS, HOSTED_ITEMS
 from chorale.api.responses.items import item_text, parse_items, same_output
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.responses.stored import Item, StoredItem
@@ -143,11 +143,10 @@ async def _plan(
     asked: HostedTools,
     items: Sequence[StoredItem],
 ) -> Plan:
+    """Tools go on where the last call in the conversation left them, if its response is stored."""
     known = {stored.item["server_label"] for stored in items if stored.item["type"] == "mcp_list_tools"}
-    previous = None
-    if asked.wanted and request.previous_response_id is not None:
-        previous = await state.store.get(request.previous_response_id, owner)
-    kept = previous.tool_state if previous is not None else None
+    calls = [stored.item["id"] for stored in items if stored.item["type"] in HOSTED_CALLS]
+    kept = await state.store.tool_state(calls[-1], owner) if asked.wanted and calls else None
     return Plan(asked, request.max_tool_calls, kept, frozenset(known))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from chorale.api.responses.database import Database
 from chorale.api.responses.stored import (
     LIVE,
+    TOOL_STATE,
     ConversationNotFoundError,
     PreviousResponseNotFoundError,
     StoredItem,
@@ -125,6 +126,17 @@ def find_response(db: Database, response_id: str, owner: bytes, oldest: float) -
         (response_id, owner, oldest),
     ).fetchone()
     return load(db, row) if row is not None else None
+
+
+def find_tool_state(db: Database, item_id: str, owner: bytes, oldest: float) -> dict[str, Any] | None:
+    """Of the newest response that has the item in its output."""
+    row = db.execute(
+        "SELECT body FROM responses JOIN items ON response_seq = seq"
+        " WHERE items.id = ? AND is_output = 1 AND owner = ? AND used >= ? ORDER BY seq DESC LIMIT 1",
+        (item_id, owner, oldest),
+    ).fetchone()
+    state: dict[str, Any] | None = json.loads(row[0]).get(TOOL_STATE) if row is not None else None
+    return state
 
 
 def load(db: Database, row: tuple[Any, ...]) -> StoredResponse:

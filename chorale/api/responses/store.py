@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from chorale.api.responses.access import Access, Bounds
 from chorale.api.responses.conversation_rows import finish_hold
@@ -25,6 +26,7 @@ from chorale.api.responses.rows import (
     delete_response,
     find_item,
     find_response,
+    find_tool_state,
     insert_response,
     load_chain,
     not_found,
@@ -121,6 +123,11 @@ class SqlStore:
     async def items(self, item_ids: list[str], owner: bytes) -> dict[str, StoredItem]:
         wanted = [item_id for item_id in dict.fromkeys(item_ids) if ITEM_ID.fullmatch(item_id)]
         return await self._access.read(partial(self._items, wanted, owner)) if wanted else {}
+
+    async def tool_state(self, item_id: str, owner: bytes) -> dict[str, Any] | None:
+        if not ITEM_ID.fullmatch(item_id):
+            return None
+        return await self._access.read(lambda db: find_tool_state(db, item_id, owner, self._access.oldest()))
 
     async def delete(self, response_id: str, owner: bytes) -> bool:
         if not RESPONSE_ID.fullmatch(response_id):

@@ -72,12 +72,6 @@ class StoredResponse:
         shown = {key: value for key, value in self.body.items() if key != TOOL_STATE}
         return {**shown, "output": [stored.item for stored in self.output]}
 
-    @property
-    def tool_state(self) -> dict[str, Any] | None:
-        """What the tools of this response leave to those of the next."""
-        state: dict[str, Any] | None = self.body.get(TOOL_STATE)
-        return state
-
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
@@ -168,6 +162,10 @@ class ResponseStore(Protocol):
 
     async def items(self, item_ids: list[str], owner: bytes) -> dict[str, StoredItem]:
         """Those of the items that are stored, by id."""
+        ...
+
+    async def tool_state(self, item_id: str, owner: bytes) -> dict[str, Any] | None:
+        """What the tools of the response that made this item left to those of the next."""
         ...
 
     async def delete(self, response_id: str, owner: bytes) -> bool:

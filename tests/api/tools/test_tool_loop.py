@@ -183,6 +183,30 @@ def test_a_function_of_the_client_ends_the_turn_as_before() -> None:
     run(scenario)
 
 
+def test_tools_go_on_in_a_conversation_a_chain_and_a_list() -> None:
+    """One session and one history of cursors, also past a turn without tools; a branch has its own."""
+
+    async def scenario() -> None:
+        user = {"role": "user", "content": "x"}
+        async with served(PYTHON, FINAL, FINAL, PYTHON, FINAL, PYTHON, FINAL) as server:
+            first = await server.respond(input=[user], tools=[CODE])
+            second = await server.respond(input=[user], previous_response_id=first["id"])
+            await server.respond(input=[user], previous_response_id=second["id"], tools=[CODE])
+            await server.respond(input=[user, *first["output"], user], tools=[CODE])
+            keys, states = zip(*server.tools.opened, strict=True)
+            assert len(set(keys)) == 1
+            assert states == (None, {"num_calls": 1}, {"num_calls": 1})
+        async with served(PYTHON, FINAL, PYTHON, FINAL) as server:
+            made = (await server.http.post("/v1/conversations", json={})).json()
+            for _ in range(2):
+                await server.respond(input=[user], conversation=made["id"], tools=[CODE])
+            keys, states = zip(*server.tools.opened, strict=True)
+            assert len(set(keys)) == 1
+            assert states == (None, {"num_calls": 1})
+
+    run(scenario)
+
+
 def failing(text: str) -> Runner:
     async def runner(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
         yield result(call, text, failed=True)

@@ -12,7 +12,7 @@ import httpx2
 from responses_helpers import MODEL, VOCAB, scripts
 from starlette.routing import Router
 
-from chorale.api import chat
+from chorale.api import chat, conversations
 from chorale.api.auth import guard_routes
 from chorale.api.metrics import Metrics
 from chorale.api.responses import routes
@@ -219,7 +219,7 @@ async def served(
     store = SqliteStore()
     config = ServerConfig(system_start_date="2026-01-02")
     state = ServerState(client, config, VOCAB, Metrics(MODEL), store, (MODEL,), tools=service)
-    found = guard_routes([*routes(state), *chat.routes(state)], ())
+    found = guard_routes([*routes(state), *chat.routes(state), *conversations.routes(state)], ())
     app = Shell(Router(found, redirect_slashes=False, default=unknown_path), state, False)
     try:
         transport = httpx2.ASGITransport(app=app)
