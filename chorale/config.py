@@ -104,7 +104,7 @@ class ServerConfig:
     response_store_max_items: int = 100_000
     response_store_max_bytes: int = 10 * 2**30
     response_store_ttl: float = 30 * 86400.0  # seconds
-    responses_dialect: Literal["openai", "open-responses"] = "openai"  # names of stream events
+    responses_dialect: Literal["openai", "open-responses", "summary"] = "openai"  # names of reasoning
     max_background_responses: int = 256  # running at once, over all HTTP processes
     system_start_date: str | None = None  # pins "Current date" (YYYY-MM-DD)
     reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"

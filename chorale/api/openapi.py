@@ -23,6 +23,7 @@ from chorale.api.conversations.request import CreateConversation, CreateItems, U
 from chorale.api.http import json_response
 from chorale.api.limits import LIMITS, SIZES
 from chorale.api.messages.request import CountRequest, MessagesRequest
+from chorale.api.responses.compact import CompactRequest
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.state import ServerState
 from chorale.api.tokenize import DetokenizeRequest, TokenizeRequest
@@ -61,6 +62,7 @@ def operations() -> tuple[Operation, ...]:
         Operation("POST", "/v1/messages/count_tokens", "How long its prompt is", CountRequest),
         Operation("POST", "/v1/responses", "A response", ResponsesRequest, streams=True),
         Operation("POST", "/v1/responses/input_tokens", "How long its prompt is", ResponsesRequest),
+        Operation("POST", "/v1/responses/compact", "A conversation summarized", CompactRequest),
         Operation("GET", "/v1/responses/{response_id}", "A stored response, or its events from any one on"),
         Operation("DELETE", "/v1/responses/{response_id}", "Forget it"),
         Operation("POST", "/v1/responses/{response_id}/cancel", "Stop it, if it runs in the background"),

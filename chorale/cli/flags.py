@@ -210,8 +210,8 @@ SERVER_FLAGS = (
         "responses-dialect",
         "str",
         "server.responses_dialect",
-        "names of the reasoning events in Responses streams",
-        choices=("openai", "open-responses"),
+        "what Responses call reasoning: OpenAI's names, those of openresponses.org, or the summary",
+        choices=("openai", "open-responses", "summary"),
     ),
     Flag(
         "max-background-responses",

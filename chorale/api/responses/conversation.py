@@ -121,6 +121,8 @@ def _message(stored: StoredItem, is_preamble: bool, freeform: Collection[str]) -
     if item["type"] == "additional_tools":
         return _tools_message(item)
     text = item_text(item)
+    if item["type"] == "compaction":
+        return Message("developer", DeveloperContent(f"Summary of the conversation before this:\n\n{text}"))
     if item["type"] == "reasoning":
         # Nothing to show: only encrypted content of another server, or a client that stripped the text.
         return (

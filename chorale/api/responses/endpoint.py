@@ -12,7 +12,9 @@ from starlette.types import Receive, Scope, Send
 from chorale.api.http import EventStream, json_response, read_json, until_disconnect
 from chorale.api.models import check_model
 from chorale.api.responses import reading
-from chorale.api.responses.delivery import deliver, dialect_of
+from chorale.api.responses.compact import compact
+from chorale.api.responses.delivery import deliver
+from chorale.api.responses.dialects import dialect_of, translate_body
 from chorale.api.responses.follow import follow
 from chorale.api.responses.job import Job
 from chorale.api.responses.prepare import build_prompt, prepare
@@ -21,7 +23,6 @@ from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.responses.run import Run
 from chorale.api.responses.stored import Hold
 from chorale.api.state import ServerState
-from chorale.errors import ChoraleError
 
 
 def routes(state: ServerState) -> list[Route]:
@@ -29,6 +30,7 @@ def routes(state: ServerState) -> list[Route]:
     return [
         Route("/v1/responses", partial(create, state), methods=["POST"]),
         Route("/v1/responses/input_tokens", partial(count_tokens, state), methods=["POST"]),
+        Route("/v1/responses/compact", partial(compact, state), methods=["POST"]),
         Route(one, partial(reading.retrieve, state), methods=["GET"]),
         Route(one, partial(reading.delete, state), methods=["DELETE"]),
         Route(f"{one}/cancel", partial(reading.cancel, state), methods=["POST"]),
@@ -44,13 +46,14 @@ async def create(state: ServerState, request: Request) -> Response:
     if fields.background:
         await _launch(state, run)
         if not fields.stream:
-            return json_response(run.base)
+            return json_response(run.base)  # it has no output yet
         source = follow(state, run.response_id, run.owner, -1)
     elif fields.stream:
         source = run.stream()
     else:
         try:
-            return json_response(await until_disconnect(request, run.complete()))
+            body = await until_disconnect(request, run.complete())
+            return json_response(translate_body(body, dialect))
         finally:
             await run.release()
     return _Stream(EventStream(deliver(source, dialect, obfuscate)), None if fields.background else run)
@@ -105,7 +108,7 @@ async def _launch(state: ServerState, run: Run) -> None:
     job = Job(run, state.store, state.background.worker)
     try:
         await state.background.launch(job, _room(state))
-    except ChoraleError:
+    except BaseException:
         await run.release()
         raise
 

@@ -19,6 +19,7 @@ from chorale.api.responses.item_fields import (
     read_type,
     unsupported_part,
 )
+from chorale.api.responses.sealed import unseal
 from chorale.api.responses.stored import Item
 from chorale.errors import RequestError
 
@@ -69,6 +70,9 @@ def _reasoning(item: Mapping[str, Any], path: str) -> Item:
         parsed[key] = [{"type": kind, "text": text} for text in texts]
     encrypted = item.get("encrypted_content")
     parsed["encrypted_content"] = encrypted if isinstance(encrypted, str) else None
+    if isinstance(encrypted, str) and not (parsed["content"] or parsed["summary"]):
+        text = unseal(encrypted, f"{path}.encrypted_content")
+        parsed["content"] = [{"type": "reasoning_text", "text": text}] if text else []
     parsed["status"] = read_status(item)
     return parsed
 
@@ -89,6 +93,15 @@ def _reasoning_texts(parts: Any, path: str) -> list[str]:
     return texts
 
 
+def _compaction(item: Mapping[str, Any], path: str) -> Item:
+    sealed = read_string(item, "encrypted_content", path)
+    if unseal(sealed, f"{path}.encrypted_content") is None:
+        raise RequestError(
+            f"{path}.encrypted_content: was not made by this server", param=f"{path}.encrypted_content"
+        )
+    return {"id": read_id(item, "cmp"), "type": "compaction", "encrypted_content": sealed}
+
+
 def _item_reference(item: Mapping[str, Any], path: str) -> Item:
     return {"type": "item_reference", "id": read_string(item, "id", path)}
 
@@ -97,6 +110,7 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
     "message": _message,
     "reasoning": _reasoning,
     "item_reference": _item_reference,
+    "compaction": _compaction,
     **client_items.PARSERS,
     **hosted_items.PARSERS,
 }
@@ -113,6 +127,8 @@ def item_text(item: Item) -> str:
         return client_calls.output_text(item)
     if item["type"] == "additional_tools":
         return ""
+    if item["type"] == "compaction":
+        return unseal(item["encrypted_content"], "encrypted_content") or ""
     if item["type"] in hosted_items.HOSTED_ITEMS:
         return hosted_items.hosted_text(item)
     parts = (

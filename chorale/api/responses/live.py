@@ -21,7 +21,9 @@ from chorale.api.responses.rows import (
     find_response,
     insert_items,
     insert_response,
+    item_row,
     load,
+    row_size,
     to_json,
 )
 from chorale.api.responses.stored import (
@@ -204,10 +206,11 @@ def _add_events(db: Database, seq: int, events: EventChunk) -> None:
 def _conclude(db: Database, seq: int, response: StoredResponse, events: EventChunk) -> None:
     """The final status, the body, the output and the last events, in this one transaction."""
     _add_events(db, seq, events)
-    size = insert_items(db, seq, response.output, start=len(response.input), is_output=True)
+    rows = list(map(item_row, response.output))
+    insert_items(db, seq, rows, start=len(response.input), is_output=True)
     db.execute(
         "UPDATE responses SET status = ?, body = ?, worker = NULL, num_bytes = num_bytes + ? WHERE seq = ?",
-        (response.status, to_json(response.body), size, seq),
+        (response.status, to_json(response.body), sum(map(row_size, rows)), seq),
     )
 
 

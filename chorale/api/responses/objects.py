@@ -20,6 +20,7 @@ from chorale.api.responses.client_calls import call_object
 from chorale.api.responses.hosted_items import hosted_object
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
+from chorale.api.responses.sealed import seal
 from chorale.api.responses.stored import TOOL_STATE, Item, StoredItem, StoredResponse
 from chorale.api.structured import DEFAULT_NAME
 from chorale.errors import ChoraleError, EngineError
@@ -188,7 +189,10 @@ class ResponseBuilder:
         if item.kind in BUILTIN_ITEMS:
             return self.hosted(item, item.status or "incomplete")
         body = item.text if item.kind in CLIENT_CALLS else [self.part(item)]
-        return item_object(item.opened, item.status or "incomplete", body)
+        made = item_object(item.opened, item.status or "incomplete", body)
+        if item.kind == "reasoning" and "reasoning.encrypted_content" in self._include:
+            made["encrypted_content"] = seal(item.text)
+        return made
 
     def hosted(self, item: FoldedItem, status: Status) -> Item:
         """An item of a tool that runs here, as it stands."""

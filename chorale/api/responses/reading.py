@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chorale.api.http import EventStream, json_response
-from chorale.api.responses.delivery import deliver, dialect_of
+from chorale.api.responses.delivery import deliver
+from chorale.api.responses.dialects import dialect_of, translate_body
 from chorale.api.responses.follow import follow
 from chorale.api.responses.pages import PageQuery, check_include, check_names, page, read_flag, read_number
 from chorale.api.responses.stored import StoredResponse
@@ -25,13 +26,14 @@ async def retrieve(state: ServerState, request: Request) -> Response:
     query = request.query_params
     check_names(query, "stream", "include", "include[]", *_STREAM_ONLY)
     check_include(query)
+    dialect = dialect_of(request, state.config)
     after, obfuscate = read_number(query, "starting_after", -1), read_flag(query, "include_obfuscation")
     if not read_flag(query, "stream"):
         if after >= 0:
             raise RequestError("'starting_after' needs 'stream=true'", param="starting_after")
-        return json_response((await _stored(state, request)).to_object())
+        return json_response(translate_body((await _stored(state, request)).to_object(), dialect))
     source = follow(state, _id(request), owner_of(request), after)
-    return EventStream(deliver(source, dialect_of(request, state.config), obfuscate))
+    return EventStream(deliver(source, dialect, obfuscate))
 
 
 async def cancel(state: ServerState, request: Request) -> Response:
@@ -48,7 +50,7 @@ async def cancel(state: ServerState, request: Request) -> Response:
     ended = await state.store.live.end(stored.id, stored.owner, "cancelled")
     if ended is None:
         raise _not_found(stored.id)
-    return json_response(ended.to_object())
+    return json_response(translate_body(ended.to_object(), dialect_of(request, state.config)))
 
 
 async def delete(state: ServerState, request: Request) -> Response:

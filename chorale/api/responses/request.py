@@ -109,7 +109,7 @@ _Key = Annotated[str, limits.items("metadata_key")]
 _Value = Annotated[str, limits.items("metadata_value")]
 
 
-def _message(text: Any) -> Any:
+def as_message(text: Any) -> Any:
     """A text is a list of one user message."""
     return [{"type": "message", "role": "user", "content": text}] if isinstance(text, str) else text
 
@@ -123,7 +123,7 @@ class ResponsesRequest(StructuredFields):
     """Validated by type and bounds; ``parse_request`` adds the rules that span fields."""
 
     model: str | None = None
-    input: Annotated[list[dict[str, Any]], limits.items("input"), BeforeValidator(_message)] | None = None
+    input: Annotated[list[dict[str, Any]], limits.items("input"), BeforeValidator(as_message)] | None = None
     instructions: str | None = None
     previous_response_id: Identifier | None = None
     conversation: (

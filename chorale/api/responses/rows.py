@@ -31,13 +31,16 @@ to_json = msgspec.json.Encoder().encode
 # --------------------------------------------------------------------------- items
 
 
-def item_row(stored: StoredItem) -> tuple[str | None, bytes, bytes]:
+ItemRow = tuple[str | None, bytes, bytes]
+
+
+def item_row(stored: StoredItem) -> ItemRow:
     """(id, item, token ids)."""
     item_id = stored.item.get("id")
     return item_id if isinstance(item_id, str) else None, to_json(stored.item), pack_tokens(stored.token_ids)
 
 
-def row_size(row: tuple[str | None, bytes, bytes]) -> int:
+def row_size(row: ItemRow) -> int:
     return len(row[1]) + len(row[2]) + ROW_BYTES
 
 
@@ -49,17 +52,13 @@ def unpack_item(item: bytes, token_ids: bytes) -> StoredItem:
     return StoredItem(json.loads(item), tuple(np.frombuffer(token_ids, dtype="<u4").tolist()))
 
 
-def insert_items(
-    db: Database, seq: int, items: tuple[StoredItem, ...], *, start: int, is_output: bool
-) -> int:
-    """Write items from position ``start``; returns their size."""
-    rows = [item_row(stored) for stored in items]
+def insert_items(db: Database, seq: int, rows: list[ItemRow], *, start: int, is_output: bool) -> None:
+    """Write items from position ``start``."""
     db.executemany(
         "INSERT INTO items (response_seq, position, is_output, id, item, token_ids)"
         " VALUES (?, ?, ?, ?, ?, ?)",
         [(seq, start + position, int(is_output), *row) for position, row in enumerate(rows)],
     )
-    return sum(map(row_size, rows))
 
 
 def load_items(db: Database, seq: int) -> list[tuple[int, StoredItem]]:
@@ -91,9 +90,11 @@ def find_item(db: Database, item_id: str, owner: bytes, oldest: float) -> Stored
 def insert_response(db: Database, response: StoredResponse, now: float, worker: str | None = None) -> int:
     """Write the response and its items; returns its ``seq``. What it continues is marked as used."""
     body = to_json(response.body)
+    inputs, outputs = list(map(item_row, response.input)), list(map(item_row, response.output))
+    size = len(body) + ROW_BYTES + sum(map(row_size, inputs)) + sum(map(row_size, outputs))
     seq = db.execute(
         "INSERT INTO responses (id, owner, previous_id, created, used, status, body, num_bytes, worker,"
-        " conversation_id, conversation_end) VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?) RETURNING seq",
+        " conversation_id, conversation_end) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq",
         (
             response.id,
             response.owner,
@@ -102,14 +103,14 @@ def insert_response(db: Database, response: StoredResponse, now: float, worker: 
             now,
             response.status,
             body,
+            size,
             worker,
             response.conversation_id,
             response.conversation_end,
         ),
     ).fetchone()[0]
-    size = len(body) + ROW_BYTES + insert_items(db, seq, response.input, start=0, is_output=False)
-    size += insert_items(db, seq, response.output, start=len(response.input), is_output=True)
-    db.execute("UPDATE responses SET num_bytes = ? WHERE seq = ?", (size, seq))
+    insert_items(db, seq, inputs, start=0, is_output=False)
+    insert_items(db, seq, outputs, start=len(inputs), is_output=True)
     if response.previous_id is not None:
         touch_chain(db, response.previous_id, response.owner, now)
     if response.conversation_id is not None:

@@ -40,7 +40,7 @@ class Ended:
 class Run:
     """Use ``stream``, ``complete``, or the three verbs of a background job, once.
 
-    ``hold``: the conversation that the response is a part of; ``release`` ends it whatever happened.
+    ``hold``: the conversation that the response is a part of. Call ``release`` whatever happened.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Run:
 
     async def complete(self) -> dict[str, Any]:
         """The body. Raises the ``ChoraleError`` that the turn failed with: nothing was sent yet."""
-        turn = self._run_turn()
+        turn = self._turn = self._run_turn()
         try:
             async for events in turn:
                 self._builder.fold.add(events)

@@ -191,7 +191,7 @@ def fold_events(events: list[dict[str, Any]]) -> dict[str, Any]:
             if final["type"] in HOSTED:
                 assert _known_early(item) == _known_early(final), "deltas do not add up to the item"
             elif final["type"] not in WITHOUT_DELTAS:
-                assert {**final, "status": item["status"]} == item, "deltas do not add up to the item"
+                assert _at_first(final, item) == item, "deltas do not add up to the item"
             output[index] = final
             done.add(index)
             continue
@@ -220,6 +220,12 @@ def _known_early(item: dict[str, Any]) -> dict[str, Any]:
     if "action" in known:
         known["action"] = {key: value for key, value in known["action"].items() if key != "sources"}
     return known
+
+
+def _at_first(final: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
+    """The finished item, but for what no delta brings."""
+    late = {key: item[key] for key in ("status", "encrypted_content") if key in item}
+    return {**final, **late}
 
 
 def _apply(kind: str, event: dict[str, Any], item: dict[str, Any]) -> None:

@@ -161,7 +161,7 @@ def test_stripped_reasoning_is_found_again() -> None:
             )
             reasoning, call = first.output
             assert reasoning.type == "reasoning"
-            assert reasoning.encrypted_content is None
+            assert reasoning.encrypted_content
             assert call.type == "function_call"
             history: list[Any] = [
                 {"role": "user", "content": "Weather?"},

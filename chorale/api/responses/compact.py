@@ -1,0 +1,97 @@
+"""POST /v1/responses/compact: a conversation as its user messages and one summary, written by the model.
+
+The summary comes back as a ``compaction`` item; sent as input, it stands for everything it sums up.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chorale.api import limits
+from chorale.api.fields import triage
+from chorale.api.http import json_response, parse_model, read_json, until_disconnect
+from chorale.api.ids import new_id
+from chorale.api.models import check_model
+from chorale.api.responses.items import parse_items
+from chorale.api.responses.prepare import prepare
+from chorale.api.responses.reading import owner_of
+from chorale.api.responses.request import HARMLESS, Identifier, ResponsesRequest, as_message
+from chorale.api.responses.run import Run
+from chorale.api.responses.sealed import seal
+from chorale.api.responses.stored import Item
+from chorale.api.state import ServerState
+from chorale.errors import EngineError, RequestError
+
+REQUEST = (
+    "Summarize this conversation so that it can be continued from your summary alone. Keep what was asked"
+    " for, what was decided and why, names, numbers, paths and code that are still needed, what tools"
+    " returned, and what is still to be done. Write only the summary."
+)
+_HARMLESS = {name: HARMLESS[name] for name in ("prompt_cache_options", "prompt_cache_retention", "image")} | {
+    "prompt_cache_key": "the prefix cache finds equal prefixes by itself"
+}
+
+
+class CompactRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    input: Annotated[list[dict[str, Any]], limits.items("input"), BeforeValidator(as_message)] | None = None
+    instructions: str | None = None
+    previous_response_id: Identifier | None = None
+    service_tier: Literal["auto", "default", "fast", "flex", "priority"] | None = None
+
+
+async def compact(state: ServerState, request: Request) -> Response:
+    """The answer is not stored. What is too long for the window loses its oldest items first."""
+    data = await read_json(request, state.config)
+    fields = parse_model(CompactRequest, triage(data, CompactRequest.model_fields, _HARMLESS, {}))
+    if fields.model is not None:
+        check_model(state, fields.model)
+    if not fields.input and fields.previous_response_id is None:
+        raise RequestError("'input' is required", param="input", code="missing_required_parameter")
+    owner = owner_of(request)
+    spoken = await _user_messages(state, fields, owner)
+    asked = ResponsesRequest(
+        model=fields.model,
+        input=[*(fields.input or []), {"type": "message", "role": "user", "content": REQUEST}],
+        instructions=fields.instructions,
+        previous_response_id=fields.previous_response_id,
+        store=False,
+        truncation="auto",
+    )
+    run = Run(state, asked, await prepare(state, asked, owner), owner)
+    try:
+        body = await until_disconnect(request, run.complete())
+    finally:
+        await run.release()
+    return json_response(_answer(body, spoken))
+
+
+async def _user_messages(state: ServerState, fields: CompactRequest, owner: bytes) -> list[Item]:
+    own = parse_items(fields.input or [])
+    history: list[Item] = []
+    if fields.previous_response_id is not None:
+        history = [stored.item for stored in await state.store.chain(fields.previous_response_id, owner)]
+    return [item for item in (*history, *own) if item.get("role") == "user"]
+
+
+def _answer(body: dict[str, Any], spoken: list[Item]) -> dict[str, Any]:
+    text = "".join(
+        part["text"] for item in body["output"] if item["type"] == "message" for part in item["content"]
+    )
+    if not text:
+        raise EngineError("the model wrote no summary")
+    summary = {"id": new_id("cmp"), "type": "compaction", "encrypted_content": seal(text)}
+    return {
+        "id": body["id"],
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": [*spoken, summary],
+        "usage": body["usage"],
+    }
