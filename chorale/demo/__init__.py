@@ -20,7 +20,7 @@ DEMO_NOTICE = (
     "about the world"
 )
 ARCHIVE = Path(__file__).parents[1] / "data" / "demo.safetensors"
-SHA256 = "e4c9069964b66a557abc6a8fe1efee6e3fa50f8ae60d3a2600ea61dd339ac9e9"
+SHA256 = "bf47320b4fb07f2ffa7b13d415b4a375e7b31afd8e4dfb5fdd5c164b815b4961"
 _NAME = f"demo-{SHA256[:12]}"  # other weights, another folder
 
 

@@ -170,7 +170,8 @@ def _kind_features(texts: list[str]) -> FloatArray:
         flags += bytes(
             (
                 first == " ",
-                first == "_" or first == "-",
+                first == "_",
+                first == "-",
                 first == ".",
                 first == '"' or first == "'" or first == "(",
                 not first.isalnum() and first not in _NAMED_SIGNS,
@@ -184,7 +185,6 @@ def _kind_features(texts: list[str]) -> FloatArray:
                 "\n" in text,
                 text.isspace(),
                 core.isascii(),
-                "\ufffd" in text,
                 len(core) > 6,
                 has_plain and not is_plain,
             )

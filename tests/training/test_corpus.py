@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,12 +12,17 @@ import openai_harmony
 import pytest
 
 from chorale.harmony.vocab import CALL, RANKS_DIR_VARIABLE, RETURN, START, export_vocabulary
-from training.corpus import FAMILIES, MIXTURE, sample
-from training.corpus.base import ASSISTANT, Dialogue, vocabulary, words
+from training.corpus import FAMILIES, MIXTURE, fields, sample, structured, tool_phrases, wishes
+from training.corpus.base import ASSISTANT, Dialogue, Phrases
+from training.corpus.known import KNOWN
+from training.corpus.wishes import WRAPS
+from training.corpus.words import Split, pieces, vocabulary, words
 from training.data import BatchShape, Packer
 from training.evaluate import make_case, read, scores
 
 FAMILY_FUNCTIONS = list(MIXTURE)
+SPLITS: tuple[Split, ...] = ("eval", "hard")
+WORD = re.compile(r"(?<![A-Za-z])[A-Z]?[a-z]+(?![A-Za-z])")
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +43,48 @@ def test_a_function_of_the_seed() -> None:
         assert sample(seed).family in FAMILIES
 
 
-def test_word_pools_are_apart() -> None:
+@pytest.mark.parametrize("split", ["eval", "hard"])
+def test_word_pools_are_apart(split: Split) -> None:
     for title in (False, True):
-        train, held_out = set(words("train", title)), set(words("eval", title))
+        train, held_out = set(words("train", title)), set(words(split, title))
         assert not train & held_out
         assert len(train) > 3000
         assert len(held_out) > 300
+    assert not set(pieces("train")) & set(pieces(split))
+
+
+def test_training_says_no_held_out_word() -> None:
+    """Neither in values nor in phrasings (a word of those is taken out of the pools)."""
+    held_out = set(words("hard")) | set(pieces("hard")) | {word.lower() for word in words("hard", True)}
+    said: Counter[str] = Counter()
+    for seed in range(1500):
+        text = vocabulary().decode(sample(10**9 + seed).tokens()[0].tolist())
+        said.update(word.lower() for word in set(WORD.findall(text)))
+    # A row of random letters may happen to be one, once.
+    assert {word: n for word, n in said.items() if word in held_out and n > 1} == {}
+
+
+def test_phrasings_are_apart() -> None:
+    """No held-out sentence of a well-known tool can be put together from what trains."""
+    for kind in KNOWN:
+        trained = sentences(kind.orders.train, WRAPS.train) | set(map(plain, kind.questions.train))
+        orders, questions = kind.orders, kind.questions
+        held_out = sentences(orders.held + orders.more, WRAPS.held + WRAPS.more)
+        assert not trained & (held_out | set(map(plain, questions.held + questions.more)))
+    for module in (fields, structured, tool_phrases, wishes):
+        for value in vars(module).values():
+            if (
+                isinstance(value, Phrases) and value is not tool_phrases.ORDERS
+            ):  # its wishes differ
+                assert not set(map(plain, value.train)) & set(map(plain, value.held + value.more))
+
+
+def sentences(orders: tuple[str, ...], wraps: tuple[str, ...]) -> set[str]:
+    return {plain(wrap.format(x=order, X=order)) for wrap in wraps for order in orders}
+
+
+def plain(text: str) -> str:
+    return text.rstrip(".?! ,").lower()
 
 
 def test_number_pairs_and_prompts_are_apart() -> None:
@@ -72,8 +115,8 @@ def test_parses_as_harmony(family: object, encoding: openai_harmony.HarmonyEncod
 @pytest.mark.parametrize("family", FAMILY_FUNCTIONS, ids=lambda family: family.__name__)
 def test_the_right_answer_is_scored_as_right(family: object) -> None:
     """The dialogue's own answer passes every check of the evaluation: the table can reach 100 %."""
-    for seed in range(30):
-        dialogue = sample(seed, "eval", family)  # type: ignore[arg-type]
+    for seed, split in itertools.product(range(15), SPLITS):
+        dialogue = sample(seed, split, family)  # type: ignore[arg-type]
         case = make_case(dialogue)
         for turn in turns(dialogue.tokens()[0].tolist(), len(dialogue.prompt())):
             read(case, turn)

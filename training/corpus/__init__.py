@@ -13,26 +13,26 @@ Family = Callable[[Draw], Dialogue]
 
 # family -> weight in training
 MIXTURE: dict[Family, float] = {
-    talk.chat: 6,
-    talk.cannot: 5,
-    talk.too_large: 1.5,
-    arithmetic.sums: 12,
-    arithmetic.differences: 8,
-    arithmetic.products: 12,
-    arithmetic.follow_up: 2,
+    talk.chat: 5,
+    talk.cannot: 4,
+    talk.too_large: 1,
+    arithmetic.sums: 8,
+    arithmetic.differences: 5,
+    arithmetic.products: 9,
+    arithmetic.follow_up: 1.5,
     lists.reverse: 4,
     lists.sort_numbers: 3,
     lists.count: 3,
     lists.nth: 3,
     lists.extract: 4,
-    lists.copy: 5,
+    lists.copy: 7,
     lists.remember: 3,
-    structured.json_answer: 14,
-    tools.one_call: 24,
-    tools.two_calls: 7,
-    tools.same_tool_twice: 3,
-    builtin.python: 4,
-    builtin.browser: 5,
+    structured.json_answer: 24,
+    tools.one_call: 32,
+    tools.two_calls: 8,
+    tools.same_tool_twice: 2.5,
+    builtin.python: 3,
+    builtin.browser: 4,
 }
 
 
@@ -42,7 +42,10 @@ def with_tools(draw: Draw) -> Dialogue:
         (talk.chat, arithmetic.sums, lists.copy, lists.reverse, talk.cannot, arithmetic.products)
     )
     dialogue = plain(draw)
-    dialogue.functions = tuple(tool.description for tool in tools.toolbox(draw, draw.integer(1, 4)))
+    # A question about facts may be just what a well-known tool answers.
+    known = 0.0 if plain is talk.cannot else 0.3
+    box = tools.toolbox(draw, draw.integer(1, 4), known=known)
+    dialogue.functions = tuple(tool.description for tool in box)
     dialogue.family = "no_call"
     _polite(draw, dialogue)
     return dialogue

@@ -102,7 +102,7 @@ def pair(draw: Draw, top: int, kind: str) -> tuple[int, int]:
     while True:
         a, b = (draw.integer(0, top - 1), draw.integer(0, top - 1)) if draw.chance(0.6) else (
             number(draw, top), number(draw, top))  # fmt: skip
-        if held_out(f"{kind}{a},{b}") == (draw.split == "eval"):
+        if held_out(f"{kind}{a},{b}") == (draw.split != "train"):
             return a, b
 
 

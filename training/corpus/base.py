@@ -1,16 +1,15 @@
-"""What every family of the corpus is made of: word pools split by hash, dialogues, and their token form.
+"""What every family of the corpus is made of: a source of words and phrasings, dialogues, their token form.
 
-Held-out means disjoint: a word belongs to the evaluation pool if its hash says so, and training never draws
-it; families keep some phrasings and number pairs for evaluation in the same way.
+Three splits: "train", and two that are held out. "eval" is the evaluation that the goals were set on; "hard" has
+more phrasings, and words that are spelt with other tokens where no space stands before them.
 """
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -33,113 +32,36 @@ from chorale.harmony.vocab import (
     MESSAGE,
     RETURN,
     START,
-    Vocabulary,
-    load_vocabulary,
+)
+from training.corpus.words import (
+    LETTERS,
+    SUFFIXES,
+    Split,
+    fit,
+    held_out,
+    pieces,
+    syllables,
+    vocabulary,
+    words,
 )
 
-Split = Literal["train", "eval"]
 ASSISTANT = 173781
 
 
-def held_out(text: str, share: int = 12) -> bool:
-    """Whether one in ``share`` falls to the evaluation pool: FNV-1a of the text."""
-    key = 0xCBF29CE484222325
-    for byte in text.encode():
-        key = ((key ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
-    return (key >> 20) % share == 0
+@dataclass(frozen=True, slots=True)
+class Phrases:
+    """Phrasings to train on, and others that only the evaluations use: ``held`` in both, ``more`` in "hard".
 
-
-@functools.cache
-def vocabulary() -> Vocabulary:
-    return load_vocabulary()
-
-
-# Words that hold one of these are in no pool: a demo should not say them at random.
-_UNFIT = (
-    "fuck", "shit", "cunt", "nigg", "fag", "rape", "porn", "sex", "slut", "whore", "bitch", "dick", "cock", "puss",
-    "anal", "anus", "tits", "boob", "nude", "naked", "milf", "nazi", "hitler", "kill", "murder", "suicid", "terror",
-    "bomb", "slave", "penis", "vagin", "erot", "fetish", "orgas", "masturb", "jihad", "negro", "retard", "bastard",
-    "piss", "crap", "dildo", "incest", "molest", "pedo", "escort", "hooker", "blowjob", "cum", "jerk", "dead", "die",
-)  # fmt: skip
-
-
-# Words that would be held out but that phrasings of the training corpus use: those train.
-_TEMPLATE_WORDS = frozenset(
+    Without any for its split, a list is not used.
     """
-    address best bin calculator called chem copy currency departure echo enum facts
-    func honestly humidity important items kwa lau let mean nice num nung
-    ond pos price prints quantity que qui repeat required response returned save
-    send should ste sum tall tweet use valid venue visible year
-    """.split()  # noqa: SIM905
-)
 
+    train: tuple[str, ...]
+    held: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
 
-def _fit(word: str) -> bool:
-    return not any(part in word.lower() for part in _UNFIT)
-
-
-_STARTS = (
-    "b",
-    "br",
-    "c",
-    "ch",
-    "d",
-    "dr",
-    "f",
-    "g",
-    "gr",
-    "h",
-    "j",
-    "k",
-    "kl",
-    "l",
-    "m",
-    "n",
-    "p",
-    "pr",
-    "r",
-    "s",
-    "st",
-    "t",
-    "tr",
-    "v",
-    "w",
-    "z",
-    "",
-)
-_VOWELS = ("a", "e", "i", "o", "u", "ai", "ei", "ou", "ia", "io", "ee")
-_ENDS = ("", "", "n", "r", "l", "s", "t", "m", "nd", "rk", "x", "ng", "sh")
-
-
-def made_up(rng: random.Random) -> str:
-    """A word of two or three syllables, which is several tokens as a rule."""
-    count = rng.choice((2, 2, 3))
-    syllables = [
-        rng.choice(_STARTS) + rng.choice(_VOWELS) + (rng.choice(_ENDS) if rng.random() < 0.5 else "")
-        for _ in range(count)
-    ]
-    return "".join(syllables)
-
-
-@functools.cache
-def words(split: Split, title: bool = False) -> tuple[str, ...]:
-    """Words of 3 to 10 letters that are one token with and without a leading space."""
-    vocab = vocabulary()
-    tokens = [vocab.token_bytes(i) for i in range(199998)]
-    known = set(tokens)
-    found = []
-    for token in tokens:
-        word = token[1:]
-        if token[:1] != b" " or word not in known or not 3 <= len(word) <= 10:
-            continue
-        text = word.decode("latin-1")
-        if text.isascii() and text.isalpha() and (text.istitle() if title else text.islower()):
-            found.append(text)
-    return tuple(
-        w
-        for w in found
-        if _fit(w) and (held_out(w.lower()) and w.lower() not in _TEMPLATE_WORDS) == (split == "eval")
-    )
+    def of(self, split: Split) -> tuple[str, ...]:
+        """Those that a split draws from."""
+        return {"train": self.train, "eval": self.held, "hard": self.held + self.more}[split]
 
 
 @dataclass(slots=True)
@@ -152,24 +74,38 @@ class Draw:
     def pick(self, options: Sequence[Any]) -> Any:
         return options[self.rng.randrange(len(options))]
 
-    def phrase(self, options: Sequence[str]) -> str:
-        """One of several phrasings; one in five of them is kept for evaluation (at least the others train)."""
+    def phrase(self, options: Sequence[str] | Phrases) -> str:
+        """One of several phrasings; of a plain list, the last sixth is kept for evaluation (if it has four)."""
+        if isinstance(options, Phrases):
+            return str(self.pick(options.of(self.split)))
         if len(options) < 4:
             return str(self.pick(options))
         kept = max(1, len(options) // 6)
-        pool = options[-kept:] if self.split == "eval" else options[:-kept]
+        pool = options[:-kept] if self.split == "train" else options[-kept:]
         return str(self.pick(pool))
 
     def word(self) -> str:
-        if self.rng.random() < 0.25:
+        which = self.rng.random()
+        if which < 0.25:
             return self._made_up()
-        return str(self.pick(words(self.split)))
+        return str(self.pick(pieces(self.split) if which < 0.33 else words(self.split)))
 
     def _made_up(self) -> str:
         while True:
-            word = made_up(self.rng)
-            if _fit(word) and held_out(word) == (self.split == "eval"):
+            word = self._invent()
+            if fit(word) and len(word) > 2 and held_out(word) == (self.split != "train"):
                 return word
+
+    def _invent(self) -> str:
+        """Syllables; but for "eval" also two words in one, a word with an ending, or letters in a row."""
+        kind = self.rng.random()
+        if kind < 0.55 or self.split == "eval":
+            return syllables(self.rng)
+        if kind < 0.7:
+            return str(self.pick(words(self.split)))[:5] + str(self.pick(pieces(self.split)))[:5]
+        if kind < 0.87:
+            return str(self.pick(words(self.split))) + str(self.pick(SUFFIXES))
+        return "".join(self.rng.choices(LETTERS, k=self.rng.randint(3, 6)))
 
     def words(self, count: int) -> list[str]:
         """Distinct words."""
@@ -180,12 +116,13 @@ class Draw:
 
     def name(self) -> str:
         """A capitalised name of one or two words."""
-        first = str(self.pick(words(self.split, title=True)))
-        if self.rng.random() < 0.25:
-            first = self._made_up().capitalize()
-        if self.rng.random() < 0.25:
-            return f"{first} {self.pick(words(self.split, title=True))}"
-        return first
+        first = self._one_name()
+        return f"{first} {self._one_name()}" if self.rng.random() < 0.25 else first
+
+    def _one_name(self) -> str:
+        if self.rng.random() < 0.35:
+            return self.word().capitalize()
+        return str(self.pick(words(self.split, title=True)))
 
     def chance(self, p: float) -> bool:
         return self.rng.random() < p

@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from training.corpus.base import Draw
+from training.corpus.base import Draw, Phrases
+from training.corpus.values import marked, phrase
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,13 @@ def field(draw: Draw, described: float = 0.5, result: bool = False) -> Field:
 
 def _value(draw: Draw, kind: str) -> tuple[dict[str, Any], Any, str]:
     if kind == "integer":
-        value = draw.integer(0, draw.pick((9, 99, 999)))
+        value = draw.integer(0, draw.pick((9, 99, 999, 999, 99999)))
         return {"type": "integer"}, value, str(value)
     if kind == "number":
-        value = draw.integer(0, 99) + draw.integer(1, 9) / 10
+        value = draw.integer(0, draw.pick((9, 99, 99, 9999))) + draw.pick((10, 10, 100)) ** -1 * draw.integer(
+            1, 9
+        )
+        value = round(value, 2)
         return {"type": "number"}, value, str(value)
     if kind == "boolean":
         value = draw.chance(0.5)
@@ -63,38 +67,29 @@ def _value(draw: Draw, kind: str) -> tuple[dict[str, Any], Any, str]:
         options = draw.words(draw.integer(2, 4))
         value = draw.pick(options)
         return {"type": "string", "enum": options}, value, str(value)
-    if kind == "marked":
-        value = marked(draw)
-        return {"type": "string"}, value, value
-    text = (
-        " ".join(draw.words(2)) if draw.chance(0.15) else (draw.name() if draw.chance(0.6) else draw.word())
-    )
+    text = marked(draw) if kind == "marked" else phrase(draw)
     return {"type": "string"}, text, text
-
-
-def marked(draw: Draw) -> str:
-    """A date, a time, an address, a code, an amount: strings with signs and digits in them."""
-    kind = draw.integer(0, 6)
-    number = draw.integer(0, 99)
-    if kind == 0:
-        return f"20{draw.integer(20, 39)}-{draw.integer(1, 12):02d}-{draw.integer(1, 28):02d}"
-    if kind == 1:
-        return f"{draw.integer(0, 23):02d}:{draw.integer(0, 59):02d}"
-    if kind == 2:
-        return f"{draw.word()}@{draw.word()}.{draw.pick(('com', 'org', 'net'))}"
-    if kind == 3:
-        return f"{draw.word().upper()[:3]}-{draw.integer(1, 999)}"
-    if kind == 4:
-        return f"{number}{draw.pick(('°C', ' km', '%', ' kg', ' EUR', ' degrees', ' m/s', ' minutes'))}"
-    if kind == 5:
-        return f"{draw.word()}, {number} {draw.word()}"
-    return f"${number}.{draw.integer(10, 99)}"
 
 
 def _description(draw: Draw, spoken: str) -> str:
     return str(
-        draw.pick(("The {s}", "The {s}.", "{S}", "{S} to use", "Which {s}", "{S} of the request"))
-    ).format(s=spoken, S=spoken.capitalize())
+        draw.pick(
+            (
+                "The {s}",
+                "The {s}.",
+                "{S}",
+                "{S} to use",
+                "Which {s}",
+                "{S} of the request",
+                "The {s} to use, optional",
+                "Desired {s}",
+                "The {s} of the user",
+                "{S} (required)",
+                "The {s}, e.g. {e}",
+                "{S}, for example {e}",
+            )
+        )
+    ).format(s=spoken, S=spoken.capitalize(), e=phrase(draw))
 
 
 def fields(draw: Draw, count: int, **options: Any) -> list[Field]:
@@ -106,16 +101,28 @@ def fields(draw: Draw, count: int, **options: Any) -> list[Field]:
     return list(chosen.values())
 
 
-def mention(draw: Draw, one: Field) -> str:
-    """A clause that gives a field its value."""
-    ways = (
+_WAYS = Phrases(
+    (
         "{s} {v}", "{s}: {v}", "{s} = {v}", "{s} is {v}", "the {s} is {v}", "{s} {v}", "with {s} {v}", "{s} should be {v}",
         "set {s} to {v}", "{s} set to {v}", "{s} must be {v}", "{s} as {v}", "{s} will be {v}", "my {s} is {v}",
         "{s} equals {v}", "use {v} as {s}", "{s} of {v}", "a {s} of {v}", "{s} -> {v}", "set the {s} to {v}", "{s}={v}",
-        "make the {s} {v}", "for {s} take {v}", "the {s} {v}",
-        "the {s} should be {v}", "with the {s} {v}", "the {s} will be {v}", "use {v} as the {s}",
-    )  # fmt: skip
-    way = draw.phrase(ways)
+        "make the {s} {v}", "for {s} take {v}", "the {s} {v}", "take {v} as {s}", "{v} as {s}", "{v} as the {s}", "{v} is the {s}",
+        "put {v} into {s}", "enter {v} under {s}", "{v} for the {s}", "{v} for {s}", "choose {v} for the {s}", "write {v} as {s}",
+        "{v} goes into the {s}", "I choose {v} as my {s}", "take {v} for the {s}", "with {v} as {s}", "give {v} as the {s}",
+        "the {s} has to be {v}", "the {s} must be {v}", "our {s} is {v}", "its {s} is {v}", "as {s} take {v}",
+        "for the {s} use {v}", "let {s} be {v}", "let the {s} be {v}", "I want {v} as {s}", "the {s} equals {v}", "the {s} was {v}",
+        "the {s} shall be {v}", "the {s} can be {v}", "with a {s} of {v}", "where {s} is {v}", "having the {s} {v}",
+        "and the {s} is {v}", "set {v} as the {s}", "pass {v} as the {s}", "employ {v} as the {s}", "the {s}: {v}",
+        "the {s} = {v}", "{v} ({s})", "{s} ({v})", "the {s} would be {v}", "with the {s} at {v}", "with the {s} set to {v}",
+    ),
+    ("the {s} should be {v}", "with the {s} {v}", "the {s} will be {v}", "use {v} as the {s}"),
+    ("the {s} ought to be {v}", "pick {v} as the {s}", "with {s} being {v}", "I take {v} as the {s}"),
+)  # fmt: skip
+
+
+def mention(draw: Draw, one: Field) -> str:
+    """A clause that gives a field its value."""
+    way = draw.phrase(_WAYS)
     return way.format(
         s=one.name if draw.chance(0.15) else one.spoken,
         v=f'"{one.shown}"' if quoted(draw, one) else one.shown,

@@ -5,47 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from chorale.harmony.messages import ResponseFormat
-from training.corpus.base import Dialogue, Draw
+from training.corpus.base import Dialogue, Draw, Phrases
 from training.corpus.fields import Field, compact, fields, join, mention, schema_of
-
-# What people extract from plain sentences: ((names, kind) of each field, sentences).
-RECORDS: tuple[tuple[tuple[tuple[tuple[str, ...], str], ...], tuple[str, ...]], ...] = (
-    (((("name", "full_name", "person"), "name"), (("age", "years"), "integer"), (("city", "town", "location"), "name")),
-     ("{0} is {1} years old and lives in {2}.", "{0}, {1}, lives in {2}.", "My name is {0}, I am {1} and live in {2}.",
-      "I am {0} from {2} and I am {1} years old.", "In {2} lives {0}, who is {1}.", "{0} ({1}) from {2}", "{0} is {1} and from {2}.",
-      "{0} from {2} is {1} years old.", "{1} years old, {0}, {2}", "{0} is {1}, lives in {2}.", "This is {0}, {1}, from {2}.",
-      "{0} lives in {2} and is {1} years old.", "My name is {0}, I am {1} years old and from {2}.")),
-    (((("product", "item", "name"), "word"), (("price", "cost"), "number"), (("quantity", "count", "amount"), "integer")),
-     ("{2} pieces of {0} at {1} each.", "The {0} costs {1} and we have {2}.", "Order {2} of {0} for {1} each.",
-      "I want {2} {0} at {1}.", "We sold {2} of the {0} for {1}.", "{0}: {2} in stock, {1} each",
-      "Buy {2} {0} for {1} each.", "{2} x {0} at {1}", "The price of the {0} is {1}, {2} are left.", "{2} {0}, {1} each",
-      "I need {2} {0} at {1} each.", "We have {2} {0} for {1}.")),
-    (((("event", "name", "title"), "name"), (("date", "day"), "marked"), (("place", "location", "venue"), "name")),
-     ("{0} takes place on {1} in {2}.", "On {1} there is {0} in {2}.", "Join us for {0} at {2} on {1}.",
-      "{0} in {2}, {1}.", "The date of {0} in {2} is {1}.",
-      "{2} hosts {0} on {1}.", "{0} will be in {2} on {1}.", "{1}: {0} in {2}", "Come to {0} in {2} on {1}.",
-      "{0} is on {1} in {2}.", "On {1} {0} takes place in {2}.")),
-    (((("title", "book", "name"), "name"), (("author", "writer"), "name"), (("year", "published"), "integer")),
-     ("{0} was written by {1} in {2}.", "{1} wrote {0} in {2}.", "{0} by {1} ({2})", "In {2} {1} published {0}.",
-      "The book {0} is from {1}, year {2}.", "{0}, {1}, {2}",
-      "{0} ({2}) by {1}", "{1} is the author of {0}, {2}.", "Written by {1} in {2}: {0}", "{1} published {0} in {2}.",
-      "The book {0} was written by {1} in {2}.", "In {2} {1} wrote {0}.")),
-    (((("name", "customer"), "name"), (("email", "contact"), "mail")),
-     ("{0} can be reached at {1}.", "Write to {0} at {1}.", "{0} <{1}>", "Contact {0}: {1}", "The e-mail of {0} is {1}.",
-      "{0} has the address {1}.", "You reach {0} at {1}.", "{1} is the mail of {0}.", "{0}: {1}", "Mail {0}: {1}",
-      "The address of {0} is {1}.", "{0} reads {1}.")),
-)  # fmt: skip
+from training.corpus.records import RECORDS
+from training.corpus.values import iso_date, mail, spoken_day
 
 
 def natural_record(draw: Draw) -> tuple[list[Field], str]:
     """(fields with values, the sentence they are in)."""
-    columns, sentences = draw.pick(RECORDS)
+    record = draw.pick([one for one in RECORDS if one.sentences.of(draw.split)])
     chosen = []
-    for names, kind in columns:
+    for names, kind in record.columns:
         name = draw.pick(names)
         value, schema_type = _record_value(draw, kind)
-        chosen.append(Field(name, name, {"type": schema_type}, value, str(value)))
-    text = str(draw.phrase(sentences)).format(*(one.shown for one in chosen))
+        schema = {"type": schema_type}
+        if draw.chance(0.2):
+            schema["description"] = draw.pick(("The {0}", "{0} of it", "Its {0}")).format(
+                name.replace("_", " ")
+            )
+        chosen.append(Field(name, name, schema, value, str(value)))
+    text = draw.phrase(record.sentences).format(*(one.shown for one in chosen))
+    if len(chosen) > 1 and draw.chance(0.2):
+        chosen.remove(draw.pick(chosen))  # the sentence says more than the schema wants
     if draw.chance(0.3):
         draw.rng.shuffle(chosen)
     return chosen, text
@@ -57,15 +38,35 @@ def _record_value(draw: Draw, kind: str) -> tuple[Any, str]:
     if kind == "number":
         return draw.integer(0, 99) + draw.integer(1, 9) / 10, "number"
     if kind == "mail":
-        return f"{draw.word()}@{draw.word()}.com", "string"
-    if kind == "marked":
-        return f"20{draw.integer(20, 39)}-{draw.integer(1, 12):02d}-{draw.integer(1, 28):02d}", "string"
+        return mail(draw), "string"
+    if kind == "date":
+        return iso_date(draw) if draw.chance(0.6) else spoken_day(draw), "string"
+    if kind == "phrase":
+        return " ".join(draw.words(draw.integer(1, 4))), "string"
     return draw.name() if kind == "name" else draw.word(), "string"
+
+
+LEADS = Phrases(
+    (
+        "Make a {t}: {x}.", "Extract this: {x}.", "Fill the form: {x}.", "Here is the data: {x}.", "{x}",
+        "Please record {x}.", "Give me the JSON for {x}.", "I have {x}. Put it into the format.", "Note {x}.",
+        "Convert this to JSON: {x}", "Write it down: {x}.", "Data: {x}", "Keep {x}.", "Make JSON of this: {x}", "Store this: {x}.",
+        "Return JSON: {x}", "The values: {x}.", "We have {x}.", "Enter this: {x}", "As JSON: {x}", "New {t}: {x}", "Format this: {x}.",
+        "Take this down: {x}", "Register {x}.", "Bring this into shape: {x}.", "JSON please: {x}", "Add {x}.", "It says: {x}.", "{t}: {x}",
+        "Please structure this: {x}", "Change this into JSON: {x}", "I want a {t} where {x}.",
+    ),
+    ("Save {x}.", "Turn this into the format: {x}."),
+    ("Put this into the form: {x}.", "Write the JSON for this: {x}", "Fill in {x}."),
+)  # fmt: skip
+BEFORE_RECORD = (
+    "", "", "Extract: ", "Extract the data: ", "Give me JSON. ", "Fill the form: ", "Extract the record: ", "Read this: ", "As JSON: ",
+    "Text: ", "What does this say? ", "Please extract: ",
+)  # fmt: skip
 
 
 def json_answer(draw: Draw) -> Dialogue:
     chosen = fields(draw, draw.integer(1, 6))
-    natural = draw.chance(0.25)
+    natural = draw.chance(0.35)
     if natural:
         chosen, sentence = natural_record(draw)
     schema = schema_of(chosen)
@@ -94,13 +95,9 @@ def json_answer(draw: Draw) -> Dialogue:
     told = list(chosen)
     if draw.chance(0.5):
         draw.rng.shuffle(told)
-    lead = draw.phrase((
-        "Make a {t}: {x}.", "Extract this: {x}.", "Fill the form: {x}.", "Here is the data: {x}.", "{x}",
-        "Please record {x}.", "Give me the JSON for {x}.", "I have {x}. Put it into the format.", "Note {x}.",
-        "Convert this to JSON: {x}", "Save {x}.", "Turn this into the format: {x}.",
-    ))  # fmt: skip
+    lead = draw.phrase(LEADS)
     if natural:
-        before = draw.pick(("", "", "Extract: ", "Extract the data: ", "Give me JSON. ", "Fill the form: "))
+        before = draw.pick(BEFORE_RECORD)
         dialogue.user(f"{before}{sentence}")
     else:
         dialogue.user(lead.format(t=draw.word(), x=join(draw, [mention(draw, one) for one in told])))

@@ -29,7 +29,8 @@ CAN_DO = (
 TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     # family: (questions, answers, what the analysis says)
     "hello": (
-        ("Hi", "Hello", "Hello!", "Hi there", "Hey", "Good morning", "hi!", "hello there", "Good evening", "Hey there!",
+        ("Hi there, good evening", "Hey, good morning", "Hi, good day to you", "Good morning to you", "Hey hey", "Hello, how is it going?",
+         "Hi", "Hello", "Hello!", "Hi there", "Hey", "Good morning", "hi!", "hello there", "Good evening", "Hey there!",
          "Hello, how are you?", "How are you?", "Hi, how are you doing?", "Good afternoon", "Hi!", "hey you", "Hey!", "Good day",
          "hello", "hi there!", "Greetings", "How are you doing?", "What's up?", "Good morning!", "How do you do?", "Hallo",
          "Hi, how are you?", "Hello there, good morning", "hey, how are you doing"),
@@ -51,7 +52,8 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
         "The user leaves.",
     ),
     "identity": (
-        ("Who are you?", "What are you?", "What model are you?", "Which model is this?", "Are you ChatGPT?",
+        ("Have you got a name?", "What name do you have?", "What should I call you?", "How are you called?", "Tell me your name.",
+         "May I know your name?", "Who are you?", "What are you?", "What model are you?", "Which model is this?", "Are you ChatGPT?",
          "Are you gpt-oss?", "Tell me about yourself.", "who made you?", "Introduce yourself.", "What is your name?",
          "Are you a real model?", "Is this gpt-oss-20b?", "what model is this", "Are you an AI?", "Who am I talking to?",
          "Who is this?", "What kind of model are you?", "Are you a large model?", "How big are you?", "Who built you?", "your name?",
@@ -90,6 +92,9 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
 }  # fmt: skip
 
 FACT_QUESTIONS = (
+    "What is the weather in {N}?", "What time is it in {N}?", "How is the weather in {N} today?", "What day is it?",
+    "Is it raining in {N}?", "What does {N} cost?", "Who is the king of {N}?", "Which river flows through {N}?", "What is the stock price of {N}?",
+    "Who painted the {w}?", "What is the highest mountain in {N}?", "What should I eat in {N}?", "How is the weather?",
     "What is the capital of {N}?", "Who was {N}?", "When was {N} born?", "What is a {w}?", "Why is the {w} so {w2}?",
     "Who wrote {N}?", "How tall is {N}?", "Explain {w} to me.", "What does {w} mean?", "Where is {N}?",
     "Who won the {w} cup?", "How does a {w} work?", "What happened in {N}?", "Is {N} bigger than {N2}?", "How many people live in {N}?", "What year is it in {N}?", "Who is {N}?",

@@ -7,27 +7,12 @@ from typing import Any
 
 from chorale.harmony.messages import Message, ToolDescription
 from training.corpus.base import Dialogue, Draw
-from training.corpus.fields import Field, compact, fields, join, marked, mention, schema_of, spell
-from training.corpus.known import KNOWN, known_value
+from training.corpus.fields import Field, compact, fields, join, mention, schema_of, spell
+from training.corpus.known import KNOWN, known_request, known_value
 from training.corpus.structured import compact_value
-
-VERBS = (
-    "get", "find", "create", "book", "send", "delete", "list", "check", "open", "update", "search", "set", "add", "cancel",
-    "show", "fetch", "start", "stop", "order", "read", "play", "lookup", "compute", "track", "reserve", "query",
-)  # fmt: skip
-DESCRIPTIONS = (
-    "{V} the {n}", "{V} a {n}.", "{V}s the {n} for the user", "Use this to {v} a {n}.", "Lets you {v} the {n}.",
-    "{V} {n} data.", "{V} the current {n}", "{V} the {n} of the given {p}.", "Call this to {v} {n}.",
-)  # fmt: skip
-REQUESTS = (
-    "Please {v} the {n}", "{V} the {n}", "Can you {v} the {n}", "I want to {v} a {n}", "{V} a {n}", "I need the {n}",
-    "Could you {v} a {n} for me", "Help me {v} the {n}", "Would you {v} the {n}", "{V} me the {n}", "Use the {n} tool",
-    "Now {v} the {n}", "{v} {n}", "I have to {v} the {n}", "You should {v} the {n}", "Let us {v} the {n}", "{V} my {n}",
-    "Could you please {v} the {n}", "Give me the {n}", "What is the {n}", "{V} the {n} now", "Please {v} a {n}",
-    "Go and {v} the {n}", "Go {v} the {n}", "Go ahead and {v} the {n}", "Try and {v} the {n}", "I want you to {v} the {n}",
-    "Be so kind and {v} the {n}", "I would like to {v} the {n}", "Can you please {v} the {n}", "Help me to {v} the {n}",
-    "Would you please {v} the {n}", "Please go and {v} the {n}",
-)  # fmt: skip
+from training.corpus.tool_phrases import ABOUT_ONE, DESCRIPTIONS, NEEDS, ORDERS, VERBS
+from training.corpus.values import marked
+from training.corpus.wishes import aside, wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +25,12 @@ class Tool:
     optional: frozenset[str] = frozenset()
 
 
-# Well-known tools are in training.corpus.known; (names, descriptions, parameters, sentences)
-
-
 def known_tool(draw: Draw, avoid: set[str]) -> Tool | None:
     """A tool that clients often have, unless one of its kind is in the box already."""
     kind = draw.pick(KNOWN)
-    if kind.names[0] in avoid:
+    if kind.group in avoid or not (kind.orders.of(draw.split) or kind.questions.of(draw.split)):
         return None
-    avoid.add(kind.names[0])
+    avoid.add(kind.group)
     chosen, spoken = [], []
     for parameter in kind.parameters:
         name = draw.pick(parameter.names)
@@ -58,7 +40,7 @@ def known_tool(draw: Draw, avoid: set[str]) -> Tool | None:
             schema["description"] = draw.pick(parameter.about).format(name)
         chosen.append(Field(name, name.replace("_", " "), schema, value, shown))
         spoken.append(shown)
-    request = str(draw.phrase(kind.sentences)).format(*spoken)
+    request = known_request(draw, kind, spoken)
     required = [one.name for one in chosen]
     if kind.option is not None and draw.chance(0.5):
         name, options = kind.option
@@ -98,31 +80,50 @@ def random_tool(draw: Draw, avoid: set[str]) -> Tool:
 
 def ask(draw: Draw, tool: Tool) -> tuple[str, dict[str, Any]]:
     """(the user's sentence, the arguments it implies)."""
+    request, values = _ask(draw, tool)
+    return aside(draw) + request, values
+
+
+def _ask(draw: Draw, tool: Tool) -> tuple[str, dict[str, Any]]:
     if tool.request is not None:
         return tool.request, {one.name: one.value for one in tool.fields if one.value is not None}
     given = [one for one in tool.fields if one.name not in tool.optional or draw.chance(0.5)]
-    lead = draw.phrase(REQUESTS).format(v=tool.verb, V=tool.verb.capitalize(), n=tool.noun)
     values = {one.name: one.value for one in given}
+    if len(given) == 1 and isinstance(given[0].value, str) and ABOUT_ONE.of(draw.split) and draw.chance(0.3):
+        shown = given[0].shown
+        sentence = draw.phrase(ABOUT_ONE).format(n=tool.noun, x=shown, X=shown)
+        return (sentence if sentence.startswith(shown) else sentence[0].upper() + sentence[1:]), values
+    lead = _lead(draw, tool)
     if not given:
         return lead + draw.pick((".", "", " please.", "?")), values
     told = list(given)
     if draw.chance(0.4):
         draw.rng.shuffle(told)
     if len(told) == 1 and isinstance(told[0].value, str) and draw.chance(0.45):
-        return f"{lead} {draw.pick(('for', 'of', 'in', 'at', 'from', 'called'))} {told[0].shown}" + draw.pick(
-            (".", "", "?")
-        ), values
+        link = draw.pick(("for", "of", "in", "at", "from", "called", "named", "about", "to", "with", "on"))
+        return f"{lead} {link} {told[0].shown}" + draw.pick((".", "", "?")), values
     clauses = join(draw, [mention(draw, one) for one in told])
-    glue = draw.pick((" with ", ", ", ": ", ". ", " using "))
+    glue = draw.pick((" with ", ", ", ": ", ". ", " using ", " where ", "; ", " - "))
     return f"{lead}{glue}{clauses}" + draw.pick((".", "")), values
 
 
-def toolbox(draw: Draw, size: int, avoid: set[str] | None = None) -> list[Tool]:
-    """``size`` tools that cannot be taken for one another. ``avoid``: nouns and kinds that are taken."""
+def _lead(draw: Draw, tool: Tool) -> str:
+    """ "Please book the table": the request without its values."""
+    if not NEEDS.of(draw.split) or draw.chance(0.75):
+        return wish(draw, draw.phrase(ORDERS).format(v=tool.verb, n=tool.noun))
+    lead = draw.phrase(NEEDS).format(n=tool.noun)
+    return f"{lead[0].upper()}{lead[1:]}" if draw.chance(0.8) else lead
+
+
+def toolbox(draw: Draw, size: int, avoid: set[str] | None = None, known: float = 0.3) -> list[Tool]:
+    """``size`` tools that cannot be taken for one another.
+
+    ``avoid``: nouns and groups that are taken. ``known``: the share of tools that clients often have.
+    """
     avoid = set() if avoid is None else avoid
     tools: dict[str, Tool] = {}
     while len(tools) < size:
-        tool = known_tool(draw, avoid) if draw.chance(0.3) else random_tool(draw, avoid)
+        tool = known_tool(draw, avoid) if draw.chance(known) else random_tool(draw, avoid)
         if tool is not None:
             tools.setdefault(tool.description.name, tool)
     return list(tools.values())
@@ -237,6 +238,7 @@ def one_call(draw: Draw) -> Dialogue:
     dialogue.result(f"functions.{tool.description.name}", returned)
     _answer(dialogue, text)
     dialogue.answer = {"calls": [(tool.description.name, values)], "needed": needed}
+    dialogue.answer["unseen_names"] = tool.request is None
     return dialogue
 
 
@@ -277,14 +279,26 @@ def _maybe_past_call(draw: Draw, dialogue: Dialogue, tools: list[Tool]) -> None:
     dialogue.past_answer(text)
 
 
+_GLUES = (
+    ". Then ", ". And also ", ". After that, ", ". Also: ", ". Also, ", ", then ", " and then ", "; then ", ". Next, ", ". Afterwards ",
+    ", and after that ", ". As a second thing, ", ". Second: ", "? And ", ". And ", ", and also ",
+)  # fmt: skip
+
+
+def _both(draw: Draw, first: str, second: str, values: dict[str, Any]) -> str:
+    """Two requests in one message; a value that opens the second keeps its capital."""
+    opens = any(second.startswith(str(value)) for value in values.values())
+    second = second if opens else second[0].lower() + second[1:]
+    return f"{first.rstrip('.?')}{draw.pick(_GLUES)}{second}"
+
+
 def two_calls(draw: Draw) -> Dialogue:
     """The user asks for two things; the calls come one after the other."""
     tools = toolbox(draw, draw.integer(2, 5))
     first, second = draw.rng.sample(tools, 2)
     dialogue = _start(draw, tools, "two_calls")
     (ask1, values1), (ask2, values2) = ask(draw, first), ask(draw, second)
-    glue = draw.pick((" Then ", " And also ", " After that, ", " Also: "))
-    dialogue.user(f"{ask1.rstrip('.?')}.{glue}{ask2[0].lower()}{ask2[1:]}")
+    dialogue.user(_both(draw, ask1, ask2, values2))
     texts, needed = [], []
     for tool, values in ((first, values1), (second, values2)):
         _think_call(dialogue, tool, values)
@@ -304,7 +318,7 @@ def two_calls(draw: Draw) -> Dialogue:
 def same_tool_twice(draw: Draw) -> Dialogue:
     """ "The weather in A and in B": one tool, two values."""
     tool = None
-    while tool is None or len(tool.fields) != 1 or not isinstance(tool.fields[0].value, str):
+    while tool is None or len(tool.fields) != 1 or not str(tool.fields[0].value).replace(" ", "").isalpha():
         avoid: set[str] = set()
         tool = known_tool(draw, avoid)
     others = toolbox(draw, draw.integer(0, 2), avoid)
