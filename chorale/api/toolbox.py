@@ -42,8 +42,8 @@ def check_available(state: ServerState, hosted: HostedTools, *, optional_search:
         label = server.server_label
         if server.server_url is None and label not in available:
             raise _not_enabled(places[f"mcp:{label}"], f"the MCP server {label!r}", missing.get(label))
-        if server.server_url is not None and state.tools is None:
-            raise _not_enabled(places[f"mcp:{label}"], "MCP", None)
+        if server.server_url is not None and "mcp" not in available:
+            raise _not_enabled(places[f"mcp:{label}"], "the use of MCP servers that a request names", None)
     return hosted
 
 

@@ -114,7 +114,7 @@ class TurnTools:
         kind = ITEM_KINDS[identity.kind]
         if kind == "mcp_call" and identity.needs_approval:
             kind = "mcp_approval_request"
-        container = getattr(self.box, "container_id", None) if kind == "code_interpreter_call" else None
+        container = self.box.container_id if kind == "code_interpreter_call" else None
         label = identity.server_label if identity.kind == "mcp" else None
         return ItemOpened(
             index=index,

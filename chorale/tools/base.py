@@ -275,6 +275,11 @@ class ToolBox(Protocol):
     @property
     def unavailable(self) -> tuple[Unavailable, ...]: ...
 
+    @property
+    def container_id(self) -> str | None:
+        """Of the python session, known from the start; None without python."""
+        ...
+
     def owns(self, recipient: str) -> bool:
         """Whether a call to it is run here. Also true of slips ("browser.serach"): the call then
         fails with a text that tells the model what there is."""

@@ -89,6 +89,11 @@ class Box:
     def unavailable(self) -> tuple[Unavailable, ...]:
         return self._unavailable
 
+    @property
+    def container_id(self) -> str | None:
+        found: str | None = getattr(self._system.get("python"), "container_id", None)
+        return found
+
     def owns(self, recipient: str) -> bool:
         name = recipient.partition(".")[0]
         return name in self._system or name in self._toolsets
