@@ -101,13 +101,11 @@ class TurnTools:
         """Whether a call to it is run, or at least answered. False: its text is reasoning, nothing else."""
         if not self.calls_left or self.num_unknown >= MAX_UNKNOWN:
             return False
-        return self.may_call(recipient) or not self.box.owns(recipient)
+        return self.may_call(recipient) or recipient not in self.box.recipients
 
     def identify(self, recipient: str) -> ToolIdentity | None:
-        """None: there is no such tool, or it may not be called now."""
-        if not self.box.owns(recipient) or not self.may_call(recipient):
-            return None
-        return self.box.identify(recipient)
+        """None: there is no such tool."""
+        return self.box.identify(recipient) if self.may_call(recipient) else None
 
     def opened(self, index: int, identity: ToolIdentity) -> ItemOpened:
         """The item of a call."""
@@ -199,13 +197,8 @@ def _unknown(tools: TurnTools, recipient: str) -> ToolResult:
     names = sorted(name for name in tools.box.recipients if tools.may_call(name))
     names += sorted(f"functions.{name}" for name in tools.rules.callable_names)
     offer = f"You can call: {', '.join(names)}." if names else "Answer without tools."
-    what = "cannot be called now" if tools.box.owns(recipient) else "does not exist"
-    return ToolResult(
-        author=recipient,
-        content=f"Error: the tool {recipient} {what}. {offer}",
-        failed=True,
-        detail=McpDetail("", recipient, "", None, what),
-    )
+    text = f"Error: the tool {recipient} does not exist. {offer}"
+    return ToolResult(recipient, text, True, McpDetail("", recipient, "", None, text))
 
 
 def _failed(call: PendingCall, message: str) -> ToolResult:

@@ -157,6 +157,17 @@ def test_a_tool_that_does_not_exist_is_an_error_that_the_model_reads() -> None:
     run(scenario)
 
 
+def test_a_slip_within_a_namespace_is_an_error_too() -> None:
+    async def scenario() -> None:
+        slip = '<|channel|>analysis to=browser.type_text code<|message|>{"a":1}<|call|>'
+        async with served(slip, FINAL) as server:
+            body = await server.respond(input="x", tools=[WEB])
+            assert kinds(body) == ["reasoning", "message"]
+            assert "the tool browser.type_text does not exist. You can call: browser.find" in server.prompt()
+
+    run(scenario)
+
+
 def test_a_function_of_the_client_ends_the_turn_as_before() -> None:
     async def scenario() -> None:
         call = (

@@ -130,7 +130,7 @@ class ScriptedBox:
         return ()
 
     def owns(self, recipient: str) -> bool:
-        return recipient in self.recipients
+        return recipient.partition(".")[0] in {name.partition(".")[0] for name in self.recipients}
 
     def identify(self, recipient: str) -> ToolIdentity:
         namespace, _, name = recipient.partition(".")
