@@ -17,6 +17,7 @@ from chorale.api import (
     messages,
     models,
     openapi,
+    page,
     responses,
     tokenize,
 )
@@ -52,6 +53,7 @@ def all_routes(state: ServerState) -> list[Route]:
         *models.routes(state),
         *tokenize.routes(state),
         *openapi.routes(state),
+        *page.routes(state),
     ]
 
 

@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chorale.errors import AuthenticationError
 
-# Probes and scrapes, as vLLM leaves them; they tell nothing of any request.
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics"})
+# Probes and scrapes, as vLLM leaves them, and the page, which asks for a key; they tell nothing of any request.
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/metrics"})
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 

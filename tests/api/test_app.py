@@ -347,7 +347,7 @@ def test_the_description_lists_exactly_the_routes() -> None:
                 for method in (route.methods or set()) - {"HEAD"}
             }
         described = {(operation.method, operation.path) for operation in operations()}
-        assert routed - described == {("GET", "/openapi.json"), ("GET", "/docs")}
+        assert routed - described == {("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/")}
         assert described <= routed
 
     asyncio.run(main())

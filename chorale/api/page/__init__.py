@@ -1,0 +1,85 @@
+"""``/``: the page for people. One file, no outside requests; its policy allows its own script and style only.
+
+The policy names both by their hashes, so nothing that a model writes can ever run: the page builds nodes from
+text, and a browser would refuse anything else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from functools import cache, partial
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from chorale.api.state import ServerState
+
+_SLOT = 'id="settings">{}'
+_EXAMPLES = ("What is 17 + 25?", "What can you do?", "Sort these words: plum, cherry, apple")
+_TOOL_NAMES = {"web_search": "Web search", "code_interpreter": "Python"}
+
+
+def routes(state: ServerState) -> list[Route]:
+    return [Route("/", partial(page, state))]
+
+
+async def page(state: ServerState, request: Request) -> Response:
+    """The page, with this server's tools filled in."""
+    text, policy = _template()
+    body = text.replace(_SLOT, _SLOT[:-2] + _as_data(settings(state)), 1).encode()
+    headers = {
+        "content-type": "text/html; charset=utf-8",
+        "content-security-policy": policy,
+        "cache-control": "no-store",
+        "referrer-policy": "no-referrer",
+        "x-frame-options": "DENY",
+    }
+    return Response(body, headers=headers)
+
+
+def settings(state: ServerState) -> dict[str, object]:
+    """What the page must know before anybody has shown a key."""
+    return {
+        "about": "Answers of a model can be wrong.",
+        "examples": list(_EXAMPLES),
+        "tools": [{"name": _TOOL_NAMES[kind], "tool": tool} for kind, tool in _tools(state)],
+    }
+
+
+def _tools(state: ServerState) -> list[tuple[str, dict[str, object]]]:
+    available = {} if state.tools is None else state.tools.available
+    found: list[tuple[str, dict[str, object]]] = []
+    if "browser" in available:
+        found.append(("web_search", {"type": "web_search"}))
+    if "python" in available:
+        found.append(("code_interpreter", {"type": "code_interpreter", "container": {"type": "auto"}}))
+    return found
+
+
+def _as_data(value: object) -> str:
+    """JSON that cannot end the element it stands in."""
+    return json.dumps(value).replace("<", "\\u003c")
+
+
+@cache
+def _template() -> tuple[str, str]:
+    """(the page, its content policy)."""
+    text = files(__package__).joinpath("index.html").read_text("utf-8")
+    style, script = (_hash(text, tag) for tag in ("style", "script"))
+    policy = (
+        f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return text, policy
+
+
+def _hash(text: str, tag: str) -> str:
+    inner = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    assert len(inner) == 1, tag
+    digest = hashlib.sha256(inner[0].encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
