@@ -22,7 +22,7 @@ from chorale.config import ServerConfig
 
 API = Path(__file__).parents[1] / "api"
 sys.path += [str(API / "tools"), str(API / "responses"), str(API)]
-from tool_helpers import ScriptedService  # noqa: E402
+from scripted_tools import ScriptedService  # noqa: E402
 
 CODE = {"type": "code_interpreter", "container": {"type": "auto"}}
 WEB = {"type": "web_search"}

@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 from responses_helpers import TOOL
+from scripted_tools import PAGE, ScriptedService, Server, run, served
 from test_tool_events import CITED, CITED_TEXT, LINK
 from test_tool_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, failing, ids
-from tool_helpers import PAGE, ScriptedService, Server, run, served
 
 from chorale.client.scripted import Script
 

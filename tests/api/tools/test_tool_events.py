@@ -10,8 +10,8 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from responses_helpers import VOCAB, fold_events, parse_sse, without_ids
+from scripted_tools import CONTAINER, PAGE, ScriptedService, Server, run, served
 from test_tool_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, ids, kinds
-from tool_helpers import CONTAINER, PAGE, ScriptedService, Server, run, served
 
 from chorale.client.scripted import Script
 

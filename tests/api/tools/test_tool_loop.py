@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from responses_helpers import TOOL, VOCAB
-from tool_helpers import Runner, ScriptedService, Server, plain, result, run, served
+from scripted_tools import Runner, ScriptedService, Server, plain, result, run, served
 
 from chorale.api.toolloop import MAX_UNKNOWN
 from chorale.client.scripted import Script
