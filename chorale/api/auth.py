@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chorale.errors import AuthenticationError
 
-# Probes and scrapes, as vLLM leaves them, and the page, which asks for a key; they tell nothing of any request.
+# Probes and scrapes, as vLLM leaves them, and the page, which asks for a key: nothing of any request.
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/metrics"})
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
