@@ -22,6 +22,7 @@ COMMANDS = {
     "doctor": ("chorale.cli.doctor", "check this machine; each finding with its remedy"),
     "config": ("chorale.cli.config", "show the merged configuration, each value with its origin"),
     "collect-env": ("chorale.cli.collect_env", "versions and hardware, for a bug report"),
+    "tools": ("chorale.cli.tools", "the built-in tools on their own: MCP servers, and a check"),
     "vocab": ("chorale.cli.vocab", "export the vocabulary for other harmony tools"),
     "demo": ("chorale.cli.demo", "export the model that ships inside, as an ordinary checkpoint"),
 }

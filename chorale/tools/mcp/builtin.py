@@ -160,7 +160,7 @@ class RemoteBrowser:
 
 def _sources(outcome: CallOutcome) -> tuple[Source, ...]:
     """Our own servers say them; of others only titles and domains are known."""
-    told = (outcome.structured or {}).get("sources")
+    told = outcome.meta.get("sources")
     if isinstance(told, list):
         records = [r for r in told if isinstance(r, dict) and isinstance(r.get("url"), str)]
         return tuple(

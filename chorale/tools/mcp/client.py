@@ -34,7 +34,7 @@ class McpLimits:
 class CallOutcome:
     text: str
     is_error: bool
-    structured: Mapping[str, Any] | None
+    meta: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +242,8 @@ def read_outcome(result: Mapping[str, Any], limits: McpLimits) -> CallOutcome:
     if len(text) > limits.max_result_len:
         left_out = len(text) - limits.max_result_len
         text = f"{text[: limits.max_result_len]}\n[{left_out} characters left out]"
-    return CallOutcome(
-        text, result.get("isError") is True, structured if isinstance(structured, dict) else None
-    )
+    meta = result.get("_meta")
+    return CallOutcome(text, result.get("isError") is True, meta if isinstance(meta, dict) else {})
 
 
 def _part(part: Mapping[str, Any]) -> str:

@@ -1,0 +1,95 @@
+"""``chorale tools``: the built-in tools on their own.
+
+``serve`` runs one of them as an MCP server, which other engines reach with their ``--tool-server``; ``check``
+says which tools work on this machine, and what the others lack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from chorale.cli.flags import FLAGS, TOOL_FLAGS
+from chorale.cli.settings import OPEN_ADDRESSES, read_arguments, tool_config
+from chorale.config import ToolConfig
+from chorale.errors import ConfigError
+
+USAGE = """\
+usage: chorale tools serve {browser,python} [--host 127.0.0.1] [--port 8001] [options]
+       chorale tools check [options]
+
+serve  an MCP server of one tool (streamable HTTP at /mcp, SSE at /sse); CHORALE_TOOLS_API_KEY sets a
+       token that clients must send. Other engines: --tool-server localhost:8001
+check  which tools work here, each with a line, and the remedy for those that do not
+
+options are those of chorale serve (chorale serve --help, "tools"): --browser-tool, --python-tool, ..."""
+DEFAULT_PORT = 8001
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if arguments else 2
+    positionals, values = read_arguments(arguments)
+    known = {flag.name for flag in TOOL_FLAGS} | {"host", "port"}
+    unknown = sorted(values.keys() - known)
+    if unknown:
+        raise ConfigError(f"chorale tools has no option --{unknown[0]}")
+    config = _config(values)
+    if positionals == ["check"]:
+        return check(config)
+    if len(positionals) == 2 and positionals[0] == "serve" and positionals[1] in ("browser", "python"):
+        return serve(
+            positionals[1],
+            config,
+            str(values.get("host", "127.0.0.1")),
+            int(values.get("port", DEFAULT_PORT)),
+        )
+    raise ConfigError("say: chorale tools serve browser, chorale tools serve python, or chorale tools check")
+
+
+def _config(values: Mapping[str, Any]) -> ToolConfig:
+    fields = {}
+    for name, value in values.items():
+        room, _, attribute = (FLAGS[name].target or "").partition(".")
+        if room == "tools":
+            fields[attribute] = value
+    return tool_config(fields)
+
+
+def check(config: ToolConfig) -> int:
+    """Exit code 1 when a tool is missing. Without options every tool is tried."""
+    from chorale.tools.service import probe_tools
+
+    if config == ToolConfig():
+        config = ToolConfig(servers=("demo",))
+    found = asyncio.run(probe_tools(config, os.environ))
+    for name, what in found.available.items():
+        print(f"OK    {name:<10} {what}")
+    for name, reason in found.missing.items():
+        print(f"FIX   {name:<10} {reason}")
+    return 1 if found.missing else 0
+
+
+def serve(name: str, config: ToolConfig, host: str, port: int) -> int:
+    """Until interrupted."""
+    from chorale.tools.mcp.run import serve_tool
+
+    key = os.environ.get("CHORALE_TOOLS_API_KEY") or None
+    if host in OPEN_ADDRESSES and key is None:
+        print(
+            "note: listening on every interface without CHORALE_TOOLS_API_KEY: anyone can use it"
+        )
+    if name == "browser":
+        config = replace(
+            config, python="none", browser="auto" if config.browser == "none" else config.browser
+        )
+    else:
+        config = replace(config, browser="none", python="auto" if config.python == "none" else config.python)
+    config = replace(config, servers=(), mcp_config=None, mcp_requests=False)
+    return asyncio.run(
+        serve_tool(cast(Any, name), config, os.environ, host=host, port=port, key=key, say=print)
+    )

@@ -1,0 +1,186 @@
+"""The HTTP face of a ``ToolServer``: streamable HTTP at /mcp, the older SSE pair at /sse, /health.
+
+Bound to a loopback address it answers to local names only, and never to a web page of another origin: a
+rebound DNS name in a browser must not reach an interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from chorale.tools.faults import ToolFault
+from chorale.tools.mcp.server import ToolServer
+from chorale.tools.mcp.wire import INVALID_REQUEST, PARSE_ERROR, Message, decode, encode, failure
+
+_MAX_BODY = 2 * 2**20
+_MAX_STREAMS = 256
+_PING_SECONDS = 15.0
+_LOCAL = ("localhost", "127.0.0.1", "::1", "[::1]")
+
+
+def create_app(server: ToolServer, *, host: str, key: str | None) -> ASGIApp:
+    """``host``: the address it is bound to; ``key``: what clients must send as a bearer token."""
+    face = _Face(server)
+    app = Starlette(
+        routes=[
+            Route("/mcp", face.streamable, methods=["POST", "GET", "DELETE"]),
+            Route("/sse", face.sse, methods=["GET"]),
+            Route("/messages", face.messages, methods=["POST"]),
+            Route("/health", _health, methods=["GET"]),
+        ]
+    )
+    return _Door(app, local=host in _LOCAL, key=key)
+
+
+async def _health(_request: Request) -> Response:
+    return Response()
+
+
+class _Door:
+    """Who may come in: the key, and on a loopback address only local names and origins."""
+
+    def __init__(self, app: ASGIApp, *, local: bool, key: str | None) -> None:
+        self._app = app
+        self._local = local
+        self._digest = hashlib.sha256(key.encode()).digest() if key else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            request = Request(scope)
+            refusal = self._refusal(request)
+            if refusal is not None:
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, request: Request) -> Response | None:
+        if self._local:
+            origin = request.headers.get("origin")
+            names = [urlsplit(f"//{request.headers.get('host', '')}").hostname]
+            names += [urlsplit(origin).hostname] if origin is not None else []
+            if any(name not in ("localhost", "127.0.0.1", "::1") for name in names):
+                return Response("this server answers to local names only", 403)
+        if self._digest is not None and request.url.path != "/health":
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(hashlib.sha256(given.encode()).digest(), self._digest):
+                return Response("a bearer token is needed", 401, {"www-authenticate": "Bearer"})
+        return None
+
+
+class _Face:
+    def __init__(self, server: ToolServer) -> None:
+        self._server = server
+        self._streams: dict[str, tuple[asyncio.Queue[Message], str]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------------ streamable HTTP
+
+    async def streamable(self, request: Request) -> Response:
+        if request.method == "GET":
+            return Response("there is no stream of the server's own", 405, {"allow": "POST, DELETE"})
+        session = request.headers.get("mcp-session-id", "")
+        if request.method == "DELETE":
+            await self._server.end(_session(request, session))
+            return Response(status_code=204)
+        message = await _read(request)
+        if isinstance(message, Response):
+            return message
+        headers = {}
+        if message.get("method") == "initialize":
+            session = secrets.token_hex(16)
+            headers["mcp-session-id"] = session
+        if "id" not in message or "method" not in message:
+            return Response(status_code=202)
+        answers = self._server.answer(message, _session(request, session))
+        if message["method"] == "tools/call" and "text/event-stream" in request.headers.get("accept", ""):
+            return StreamingResponse(_as_events(answers), media_type="text/event-stream", headers=headers)
+        messages = [answer async for answer in answers]
+        return Response(encode(messages[-1]), 200, headers, "application/json")
+
+    # ------------------------------------------------------------------ the older pair
+
+    async def sse(self, request: Request) -> Response:
+        if len(self._streams) >= _MAX_STREAMS:
+            return Response("too many connections", 503)
+        return StreamingResponse(self._stream(request), media_type="text/event-stream")
+
+    async def _stream(self, request: Request) -> AsyncIterator[bytes]:
+        name = secrets.token_hex(16)
+        session = _session(request, name)
+        queue: asyncio.Queue[Message] = asyncio.Queue(maxsize=1024)
+        self._streams[name] = (queue, session)
+        try:
+            yield f"event: endpoint\ndata: /messages?session_id={name}\n\n".encode()
+            while True:
+                try:
+                    async with asyncio.timeout(_PING_SECONDS):
+                        message = await queue.get()
+                except TimeoutError:
+                    yield b": still here\n\n"
+                else:
+                    yield _event(message)
+        finally:
+            del self._streams[name]
+            if "x-session-id" not in request.headers:
+                await self._server.end(session)
+
+    async def messages(self, request: Request) -> Response:
+        stream = self._streams.get(request.query_params.get("session_id", ""))
+        if stream is None:
+            return Response("there is no such stream", 404)
+        message = await _read(request)
+        if isinstance(message, Response):
+            return message
+        task = asyncio.create_task(self._answer(message, *stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return Response("Accepted", 202)
+
+    async def _answer(self, message: Message, queue: asyncio.Queue[Message], session: str) -> None:
+        async with contextlib.aclosing(self._server.answer(message, session)) as answers:
+            async for answer in answers:
+                await queue.put(answer)
+
+
+async def _read(request: Request) -> Message | Response:
+    """One message of a bounded body; or the refusal."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_BODY:
+            return Response("the body is too large", 413)
+    try:
+        messages = decode(body)
+    except ToolFault:
+        return JSONResponse(failure(None, PARSE_ERROR, "the body is not JSON-RPC"), 400)
+    if len(messages) != 1:
+        return JSONResponse(failure(None, INVALID_REQUEST, "send one message at a time"), 400)
+    return messages[0]
+
+
+def _session(request: Request, otherwise: str) -> str:
+    """``x-session-id`` is vLLM's; a client that sends none has the session of its connection."""
+    named = request.headers.get("x-session-id")
+    return f"named {named[:256]}" if named else f"own {otherwise}"
+
+
+async def _as_events(answers: AsyncGenerator[Message, None]) -> AsyncIterator[bytes]:
+    async with contextlib.aclosing(answers):
+        async for answer in answers:
+            yield _event(answer)
+
+
+def _event(message: Message) -> bytes:
+    return b"event: message\ndata: " + encode(message) + b"\n\n"
