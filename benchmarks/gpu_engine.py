@@ -203,7 +203,7 @@ def time_captures(core: EngineCore, rows: list[int]) -> dict[int, float]:
     seconds = {}
     for count in rows:
         start = time.perf_counter()
-        executor.inner._worker.capture(count, core.limits.max_model_len)
+        executor.inner.capture_decode(count, core.limits.max_model_len)
         torch.cuda.synchronize()
         seconds[count] = round(time.perf_counter() - start, 3)
     return seconds

@@ -1,7 +1,7 @@
 """Sizes of captured steps: a batch runs in the next larger one, filled up with dummy rows. Torch-free.
 
-Up to eight rows every size has its graph: there a dummy row costs as much as a real one, because its experts
-are read for it alone. Above, at most an eighth is dummies.
+Of decode steps up to eight rows every size has its graph: there a dummy row costs as much as a real one,
+because its experts are read for it alone. Above, at most an eighth is dummies.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ _EXACT = 8
 # a long context are wasted on a short one: such batches have a graph for each of some lengths.
 _SPLIT_ROWS = 4
 _CONTEXTS = (512, 1024, 2048)
+# Mixed steps: above, the device takes longer than the host needs for launching.
+MIXED_TOKENS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
+MIXED_ROWS = (4, 16, 64)  # dummies included
+FIRST_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # decode steps that are captured at the start
+FIRST_FILTERED = (1, 16)  # of them, those that are captured with top_k, top_p and min_p too
+FIRST_TOKENS = (16, 64, 128, 256, 512, 1024)  # mixed steps of a few rows, likewise
 
 
 def row_sizes(most: int) -> tuple[int, ...]:

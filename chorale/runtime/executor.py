@@ -24,6 +24,25 @@ class LocalExecutor:
         except Exception as error:  # any fault of the device or the model fails this step, and is not lost
             return LocalStep(plan.step_id, _raising(error))
 
+    def capture_decode(self, rows: int, longest: int, filtered: bool = False) -> None:
+        """Prepare decode steps of so many rows whose contexts are at most ``longest``."""
+        self._prepare(lambda worker: worker.capture_decode(rows, longest, filtered))
+
+    def try_size(self, num_tokens: int) -> None:
+        """Prepare steps of so many tokens."""
+        self._prepare(lambda worker: worker.try_size(num_tokens))
+
+    def _prepare(self, action: Callable[[Worker], None]) -> None:
+        """Raises ``EngineError``."""
+        if self._worker is None:
+            raise EngineError("the executor was shut down")
+        try:
+            action(self._worker)
+        except ChoraleError:
+            raise
+        except Exception as error:
+            raise EngineError(f"a step could not be prepared ({type(error).__name__}: {error})") from error
+
     def shutdown(self) -> None:
         """Let go of the device's memory. Steps already executed can still be read."""
         self._worker = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
 from chorale.model.config import MXFP4_GROUP, ModelConfig
+from chorale.runtime.buckets import MIXED_TOKENS
 from chorale.runtime.hardware import Hardware
 
 GIB = 2**30
@@ -82,11 +83,11 @@ def _token_bytes(model: ModelConfig) -> int:
 
 
 def graph_bytes(model: ModelConfig, sizes: Sequence[int], num_graphs: int, max_pages: int) -> int:
-    """Of captured decode steps: the largest one's tensors (the pool is shared), what stays between steps (two
-    block tables, logits or hidden states), and the graphs themselves. ``sizes``: their rows, ascending."""
+    """Of captured steps: the largest one's tensors (the pool is shared), what stays between steps (two block
+    tables, logits or hidden states), and the graphs themselves. ``sizes``: of decode steps, ascending."""
     if not sizes:
         return 0
-    rows = sizes[-1]
+    rows = max(sizes[-1], MIXED_TOKENS[-1])
     tensors = rows * _token_bytes(model) + min(rows, LOGIT_ROWS) * model.vocab_size * 4
     kept = min(rows, KEPT_ROWS) * model.vocab_size * 4 + rows * (model.hidden_size * 4 + 2 * max_pages * 4)
     return tensors + kept + num_graphs * GRAPH_BYTES

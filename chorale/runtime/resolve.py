@@ -12,7 +12,7 @@ from chorale.config import EngineConfig
 from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
-from chorale.runtime.buckets import chosen_sizes, context_sizes, row_sizes
+from chorale.runtime.buckets import MIXED_ROWS, MIXED_TOKENS, chosen_sizes, context_sizes, row_sizes
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import (
     CUDA_RESERVE,
@@ -155,7 +155,8 @@ def _graph_rows(config: EngineConfig, decide: _Decider, seqs: int, can_capture: 
 
 def _graph_bytes(config: EngineConfig, model: ModelConfig, sizes: tuple[int, ...], block_size: int) -> int:
     longest = config.max_model_len or model.max_position_embeddings
-    num_graphs = sum(len(context_sizes(size, longest)) for size in sizes)
+    num_graphs = 2 * sum(len(context_sizes(size, longest)) for size in sizes)  # with and without filters
+    num_graphs += len(MIXED_TOKENS) * len(MIXED_ROWS)
     return graph_bytes(model, sizes, num_graphs, -(-longest // block_size) + 1)
 
 

@@ -19,12 +19,14 @@ import torch
 from chorale.engine.types import StepPlan, StepResult, TokenLogprobs
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.batch import SamplingBatch, StepBatch
+from chorale.runtime.buckets import MIXED_ROWS
 from chorale.runtime.buffers import Buffers
 from chorale.runtime.decodes import Decodes
 from chorale.runtime.device import Arrays, Device
 from chorale.runtime.grammar import Fetch, GrammarRows, Masks
 from chorale.runtime.logprobs import LogprobTensors, gather_in_parts, to_records
 from chorale.runtime.memory import LOGIT_ROWS
+from chorale.runtime.mixed import Mixed, dummy_plan
 from chorale.runtime.sampler import FORBIDDEN, NO_TOKEN, Sampler
 
 LogitsOf = Callable[[slice], torch.Tensor]  # some rows of a batch -> their logits, float32
@@ -54,11 +56,12 @@ class Worker:
         sampler: Sampler,
         grammar: GrammarRows,
         decodes: Decodes | None = None,
+        mixed: Mixed | None = None,
     ) -> None:
-        """``decodes``: takes the steps that it can; None: every step is laid out anew."""
+        """``decodes`` and ``mixed`` take the steps that they can; None: every step is launched anew."""
         self._device, self._model, self._kv = device, model, kv
         self._buffers, self._sampler, self._grammar = buffers, sampler, grammar
-        self._decodes = decodes
+        self._decodes, self._mixed = decodes, mixed
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Callable[[], StepResult]:
@@ -68,8 +71,9 @@ class Worker:
         self._buffers.start_rows(plan)
         if self._decodes is not None and self._decodes.takes(plan):
             return self._run_decodes(self._decodes, plan)
-        step = self._buffers.fill(plan)
-        hidden, prompt = self._forward(step)
+        padded = None if self._mixed is None else self._mixed.padded(plan)
+        step = self._buffers.fill(padded or plan)
+        hidden, prompt = self._forward(step, self._mixed if padded else None)
         masks = self._grammar.masks(step.sampling.rows)
         tokens, wanted = self._choose(
             lambda some: self._model.logits(hidden, step.forward.logits_index[some]),
@@ -82,10 +86,21 @@ class Worker:
         return lambda: _result(plan, step.entries, wanted, prompt, fetch())
 
     @torch.inference_mode()
-    def capture(self, rows: int, longest: int) -> None:
+    def capture_decode(self, rows: int, longest: int, filtered: bool) -> None:
         """Make the graph of a decode step now; it would be made when first needed."""
         if self._decodes is not None:
-            self._decodes.graph(rows, longest)
+            self._decodes.graph(rows, longest, filtered)
+
+    @torch.inference_mode()
+    def try_size(self, num_tokens: int) -> None:
+        """A forward pass of so many dummy tokens, captured if it can be: its kernels are compiled then."""
+        if self._mixed is None:
+            return
+        if num_tokens in self._mixed.sizes:
+            self._mixed.graph(num_tokens, MIXED_ROWS[0])
+        else:
+            plan = dummy_plan(num_tokens, self._buffers.spare_row)
+            self._model.hidden(self._buffers.fill(plan).forward, self._kv)
 
     def _run_decodes(self, decodes: Decodes, plan: StepPlan) -> Callable[[], StepResult]:
         """A step in static memory. Rows with special wishes are sampled again, from its logits."""
@@ -106,12 +121,12 @@ class Worker:
         self._grammar.sampled(plan.rows, fetch)
         return lambda: _result(plan, entries, wanted, [], fetch())
 
-    def _forward(self, step: StepBatch) -> tuple[torch.Tensor, list[Wanted]]:
+    def _forward(self, step: StepBatch, mixed: Mixed | None) -> tuple[torch.Tensor, list[Wanted]]:
         """Hidden states [T, H], and the prompts' log-probabilities.
 
         Prompt positions go through the head a few at a time: all of them at once would be gigabytes.
         """
-        hidden = self._model.hidden(step.forward, self._kv)
+        hidden = mixed.hidden(step.forward) if mixed else self._model.hidden(step.forward, self._kv)
         prompt = []
         for wish in step.prompt:
             places = torch.arange(wish.first, wish.first + len(wish.targets), device=hidden.device)

@@ -22,12 +22,14 @@ from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.model.hub import resolve_model
 from chorale.model.weights import load_weights
+from chorale.runtime.buckets import FIRST_FILTERED, FIRST_ROWS, FIRST_TOKENS, context_sizes
 from chorale.runtime.buffers import Buffers
 from chorale.runtime.decodes import Decodes
 from chorale.runtime.device import Device, default_threads, open_device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.grammar import GrammarCache, GrammarRows
 from chorale.runtime.memory import gib
+from chorale.runtime.mixed import Mixed
 from chorale.runtime.resolve import Resolved, resolve
 from chorale.runtime.sampler import Sampler
 from chorale.runtime.worker import Worker
@@ -63,7 +65,7 @@ def _silent(phase: str, fraction: float | None = None, message: str = "") -> Non
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> tuple[EngineCore, EngineInfo]:
     """Find, load, allocate, warm up. Raises ``ConfigError`` (and its kin) for what cannot run.
 
-    Phases: "download", "load", "kv_pool", "warm_up".
+    Phases: "download", "load", "kv_pool", "warm_up" and, with CUDA graphs, "graphs".
     """
     phases = _Phases(progress)
     with phases.phase("download", config.model):
@@ -94,6 +96,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
         executor = make_executor(model, kv, resolved, device, grammars)
     with phases.phase("warm_up"):
         warm_up(executor, resolved)
+    if resolved.graph_rows:
+        with phases.phase("graphs"):
+            capture_first(executor, resolved, phases.report)
     core = EngineCore(resolved.limits, executor, grammars=grammars)
     return core, _info(config, model, resolved, device, phases.seconds)
 
@@ -142,10 +147,12 @@ def make_executor(
         vocab_size=limits.vocab_size,
     )
     sampler = Sampler(device, limits.vocab_size, fused=model.ops.sample)
-    decodes = None
+    decodes = mixed = None
     if resolved.graph_rows:
         decodes = Decodes(device, model, kv, buffers, sampler, resolved.graph_rows, limits.max_model_len)
-    return LocalExecutor(Worker(device, model, kv, buffers, sampler, GrammarRows(device, grammars), decodes))
+        mixed = Mixed(device, model, kv, buffers, limits.max_model_len)
+    grammar = GrammarRows(device, grammars)
+    return LocalExecutor(Worker(device, model, kv, buffers, sampler, grammar, decodes, mixed))
 
 
 def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:
@@ -165,6 +172,27 @@ def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:
         append_block=np.array([0, 1], np.int32),
     )
     executor.execute(plan).result()
+
+
+def capture_first(executor: LocalExecutor, resolved: Resolved, report: Progress) -> None:
+    """Capture the steps that any service meets, and try the large ones: what compiles, compiles now.
+
+    Other sizes follow when they are needed. Raises ``EngineError``.
+    """
+    limits = resolved.limits
+    rows = [size for size in resolved.graph_rows if size in FIRST_ROWS or size == resolved.graph_rows[-1]]
+    most = min(limits.max_num_batched_tokens, limits.max_model_len)
+    tokens = sorted({size for size in FIRST_TOKENS if size <= most} | {min(most, 2048), most})
+    total = len(rows) + len(tokens)
+    for number, size in enumerate(rows):
+        report("graphs", number / total, f"decode, {size} rows")
+        for longest in context_sizes(size, limits.max_model_len):
+            executor.capture_decode(size, longest)
+        if size in FIRST_FILTERED:
+            executor.capture_decode(size, context_sizes(size, limits.max_model_len)[0], filtered=True)
+    for number, size in enumerate(tokens, len(rows)):
+        report("graphs", number / total, f"prefill, {size} tokens")
+        executor.try_size(size)
 
 
 def _pool_message(resolved: Resolved) -> str:

@@ -39,9 +39,11 @@ from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.grammar import GrammarCache
 from chorale.runtime.hardware import Hardware
+from chorale.runtime.mixed import Mixed, pad_plan
 from chorale.runtime.resolve import resolve
 from chorale.runtime.rows import SamplingRows
-from chorale.serve.build import allocate_kv, load_model, make_executor
+from chorale.runtime.worker import Worker
+from chorale.serve.build import allocate_kv, capture_first, load_model, make_executor
 
 DEVICE = CpuDevice(Hardware("cpu", "stand-in", 2**34, 2**34), can_capture=True, overlap=True)
 
@@ -57,12 +59,23 @@ def graph_engine(folder: Path, **options: Any) -> EngineCore:
     return EngineCore(found.limits, make_executor(model, kv, found, DEVICE, GrammarCache(512)))
 
 
-def decodes_of(core: EngineCore) -> Decodes:
+def worker_of(core: EngineCore) -> Worker:
     executor = core._executor
     assert isinstance(executor, LocalExecutor)
     assert executor._worker is not None
-    assert executor._worker._decodes is not None
-    return executor._worker._decodes
+    return executor._worker
+
+
+def decodes_of(core: EngineCore) -> Decodes:
+    decodes = worker_of(core)._decodes
+    assert decodes is not None
+    return decodes
+
+
+def mixed_of(core: EngineCore) -> Mixed:
+    mixed = worker_of(core)._mixed
+    assert mixed is not None
+    return mixed
 
 
 # ------------------------------------------------------------------ sizes
@@ -163,6 +176,21 @@ def test_what_a_decode_is() -> None:
     assert not is_decode(plan_of(**longer))
 
 
+def test_a_padded_plan_computes_dummies_last() -> None:
+    plan = plan_of(
+        num_new=np.array([1, 3, 1], np.int32),
+        samples=np.array([True, False, True]),
+        token_ids=np.array([-1, 7, 8, 9, -1], np.int32),
+    )
+    padded = pad_plan(plan, 16, 6, 99)
+    assert padded.rows.tolist() == [4, 0, 2, 99, 99, 99]
+    assert padded.num_new.tolist() == [1, 3, 1, 11, 0, 0]
+    assert padded.num_computed.tolist() == [32, 5, 63, 0, 0, 0]
+    assert padded.samples.tolist() == [True, False, True, False, False, False]
+    assert padded.num_tokens == 16
+    assert pad_plan(plan, 5, 4, 99).num_new.tolist() == [1, 3, 1, 0]
+
+
 # ------------------------------------------------------------------ the engine
 
 
@@ -190,6 +218,7 @@ def test_equals_eager(checkpoint: Path, alone: dict[str, list[list[int]]], optio
     assert tokens_of(run(core, mixed_requests())) == alone
     assert tokens_of(run(core, mixed_requests())) == alone  # prompts from the cache
     assert {filtered for *_, filtered in decodes_of(core)._graphs} == {False, True}
+    assert mixed_of(core).num_graphs >= 1
 
 
 def test_more_rows_than_the_largest_graph_run_without_one(
@@ -237,8 +266,26 @@ def test_dummies_write_only_their_own_page(checkpoint: Path) -> None:
     for pages in decodes._kv:
         pages[:-1] = 7.0
     decodes.graph(8, 1024)
+    mixed_of(core).graph(64, 4)
     assert all((pages[:-1] == 7.0).all() for pages in decodes._kv)
     assert all((pages[-1, :, :, 0] != 0).any() for pages in decodes._kv)
+
+
+def test_captured_at_the_start(checkpoint: Path) -> None:
+    core = graph_engine(checkpoint, max_num_batched_tokens=300)
+    found = resolve(
+        EngineConfig(model=str(checkpoint), max_model_len=1024, max_num_seqs=8, max_num_batched_tokens=300),
+        ModelConfig.load(checkpoint),
+        DEVICE.hardware,
+        can_capture=True,
+    )
+    said: list[str] = []
+    executor = core._executor
+    assert isinstance(executor, LocalExecutor)
+    capture_first(executor, found, lambda phase, fraction=None, message="": said.append(message))
+    assert {size for size, *_ in decodes_of(core)._graphs} == {1, 2, 4, 8}
+    assert {tokens for tokens, _ in mixed_of(core)._graphs} == {16, 64, 128, 256}
+    assert said[-1] == "prefill, 300 tokens"  # tried, not captured
 
 
 def test_a_row_without_a_token_ends_alone(checkpoint: Path) -> None:
