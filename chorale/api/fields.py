@@ -18,6 +18,7 @@ from chorale.api import limits
 from chorale.errors import RequestError
 
 TokenId = Annotated[int, limits.token_id()]
+Metadata = dict[Annotated[str, limits.items("metadata_key")], Annotated[str, limits.items("metadata_value")]]
 StopString = Annotated[str, Field(min_length=1), limits.utf8_bytes("stop_bytes")]
 
 
@@ -32,8 +33,8 @@ class Refusal:
 HARMLESS: dict[str, str] = {
     "user": "an end-user label; nothing here depends on it",
     "safety_identifier": "an end-user label; nothing here depends on it",
-    "metadata": "labels for stored objects; Chat and Completions are not stored",
-    "store": "Chat and Completions are not stored",
+    "metadata": "labels for stored objects; these are not stored",
+    "store": "these are not stored",
     "service_tier": "there is one tier; the answer says `default`",
     "prompt_cache_key": "the prefix cache finds equal prefixes by itself",
     "prompt_cache_options": "the prefix cache finds equal prefixes by itself",

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chorale.api.chat.request import ChatRequest
+from chorale.api.chat.stored import MetadataUpdate
 from chorale.api.completions.request import CompletionRequest
 from chorale.api.conversations.request import CreateConversation, CreateItems, UpdateConversation
 from chorale.api.http import json_response
@@ -51,6 +52,11 @@ def operations() -> tuple[Operation, ...]:
     """Everything that is served."""
     return (
         Operation("POST", "/v1/chat/completions", "A chat's next message", ChatRequest, streams=True),
+        Operation("GET", "/v1/chat/completions", "The stored ones"),
+        Operation("GET", "/v1/chat/completions/{completion_id}", "One that was asked to be stored"),
+        Operation("POST", "/v1/chat/completions/{completion_id}", "Change its metadata", MetadataUpdate),
+        Operation("DELETE", "/v1/chat/completions/{completion_id}", "Forget it"),
+        Operation("GET", "/v1/chat/completions/{completion_id}/messages", "What it was asked"),
         Operation("POST", "/v1/completions", "A raw prompt's continuation", CompletionRequest, streams=True),
         Operation(
             "POST",

@@ -14,6 +14,7 @@ from chorale.api.chat.body import chat_body
 from chorale.api.chat.chunks import ChunkWriter, usage_event
 from chorale.api.chat.prepare import Prepared, prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
+from chorale.api.chat.stored import keep
 from chorale.api.http import EventStream, json_response, read_json, until_disconnect
 from chorale.api.names import check_model
 from chorale.api.output import Fold, end_error
@@ -29,8 +30,11 @@ async def create(state: ServerState, request: Request) -> Response:
     prepared = await prepare(state, chat)
     answer = Answer.of(state, chat)
     if chat.stream:
-        return EventStream(stream_chat(state, chat, prepared, answer))
-    return json_response(await until_disconnect(request, complete_chat(state, prepared, answer)))
+        return EventStream(stream_chat(state, chat, prepared, answer, request.state.owner))
+    body = await until_disconnect(request, complete_chat(state, prepared, answer))
+    if chat.store:
+        await keep(state, chat, body, request.state.owner)
+    return json_response(body)
 
 
 async def complete_chat(state: ServerState, prepared: Prepared, answer: Answer) -> dict[str, Any]:
@@ -54,9 +58,10 @@ async def complete_chat(state: ServerState, prepared: Prepared, answer: Answer) 
 
 
 async def stream_chat(
-    state: ServerState, chat: ChatRequest, prepared: Prepared, answer: Answer
+    state: ServerState, chat: ChatRequest, prepared: Prepared, answer: Answer, owner: bytes = b""
 ) -> AsyncGenerator[bytes]:
     """The chunks of each wake-up as one piece; after an error its event; ``[DONE]`` last, always."""
+    folds = [Fold() for _ in range(chat.n if chat.store else 0)]
     writers = [
         ChunkWriter(
             answer,
@@ -82,6 +87,11 @@ async def stream_chat(
                 data = b"".join([writers[index].feed(events) for index, events in batch])
             if data:
                 yield data
+            if folds:
+                for index, events in batch:
+                    folds[index].add(events)
+    if folds and all(writer.ended and end_error(writer.ended) is None for writer in writers):
+        await keep(state, chat, chat_body(answer, folds, prepared.prompt_token_ids), owner)
     yield _conclusion(state, writers, answer, chat.with_usage)
 
 

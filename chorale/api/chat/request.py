@@ -9,10 +9,11 @@ from pydantic import Field
 
 from chorale.api import fields, limits
 from chorale.api.body import parse_model
-from chorale.api.fields import Refusal, StreamOptions, StructuredFields
+from chorale.api.fields import Metadata, Refusal, StreamOptions, StructuredFields
 from chorale.errors import RequestError
 
-HARMLESS: dict[str, str] = fields.HARMLESS | {
+_STORED = ("metadata", "store")  # harmless where nothing is stored
+HARMLESS: dict[str, str] = {name: why for name, why in fields.HARMLESS.items() if name not in _STORED} | {
     "skip_special_tokens": "harmony is always parsed; special tokens are never part of a message's text",
     "add_special_tokens": "the harmony frame decides which special tokens stand where",
     "chat_template_content_format": "there is one template, harmony",
@@ -40,6 +41,8 @@ class ChatRequest(StructuredFields):
     max_completion_tokens: Annotated[int, limits.number("max_completion_tokens")] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    store: bool = False
+    metadata: Annotated[Metadata, limits.items("metadata")] | None = None
 
     tools: Annotated[list[dict[str, Any]], limits.items("tools")] | None = None
     tool_choice: str | dict[str, Any] | None = None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from chorale.api.responses.access import Access, Bounds
+from chorale.api.responses.completion_store import SqlCompletions
 from chorale.api.responses.conversation_rows import finish_hold
 from chorale.api.responses.conversation_store import SqlConversations
 from chorale.api.responses.database import Database
@@ -98,6 +99,7 @@ class SqlStore:
         self._num_failed_puts = 0
         self.live = SqlLive(access)
         self.conversations = SqlConversations(access)
+        self.completions = SqlCompletions(access)
 
     async def put(self, response: StoredResponse, hold: Hold | None = None) -> None:
         try:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from chorale.errors import ChoraleError, NotFoundError, RequestError
+
+if TYPE_CHECKING:
+    from chorale.api.responses.completion_store import SqlCompletions
 
 Item = dict[str, Any]
 
@@ -140,6 +143,9 @@ class ResponseStore(Protocol):
 
     @property
     def conversations(self) -> Conversations: ...
+
+    @property
+    def completions(self) -> SqlCompletions: ...
 
     async def put(self, response: StoredResponse, hold: Hold | None = None) -> None:
         """Durable when it returns. The id must be new.

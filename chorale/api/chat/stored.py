@@ -1,0 +1,136 @@
+"""Stored chat completions: kept when ``store`` is true, then read, listed, labelled and deleted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chorale.api import limits
+from chorale.api.chat.request import ChatRequest
+from chorale.api.fields import Metadata
+from chorale.api.http import json_response, parse_model, read_json
+from chorale.api.responses.completion_store import CompletionFilter, StoredCompletion
+from chorale.api.responses.pages import check_names, page_object, read_number
+from chorale.api.state import ServerState
+from chorale.errors import ChoraleError, NotFoundError, RequestError
+
+logger = logging.getLogger("chorale.api.chat")
+
+# What of the request is shown again with a stored completion.
+_ECHOED = (
+    "tools",
+    "tool_choice",
+    "response_format",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+
+
+class MetadataUpdate(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    metadata: Annotated[Metadata, limits.items("metadata")]
+
+
+async def keep(state: ServerState, chat: ChatRequest, body: Mapping[str, Any], owner: bytes) -> None:
+    """Store it before its end is told. A store that fails does not fail the answer: it is counted."""
+    echoed = {name: getattr(chat, name) for name in _ECHOED}
+    completion = {**body, **echoed, "metadata": chat.metadata or {}}
+    try:
+        await state.store.completions.put(StoredCompletion(completion, chat.messages), owner)
+    except ChoraleError as error:
+        state.metrics.series.count("chorale:response_store_failures")
+        logger.warning("completion %s could not be stored: %s", body["id"], error)
+
+
+async def retrieve(state: ServerState, request: Request) -> Response:
+    return json_response((await _found(state, request)).completion)
+
+
+async def update(state: ServerState, request: Request) -> Response:
+    """Replace the metadata."""
+    asked = parse_model(MetadataUpdate, await read_json(request, state.config))
+    completion_id = request.path_params["completion_id"]
+    changed = await state.store.completions.update(completion_id, request.state.owner, asked.metadata)
+    if changed is None:
+        raise _not_found(completion_id)
+    return json_response(changed.completion)
+
+
+async def delete(state: ServerState, request: Request) -> Response:
+    completion_id = request.path_params["completion_id"]
+    if not await state.store.completions.delete(completion_id, request.state.owner):
+        raise _not_found(completion_id)
+    return json_response({"id": completion_id, "object": "chat.completion.deleted", "deleted": True})
+
+
+async def list_completions(state: ServerState, request: Request) -> Response:
+    """Oldest first unless ``order=desc``; of one ``model``, with all of ``metadata[KEY]=VALUE``."""
+    query = request.query_params
+    labels = {name[9:-1]: query[name] for name in query if name.startswith("metadata[") and name[-1] == "]"}
+    check_names(query, "after", "limit", "order", "model", *(f"metadata[{key}]" for key in labels))
+    wanted = CompletionFilter(
+        after=query.get("after"),
+        limit=read_number(query, "limit", 20),
+        newest_first=_newest_first(query),
+        model=query.get("model"),
+        metadata=labels,
+    )
+    page = await state.store.completions.page(request.state.owner, wanted)
+    if page is None:
+        raise RequestError(f"after: no stored completion {str(wanted.after)[:128]!r}", param="after")
+    return json_response(page_object(*page))
+
+
+async def list_messages(state: ServerState, request: Request) -> Response:
+    """What the completion answers."""
+    stored = await _found(state, request)
+    query = request.query_params
+    check_names(query, "after", "limit", "order")
+    limit, after = read_number(query, "limit", 20), query.get("after")
+    messages = [_message(stored.id, number, given) for number, given in enumerate(stored.messages)]
+    if _newest_first(query):
+        messages.reverse()
+    if after is not None:
+        places = [number for number, message in enumerate(messages) if message["id"] == after]
+        if not places:
+            raise RequestError(f"after: {after[:128]!r} is not a message of this completion", param="after")
+        messages = messages[places[0] + 1 :]
+    return json_response(page_object(messages[:limit], len(messages) > limit))
+
+
+def _newest_first(query: Mapping[str, str]) -> bool:
+    order = query.get("order", "asc")
+    if order not in ("asc", "desc"):
+        raise RequestError("order: must be 'asc' or 'desc'", param="order")
+    return order == "desc"
+
+
+def _message(completion_id: str, number: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    content = given.get("content")
+    parts = content if isinstance(content, list) else None
+    shown = {**given, "id": f"{completion_id}-{number}", "content_parts": parts}
+    return shown | {"content": None if parts is not None else content}
+
+
+async def _found(state: ServerState, request: Request) -> StoredCompletion:
+    completion_id = request.path_params["completion_id"]
+    found = await state.store.completions.get(completion_id, request.state.owner)
+    if found is None:
+        raise _not_found(completion_id)
+    return found
+
+
+def _not_found(completion_id: str) -> NotFoundError:
+    return NotFoundError(
+        f"no chat completion with id {completion_id[:128]!r} is stored; ask for it with store: true",
+        param="completion_id",
+    )
