@@ -80,6 +80,8 @@ class Job:
     async def run(self) -> None:
         """Until the end is in the store, or the response is not ours any more."""
         self._produce = asyncio.create_task(self._read_turn())
+        # Not in the task itself: one that is cancelled before it begins runs nothing of its own.
+        self._produce.add_done_callback(lambda _: self._more.set())
         if self._stopped is not None:
             self._produce.cancel()
         try:
@@ -97,15 +99,12 @@ class Job:
     # ------------------------------------------------------------------ the turn
 
     async def _read_turn(self) -> None:
-        try:
-            async for piece in self._run.pieces(begin=True):
-                self._add(piece)
-                self._more.set()
-                while self._num_pending_bytes > MAX_PENDING_BYTES:
-                    self._room.clear()
-                    await self._room.wait()
-        finally:
+        async for piece in self._run.pieces(begin=True):
+            self._add(piece)
             self._more.set()
+            while self._num_pending_bytes > MAX_PENDING_BYTES:
+                self._room.clear()
+                await self._room.wait()
 
     # ------------------------------------------------------------------ the store
 

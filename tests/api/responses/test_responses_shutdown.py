@@ -1,0 +1,47 @@
+"""SIGTERM while background responses run: they get the time that requests get, and then an end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from responses_helpers import HELLO, run, tokens
+from shell_helpers import call, make_state, running
+
+from chorale.api.app import create_app
+from chorale.api.responses.store import SqliteStore
+from chorale.client.scripted import Script, ScriptedClient
+
+
+@pytest.mark.parametrize(
+    ("script", "hurry", "status"),
+    [
+        (Script(tokens(HELLO), delay=0.02), False, "completed"),
+        (Script(tokens(HELLO)[:8], hang=True), False, "failed"),
+        (Script(tokens(HELLO)[:8], hang=True), True, "failed"),
+    ],
+)
+def test_a_drain(tmp_path: Path, script: Script, hurry: bool, status: str) -> None:
+    async def scenario() -> None:
+        store = str(tmp_path / "responses.sqlite3")
+        client = ScriptedClient(lambda request, index: script)
+        timeout = 60.0 if status == "completed" or hurry else 0.3
+        async with make_state(client, response_store=store, shutdown_timeout=timeout) as state:
+            async with running(create_app(state)) as server:
+                made = await call(server.port, "POST", "/v1/responses", {"input": "x", "background": True})
+                assert made.json["status"] == "queued"
+                await asyncio.sleep(0.1)
+                server.stop()
+                if hurry:
+                    server.stop()
+                await asyncio.wait_for(server.task, 15)
+            reopened = SqliteStore(store)  # what another process would see
+            found = await reopened.get(made.json["id"], b"")
+            assert found is not None
+            assert found.status == status
+            assert (found.body["error"] is not None) == (status == "failed")
+            assert await reopened.live.workers() == {}
+            await reopened.close()
+
+    run(scenario)
