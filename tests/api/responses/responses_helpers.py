@@ -189,7 +189,9 @@ def fold_events(events: list[dict[str, Any]]) -> dict[str, Any]:
             final = event["item"]
             assert (final["id"], final["type"]) == (item["id"], item["type"])
             if final["type"] in HOSTED:
-                assert _known_early(item) == _known_early(final), "deltas do not add up to the item"
+                assert _known_early(item, item) == _known_early(final, item), (
+                    "deltas do not add up to the item"
+                )
             elif final["type"] not in WITHOUT_DELTAS:
                 assert _at_first(final, item) == item, "deltas do not add up to the item"
             output[index] = final
@@ -213,19 +215,14 @@ HOSTED = {
 }
 
 
-def _known_early(item: dict[str, Any]) -> dict[str, Any]:
-    """Of a tool's item, what its events have told before it is done."""
+def _known_early(item: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
+    """Of a tool's item, what its events told before it was done. An address may be found by the tool."""
     late = {"status", "outputs", "output", "error", "tools", "results"}
     known = {key: value for key, value in item.items() if key not in late}
     if "action" in known:
-        known["action"] = {key: value for key, value in known["action"].items() if key != "sources"}
+        early = {key for key, value in added["action"].items() if value}
+        known["action"] = {key: value for key, value in known["action"].items() if key in early}
     return known
-
-
-def _at_first(final: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
-    """The finished item, but for what no delta brings."""
-    late = {key: item[key] for key in ("status", "encrypted_content") if key in item}
-    return {**final, **late}
 
 
 def _apply(kind: str, event: dict[str, Any], item: dict[str, Any]) -> None:
