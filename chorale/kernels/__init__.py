@@ -15,20 +15,30 @@ from chorale.kernels.ops import Ops
 OpsName = Literal["auto", "reference", "triton"]
 
 
-def select_ops(name: OpsName | str, device: str) -> Ops:
+def select_ops(name: OpsName | str, device: str, *, dense_experts: bool = False) -> Ops:
     """The back end called ``name`` for ``device`` ("cpu", "cuda", "cuda:1").
 
-    "auto" takes the reference everywhere until the Triton kernels are validated on a device
-    (``docs/kernels.md``). A back end asked for by name that cannot run raises ``ConfigError``; there is no
-    silent fallback.
+    "auto" takes Triton on NVIDIA GPUs from Ampere on, unless the experts are not MXFP4, and the reference
+    elsewhere. A back end asked for by name that cannot run raises ``ConfigError``; there is no silent
+    fallback.
     """
-    if name == "triton":
+    if name == "triton" or (name == "auto" and not dense_experts and _suits_triton(device)):
         return _triton_ops(device)
     if name not in ("auto", "reference"):
         raise ConfigError(f"ops {name!r}: not one of auto, reference, triton")
     from chorale.kernels.reference import REFERENCE_OPS
 
     return REFERENCE_OPS
+
+
+def _suits_triton(device: str) -> bool:
+    """Whether the kernels have been validated for this kind of device (``docs/kernels.md``)."""
+    if not device.startswith("cuda") or importlib.util.find_spec("triton") is None:
+        return False
+    import torch
+
+    on_nvidia = torch.cuda.is_available() and torch.version.hip is None
+    return on_nvidia and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _triton_ops(device: str) -> Ops:

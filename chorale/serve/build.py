@@ -80,7 +80,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
     device = open_device(config.device, threads)
     grammars = GrammarCache(model_config.vocab_size)
     grammars.warm()
-    ops = select_ops(config.ops, str(device.torch_device))
+    ops = select_ops(config.ops, str(device.torch_device), dense_experts=model_config.dense_experts)
     resolved = resolve(
         config,
         model_config,

@@ -1,4 +1,6 @@
-"""The whole engine on a GPU: the same numbers as on the CPU, however the work is cut. ``pytest -m gpu``.
+"""The whole engine on a GPU, on plain-torch ops: the same numbers as on the CPU, however the work is cut.
+
+``pytest -m gpu``.
 
 In float32 (TF32 stays off) a GPU differs from the CPU by the order of sums only. In bfloat16 each matrix
 product rounds its inputs to 8 bits, which on a random model now and then turns the choice between two nearly
@@ -35,7 +37,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scores(checkpoint: Path, **options: Any) -> dict[str, list[float]]:
     """Log-probabilities of every prompt token."""
-    core = make_engine(checkpoint, **options)
+    core = make_engine(checkpoint, **{"ops": "reference", **options})
     asked = [request(f"r{n}", random_prompt(n, seed=n), max_tokens=1, prompt_logprobs=0) for n in LENGTHS]
     answers = run(core, asked)
     return {
@@ -76,11 +78,12 @@ def test_bfloat16_stays_within_its_bound(checkpoint: Path) -> None:
 )
 def test_any_company_and_any_cutting_gives_the_same_tokens(checkpoint: Path, options: dict[str, Any]) -> None:
     settings: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_model_len": 512}
+    settings["ops"] = options.get("ops", "reference")
     asked = [
         request(f"r{i}", random_prompt(20 + 30 * i, seed=i), max_tokens=40, seed=i, temperature=i % 2)
         for i in range(8)
     ]
     alone = make_engine(checkpoint, **settings, enable_prefix_caching=False, async_scheduling=False)
     expected = {each.request_id: run(alone, [each])[each.request_id][0].token_ids for each in asked}
-    together = run(make_engine(checkpoint, **settings, **options), asked)
+    together = run(make_engine(checkpoint, **{**settings, **options}), asked)
     assert {name: choices[0].token_ids for name, choices in together.items()} == expected
