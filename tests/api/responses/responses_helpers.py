@@ -225,6 +225,12 @@ def _known_early(item: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
     return known
 
 
+def _at_first(final: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
+    """The finished item, but for what no delta brings."""
+    late = {key: item[key] for key in ("status", "encrypted_content") if key in item}
+    return {**final, **late}
+
+
 def _apply(kind: str, event: dict[str, Any], item: dict[str, Any]) -> None:
     if kind == "response.content_part.added":
         assert event["content_index"] == len(item["content"])
