@@ -6,6 +6,7 @@ static file without scripts from anywhere; both are off with --disable-docs.
 
 from __future__ import annotations
 
+import functools
 import html
 from dataclasses import dataclass
 from functools import partial
@@ -98,23 +99,20 @@ def operations() -> tuple[Operation, ...]:
 def routes(state: ServerState) -> list[Route]:
     if state.config.disable_docs:
         return []
-    description = describe()
-    return [
-        Route("/openapi.json", partial(_openapi, description)),
-        Route("/docs", partial(_docs, page())),
-    ]
+    return [Route("/openapi.json", _openapi), Route("/docs", partial(_docs, page()))]
 
 
-async def _openapi(description: dict[str, Any], request: Request) -> Response:
-    return json_response(description)
+async def _openapi(request: Request) -> Response:
+    return json_response(describe())
 
 
 async def _docs(text: str, request: Request) -> Response:
     return Response(text, headers=_HTML_HEADERS)
 
 
+@functools.cache
 def describe() -> dict[str, Any]:
-    """The OpenAPI 3.1 document."""
+    """The OpenAPI 3.1 document, made when it is first asked for (a tenth of a second). Not to be changed."""
     listed = operations()
     bodies = sorted({op.body for op in listed if op.body is not None}, key=lambda model: model.__name__)
     _, schemas = models_json_schema([(model, "validation") for model in bodies], ref_template=_REF)
