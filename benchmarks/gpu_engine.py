@@ -65,6 +65,9 @@ class Watch:
         self.launched += time.perf_counter() - start
         return Watched(handle, self)
 
+    def use_idle_time(self) -> bool:
+        return self.inner.use_idle_time()
+
     def shutdown(self) -> None:
         self.inner.shutdown()
 
@@ -198,14 +201,21 @@ def fill_pool(core: EngineCore, watch: Watch, length: int, allowed: float) -> No
 
 
 def time_captures(core: EngineCore, rows: list[int]) -> dict[int, float]:
-    """Seconds that the graphs of some batches take, compilation included."""
+    """Seconds that the graphs of some batches take, and then all that would be made in idle moments."""
     executor: Any = core._executor
     seconds = {}
     for count in rows:
         start = time.perf_counter()
-        executor.inner.capture_decode(count, core.limits.max_model_len)
+        executor.inner.prepare(
+            lambda worker, rows=count: worker.capture_decode(rows, core.limits.max_model_len)
+        )
         torch.cuda.synchronize()
         seconds[count] = round(time.perf_counter() - start, 3)
+    start, pieces = time.perf_counter(), 0
+    while core.use_idle_time():
+        pieces += 1
+    torch.cuda.synchronize()
+    print(f"{pieces} more in {time.perf_counter() - start:.1f} s", flush=True)
     return seconds
 
 

@@ -60,6 +60,9 @@ class CountingCore:
             chunks.append(TokenChunk(request_id, 0, [now], finish_reason="length" if left == 1 else None))
         return chunks
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self._live))
 

@@ -116,6 +116,8 @@ class LocalClient:
     def _receive(self) -> bool:
         """Handle the inbox; waits while the engine is idle. False: stop."""
         wait = not self._core.has_work
+        while wait and self._inbox.empty() and self._core.use_idle_time():
+            pass
         while True:
             try:
                 message = self._inbox.get(block=wait)

@@ -159,6 +159,10 @@ class EngineCore:
         life = self._life
         return bool(life.requests or life.in_flight or life.outbox or self._gate)
 
+    def use_idle_time(self) -> bool:
+        """Let the executor prepare a little while there is no work; False: it has nothing to prepare."""
+        return self._executor.use_idle_time()
+
     # ------------------------------------------------------------------ what others may ask
 
     def stats(self) -> EngineStats:

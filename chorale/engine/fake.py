@@ -166,6 +166,9 @@ class FakeExecutor:
         self._next_step_id: int | None = None
         self.num_shutdowns = 0
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def execute(self, plan: StepPlan) -> FakeHandle:
         if self._next_step_id not in (None, plan.step_id):
             raise EngineError(f"step {plan.step_id} came in place of {self._next_step_id}")

@@ -256,4 +256,9 @@ class Executor(Protocol):
 
     def execute(self, plan: StepPlan) -> StepHandle: ...
 
+    def use_idle_time(self) -> bool:
+        """Do a piece of what can be done before it is needed; False: there is nothing. Called between steps
+        when no request is there. Raises ``EngineError``."""
+        ...
+
     def shutdown(self) -> None: ...

@@ -19,9 +19,11 @@ _CONTEXTS = (512, 1024, 2048)
 # Mixed steps: above, the device takes longer than the host needs for launching.
 MIXED_TOKENS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 MIXED_ROWS = (4, 16, 64)  # dummies included
-FIRST_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # decode steps that are captured at the start
-FIRST_FILTERED = (1, 16)  # of them, those that are captured with top_k, top_p and min_p too
-FIRST_TOKENS = (16, 64, 128, 256, 512, 1024)  # mixed steps of a few rows, likewise
+# Captured before the engine is ready; the others in idle moments, or when they are needed. Few, because on a
+# machine's first start each also compiles kernels.
+FIRST_ROWS = (1, 2, 8, 64)
+FIRST_TOKENS = (128, 1024)
+FILTERED_ROWS = 16  # up to so many, graphs with filters are made in idle moments too
 
 
 def row_sizes(most: int) -> tuple[int, ...]:

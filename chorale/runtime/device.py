@@ -5,6 +5,7 @@ Everything else asks for a capability (``overlap``, ``sample_rows``) or for a tr
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -159,11 +160,15 @@ class Graphs:
             step()  # kernels are compiled and loaded, libraries take their work space
             # Other threads may go on using the device meanwhile. Not torch.cuda.graph: that collects garbage
             # and empties the allocator's cache, which takes longer than the capture.
+            collects = gc.isenabled()
+            gc.disable()  # what a collection frees may need the device, which a capture does not allow
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 step()
             finally:
                 graph.capture_end()
+                if collects:
+                    gc.enable()
         current.wait_stream(self._stream)
         return graph.replay
 

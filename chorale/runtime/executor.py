@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from chorale.engine.types import StepHandle, StepPlan, StepResult
@@ -14,6 +15,7 @@ class LocalExecutor:
 
     def __init__(self, worker: Worker) -> None:
         self._worker: Worker | None = worker
+        self._later: deque[Callable[[Worker], None]] = deque()
 
     def execute(self, plan: StepPlan) -> StepHandle:
         """Never raises: whatever goes wrong is raised by the handle's ``result``."""
@@ -24,16 +26,18 @@ class LocalExecutor:
         except Exception as error:  # any fault of the device or the model fails this step, and is not lost
             return LocalStep(plan.step_id, _raising(error))
 
-    def capture_decode(self, rows: int, longest: int, filtered: bool = False) -> None:
-        """Prepare decode steps of so many rows whose contexts are at most ``longest``."""
-        self._prepare(lambda worker: worker.capture_decode(rows, longest, filtered))
+    def later(self, action: Callable[[Worker], None]) -> None:
+        """Something for ``use_idle_time``."""
+        self._later.append(action)
 
-    def try_size(self, num_tokens: int) -> None:
-        """Prepare steps of so many tokens."""
-        self._prepare(lambda worker: worker.try_size(num_tokens))
+    def use_idle_time(self) -> bool:
+        if not self._later or self._worker is None:
+            return False
+        self.prepare(self._later.popleft())
+        return True
 
-    def _prepare(self, action: Callable[[Worker], None]) -> None:
-        """Raises ``EngineError``."""
+    def prepare(self, action: Callable[[Worker], None]) -> None:
+        """Do something before it is needed. Raises ``EngineError``."""
         if self._worker is None:
             raise EngineError("the executor was shut down")
         try:

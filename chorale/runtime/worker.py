@@ -86,18 +86,18 @@ class Worker:
         return lambda: _result(plan, step.entries, wanted, prompt, fetch())
 
     @torch.inference_mode()
-    def capture_decode(self, rows: int, longest: int, filtered: bool) -> None:
+    def capture_decode(self, rows: int, longest: int, filtered: bool = False) -> None:
         """Make the graph of a decode step now; it would be made when first needed."""
         if self._decodes is not None:
             self._decodes.graph(rows, longest, filtered)
 
     @torch.inference_mode()
-    def try_size(self, num_tokens: int) -> None:
+    def try_size(self, num_tokens: int, rows: int = MIXED_ROWS[0]) -> None:
         """A forward pass of so many dummy tokens, captured if it can be: its kernels are compiled then."""
         if self._mixed is None:
             return
         if num_tokens in self._mixed.sizes:
-            self._mixed.graph(num_tokens, MIXED_ROWS[0])
+            self._mixed.graph(num_tokens, rows)
         else:
             plan = dummy_plan(num_tokens, self._buffers.spare_row)
             self._model.hidden(self._buffers.fill(plan).forward, self._kv)

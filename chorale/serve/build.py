@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -15,14 +16,21 @@ import torch
 from chorale.client.base import EngineInfo
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
-from chorale.engine.types import CacheGroup, RowStart, SamplingSpec, StepPlan
+from chorale.engine.types import CacheGroup, EngineLimits, RowStart, SamplingSpec, StepPlan
 from chorale.kernels import select_ops
 from chorale.kernels.ops import Ops
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.model.hub import resolve_model
 from chorale.model.weights import load_weights
-from chorale.runtime.buckets import FIRST_FILTERED, FIRST_ROWS, FIRST_TOKENS, context_sizes
+from chorale.runtime.buckets import (
+    FILTERED_ROWS,
+    FIRST_ROWS,
+    FIRST_TOKENS,
+    MIXED_ROWS,
+    MIXED_TOKENS,
+    context_sizes,
+)
 from chorale.runtime.buffers import Buffers
 from chorale.runtime.decodes import Decodes
 from chorale.runtime.device import Device, default_threads, open_device
@@ -175,24 +183,45 @@ def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:
 
 
 def capture_first(executor: LocalExecutor, resolved: Resolved, report: Progress) -> None:
-    """Capture the steps that any service meets, and try the large ones: what compiles, compiles now.
+    """Capture the steps that any service meets, and try the largest; leave the others for idle moments.
 
-    Other sizes follow when they are needed. Raises ``EngineError``.
+    Raises ``EngineError``.
     """
-    limits = resolved.limits
-    rows = [size for size in resolved.graph_rows if size in FIRST_ROWS or size == resolved.graph_rows[-1]]
-    most = min(limits.max_num_batched_tokens, limits.max_model_len)
-    tokens = sorted({size for size in FIRST_TOKENS if size <= most} | {min(most, 2048), most})
-    total = len(rows) + len(tokens)
-    for number, size in enumerate(rows):
-        report("graphs", number / total, f"decode, {size} rows")
-        for longest in context_sizes(size, limits.max_model_len):
-            executor.capture_decode(size, longest)
-        if size in FIRST_FILTERED:
-            executor.capture_decode(size, context_sizes(size, limits.max_model_len)[0], filtered=True)
-    for number, size in enumerate(tokens, len(rows)):
-        report("graphs", number / total, f"prefill, {size} tokens")
-        executor.try_size(size)
+    pieces = preparations(resolved.graph_rows, resolved.limits)
+    now = [name for name, (_, is_first) in pieces.items() if is_first]
+    for number, name in enumerate(now):
+        report("graphs", number / len(now), name)
+        executor.prepare(pieces[name][0])
+    for action, is_first in pieces.values():
+        if not is_first:
+            executor.later(action)
+
+
+def preparations(
+    graph_rows: tuple[int, ...], limits: EngineLimits
+) -> dict[str, tuple[Callable[[Worker], None], bool]]:
+    """By name: what can be done before a step needs it, and whether it should be done before any step."""
+    longest, most = limits.max_model_len, min(limits.max_num_batched_tokens, limits.max_model_len)
+    found: dict[str, tuple[Callable[[Worker], None], bool]] = {}
+
+    def decode(size: int, context: int, filtered: bool, is_first: bool) -> None:
+        name = f"decode, {size} rows of up to {context} tokens{', filtered' if filtered else ''}"
+        action = partial(Worker.capture_decode, rows=size, longest=context, filtered=filtered)
+        found[name] = (action, is_first)
+
+    for size in graph_rows:
+        for context in context_sizes(size, longest):
+            decode(size, context, False, size in FIRST_ROWS)
+    for tokens in sorted({size for size in MIXED_TOKENS if size < most} | {min(most, 2048), most}):
+        for rows in MIXED_ROWS[:2]:
+            is_first = rows == MIXED_ROWS[0] and (tokens in FIRST_TOKENS or tokens == most)
+            if tokens in MIXED_TOKENS or rows == MIXED_ROWS[0]:
+                action = partial(Worker.try_size, num_tokens=tokens, rows=rows)
+                found[f"prefill, {tokens} tokens, {rows} rows"] = (action, is_first)
+    for size in graph_rows:
+        if size <= FILTERED_ROWS:
+            decode(size, context_sizes(size, longest)[-1], True, False)
+    return found
 
 
 def _pool_message(resolved: Resolved) -> str:

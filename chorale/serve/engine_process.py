@@ -68,7 +68,7 @@ class EngineLoop:
         core, mailbox, heart = self._core, self._mailbox, self._heart
         while core.has_work or not self._draining:
             if not core.has_work:
-                mailbox.wait(IDLE_WAIT)
+                mailbox.wait(0 if core.use_idle_time() else IDLE_WAIT)
             for client, message in mailbox.receive():
                 self._handle(client, message)
             mailbox.drop_silent()

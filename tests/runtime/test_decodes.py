@@ -20,7 +20,7 @@ from chorale.engine.types import SamplingSpec, StepPlan
 from chorale.errors import ConfigError
 from chorale.kernels.reference import REFERENCE_OPS
 from chorale.model.config import ModelConfig
-from chorale.runtime.buckets import chosen_sizes, context_sizes, pick, row_sizes
+from chorale.runtime.buckets import MIXED_TOKENS, chosen_sizes, context_sizes, pick, row_sizes
 from chorale.runtime.decodes import (
     COMPUTED,
     FULL_PAGE,
@@ -283,9 +283,18 @@ def test_captured_at_the_start(checkpoint: Path) -> None:
     executor = core._executor
     assert isinstance(executor, LocalExecutor)
     capture_first(executor, found, lambda phase, fraction=None, message="": said.append(message))
-    assert {size for size, *_ in decodes_of(core)._graphs} == {1, 2, 4, 8}
-    assert {tokens for tokens, _ in mixed_of(core)._graphs} == {16, 64, 128, 256}
-    assert said[-1] == "prefill, 300 tokens"  # tried, not captured
+    assert {size for size, *_ in decodes_of(core)._graphs} == {1, 2, 8}
+    assert {tokens for tokens, _ in mixed_of(core)._graphs} == {128}
+    assert said[-1] == "prefill, 300 tokens, 4 rows"  # tried, not captured
+    while core.use_idle_time():
+        pass
+    assert {size for size, *_ in decodes_of(core)._graphs} == set(range(1, 9))
+    assert {size for size, _, filtered in decodes_of(core)._graphs if filtered} == set(range(1, 9))
+    assert set(mixed_of(core)._graphs) == {(size, rows) for size in MIXED_TOKENS[:9] for rows in (4, 16)}
+    before = decodes_of(core).num_graphs
+    asked = [request("a", random_prompt(40), max_tokens=6), request("b", [1], max_tokens=6, top_k=5)]
+    run(core, asked)
+    assert decodes_of(core).num_graphs <= before + 1  # nothing was missing but longer contexts with filters
 
 
 def test_a_row_without_a_token_ends_alone(checkpoint: Path) -> None:
