@@ -52,7 +52,7 @@ async def _complete(state: ServerState, prepared: Prepared, answer: MessageAnswe
 
 
 async def _stream(state: ServerState, prepared: Prepared, answer: MessageAnswer) -> AsyncGenerator[bytes]:
-    writer = EventWriter(answer)
+    writer = EventWriter(answer, whole_calls=not prepared.sampling.grammar)
     async with aclosing(_turn(state, prepared)) as turn:
         async for events in turn:
             data = writer.feed(events)

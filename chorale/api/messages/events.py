@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from chorale.api.anthropic_errors import error_body
-from chorale.api.messages.blocks import MessageAnswer, opened_block, stops, usage_object
+from chorale.api.messages.blocks import MessageAnswer, call_input, opened_block, stops, usage_object
 from chorale.api.messages.signature import write_signature
 from chorale.api.output import (
     CLIENT_CALLS,
@@ -32,10 +32,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EventWriter:
-    """Feed it each wake-up's events; it returns the bytes to send."""
+    """Feed it each wake-up's events; it returns the bytes to send.
 
-    def __init__(self, answer: MessageAnswer) -> None:
+    ``whole_calls``: no grammar holds calls to JSON, so what one wrote is told once it can be read.
+    """
+
+    def __init__(self, answer: MessageAnswer, whole_calls: bool = False) -> None:
         self._answer = answer
+        self._whole_calls = whole_calls
+        self._call: list[str] = []
         self._opened: ItemOpened | None = None  # the shown item that is being written
         self._started = False  # its block
         self._num_blocks = 0
@@ -94,6 +99,9 @@ class EventWriter:
                 return
         if not delta.text:
             return
+        if self._whole_calls and opened.kind in CLIENT_CALLS:
+            self._call.append(delta.text)
+            return
         if not self._started:
             self._start(opened, out)
         out.append(b"%s%s}}\n\n" % (self._before, _encode(delta.text)))
@@ -104,6 +112,9 @@ class EventWriter:
             return
         index = self._num_blocks
         self._num_blocks += 1
+        if self._whole_calls and opened.kind in CLIENT_CALLS:
+            given, self._call = _encode(call_input("".join(self._call))), []
+            out.append(b"%s%s}}\n\n" % (self._before, _encode(given.decode())))
         if opened.kind == "reasoning":
             delta = {"type": "signature_delta", "signature": write_signature(self._thought)}
             out.append(_event("content_block_delta", index=index, delta=delta))

@@ -316,8 +316,17 @@ def _fold_messages(events: list[dict[str, Any]]) -> dict[str, Any]:
             message["usage"] |= event["usage"]
     for block in message["content"]:
         if block["type"] == "tool_use" and message["stop_reason"] != "max_tokens":
-            block["partial"] = json.dumps(json.loads(block.get("partial") or "{}"))
+            block["partial"] = json.dumps(as_object(block.get("partial", "")))
     return message
+
+
+def as_object(text: str) -> dict[str, Any]:
+    """A grammar makes calls JSON objects in that API; scripts know no grammar."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def metric(state: ServerState, name: str, label: str = "") -> float:

@@ -256,6 +256,22 @@ def test_a_message_may_be_continued() -> None:
     with_server(playing(" 42.<|return|>"), main)
 
 
+@pytest.mark.parametrize(
+    ("written", "told"), [('{"a": 1}', {"a": 1}), ("no JSON", {}), ("[1]", {}), ("", {})]
+)
+def test_calls_without_a_grammar_are_told_whole(written: str, told: Any) -> None:
+    """A continued answer is bound to no grammar, so what a call holds may be anything."""
+
+    async def main(server: Server) -> None:
+        messages = [*USER, {"role": "assistant", "content": "Let me see."}]
+        body, streamed = await both(server, messages=messages, tools=TOOLS)
+        assert not server.client.requests[0].sampling.grammar
+        assert without_ids(body) == without_ids(streamed)
+        assert body["content"][-1]["input"] == told
+
+    with_server(playing("<|end|><|start|>assistant" + call("f", written) + "<|call|>"), main)
+
+
 def test_system_documents_and_results_are_read_as_text() -> None:
     async def main(server: Server) -> str:
         document = {
