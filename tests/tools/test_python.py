@@ -186,6 +186,21 @@ def test_leaving_a_call_kills_it(sandbox: Sandbox) -> None:
     with_tool(sandbox, work)
 
 
+def test_leaving_a_loud_call_does_not_hang(sandbox: Sandbox) -> None:
+    """The pipe is full and nobody reads it any more when the session is ended."""
+
+    async def work(_pool: SessionPool, tool: PythonTool) -> None:
+        call = tool.call(ToolCall("python", "while True: print('x' * 10000)", "c"))
+        async for event in call:
+            if isinstance(event, CodeOutput):
+                break
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(5):
+            await call.aclose()
+
+    with_tool(sandbox, work)
+
+
 def test_cancelling_a_call_kills_it(sandbox: Sandbox) -> None:
     async def work(pool: SessionPool, tool: PythonTool) -> None:
         task = asyncio.create_task(drive(tool.call, "python", "import time; time.sleep(60)"))

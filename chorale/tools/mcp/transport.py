@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -32,6 +30,7 @@ from chorale.tools.mcp.wire import (
 from chorale.tools.net.addresses import AddressPolicy
 from chorale.tools.net.transport import AddressRefused, JudgingTransport, Resolve, system_resolve
 from chorale.tools.net.urls import join_url, parse_url
+from chorale.tools.processes import end_process
 
 OnNote = Callable[[Message], None]
 _ACCEPT = "application/json, text/event-stream"
@@ -346,9 +345,7 @@ class Stdio(Duplex):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await process.wait()
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # also what the program left behind
-            await process.wait()
+            await end_process(process)  # and what the program left behind
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, *self._replies, return_exceptions=True)

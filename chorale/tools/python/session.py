@@ -10,15 +10,14 @@ import asyncio
 import codecs
 import contextlib
 import json
-import os
 import secrets
 import shutil
-import signal
 import tempfile
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal
 
+from chorale.tools.processes import end_process, kill_group
 from chorale.tools.python.memory import tree_bytes
 from chorale.tools.python.sandbox import Launch, Sandbox, SandboxMissing
 
@@ -158,9 +157,8 @@ class Session:
     # ------------------------------------------------------------------ the end
 
     def _kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process is not None:
+            kill_group(self._process)
 
     async def close(self) -> None:
         """Idempotent. Afterwards no process, container, pipe or file of the session is left."""
@@ -170,23 +168,13 @@ class Session:
         process, self._process = self._process, None
         launch, self._launch = self._launch, None
         if process is not None:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process)
             if launch is not None and launch.kill_argv:
                 await _kill_container(launch)
-            await process.wait()
-            _close_pipes(process)
+            await end_process(process)
         directory, self._directory = self._directory, None
         if directory is not None:
             await asyncio.to_thread(shutil.rmtree, directory, True)
-
-
-def _close_pipes(process: asyncio.subprocess.Process) -> None:
-    """asyncio leaves the transport open while a pipe is: a grandchild may hold the other end for ever."""
-    transport = getattr(process, "_transport", None)
-    if transport is not None:
-        transport.close()
 
 
 async def _kill_container(launch: Launch) -> None:
