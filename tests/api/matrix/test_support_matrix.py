@@ -135,8 +135,14 @@ def test_tool_choice(engine: LocalClient, face: str, form: str) -> None:
     run(engine, ToolConfig(), main)
 
 
-@pytest.mark.parametrize("face", FACES)
-@pytest.mark.parametrize("kind", ["web_search", "code_interpreter", "allowed"])
+DEMANDS = [(face, "code_interpreter") for face in FACES] + [
+    ("responses", "web_search"),
+    ("chat_stream", "web_search"),
+    ("chat", "allowed"),
+]
+
+
+@pytest.mark.parametrize(("face", "kind"), DEMANDS)
 def test_a_demanded_tool_of_the_server_runs(engine: LocalClient, face: str, kind: str) -> None:
     """On random weights: the demand is the grammar's doing. What the model makes of the tool is its own."""
     choice: Any = {"type": kind}
@@ -152,7 +158,7 @@ def test_a_demanded_tool_of_the_server_runs(engine: LocalClient, face: str, kind
             tools=[WEB, CODE, GET],
             tool_choice=choice,
             seed=2,
-            max_tokens=150,
+            max_tokens=80,
             thinking_token_budget=8,
             logit_bias=BIAS | {"200012": 12.0},
         )
