@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from chorale.cli.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS, Flag
 from chorale.cli.settings import Settings, merge
 from chorale.errors import ConfigError
+
+_WITH_PASSWORD = re.compile(r"(://[^:@/]*:)[^@/]*@")  # of a URL
 
 USAGE = "usage: chorale config show [MODEL] [the options of chorale serve]"
 
@@ -55,4 +58,4 @@ def _show(flag: Flag, settings: Settings, given: Any) -> str:
         return "auto"
     if isinstance(value, tuple):
         return " ".join(str(item) for item in value)
-    return str(value)
+    return _WITH_PASSWORD.sub(r"\1***@", str(value)) if flag.name == "response-store" else str(value)

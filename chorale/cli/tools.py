@@ -80,9 +80,7 @@ def serve(name: str, config: ToolConfig, host: str, port: int) -> int:
 
     key = os.environ.get("CHORALE_TOOLS_API_KEY") or None
     if host in OPEN_ADDRESSES and key is None:
-        print(
-            "note: listening on every interface without CHORALE_TOOLS_API_KEY: anyone can use it"
-        )
+        print("note: listening on every interface without CHORALE_TOOLS_API_KEY: anyone can use it")
     if name == "browser":
         config = replace(
             config, python="none", browser="auto" if config.browser == "none" else config.browser

@@ -72,5 +72,12 @@ def test_config_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert "command line" in capsys.readouterr().out
 
 
+def test_config_show_hides_the_password_of_a_store(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "demo", "--response-store", "postgresql://me:hunter2@db/x"]) == 0
+    shown = capsys.readouterr().out
+    assert "postgresql://me:***@db/x" in shown
+    assert "hunter2" not in shown
+
+
 def test_escape_sequences_of_the_model_are_shown_not_run() -> None:
     assert printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\n"

@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,6 +147,8 @@ def test_kill_9_of_the_engine(checkpoint: Path, tmp_path: Path) -> None:
     """Each client in flight gets an error object within 2 s; the server answers again within 5 s."""
     with serving(checkpoint, tmp_path, "--served-model-name", "tiny") as server:
         connections = [open_stream(server.port) for _ in range(8)]
+        asked = {"input": "x", "background": True, "ignore_eos": True, "max_output_tokens": 400}
+        _, background = post(server.port, "/v1/responses", json.dumps(asked).encode())
         ends: dict[int, tuple[float, bytes]] = {}
 
         def drain(index: int) -> None:
@@ -174,6 +177,9 @@ def test_kill_9_of_the_engine(checkpoint: Path, tmp_path: Path) -> None:
             server.port, "/v1/completions", json.dumps(BODY | {"stream": False, "max_tokens": 3}).encode()
         )
         assert status == 200
+        with urllib.request.urlopen(f"{server.url}/v1/responses/{background['id']}", timeout=5) as answer:
+            ended = json.loads(answer.read())
+        assert (ended["status"], ended["error"]["code"]) == ("failed", "engine_restarted")
         # Promised on an idle machine: red within 1 s, answering within 5 s; the margin is for a loaded one.
         assert red < 1.5
         assert back < 10.0

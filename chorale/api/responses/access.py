@@ -80,6 +80,8 @@ class Access:
         num_responses, size, num_conversations = totals(db)
         num = num_responses + num_conversations
         bounds, oldest = self.bounds, self.oldest()
+        if num <= bounds.max_responses and size <= bounds.max_bytes and not _any_older(db, oldest):
+            return 0
         victims: dict[str, list[tuple[int]]] = {"responses": [], "conversations": []}
         for used, seq, num_bytes, table in heapq.merge(
             _unused(db, "responses"), _unused(db, "conversations")
@@ -95,6 +97,16 @@ class Access:
         num_victims = sum(map(len, victims.values()))
         self.num_evicted += num_victims
         return num_victims
+
+
+def _any_older(db: Database, oldest: float) -> bool:
+    """Whether anything has aged: the question that every write asks, answered by one step in each index."""
+    row = db.execute(
+        "SELECT EXISTS (SELECT 1 FROM responses WHERE used < ?)"
+        " OR EXISTS (SELECT 1 FROM conversations WHERE used < ?)",
+        (oldest, oldest),
+    ).fetchone()
+    return bool(row[0])
 
 
 def _unused(db: Database, table: str) -> list[tuple[float, int, int, str]]:

@@ -32,6 +32,8 @@ REQUEST = (
     " for, what was decided and why, names, numbers, paths and code that are still needed, what tools"
     " returned, and what is still to be done. Write only the summary."
 )
+MAX_TOKENS = 8192  # of reasoning and summary: a model that cannot stop must stop
+
 _HARMLESS = {name: HARMLESS[name] for name in ("prompt_cache_options", "prompt_cache_retention", "image")} | {
     "prompt_cache_key": "the prefix cache finds equal prefixes by itself"
 }
@@ -64,6 +66,7 @@ async def compact(state: ServerState, request: Request) -> Response:
         previous_response_id=fields.previous_response_id,
         store=False,
         truncation="auto",
+        max_output_tokens=MAX_TOKENS,
     )
     run = Run(state, asked, await prepare(state, asked, owner), owner)
     try:
