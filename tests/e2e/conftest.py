@@ -1,4 +1,8 @@
-"""A real ``chorale serve`` on a real (small, random) checkpoint, as a person runs it, and the OpenAI SDK."""
+"""A real ``chorale serve`` as a person runs it, and the OpenAI SDK.
+
+``demo_served`` has the demo checkpoint, whose answers make sense; ``served`` a tiny random one, for what must
+hold whatever a model says (faults, lengths, hundreds of streams, grammars against noise).
+"""
 
 from __future__ import annotations
 
@@ -122,4 +126,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("server")
     with serving(checkpoint, folder, "--served-model-name", "tiny", "--max-num-seqs", "256") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def demo_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """``chorale serve`` without a model; the demo is expanded into the user's cache, once."""
+    with serving("demo", tmp_path_factory.mktemp("demo-server")) as server:
         yield server

@@ -1,4 +1,7 @@
-"""The unmodified OpenAI SDK against a running server: every call that issue-level acceptance names."""
+"""The unmodified OpenAI SDK against a running server: every call that issue-level acceptance names.
+
+The model is random: streams, lengths, errors and probabilities must hold for noise; ``test_demo.py`` has answers.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def test_models(served: Served) -> None:
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_chat_stream_folds_to_the_body(served: Served, temperature: float, seed: int) -> None:
     client = served.client()
     ask = {
@@ -61,7 +64,7 @@ def test_chat_stream_folds_to_the_body(served: Served, temperature: float, seed:
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_responses_stream_folds_to_the_body(served: Served, temperature: float, seed: int) -> None:
     client = served.client()
     ask = {

@@ -1,4 +1,7 @@
-"""The unmodified OpenAI SDK: parsed answers, forced calls, strict tools, over the server's own processes."""
+"""The unmodified OpenAI SDK: parsed answers, forced calls, strict tools, over the server's own processes.
+
+The model is random, which a grammar must hold against; a schema filled with sense is in ``test_demo.py``.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Weather(pydantic.BaseModel):
     note: str | None
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_chat_parse(served: Served, seed: int) -> None:
     done = served.client().chat.completions.parse(
         model=MODEL,
@@ -45,7 +48,7 @@ def test_chat_parse(served: Served, seed: int) -> None:
     assert isinstance(done.choices[0].message.parsed, Weather)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_chat_stream_parses(served: Served, seed: int) -> None:
     with served.client().chat.completions.stream(
         model=MODEL,
@@ -58,7 +61,7 @@ def test_chat_stream_parses(served: Served, seed: int) -> None:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Weather)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_responses_parse(served: Served, seed: int) -> None:
     fields = {"seed": seed, "logit_bias": BIAS}
     done = served.client().responses.parse(

@@ -73,9 +73,7 @@ def test_phrasings_are_apart() -> None:
         assert not trained & (held_out | set(map(plain, questions.held + questions.more)))
     for module in (fields, structured, tool_phrases, wishes):
         for value in vars(module).values():
-            if (
-                isinstance(value, Phrases) and value is not tool_phrases.ORDERS
-            ):  # its wishes differ
+            if isinstance(value, Phrases) and value is not tool_phrases.ORDERS:  # its wishes differ
                 assert not set(map(plain, value.train)) & set(map(plain, value.held + value.more))
 
 
