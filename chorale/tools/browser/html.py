@@ -149,24 +149,33 @@ class _Links:
     """Ids in order of appearance; the same address keeps its id."""
 
     def __init__(self, base: str) -> None:
-        self._base = base
+        self._base = parse_url(base)
         self._own = domain_of(base)
+        self._read: dict[str, tuple[int, str] | None] = {}  # href to (id, domain), None: leads nowhere
         self._ids: dict[str, int] = {}
         self.links: dict[int, Link] = {}
 
     def mark(self, href: str, text: str) -> str:
         """The mark for a link, or only its text when it leads nowhere that can be opened."""
-        try:
-            target = str(join_url(parse_url(self._base), href))
-        except ToolFault:
-            return escape(text)
-        if len(self.links) >= _MAX_LINKS and target not in self._ids:
-            return escape(text)
-        number = self._ids.setdefault(target, len(self._ids))
         title = " ".join(text.split())[:200]
-        self.links.setdefault(number, Link(target, title))
-        domain = domain_of(target)
+        if href not in self._read:
+            if len(self._read) >= _MAX_LINKS:
+                return escape(text)
+            self._read[href] = self._number(href, title)
+        known = self._read[href]
+        if known is None:
+            return escape(text)
+        number, domain = known
         return link_mark(number, title, "" if domain == self._own else domain)
+
+    def _number(self, href: str, title: str) -> tuple[int, str] | None:
+        try:
+            target = str(join_url(self._base, href))
+        except ToolFault:
+            return None
+        number = self._ids.setdefault(target, len(self._ids))
+        self.links.setdefault(number, Link(target, title))
+        return number, domain_of(target)
 
 
 class _Writer:
