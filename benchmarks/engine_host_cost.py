@@ -4,17 +4,21 @@
 
 Every row decodes with a context of ``--prompt`` tokens and up. The device is an object that answers each
 plan with an array, so what is measured (CPU time of the thread, so that a busy machine does not blur it)
-is the engine's own Python. For scale: one decode step of
-gpt-oss-20b on an H200 is about 1.2 ms at batch 1 and 12 ms at batch 1,024.
+is the engine's own Python. With ``--runtime`` the plans also go through the worker: packed into the memory of
+a captured step, whose replay does nothing, and the results read back (a GPU adds its driver's calls). For
+scale: one decode step of gpt-oss-20b on an H200 is about 1.2 ms at batch 1 and 12 ms at batch 1,024.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 
@@ -103,12 +107,71 @@ def measure_churn(rows: int, depth: int, caching: bool, prompt: int, steps: int)
     return seconds[steps // 2 :]
 
 
+def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
+    """As ``measure`` at depth 1, with the runtime's worker and a device whose graphs do nothing."""
+    import torch
+
+    from chorale.config import EngineConfig
+    from chorale.kernels.reference import REFERENCE_OPS
+    from chorale.model.checkpoint_writer import write_random_checkpoint
+    from chorale.model.config import ModelConfig
+    from chorale.model.config_writer import make_config
+    from chorale.runtime.device import CpuDevice
+    from chorale.runtime.grammar import GrammarCache
+    from chorale.runtime.hardware import Hardware
+    from chorale.runtime.resolve import resolve
+    from chorale.serve.build import allocate_kv, load_model, make_executor
+
+    class Idle(CpuDevice):
+        def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+            return lambda: None
+
+    torch.set_num_threads(1)
+    device = Idle(Hardware("cpu", "idle", 2**35, 2**35), can_capture=True, overlap=True)
+    sizes = {"layers": 2, "experts": 4, "hidden": 64, "inter": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
+    with tempfile.TemporaryDirectory() as place:
+        folder = write_random_checkpoint(Path(place), make_config(**sizes, vocab=512))
+        model_config = ModelConfig.load(folder)
+        config = EngineConfig(
+            max_model_len=prompt + steps + 64,
+            max_num_seqs=rows,
+            num_gpu_blocks_override=rows * (prompt + steps + 64) // 64 * 2 + 100,
+            block_size=64,
+            max_num_batched_tokens=8192,
+            enable_prefix_caching=False,
+        )
+        found = resolve(config, model_config, device.hardware, can_overlap=True, can_capture=True)
+        model = load_model(folder, model_config, REFERENCE_OPS, found, device, lambda *_: None)
+        kv = allocate_kv(model_config, found, device)
+        core = EngineCore(found.limits, make_executor(model, kv, found, device, GrammarCache(512)))
+    for index in range(rows):
+        sampling = SamplingSpec(ignore_eos=True, seed=index)
+        ids = [index % 500 + 10] * (prompt + index % 64)
+        core.add_request(GenerateRequest(request_id=f"r{index}", prompt_token_ids=ids, sampling=sampling))
+    while core.stats().generation_tokens < rows or core.stats().last_step_tokens != rows:
+        core.step()
+    seconds = []
+    for _ in range(steps // 2):
+        start = time.thread_time()
+        core.step()
+        seconds.append(time.thread_time() - start)
+    return seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256, 1024])
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--runtime", action="store_true")
     options = parser.parse_args()
+    if options.runtime:
+        print("rows  median us  p90 us")
+        for rows in options.rows:
+            seconds = sorted(measure_runtime(rows, 8, options.steps))
+            median, p90 = statistics.median(seconds), seconds[len(seconds) * 9 // 10]
+            print(f"{rows:4d}  {median * 1e6:9.0f}  {p90 * 1e6:6.0f}")
+        return
     for title, function in (("decode only", measure), ("with arrivals and ends", measure_churn)):
         print(f"\n{title}\nrows  depth  prefix cache  median us  p90 us  ns/row")
         for rows, depth, caching in product(options.rows, (0, 1), (False, True)):

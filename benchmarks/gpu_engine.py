@@ -22,6 +22,7 @@ import json
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec, StepHandle, StepPlan, StepResult
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import SHAPES, make_config
+from chorale.runtime.buckets import context_sizes
 from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.worker import Worker
 from chorale.serve.build import build_engine
 
 # name -> (rows, prompt, output); vLLM 0.26 on one H200: decode tokens a second, the better of its back ends
@@ -151,7 +154,7 @@ def measure(
 ) -> dict[str, Any]:
     rows, prompt, full = CASES[name]
     full = full if output is None else min(full, output)
-    play(core, watch, rows, min(prompt, 64), min(full, 6))  # graphs are captured, kernels compiled
+    play(core, watch, rows, prompt if rows <= 16 else 64, min(full, 6))  # what compiles, compiles here
     if full == 1:
         seconds = statistics.median(play(core, watch, rows, prompt, 1).seconds for _ in range(runs))
         return {"case": name, "prefill tok/s": rows * prompt / seconds}
@@ -200,23 +203,19 @@ def fill_pool(core: EngineCore, watch: Watch, length: int, allowed: float) -> No
     )
 
 
-def time_captures(core: EngineCore, rows: list[int]) -> dict[int, float]:
-    """Seconds that the graphs of some batches take, and then all that would be made in idle moments."""
+def capture_all(core: EngineCore, most: int) -> None:
+    """Every decode step of up to ``most`` rows: as requests end one by one, all of these come up."""
     executor: Any = core._executor
-    seconds = {}
-    for count in rows:
-        start = time.perf_counter()
-        executor.inner.prepare(
-            lambda worker, rows=count: worker.capture_decode(rows, core.limits.max_model_len)
-        )
-        torch.cuda.synchronize()
-        seconds[count] = round(time.perf_counter() - start, 3)
-    start, pieces = time.perf_counter(), 0
-    while core.use_idle_time():
-        pieces += 1
+    decodes = executor.inner._worker._decodes
+    if decodes is None:
+        return
+    start, count = time.perf_counter(), 0
+    for size in (size for size in decodes._sizes if size <= most):
+        for longest in context_sizes(size, core.limits.max_model_len):
+            executor.inner.prepare(partial(Worker.capture_decode, rows=size, longest=longest))
+            count += 1
     torch.cuda.synchronize()
-    print(f"{pieces} more in {time.perf_counter() - start:.1f} s", flush=True)
-    return seconds
+    print(f"{count} graphs of up to {most} rows in {time.perf_counter() - start:.1f} s", flush=True)
 
 
 def find_checkpoint(model: str, scratch: Path) -> Path:
@@ -278,9 +277,7 @@ def main() -> None:
     if given.fill:
         fill_pool(core, watch, given.fill, given.gpu_memory_utilization)
         return
-    if not given.enforce_eager:
-        captured = time_captures(core, [1, 2, 3, *sorted({CASES[name][0] for name in given.cases} - {1})])
-        print(f"captures, s: {captured}", flush=True)
+    capture_all(core, max(CASES[name][0] for name in given.cases))
     clock = DeviceClock(core)
     for name in given.cases:
         if time.perf_counter() - began > given.seconds:
