@@ -1,6 +1,6 @@
 """The unmodified OpenAI SDK against a running server: every call that issue-level acceptance names.
 
-The model is random: streams, lengths, errors and probabilities must hold for noise; ``test_demo.py`` has answers.
+The model is random: streams, lengths, errors, probabilities must hold for noise. Answers: ``test_demo.py``.
 """
 
 from __future__ import annotations
