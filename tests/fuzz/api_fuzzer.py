@@ -32,7 +32,7 @@ from chorale.client.scripted import Script, ScriptedClient
 from chorale.engine.types import GenerateRequest
 from chorale.harmony.vocab import load_vocabulary
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0  # seconds of a busy machine, for bodies of up to 16 MB
 _TURNS = (
     "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|return|>",
     "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>",
