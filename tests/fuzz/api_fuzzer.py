@@ -70,6 +70,8 @@ class Fuzzer:
         self.slowest = 0.0
 
     def send(self, method: str, path: str, **request: Any) -> None:
+        if "json" in request:  # written here, so that its seconds are not the server's
+            request["content"] = json.dumps(request.pop("json")).encode("utf-8", "surrogatepass")
         started = time.perf_counter()
         try:
             work = asyncio.wait_for(self._http.request(method, path, **request), TIMEOUT)
