@@ -30,7 +30,15 @@ EXIT_OK = 0
 EXIT_FAILED = 1  # gave up after repeated deaths, or the HTTP server failed
 EXIT_CONFIG = 2  # what the operator asked for cannot run; trying again would not help
 EXIT_STEP = 70  # EX_SOFTWARE: an engine step raised
-SECRET_VARIABLES = ("CHORALE_API_KEY", "VLLM_API_KEY")  # the engine has no use for them
+SECRET_VARIABLES = ("CHORALE_API_KEY", "VLLM_API_KEY")  # no child has a use for them
+# Keys of search services: the HTTP processes use them, the engine does not.
+TOOL_KEY_VARIABLES = (
+    "EXA_API_KEY",
+    "YDC_API_KEY",
+    "BRAVE_API_KEY",
+    "TAVILY_API_KEY",
+    "CHORALE_TOOLS_API_KEY",
+)
 
 _PR_SET_PDEATHSIG = 1
 FAILURE_FILE = "failure"

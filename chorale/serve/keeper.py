@@ -22,6 +22,7 @@ from chorale.serve.boot import (
     EXIT_FAILED,
     EXIT_OK,
     SECRET_VARIABLES,
+    TOOL_KEY_VARIABLES,
     EngineStart,
     Failure,
     take_failure,
@@ -38,7 +39,8 @@ OnStatus = Callable[[EngineStatus, EngineInfo | None], None]
 async def spawn(command: Sequence[str], start: msgspec.Struct, *, pass_fds: Sequence[int] = ()) -> Process:
     """Start a child of ours and hand it ``start`` on stdin. It has its own session: a terminal's Ctrl-C
     reaches the supervisor only. API keys are not left in its environment."""
-    environment = {k: v for k, v in os.environ.items() if k not in SECRET_VARIABLES}
+    hidden = SECRET_VARIABLES + (TOOL_KEY_VARIABLES if isinstance(start, EngineStart) else ())
+    environment = {k: v for k, v in os.environ.items() if k not in hidden}
     # OpenMP's waiting threads must sleep: spinning, they take the core of the HTTP side.
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     process = await asyncio.create_subprocess_exec(

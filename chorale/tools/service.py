@@ -249,6 +249,9 @@ async def start_tools(config: ToolConfig, environment: Mapping[str, str], count:
     A tool that cannot run is in ``missing``. Raises ``ConfigError`` for what can never run as it was asked.
     """
     found = Found()
+    entries = tuple(entry for entry in config.servers if entry != "demo")
+    for entry in entries:
+        from_flag(entry)  # refused before anything is started
     page_fetchers = fetchers(config)
     try:
         backend = await asyncio.to_thread(choose_backend, config, environment, found, page_fetchers[1])
@@ -263,7 +266,7 @@ async def start_tools(config: ToolConfig, environment: Mapping[str, str], count:
     if config.mcp_requests:
         found.available["mcp"] = "servers that a request names"
     service = Service(config, count, found, backend, pool, page_fetchers, servers)
-    await service.find_servers(tuple(entry for entry in config.servers if entry != "demo"))
+    await service.find_servers(entries)
     return service
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -280,5 +281,26 @@ def test_doors_are_closed_to_others() -> None:
                 == 403
             )
             assert await ask(port, "Host: localhost:1", "Authorization: Bearer s3cret") == 200
+
+    run(work())
+
+
+def test_the_command_serves_until_it_is_told_to_stop() -> None:
+    async def work() -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-u", "-m", "chorale", "tools", "serve", "browser", "--port", "0"),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(60):
+                assert (await process.stdout.readline()).startswith(b"browser: offline, 7 pages")
+                where = (await process.stdout.readline()).decode().split()[2].removesuffix("/mcp")
+            async with service_of(servers=(where.removeprefix("http://"),)) as service:
+                assert "3 tools" in service.available["browser"]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            await process.wait()
+        assert process.returncode in (0, -signal.SIGTERM)
 
     run(work())
