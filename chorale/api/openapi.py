@@ -82,6 +82,7 @@ def operations() -> tuple[Operation, ...]:
         Operation("POST", f"{_CONVERSATION}/items", "Add items to it", CreateItems),
         Operation("GET", f"{_CONVERSATION}/items/{{item_id}}", "One of its items"),
         Operation("DELETE", f"{_CONVERSATION}/items/{{item_id}}", "Take one out"),
+        Operation("POST", "/invocations", "Chat, completion or response, by the body (SageMaker)"),
         Operation("GET", "/v1/models", "The names that this server answers to"),
         Operation("GET", "/v1/models/{model}", "One of them"),
         Operation("POST", "/tokenize", "A prompt or a chat in tokens", TokenizeRequest),
