@@ -344,3 +344,44 @@ def test_kept_output_does_not_depend_on_how_it_arrives(
         rest = rest[size:]
     assert keep(chunks) == keep([whole])
     assert keep([whole])[1] == b"k"
+
+
+FAKE_DOCKER = """#!{python}
+# Stands in for the client of a container engine: keeps its arguments, runs the command as it is.
+import os, sys
+arguments = sys.argv[1:]
+with open({log!r}, "a") as log:
+    log.write("\\t".join(a.replace("\\n", " ") for a in arguments)[:4000] + "\\n")
+if arguments[0] == "info":
+    print('{{"runc": {{}}, "runsc": {{}}}}')
+elif arguments[0] == "run":
+    command = arguments[arguments.index("python:3.11") + 1 :]
+    os.execv({python!r}, command)
+"""
+
+
+@pytest.mark.parametrize("kind", ["docker", "podman", "gvisor"])
+def test_how_a_container_is_asked_for(
+    kind: SandboxKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no engine is at hand: that every limit is on its command line, and that it is killed by name."""
+    log = tmp_path / "log"
+    program = tmp_path / ("podman" if kind == "podman" else "docker")
+    program.write_text(FAKE_DOCKER.format(python=sys.executable, log=str(log)))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    sandbox = Sandbox(kind, LIMITS)
+    run(check_program(sandbox))
+    (result,) = cells(sandbox, "6 * 7")
+    assert result.content == "42\n"
+    asked = [line.split("\t") for line in log.read_text().splitlines()]
+    started = next(line for line in asked if line[0] == "run")
+    flags = " ".join(started)
+    for wanted in (
+        "--network none", f"--memory {192 * 2**20}", "--pids-limit 32", "--read-only", "--cap-drop ALL",
+        "--security-opt no-new-privileges", "--user 65534:65534", "--pull never", "--cpus 1", "--rm",
+    ):  # fmt: skip
+        assert wanted in flags
+    assert ("--runtime runsc" in flags) == (kind == "gvisor")
+    name = started[started.index("--name") + 1]
+    assert ["kill", name] in asked
