@@ -7,6 +7,7 @@ changed by others (400 ``conversation_locked``, as OpenAI answers).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from starlette.routing import Route
 
 from chorale.api.conversations.request import read_create, read_items, read_update
 from chorale.api.http import json_response, read_json
+from chorale.api.responses.dialects import dialect_of, translate_items
 from chorale.api.responses.items import parse_items
 from chorale.api.responses.pages import PageQuery, check_include, check_names, page_object
 from chorale.api.responses.prepare import resolve_items
@@ -74,7 +76,7 @@ async def list_items(state: ServerState, request: Request) -> Response:
         limit=query.limit,
         newest_first=query.newest_first,
     )
-    return json_response(page_object([entry.item for entry in found.items], found.has_more))
+    return json_response(page_object(_shown(state, request, found.items), found.has_more))
 
 
 async def add_items(state: ServerState, request: Request) -> Response:
@@ -83,7 +85,7 @@ async def add_items(state: ServerState, request: Request) -> Response:
     owner = owner_of(request)
     items = await _resolved(state, fields.items, owner)
     added = await state.store.conversations.append(_id(request), owner, items)
-    return json_response(page_object([entry.item for entry in added], has_more=False))
+    return json_response(page_object(_shown(state, request, added), has_more=False))
 
 
 async def retrieve_item(state: ServerState, request: Request) -> Response:
@@ -92,7 +94,7 @@ async def retrieve_item(state: ServerState, request: Request) -> Response:
     found = await state.store.conversations.item(_id(request), owner_of(request), item_id)
     if found is None:
         raise _no_item(item_id)
-    return json_response(found.item)
+    return json_response(_shown(state, request, [found])[0])
 
 
 async def delete_item(state: ServerState, request: Request) -> Response:
@@ -123,6 +125,11 @@ def _check_query(request: Request) -> None:
 async def _resolved(state: ServerState, raw: list[dict[str, Any]], owner: bytes) -> list[StoredItem]:
     """Items with ids; errors name them as ``items[i]``."""
     return await resolve_items(state, parse_items(raw, "items"), owner, "items")
+
+
+def _shown(state: ServerState, request: Request, items: Sequence[StoredItem]) -> list[dict[str, Any]]:
+    """In the client's dialect."""
+    return translate_items([stored.item for stored in items], dialect_of(request, state.config))
 
 
 def _no_item(item_id: str) -> NotFoundError:

@@ -24,6 +24,7 @@ from chorale.api.responses.stored import (
     ItemPage,
     StoredItem,
     StoredResponse,
+    StoreError,
 )
 from chorale.errors import RequestError
 
@@ -161,15 +162,22 @@ def take_hold(db: Database, conversation: Conversation, seq: int, token: str, wo
 
 
 def release_hold(db: Database, hold: Hold, items: Sequence[StoredItem], now: float) -> None:
-    """Append and let go, if the hold is still there; it is not when its process was taken for dead."""
-    row = db.execute(
-        "SELECT seq FROM conversations WHERE id = ? AND locked = ?", (hold.conversation_id, hold.token)
-    ).fetchone()
+    """Append and let go. A conversation that was deleted meanwhile is no error.
+
+    Raises ``StoreError`` when there is something to append and the hold is lost: its process was taken for
+    dead, and somebody else may have gone on from the same place.
+    """
+    row = db.execute("SELECT seq, locked FROM conversations WHERE id = ?", (hold.conversation_id,)).fetchone()
     if row is None:
         return
+    seq, locked = row
+    if locked != hold.token:
+        if items:
+            raise StoreError("this server was taken for dead, and its hold on the conversation is lost")
+        return
     if items:
-        add_items(db, row[0], items, now)
-    db.execute("UPDATE conversations SET locked = NULL, worker = NULL WHERE seq = ?", (row[0],))
+        add_items(db, seq, items, now)
+    db.execute("UPDATE conversations SET locked = NULL, worker = NULL WHERE seq = ?", (seq,))
 
 
 def finish_hold(db: Database, hold: Hold, response: StoredResponse, now: float) -> None:

@@ -7,6 +7,7 @@ SSE frames, and response objects, on their way to one client.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -50,7 +51,11 @@ def translate_body(body: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
     """A response object."""
     if dialect != "summary":
         return body
-    return {**body, "output": [_as_summary(item) for item in body["output"]]}
+    return {**body, "output": translate_items(body["output"], dialect)}
+
+
+def translate_items(items: Sequence[dict[str, Any]], dialect: Dialect) -> list[dict[str, Any]]:
+    return [_as_summary(item) for item in items] if dialect == "summary" else list(items)
 
 
 def translate_piece(piece: bytes, dialect: Dialect) -> bytes:

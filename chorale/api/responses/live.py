@@ -93,11 +93,11 @@ class SqlLive:
     def _finish(
         self, response: StoredResponse, worker: str, events: EventChunk, hold: Hold | None, db: Database
     ) -> bool:
-        if hold is not None:
-            finish_hold(db, hold, response, self._access.clock())
         seq = _owned(db, response.id, worker)
         if seq is None:
             return False
+        if hold is not None:
+            finish_hold(db, hold, response, self._access.clock())
         _conclude(db, seq, response, events)
         return True
 
@@ -130,8 +130,14 @@ def register(db: Database, worker: str) -> None:
 
 
 def _beat(worker: str, db: Database) -> set[str]:
-    db.execute("UPDATE workers SET beat = beat + 1 WHERE id = ?", (worker,))
-    return {row[0] for row in db.execute("SELECT id FROM responses WHERE worker = ?", (worker,)).fetchall()}
+    """Who owns nothing any more is no worker: an idle server writes nothing."""
+    owned = {row[0] for row in db.execute("SELECT id FROM responses WHERE worker = ?", (worker,)).fetchall()}
+    held = db.execute("SELECT 1 FROM conversations WHERE worker = ? LIMIT 1", (worker,)).fetchone()
+    if owned or held is not None:
+        db.execute("UPDATE workers SET beat = beat + 1 WHERE id = ?", (worker,))
+    else:
+        db.execute("DELETE FROM workers WHERE id = ?", (worker,))
+    return owned
 
 
 def _workers(db: Database) -> dict[str, int]:

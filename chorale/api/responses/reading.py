@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from chorale.api.http import EventStream, json_response
 from chorale.api.responses.delivery import deliver
-from chorale.api.responses.dialects import dialect_of, translate_body
+from chorale.api.responses.dialects import dialect_of, translate_body, translate_items
 from chorale.api.responses.follow import follow
 from chorale.api.responses.pages import PageQuery, check_include, check_names, page, read_flag, read_number
 from chorale.api.responses.stored import StoredResponse
@@ -68,7 +68,8 @@ async def input_items(state: ServerState, request: Request) -> Response:
     """The response's own input, newest first unless ``order=asc``; pages by ``after`` and ``limit``."""
     query = PageQuery.read(request.query_params)
     stored = await _stored(state, request)
-    return json_response(page([entry.item for entry in stored.input], query, "response's input"))
+    items = translate_items([entry.item for entry in stored.input], dialect_of(request, state.config))
+    return json_response(page(items, query, "response's input"))
 
 
 # --------------------------------------------------------------------------- shared

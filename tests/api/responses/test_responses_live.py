@@ -233,6 +233,37 @@ def test_a_refused_response_that_could_not_be_taken_back_is_failed() -> None:
     run(scenario)
 
 
+def test_a_full_disk_delays_the_end_and_loses_nothing(tmp_path: Path) -> None:
+    """Readers wait meanwhile: an event that is not in the store is shown to nobody."""
+
+    async def scenario() -> None:
+        store = SqliteStore(str(tmp_path / "r.sqlite3"))
+
+        def fill(db: Any) -> None:
+            pages = db.execute("PRAGMA page_count").fetchone()[0]
+            db.execute(f"PRAGMA max_page_count={pages}")
+
+        def empty(db: Any) -> None:
+            db.execute("PRAGMA max_page_count=1000000")
+
+        long = "<|channel|>final<|message|>" + "".join(f"{i} words, " for i in range(2000)) + "<|return|>"
+        async with serve(Script(tokens(long), tokens_per_step=16, delay=0.001), store=store) as server:
+            _, made = await server.post(input="hello", background=True)
+            await store._access.write(fill)
+            following = asyncio.create_task(resume(server, made["id"]))
+            await asyncio.sleep(0.7)
+            _, other = await server.post(input="x", max_output_tokens=1)
+            assert other["store"] is False, "the disk is full"
+            assert not following.done()
+            await store._access.write(empty)
+            body = await ended(server, made["id"], 15)
+            assert body["status"] == "completed"
+            assert fold_events(await following) == body
+            assert body["output"][0]["content"][0]["text"].endswith("1999 words, ")
+
+    run(scenario)
+
+
 # --------------------------------------------------------------------------- two servers
 
 
