@@ -11,6 +11,7 @@ roofline (the larger of operations over ``--tflops`` and bytes over ``--tbs``); 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import statistics
@@ -22,18 +23,24 @@ from typing import Any
 
 import torch
 
-from chorale.kernels import reference_attention, reference_moe
+from chorale.kernels import mxfp4, reference_attention, reference_moe
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors
-from chorale.kernels.triton import attention, moe_hopper, moe_large, prefill, tuning
+from chorale.kernels.triton import attention, moe, moe_hopper, moe_large, prefill, tuning
 from chorale.kernels.triton.experts import Experts, Matrices, pack_experts
 
 GPU = torch.device("cuda")
 H = 2880
 RESULTS: dict[str, Any] = {}
-WIDES = {
-    64: [(64, 32, 8), (64, 32, 6), (64, 16, 7), (32, 16, 8)],
-    256: [(128, 32, 5), (128, 64, 4), (64, 32, 8), (256, 128, 3), (256, 64, 3)],
-    1024: [(256, 64, 3), (256, 64, 2), (128, 32, 5), (128, 64, 5), (256, 128, 3)],
+# wide, narrow, stages, registers, programs: see tuning.LargeTile. By e4m3 inputs, and slots an expert.
+WIDES: dict[tuple[bool, int], list[tuple[int, ...]]] = {
+    (False, 32): [(64, 32, 8), (64, 32, 4, 80, 2), (32, 16, 6, 80, 2)],
+    (False, 128): [(128, 32, 5), (128, 32, 3), (64, 32, 4, 80, 2)],
+    (False, 256): [(256, 64, 3), (128, 32, 5)],
+    (False, 1024): [(256, 64, 3)],
+    (True, 32): [(64, 32, 8), (64, 32, 5, 80, 2)],
+    (True, 128): [(128, 32, 8)],
+    (True, 256): [(256, 64, 5)],
+    (True, 1024): [(256, 64, 5)],
 }
 ATTENTION = [
     (128, 64, True, 8, 2),
@@ -42,6 +49,8 @@ ATTENTION = [
     (128, 128, False, 8, 2),
     (128, 64, False, 4, 3),
     (64, 64, True, 4, 2),
+    (64, 64, True, 4, 3),
+    (64, 64, False, 4, 3),
 ]
 WINDOWED = [(128, 64, False, 4, 2), (128, 64, False, 8, 2), (64, 64, False, 4, 2), (128, 128, False, 8, 2)]
 
@@ -50,7 +59,7 @@ def randn(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) 
     return (torch.randn(*shape, device=GPU) * scale).to(dtype)
 
 
-def random_experts(experts: int) -> Experts:
+def random_experts(experts: int, fp8: bool = False) -> Experts:
     """Any bytes are weights; scale bytes of 2^-10 to 2^-7."""
 
     def matrices(tiles: int) -> Matrices:
@@ -59,8 +68,17 @@ def random_experts(experts: int) -> Experts:
         scales = torch.randint(117, 121, (experts, tiles, 45, 8, 2, 2), dtype=torch.uint8, device=GPU)
         return Matrices(blocks, scales + 126)
 
-    return Experts(
+    made = Experts(
         matrices(360), matrices(180), randn(2, experts, H), randn(experts, H), 7.0, 1.702, torch.bfloat16
+    )
+    return with_fp8(made, H) if fp8 else made
+
+
+def with_fp8(experts: Experts, hidden: int) -> Experts:
+    return dataclasses.replace(
+        experts,
+        gate_up_largest=experts.gate_up.largest(experts.intermediate, paired=True),
+        down_largest=experts.down.largest(hidden),
     )
 
 
@@ -119,10 +137,8 @@ def checkpoint_tensors(experts: int, hidden: int, inter: int, dtype: torch.dtype
 
 
 def errors() -> None:
-    import dataclasses
-
-    cases = [(7, 160, 96, 90), (7, 160, 96, 700), (32, 256, 320, 2000)]
-    for experts, hidden, inter, tokens in [*cases, (32, H, H, 256), (32, H, H, 1100)]:
+    cases = [(7, 160, 96, 700), (32, 256, 320, 2000), (32, H, H, 256), (32, H, H, 1100)]
+    for experts, hidden, inter, tokens in cases:
         low = checkpoint_tensors(experts, hidden, inter, torch.bfloat16)
         wide = reference_moe.pack_experts(dataclasses.replace(low, dtype=torch.float32))
         packed, plain = pack_experts(low), reference_moe.pack_experts(low)
@@ -131,15 +147,52 @@ def errors() -> None:
         gates = torch.softmax(randn(tokens, 4, dtype=torch.float32), -1)
         exact = reference_moe.moe(normed.float(), ids, gates, wide, x.clone()) - x
         theirs = reference_moe.moe(normed, ids, gates, plain, x.clone()) - x
-        for shape in ((256, 64, 3), (128, 32, 5), (64, 32, 8)):
-            tuning.large = lambda _, shape=shape: tuning.LargeTile(*shape)
-            found = moe_large.moe_large(normed, ids, gates, packed, x.clone())
-            again = moe_large.moe_large(normed, ids, gates, packed, x.clone())
-            say(
-                f"error E={experts} H={hidden} I={inter} T={tokens} tile {shape}: "
-                f"{relative(found - x, exact):.1e} (reference in bfloat16 {relative(theirs, exact):.1e}) "
-                f"same again {torch.equal(found, again)}"
+        say(
+            f"errors E={experts} H={hidden} I={inter} T={tokens}: reference in bfloat16 "
+            f"{relative(theirs, exact):.1e}, with e4m3 inputs "
+            f"{relative(in_fp8(normed, ids, gates, low), exact):.1e}"
+        )
+        for shape, fp8 in [(s, f) for f in (False, True) for s in SHAPES[f]]:
+            tuning.large = lambda *_, fp8=fp8, shape=shape: tuning.LargeTile(*shape)
+            mine = with_fp8(packed, hidden) if fp8 else packed
+            found = moe_large.moe_large(normed, ids, gates, mine, x.clone())
+            same = all(
+                torch.equal(found, moe_large.moe_large(normed, ids, gates, mine, x.clone())) for _ in range(5)
             )
+            against = in_fp8(normed, ids, gates, low) if fp8 else exact
+            say(
+                f"  tile {shape} {'e4m3' if fp8 else 'bf16'}: {relative(found - x, exact):.1e}, against the "
+                f"same arithmetic {relative(found - x, against):.1e}, same again {same}"
+            )
+
+
+SHAPES: dict[bool, list[tuple[int, ...]]] = {
+    False: [(256, 64, 3), (128, 32, 5), (64, 32, 4, 80, 2)],
+    True: [(256, 64, 5), (128, 32, 8), (64, 32, 5, 80, 2)],
+}
+
+
+def e4m3(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
+    return (x / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+def in_fp8(
+    normed: torch.Tensor, ids: torch.Tensor, gates: torch.Tensor, tensors: ExpertTensors
+) -> torch.Tensor:
+    """The layer in float32 but for its two inputs, which are e4m3: a row's largest is 448; SwiGLU's is 56."""
+    x = normed.float()
+    x = e4m3(x, x.abs().amax(1, keepdim=True) / 448)
+    out = torch.zeros_like(x)
+    for expert in range(tensors.down_bias.shape[0]):
+        token, k = (ids == expert).nonzero(as_tuple=True)
+        gate_up = mxfp4.decode(tensors.gate_up_blocks[expert], tensors.gate_up_scales[expert], torch.float32)
+        down = mxfp4.decode(tensors.down_blocks[expert], tensors.down_scales[expert], torch.float32)
+        both = x[token] @ gate_up.t() + tensors.gate_up_bias[expert].float()
+        gate, up = both[:, 0::2].clamp(max=7), both[:, 1::2].clamp(-7, 7)
+        inner = e4m3(gate * torch.sigmoid(1.702 * gate) * (up + 1), 56 / 448)
+        result = inner @ down.t() + tensors.down_bias[expert].float()
+        out.index_add_(0, token, result * gates[token, k][:, None])
+    return out
 
 
 # ------------------------------------------------------------------ experts
@@ -155,15 +208,24 @@ def layer_times(
     def place(n: int) -> moe_large.Placement:
         return moe_large.place_slots(ids[n], experts, tile.wide, tile.narrow)
 
+    fp8 = layers[0].down_largest is not None
+
+    def gather(n: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if fp8:
+            return moe_large.gather8(normed, placed[n].place, layers[n])
+        return moe_large.gather(normed, placed[n].place, layers[n]), None
+
     placed = [place(n) for n in range(len(ids))]
-    inputs = [moe_large.gather(normed, p.place, layers[0]) for p in placed[:1]] * len(ids)
-    inner = moe_hopper.gate_up(inputs[0], placed[0].tiles, layers[0], tile)
+    inputs, scale = gather(0)
+    inner = moe_hopper.gate_up(inputs, scale, placed[0].tiles, layers[0], tile)
     parts = moe_hopper.down(inner, placed[0].tiles, layers[0], H, tile)
     every = range(len(layers))
     works: dict[str, Callable[[], Any]] = {
         "place": lambda: [place(n) for n in every],
-        "gather": lambda: [moe_large.gather(normed, placed[n].place, layers[n]) for n in every],
-        "gate_up": lambda: [moe_hopper.gate_up(inputs[n], placed[n].tiles, layers[n], tile) for n in every],
+        "gather": lambda: [gather(n) for n in every],
+        "gate_up": lambda: [
+            moe_hopper.gate_up(inputs, scale, placed[n].tiles, layers[n], tile) for n in every
+        ],
         "down": lambda: [moe_hopper.down(inner, placed[n].tiles, layers[n], H, tile) for n in every],
         "combine": lambda: [moe_large.combine(parts, placed[n].place, gates, x) for n in every],
     }
@@ -171,7 +233,12 @@ def layer_times(
 
 
 def report(
-    tokens: int, experts: int, tile: tuning.LargeTile, us: dict[str, float], peaks: tuple[float, float]
+    kind: str,
+    tokens: int,
+    experts: int,
+    tile: tuning.LargeTile,
+    us: dict[str, float],
+    peaks: tuple[float, float],
 ) -> None:
     flops = tokens * 4 * 2 * H * H
     weights = experts * H * H * 4.25 / 8
@@ -184,26 +251,42 @@ def report(
             f"{size / us[name] / 1e6:4.2f} TB/s {best / us[name]:4.0%}"
         )
     rest = " ".join(f"{name} {us[name]:.1f}" for name in ("place", "gather", "combine"))
-    shape = f"{tile.wide}/{tile.narrow} s{tile.num_stages}"
+    shape = f"{kind} {tile.wide}/{tile.narrow} s{tile.num_stages} p{tile.programs}"
     RESULTS[f"{experts} {tokens} {shape}"] = us
-    say(f"E={experts:3} T={tokens:5} {shape:12} {'  '.join(parts)}  {rest}  all {sum(us.values()):.0f}")
+    say(f"E={experts:3} T={tokens:5} {shape:18} {'  '.join(parts)}  {rest}  all {sum(us.values()):.0f}")
 
 
-def time_experts(experts: int, tokens: list[int], sweep: bool, peaks: tuple[float, float]) -> None:
-    layers = [random_experts(experts) for _ in range(6 if experts <= 32 else 2)]
+def time_experts(experts: int, tokens: list[int], sweep: bool, fp8: bool, peaks: tuple[float, float]) -> None:
+    layers = [random_experts(experts, fp8) for _ in range(6 if experts <= 32 else 2)]
+    kind = "e4m3" if fp8 else "bf16"
     for count in tokens:
         normed = randn(count, H)
         ids = [draw(count, experts) for _ in layers]
         each = count * 4 / experts
-        shapes = [tuning.large(each)]
+        shapes = [tuning.large(each, fp8=fp8)]
         if sweep:
-            near = min(WIDES, key=lambda key: abs(key - 2 * each))
-            shapes = [tuning.LargeTile(*shape) for shape in WIDES[near]]
+            near = min((32, 128, 256, 1024), key=lambda size: abs(size - each))
+            shapes = [tuning.LargeTile(*shape) for shape in WIDES[fp8, near]]
         for tile in shapes:
             try:
-                report(count, experts, tile, layer_times(layers, ids, normed, tile), peaks)
+                report(kind, count, experts, tile, layer_times(layers, ids, normed, tile), peaks)
             except Exception as error:
                 say(f"E={experts} T={count} {tile}: {type(error).__name__} {str(error)[:200]}")
+        if not fp8:
+            say(f"E={experts} T={count} moe: {whole_us(layers, ids, normed):.0f} us")
+        if not fp8 and each <= 32:
+            chosen, moe.can_be_large = moe.can_be_large, lambda *_: False
+            say(f"E={experts} T={count} moe without moe_large: {whole_us(layers, ids, normed):.0f} us")
+            moe.can_be_large = chosen
+
+
+def whole_us(layers: list[Experts], ids: list[torch.Tensor], normed: torch.Tensor) -> float:
+    """A layer as the model calls it."""
+    gates = torch.full((normed.shape[0], 4), 0.25, device=GPU)
+    x = randn(normed.shape[0], H, dtype=torch.float32)
+    return graph_us(
+        lambda: [moe.moe(normed, i, gates, w, x) for i, w in zip(ids, layers, strict=True)]
+    ) / len(layers)
 
 
 def time_grouped(tokens: int) -> None:
@@ -280,14 +363,11 @@ def compile_one(job: tuple[str, tuple[Any, ...], int]) -> None:
     kind, shape, number = job
     try:
         if kind == "experts":
-            experts = random_experts(number)
-            tile = tuning.LargeTile(*shape)
-            ids, normed = draw(64, number), randn(64, H)
-            placed = moe_large.place_slots(ids, number, tile.wide, tile.narrow)
-            x = moe_large.gather(normed, placed.place, experts)
-            moe_hopper.down(
-                moe_hopper.gate_up(x, placed.tiles, experts, tile), placed.tiles, experts, H, tile
-            )
+            experts = random_experts(8, bool(number))
+            tuning.large = lambda *_, fp8: tuning.LargeTile(*shape)
+            ids, normed = draw(64, 8), randn(64, H)
+            gates, x = torch.full((64, 4), 0.25, device=GPU), randn(64, H, dtype=torch.float32)
+            moe_large.moe_large(normed, ids, gates, experts, x)
         else:
             plan, q, kv, sinks = prompts(2, 256)
             tuning.prefill = lambda _: tuning.PrefillTile(*shape)
@@ -297,10 +377,13 @@ def compile_one(job: tuple[str, tuple[Any, ...], int]) -> None:
         sys.stderr.write(f"{job}: {type(error).__name__} {str(error)[:300]}\n")
 
 
-def compile_ahead() -> None:
-    shapes = sorted({shape for some in WIDES.values() for shape in some})
-    jobs: list[tuple[str, tuple[Any, ...], int]] = [("experts", shape, 32) for shape in shapes]
-    jobs += [("attention", shape, 0) for shape in ATTENTION] + [("attention", shape, 1) for shape in WINDOWED]
+def compile_ahead(attention_too: bool) -> None:
+    every = {(shape, int(fp8)) for (fp8, _), some in WIDES.items() for shape in some}
+    jobs: list[tuple[str, tuple[Any, ...], int]] = [("experts", shape, fp8) for shape, fp8 in sorted(every)]
+    if attention_too:
+        jobs += [("attention", shape, 0) for shape in ATTENTION] + [
+            ("attention", shape, 1) for shape in WINDOWED
+        ]
     began = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(14) as pool:
         pool.map(compile_one, jobs, chunksize=1)
@@ -314,6 +397,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--experts", type=int, nargs="+", default=[32, 128])
     parser.add_argument("--tokens", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096, 8192])
+    parser.add_argument("--no-attention", action="store_true")
     parser.add_argument("--tflops", type=float, default=694)
     parser.add_argument("--tbs", type=float, default=4.6)
     parser.add_argument("--json", type=Path)
@@ -321,15 +405,17 @@ def main() -> None:
     torch.manual_seed(0)
     try:
         if options.sweep:
-            compile_ahead()
+            compile_ahead(not options.no_attention)
         chosen = tuning.large
         errors()
         tuning.large = chosen
-        for experts in options.experts:
-            time_experts(experts, options.tokens, options.sweep, (options.tflops * 1e12, options.tbs * 1e12))
+        for experts, fp8 in [(e, f) for e in options.experts for f in (False, True)]:
+            peaks = options.tflops * 1e12 * (1.86 if fp8 else 1), options.tbs * 1e12
+            time_experts(experts, options.tokens, options.sweep, fp8, peaks)
             torch.cuda.empty_cache()
-        time_grouped(8192)
-        time_attention(options.sweep)
+        if not options.no_attention:
+            time_grouped(8192)
+            time_attention(options.sweep)
     finally:
         if options.json is not None:
             options.json.write_text(json.dumps(RESULTS, indent=1))

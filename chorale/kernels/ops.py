@@ -93,6 +93,7 @@ class ExpertTensors:
     gate_up_scales: torch.Tensor | None = None  # [E, 2 I, H / 32] uint8
     down_blocks: torch.Tensor | None = None  # [E, H, I / 32, 16] uint8
     down_scales: torch.Tensor | None = None  # [E, H, I / 32] uint8
+    fp8_activations: bool = False  # products of many tokens may round their inputs to e4m3
     gate_up: torch.Tensor | None = None  # [E, H, 2 I]
     down: torch.Tensor | None = None  # [E, I, H]
 

@@ -50,6 +50,13 @@ class Matrices:
     def chunks(self) -> int:
         return self.blocks.shape[2]
 
+    def largest(self, rows: int, *, paired: bool = False) -> torch.Tensor:
+        """Each row's largest exponent, uint8: [E, rows]; of gate_up (``paired``) [2, E, rows]."""
+        largest = self.scales.amax(dim=(2, 4))  # [E, row tiles, g, p]
+        if paired:
+            return largest.permute(3, 0, 1, 2).flatten(2)[..., :rows].contiguous()
+        return largest.transpose(2, 3).flatten(1)[:, :rows].contiguous()
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
@@ -62,6 +69,9 @@ class Experts:
     swiglu_limit: float
     swiglu_alpha: float
     dtype: torch.dtype
+    # For e4m3 inputs: each row's largest exponent, uint8.
+    gate_up_largest: torch.Tensor | None = None  # [2, E, I]
+    down_largest: torch.Tensor | None = None  # [E, H]
 
     @property
     def num_experts(self) -> int:
@@ -84,14 +94,17 @@ def pack_experts(tensors: ExpertTensors) -> Experts:
     if int(largest) > _LARGEST_SCALE:
         raise ConfigError(f"ops 'triton': an MXFP4 scale byte is {int(largest)}, over {_LARGEST_SCALE}")
     bias = tensors.gate_up_bias.to(tensors.dtype)
+    gate_up, down = pack(gate_up_blocks, gate_up_scales, paired=True), pack(down_blocks, down_scales)
     return Experts(
-        gate_up=pack(gate_up_blocks, gate_up_scales, paired=True),
-        down=pack(down_blocks, down_scales),
+        gate_up=gate_up,
+        down=down,
         gate_up_bias=torch.stack((bias[:, 0::2], bias[:, 1::2])),
         down_bias=tensors.down_bias.to(tensors.dtype).contiguous(),
         swiglu_limit=tensors.swiglu_limit,
         swiglu_alpha=tensors.swiglu_alpha,
         dtype=tensors.dtype,
+        gate_up_largest=gate_up.largest(bias.shape[1] // 2, paired=True) if tensors.fp8_activations else None,
+        down_largest=down.largest(tensors.down_bias.shape[1]) if tensors.fp8_activations else None,
     )
 
 

@@ -24,57 +24,31 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from chorale.kernels.triton import tuning
 from chorale.kernels.triton.experts import COLUMNS, Experts, Matrices
+from chorale.kernels.triton.moe_operand import (
+    SCALES,
+    chunk_operand,
+    keep,
+    load_words,
+    step_operand8,
+)
 from chorale.kernels.triton.tuning import LargeTile
 
 # Triton 3.9's name, and that of versions before.
 _copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
-# A packed word -> the operand's four registers for one 16 columns: a pair each of rows g and g + 8, and again
-# eight columns on. Values are times 2^-126.
-_UNPACK = gl.constexpr(
-    """
-    {
-    .reg .b32 s, t, u;
-    and.b32 $0, $4, 0x81C081C0;
-    shf.l.wrap.b32 s, $4, $4, 12; and.b32 $1, s, 0x81C081C0;
-    shl.b32 s, $4, 2; shl.b32 t, $4, 6; shf.l.wrap.b32 u, $4, $4, 8;
-    lop3.b32 $2, s, t, 0x81C081C0, 0x28;
-    lop3.b32 $3, s, u, 0x81C081C0, 0x28;
-    }
-    """
-)
+
+_GROUP = gl.constexpr(6)  # steps in e4m3 between two waits for everything; 20b and 120b have 23 steps
 
 
 @gluon.jit
-def _operand(packed, exponents, rows: gl.constexpr, operand: gl.constexpr):
-    """Packed bytes [8, 32, 16] of a chunk (64 columns of 8 row tiles) and exponents [256] -> [128, 64].
-
-    ``rows``: a layout of [256, 16], in which a row shares its scale.
-    """
-    scale = (exponents.to(gl.uint16) << 7).to(gl.bfloat16, bitcast=True)
-    scale = gl.expand_dims(gl.convert_layout(scale, gl.SliceLayout(1, rows), assert_trivial=True), 1)
-    near, far = gl.inline_asm_elementwise(
-        _UNPACK, "=r,=r,=r,=r,r", [packed], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=4
-    )
-    both = gl.join(_scaled(near, scale, rows), _scaled(far, scale, rows))
-    both = gl.reshape(both, [8, 8, 2, 2, 2, 4, 2, 2])  # tile, g, t, p | t, j, pair, near or far
-    both = gl.permute(both, (0, 3, 1, 5, 7, 2, 4, 6))  # row: tile, p, g. column: j, near or far, t, pair
-    return gl.convert_layout(gl.reshape(both, [128, 64]), operand, assert_trivial=True)
-
-
-@gluon.jit
-def _scaled(half, scale, rows: gl.constexpr):
-    half = gl.reshape(half, [8, 8, 2, 2, 4, 2, 2])  # tile, g, t, t, j, p, pair
-    half = gl.reshape(gl.permute(half, (0, 1, 2, 5, 3, 4, 6)), [256, 16])
-    return gl.convert_layout(half, rows, assert_trivial=True) * scale
-
-
-@gluon.jit
-def _halves(pair):
-    """(8 tiles, 2 chunks, ...) -> the two [8, ...]."""
-    rest: gl.constexpr = pair.numel // 16
-    return gl.split(gl.permute(gl.reshape(pair, [8, 2, rest]), (0, 2, 1)))
+def _steps(chunks, FP8: gl.constexpr):
+    """Steps of two chunks; in e4m3 whole groups of them. Past the last chunk, inputs are zero."""
+    steps = (chunks + 1) // 2
+    if FP8:
+        steps = (steps + _GROUP - 1) // _GROUP * _GROUP
+    return steps
 
 
 @gluon.jit
@@ -95,8 +69,12 @@ def _fetch(
     WIDE: gl.constexpr,
     NARROW: gl.constexpr,
     STAGES: gl.constexpr,
+    FP8: gl.constexpr,
 ):
     """The fetching warp: every step of every tile that this program has."""
+    box: gl.constexpr = wide_desc.block_shape[1]  # columns: a box is 128 bytes wide
+    boxes: gl.constexpr = 128 // box
+    rows: gl.constexpr = blocks_desc.block_shape[0]  # of a row tile's two chunks
     items = gl.load(tiles_ptr) * row_blocks
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
@@ -105,26 +83,32 @@ def _fetch(
         first = gl.load(entry + 1)
         is_wide = gl.load(entry + 2) - first > NARROW
         tile = expert * row_tiles + item % row_blocks * 8
-        for chunk in range(0, chunks, 2):
+        for chunk in range(0, _steps(chunks, FP8) * 2, 2):
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
             bar = ready.index(stage)
-            left, right = x_smem.index(stage * 2), x_smem.index(stage * 2 + 1)
             if is_wide:
-                mbarrier.expect(bar, WIDE * 256 + 8192 + 512)
-                _copy(wide_desc, [first, chunk * 64], bar, left)
-                _copy(wide_desc, [first, chunk * 64 + 64], bar, right)
+                mbarrier.expect(bar, boxes * WIDE * 128 + 8192 + 512)
+                for i in gl.static_range(boxes):
+                    _copy(wide_desc, [first, chunk * 64 + i * box], bar, x_smem.index(stage * boxes + i))
             else:
-                mbarrier.expect(bar, NARROW * 256 + 8192 + 512)
-                at = chunk * 64
-                _copy(narrow_desc, [first, at], bar, left.slice(0, NARROW, 0))
-                _copy(narrow_desc, [first, at + 64], bar, right.slice(0, NARROW, 0))
-            w = w_smem.index(stage)
+                mbarrier.expect(bar, boxes * NARROW * 128 + 8192 + 512)
+                for i in gl.static_range(boxes):
+                    x = x_smem.index(stage * boxes + i).slice(0, NARROW, 0)
+                    _copy(narrow_desc, [first, chunk * 64 + i * box], bar, x)
             _copy(scales_desc, [tile, chunk * 32], bar, s_smem.index(stage))
+            w = w_smem.index(stage)
             for i in gl.static_range(8):
-                at = (tile + i) * chunks + chunk
-                _copy(blocks_desc, [at * 32, 0], bar, w.slice(i * 64, 64, 0))
+                at = ((tile + i) * chunks + chunk) * (rows // 2)
+                _copy(blocks_desc, [at, 0], bar, w.slice(i * rows, rows, 0))
             step += 1
+
+
+@gluon.jit
+def _halves(pair):
+    """(8 tiles, 2 chunks, ...) -> the two [8, ...]."""
+    rest: gl.constexpr = pair.numel // 16
+    return gl.split(gl.permute(gl.reshape(pair, [8, 2, rest]), (0, 2, 1)))
 
 
 @gluon.jit
@@ -140,51 +124,70 @@ def _multiply(
     TOKENS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """[128, TOKENS] float32: one tile. Two products are in flight while a chunk is decoded."""
+    """[128, TOKENS] float32: one tile in bfloat16. A product is in flight while the next chunk is decoded."""
     operand: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
-    # Packed bytes [(8 tiles, 2 chunks, 32 lanes), 16] and scales [8, (chunk, g, t, p)]: a warp has a tile.
-    words: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [0, 8], [32, 0]],
-        [[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]],
-        [[64, 0], [128, 0], [256, 0]],
-        [],
-        [512, 16],
-    )
-    bytes: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 32]],
-        [[0, 0], [0, 2], [0, 4], [0, 8], [0, 16]],
-        [[1, 0], [2, 0], [4, 0]],
-        [],
-        [8, 64],
-    )
-    rows: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [1, 0], [0, 2], [0, 4]],
-        [[0, 8], [2, 0], [4, 0], [8, 0], [16, 0]],
-        [[32, 0], [64, 0], [128, 0]],
-        [],
-        [256, 16],
-    )
     acc = gl.zeros([128, TOKENS], gl.float32, mma)
     right = gl.zeros([128, 64], gl.bfloat16, operand)
     for chunk in range(0, chunks, 2):
         stage = step % STAGES
         mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
-        packed = w_smem.index(stage).load(words)
-        scales = s_smem.index(stage).load(bytes)
-        left_packed, right_packed = _halves(packed)
-        left_scale, right_scale = _halves(scales)
+        left_packed, right_packed = _halves(load_words(w_smem, stage))
+        left_scale, right_scale = _halves(s_smem.index(stage).load(SCALES))
         left_x = x_smem.index(stage * 2).slice(0, TOKENS, 0).permute((1, 0))
         right_x = x_smem.index(stage * 2 + 1).slice(0, TOKENS, 0).permute((1, 0))
-        left = _operand(gl.reshape(left_packed, [8, 32, 16]), gl.reshape(left_scale, [256]), rows, operand)
+        left = chunk_operand(left_packed, left_scale, operand)
         going = warpgroup_mma(left, left_x, acc, is_async=True)
         acc, right = warpgroup_mma_wait(1, deps=(going, right))
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=chunk > 0)
-        right = _operand(gl.reshape(right_packed, [8, 32, 16]), gl.reshape(right_scale, [256]), rows, operand)
+        right = chunk_operand(right_packed, right_scale, operand)
         going = warpgroup_mma(right, right_x, acc, is_async=True)
         acc, left = warpgroup_mma_wait(1, deps=(going, left))
         step += 1
     acc, right = warpgroup_mma_wait(0, deps=(acc, right))
     mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
+    return acc, step
+
+
+@gluon.jit
+def _multiply8(
+    x_smem,
+    w_smem,
+    s_smem,
+    ready,
+    empty,
+    step,
+    chunks,
+    largest,  # [8, 64] int32, as SCALES: each row's largest exponent
+    zero,
+    mma: gl.constexpr,
+    TOKENS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """``_multiply`` in e4m3: weights are divided by their row's largest scale, times 2.
+
+    Steps go in groups whose last product is waited for: an operand that lived across the loop's end would be
+    unpacked into bytes by the compiler, so it could not be kept in its registers.
+    """
+    operand: gl.constexpr = gl.DotOperandLayout(0, mma, 4)
+    acc = gl.zeros([128, TOKENS], gl.float32, mma)
+    for _ in range(_steps(chunks, True) // _GROUP):
+        for i in gl.static_range(_GROUP):
+            stage = step % STAGES
+            mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
+            packed = load_words(w_smem, stage)
+            weights, upper, lower = step_operand8(packed, s_smem.index(stage).load(SCALES), largest, operand)
+            x = x_smem.index(stage).slice(0, TOKENS, 0).permute((1, 0))
+            going = warpgroup_mma(weights, x, acc, is_async=True)
+            acc = warpgroup_mma_wait(1, deps=(going,))
+            if i > 0:
+                keep(upper_before, lower_before, zero)  # noqa: F821  (of the turn before)
+                mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
+            upper_before = upper  # noqa: F841
+            lower_before = lower  # noqa: F841
+            step += 1
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        keep(upper, lower, zero)
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
     return acc, step
 
 
@@ -216,8 +219,10 @@ def _store(result, out_ptr, first, last, column, width, TOKENS: gl.constexpr, CO
 @gluon.jit
 def _store_some(result, out_ptr, first, last, column, width, TOKENS: gl.constexpr, COLUMNS: gl.constexpr):
     """result [TOKENS, COLUMNS] -> rows first.., columns column.. of out, up to row last and to width."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [8, 1], [1, 0])
-    result = gl.convert_layout(result.to(out_ptr.dtype.element_ty), layout)
+    each: gl.constexpr = 128 // out_ptr.dtype.element_ty.primitive_bitwidth  # 16 bytes
+    lanes: gl.constexpr = COLUMNS // each
+    layout: gl.constexpr = gl.BlockedLayout([1, each], [32 // lanes, lanes], [8, 1], [1, 0])
+    result = gl.convert_layout(result, layout)
     rows = first + gl.arange(0, TOKENS, gl.SliceLayout(1, layout))
     columns = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
     places = gl.expand_dims(rows.to(gl.int64) * width, 1) + gl.expand_dims(columns, 0)
@@ -244,8 +249,50 @@ def _sigmoid(x):
 
 
 @gluon.jit
+def _to_fp8(x):
+    """float32 -> e4m3, the nearest; beyond 448 it is 448."""
+    return gl.inline_asm_elementwise(
+        """
+        {
+        .reg .b16 l, h;
+        cvt.rn.satfinite.e4m3x2.f32 l, $2, $1; cvt.rn.satfinite.e4m3x2.f32 h, $4, $3; mov.b32 $0, {l, h};
+        }
+        """,
+        "=r,f,f,f,f",
+        [x],
+        dtype=gl.float8e4nv,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@gluon.jit
+def _row_of(tile, p, g, expert, block, experts, rows, GATE_UP: gl.constexpr):
+    """(which output column, and its place in [2, E, rows] or [E, rows]) of row 8 p + g of one of 8 tiles."""
+    if GATE_UP:  # of each 16 rows, 8 gates and their 8 ups
+        column = block * 64 + tile * 8 + g
+        place = (p * experts + expert) * rows + column
+    else:
+        column = block * 128 + tile * 16 + p * 8 + g
+        place = expert * rows + column
+    return column, place
+
+
+@gluon.jit
+def _swiglu(acc, limit, alpha, TOKENS: gl.constexpr):
+    """[128, TOKENS], of each 16 rows 8 gates and 8 ups -> [64, TOKENS]."""
+    gate, up = gl.split(gl.permute(gl.reshape(acc, [8, 2, 8, TOKENS]), (0, 2, 3, 1)))
+    gate = gl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+    up = gl.minimum(up, limit, propagate_nan=tl.PropagateNan.ALL)
+    up = gl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)
+    return gate * _sigmoid(gate * (1.4426950408889634 * alpha)) * (up + 1.0)
+
+
+@gluon.jit
 def _tile(
     bias_ptr,
+    largest_ptr,
+    x_scale_ptr,
     out_ptr,
     x_smem,
     w_smem,
@@ -258,35 +305,50 @@ def _tile(
     last,
     block,
     chunks,
-    rows,  # of a matrix: gate_up's I, down's H
-    width,  # of out
+    rows,
+    width,
     limit,
     alpha,
     experts,
+    inner_scale,
+    zero,
     TOKENS: gl.constexpr,
     STAGES: gl.constexpr,
     GATE_UP: gl.constexpr,
+    FP8: gl.constexpr,
 ):
     """One tile: 128 weight rows times slots first .. last - 1, and what follows on it. Returns step."""
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, TOKENS, 16])
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, TOKENS, 32 if FP8 else 16])
     lanes = gl.arange(0, 128, gl.SliceLayout(1, mma))
-    if GATE_UP:  # of each 16 rows, 8 gates and their 8 ups
-        column = block * 64 + (lanes >> 4) * 8 + (lanes & 7)
-        biases = bias_ptr + ((lanes >> 3 & 1) * experts + expert) * rows + column
+    column, place = _row_of(lanes >> 4, lanes >> 3 & 1, lanes & 7, expert, block, experts, rows, GATE_UP)
+    bias = gl.load(bias_ptr + place, mask=column < rows, other=0.0).to(gl.float32)
+    if FP8:
+        tile = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, SCALES)), 1)
+        byte = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, SCALES)), 0)
+        its_column, its_place = _row_of(tile, byte & 1, byte >> 2 & 7, expert, block, experts, rows, GATE_UP)
+        largest = gl.load(largest_ptr + its_place, mask=its_column < rows, other=254).to(gl.int32)
+        factor = gl.load(largest_ptr + place, mask=column < rows, other=254).to(gl.int32)
+        acc, step = _multiply8(
+            x_smem, w_smem, s_smem, ready, empty, step, chunks, largest, zero, mma, TOKENS, STAGES
+        )
+        # 2^(largest - 254), from its exponent field.
+        acc *= gl.expand_dims((gl.maximum(factor - 127, 0) << 23).to(gl.float32, bitcast=True), 1)
+        if GATE_UP:
+            slots = first + gl.arange(0, TOKENS, gl.SliceLayout(0, mma))
+            acc *= gl.expand_dims(gl.load(x_scale_ptr + slots, mask=slots < last, other=0.0), 0)
+        else:
+            acc *= 1.0 / inner_scale
     else:
-        column = block * 128 + lanes
-        biases = bias_ptr + expert * rows + column
-    bias = gl.load(biases, mask=column < rows, other=0.0).to(gl.float32)
-    acc, step = _multiply(x_smem, w_smem, s_smem, ready, empty, step, chunks, mma, TOKENS, STAGES)
+        acc, step = _multiply(x_smem, w_smem, s_smem, ready, empty, step, chunks, mma, TOKENS, STAGES)
     acc += gl.expand_dims(bias, 1)
     if GATE_UP:
-        gate, up = gl.split(gl.permute(gl.reshape(acc, [8, 2, 8, TOKENS]), (0, 2, 3, 1)))
-        gate = gl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
-        up = gl.minimum(up, limit, propagate_nan=tl.PropagateNan.ALL)
-        up = gl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)
-        inner = gate * _sigmoid(gate * (1.4426950408889634 * alpha)) * (up + 1.0)
-        inner = gl.reshape(inner.to(gl.bfloat16), [4, 4, 2, 2, TOKENS])  # column: t, j, q, pair
-        inner = gl.reshape(gl.permute(inner, (4, 1, 2, 0, 3)), [TOKENS, 64])  # place: j, q, t, pair
+        inner = _swiglu(acc, limit, alpha, TOKENS)
+        if FP8:
+            inner = gl.reshape(_to_fp8(inner * inner_scale), [4, 4, 4, TOKENS])  # column: t, j, pairs
+            inner = gl.reshape(gl.permute(inner, (3, 1, 0, 2)), [TOKENS, 64])  # place: j, t, pairs
+        else:
+            inner = gl.reshape(inner.to(gl.bfloat16), [4, 4, 2, 2, TOKENS])  # column: t, j, q, pair
+            inner = gl.reshape(gl.permute(inner, (4, 1, 2, 0, 3)), [TOKENS, 64])  # place: j, q, t, pair
         _store(inner, out_ptr, first, last, block * 64, width, TOKENS, 64)
     else:
         acc = gl.permute(acc.to(gl.bfloat16), (1, 0))
@@ -298,6 +360,8 @@ def _tile(
 def _compute(
     tiles_ptr,
     bias_ptr,
+    largest_ptr,
+    x_scale_ptr,
     out_ptr,
     x_smem,
     w_smem,
@@ -311,10 +375,13 @@ def _compute(
     limit,
     alpha,
     experts,
+    inner_scale,
+    zero,
     WIDE: gl.constexpr,
     NARROW: gl.constexpr,
     STAGES: gl.constexpr,
     GATE_UP: gl.constexpr,
+    FP8: gl.constexpr,
 ):
     """The computing warps."""
     items = gl.load(tiles_ptr) * row_blocks
@@ -327,40 +394,52 @@ def _compute(
         block = item % row_blocks
         if last - first > NARROW:
             step = _tile(
-                bias_ptr, out_ptr, x_smem, w_smem, s_smem, ready, empty, step, expert, first, last, block,
-                chunks, rows, width, limit, alpha, experts, WIDE, STAGES, GATE_UP,
+                bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, w_smem, s_smem, ready, empty, step,
+                expert, first, last, block, chunks, rows, width, limit, alpha, experts, inner_scale, zero,
+                WIDE, STAGES, GATE_UP, FP8,
             )  # fmt: skip
         else:
             step = _tile(
-                bias_ptr, out_ptr, x_smem, w_smem, s_smem, ready, empty, step, expert, first, last, block,
-                chunks, rows, width, limit, alpha, experts, NARROW, STAGES, GATE_UP,
+                bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, w_smem, s_smem, ready, empty, step,
+                expert, first, last, block, chunks, rows, width, limit, alpha, experts, inner_scale, zero,
+                NARROW, STAGES, GATE_UP, FP8,
             )  # fmt: skip
 
 
 @gluon.jit
 def _product_kernel(
-    wide_desc,  # [slots, columns] in fragment order, box [WIDE, 64]
-    narrow_desc,  # the same, box [NARROW, 64]
-    blocks_desc,  # [row tiles of 16 x chunks of 64 x 32 lanes, 16] uint8, box [64, 16]
+    wide_desc,  # [slots, columns] in the operand's order, box [WIDE, 128 bytes]
+    narrow_desc,  # the same, box [NARROW, 128 bytes]
+    blocks_desc,  # the packed bytes, [*, 128], box [8, 128] (or [*, 16], box [64, 16])
     scales_desc,  # [row tiles, chunks x 32] uint8, box [8, 64]
     tiles_ptr,  # [1 + tiles, 4] int32: moe_large's Placement
     bias_ptr,  # [2, E, I] or [E, H]
-    out_ptr,  # [slots, width] bfloat16
+    largest_ptr,  # like bias, uint8: each row's largest exponent (if FP8)
+    x_scale_ptr,  # [slots] float32: what gate_up's inputs were divided by (if FP8)
+    out_ptr,  # [slots, width]
     row_blocks,  # of 128 weight rows
     row_tiles,  # of 16
     chunks,  # of 64 columns
-    rows,
-    width,
+    rows,  # of a matrix: gate_up's I, down's H
+    width,  # of out
     limit,
     alpha,
     experts,
+    inner_scale,  # what gate_up's results are multiplied with (if FP8)
+    zero,  # 0, unknown to the compiler
     WIDE: gl.constexpr,
     NARROW: gl.constexpr,
     STAGES: gl.constexpr,
     GATE_UP: gl.constexpr,
+    FP8: gl.constexpr,
 ):
-    x_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES * 2, WIDE, 64], wide_desc.layout)
-    w_smem = gl.allocate_shared_memory(gl.uint8, [STAGES, 512, 16], blocks_desc.layout)
+    boxes: gl.constexpr = 128 // wide_desc.block_shape[1]
+    x_smem = gl.allocate_shared_memory(
+        wide_desc.dtype, [STAGES * boxes, WIDE, wide_desc.block_shape[1]], wide_desc.layout
+    )
+    w_smem = gl.allocate_shared_memory(
+        gl.uint8, [STAGES, 8192 // blocks_desc.block_shape[1], blocks_desc.block_shape[1]], blocks_desc.layout
+    )
     s_smem = gl.allocate_shared_memory(gl.uint8, [STAGES, 8, 64], scales_desc.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -372,15 +451,16 @@ def _product_kernel(
             (
                 _compute,
                 (
-                    tiles_ptr, bias_ptr, out_ptr, x_smem, w_smem, s_smem, ready, empty, row_blocks,
-                    chunks, rows, width, limit, alpha, experts, WIDE, NARROW, STAGES, GATE_UP,
+                    tiles_ptr, bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, w_smem, s_smem, ready,
+                    empty, row_blocks, chunks, rows, width, limit, alpha, experts, inner_scale, zero,
+                    WIDE, NARROW, STAGES, GATE_UP, FP8,
                 ),
             ),
             (
                 _fetch,
                 (
                     wide_desc, narrow_desc, blocks_desc, scales_desc, tiles_ptr, x_smem, w_smem, s_smem,
-                    ready, empty, row_blocks, row_tiles, chunks, WIDE, NARROW, STAGES,
+                    ready, empty, row_blocks, row_tiles, chunks, WIDE, NARROW, STAGES, FP8,
                 ),
             ),
         ],
@@ -390,7 +470,7 @@ def _product_kernel(
 
 
 @functools.cache
-def _num_programs(device: torch.device) -> int:
+def _num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -399,33 +479,55 @@ def _launch(
     matrices: Matrices,
     tiles: torch.Tensor,
     bias: torch.Tensor,
+    largest: torch.Tensor,
+    x_scale: torch.Tensor,
     out: torch.Tensor,
     rows: int,
     experts: Experts,
     tile: LargeTile,
     is_gate_up: bool,
 ) -> None:
-    wide_x = gl.NVMMASharedLayout(128, 16)
-    plain = gl.NVMMASharedLayout(0, 8)
-    blocks = matrices.blocks.view(torch.uint8).view(-1, 16)
-    scales = matrices.scales.view(-1, matrices.chunks * 32)
-    row_blocks = triton.cdiv(matrices.row_tiles, 8)
-    _product_kernel[(_num_programs(x.device),)](
-        TensorDescriptor.from_tensor(x, [tile.wide, 64], wide_x),
-        TensorDescriptor.from_tensor(x, [tile.narrow, 64], wide_x),
-        TensorDescriptor.from_tensor(blocks, [64, 16], plain),
-        TensorDescriptor.from_tensor(scales, [8, 64], gl.NVMMASharedLayout(64, 8)),
-        tiles, bias, out, row_blocks, matrices.row_tiles, matrices.chunks, rows, out.shape[1],
-        experts.swiglu_limit, experts.swiglu_alpha, experts.num_experts,
-        WIDE=tile.wide, NARROW=tile.narrow, STAGES=tile.num_stages,
-        GATE_UP=is_gate_up, num_warps=8,
+    width, line = 128 // x.element_size(), tuning.LARGE_LINE
+    inputs = gl.NVMMASharedLayout(128, 8 * x.element_size())
+    limits = {"maxnreg": tile.registers} if tile.registers else {}
+    _product_kernel[(_num_multiprocessors(x.device) * tile.programs,)](
+        TensorDescriptor.from_tensor(x, [tile.wide, width], inputs),
+        TensorDescriptor.from_tensor(x, [tile.narrow, width], inputs),
+        TensorDescriptor.from_tensor(
+            matrices.blocks.view(torch.uint8).view(-1, line),
+            [1024 // line, line],
+            gl.NVMMASharedLayout(128 if line == 128 else 0, 8),
+        ),
+        TensorDescriptor.from_tensor(
+            matrices.scales.view(-1, matrices.chunks * 32), [8, 64], gl.NVMMASharedLayout(64, 8)
+        ),
+        tiles, bias, largest, x_scale, out,
+        triton.cdiv(matrices.row_tiles, 8), matrices.row_tiles, matrices.chunks, rows, out.shape[1],
+        experts.swiglu_limit, experts.swiglu_alpha, experts.num_experts, inner_scale(experts), 0,
+        WIDE=tile.wide, NARROW=tile.narrow, STAGES=tile.num_stages, GATE_UP=is_gate_up,
+        FP8=x.element_size() == 1, num_warps=8, **limits,
     )  # fmt: skip
 
 
-def gate_up(x: torch.Tensor, tiles: torch.Tensor, experts: Experts, tile: LargeTile) -> torch.Tensor:
-    """x [slots, 64 chunks] bfloat16, of ``moe_large.gather`` -> SwiGLU [slots, 64 chunks of down]."""
+def inner_scale(experts: Experts) -> float:
+    """What brings the largest result that SwiGLU can have to e4m3's largest number."""
+    return 448.0 / (experts.swiglu_limit * (experts.swiglu_limit + 1))
+
+
+def gate_up(
+    x: torch.Tensor, x_scale: torch.Tensor | None, tiles: torch.Tensor, experts: Experts, tile: LargeTile
+) -> torch.Tensor:
+    """x [slots, 64 chunks], of ``moe_large.gather``, and what e4m3 inputs were divided by [slots].
+
+    -> SwiGLU [slots, 64 chunks of down] in x's dtype (e4m3: times ``inner_scale``).
+    """
     out = torch.empty(x.shape[0], experts.down.chunks * COLUMNS, dtype=x.dtype, device=x.device)
-    _launch(x, experts.gate_up, tiles, experts.gate_up_bias, out, experts.intermediate, experts, tile, True)
+    largest = out if experts.gate_up_largest is None else experts.gate_up_largest
+    scale = out if x_scale is None else x_scale
+    _launch(
+        x, experts.gate_up, tiles, experts.gate_up_bias, largest, scale, out, experts.intermediate, experts,
+        tile, True,
+    )  # fmt: skip
     return out
 
 
@@ -433,6 +535,7 @@ def down(
     inner: torch.Tensor, tiles: torch.Tensor, experts: Experts, hidden: int, tile: LargeTile
 ) -> torch.Tensor:
     """inner as ``gate_up`` makes it -> [slots, H] bfloat16, by expert, without gates."""
-    out = torch.empty(inner.shape[0], hidden, dtype=inner.dtype, device=inner.device)
-    _launch(inner, experts.down, tiles, experts.down_bias, out, hidden, experts, tile, False)
+    out = torch.empty(inner.shape[0], hidden, dtype=torch.bfloat16, device=inner.device)
+    largest = out if experts.down_largest is None else experts.down_largest
+    _launch(inner, experts.down, tiles, experts.down_bias, largest, out, out, hidden, experts, tile, False)
     return out

@@ -164,6 +164,36 @@ def _gather_kernel(
 
 
 @triton.jit
+def column8_of(place):
+    """Place of an e4m3 contraction, 32 s + 16 h + 4 t + b in every 64 -> column 16 t + 8 s + 4 h + b."""
+    return place // 64 * 64 + place // 4 % 4 * 16 + place % 64 // 16 * 4 + place % 4
+
+
+@triton.jit
+def _gather8_kernel(
+    x_ptr,  # [T, H]
+    place_ptr,  # [T * K] int32
+    out_ptr,  # [T * K, width] e4m3: rows by expert, columns as column8_of says, zeros past H
+    scale_ptr,  # [T * K] float32
+    H,
+    width,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,  # at least width
+):
+    token = tl.program_id(0).to(tl.int64)
+    places = tl.arange(0, BLOCK)
+    columns = column8_of(places)
+    x = tl.load(x_ptr + token * H + columns, mask=columns < H, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(x), 0)
+    scale = tl.where(largest > 0, largest / 448.0, 1.0)
+    x = (x / scale).to(out_ptr.dtype.element_ty)
+    for k in tl.static_range(K):
+        row = tl.load(place_ptr + token * K + k).to(tl.int64)
+        tl.store(out_ptr + row * width + places, x, mask=places < width)
+        tl.store(scale_ptr + row, scale)
+
+
+@triton.jit
 def _combine_kernel(
     parts_ptr,  # [T * K, H], by expert
     place_ptr,  # [T * K] int32
@@ -192,6 +222,19 @@ def gather(normed: torch.Tensor, place: torch.Tensor, experts: Experts) -> torch
     grid = (tokens, triton.cdiv(width, 1024))
     _gather_kernel[grid](normed, place, out, hidden, width, K=top_k, BLOCK=1024)
     return out
+
+
+def gather8(normed: torch.Tensor, place: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
+    """``gather`` in e4m3: each row divided so that its largest is 448; and by what, [T * K] float32."""
+    tokens, hidden = normed.shape
+    slots, width = place.shape[0], experts.gate_up.chunks * COLUMNS
+    out = torch.empty(slots, width, dtype=torch.float8_e4m3fn, device=normed.device)
+    scale = torch.empty(slots, dtype=torch.float32, device=normed.device)
+    block = triton.next_power_of_2(width)
+    _gather8_kernel[(tokens,)](
+        normed, place, out, scale, hidden, width, K=slots // tokens, BLOCK=block, num_warps=8
+    )
+    return out, scale
 
 
 def combine(parts: torch.Tensor, place: torch.Tensor, gates: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -223,13 +266,17 @@ def moe_large(
 ) -> torch.Tensor:
     """``moe.moe`` where ``can_be_large``: x [T, H] float32 += sum of gate * expert(normed); returns x.
 
-    Scratch: a row of 64 chunks of gate_up and one of down's in bfloat16 for each of the T * K slots, and
-    the results in the first one's place.
+    Scratch for each of the T * K slots: its input, SwiGLU's result (bfloat16, or e4m3 if the experts are
+    packed for that) and down's (bfloat16).
     """
     from chorale.kernels.triton.moe_hopper import down, gate_up
 
-    tile = tuning.large(expert_ids.numel() / experts.num_experts)
+    fp8 = experts.down_largest is not None
+    tile = tuning.large(expert_ids.numel() / experts.num_experts, fp8=fp8)
     placed = place_slots(expert_ids, experts.num_experts, tile.wide, tile.narrow)
-    inner = gate_up(gather(normed, placed.place, experts), placed.tiles, experts, tile)
-    parts = down(inner, placed.tiles, experts, x.shape[1], tile)
-    return combine(parts, placed.place, gates, x)
+    if fp8:
+        inputs, scale = gather8(normed, placed.place, experts)
+        inner = gate_up(inputs, scale, placed.tiles, experts, tile)
+    else:
+        inner = gate_up(gather(normed, placed.place, experts), None, placed.tiles, experts, tile)
+    return combine(down(inner, placed.tiles, experts, x.shape[1], tile), placed.place, gates, x)

@@ -155,6 +155,7 @@ def num_splits(rows: int, kv_heads: int, max_context: int) -> int:
     return splits
 
 
+LARGE_LINE = 128  # bytes of a line of packed weights that the copy engine fetches: 128 or 16
 LARGE_SLOTS = 12  # slots an expert from which moe_large is used where it can be
 
 
@@ -165,10 +166,14 @@ class LargeTile:
     wide: int
     narrow: int
     num_stages: int
+    registers: int = 0  # a thread at launch, if fewer than the compiler would take
+    programs: int = 1  # on one multiprocessor
 
 
-def large(slots_each: float) -> LargeTile:
-    """By the mean number of slots an expert gets."""
+def large(slots_each: float, *, fp8: bool = False) -> LargeTile:
+    """By the mean number of slots an expert gets, and whether inputs are e4m3."""
     if slots_each <= 48:
         return LargeTile(64, 32, 8)
-    return LargeTile(128, 32, 5) if slots_each <= 176 else LargeTile(256, 64, 3)
+    if slots_each <= 176:
+        return LargeTile(128, 32, 8 if fp8 else 5)
+    return LargeTile(256, 64, 5 if fp8 else 3)

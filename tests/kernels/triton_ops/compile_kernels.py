@@ -8,7 +8,6 @@ With names: those only. With -v: shared memory of each. Run by ``test_interprete
 from __future__ import annotations
 
 import inspect
-import itertools
 import sys
 from typing import Any
 
@@ -145,34 +144,46 @@ def streaming(hopper: bool) -> list[Variant]:
     return found
 
 
-def large() -> list[Variant]:
+def large(hopper: bool) -> list[Variant]:
     """``moe_large``'s own kernels."""
     fp32 = {"x_ptr": "*fp32"}
     sizes = {"EXPERTS": 128, "BLOCK": 256}
     cut = sizes | {"WIDE": 256, "NARROW": 64, "ENTRIES": 64}
-    return [
+    found: list[Variant] = [
         ("count", moe_large._count_kernel, sizes, {}, 8, 3),
         ("place", moe_large._place_kernel, cut, {}, 8, 3),
         ("gather", moe_large._gather_kernel, {"K": 4, "BLOCK": 1024}, {}, 4, 3),
         ("combine", moe_large._combine_kernel, {"K": 4, "BLOCK": 1024}, fp32 | {"parts_ptr": "*bf16"}, 4, 3),
     ]
+    if hopper:  # the only one that has use for e4m3
+        types = {"out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
+        found.append(("gather8", moe_large._gather8_kernel, {"K": 4, "BLOCK": 4096}, types, 8, 3))
+    return found
 
 
 def compile_products(target: GPUTarget, verbose: bool) -> None:
     """``moe_hopper``'s, which are Gluon: tensor descriptors in the signature."""
     kernel = moe_hopper._product_kernel
     names = list(inspect.signature(kernel.fn).parameters)
-    for slots, is_gate_up in itertools.product((32, 128, 1024), (True, False)):
-        tile = tuning.large(slots)
+    for slots, is_gate_up, fp8 in [
+        (32, True, False),
+        (128, False, False),
+        (1024, True, False),
+        (1024, False, True),
+    ]:
+        tile = tuning.large(slots, fp8=fp8)
         constants = {"WIDE": tile.wide, "NARROW": tile.narrow, "STAGES": tile.num_stages}
-        constants["GATE_UP"] = is_gate_up
+        constants |= {"GATE_UP": is_gate_up, "FP8": fp8}
+        width = "128" if fp8 else "64"
+        layout = repr(NVMMASharedLayout(128, 8 if fp8 else 16))
         boxes = {
-            "wide_desc": f"bf16[{tile.wide}, 64],{NVMMASharedLayout(128, 16)!r}",
-            "narrow_desc": f"bf16[{tile.narrow}, 64],{NVMMASharedLayout(128, 16)!r}",
-            "blocks_desc": f"u8[64, 16],{NVMMASharedLayout(0, 8)!r}",
+            "wide_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{tile.wide}, {width}],{layout}",
+            "narrow_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{tile.narrow}, {width}],{layout}",
+            "blocks_desc": f"u8[8, 128],{NVMMASharedLayout(128, 8)!r}",
             "scales_desc": f"u8[8, 64],{NVMMASharedLayout(64, 8)!r}",
         }
         types = {name: f"tensordesc<{box}>" for name, box in boxes.items()}
+        types |= {"largest_ptr": "*u8", "x_scale_ptr": "*fp32", "inner_scale": "fp32"}
         plain = source(kernel, constants, types)
         places = {(names.index(name),): value for name, value in constants.items()}
         compiled = triton.compile(
@@ -215,7 +226,7 @@ def target_of(text: str) -> GPUTarget:
 def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
     nvidia = target.backend == "cuda"
     hopper = nvidia and int(target.arch) >= 90
-    found = variants(nvidia, hopper) + (streaming(hopper) if nvidia else []) + large()
+    found = variants(nvidia, hopper) + (streaming(hopper) if nvidia else []) + large(hopper)
     if target.arch == 90 and (not wanted or "product" in wanted):
         compile_products(target, verbose)
     for name, kernel, constants, types, warps, stages in found:

@@ -1,0 +1,188 @@
+"""Packed weights to the tensor cores' first operand, in registers: what ``moe_hopper`` multiplies with.
+
+A step is eight row tiles by two chunks (128 rows by 128 columns): 512 lanes' words of 16 bytes, and 64 bytes
+of scales a tile. A warp has a row tile. All that is done to a layout here is a change of names: which thread
+has which value is as ``experts.py`` packed it, and every ``convert_layout`` asserts that it moves nothing.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+# A packed word -> four registers: a pair each of rows g and g + 8, and again of the two columns after.
+# Values are times 2^-126.
+_UNPACK = gl.constexpr(
+    """
+    {
+    .reg .b32 s, t, u;
+    and.b32 $0, $4, 0x81C081C0;
+    shf.l.wrap.b32 s, $4, $4, 12; and.b32 $1, s, 0x81C081C0;
+    shl.b32 s, $4, 2; shl.b32 t, $4, 6; shf.l.wrap.b32 u, $4, $4, 8;
+    lop3.b32 $2, s, t, 0x81C081C0, 0x28;
+    lop3.b32 $3, s, u, 0x81C081C0, 0x28;
+    }
+    """
+)
+
+# A packed word and the scales of rows g and g + 8 (pairs of bfloat16) -> four e4m3 of row g, four of g + 8.
+_UNPACK8 = gl.constexpr(
+    """
+    {
+    .reg .b32 s, t, u, a, b, c, d;
+    .reg .b16 l, h;
+    .reg .f32 x, y;
+    and.b32 a, $2, 0x81C081C0;
+    shf.l.wrap.b32 s, $2, $2, 12; and.b32 b, s, 0x81C081C0;
+    shl.b32 s, $2, 2; shl.b32 t, $2, 6; shf.l.wrap.b32 u, $2, $2, 8;
+    lop3.b32 c, s, t, 0x81C081C0, 0x28;
+    lop3.b32 d, s, u, 0x81C081C0, 0x28;
+    mul.rn.bf16x2 a, a, $3; mul.rn.bf16x2 c, c, $3;
+    mul.rn.bf16x2 b, b, $5; mul.rn.bf16x2 d, d, $5;
+    shl.b32 s, a, 16; and.b32 t, a, 0xFFFF0000; mov.b32 x, s; mov.b32 y, t;
+    cvt.rn.satfinite.e4m3x2.f32 l, y, x;
+    shl.b32 s, c, 16; and.b32 t, c, 0xFFFF0000; mov.b32 x, s; mov.b32 y, t;
+    cvt.rn.satfinite.e4m3x2.f32 h, y, x;
+    mov.b32 $0, {l, h};
+    shl.b32 s, b, 16; and.b32 t, b, 0xFFFF0000; mov.b32 x, s; mov.b32 y, t;
+    cvt.rn.satfinite.e4m3x2.f32 l, y, x;
+    shl.b32 s, d, 16; and.b32 t, d, 0xFFFF0000; mov.b32 x, s; mov.b32 y, t;
+    cvt.rn.satfinite.e4m3x2.f32 h, y, x;
+    mov.b32 $1, {l, h};
+    }
+    """
+)
+
+# A store that never happens ($3 is 0), of which only we know that: until here, $1 and $2 are what they were.
+_KEEP = gl.constexpr(
+    """
+    {
+    .reg .pred p;
+    xor.b32 $0, $1, $2; setp.ne.b32 p, $3, 0; @p st.shared.b32 [$3], $0;
+    }
+    """
+)
+
+# [(8 tiles, 2 chunks, 4), (8 lanes, 16 bytes)], and their scales [8, (chunk, g, t / 2, p)].
+WORDS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 8], [4, 0]],
+        [[0, 16], [0, 32], [0, 64], [1, 0], [2, 0]],
+        [[8, 0], [16, 0], [32, 0]],
+        [],
+        [64, 128],
+    )
+)
+# The same as [(8 tiles, 2 chunks, 32 lanes), 16 bytes]: how they were fetched when this was first measured.
+WORDS16 = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 8], [32, 0]],
+        [[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]],
+        [[64, 0], [128, 0], [256, 0]],
+        [],
+        [512, 16],
+    )
+)
+SCALES = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 32]],
+        [[0, 0], [0, 2], [0, 4], [0, 8], [0, 16]],
+        [[1, 0], [2, 0], [4, 0]],
+        [],
+        [8, 64],
+    )
+)
+# One chunk's (tile, g, t / 2, p) by (t % 2, j, pair): a row shares its scale.
+_ROWS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [1, 0], [0, 2], [0, 4]],
+        [[0, 8], [2, 0], [4, 0], [8, 0], [16, 0]],
+        [[32, 0], [64, 0], [128, 0]],
+        [],
+        [256, 16],
+    )
+)
+# Both chunks' (tile, chunk, g, t / 2) by (t % 2, byte): a row shares its two scales.
+_ROWS8 = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 8], [16, 0]],
+        [[0, 16], [1, 0], [2, 0], [4, 0], [8, 0]],
+        [[32, 0], [64, 0], [128, 0]],
+        [],
+        [256, 32],
+    )
+)
+
+
+@gluon.jit
+def load_words(w_smem, stage):
+    """A step's packed bytes."""
+    layout: gl.constexpr = WORDS if w_smem.shape[2] == 128 else WORDS16
+    return w_smem.index(stage).load(layout)
+
+
+@gluon.jit
+def _scaled(half, scale):
+    half = gl.reshape(half, [8, 8, 2, 2, 4, 2, 2])  # tile, g, t / 2, t % 2, j, p, pair
+    half = gl.reshape(gl.permute(half, (0, 1, 2, 5, 3, 4, 6)), [256, 16])
+    return gl.convert_layout(half, _ROWS, assert_trivial=True) * scale
+
+
+@gluon.jit
+def chunk_operand(packed, exponents, operand: gl.constexpr):
+    """One chunk: packed bytes [8, 512], exponents [8, 32] -> [128, 64] bfloat16."""
+    scale = (gl.reshape(exponents, [256]).to(gl.uint16) << 7).to(gl.bfloat16, bitcast=True)
+    scale = gl.expand_dims(gl.convert_layout(scale, gl.SliceLayout(1, _ROWS), assert_trivial=True), 1)
+    near, far = gl.inline_asm_elementwise(
+        _UNPACK,
+        "=r,=r,=r,=r,r",
+        [gl.reshape(packed, [8, 32, 16])],
+        dtype=(gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=4,
+    )
+    both = gl.join(_scaled(near, scale), _scaled(far, scale))
+    both = gl.reshape(both, [8, 8, 2, 2, 2, 4, 2, 2])  # tile, g, t / 2, p | t % 2, j, pair, near or far
+    both = gl.permute(both, (0, 3, 1, 5, 7, 2, 4, 6))  # row: tile, p, g. column: j, near or far, t, pair
+    return gl.convert_layout(gl.reshape(both, [128, 64]), operand, assert_trivial=True)
+
+
+@gluon.jit
+def keep(upper, lower, zero):
+    """Keeps an operand in its registers up to here.
+
+    wgmma reads its first operand long after it was issued, and the compiler, as it turned out, gives the
+    registers to others meanwhile. (A wait can name what must live until then, but nothing of 8 bits.)
+    """
+    gl.inline_asm_elementwise(
+        _KEEP, "=r,r,r,r", [upper, lower, zero.to(gl.uint8)], dtype=gl.uint8, is_pure=False, pack=4
+    )
+
+
+@gluon.jit
+def step_operand8(packed, exponents, largest, operand: gl.constexpr):
+    """Both chunks: packed bytes, exponents and their rows' largest [8, 64] -> [128, 128] e4m3.
+
+    Weights are divided by their row's largest scale, times 2: exact for ten powers of two below it. Columns
+    of a chunk come as (j / 2, j % 2, t, pair of pairs). Also returns its two parts, for ``keep``.
+    """
+    exponents = exponents.to(gl.int32) - largest + 254
+    exponents = gl.minimum(gl.maximum(exponents, 0), 254)  # 255: a tile that is not there
+    scale = (exponents.to(gl.uint16) << 7).to(gl.bfloat16, bitcast=True)
+    first, second = gl.split(gl.reshape(scale, [256, 2]))
+    first = gl.convert_layout(first, gl.SliceLayout(1, _ROWS8), assert_trivial=True)
+    second = gl.convert_layout(second, gl.SliceLayout(1, _ROWS8), assert_trivial=True)
+    words = gl.convert_layout(gl.reshape(packed, [256, 32]), _ROWS8, assert_trivial=True)
+    first, words = gl.broadcast(gl.expand_dims(first, 1), words)
+    second, words = gl.broadcast(gl.expand_dims(second, 1), words)
+    upper, lower = gl.inline_asm_elementwise(
+        _UNPACK8,
+        "=r,=r,r,r,r,r,r",
+        [words, first, second],
+        dtype=(gl.float8e4nv, gl.float8e4nv),
+        is_pure=True,
+        pack=4,
+    )
+    both = gl.reshape(gl.join(upper, lower), [8, 2, 8, 2, 2, 4, 4, 2])  # tile, chunk, g, t, t, j, pairs, p
+    both = gl.permute(both, (0, 7, 2, 1, 5, 3, 4, 6))  # row: tile, p, g. column: chunk, j, t, pairs
+    return gl.convert_layout(gl.reshape(both, [128, 128]), operand, assert_trivial=True), upper, lower
