@@ -29,7 +29,7 @@ class _Lane:
     """One thread's way: two pieces of pinned memory, one filled while the other is copied."""
 
     stream: torch.cuda.Stream
-    buffers: list[torch.Tensor]  # 2 x [_PIECE] uint8
+    buffers: list[torch.Tensor]  # 2 x [piece] uint8
     copied: list[torch.cuda.Event]
     turn: int = 0
 
@@ -56,8 +56,11 @@ class Arrival:
 class DeviceReader:
     """Reads tensors of one checkpoint to one CUDA device. ``close`` it when everything has arrived."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, threads: int = _THREADS) -> None:
-        self._checkpoint, self._device = checkpoint, device
+    def __init__(
+        self, checkpoint: Checkpoint, device: torch.device, threads: int = _THREADS, piece: int = _PIECE
+    ) -> None:
+        """``piece``: bytes that are read and copied at once; each thread pins twice as much."""
+        self._checkpoint, self._device, self._piece = checkpoint, device, piece
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="weights")
         self._lane = threading.local()
         self._files: dict[Path, int] = {}
@@ -72,7 +75,7 @@ class DeviceReader:
         free.record(torch.cuda.current_stream(self._device))
         pieces = [
             self._pool.submit(self._copy, file.path, first, raw[first - begin : last - begin], free)
-            for first, last in _pieces(begin, end)
+            for first, last in _pieces(begin, end, self._piece)
         ]
         return Arrival(tensor, pieces)
 
@@ -101,7 +104,7 @@ class DeviceReader:
     def _own_lane(self) -> _Lane:
         lane: _Lane | None = getattr(self._lane, "value", None)
         if lane is None:
-            buffers = [torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+            buffers = [torch.empty(self._piece, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
             events = [torch.cuda.Event() for _ in range(2)]
             lane = self._lane.value = _Lane(torch.cuda.Stream(self._device), buffers, events)
         return lane
@@ -116,8 +119,8 @@ class DeviceReader:
         return descriptor
 
 
-def _pieces(begin: int, end: int) -> list[tuple[int, int]]:
-    return [(first, min(first + _PIECE, end)) for first in range(begin, end, _PIECE)]
+def _pieces(begin: int, end: int, size: int) -> list[tuple[int, int]]:
+    return [(first, min(first + size, end)) for first in range(begin, end, size)]
 
 
 def _read(descriptor: int, target: memoryview, offset: int, path: Path) -> None:

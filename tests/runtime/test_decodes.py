@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from runtime_helpers import Answer, make_engine, random_prompt, request, row_start, run
+from soak import soak
 from test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
 
 from chorale.config import EngineConfig
@@ -269,6 +270,12 @@ def test_dummies_write_only_their_own_page(checkpoint: Path) -> None:
     mixed_of(core).graph(64, 4)
     assert all((pages[:-1] == 7.0).all() for pages in decodes._kv)
     assert all((pages[-1, :, :, 0] != 0).any() for pages in decodes._kv)
+
+
+def test_a_busy_life(checkpoint: Path) -> None:
+    core = graph_engine(checkpoint, num_gpu_blocks_override=70, max_model_len=256, max_num_batched_tokens=128)
+    soak(core, 60, seed=1, memory=lambda: 0)
+    assert core.stats().num_preemptions > 0
 
 
 def test_captured_at_the_start(checkpoint: Path) -> None:

@@ -1,0 +1,44 @@
+"""Weights read to a GPU by threads: every byte, in any cutting. ``pytest -m gpu``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+
+from runtime_helpers import small_config, write_checkpoint
+
+from chorale.errors import CheckpointError
+from chorale.model.checkpoint import Checkpoint
+from chorale.model.device_reader import DeviceReader
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+
+@pytest.mark.parametrize(("threads", "piece"), [(1, 97), (8, 4096), (8, 2**24)])
+def test_every_tensor_arrives(tmp_path: Path, threads: int, piece: int) -> None:
+    checkpoint = Checkpoint(write_checkpoint(tmp_path / "model"), small_config())
+    reader = DeviceReader(checkpoint, torch.device("cuda"), threads, piece)
+    places = [(layer, role) for layer in (0, 3, None) for role in checkpoint.roles(layer)]
+    arrivals = {place: reader.start(*place) for place in places}
+    for place, arrival in arrivals.items():
+        assert torch.equal(arrival.wait().cpu(), checkpoint.read(*place)), place
+    reader.close()
+
+
+def test_a_file_that_shrinks_is_an_error(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(write_checkpoint(tmp_path / "model"), small_config())
+    reader = DeviceReader(checkpoint, torch.device("cuda"))
+    file, _ = checkpoint.place(None, "head")
+    with file.path.open("r+b") as opened:
+        opened.truncate(1000)
+    with pytest.raises(CheckpointError, match="became shorter"):
+        reader.start(None, "head").wait()
+    reader.close()
