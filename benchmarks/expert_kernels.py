@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import statistics
@@ -36,42 +37,34 @@ H = I = 2880
 CALLS = 24
 RESULTS: dict[str, Any] = {}
 # tiles, columns, warps, group, groups, splits
-SWEEP: dict[tuple[str, int], list[tuple[int, int, int, int, int, int]]] = {
+Shape = tuple[int, int, int, int, int, int]
+
+
+def shapes(tiles: str, columns: str, warps: str, groups: str, splits: str = "1") -> list[Shape]:
+    """All combinations; ``groups``: "3x2" is two groups of three chunks in flight."""
+    axes = [[int(n) for n in axis.split()] for axis in (tiles, columns, warps)]
+    depths = [tuple(map(int, each.split("x"))) for each in groups.split()]
+    rest = itertools.product(depths, map(int, splits.split()))
+    return [(*axis, *depth, n) for (depth, n), axis in itertools.product(rest, itertools.product(*axes))]
+
+
+SWEEP: dict[tuple[str, int], list[Shape]] = {
     ("gate_up", 1): [
-        (t, 1, w, *g, 1)
-        for t, w in ((1, 1), (1, 2), (1, 4), (2, 1))
-        for g in ((3, 2), (3, 3), (5, 2), (9, 1), (3, 5), (1, 5))
-        if t * g[0] * g[1] < 20
+        *shapes("1", "1", "1 2 4", "3x1 3x2 3x3 5x1 9x1"),
     ],
-    ("down", 1): [
-        (1, 1, w, *g)
-        for w in (1, 2, 4)
-        for g in ((3, 3, 1), (3, 2, 3), (3, 3, 3), (5, 3, 3), (3, 3, 5), (9, 1, 5), (3, 2, 5))
-    ],
+    ("down", 1): shapes("1", "1", "1 2", "3x1 3x2 3x3 5x1", "3 5"),
     ("gate_up", 8): [
-        (t, 1, w, *g, 1)
-        for t, w in ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4))
-        for g in ((3, 2), (3, 3), (5, 2), (9, 1), (1, 5))
-        if t * g[0] * g[1] < 20
+        *shapes("1", "1", "1 2 4", "3x1 3x2 3x3 5x1 9x1"),
+        *shapes("2", "1", "1 2", "3x1 3x2 3x3 5x1"),
     ],
     ("down", 8): [
-        (t, 1, w, *g)
-        for t, w in ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2))
-        for g in ((3, 2, 1), (3, 3, 1), (5, 2, 1), (3, 3, 3), (3, 2, 3))
-        if t * g[0] * g[1] < 20
+        *shapes("1", "1", "1 2 4", "3x1 3x2 3x3 5x1", "1 3"),
+        *shapes("2", "1", "1 2", "3x1 3x2 3x3"),
     ],
-    ("gate_up", 64): [
-        (t, c, w, *g, 1)
-        for t, c in ((1, 1), (2, 1), (1, 2), (2, 2))
-        for w in (2, 4, 8)
-        for g in ((3, 2), (3, 1), (1, 3))
-    ],
-    ("down", 64): [
-        (t, c, w, *g, 1)
-        for t, c in ((2, 1), (1, 2), (2, 2))
-        for w in (2, 4)
-        for g in ((3, 2), (3, 1), (1, 3))
-    ],
+    ("gate_up", 16): shapes("1 2", "2", "1 2 4", "3x1 3x2"),
+    ("down", 16): shapes("1 2", "2", "1 2", "3x1 3x2"),
+    ("gate_up", 64): shapes("1 2", "1 2", "1 2 4", "3x1 3x2 5x1"),
+    ("down", 64): shapes("1 2", "1 2", "1 2 4", "3x1 3x2 5x1"),
 }
 
 

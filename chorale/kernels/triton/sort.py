@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.triton import tuning
+from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 
 @triton.jit
@@ -41,6 +42,28 @@ def _sort_kernel(
         place += tl.sum(own, 0)
 
 
+@triton.jit
+def _rank_kernel(
+    ids_ptr,  # [num_slots] int64
+    order_ptr,  # [num_slots] int32
+    offsets_ptr,  # [E + 1] int32
+    num_slots,
+    E,
+    SLOTS: tl.constexpr,
+    PART: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A program places some slots and counts for some experts, by comparing with all ids. Stable."""
+    part = tl.program_id(0) * PART + tl.arange(0, PART)
+    slots = tl.arange(0, SLOTS)
+    wait_for_previous(PDL)
+    ids = tl.load(ids_ptr + slots, mask=slots < num_slots, other=2**30).to(tl.int32)[None, :]
+    own = tl.load(ids_ptr + part, mask=part < num_slots, other=0).to(tl.int32)[:, None]
+    before = (ids < own) | ((ids == own) & (slots[None, :] < part[:, None]))
+    tl.store(order_ptr + tl.sum(before.to(tl.int32), 1), part, mask=part < num_slots)
+    tl.store(offsets_ptr + part, tl.sum((ids < part[:, None]).to(tl.int32), 1), mask=part <= E)
+
+
 def sort_slots(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """expert_ids [T, K] int64 -> (order [T * K] int32: slots by expert, offsets [E + 1] int32 into it)."""
     ids = expert_ids.reshape(-1)
@@ -50,6 +73,13 @@ def sort_slots(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor
         return order.int(), torch.searchsorted(sorted_ids, bounds, out_int32=True)
     order = torch.empty(ids.shape[0], dtype=torch.int32, device=ids.device)
     offsets = torch.empty(num_experts + 1, dtype=torch.int32, device=ids.device)
+    if ids.shape[0] <= tuning.RANK_LIMIT:
+        slots, each = max(32, triton.next_power_of_2(ids.shape[0])), 16
+        grid = (triton.cdiv(max(ids.shape[0], num_experts + 1), each),)
+        _rank_kernel[grid](
+            ids, order, offsets, ids.shape[0], num_experts, SLOTS=slots, PART=each, **dependent(ids)
+        )
+        return order, offsets
     experts = triton.next_power_of_2(num_experts)
     chunk = max(16, min(128, 8192 // experts))
     _sort_kernel[(1,)](

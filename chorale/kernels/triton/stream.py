@@ -118,7 +118,7 @@ def _stream(
 ):
     at = (expert.to(tl.int64) * row_tiles + row_tile) * chunks + first_chunk
     weights = (blocks_ptr + at * 128 + lane * 4).to(tl.int64)
-    scales = (scales_ptr + at * 32 + lane // 2 * 2).to(tl.int64)
+    scales = (scales_ptr + at * 32 + lane // 4 * 4).to(tl.int64)
     place = first_chunk * 64 + lane % 4 * 16
     width = chunks * 64
     x0 = (x_ptr + (slots[0] // PER_ROW).to(tl.int64) * width + place).to(tl.int64)
@@ -367,19 +367,19 @@ def stream_moe(
 
 def _shape(tile: tuning.Stream, packed: Matrices, wait: bool) -> tuple[tuple[int, int], int, dict[str, Any]]:
     """((programs over rows, splits), groups of chunks, constants and compile options)."""
-    tiles = min(tile.tiles, 1 << (packed.row_tiles.bit_length() - 1))
     splits = tile.splits if packed.chunks % tile.splits == 0 else 1
     each = packed.chunks // splits
     group = next(n for n in range(min(tile.group, each), 0, -1) if each % n == 0)
-    fitted = dataclasses.replace(tile, group=group, groups=min(tile.groups, each // group))
+    tiles = min(tile.tiles, 1 << (packed.row_tiles.bit_length() - 1))
+    fitted = dataclasses.replace(tile, tiles=tiles, group=group, groups=min(tile.groups, each // group))
     grid = triton.cdiv(packed.row_tiles, tiles * tile.num_warps), splits
-    return grid, each // group, constants_of(tiles, fitted, wait)
+    return grid, each // group, constants_of(fitted, wait)
 
 
-def constants_of(tiles: int, tile: tuning.Stream, wait: bool) -> dict[str, Any]:
-    loop = Loop(tiles, tile.columns, tile.group, tile.groups, wait)
+def constants_of(tile: tuning.Stream, wait: bool) -> dict[str, Any]:
+    loop = Loop(tile.tiles, tile.columns, tile.num_warps, tile.group, tile.groups, wait)
     return {
-        "TILES": tiles,
+        "TILES": tile.tiles,
         "COLUMNS": tile.columns,
         "WARPS": tile.num_warps,
         "LOOP": loop_text(loop),

@@ -11,6 +11,7 @@ SMALL_TOKENS = 16
 FEW_LOGITS = 512  # (token, expert) pairs: up to here a program routes one token, above it takes several
 MOST_ARRIVALS = 512  # tiles of one kernel that wait for their last program
 LONE_SLOTS = 8  # up to here each (token, expert) pair is its own tile and nothing is sorted
+RANK_LIMIT = 512  # (token, expert) pairs that are sorted by comparing all with all
 SORT_LIMIT = 4096  # (token, expert) pairs that one program sorts; above, torch sorts
 NUM_PROGRAMS = 264  # enough to fill the device: two for each of an H200's 132 multiprocessors
 
@@ -101,20 +102,28 @@ class Stream:
 
 
 def stream_gate_up(tokens: int, slots_each: float) -> Stream:
-    """``slots_each``: the mean over all experts."""
+    """``slots_each``: the mean over all experts. Measured on an H200: see docs/kernels.md."""
+    if tokens == 1:
+        return Stream(1, 1, 2, 3, 2, 1)  # 12.3 us
     if tokens <= 8:
-        return Stream(1, 1, 2, 3, 2, 1) if tokens == 1 else Stream(1, 1, 2, 9, 1, 1)
+        return Stream(1, 1, 4, 9, 1, 1)  # 8 tokens: 51.4 us of 32 experts, 66.3 of 128
     if tokens <= DIRECT_TOKENS:
-        return Stream(1, 2, 2, 3, 1, 1)
+        # 16 tokens: 82.8 and 141 us
+        return Stream(1, 2, 2, 3, 1, 1) if slots_each >= 1 else Stream(1, 2, 1, 3, 2, 1)
+    # 64 tokens: 80.0 and 242 us
     return Stream(2, 2, 2, 3, 1, 1) if slots_each > 4 else Stream(2, 1, 2, 3, 2, 1)
 
 
 def stream_down(tokens: int, slots_each: float) -> Stream:
+    if tokens == 1:
+        return Stream(1, 1, 1, 5, 1, 5)  # 6.4 us
     if tokens <= 8:
-        return Stream(1, 1, 2, 3, 3, 3) if tokens == 1 else Stream(1, 1, 1, 3, 2, 3)
+        # 8 tokens: 27.9 and 38.4 us
+        return Stream(2, 1, 2, 3, 3, 1) if slots_each >= 1 else Stream(1, 1, 1, 3, 2, 3)
     if tokens <= DIRECT_TOKENS:
-        return Stream(1, 2, 2, 3, 1, 1)
-    return Stream(2, 2, 2, 3, 2, 1) if slots_each > 4 else Stream(2, 1, 2, 3, 2, 1)
+        return Stream(1, 2, 2, 3, 1, 1)  # 16 tokens: 44.9 and 72.0 us
+    # 64 tokens: 47.1 and 125 us
+    return Stream(2, 2, 4, 3, 3, 1) if slots_each > 4 else Stream(1, 1, 4, 3, 2, 1)
 
 
 def tokens_each(num_slots: int, num_experts: int) -> int:

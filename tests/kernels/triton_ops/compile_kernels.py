@@ -68,6 +68,7 @@ def variants(asm: bool, hopper: bool) -> list[Variant]:
         ),
         ("rotate", qkv._rotate_kernel, {**HEADS, **whole, "PDL": hopper}, {"x_ptr": "*fp32"}, 4, 3),
         ("sort", sort._sort_kernel, {"E": 32, "EXPERTS": 32, "CHUNK": 128}, {}, 8, 3),
+        ("rank", sort._rank_kernel, {"SLOTS": 256, "PART": 16, "PDL": hopper}, {}, 4, 3),
         ("arrange", moe._arrange_kernel, {"BLOCK": 1024}, {"x_ptr": "*fp32"}, 4, 3),
         ("sum", combine._sum_kernel, {"K": 4, "BLOCK": 1024, "PDL": hopper}, {"x_ptr": "*fp32"}, 4, 3),
         ("join", attention._join_kernel, {"NUM_Q": 64, "D": 64, "SPLITS": 16, "PDL": hopper}, {}, 1, 3),
@@ -134,10 +135,10 @@ def streaming(hopper: bool) -> list[Variant]:
         constants = {"K": 4, "SLOTS": 64 if direct and tokens > 1 else 0, "BY_SLOT": direct}
         constants |= {"SORTED": not direct}
         up, down = tuning.stream_gate_up(tokens, tokens / 8), tuning.stream_down(tokens, tokens / 8)
-        sizes = stream.constants_of(up.tiles, up, wait=False) | {"PDL": hopper}
+        sizes = stream.constants_of(up, wait=False) | {"PDL": hopper}
         warps = sizes.pop("num_warps")
         found.append((f"stream up {tokens}", stream._gate_up_kernel, {**constants, **sizes}, {}, warps, 3))
-        sizes = stream.constants_of(down.tiles, down, wait=hopper) | {"SPLITS": down.splits}
+        sizes = stream.constants_of(down, wait=hopper) | {"SPLITS": down.splits}
         warps = sizes.pop("num_warps")
         types = {"out_ptr": "*fp32"}
         found.append((f"stream down {tokens}", stream._down_kernel, {**constants, **sizes}, types, warps, 3))

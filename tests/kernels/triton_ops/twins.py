@@ -237,6 +237,28 @@ def test_moe(tokens: int, choose: str, dtype: torch.dtype) -> None:
         assert torch.equal(found, again)
 
 
+@pytest.mark.skipif(DEVICE != "cuda", reason="their loop is PTX: see test_stream_ptx.py")
+@pytest.mark.parametrize(("hidden", "inter"), [(2880, 128), (64, 2880), (320, 192)])
+@pytest.mark.parametrize("experts", [9, 128])
+@pytest.mark.parametrize("tokens", [1, 2, 8, 9, 16, 17, 64])
+def test_streamed_moe(tokens: int, experts: int, hidden: int, inter: int) -> None:
+    """Widths of which gpt-oss's 45 chunks of 64 are one: in bfloat16 these take the streaming products."""
+    from chorale.kernels.triton.stream import can_stream
+
+    torch.manual_seed(tokens)
+    tensors = expert_tensors(experts, hidden, inter, torch.bfloat16)
+    packed, theirs = TRITON_OPS.pack_experts(tensors), reference_moe.pack_experts(tensors)
+    normed, x = randn(tokens, hidden, seed=5).bfloat16(), randn(tokens, hidden, seed=6)
+    assert can_stream(normed, packed)
+    gates = torch.softmax(randn(tokens, 4, seed=7), -1)
+    for choose in CHOICES.values():
+        ids = choose(tokens, experts).to(DEVICE)
+        found = TRITON_OPS.moe(normed, ids, gates, packed, x.clone())
+        expected = reference_moe.moe(normed.float(), ids, gates, theirs, x.clone())
+        check(found - x, expected - x, torch.bfloat16)
+        assert torch.equal(found, TRITON_OPS.moe(normed, ids, gates, packed, x.clone()))
+
+
 @pytest.mark.parametrize("paired", [False, True])
 def test_packing_loses_no_bit_and_follows_its_specification(paired: bool) -> None:
     """All bytes with all usable scales, an odd number of chunks, rows to pad."""
