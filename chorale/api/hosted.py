@@ -58,6 +58,9 @@ def read_web_search(tool: Mapping[str, Any], path: str) -> WebSearchRequest:
     size = tool.get("search_context_size")
     if not isinstance(size, str | None) or size not in _SIZES:
         raise _invalid(f"{path}.search_context_size", "must be low, medium or high")
+    kinds = tool.get("search_content_types")
+    if kinds is not None and not (isinstance(kinds, list) and "text" in kinds):
+        raise _unsupported(f"{path}.search_content_types", "the model takes text only")
     access = tool.get("external_web_access")
     if not isinstance(access, bool | None):
         raise _invalid(f"{path}.external_web_access", "must be true or false")
@@ -93,7 +96,7 @@ def read_code_interpreter(tool: Mapping[str, Any], path: str) -> CodeInterpreter
         raise _invalid(f"{path}.container", "must be an id, or an object of type auto")
     if container.get("file_ids"):
         raise _unsupported(f"{path}.container.file_ids", "there are no uploaded files here")
-    if (container.get("network_policy") or {"type": "disabled"}).get("type") != "disabled":
+    if _object(container, "network_policy", f"{path}.container").get("type", "disabled") != "disabled":
         raise _unsupported(f"{path}.container.network_policy", "code has no network here")
     limit = container.get("memory_limit")
     if limit is not None and (not isinstance(limit, str) or limit not in _MEMORY):
@@ -114,13 +117,18 @@ def read_mcp(tool: Mapping[str, Any], path: str, *, approvals: bool) -> McpReque
     for key in ("connector_id", "tunnel_id"):
         if tool.get(key) is not None:
             raise _unsupported(f"{path}.{key}", "is a service of OpenAI's; give a server_url")
-    if "direct" not in (tool.get("allowed_callers") or ["direct"]):
+    callers = tool.get("allowed_callers")
+    if callers is not None and not (isinstance(callers, list) and "direct" in callers):
         raise _unsupported(f"{path}.allowed_callers", "the model calls directly")
     names, read_only = _read_filter(tool.get("allowed_tools"), f"{path}.allowed_tools")
-    require, never, always = _read_approval(tool.get("require_approval"), path, approvals)
+    url = _text(tool, "server_url", path)
+    asked = tool.get("require_approval")
+    if asked is None and url is None:
+        asked = "never"  # one of the operator's own servers
+    require, never, always = _read_approval(asked, path, approvals)
     return McpRequest(
         server_label=label,
-        server_url=_text(tool, "server_url", path),
+        server_url=url,
         headers=_headers(tool, path),
         authorization=_text(tool, "authorization", path),
         allowed_tools=names,
@@ -183,6 +191,15 @@ def _headers(tool: Mapping[str, Any], path: str) -> Mapping[str, str] | None:
 
 
 # --------------------------------------------------------------------------- of one request
+
+
+def without_secrets(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """An mcp tool as it is echoed and stored: what authorizes at the server is neither shown nor kept."""
+    shown = {key: value for key, value in tool.items() if key != "authorization"}
+    headers = shown.get("headers")
+    if isinstance(headers, Mapping):
+        shown["headers"] = dict.fromkeys(headers, "<redacted>")
+    return shown
 
 
 def is_hosted(tool: Mapping[str, Any]) -> bool:

@@ -158,7 +158,7 @@ def hosted_tools(chat: ChatRequest) -> HostedTools:
         (f"tools[{position}]", tool) for position, tool in enumerate(chat.tools or []) if is_hosted(tool)
     ]
     if chat.web_search_options is not None:
-        wanted.append(("web_search_options", {"type": "web_search", **chat.web_search_options}))
+        wanted.append(("web_search_options", {**chat.web_search_options, "type": "web_search"}))
     names = (chat.chat_template_kwargs or {}).get("builtin_tools") or []
     wanted += builtin_tools(names, "chat_template_kwargs.builtin_tools")
     return read_hosted(wanted, approvals=False)

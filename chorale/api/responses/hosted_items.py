@@ -165,6 +165,9 @@ def _web_search_call(item: Mapping[str, Any], path: str) -> Item:
     for key in ("query", "url", "pattern"):
         if not isinstance(action.get(key), str | None):
             raise _invalid(f"{path}.action.{key}", "must be a string")
+    queries = action.get("queries") or []
+    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+        raise _invalid(f"{path}.action.queries", "must be a list of strings")
     results = item.get("results")
     if not isinstance(results, list | None):
         raise _invalid(f"{path}.results", "must be a list")

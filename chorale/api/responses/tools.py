@@ -24,7 +24,7 @@ from chorale.api.client_tools import (
     namespace_name,
     tool_search,
 )
-from chorale.api.hosted import HOSTED_TYPES
+from chorale.api.hosted import HOSTED_TYPES, without_secrets
 from chorale.api.prompt import check_distinct
 from chorale.api.tool_choice import Function, ToolChoice, read_tool_choice
 from chorale.errors import RequestError
@@ -142,7 +142,9 @@ def _namespace(tool: Mapping[str, Any], path: str) -> tuple[list[Function], list
 
 
 def _echo(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
-    return _flatten(tool, path) if tool.get("type") == "function" else dict(tool)
+    if tool.get("type") == "function":
+        return _flatten(tool, path)
+    return without_secrets(tool) if tool.get("type") == "mcp" else dict(tool)
 
 
 def _nested(tool: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
