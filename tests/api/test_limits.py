@@ -88,6 +88,8 @@ REST: dict[str, dict[str, Any]] = {
     "ChatRequest": {"messages": [{"role": "user", "content": "a"}]},
     "CompletionRequest": {"prompt": "a"},
     "ResponsesRequest": {"input": "a"},
+    "MessagesRequest": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5},
+    "CountRequest": {"messages": [{"role": "user", "content": "a"}]},
     "TokenizeRequest": {"prompt": "a"},
     "DetokenizeRequest": {"tokens": []},
 }
@@ -97,6 +99,7 @@ ELEMENTS = {
     "stop_token_ids": lambda value: [value],
     "allowed_token_ids": lambda value: [value],
     "logit_bias": lambda value: {"5": value},
+    "thinking": lambda value: {"type": "enabled", "budget_tokens": value},
 }
 
 
