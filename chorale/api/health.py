@@ -65,5 +65,5 @@ async def metrics(state: ServerState, request: Request) -> Response:
     with contextlib.suppress(StoreError, TimeoutError):  # a scrape does not fail because a disk does
         async with asyncio.timeout(_STORE_SECONDS):
             stats = await state.store.stats()
-        state.metrics.stored(stats.num_responses, stats.num_bytes)
+        state.metrics.stored(stats)
     return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE})

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -25,6 +25,9 @@ from chorale.api.tally import Histogram, Labels, Series, total
 from chorale.client.base import EngineClient
 from chorale.engine.types import EngineStats
 from chorale.errors import ChoraleError
+
+if TYPE_CHECKING:
+    from chorale.api.responses.stored import StoreStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -146,7 +149,7 @@ class Metrics(Collector):
         self._before_restarts: dict[str, int] = {field: 0 for field, _ in _ENGINE_COUNTERS.values()}
         self._num_restarts = 0
         self._engine_id = ""
-        self._store_size: tuple[int, int] | None = None  # responses, bytes
+        self._store_sizes: dict[str, int] = {}  # what the response store holds, by metric
         self._process, self._share = process, share
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -167,9 +170,14 @@ class Metrics(Collector):
         for kind, number in repairs.items():
             self.series.count("chorale:harmony_repairs", (kind,), number)
 
-    def stored(self, num_responses: int, num_bytes: int) -> None:
-        """The size of the response store, which several processes share: it is not summed."""
-        self._store_size = num_responses, num_bytes
+    def stored(self, stats: StoreStats) -> None:
+        """What the response store holds. Several processes share it: it is not summed."""
+        self._store_sizes = {
+            "chorale:response_store_responses": stats.num_responses,
+            "chorale:response_store_conversations": stats.num_conversations,
+            "chorale:response_store_bytes": stats.num_bytes,
+            "chorale:background_responses": stats.num_live,
+        }
 
     def http_finished(self, handler: str, method: str, status: int, seconds: float) -> None:
         """``handler`` is the matched route's path template, so the number of labels is bounded."""
@@ -213,10 +221,8 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Any]:
         yield from self._collect_engine()
-        if self._store_size is not None:
-            names = ("chorale:response_store_responses", "chorale:response_store_bytes")
-            for name, value in zip(names, self._store_size, strict=True):
-                yield self._gauge(name, "What the response store holds", value)
+        for name, value in self._store_sizes.items():
+            yield self._gauge(name, "What the response store holds", value)
         series = total([self.series, *self._others()])
         for name, (doc, labels) in COUNTERS.items():
             own = {} if name in _HTTP_NAMES else self._labels

@@ -230,6 +230,8 @@ def test_a_scrape_shows_the_response_store_and_survives_its_end() -> None:
     async def test(server: Running) -> None:
         text = (await call(server.port, "GET", "/metrics")).body.decode()
         assert re.search(r"chorale:response_store_responses{.*} 0.0", text)
+        assert re.search(r"chorale:response_store_conversations{.*} 0.0", text)
+        assert re.search(r"chorale:background_responses{.*} 0.0", text)
         assert re.search(r"chorale:response_store_bytes{.*} 0.0", text)
         assert re.search(r"chorale:response_store_failures_total{.*} 0.0", text)
         await server.state.store.close()

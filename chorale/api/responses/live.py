@@ -246,6 +246,10 @@ def _cut(db: Database, seq: int, response: StoredResponse, status: str) -> None:
     _conclude(db, seq, ended, EventChunk(number, len(frames), b"".join(frames)))
 
 
+def count_live(db: Database) -> int:
+    return int(db.execute("SELECT COUNT(*) FROM responses WHERE worker IS NOT NULL").fetchone()[0])
+
+
 def _num_events(db: Database, seq: int) -> int:
     return int(db.execute("SELECT num_events FROM responses WHERE seq = ?", (seq,)).fetchone()[0])
 

@@ -21,7 +21,7 @@ from chorale.api.responses.completion_store import SqlCompletions
 from chorale.api.responses.conversation_rows import finish_hold
 from chorale.api.responses.conversation_store import SqlConversations
 from chorale.api.responses.database import Database
-from chorale.api.responses.live import SqlLive, fail_owned
+from chorale.api.responses.live import SqlLive, count_live, fail_owned
 from chorale.api.responses.rows import (
     MAX_CHAIN_BYTES,
     delete_response,
@@ -139,8 +139,10 @@ class SqlStore:
         )
 
     async def stats(self) -> StoreStats:
-        num, size, conversations = await self._access.read(totals)
-        return StoreStats(num, size, self._num_failed_puts, self._access.num_evicted, conversations)
+        (num, size, conversations), num_live = await self._access.read(
+            lambda db: (totals(db), count_live(db))
+        )
+        return StoreStats(num, size, self._num_failed_puts, self._access.num_evicted, conversations, num_live)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._access.close)

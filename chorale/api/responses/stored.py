@@ -83,6 +83,7 @@ class StoreStats:
     num_failed_puts: int  # since this process started
     num_evicted: int  # the same
     num_conversations: int = 0
+    num_live: int = 0  # background responses that have not ended, of every process on this store
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,12 +85,14 @@ def test_a_life(place: str) -> None:
         assert (page.live, page.num_events) == (True, 4)
         assert [e["sequence_number"] for e in read_frames(page.chunks[0].data)] == [1, 2, 3]
         size = (await store.stats()).num_bytes
+        assert (await store.stats()).num_live == 1
         output = (StoredItem({"id": "msg_" + "2" * 32, "type": "message"}, (5, 6)),)
         done = replace(response, status="completed", body={"id": response.id}, output=output)
         last = events(4, {"kind": "response.completed", "response": {}})
         assert await store.live.finish(done, "wrk_a", last)
         assert await store.get(response.id, b"") == done
         assert (await store.stats()).num_bytes > size
+        assert (await store.stats()).num_live == 0
         assert not await said(store, response)
         assert not await store.live.finish(done, "wrk_a", events(5))
         for after, number in ((-1, 5), (3, 1), (4, 0), (99, 0)):
