@@ -21,6 +21,7 @@ from chorale.errors import EngineDeadError, EngineError
 
 # A submission; a request to abort, or the choice of it; or: stop.
 Message = GenerateRequest | tuple[str, int | None] | None
+_QUIET = 1.0  # seconds without work after which an engine uses its idle time
 
 
 class LocalClient:
@@ -116,11 +117,9 @@ class LocalClient:
     def _receive(self) -> bool:
         """Handle the inbox; waits while the engine is idle. False: stop."""
         wait = not self._core.has_work
-        while wait and self._inbox.empty() and self._core.use_idle_time():
-            pass
         while True:
             try:
-                message = self._inbox.get(block=wait)
+                message = self._await_message() if wait else self._inbox.get_nowait()
             except queue.Empty:
                 return True
             if message is None:
@@ -130,6 +129,17 @@ class LocalClient:
             else:
                 self._core.abort(*message)
             wait = False
+
+    def _await_message(self) -> Message:
+        """When none comes for a while, the engine prepares what it has not met, a piece between two looks."""
+        quiet = _QUIET
+        while True:
+            try:
+                return self._inbox.get(timeout=quiet)
+            except queue.Empty:
+                if not self._core.use_idle_time():
+                    return self._inbox.get()
+                quiet = 0.001
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
         """Run on the event loop; a loop that has been closed has nobody left to tell."""

@@ -11,6 +11,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from typing import Protocol
@@ -39,6 +40,7 @@ from chorale.serve.heart import Heart
 from chorale.serve.mailbox import Mailbox
 
 log = logging.getLogger(__name__)
+QUIET = 1.0  # seconds without work after which a client in a tight loop of requests is not in sight
 IDLE_WAIT = 0.5  # seconds; how often an idle engine looks for clients that vanished
 
 
@@ -57,6 +59,7 @@ class EngineLoop:
     def __init__(self, core: Core, mailbox: Mailbox, heart: Heart, engine_id: str) -> None:
         self._core, self._mailbox, self._heart, self._engine_id = core, mailbox, heart, engine_id
         self._draining = False
+        self._worked_at = time.monotonic()
 
     def drain(self) -> None:
         """Stop as soon as there is no work left."""
@@ -68,17 +71,23 @@ class EngineLoop:
         core, mailbox, heart = self._core, self._mailbox, self._heart
         while core.has_work or not self._draining:
             if not core.has_work:
-                mailbox.wait(0 if core.use_idle_time() else IDLE_WAIT)
+                self._rest()
             for client, message in mailbox.receive():
                 self._handle(client, message)
             mailbox.drop_silent()
             if core.has_work:
+                self._worked_at = time.monotonic()
                 heart.step_begins()
                 chunks = core.step()
                 heart.step_ends()
                 heart.stats = stats = core.stats()
                 if chunks:
                     mailbox.deliver(chunks, stats)
+
+    def _rest(self) -> None:
+        """Wait for messages. When there was no work for a while, let the engine prepare a little instead."""
+        is_quiet = time.monotonic() - self._worked_at >= QUIET
+        self._mailbox.wait(0 if is_quiet and self._core.use_idle_time() else IDLE_WAIT)
 
     def abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
