@@ -42,7 +42,7 @@ def _sort_kernel(
         place += tl.sum(own, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])
 def _rank_kernel(
     ids_ptr,  # [num_slots] int64
     order_ptr,  # [num_slots] int32
