@@ -33,6 +33,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None
     kv_cache_dtype: Literal["auto", "bfloat16", "float32", "fp8"] = "auto"
+    moe_activation_dtype: Literal["auto", "bfloat16", "fp8"] = "auto"  # fp8: e4m3, where slots are many
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool | None = None  # overlap depth 1; None: where the device can

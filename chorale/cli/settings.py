@@ -302,6 +302,8 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
         raise ConfigError(f"--dtype {engine.dtype}: gpt-oss runs in bfloat16 or float32")
     if engine.kv_cache_dtype not in ("auto", "bfloat16", "float32", "fp8", "fp8_e4m3"):
         raise ConfigError(f"--kv-cache-dtype {engine.kv_cache_dtype}: auto, bfloat16, float32 or fp8")
+    if engine.moe_activation_dtype not in ("auto", "bfloat16", "fp8"):
+        raise ConfigError(f"--moe-activation-dtype {engine.moe_activation_dtype}: auto, bfloat16 or fp8")
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
         value = getattr(engine, name)
         if value is not None and value < 1:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from chorale.errors import ConfigError
 from chorale.kernels import mxfp4
 from chorale.kernels.ops import ExpertTensors
 
@@ -63,6 +64,8 @@ class PackedExperts:
 
 
 def pack_experts(tensors: ExpertTensors) -> DenseExperts | PackedExperts:
+    if tensors.fp8_activations:
+        raise ConfigError("--moe-activation-dtype fp8 needs --ops triton and a Hopper GPU")
     dtype = tensors.dtype
     biases = (tensors.gate_up_bias.to(dtype), tensors.down_bias.to(dtype))
     swiglu = (tensors.swiglu_limit, tensors.swiglu_alpha)

@@ -33,17 +33,20 @@ def load_weights(
     device: str | torch.device,
     dtype: torch.dtype,
     progress: Progress | None = None,
+    fp8_activations: bool = False,
 ) -> Weights:
     """Map, check and pack a checkpoint in any of the three layouts.
 
-    ``dtype`` is what dense weights and decoded experts are computed in. Raises ``CheckpointError`` naming
-    file and tensor. The files must not change while the weights are in use.
+    ``dtype`` is what dense weights and decoded experts are computed in; ``fp8_activations`` asks for experts
+    whose inputs may be rounded to e4m3. Raises ``ConfigError`` if the ops cannot do that, and
+    ``CheckpointError`` naming file and tensor. The files must not change while the weights are in use.
     """
     checkpoint = Checkpoint(Path(folder), config)
     target = torch.device(device)
     source = _Streamed(checkpoint, target) if target.type == "cuda" else _Mapped(checkpoint, target)
     try:
-        return _load(_Loader(source, config, ops, dtype), config, ops, checkpoint, progress)
+        loader = _Loader(source, config, ops, dtype, fp8_activations)
+        return _load(loader, config, ops, checkpoint, progress)
     finally:
         source.close()
 
@@ -130,8 +133,11 @@ class _Streamed:
 class _Loader:
     """Reads roles of one checkpoint in the dtypes that packing wants."""
 
-    def __init__(self, source: _Source, config: ModelConfig, ops: Ops, dtype: torch.dtype) -> None:
+    def __init__(
+        self, source: _Source, config: ModelConfig, ops: Ops, dtype: torch.dtype, fp8_activations: bool
+    ) -> None:
         self.source = source
+        self.fp8_activations = fp8_activations
         self.config = config
         self.ops = ops
         self.dtype = dtype
@@ -169,6 +175,7 @@ class _Loader:
                 swiglu_alpha=self.config.swiglu_alpha,
                 num_layers=self.config.num_hidden_layers,
                 dtype=self.dtype,
+                fp8_activations=self.fp8_activations,
             )
         )
 

@@ -97,7 +97,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
         can_capture=device.can_capture and ops.capturable,
     )
     with phases.phase("load", str(folder)):
-        model = load_model(folder, model_config, ops, resolved, device, phases.report)
+        fp8 = config.moe_activation_dtype == "fp8"
+        model = load_model(folder, model_config, ops, resolved, device, phases.report, fp8_activations=fp8)
         device.trim()
     with phases.phase("kv_pool", _pool_message(resolved)):
         kv = allocate_kv(model_config, resolved, device)
@@ -118,10 +119,17 @@ def load_model(
     resolved: Resolved,
     device: Device,
     progress: Progress,
+    *,
+    fp8_activations: bool = False,
 ) -> GptOss:
-    target = str(device.torch_device)
     weights = load_weights(
-        folder, model_config, ops, device=target, dtype=_DTYPES[resolved.dtype], progress=progress
+        folder,
+        model_config,
+        ops,
+        device=str(device.torch_device),
+        dtype=_DTYPES[resolved.dtype],
+        progress=progress,
+        fp8_activations=fp8_activations,
     )
     return GptOss(model_config, weights, ops, resolved.limits.max_model_len)
 

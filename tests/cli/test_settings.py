@@ -117,6 +117,7 @@ def test_bad_sizes(text: str) -> None:
         (["--scheduling-policy", "lifo"], "fcfs"),
         (["a", "b"], "one model at a time"),
         (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization"),
+        (["--moe-activation-dtype", "int8"], "auto, bfloat16 or fp8"),
         (["--config", "none.toml"], ".yaml"),
         (["--config", "none.yaml"], "No such file"),
         (["--ssl-keyfile", "k"], "--ssl-certfile"),

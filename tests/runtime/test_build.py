@@ -87,6 +87,8 @@ def test_devices_that_are_not_there(checkpoint: Path) -> None:
     assert 2**20 < available_memory() < 2**50
     with pytest.raises(ConfigError, match="triton"):
         build_engine(EngineConfig(model=str(checkpoint), ops="triton", device="cpu"))
+    with pytest.raises(ConfigError, match="--moe-activation-dtype fp8 needs"):
+        build_engine(EngineConfig(model=str(checkpoint), moe_activation_dtype="fp8", device="cpu"))
 
 
 def test_a_small_model_leaves_a_core_to_the_http_side(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ import torch
 
 from chorale.errors import ConfigError
 from chorale.kernels.ops import ExpertTensors
+from chorale.kernels.triton.launch import is_hopper
 
 ROWS = 16
 COLUMNS = 64
@@ -83,7 +84,7 @@ class Experts:
 
 
 def pack_experts(tensors: ExpertTensors) -> Experts:
-    """Raises ``ConfigError`` for dense experts and for scales of 4 and more (or NaN)."""
+    """Raises ``ConfigError`` for dense experts, scales of 4 and more (or NaN), and e4m3 off Hopper."""
     parts = (tensors.gate_up_blocks, tensors.gate_up_scales, tensors.down_blocks, tensors.down_scales)
     gate_up_blocks, gate_up_scales, down_blocks, down_scales = parts
     if gate_up_blocks is None or gate_up_scales is None or down_blocks is None or down_scales is None:
@@ -93,6 +94,8 @@ def pack_experts(tensors: ExpertTensors) -> Experts:
     largest = torch.maximum(gate_up_scales.max(), down_scales.max())
     if int(largest) > _LARGEST_SCALE:
         raise ConfigError(f"ops 'triton': an MXFP4 scale byte is {int(largest)}, over {_LARGEST_SCALE}")
+    if tensors.fp8_activations and not (tensors.dtype == torch.bfloat16 and is_hopper(gate_up_blocks.device)):
+        raise ConfigError("--moe-activation-dtype fp8 needs a Hopper GPU and --dtype bfloat16")
     bias = tensors.gate_up_bias.to(tensors.dtype)
     gate_up, down = pack(gate_up_blocks, gate_up_scales, paired=True), pack(down_blocks, down_scales)
     return Experts(

@@ -31,6 +31,14 @@ def _has_dependent_launch(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Compute capability 9.0, whose matrix instructions later chips do not have."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
 def dependent(x: torch.Tensor) -> dict[str, bool]:
     """Launch arguments for a kernel with a constexpr ``PDL``: on Hopper and later, off elsewhere."""
     if x.is_cuda and _has_dependent_launch(x.device):

@@ -11,7 +11,6 @@ Only for what ``can_be_large`` says; everything else is ``moe``'s.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +20,7 @@ import triton.language as tl
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.decode import column_of
 from chorale.kernels.triton.experts import COLUMNS, Experts
+from chorale.kernels.triton.launch import is_hopper
 
 _BLOCK = 256  # slots that one program counts and places
 _ENTRIES = 64  # of the list of tiles, written at once
@@ -245,19 +245,13 @@ def combine(parts: torch.Tensor, place: torch.Tensor, gates: torch.Tensor, x: to
     return x
 
 
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) == (9, 0)
-
-
 def can_be_large(experts: Experts, hidden: int, num_slots: int, device: torch.device) -> bool:
     """Hopper, bfloat16, sizes whose rows the copy engine can address, and enough slots an expert."""
     return (
-        device.type == "cuda"
+        is_hopper(device)
         and experts.dtype == torch.bfloat16
         and num_slots >= tuning.LARGE_SLOTS * experts.num_experts
-        and hidden % 8 == 0
-        and _is_hopper(device)
+        and hidden % 16 == 0
     )
 
 
