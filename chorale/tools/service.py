@@ -24,7 +24,7 @@ from chorale.tools.browser.backends import SearchBackend
 from chorale.tools.browser.history import History
 from chorale.tools.browser.tool import Browser, PageCache
 from chorale.tools.choices import Found, choose_backend, choose_sandbox, fetchers
-from chorale.tools.mcp.builtin import RemoteBrowser, RemotePython
+from chorale.tools.mcp.builtin import CLEANUP, RemoteBrowser, RemotePython
 from chorale.tools.mcp.client import McpClient, McpLimits
 from chorale.tools.mcp.servers import (
     Server,
@@ -110,7 +110,8 @@ class Service:
 
     def _browser(self, request: WebSearchRequest, session_key: str, state: Any) -> SystemTool | None:
         if "browser" in self._servers:
-            return RemoteBrowser(self._client(self._servers["browser"], session_key), state)
+            client = self._client(self._servers["browser"], session_key)
+            return RemoteBrowser(client, state, cleans_up=self._cleans_up("browser"))
         if self._backend is None:
             return None
         history = History.restored(state)
@@ -122,10 +123,15 @@ class Service:
         container = str(kept) if known else container_id(request.container_id)
         if "python" in self._servers:
             client = self._client(self._servers["python"], session_key)
-            return RemotePython(client, container, self._instructions.get("python", ""))
+            instructions = self._instructions.get("python", "")
+            return RemotePython(client, container, instructions, cleans_up=self._cleans_up("python"))
         if self._pool is None:
             return None
         return PythonTool(self._pool, container, known=known, memory_bytes=request.memory_bytes)
+
+    def _cleans_up(self, label: str) -> bool:
+        kept = self._listings.get(label)
+        return kept is not None and any(tool.name == CLEANUP for tool in kept[1].tools)
 
     # ------------------------------------------------------------------ MCP
 

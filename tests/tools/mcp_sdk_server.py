@@ -6,7 +6,9 @@ Usage: mcp_sdk_server.py stdio | sse PORT | streamable-http PORT
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 OLD = False
@@ -20,6 +22,20 @@ except ModuleNotFoundError:
 
 NAME = sys.argv[3] if len(sys.argv) > 3 else "sample"
 server: Any = MCPServer(NAME, instructions="a sample")
+
+
+if NAME == "python":  # like the reference server of the python tool
+
+    @server.tool()
+    def python(code: str) -> str:
+        """Runs nothing."""
+        return f"ran {len(code)} characters"
+
+    @server.tool()
+    def cleanup_session() -> str:
+        """Says that it was called, in the file that the environment names."""
+        Path(os.environ["CLEANED"]).write_text("yes")
+        return "done"
 
 
 @server.tool()

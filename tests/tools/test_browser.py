@@ -16,7 +16,9 @@ from chorale.tools.base import (
     SearchStarted,
     WebSearchRequest,
 )
+from chorale.tools.browser.backends import Hit
 from chorale.tools.browser.citations import CitationRewriter
+from chorale.tools.browser.page import Page
 from tests.tools.tool_helpers import drive, make_browser, run
 
 PAGES = {
@@ -172,3 +174,32 @@ def test_citations_know_pages_and_results() -> None:
             assert shown == " ([otters.example](https://otters.example/sea)) "
 
     run(work())
+
+
+def test_a_cached_redirect_does_not_lead_out_of_the_allowed_domains() -> None:
+    """Another conversation was led from kelp.example elsewhere; this one may not go there."""
+
+    async def work() -> None:
+        browser = make_browser(PAGES, WebSearchRequest(allowed_domains=("moved.example",)))
+        browser._cache.put("https://moved.example/", Page("https://elsewhere.example/", "t", "text"))
+        _, refused = await drive(browser.call, "browser.open", {"id": "https://moved.example/"})
+        assert refused.failed
+        browser._backend = OnlineNothing()
+        await drive(browser.call, "browser.search", {"query": "x"})
+        _, clicked = await drive(browser.call, "browser.open", {"id": 0})
+        assert "elsewhere.example is outside the allowed domains" in clicked.content
+
+    run(work())
+
+
+class OnlineNothing:
+    """A search service that finds one page, which has moved."""
+
+    name = "fake"
+    online = True
+
+    async def search(self, query: str, topn: int, options: WebSearchRequest) -> list[Hit]:
+        return [Hit("https://moved.example/", "Moved", "")]
+
+    async def page(self, url: str) -> Page | None:
+        return None

@@ -23,7 +23,18 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
 from chorale.config import ToolConfig
-from chorale.tools.base import McpDetail, McpProgress, McpRequest, RequestTools, WebSearchRequest
+from chorale.harmony.messages import ToolNamespace
+from chorale.tools.base import (
+    CodeInterpreterRequest,
+    CodeOutput,
+    CodeStarted,
+    McpDetail,
+    McpProgress,
+    McpRequest,
+    PythonDetail,
+    RequestTools,
+    WebSearchRequest,
+)
 from chorale.tools.mcp.app import create_app
 from chorale.tools.mcp.server import ServerName, ToolServer
 from chorale.tools.service import Service, start_tools
@@ -112,14 +123,42 @@ async def walk(service: Service, request: McpRequest) -> None:
 
 
 @pytest.mark.parametrize("python", SDKS)
-@pytest.mark.parametrize(
-    ("transport", "path"),
-    [("streamable-http", "/mcp"), pytest.param("sse", "/sse", marks=pytest.mark.slow)],
-)
-def test_servers_that_a_request_names(python: str, transport: str, path: str) -> None:
+@pytest.mark.parametrize(("transport", "path"), [("streamable-http", "/mcp"), ("sse", "/sse")])
+def test_servers_of_requests_and_of_the_flag(python: str, transport: str, path: str) -> None:
+    """By address, and as ``--tool-server host:port``: vLLM's SSE address first, then streamable HTTP."""
+
     async def work() -> None:
-        async with sdk_server(python, transport) as port, service_of(allow_private_hosts=True) as service:
-            await walk(service, McpRequest("sample", f"http://127.0.0.1:{port}{path}"))
+        async with sdk_server(python, transport) as port:
+            async with service_of(allow_private_hosts=True) as service:
+                await walk(service, McpRequest("sample", f"http://127.0.0.1:{port}{path}"))
+            async with service_of(servers=(f"127.0.0.1:{port}",)) as service:
+                assert service.available["sample"].endswith("4 tools")
+                await walk(service, McpRequest("sample"))
+
+    run(work())
+
+
+def test_a_python_of_the_flag_takes_the_built_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLEANED", str(tmp_path / "cleaned"))
+
+    async def work() -> None:
+        async with (
+            sdk_server(sys.executable, "sse", "python") as port,
+            service_of(servers=(f"127.0.0.1:{port}",)) as service,
+        ):
+            wanted = RequestTools(code_interpreter=CodeInterpreterRequest())
+            box = await service.open(wanted, session_key="chain")
+            assert box.system_namespaces == (ToolNamespace("python", "a sample"),)
+            assert box.recipients == {"python"}
+            progress, result = await drive(box.call, "python", "x = 1")
+            assert result.content == "ran 5 characters"
+            assert isinstance(result.detail, PythonDetail)
+            assert progress == [CodeStarted(result.detail.container_id), CodeOutput("ran 5 characters")]
+            assert not (tmp_path / "cleaned").exists()
+            await box.aclose()
+            assert (tmp_path / "cleaned").read_text() == "yes"
 
     run(work())
 
@@ -134,22 +173,6 @@ def test_programs_of_the_operator(python: str, tmp_path: Path) -> None:
         async with service_of(mcp_config=str(file)) as service:
             assert service.available["local"] == "MCP program"
             await walk(service, McpRequest("local"))
-
-    run(work())
-
-
-@pytest.mark.parametrize("python", SDKS)
-@pytest.mark.parametrize("transport", ["sse", pytest.param("streamable-http", marks=pytest.mark.slow)])
-def test_tool_servers_of_the_flag(python: str, transport: str) -> None:
-    """``--tool-server host:port``: vLLM's SSE address first, then streamable HTTP."""
-
-    async def work() -> None:
-        async with (
-            sdk_server(python, transport) as port,
-            service_of(servers=(f"127.0.0.1:{port}",)) as service,
-        ):
-            assert service.available["sample"].endswith("4 tools")
-            await walk(service, McpRequest("sample"))
 
     run(work())
 

@@ -273,7 +273,7 @@ def test_escapes(kind: SandboxKind, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("kind", ISOLATED)
 def test_a_fork_bomb_stays_inside(kind: SandboxKind) -> None:
     bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
-    (result,) = cells(Sandbox(sandbox_of(kind).kind, SandboxLimits(seconds=1, num_processes=16)), bomb)
+    (result,) = cells(Sandbox(sandbox_of(kind).kind, SandboxLimits(seconds=0.5, num_processes=8)), bomb)
     assert result.failed
 
 
@@ -316,6 +316,23 @@ def test_sessions_make_room_and_idle_ones_end() -> None:
                 break
         assert len(idle) == 0
         await idle.aclose()
+
+    run(work())
+
+
+def test_branches_that_start_together_share_one_session() -> None:
+    sandbox = sandbox_of("bubblewrap")
+
+    async def work() -> None:
+        pool = SessionPool(sandbox, max_sessions=4)
+        taken = await asyncio.gather(*(pool.take("cntr_same", None) for _ in range(5)))
+        assert len({id(session) for session, _ in taken}) == 1
+        assert [fresh for _, fresh in taken].count(True) == 1
+        async with asyncio.TaskGroup() as group:
+            for n in range(4):
+                group.create_task(pool.take(f"cntr_{n}", None))
+        assert len(pool) <= 4
+        await pool.aclose()
 
     run(work())
 

@@ -199,12 +199,14 @@ class Browser:
         """From the back end's own pages, the cache, or the network."""
         if not in_domains(parse_url(url).host, self._options.allowed_domains):
             raise ToolFault(f"{domain_of(url)} is outside the allowed domains")
-        own = await self._backend.page(url)
-        if own is not None:
-            return own
-        cached = None if fresh and self._options.external_access else self._cache.get(url)
-        if cached is not None:
-            return cached
+        known = await self._backend.page(url)
+        if known is None and not (fresh and self._options.external_access):
+            known = self._cache.get(url)
+        if known is not None:
+            # Another conversation may have been led elsewhere by a redirect that this one must not follow.
+            if not in_domains(parse_url(known.url).host, self._options.allowed_domains):
+                raise ToolFault(f"{domain_of(known.url)} is outside the allowed domains")
+            return known
         if not (self._backend.online and self._options.external_access):
             raise ToolFault(f"Error fetching URL `{url[:1000]}`: there is no access to the network here")
         try:

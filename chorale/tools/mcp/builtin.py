@@ -6,6 +6,7 @@ place of the built-in tool. Its tools are called with the model's own arguments;
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, Mapping
@@ -44,8 +45,11 @@ _MAX_CURSORS = 256
 class RemotePython:
     """``container_id`` names the server's session for the API; the server sees only ``x-session-id``."""
 
-    def __init__(self, client: McpClient, container_id: str, instructions: str) -> None:
+    def __init__(
+        self, client: McpClient, container_id: str, instructions: str, *, cleans_up: bool = False
+    ) -> None:
         self._client = client
+        self._cleans_up = cleans_up
         self.container_id = container_id
         self.namespace = ToolNamespace("python", instructions or python_tool(stateful=True).description)
         self.recipients = frozenset({"python"})
@@ -74,14 +78,15 @@ class RemotePython:
         return {"container": self.container_id}
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        await _end(self._client, self._cleans_up)
 
 
 class RemoteBrowser:
     """Keeps what citations need: the address behind each cursor, read from the displays."""
 
-    def __init__(self, client: McpClient, state: Any) -> None:
+    def __init__(self, client: McpClient, state: Any, *, cleans_up: bool = False) -> None:
         self._client = client
+        self._cleans_up = cleans_up
         self.namespace = browser_tools()
         self.recipients = frozenset(f"browser.{tool.name}" for tool in self.namespace.tools)
         self._cursors: dict[int, Link] = {}
@@ -118,7 +123,7 @@ class RemoteBrowser:
         return {"cursors": [[cursor, link.url, link.title] for cursor, link in self._cursors.items()]}
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        await _end(self._client, self._cleans_up)
 
     # ------------------------------------------------------------------ reading arguments and displays
 
@@ -183,3 +188,16 @@ async def _run(
     except McpFault:
         await client.aclose()
         raise
+
+
+CLEANUP = "cleanup_session"
+
+
+async def _end(client: McpClient, cleans_up: bool) -> None:
+    """vLLM's convention: a server that lists ``cleanup_session`` keeps what it holds until that is called."""
+    if cleans_up and client.connected:
+        with contextlib.suppress(ToolFault, TimeoutError):
+            async with asyncio.timeout(5), contextlib.aclosing(client.call(CLEANUP, {}, CLEANUP)) as items:
+                async for _ in items:
+                    pass
+    await client.aclose()

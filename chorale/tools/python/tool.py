@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from typing import Any
+from weakref import WeakValueDictionary
 
 from chorale.harmony.builtin_tools import python_tool
 from chorale.tools.base import CodeOutput, CodeStarted, Progress, PythonDetail, ToolCall, ToolResult
@@ -30,16 +31,27 @@ class SessionPool:
         self._idle_seconds = idle_seconds
         self._sessions: OrderedDict[str, tuple[float, Session]] = OrderedDict()
         self._sweeper: asyncio.Task[None] | None = None
+        self._starting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._num_starting = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     async def take(self, container_id: str, memory_bytes: int | None) -> tuple[Session, bool]:
         """The session and whether it is new. Raises ``SandboxMissing``; ends the longest unused for room."""
-        found = self._sessions.pop(container_id, None)
-        if found is not None and found[1].alive:
-            self._sessions[container_id] = (time.monotonic(), found[1])
-            return found[1], False
+        starting = self._starting.setdefault(container_id, asyncio.Lock())  # two branches start one session
+        async with starting:
+            found = self._sessions.pop(container_id, None)
+            if found is not None and found[1].alive:
+                self._sessions[container_id] = (time.monotonic(), found[1])
+                return found[1], False
+            self._num_starting += 1
+            try:
+                return await self._start(container_id, memory_bytes), True
+            finally:
+                self._num_starting -= 1
+
+    async def _start(self, container_id: str, memory_bytes: int | None) -> Session:
         await self._make_room()
         session = Session(self.sandbox.with_memory(memory_bytes), container_id)
         try:
@@ -50,10 +62,10 @@ class SessionPool:
         self._sessions[container_id] = (time.monotonic(), session)
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep())
-        return session, True
+        return session
 
     async def _make_room(self) -> None:
-        while len(self._sessions) >= self._max_sessions:
+        while len(self._sessions) + self._num_starting > self._max_sessions:
             idle = next((key for key, (_, s) in self._sessions.items() if not s.lock.locked()), None)
             if idle is None:
                 raise SandboxMissing(f"all {self._max_sessions} python sessions are busy; try again later")
