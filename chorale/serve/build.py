@@ -45,6 +45,10 @@ from chorale.runtime.worker import Worker
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+# With compiled kernels at hand that is most of the graphs; on a first start the first few take longer.
+_CAPTURE_SECONDS = 3.0
+
+
 class Progress(Protocol):
     """``fraction`` is 0..1 within the phase, or None when it cannot be told."""
 
@@ -190,18 +194,21 @@ def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:
     executor.execute(plan).result()
 
 
-def capture_first(executor: LocalExecutor, resolved: Resolved, report: Progress) -> None:
-    """Capture the steps that any service meets, and try the largest; leave the others for idle moments.
+def capture_first(
+    executor: LocalExecutor, resolved: Resolved, report: Progress, budget: float = _CAPTURE_SECONDS
+) -> None:
+    """Capture the steps that any service meets, try the largest, and go on for ``budget`` seconds.
 
-    Raises ``EngineError``.
+    The rest is left for idle moments. Raises ``EngineError``.
     """
     pieces = preparations(resolved.graph_rows, resolved.limits)
-    now = [name for name, (_, is_first) in pieces.items() if is_first]
-    for number, name in enumerate(now):
-        report("graphs", number / len(now), name)
-        executor.prepare(pieces[name][0])
-    for action, is_first in pieces.values():
-        if not is_first:
+    ordered = sorted(pieces.items(), key=lambda item: not item[1][1])  # those that are first; stable
+    start = time.perf_counter()
+    for number, (name, (action, is_first)) in enumerate(ordered):
+        if is_first or time.perf_counter() - start < budget:
+            report("graphs", number / len(ordered), name)
+            executor.prepare(action)
+        else:
             executor.later(action)
 
 

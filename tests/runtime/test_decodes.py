@@ -289,7 +289,7 @@ def test_captured_at_the_start(checkpoint: Path) -> None:
     said: list[str] = []
     executor = core._executor
     assert isinstance(executor, LocalExecutor)
-    capture_first(executor, found, lambda phase, fraction=None, message="": said.append(message))
+    capture_first(executor, found, lambda phase, fraction=None, message="": said.append(message), budget=0)
     assert {size for size, *_ in decodes_of(core)._graphs} == {1, 2, 8}
     assert {tokens for tokens, _ in mixed_of(core)._graphs} == {128}
     assert said[-1] == "prefill, 300 tokens, 4 rows"  # tried, not captured
