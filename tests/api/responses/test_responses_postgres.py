@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from responses_helpers import HELLO, run, serve
 from test_responses_store import make, opened
 
+from chorale.api.responses.completion_store import CompletionFilter, StoredCompletion
 from chorale.api.responses.stored import StoreError
 from chorale.errors import ConfigError
 
@@ -57,6 +59,37 @@ def test_many_writers_keep_the_totals_exact(database: str) -> None:
             await store.close()
 
     asyncio.run(scenario())
+
+
+def test_conversations_and_completions(database: str) -> None:
+    """Every statement that the shared tests of the store do not run on PostgreSQL."""
+
+    async def scenario() -> None:
+        async with serve(HELLO, store=opened(database)) as server:
+            api = server.sdk.conversations
+            items = [{"type": "message", "role": "user", "content": str(i)} for i in range(3)]
+            made = await api.create(metadata={"a": "b"}, items=items)  # type: ignore[arg-type]
+            assert (await server.post(input="go on", conversation=made.id))[0] == 200
+            assert (await api.update(made.id, metadata={"ü": "☃"})).metadata == {"ü": "☃"}
+            found = [item async for item in api.items.list(made.id, limit=2)]
+            assert [item.type for item in found] == ["message", "reasoning", *["message"] * 4]
+            await api.items.delete(found[0].id, conversation_id=made.id)
+            again = await api.items.create(made.id, items=[found[2].to_dict(warnings=False)])  # type: ignore[list-item]
+            assert again.data[0].id != found[2].id
+            _, body = await server.post(input=[{"type": "item_reference", "id": found[1].id}], store=False)
+            assert body["status"] == "completed"
+            await api.delete(made.id)
+            completions = server.store.completions  # type: ignore[attr-defined]
+            whole = {"id": "chatcmpl-" + "0" * 32, "created": 1, "model": "m", "metadata": {}}
+            await completions.put(StoredCompletion(whole, []), b"")
+            await completions.update(whole["id"], b"", {"k": "v"})
+            (listed,), more = await completions.page(b"", CompletionFilter(metadata={"k": "v"}))
+            assert (listed["id"], more) == (whole["id"], False)
+            assert await completions.delete(whole["id"], b"")
+            stats = await server.store.stats()
+            assert (stats.num_responses, stats.num_conversations) == (1, 0)
+
+    run(scenario)
 
 
 def test_what_cannot_be_reached_is_said_without_the_password(tmp_path: Path) -> None:
