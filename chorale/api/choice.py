@@ -447,7 +447,7 @@ class Choice:
         if delta is not None:
             self._pending.append(delta)
             self._streamed = True
-        if self._item is not None:
+        if self._item is not None and self._item.cited:
             self._pending += [Cited(self._item.index, citation) for citation in self._item.take_cited()]
 
     def _count_repair(self, kind: str) -> None:

@@ -22,12 +22,12 @@ class OpenItem:
 
     __slots__ = (
         "_citations",
-        "_cited",
         "_logprobs",
         "_reader",
         "_stops",
         "_texts",
         "_tokens",
+        "cited",
         "index",
         "is_blank",
         "kind",
@@ -47,7 +47,7 @@ class OpenItem:
         self._stops = stops
         self._reader = reader
         self._citations = citations
-        self._cited: list[UrlCitation] = []
+        self.cited: list[UrlCitation] = []  # within the text that ``delta`` has given or will give
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -92,12 +92,11 @@ class OpenItem:
                 self._texts.append(held)
 
     def _read_cited(self, pieces: list[CitedText]) -> str:
-        self._cited += [piece.citation for piece in pieces if piece.citation is not None]
+        self.cited += [piece.citation for piece in pieces if piece.citation is not None]
         return "".join([piece.text for piece in pieces])
 
     def take_cited(self) -> list[UrlCitation]:
-        """The citations within the text that ``delta`` has given."""
-        cited, self._cited = self._cited, []
+        cited, self.cited = self.cited, []
         return cited
 
     def _keep(self, tokens: Iterable[Token]) -> None:

@@ -67,6 +67,9 @@ class Sources(Generic[Item]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._queue: asyncio.Queue[tuple[int, Item] | None] = asyncio.Queue(1)
 
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._tasks)
+
     def add(self, source: AsyncGenerator[Item]) -> None:
         self._waiting.append(source)
 

@@ -99,13 +99,19 @@ async def drive(
 ) -> AsyncGenerator[list[ChoiceEvents]]:
     """Submit the request and feed its choices, round after round, until each has ended."""
     job = _Job(client, sampling, options)
+    first = _first_round(job, choices, prompt_token_ids)
     if any(_waits_for_tool(choice) for choice in choices):
         for choice in choices:
             job.sources.add(_go_on(job, choice))
-    else:
-        job.sources.add(_first_round(job, choices, prompt_token_ids))
+    elif len(choices) > 1:
+        job.sources.add(first)
     yielded = False
     try:
+        if not job.sources:  # one choice is read without anything between
+            async with aclosing(first):
+                async for batch in first:
+                    yielded = True
+                    yield batch
         async with aclosing(job.sources.read()) as batches:
             async for batch in batches:
                 yielded = True

@@ -10,6 +10,7 @@ from responses_helpers import TOOL, VOCAB
 from scripted_tools import Runner, ScriptedService, Server, plain, result, run, served
 
 from chorale.api.toolloop import MAX_UNKNOWN
+from chorale.client.base import EngineStatus
 from chorale.client.scripted import Script
 from chorale.tools.base import CodeOutput, Progress, ToolCall, ToolResult
 
@@ -386,5 +387,57 @@ def test_all_kinds_in_one_turn() -> None:
             assert body["output"][2]["outputs"] == [{"type": "logs", "logs": "42\n"}]
             assert body["output"][3]["output"] == 'echo: {"text":"hi"}'
             assert "namespace srv {" in server.prompt(0)
+
+    run(scenario)
+
+
+def test_a_turn_whose_tool_has_run_waits_for_its_place() -> None:
+    """Others took it meanwhile: the turn tries for a while, then it is incomplete and keeps what it has."""
+
+    async def scenario() -> None:
+        filled = asyncio.Event()
+
+        async def filling(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+            server.client.max_in_flight = 0
+            filled.set()
+            yield result(call, "42")
+
+        async with served(PYTHON, FINAL, tools=ScriptedService(filling)) as server:
+            request = asyncio.create_task(server.respond(input="x", tools=[CODE]))
+            await filled.wait()
+            await asyncio.sleep(0.15)
+            assert not request.done()
+            server.client.max_in_flight = 8
+            assert (await request)["status"] == "completed"
+
+    run(scenario)
+
+
+def test_a_queue_that_stays_full_ends_the_turn(monkeypatch: Any) -> None:
+    monkeypatch.setattr("chorale.api.turn.QUEUE_PATIENCE", 0.05)
+
+    async def scenario() -> None:
+        async def filling(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+            server.client.max_in_flight = 0
+            yield result(call, "42")
+
+        async with served(PYTHON, FINAL, tools=ScriptedService(filling)) as server:
+            body = await server.respond(input="x", tools=[CODE])
+            assert body["status"] == "incomplete"
+            assert kinds(body) == ["code_interpreter_call"]
+
+    run(scenario)
+
+
+def test_an_engine_that_dies_between_rounds_fails_the_response() -> None:
+    async def scenario() -> None:
+        async def killing(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+            server.client.status_value = EngineStatus("dead")
+            yield result(call, "42")
+
+        async with served(PYTHON, FINAL, tools=ScriptedService(killing)) as server:
+            events = (await server.stream(input="x", tools=[CODE])).decode()
+            assert "event: response.failed" in events
+            assert "event: error" in events
 
     run(scenario)
