@@ -33,7 +33,7 @@ def error_answer(error: ChoraleError, scope: Scope, request_id: str) -> Response
     """The answer in the form of the path that was asked."""
     response = error_response(error)
     path = scope["path"].removeprefix(scope.get("root_path", "")) if scope.get("root_path") else scope["path"]
-    if path.rstrip("/") not in PATHS:
+    if path != PATHS[0] and not path.startswith(f"{PATHS[0]}/"):
         return response
     kept = ("retry-after", "www-authenticate")
     headers = {name: response.headers[name] for name in kept if name in response.headers}
