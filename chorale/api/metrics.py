@@ -119,6 +119,7 @@ COUNTERS: dict[str, tuple[str, Labels]] = {
     "vllm:request_success": ("Choices that ended", ("finished_reason",)),
     "chorale:queue_rejections": ("Requests refused because the queue was full", ()),
     "chorale:aborts": ("Choices that were cut short", ("reason",)),
+    "chorale:tool_calls": ("Calls of tools that run here", ("tool", "status")),
     "chorale:harmony_repairs": ("Malformed harmony that was read as best it could be", ("kind",)),
     "chorale:response_store_failures": ("Responses that could not be stored", ()),
     "http_requests": ("HTTP requests", ("handler", "method", "status")),
@@ -164,6 +165,10 @@ class Metrics(Collector):
 
     def watch(self, client: EngineClient) -> None:
         self._client = client
+
+    def tool_called(self, tool: str, failed: bool) -> None:
+        """``tool``: browser, python or mcp."""
+        self.series.count("chorale:tool_calls", (tool, "failed" if failed else "completed"))
 
     def repaired(self, repairs: Mapping[str, int]) -> None:
         """``TurnEnded.repairs``. Kinds come from the parser's closed set, never from the model's text."""

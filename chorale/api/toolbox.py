@@ -113,6 +113,7 @@ async def open_tools(
             cites=rules.answer is None,
             listings=listings,
             session_key=key,
+            on_called=state.metrics.tool_called,
         )
         for box, key in zip(boxes, keys, strict=True)
     ]

@@ -8,7 +8,7 @@ an error that the model reads; so is whatever goes wrong within a tool. None of 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,6 +71,7 @@ class TurnTools:
     listings: tuple[McpListing, ...] = ()  # shown as items before anything else
     approved: tuple[ApprovedCall, ...] = ()  # run before the first round
     session_key: str = ""
+    on_called: Callable[[str, bool], None] | None = None  # told of each call: its kind, whether it failed
     num_calls: int = 0
     num_unknown: int = 0
     closed: bool = False
@@ -171,6 +172,8 @@ async def run_call(tools: TurnTools, call: PendingCall) -> AsyncGenerator[Progre
         logger.exception("the tool %s failed", call.recipient)
     if call.result is None:
         call.result = _failed(call, "The tool failed and gave no result.")
+    if tools.on_called is not None:
+        tools.on_called(call.identity.kind, call.result.failed)
 
 
 def render_result(call: PendingCall, vocab: Vocabulary, room: int) -> list[int] | None:

@@ -244,6 +244,11 @@ def test_whatever_a_tool_does_the_turn_goes_on(caplog: Any) -> None:
                 assert body["status"] == "completed"
                 assert body["output"][0]["status"] == "failed"
                 assert word in server.prompt()
+                lines = server.state.metrics.render().decode().splitlines()
+                [counted] = [line for line in lines if line.startswith("chorale:tool_calls_total{")]
+                assert 'tool="python"' in counted
+                assert 'status="failed"' in counted
+                assert counted.endswith(" 1.0")
 
     run(scenario)
     assert "a bug" in caplog.text
