@@ -216,7 +216,7 @@ def moe(
     top_k, num_slots = expert_ids.shape[1], expert_ids.numel()
     if tokens == 0:
         return x
-    if can_stream(normed, experts):
+    if can_stream(normed, num_slots, experts):
         return stream_moe(normed, expert_ids, gates, experts, x)
     if can_be_large(experts, hidden, num_slots, x.device):
         return moe_large(normed, expert_ids, gates, experts, x)

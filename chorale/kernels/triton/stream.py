@@ -290,10 +290,13 @@ def _slots(
 # ------------------------------------------------------------------ launching
 
 
-def can_stream(normed: torch.Tensor, experts: Experts) -> bool:
-    """Whether these kernels can do it; if so they are the fastest for so few tokens."""
+def can_stream(normed: torch.Tensor, num_slots: int, experts: Experts) -> bool:
+    """Whether these kernels can do it; if so they are the fastest for so few slots an expert."""
     whole = normed.shape[1] % COLUMNS == 0 and experts.intermediate % COLUMNS == 0
-    few = normed.shape[0] <= tuning.STREAM_TOKENS
+    few = (
+        num_slots <= tuning.STREAM_SLOTS_EACH * experts.num_experts or normed.shape[0] <= tuning.DIRECT_TOKENS
+    )
+    few &= normed.shape[0] <= tuning.STREAM_TOKENS
     return few and whole and normed.is_cuda and torch.version.hip is None and experts.dtype == torch.bfloat16
 
 

@@ -11,7 +11,7 @@ SMALL_TOKENS = 16
 FEW_LOGITS = 512  # (token, expert) pairs: up to here a program routes one token, above it takes several
 MOST_ARRIVALS = 512  # tiles of one kernel that wait for their last program
 LONE_SLOTS = 8  # up to here each (token, expert) pair is its own tile and nothing is sorted
-RANK_LIMIT = 512  # (token, expert) pairs that are sorted by comparing all with all
+RANK_LIMIT = 1024  # (token, expert) pairs that are sorted by comparing all with all
 SORT_LIMIT = 4096  # (token, expert) pairs that one program sorts; above, torch sorts
 NUM_PROGRAMS = 264  # enough to fill the device: two for each of an H200's 132 multiprocessors
 
@@ -85,7 +85,8 @@ def down(tokens_each: int) -> Tile:
     return gate_up(tokens_each)
 
 
-STREAM_TOKENS = 64  # up to here the streaming expert products; above, tiles of many tokens
+STREAM_TOKENS = 256  # up to here the streaming expert products, if an expert gets no more slots than this:
+STREAM_SLOTS_EACH = 12  # on average. 64 tokens of 20b have 8; above, tiles of many tokens (moe_large.py)
 DIRECT_TOKENS = 16  # up to here their columns are the tokens as they come; above, slots sorted by expert
 
 

@@ -239,8 +239,10 @@ def test_moe(tokens: int, choose: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="their loop is PTX: see test_stream_ptx.py")
 @pytest.mark.parametrize(("hidden", "inter"), [(2880, 128), (64, 2880), (320, 192)])
-@pytest.mark.parametrize("experts", [9, 128])
-@pytest.mark.parametrize("tokens", [1, 2, 8, 9, 16, 17, 64])
+@pytest.mark.parametrize(
+    ("tokens", "experts"),
+    [(n, e) for n in (1, 2, 8, 9, 16, 17, 25) for e in (9, 128)] + [(64, 32), (200, 128)],
+)
 def test_streamed_moe(tokens: int, experts: int, hidden: int, inter: int) -> None:
     """Widths of which gpt-oss's 45 chunks of 64 are one: in bfloat16 these take the streaming products."""
     from chorale.kernels.triton.stream import can_stream
@@ -249,7 +251,7 @@ def test_streamed_moe(tokens: int, experts: int, hidden: int, inter: int) -> Non
     tensors = expert_tensors(experts, hidden, inter, torch.bfloat16)
     packed, theirs = TRITON_OPS.pack_experts(tensors), reference_moe.pack_experts(tensors)
     normed, x = randn(tokens, hidden, seed=5).bfloat16(), randn(tokens, hidden, seed=6)
-    assert can_stream(normed, packed)
+    assert can_stream(normed, 4 * tokens, packed)
     gates = torch.softmax(randn(tokens, 4, seed=7), -1)
     for choose in CHOICES.values():
         ids = choose(tokens, experts).to(DEVICE)
@@ -312,7 +314,7 @@ def copy_tiles_kernel(
     tl.store(out_ptr + rows[:, None] * 192 + chunk * 64 + columns[None, :], tile)
 
 
-@pytest.mark.parametrize("slots", [16, 40, 600])
+@pytest.mark.parametrize("slots", [16, 40, 600, 1200])
 @pytest.mark.parametrize("experts", [9, 32])
 def test_sort_is_stable(slots: int, experts: int) -> None:
     from chorale.kernels.triton.sort import sort_slots
