@@ -22,7 +22,6 @@ from chorale.kernels.triton.decode import column_of
 from chorale.kernels.triton.experts import COLUMNS, Experts
 from chorale.kernels.triton.launch import is_hopper
 
-_BLOCK = 256  # slots that one program counts and places
 _ENTRIES = 64  # of the list of tiles, written at once
 
 
@@ -131,15 +130,18 @@ class Placement:
 def place_slots(expert_ids: torch.Tensor, num_experts: int, wide: int, narrow: int) -> Placement:
     """expert_ids [T, K] int64. Stable: slots of one expert keep their order."""
     num_slots, device = expert_ids.numel(), expert_ids.device
-    experts, programs = triton.next_power_of_2(num_experts), triton.cdiv(num_slots, _BLOCK)
+    experts = triton.next_power_of_2(num_experts)
+    # Slots of one program. Each compares all of its own with all experts, and reads all programs' counts.
+    block = 64 if experts > 64 and num_slots <= 8192 else 256
+    programs = triton.cdiv(num_slots, block)
     max_tiles = num_slots // wide + num_experts
     counts = torch.empty(programs, experts, dtype=torch.int32, device=device)
     place = torch.empty(num_slots, dtype=torch.int32, device=device)
     tiles = torch.empty(1 + max_tiles, 4, dtype=torch.int32, device=device)
-    _count_kernel[(programs,)](expert_ids, counts, num_slots, EXPERTS=experts, BLOCK=_BLOCK, num_warps=8)
+    _count_kernel[(programs,)](expert_ids, counts, num_slots, EXPERTS=experts, BLOCK=block, num_warps=8)
     _place_kernel[(programs,)](
         expert_ids, counts, place, tiles, num_slots, max_tiles, programs,
-        EXPERTS=experts, BLOCK=_BLOCK, WIDE=wide, NARROW=narrow, ENTRIES=_ENTRIES, num_warps=8,
+        EXPERTS=experts, BLOCK=block, WIDE=wide, NARROW=narrow, ENTRIES=_ENTRIES, num_warps=8,
     )  # fmt: skip
     return Placement(place, tiles)
 

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import triton
+from hazards import disassemble, overwritten
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -191,6 +192,8 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
             GluonASTSource(kernel, plain.signature, places, plain.attrs), target, {"num_warps": 8}
         )
         assert compiled.metadata.shared <= 227 * 1024, (slots, compiled.metadata.shared)
+        bad = overwritten(disassemble(compiled.asm["cubin"]))
+        assert not bad, (slots, fp8, bad[:5])
         if verbose:
             print(f"{target.arch} product {slots:4} shared {compiled.metadata.shared:7} bytes", flush=True)
 

@@ -22,7 +22,8 @@ HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 
 @pytest.mark.parametrize(("wide", "narrow"), [(64, 16), (32, 32)])
 @pytest.mark.parametrize(
-    ("tokens", "experts", "choose"), [(1, 7, "any"), (90, 7, "some-empty"), (70, 20, "all-the-same")]
+    ("tokens", "experts", "choose"),
+    [(1, 7, "any"), (90, 7, "some-empty"), (70, 20, "all-the-same"), (50, 70, "any")],
 )
 def test_slots_are_placed_and_cut(tokens: int, experts: int, choose: str, wide: int, narrow: int) -> None:
     torch.manual_seed(tokens)
