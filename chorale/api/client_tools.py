@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from chorale.api.options import CallForm
-from chorale.api.prompt import TOOL_NAME, function_tool
+from chorale.api.prompt import FUNCTIONS, TOOL_NAME, function_tool
 from chorale.api.tool_choice import Function
 from chorale.errors import RequestError
 from chorale.grammar import constraint as make
@@ -80,8 +80,8 @@ NAMESPACE_SEPARATOR = "__"
 
 
 def prompt_name(name: str, namespace: str | None) -> str:
-    """What the model calls a client's tool."""
-    return name if namespace is None else f"{namespace}{NAMESPACE_SEPARATOR}{name}"
+    """What the model calls a client's tool. A namespace ``functions`` is the model's own: no prefix."""
+    return name if namespace in (None, FUNCTIONS) else f"{namespace}{NAMESPACE_SEPARATOR}{name}"
 
 
 def fixed_tool(kind: str, param: str) -> Function:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from chorale.api.client_tools import (
-    NAMESPACE_SEPARATOR,
     custom_tool,
     fixed_tool,
     in_namespace,
     namespace_name,
+    prompt_name,
     tool_search,
 )
 from chorale.api.hosted import HOSTED_TYPES, without_secrets
@@ -138,7 +138,7 @@ def _namespace(tool: Mapping[str, Any], path: str) -> tuple[list[Function], list
         function = _read(member, place)
         assert function is not None
         found.append(in_namespace(function, name))
-    return found, [f"{name}{NAMESPACE_SEPARATOR}*: {description}"] if description else []
+    return found, [f"{prompt_name('*', name)}: {description}"] if description else []
 
 
 def _echo(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
