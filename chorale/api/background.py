@@ -1,9 +1,10 @@
 """Background: the jobs of this process, its heartbeat in the store, and the burial of dead processes.
 
 Each server process is a *worker* in the store. While it owns something there (a background response, the
-hold on a conversation) it adds one to its beat every ``beat_seconds``; a worker whose beat stands still for
-``patience`` seconds of our own clock is dead, and whoever notices first fails what it left. No clock is
-compared with another, so neither a wrong nor a jumping one can bury the living.
+hold on a conversation) it adds one to its beat every ``beat_seconds``; a worker whose beat has stood still
+for ``patience`` of our own beats is dead, and whoever notices first fails what it left. No clock is compared
+with another, and time in which we were stopped ourselves does not count: neither a jumping clock nor a
+machine that was suspended buries the living.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from typing import TYPE_CHECKING, Protocol
 
 from chorale.api.ids import new_id
@@ -48,14 +48,14 @@ class Job(Protocol):
 class Background:
     """One for each server process. ``watch`` runs as a task for its life; ``close`` at the end."""
 
-    def __init__(self, *, beat_seconds: float = 2.0, patience: float = 15.0) -> None:
+    def __init__(self, *, beat_seconds: float = 2.0, patience: int = 7) -> None:
         self.worker = new_id("wrk")
         self._beat_seconds = beat_seconds
         self._patience = patience
         self._jobs: dict[str, Job] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._starting: set[str] = set()  # begun in the store, or about to be
-        self._seen: dict[str, tuple[int, float]] = {}  # other workers: their beat, and when we first saw it
+        self._seen: dict[str, tuple[int, int]] = {}  # other workers: their beat, and how often we saw it
 
     @property
     def num_jobs(self) -> int:
@@ -108,14 +108,17 @@ class Background:
                     job.stop()
             if strays := live - mine - set(self._jobs) - self._starting:
                 await store.live.fail(self.worker, strays)  # could not be taken back when they were refused
-        now = time.monotonic()
-        others = {worker: beat for worker, beat in workers.items() if worker != self.worker}
-        self._seen = {
-            worker: self._seen[worker] if self._seen.get(worker, (None,))[0] == beat else (beat, now)
-            for worker, beat in others.items()
-        }
-        for worker, (beat, since) in list(self._seen.items()):
-            if now - since > self._patience:
+        await self._bury_the_dead(store, workers)
+
+    async def _bury_the_dead(self, store: ResponseStore, workers: dict[str, int]) -> None:
+        before, self._seen = self._seen, {}
+        for worker, beat in workers.items():
+            if worker == self.worker:
+                continue
+            known, num_times = before.get(worker, (beat, 0))
+            num_times = num_times + 1 if known == beat else 1
+            self._seen[worker] = beat, num_times
+            if num_times > self._patience:
                 failed = await store.live.bury(worker, beat)
                 logger.warning("a server process is gone; its background responses failed: %s", failed)
 

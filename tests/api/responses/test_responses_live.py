@@ -161,7 +161,7 @@ def test_the_dead_are_buried_and_the_living_are_not(place: str) -> None:
 def test_two_watches_bury_only_who_stopped_beating(place: str) -> None:
     async def scenario() -> None:
         stores = [opened(place), opened(place)]
-        watches = [Background(beat_seconds=0.05, patience=0.6) for _ in stores]
+        watches = [Background(beat_seconds=0.05, patience=10) for _ in stores]
         tasks = [
             asyncio.create_task(watch.watch(store)) for watch, store in zip(watches, stores, strict=True)
         ]
