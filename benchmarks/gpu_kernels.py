@@ -1,11 +1,11 @@
 """The Triton kernels on one GPU, at gpt-oss-20b's sizes with random weights (made on the GPU; no checkpoint).
 
-    python benchmarks/gpu_kernels.py [--layers 24] [--sweep SECONDS] [--json FILE]
+    python benchmarks/gpu_kernels.py [--layers 24] [--json FILE]
 
 1. errors: each op in bfloat16 against the float32 reference on the same weights, beside the reference's own
    bfloat16 error; 2. each op inside a CUDA graph over all layers' weights (so the L2 holds none of them):
    median microseconds a layer, GB/s and share of ``--peak``; 3. the whole step, eager and as a graph, and
-   where its time goes by kernel; 4. prefill; 5. with --sweep, other tile shapes for the same ops.
+   where its time goes by kernel; 4. prefill. For the expert products alone: expert_kernels.py, gpu_moe_large.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import json
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from chorale.kernels.ops import (
     QkvWeights,
     RouterWeights,
 )
-from chorale.kernels.triton import tuning
 from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.gpt_oss import GptOss, LayerWeights, Weights
@@ -216,44 +214,6 @@ def events_us(work: Callable[[], Any], repeats: int = 10) -> float:
     return statistics.median(times)
 
 
-def tiles(rows: tuple[int, ...], tokens: int, depths: tuple[int, ...], ways: str) -> list[tuning.Tile]:
-    """``ways``: "4.3 8.2" is 4 warps and 3 stages, then 8 and 2."""
-    pairs = [tuple(map(int, way.split("."))) for way in ways.split()]
-    return [tuning.Tile(r, tokens, d, w, s) for r in rows for d in depths for w, s in pairs]
-
-
-FEW = [
-    *tiles((2, 4), 1, (512, 1024), "4.3"),
-    *tiles((4, 8), 1, (256,), "4.4 2.4"),
-    *tiles((8,), 1, (512,), "8.2"),
-]
-SOME = [
-    *tiles((16,), 16, (128,), "4.6 2.4"),
-    *tiles((16,), 16, (256,), "4.3 8.3"),
-    *tiles((16,), 16, (64,), "4.8"),
-]
-LONE = [
-    *tiles((8, 16, 32), 1, (128,), "4.2 4.5"),
-    *tiles((8, 16), 1, (128,), "2.3 1.4"),
-    *tiles((64,), 1, (128,), "8.3"),
-]
-GROUP16 = [*tiles((16, 32, 64), 16, (128,), "4.3 4.5"), *tiles((32, 64), 16, (128,), "2.4 8.3")]
-BIG = "4.2 4.4 8.3"
-SWEEP: list[tuple[int, str, list[tuple[str, list[tuning.Tile]]]]] = [
-    (1, "moe", [("gate_up", LONE), ("down", LONE)]),
-    (8, "moe", [("gate_up", GROUP16), ("down", GROUP16)]),
-    (1, "qkv", [("qkv", FEW)]),
-    (8, "qkv", [("qkv", SOME)]),
-    (1, "out", [("dense", FEW)]),
-    (8, "out", [("dense", SOME)]),
-    (1024, "moe", [(k, tiles((64,), 128, (128,), BIG)) for k in ("gate_up", "down")]),
-    (1024, "moe", [(k, tiles((64,), 64, (128,), BIG)) for k in ("gate_up", "down")]),
-    (256, "moe", [(k, tiles((64,), 32, (128,), BIG)) for k in ("gate_up", "down")]),
-    (1, "head", [("dense", FEW)]),
-    (8, "head", [("dense", SOME)]),
-]
-
-
 class Bench:
     """All layers' weights, and one case's inputs."""
 
@@ -361,33 +321,6 @@ class Bench:
         print(f"prefill {tokens}: {us / 1e3:.1f} ms = {tokens / us * 1e6:.0f} tok/s", flush=True)
         self.profile(batch, f"kernels prefill {tokens}")
 
-    def sweep(self, seconds: float) -> None:
-        """Stops after ``seconds``."""
-        deadline = time.monotonic() + seconds
-        for rows, op, knobs in SWEEP:
-            work = self.case(rows, 640 if rows < 256 else 200)[op]
-            for knob, tiles in knobs:
-                for tile in tiles:
-                    if time.monotonic() < deadline:
-                        self._try(rows, op, knob, tile, work)
-
-    def _try(self, rows: int, op: str, knob: str, tile: Any, work: Callable[[], Any]) -> None:
-        before, each = getattr(tuning, knob), tuning.tokens_each
-        setattr(tuning, knob, lambda _: tile)
-        if rows >= 16 and op == "moe":
-            tuning.tokens_each = lambda *_: tile.tokens
-        sizes = f"{tile.rows}x{tile.tokens}x{tile.depth} w{tile.num_warps} s{tile.num_stages}"
-        label = f"sweep {op} {rows} {knob} {sizes}"
-        try:
-            us = graph_us(work, 7) / (1 if op == "head" else len(self.layers))
-            RESULTS[label] = us
-            print(f"{label}: {us:.2f} us", flush=True)
-        except Exception as error:  # a tile that does not fit the chip is a result, too
-            print(f"{label}: {type(error).__name__}", flush=True)
-        finally:
-            setattr(tuning, knob, before)
-            tuning.tokens_each = each
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -395,7 +328,6 @@ def main() -> None:
     )
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--peak", type=float, default=4.6, help="TB/s of read-only streaming")
-    parser.add_argument("--sweep", type=float, default=0, metavar="SECONDS")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -407,7 +339,6 @@ def main() -> None:
             bench.time_ops(rows, context)
             bench.time_step(rows, context)
         bench.time_prefill(8192)
-        bench.sweep(options.sweep)
     finally:
         if options.json is not None:
             options.json.write_text(json.dumps(RESULTS, indent=1))
