@@ -5,7 +5,7 @@
 1. errors: each op in bfloat16 against the float32 reference on the same weights, beside the reference's own
    bfloat16 error; 2. each op inside a CUDA graph over all layers' weights (so the L2 holds none of them):
    median microseconds a layer, GB/s and share of ``--peak``; 3. the whole step, eager and as a graph, and
-   where its time goes by kernel; 4. prefill. For the expert products alone: expert_kernels.py, gpu_moe_large.py.
+   where its time goes by kernel; 4. prefill. Expert products alone: expert_kernels.py, gpu_moe_large.py.
 """
 
 from __future__ import annotations
