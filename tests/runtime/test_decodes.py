@@ -19,8 +19,14 @@ from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import SamplingSpec, StepPlan
 from chorale.errors import ConfigError
+from chorale.grammar.constraint import json_schema
+from chorale.grammar.frames import Frames, turn_grammar
+from chorale.harmony.render import ASSISTANT
+from chorale.harmony.vocab import START
 from chorale.kernels.reference import REFERENCE_OPS
+from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
+from chorale.model.config_writer import make_config
 from chorale.runtime.buckets import MIXED_TOKENS, chosen_sizes, context_sizes, pick, row_sizes
 from chorale.runtime.decodes import (
     COMPUTED,
@@ -57,7 +63,8 @@ def graph_engine(folder: Path, **options: Any) -> EngineCore:
     assert found.graph_rows
     model = load_model(folder, model_config, REFERENCE_OPS, found, DEVICE, lambda *_: None)
     kv = allocate_kv(model_config, found, DEVICE)
-    return EngineCore(found.limits, make_executor(model, kv, found, DEVICE, GrammarCache(512)))
+    grammars = GrammarCache(model_config.vocab_size)
+    return EngineCore(found.limits, make_executor(model, kv, found, DEVICE, grammars), grammars=grammars)
 
 
 def worker_of(core: EngineCore) -> Worker:
@@ -270,6 +277,25 @@ def test_dummies_write_only_their_own_page(checkpoint: Path) -> None:
     mixed_of(core).graph(64, 4)
     assert all((pages[:-1] == 7.0).all() for pages in decodes._kv)
     assert all((pages[-1, :, :, 0] != 0).any() for pages in decodes._kv)
+
+
+def test_grammars_bind_rows_that_were_sampled_freely_first(tmp_path: Path) -> None:
+    """Rows with a grammar are sampled again from the step's logits; their neighbours are not touched."""
+    sizes = {"layers": 2, "experts": 4, "hidden": 64, "inter": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
+    folder = write_random_checkpoint(tmp_path / "model", make_config(**sizes), seed=1)
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"]}
+    grammar = turn_grammar(Frames(answer=json_schema(schema, "schema"), reasoning=(10, 3)))
+    specs = [{"grammar": grammar, "ignore_eos": False}, {}, {"grammar": grammar, "temperature": 0.0}]
+    asked = [
+        request(str(n), [n, START, ASSISTANT], seed=n, max_tokens=30, **{"ignore_eos": True, **spec})
+        for n, spec in enumerate(specs)
+    ]
+    options = {"max_model_len": 128, "num_gpu_blocks_override": 64, "max_num_seqs": 4}
+    expected, found = (run(make(folder, **options), asked) for make in (make_engine, graph_engine))
+    assert tokens_of(found) == tokens_of(expected)
+    for name in ("0", "2"):
+        assert GrammarCache(201088).matcher(grammar).consume_tokens(found[name][0].token_ids)
+    assert not GrammarCache(201088).matcher(grammar).consume_tokens(found["1"][0].token_ids)
 
 
 def test_a_busy_life(checkpoint: Path) -> None:
