@@ -109,6 +109,14 @@ def check_packages() -> Iterator[Finding]:
     yield "OK", "installed", str(location)
 
 
+def check_sandbox() -> Iterator[Finding]:
+    found = [name for name in ("docker", "podman", "bwrap") if shutil.which(name)]
+    if found:
+        yield "OK", "sandbox", f"{', '.join(found)} for the python tool (chorale tools check tries them)"
+    else:
+        yield "WARN", "sandbox", "none for the python tool: apt install bubblewrap, or install docker"
+
+
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_python,
     check_packages,
@@ -118,4 +126,5 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_disk,
     check_vocabulary,
     check_port,
+    check_sandbox,
 )

@@ -79,6 +79,21 @@ def test_a_service_is_asked_and_its_answer_read(name: str) -> None:
         assert "sea otters (site:a.example)" in (query.get("q") or query.get("query") or [""])
 
 
+@pytest.mark.parametrize(
+    ("place", "sent"), [("Paris, FR", True), ("fr", True), ("Paris, France", False), (None, False)]
+)
+def test_the_country_of_a_location_is_sent(place: str | None, sent: bool) -> None:
+    heads: list[str] = []
+
+    async def handler(writer: asyncio.StreamWriter, head: bytes) -> None:
+        heads.append(head.decode())
+        await answer(body=b"{}")(writer, head)
+
+    for name in ("you", "brave"):
+        ask(name, handler, WebSearchRequest(user_location=place))
+    assert [("country=FR" in head) for head in heads] == [sent, sent]
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_domains_hold_although_the_service_ignores_them(name: str) -> None:
     reply = answer(body=json.dumps(ANSWERS[name]).encode())

@@ -74,24 +74,37 @@ def _sites(query: str, options: WebSearchRequest) -> str:
     return f"{query} ({sites})" if sites else query
 
 
+def _country(options: WebSearchRequest) -> str | None:
+    """The two-letter code that a location ends with ("Paris, FR"), for services that take one."""
+    last = (options.user_location or "").rpartition(",")[2].strip()
+    return last.upper() if len(last) == 2 and last.isascii() and last.isalpha() else None
+
+
 def _searxng(query: str, topn: int, options: WebSearchRequest, key: str) -> _Request:
     return _Request("GET", {}, {"q": _sites(query, options), "format": "json"})
 
 
 def _exa(query: str, topn: int, options: WebSearchRequest, key: str) -> _Request:
-    body = {"query": query, "numResults": topn, "contents": {"text": {"maxCharacters": _SNIPPET_LEN}}}
+    text = {"maxCharacters": _SNIPPET_LEN}
+    body: dict[str, Any] = {"query": query, "numResults": topn, "contents": {"text": text}}
     if options.allowed_domains:
         body["includeDomains"] = list(options.allowed_domains)
+    if country := _country(options):
+        body["userLocation"] = country
     return _Request("POST", {"x-api-key": key}, None, body)
 
 
 def _you(query: str, topn: int, options: WebSearchRequest, key: str) -> _Request:
     params = {"query": _sites(query, options), "count": topn}
+    if country := _country(options):
+        params["country"] = country
     return _Request("GET", {"X-API-Key": key}, params)
 
 
 def _brave(query: str, topn: int, options: WebSearchRequest, key: str) -> _Request:
     params = {"q": _sites(query, options)[:400], "count": topn}
+    if country := _country(options):
+        params["country"] = country
     return _Request("GET", {"X-Subscription-Token": key, "Accept": "application/json"}, params)
 
 
