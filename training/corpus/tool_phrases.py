@@ -17,8 +17,8 @@ DESCRIPTIONS = Phrases(
         "This function {v}s the {n}.", "{V} any {n}. Returns JSON.", "The {n}", "{V} a {n} by {p}.", "Returns the {n}",
         "{V} a new {n}", "{V} the {n} with this {p}", "Tool that can {v} {n}", "{V} {n}",
     ),
-    ("{V} the {n} of the given {p}.",),
-    ("Call this to {v} {n}.", "Function to {v} a {n} of the user"),
+    ("Call this to {v} {n}.",),
+    ("{V} the {n} of the given {p}.", "Function to {v} a {n} of the user"),
 )  # fmt: skip
 # {v}: the verb, {n}: what it is about; put into one of the phrasings of training.corpus.wishes.
 ORDERS = Phrases(
