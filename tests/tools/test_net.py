@@ -215,6 +215,19 @@ def test_a_redirect_to_a_private_address_is_refused() -> None:
     asyncio.run(work())
 
 
+@pytest.mark.parametrize(
+    ("header", "kind", "charset"),
+    [
+        ("text/html", "text/html", None),
+        ("TEXT/Plain ; Charset = x; charset='Latin-1' ; a=b", "text/plain", "latin-1"),
+        ("; charset=", "", None),
+    ],
+)
+def test_content_types(header: str, kind: str, charset: str | None) -> None:
+    fetched = get({"/": answer(body=b"x", content_type=header)})
+    assert (fetched.content_type, fetched.charset) == (kind, charset)
+
+
 def test_a_redirect_out_of_the_allowed_domains_is_refused() -> None:
     routes = {"/": answer("302 Found", location="http://other.example/")}
     with pytest.raises(ToolFault, match="outside the allowed domains"):

@@ -53,7 +53,7 @@ class Fetcher:
         self.limits = limits
         self._client = httpx2.AsyncClient(
             transport=JudgingTransport(policy, resolve=resolve),
-            headers={"user-agent": user_agent, "accept-encoding": "gzip, deflate"},
+            headers={"user-agent": user_agent, "accept-encoding": "gzip"},
             timeout=limits.seconds,
             follow_redirects=False,
             trust_env=False,
@@ -112,16 +112,16 @@ class Fetcher:
             raise ToolFault(f"{request.url.host} could not be reached: {error}") from None
 
     async def _read(self, response: httpx2.Response) -> Fetched:
-        kind, _, parameters = response.headers.get("content-type", "").partition(";")
+        kind, *parameters = response.headers.get("content-type", "").lower().split(";")
         reader = BoundedBody(response.headers.get("content-encoding", ""), self.limits.max_bytes)
         async for chunk in response.aiter_raw():
             reader.feed(chunk)
-        _, _, charset = parameters.partition("charset=")
+        charsets = [p.partition("=")[2].strip(" \"'") for p in parameters if p.strip().startswith("charset=")]
         return Fetched(
             url=str(response.url),
             status=response.status_code,
-            content_type=kind.strip().lower(),
-            charset=charset.strip().strip("\"'").lower() or None,
+            content_type=kind.strip(),
+            charset=charsets[0] if charsets and charsets[0] else None,
             body=reader.finish(),
         )
 
