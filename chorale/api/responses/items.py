@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chorale.api.responses import client_calls, client_items, hosted_items
+from chorale.api.responses import client_calls, client_items, hosted_input, hosted_items
 from chorale.api.responses.item_fields import (
     read_id,
     read_parts,
@@ -112,7 +112,7 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
     "item_reference": _item_reference,
     "compaction": _compaction,
     **client_items.PARSERS,
-    **hosted_items.PARSERS,
+    **hosted_input.PARSERS,
 }
 
 
@@ -147,7 +147,7 @@ def same_output(stored: Item, given: Item) -> bool:
     if client_calls.is_call(given):
         return client_calls.same_call(stored, given)
     if given["type"] in hosted_items.HOSTED_ITEMS:
-        return hosted_items.same_hosted(stored, given)
+        return hosted_input.same_hosted(stored, given)
     if given["type"] == "reasoning":
         return item_text(given) in ("", item_text(stored))
     return (
