@@ -169,7 +169,6 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
     names = list(inspect.signature(kernel.fn).parameters)
     for slots, is_gate_up, fp8 in [
         (32, True, False),
-        (128, False, False),
         (1024, True, False),
         (1024, False, True),
     ]:
