@@ -43,7 +43,13 @@ def check_available(state: ServerState, hosted: HostedTools, *, optional_search:
         if server.server_url is None and label not in available:
             raise _not_enabled(places[f"mcp:{label}"], f"the MCP server {label!r}", missing.get(label))
         if server.server_url is not None and "mcp" not in available:
-            raise _not_enabled(places[f"mcp:{label}"], "the use of MCP servers that a request names", None)
+            place = places[f"mcp:{label}"]
+            raise RequestError(
+                f"{place}.server_url: requests may not name MCP servers by address here (--mcp-requests); the "
+                "operator's own go by their label",
+                param=f"{place}.server_url",
+                code="tool_not_enabled",
+            )
     return hosted
 
 

@@ -212,6 +212,18 @@ def test_what_is_not_enabled_names_the_flag() -> None:
     run(scenario)
 
 
+def test_servers_by_address_may_be_closed() -> None:
+    async def scenario() -> None:
+        async with served(FINAL, tools=ScriptedService(available={"srv": "x"})) as server:
+            status, body = await server.post(input="x", tools=[MCP])
+            error = body["error"]
+            assert (status, error["param"], error["code"]) == (400, "tools[0].server_url", "tool_not_enabled")
+            assert "--mcp-requests" in error["message"]
+            await server.respond(input="x", tools=[{"type": "mcp", "server_label": "srv"}])
+
+    run(scenario)
+
+
 def test_an_agent_that_declares_web_search_beside_its_tools_goes_on_without() -> None:
     """As Codex does. Unless it demands the search."""
 
