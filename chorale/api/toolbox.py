@@ -45,8 +45,8 @@ def check_available(state: ServerState, hosted: HostedTools, *, optional_search:
         if server.server_url is not None and "mcp" not in available:
             place = places[f"mcp:{label}"]
             raise RequestError(
-                f"{place}.server_url: requests may not name MCP servers by address here (--mcp-requests); the "
-                "operator's own go by their label",
+                f"{place}.server_url: requests may not name MCP servers by address here (--mcp-requests); "
+                "the operator's own go by their label",
                 param=f"{place}.server_url",
                 code="tool_not_enabled",
             )

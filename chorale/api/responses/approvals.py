@@ -19,7 +19,7 @@ def approved_calls(
 ) -> list[ApprovedCall]:
     """The calls that this request's own input approves and that have not run yet.
 
-    Raises ``RequestError`` for an answer to nothing, or to a server that ``tools`` does not declare any more.
+    Raises ``RequestError`` for an answer to nothing, or of a tool that ``tools`` does not offer any more.
     """
     requests = {s.item["id"]: s for s in items if s.item["type"] == "mcp_approval_request"}
     _, called = approvals(items)
@@ -39,10 +39,10 @@ def approved_calls(
 
 def _call(request: StoredItem, path: str, box: ToolBox, vocab: Vocabulary) -> ApprovedCall:
     item = request.item
-    recipient = f"{item['server_label']}.{item['name']}"
-    if not box.owns(recipient):
-        label = item["server_label"]
-        raise RequestError(f"{path}: tools does not declare the MCP server {label!r} any more", param=path)
+    recipient = _recipient(item["server_label"], item["name"], box)
+    if recipient is None:
+        shown = f"{item['name']!r} of the MCP server {item['server_label']!r}"
+        raise RequestError(f"{path}: tools does not offer {shown} any more", param=path)
     return ApprovedCall(
         request_id=item["id"],
         recipient=recipient,
@@ -51,6 +51,15 @@ def _call(request: StoredItem, path: str, box: ToolBox, vocab: Vocabulary) -> Ap
         arguments=item["arguments"],
         token_ids=request.token_ids or _rendered(recipient, item["arguments"], vocab),
     )
+
+
+def _recipient(label: str, name: str, box: ToolBox) -> str | None:
+    """What the model calls the tool: labels and names are not always fit for a header."""
+    for recipient in sorted(box.recipients):
+        identity = box.identify(recipient)
+        if identity.kind == "mcp" and (identity.server_label, identity.name) == (label, name):
+            return recipient
+    return None
 
 
 def _rendered(recipient: str, arguments: str, vocab: Vocabulary) -> tuple[int, ...]:
