@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,34 +35,57 @@ def _user() -> str | None:
     raise AssertionError("no account to run PostgreSQL as")
 
 
+def _end_with_parent() -> None:
+    """Linux: whatever ends the tests ends the server too."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGQUIT)  # PR_SET_PDEATHSIG
+
+
+def _wait_until_it_answers(url: str, server: subprocess.Popen[bytes]) -> None:
+    import psycopg
+
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            psycopg.connect(url, connect_timeout=5).close()
+            return
+        except psycopg.OperationalError:
+            assert server.poll() is None, "PostgreSQL did not start"
+            assert time.monotonic() < deadline, "PostgreSQL does not answer"
+            time.sleep(0.05)
+
+
 @contextlib.contextmanager
 def postgres() -> Iterator[str]:
     """The URL of an empty database."""
     pytest.importorskip("psycopg")
-    initdb, pg_ctl = _tool("initdb"), _tool("pg_ctl")
-    if initdb is None or pg_ctl is None:
+    initdb, program = _tool("initdb"), _tool("postgres")
+    if initdb is None or program is None:
         pytest.skip("PostgreSQL is not installed here")
-    user = _user()
     folder = Path(tempfile.mkdtemp(prefix="pg-"))
+    user, environment = _user(), {"LC_ALL": "C", "PATH": os.environ["PATH"]}
     if user is not None:
         shutil.chown(folder, user)
-    data = folder / "data"
-
-    def run(*command: str) -> None:
-        subprocess.run(
-            command,
-            check=True,
-            capture_output=True,
+    data = str(folder / "data")
+    command = [initdb, "-D", data, "-U", "tester", "-A", "trust", "--no-sync", "-E", "UTF8"]
+    subprocess.run(command, check=True, capture_output=True, user=user, cwd=folder, env=environment)
+    settings = {"listen_addresses": "", "unix_socket_directories": folder, "max_connections": 30}
+    options = [f"--{name}={value}" for name, value in settings.items()]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [program, "-D", data, *options],
+            stdout=log,
+            stderr=log,
             user=user,
             cwd=folder,
-            env={"LC_ALL": "C", "PATH": os.environ["PATH"]},
+            env=environment,
+            preexec_fn=_end_with_parent,
         )
-
-    run(initdb, "-D", str(data), "-U", "tester", "-A", "trust", "--no-sync", "-E", "UTF8")
-    options = f"-c listen_addresses='' -c unix_socket_directories='{folder}' -c max_connections=30"
-    run(pg_ctl, "-D", str(data), "-w", "-l", str(folder / "log"), "-o", options, "start")
+    url = f"postgresql://tester@/postgres?host={folder}"
     try:
-        yield f"postgresql://tester@/postgres?host={folder}"
+        _wait_until_it_answers(url, server)
+        yield url
     finally:
-        run(pg_ctl, "-D", str(data), "-w", "-m", "immediate", "stop")
+        server.send_signal(signal.SIGQUIT)  # an immediate shutdown
+        server.wait(60)
         shutil.rmtree(folder, ignore_errors=True)
