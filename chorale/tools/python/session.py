@@ -50,11 +50,13 @@ class Session:
         self._launch: Launch | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._over_memory = False
+        self._closing: asyncio.Task[None] | None = None
         self.lock = asyncio.Lock()  # calls of branches that share a session take turns
 
     @property
     def alive(self) -> bool:
-        return self._process is not None and self._process.returncode is None
+        process = self._process
+        return self._closing is None and process is not None and process.returncode is None
 
     async def start(self) -> None:
         """Raises ``SandboxMissing`` with the sandbox's own words when no interpreter answers."""
@@ -161,7 +163,15 @@ class Session:
             kill_group(self._process)
 
     async def close(self) -> None:
-        """Idempotent. Afterwards no process, container, pipe or file of the session is left."""
+        """Idempotent. Afterwards no process, container, pipe or file of the session is left.
+
+        The work goes on when whoever asked for it is cancelled; asking again waits for it.
+        """
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
             watcher.cancel()

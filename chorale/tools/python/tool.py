@@ -69,7 +69,7 @@ class SessionPool:
             idle = next((key for key, (_, s) in self._sessions.items() if not s.lock.locked()), None)
             if idle is None:
                 raise SandboxMissing(f"all {self._max_sessions} python sessions are busy; try again later")
-            await self._sessions.pop(idle)[1].close()
+            await self._end(idle, self._sessions[idle][1])
 
     def forget(self, container_id: str) -> None:
         """After a session has closed itself."""
@@ -77,14 +77,18 @@ class SessionPool:
         if found is not None and not found[1].alive:
             del self._sessions[container_id]
 
+    async def _end(self, container_id: str, session: Session) -> None:
+        """The session stays listed until it is gone, so that ``aclose`` waits for it too."""
+        await session.close()
+        self.forget(container_id)
+
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(min(30.0, self._idle_seconds))
             limit = time.monotonic() - self._idle_seconds
             for key, (used, session) in list(self._sessions.items()):
                 if used < limit and not session.lock.locked():
-                    self._sessions.pop(key, None)
-                    await session.close()
+                    await self._end(key, session)
 
     async def aclose(self) -> None:
         if self._sweeper is not None:
