@@ -54,7 +54,7 @@ def _load_keys(
     return k, v
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _decode_kernel(
     q_ptr,  # [T, Nq, D]
     kv_ptr,  # [pages, 2, Nkv, PAGE, D]

@@ -25,7 +25,7 @@ from chorale.kernels.triton.launch import is_hopper
 _ENTRIES = 64  # of the list of tiles, written at once
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])
 def _count_kernel(
     ids_ptr,  # [num_slots] int64
     counts_ptr,  # [programs, EXPERTS] int32
@@ -82,7 +82,7 @@ def _list_tiles(
         tl.store(entry + 2, tl.minimum(past, first + WIDE), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots", "max_tiles", "programs"])
 def _place_kernel(
     ids_ptr,  # [num_slots] int64
     counts_ptr,  # [programs, EXPERTS] int32

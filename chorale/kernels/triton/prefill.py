@@ -142,7 +142,7 @@ def _attend_two(
     return new_top, mass, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def _prefill_kernel(
     q_ptr,  # [T, Nq, D]
     kv_ptr,  # [pages, 2, Nkv, PAGE, D]

@@ -121,7 +121,7 @@ def _few_kernel(
         tl.store(arrivals_ptr + token, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _many_kernel(
     x_ptr,  # [T, H] float32
     norm_ptr,  # [H] float32

@@ -14,7 +14,7 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _part_kernel(
     x_ptr,  # [T, K]
     norm_ptr,  # [K] float32 (if NORM)
@@ -52,7 +52,7 @@ def _part_kernel(
     tl.store(places, acc, mask=inside[:, None] & present[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _add_kernel(
     part_ptr,  # [SPLITS, T, N] float32
     b_ptr,  # [N]

@@ -10,7 +10,7 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])
 def _sort_kernel(
     ids_ptr,  # [num_slots] int64
     order_ptr,  # [num_slots] int32
