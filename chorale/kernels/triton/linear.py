@@ -151,13 +151,18 @@ def project_add(x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torc
     return residual
 
 
+def float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [T, K] by weight [N, K], both in one dtype -> [T, N] float32, not rounded on the way."""
+    if x.is_cuda and torch.version.hip is None and x.dtype != torch.float32:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return x.float() @ weight.float().t()
+
+
 def project_head(x: torch.Tensor, head: Linear) -> torch.Tensor:
     """x [T, K] in the weight's dtype -> x weight^T [T, N] float32."""
     weight = head.weight
     if x.shape[0] != 1:
-        if x.is_cuda and torch.version.hip is None and x.dtype != torch.float32:
-            return torch.mm(x, weight.t(), out_dtype=torch.float32)
-        return (x @ weight.t()).float()
+        return float32_product(x, weight)
     out = torch.empty(1, weight.shape[0], dtype=torch.float32, device=x.device)
     tile = tuning.head_row()
     _stream_kernel[(triton.cdiv(weight.shape[0], tile.rows),)](

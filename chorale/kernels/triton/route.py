@@ -1,9 +1,11 @@
 """Norm, router, top-k and softmax over the chosen.
 
-Few tokens: a program makes some experts' logits of one token, and the last of a token's programs to
-arrive chooses. Many: a program takes some tokens, all experts and a part of the hidden size; again the last
-to arrive adds the parts up (in one order, whoever is last) and chooses. The product is three tf32 passes: as
-good as float32, because a rounded logit can choose another expert.
+Few tokens: a program makes some experts' logits of one token, and the last of a token's programs to arrive
+chooses. Many: a program takes some tokens, all experts and a part of the hidden size; again the last to
+arrive adds the parts up (in one order, whoever is last) and chooses. The product is three tf32 passes: as
+good as float32, because a rounded logit can choose another expert. A whole chunk of prompt, in bfloat16:
+inputs and weights are taken apart into two bfloat16 halves each, and cuBLAS multiplies (all but low by low:
+2^-17).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import triton.language as tl
 from chorale.kernels.ops import RouterWeights
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.linear import float32_product
 from chorale.kernels.triton.norm import rms_norm
 
 
@@ -187,6 +190,58 @@ def _many_kernel(
         _choose_all(logits, tokens, inside, ids_ptr, gates_ptr, E, K, EXPERTS, TOKENS)
 
 
+@triton.jit
+def _halves_kernel(
+    x_ptr,  # [T, H] float32
+    norm_ptr,  # [H] float32
+    high_ptr,
+    low_ptr,  # [T, H]: the normed input, rounded; and what rounding took away
+    eps,
+    H,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_previous(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < H
+    x = tl.load(x_ptr + token * H + columns, mask=inside, other=0.0)
+    normed = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / H + eps))
+    normed = normed * tl.load(norm_ptr + columns, mask=inside, other=0.0)
+    high = normed.to(high_ptr.dtype.element_ty)
+    tl.store(high_ptr + token * H + columns, high, mask=inside)
+    low = (normed - high.to(tl.float32)).to(low_ptr.dtype.element_ty)
+    tl.store(low_ptr + token * H + columns, low, mask=inside)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _choose_kernel(
+    both_ptr,  # [T, 2 E] float32: high by the weights' high half, high by their low half
+    low_ptr,  # [T, E] float32: low by high
+    b_ptr,  # [E] float32
+    ids_ptr,
+    gates_ptr,
+    T,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_previous(PDL)
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    experts = tl.arange(0, EXPERTS)
+    inside, real = tokens < T, (experts < E)[None, :]
+    mask = inside[:, None] & real
+    both = both_ptr + tokens[:, None] * (2 * E) + experts[None, :]
+    logits = tl.load(low_ptr + tokens[:, None] * E + experts[None, :], mask=mask, other=0.0)
+    logits += tl.load(both + E, mask=mask, other=0.0)
+    logits += tl.load(both, mask=mask, other=0.0)
+    logits += tl.load(b_ptr + experts, mask=experts < E, other=0.0)[None, :]
+    logits = tl.where(real, logits, -float("inf"))
+    _choose_all(logits, tokens, inside, ids_ptr, gates_ptr, E, K, EXPERTS, TOKENS)
+
+
 def route(
     x: torch.Tensor, weights: RouterWeights, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -202,6 +257,8 @@ def route(
         return x.to(dtype), ids, gates
     if tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS:
         return _route_few(x, weights, eps, ids, gates), ids, gates
+    if tokens >= tuning.ROUTE_HALVES and dtype == torch.bfloat16:
+        return _route_halves(x, weights, eps, ids, gates), ids, gates
     normed = rms_norm(x, weights.norm, eps, dtype)
     _route_many(x, weights, eps, ids, gates)
     return normed, ids, gates
@@ -240,3 +297,31 @@ def _route_many(
         TOKENS=tile.tokens, DEPTH=tile.depth, SLICES=slices, STAGES=tile.num_stages,
         PRECISION="tf32x3" if on_nvidia else "ieee", num_warps=tile.num_warps, **dependent(x),
     )  # fmt: skip
+
+
+def _route_halves(
+    x: torch.Tensor, weights: RouterWeights, eps: float, ids: torch.Tensor, gates: torch.Tensor
+) -> torch.Tensor:
+    linear, (tokens, hidden) = weights.linear, x.shape
+    num_experts = linear.weight.shape[0]
+    high, low = (torch.empty(tokens, hidden, dtype=torch.bfloat16, device=x.device) for _ in range(2))
+    _halves_kernel[(tokens,)](
+        x,
+        weights.norm,
+        high,
+        low,
+        eps,
+        hidden,
+        BLOCK=triton.next_power_of_2(hidden),
+        num_warps=8,
+        **dependent(x),
+    )
+    weight = linear.weight.to(torch.bfloat16)
+    rest = (linear.weight - weight.float()).to(torch.bfloat16)  # zeros, for weights that were bfloat16
+    both = float32_product(high, torch.cat((weight, rest)))
+    _choose_kernel[(triton.cdiv(tokens, 16),)](
+        both, float32_product(low, weight), linear.bias, ids, gates, tokens,
+        E=num_experts, K=weights.top_k, EXPERTS=triton.next_power_of_2(num_experts), TOKENS=16,
+        **dependent(x),
+    )  # fmt: skip
+    return high

@@ -67,6 +67,9 @@ def route(tokens: int) -> Tile:
     return Tile(0, 16, 64, 4, 3) if tokens <= 256 else Tile(0, 32, 64, 4, 3)
 
 
+ROUTE_HALVES = 2048  # tokens from which the router's product is cuBLAS's, in bfloat16 halves (not yet timed)
+
+
 def route_slices(tiles: int) -> int:
     """Parts of the hidden size: each is a program, and tiles that are split need an arrival counter."""
     if tiles > MOST_ARRIVALS:

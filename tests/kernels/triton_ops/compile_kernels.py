@@ -114,6 +114,7 @@ def _one_token(hopper: bool) -> list[Variant]:
     choice = {"E": 32, "K": 4, "EXPERTS": 32, "EACH": 1, "BLOCK": 4096, "PDL": hopper}
     wide = {"x_ptr": "*fp32", "w_ptr": "*fp32", "b_ptr": "*fp32", "arrivals_ptr": "*i32"}
     out = {"out_ptr": "*fp32"}
+    chosen = {"E": 32, "K": 4, "EXPERTS": 32, "TOKENS": 16, "PDL": hopper}
     tile16 = tuning.slim()
     part = {"K": 2880, "NORM": True, "ROWS": tile16.rows, "TOKENS": tile16.tokens, "DEPTH": tile16.depth}
     part |= {"SPLITS": 5, "STAGES": tile16.num_stages, "PDL": hopper}
@@ -124,6 +125,15 @@ def _one_token(hopper: bool) -> list[Variant]:
         ("output", linear._resident_kernel, resident | {"ROWS": tile.rows}, out, tile.num_warps, 3),
         ("head", linear._stream_kernel, stream, out, head.num_warps, 3),
         ("qkv", qkv._one_kernel, one, {"x_ptr": "*fp32"}, pair.num_warps, 3),
+        ("halves", route._halves_kernel, {"BLOCK": 4096, "PDL": hopper}, {"x_ptr": "*fp32"}, 8, 3),
+        (
+            "choose",
+            route._choose_kernel,
+            chosen,
+            {"both_ptr": "*fp32", "low_ptr": "*fp32", "b_ptr": "*fp32"},
+            4,
+            3,
+        ),
         ("route", route._few_kernel, choice, wide, 8, 3),
     ]
 

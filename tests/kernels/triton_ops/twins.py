@@ -172,6 +172,23 @@ def test_route(tokens: int, experts: int) -> None:
     check(found[2], expected[2], torch.float32)
 
 
+def test_route_in_halves_chooses_as_float32_does() -> None:
+    """Weights that are bfloat16, as a checkpoint's are, and weights that are not."""
+    from chorale.kernels.triton.route import _route_halves
+
+    x, norm = randn(50, 200), 1 + randn(200, seed=1) / 4
+    for weight in ((randn(20, 200, seed=2) / 14).bfloat16().float(), randn(20, 200, seed=2) / 14):
+        bias = randn(20, seed=3)
+        exact = reference.route(x, RouterWeights(norm, reference.pack_linear(weight, bias), 4), 1e-5)
+        ours = RouterWeights(norm, TRITON_OPS.pack_linear(weight, bias), 4, torch.bfloat16)
+        ids = torch.empty(50, 4, dtype=torch.int64, device=DEVICE)
+        gates = torch.empty(50, 4, dtype=torch.float32, device=DEVICE)
+        normed = _route_halves(x, ours, 1e-5, ids, gates)
+        assert torch.equal(ids, exact[1])
+        assert float((gates - exact[2]).abs().max()) < 2e-5
+        check(normed.float(), exact[0], torch.bfloat16)
+
+
 def test_route_of_a_broken_row_names_experts_that_exist() -> None:
     x = randn(2, 200)
     x[0, 3] = torch.nan
