@@ -13,7 +13,7 @@ serve: $(VENV)/.installed
 	$(bin)/chorale serve $(MODEL) $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(bin)/python -m pytest $(ARGS)
+	$(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(bin)/ruff format --check .
