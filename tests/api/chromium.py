@@ -32,6 +32,7 @@ class Page:
         def connect() -> None:
             os.dup2(ours[0], 3)
             os.dup2(theirs[1], 4)
+            os.set_inheritable(3, True)  # where it was 3 already, dup2 has changed nothing
 
         self._process = subprocess.Popen(
             [PATH, *_OPTIONS, f"--user-data-dir={folder}"],

@@ -5,4 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "api"), str(Path(__file__).parents[1] / "tools")]
+_TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(_TESTS / "api"), str(_TESTS / "tools"), str(_TESTS)]  # _TESTS: for e2e.conftest
