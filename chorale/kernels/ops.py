@@ -182,6 +182,9 @@ class Ops:
     pack_experts: Callable[[ExpertTensors], Any]
     pack_head: Callable[[torch.Tensor], Any]  # ([V, H])
 
+    # kv may be float8_e4m3fn: scale 1, written saturating (``kernels/cells.py``).
+    e4m3_pages: bool = False
+
     # A step of one new token a row never waits for the host, so that it can be captured in a graph.
     capturable: bool = False
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from chorale.kernels.cells import write_cells
 from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference_attention import Plan, attention, plan_attention
 from chorale.kernels.reference_moe import moe, pack_experts
@@ -67,7 +68,7 @@ def qkv_rope_cache(
     qkv = qkv.view(-1, heads + 2 * kv_heads, dim)  # heads in the order q, k, v
     rotated = rotate(qkv[:, : heads + kv_heads], rope)  # [T, Nq + Nkv, D]
     new = torch.stack((rotated[:, heads:], qkv[:, heads + kv_heads :]), dim=1)  # [T, 2, Nkv, D]
-    kv[plan.slot_block[group], :, :, plan.slot_offset[group]] = new.to(kv.dtype)
+    write_cells(kv, plan.slot_block[group], plan.slot_offset[group], new)
     return rotated[:, :heads]
 
 
@@ -110,4 +111,5 @@ REFERENCE_OPS = Ops(
     pack_linear=pack_linear,
     pack_experts=pack_experts,
     pack_head=pack_head,
+    e4m3_pages=True,
 )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from chorale.kernels.cells import gather_pages
 from chorale.kernels.ops import AttentionMeta, AttentionShape
 
 _MAX_SCORES = 16 * 2**20  # elements of one score tensor: 64 MB
@@ -189,8 +190,7 @@ def attention(q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: Plan
 
 def _gather(kv: torch.Tensor, rows: Rows, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V, each [rows, Nkv, L, D] float32 with L = last - first."""
-    flat = kv.view(-1, kv.shape[3] * kv.shape[4])
-    pages = flat.index_select(0, rows.chunks)
+    pages = gather_pages(kv, rows.chunks)
     both = pages.view(2, rows.num_rows, shape.num_kv_heads, -1, shape.head_dim)
     k, v = both[:, :, :, rows.first : rows.last].float()
     return k, v

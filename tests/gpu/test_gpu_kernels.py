@@ -22,6 +22,7 @@ from test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
 
 if torch.cuda.is_available():
     from twins import *  # noqa: F403
+    from twins_e4m3 import *  # noqa: F403
     from twins_large import *  # noqa: F403
 
 pytestmark = [
@@ -45,6 +46,16 @@ def test_engine_in_bfloat16_stays_within_its_bound(checkpoint: Path, block_size:
     found = whole.differences(cpu, gpu)
     assert sum(found) / len(found) < whole.BFLOAT16_MEAN_BOUND
     assert max(found) < whole.BFLOAT16_WORST_BOUND
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_engine_with_fp8_pages_stays_near_the_cpu_with_fp8_pages(checkpoint: Path, dtype: str) -> None:  # noqa: F811
+    """The same roundings of K and V on both sides, but for values next to a midpoint."""
+    cpu = whole.scores(checkpoint, device="cpu", kv_cache_dtype="fp8")
+    gpu = whole.scores(checkpoint, device="cuda", dtype=dtype, ops="triton", kv_cache_dtype="fp8")
+    found = whole.differences(cpu, gpu)
+    assert sum(found) / len(found) < 2 * whole.BFLOAT16_MEAN_BOUND
+    assert max(found) < 2 * whole.BFLOAT16_WORST_BOUND
 
 
 def test_any_company_gives_the_same_tokens(checkpoint: Path) -> None:  # noqa: F811

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from chorale.kernels.ops import AttentionMeta, AttentionShape
 from chorale.kernels.triton import tuning
+from chorale.kernels.triton.cells import cells_of, from_cell, query_of
 from chorale.kernels.triton.launch import dependent, wait_for_previous
 from chorale.kernels.triton.prefill import prefill
 
@@ -43,7 +44,15 @@ def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) 
 
 @triton.jit
 def _load_keys(
-    kv_ptr, table_ptr, head, keys, seen, D: tl.constexpr, NUM_KV: tl.constexpr, PAGE: tl.constexpr
+    kv_ptr,
+    table_ptr,
+    head,
+    keys,
+    seen,
+    TYPE: tl.constexpr,  # what e4m3 cells are read as
+    D: tl.constexpr,
+    NUM_KV: tl.constexpr,
+    PAGE: tl.constexpr,
 ):
     """(K, V), each [BN, D], of one kv head at positions ``keys``; zero where not ``seen``."""
     page = tl.load(table_ptr + keys // PAGE, mask=seen, other=0).to(tl.int64)
@@ -51,7 +60,7 @@ def _load_keys(
     places = kv_ptr + ((chunk * PAGE + keys % PAGE) * D)[:, None] + tl.arange(0, D)[None, :]
     k = tl.load(places, mask=seen[:, None], other=0.0)
     v = tl.load(places + NUM_KV * PAGE * D, mask=seen[:, None], other=0.0)
-    return k, v
+    return from_cell(k, TYPE), from_cell(v, TYPE)
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -96,7 +105,8 @@ def _decode_kernel(
         dims = tl.arange(0, D)
         q = tl.load(
             q_ptr + (token * NUM_Q + heads[:, None]) * D + dims[None, :], mask=real[:, None], other=0.0
-        ).to(kv_ptr.dtype.element_ty)
+        )
+        q = query_of(q, kv_ptr.dtype.element_ty)
         if SPLITS == 1:
             top = tl.load(sinks_ptr + heads, mask=real, other=0.0) * _LOG2E
             mass = tl.full((ROWS,), 1.0, tl.float32)
@@ -107,7 +117,9 @@ def _decode_kernel(
         for position in range(begin, end, KEYS):
             keys = position + tl.arange(0, KEYS)
             seen = (keys >= low) & (keys < end)
-            k, v = _load_keys(kv_ptr, table_ptr + row * table_stride, head, keys, seen, D, NUM_KV, PAGE)
+            k, v = _load_keys(
+                kv_ptr, table_ptr + row * table_stride, head, keys, seen, q.dtype, D, NUM_KV, PAGE
+            )
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
             scores = tl.where(seen[None, :], scores, -float("inf"))
             new_top = tl.maximum(top, tl.max(scores, 1))
@@ -157,7 +169,7 @@ def _join_kernel(
 
 def attention(q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: Plan, group: int) -> torch.Tensor:
     """q [T, Nq, D], kv [pages, 2, Nkv, PAGE, D], sinks [Nq] float32 -> [T, Nq * D]."""
-    meta, rows = plan.meta, plan.meta.context_lens.shape[0]
+    meta, rows, kv = plan.meta, plan.meta.context_lens.shape[0], cells_of(kv)
     out = torch.empty_like(q)
     if meta.max_query_len > 1:
         prefill(q, kv, sinks, plan, group, out)

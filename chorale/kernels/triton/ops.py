@@ -44,6 +44,7 @@ TRITON_OPS = Ops(
     pack_linear=pack_linear,
     pack_experts=pack_experts,
     pack_head=pack_head,
+    e4m3_pages=True,
     capturable=True,
     sample=sample,
     decode_inputs=decode_inputs,

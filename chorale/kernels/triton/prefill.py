@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.triton import tuning
+from chorale.kernels.triton.cells import from_cell, query_of
 
 if TYPE_CHECKING:
     from chorale.kernels.triton.attention import Plan
@@ -44,6 +45,7 @@ def _load_keys(
     low,
     high,
     MASKED: tl.constexpr,
+    TYPE: tl.constexpr,  # what e4m3 cells are read as
     D: tl.constexpr,
     NUM_KV: tl.constexpr,
     PAGE: tl.constexpr,
@@ -70,7 +72,7 @@ def _load_keys(
     else:
         k = tl.load(places)
         v = tl.load(places + NUM_KV * PAGE * D)
-    return k, v
+    return from_cell(k, TYPE), from_cell(v, TYPE)
 
 
 @triton.jit
@@ -95,7 +97,7 @@ def _attend(
     KEYS: tl.constexpr,
 ):
     """One tile of keys. top is in powers of two; scale (of the scores, times log2(e)) is positive."""
-    k, v = _load_keys(kv_ptr, table_ptr, head, begin, low, high, MASKED, D, NUM_KV, PAGE, KEYS)
+    k, v = _load_keys(kv_ptr, table_ptr, head, begin, low, high, MASKED, q.dtype, D, NUM_KV, PAGE, KEYS)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MASKED:
         keys = begin + tl.arange(0, KEYS)
@@ -128,8 +130,8 @@ def _attend_two(
     KEYS: tl.constexpr,
 ):
     """Two tiles that all tokens see, with one change of the maximum."""
-    k, v = _load_keys(kv_ptr, table_ptr, head, begin, 0, 0, False, D, NUM_KV, PAGE, KEYS)
-    k2, v2 = _load_keys(kv_ptr, table_ptr, head, begin + KEYS, 0, 0, False, D, NUM_KV, PAGE, KEYS)
+    k, v = _load_keys(kv_ptr, table_ptr, head, begin, 0, 0, False, q.dtype, D, NUM_KV, PAGE, KEYS)
+    k2, v2 = _load_keys(kv_ptr, table_ptr, head, begin + KEYS, 0, 0, False, q.dtype, D, NUM_KV, PAGE, KEYS)
     first = tl.dot(q, tl.trans(k), input_precision="ieee")
     second = tl.dot(q, tl.trans(k2), input_precision="ieee")
     new_top = tl.maximum(top, tl.max(tl.maximum(first, second), 1) * scale)
@@ -182,7 +184,8 @@ def _prefill_kernel(
         position = context - num_new + offset
         dims = tl.arange(0, D)
         places = ((start + offset).to(tl.int64) * NUM_Q + heads)[:, None] * D + dims[None, :]
-        q = tl.load(q_ptr + places, mask=real[:, None], other=0.0).to(kv_ptr.dtype.element_ty)
+        q = tl.load(q_ptr + places, mask=real[:, None], other=0.0)
+        q = query_of(q, kv_ptr.dtype.element_ty)
         top = tl.load(sinks_ptr + heads, mask=real, other=0.0) * _LOG2E
         mass = tl.full((GROUP * TOKENS,), 1.0, tl.float32)
         acc = tl.zeros((GROUP * TOKENS, D), tl.float32)

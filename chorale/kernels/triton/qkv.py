@@ -16,6 +16,7 @@ import triton.language as tl
 
 from chorale.kernels.ops import QkvWeights
 from chorale.kernels.triton import tuning
+from chorale.kernels.triton.cells import cells_of, to_cell
 from chorale.kernels.triton.launch import dependent, wait_for_previous
 from chorale.kernels.triton.linear import chunk_of, load_part, load_rows, product
 from chorale.kernels.triton.norm import rms_norm
@@ -51,9 +52,9 @@ def _store_pair(
         tl.store(place + half, high.to(q_ptr.dtype.element_ty))
     else:
         chunk = (slot // PAGE) * 2 * NUM_KV + (head - NUM_Q)  # k heads, then v heads: as in the page
-        place = kv_ptr + (chunk * PAGE + slot % PAGE) * D + pairs
-        tl.store(place, low.to(kv_ptr.dtype.element_ty))
-        tl.store(place + half, high.to(kv_ptr.dtype.element_ty))
+        cell = kv_ptr + (chunk * PAGE + slot % PAGE) * D + pairs  # of another type than q's place
+        tl.store(cell, to_cell(low, kv_ptr.dtype.element_ty))
+        tl.store(cell + half, to_cell(high, kv_ptr.dtype.element_ty))
 
 
 @triton.jit
@@ -181,8 +182,8 @@ def _rotate_kernel(
     chunk = (slot // PAGE) * 2 * NUM_KV + (heads[:, None] - NUM_Q)
     place = kv_ptr + (chunk * PAGE + slot % PAGE) * D + pairs[None, :]
     new = inside & (heads >= NUM_Q)[:, None]
-    tl.store(place, low.to(kv_ptr.dtype.element_ty), mask=new)
-    tl.store(place + half, high.to(kv_ptr.dtype.element_ty), mask=new)
+    tl.store(place, to_cell(low, kv_ptr.dtype.element_ty), mask=new)
+    tl.store(place + half, to_cell(high, kv_ptr.dtype.element_ty), mask=new)
 
 
 def qkv_rope_cache(
@@ -194,7 +195,7 @@ def qkv_rope_cache(
     group: int,
     kv: torch.Tensor,
 ) -> torch.Tensor:
-    shape, linear = plan.shape, weights.linear
+    shape, linear, kv = plan.shape, weights.linear, cells_of(kv)
     tokens, dim = x.shape[0], shape.head_dim
     heads = shape.num_heads + 2 * shape.num_kv_heads
     q = torch.empty(tokens, shape.num_heads, dim, dtype=linear.weight.dtype, device=x.device)

@@ -156,6 +156,14 @@ def streaming(hopper: bool) -> list[Variant]:
     return found
 
 
+def e4m3_pages(target: GPUTarget, found: list[Variant]) -> list[Variant]:
+    """The kernels that touch pages, with one byte a value: bytes where Triton has no such type."""
+    native = target.backend == "cuda" and int(target.arch) >= 89
+    types = {"kv_ptr": "*fp8e4nv" if native else "*u8"}
+    touching = ("qkv", "rotate", "decode 0", "decode 128", "prefill 0", "prefill 128")
+    return [(f"{v[0]} fp8", v[1], v[2], v[3] | types, v[4], v[5]) for v in found if v[0] in touching]
+
+
 def large(hopper: bool) -> list[Variant]:
     """``moe_large``'s own kernels."""
     fp32 = {"x_ptr": "*fp32"}
@@ -239,7 +247,8 @@ def target_of(text: str) -> GPUTarget:
 def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
     nvidia = target.backend == "cuda"
     hopper = nvidia and int(target.arch) >= 90
-    found = variants(nvidia, hopper) + (streaming(hopper) if nvidia else []) + large(hopper)
+    found = variants(nvidia, hopper)
+    found += e4m3_pages(target, found) + (streaming(hopper) if nvidia else []) + large(hopper)
     if target.arch == 90 and (not wanted or "product" in wanted):
         compile_products(target, verbose)
     for name, kernel, constants, types, warps, stages in found:

@@ -27,7 +27,7 @@ def run(command: list[str], **environment: str) -> None:
 
 
 def test_every_op_equals_its_twin() -> None:
-    twins = [str(HERE / "twins.py"), str(HERE / "twins_large.py")]
+    twins = [str(HERE / name) for name in ("twins.py", "twins_large.py", "twins_e4m3.py")]
     run(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *twins], TRITON_INTERPRET="1")
 
 
@@ -43,4 +43,5 @@ def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
 def test_the_large_kernels_compile_for_hardware_that_was_never_tried(tmp_path: Path) -> None:
     """All of them do (without names: a minute); these have the products and the inline assembly."""
     targets = ("cuda:80", "cuda:100", "hip:gfx942", "hip:gfx950")
-    compile_for(tmp_path, *targets, "gate_up 64", "down 1", "stream down 64")
+    pages = ("rotate fp8", "decode 0 fp8", "prefill 128 fp8")
+    compile_for(tmp_path, *targets, "gate_up 64", "down 1", "stream down 64", *pages)

@@ -1,0 +1,89 @@
+"""Cells of a KV page: written and read in bfloat16, float32 or e4m3 (one byte, scale 1).
+
+e4m3 cells are a pointer to ``float8e4nv`` where Triton converts that type itself (NVIDIA from 8.9 on), and
+to ``uint8`` elsewhere, with the conversions written out below: the same bytes either way. Values beyond
++-448 become +-448, NaN stays NaN. Which of the three it is, is known when a kernel is compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+_LARGEST = tl.constexpr(448.0)
+
+
+@triton.jit
+def to_cell(x, kind: tl.constexpr):
+    """x float32 -> ``kind``, what a page of that type holds."""
+    if kind == tl.uint8:
+        cell = _encode(x)
+    elif kind == tl.float8e4nv:
+        cell = tl.clamp(x, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL).to(kind)
+    else:
+        cell = x.to(kind)
+    return cell
+
+
+@triton.jit
+def from_cell(cell, TYPE: tl.constexpr):
+    """What a page holds -> TYPE, exactly; other cells than e4m3's stay what they are."""
+    if cell.dtype == tl.uint8:
+        value = _decode(cell).to(TYPE)
+    elif cell.dtype == tl.float8e4nv:
+        value = cell.to(TYPE)
+    else:
+        value = cell
+    return value
+
+
+@triton.jit
+def query_of(q, kind: tl.constexpr):
+    """q for products with cells of ``kind``: in that type, or as it is if they are e4m3."""
+    if kind == tl.uint8 or kind == tl.float8e4nv:
+        value = q
+    else:
+        value = q.to(kind)
+    return value
+
+
+@triton.jit
+def _encode(x):
+    """float32 -> e4m3 bits, to the nearest, ties to even."""
+    bits = x.to(tl.int32, bitcast=True)
+    size = tl.minimum(bits & 0x7FFFFFFF, 0x43E00000)  # of 448: patterns of positive floats are in order
+    near = size - (120 << 23)  # as an e4m3 exponent with 20 bits of mantissa too many
+    normal = (near + 0x7FFFF + ((near >> 20) & 1)) >> 20
+    # Below 2^-6 codes count 2^-9, which is the last place of a float32 at 2^14: the addition rounds.
+    small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.where(size < 0x3C800000, small, normal)
+    code = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7F, code)
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def _decode(cell):
+    """e4m3 bits -> float32. An exponent of 8 bits instead of 4 is 120 too small."""
+    bits = cell.to(tl.int32)
+    size = bits & 0x7F
+    value = (size << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+    value = tl.where(size == 0x7F, float("nan"), value)
+    return tl.where(bits > 0x7F, -value, value)
+
+
+def cells_of(kv: torch.Tensor) -> torch.Tensor:
+    """A pool as kernels take it: e4m3 as bytes where Triton has no such type."""
+    if kv.dtype == torch.float8_e4m3fn and not converts_e4m3(kv.device):
+        return kv.view(torch.uint8)
+    return kv
+
+
+@functools.cache
+def converts_e4m3(device: torch.device) -> bool:
+    """Whether Triton has e4m3 there."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 9)
