@@ -105,7 +105,8 @@ ELEMENTS = {
 
 def numeric_fields() -> Iterator[Any]:
     """(model, field) of every field in the request models whose schema mentions a number."""
-    for model in {operation.body for operation in operations() if operation.body is not None}:
+    models = {operation.body for operation in operations() if operation.body is not None}
+    for model in sorted(models, key=lambda each: each.__name__):  # parallel workers must agree on the order
         for field, schema in model.model_json_schema()["properties"].items():
             text = json.dumps(schema)
             if '"integer"' in text or '"number"' in text:

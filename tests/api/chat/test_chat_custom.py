@@ -113,7 +113,7 @@ def test_a_custom_call_is_sent_back() -> None:
         ),
         ("required", {"note", "sql", "f"}),
     ],
-    ids=str,
+    ids=["custom", "function", "allowed", "required"],
 )
 def test_choices(choice: Any, names: set[str]) -> None:
     async def main(server: Server) -> None:
