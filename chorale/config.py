@@ -32,7 +32,7 @@ class EngineConfig:
     num_gpu_blocks_override: int | None = None  # pages in the pool, whatever the device
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None
-    kv_cache_dtype: Literal["auto", "bfloat16", "float32", "fp8"] = "auto"
+    kv_cache_dtype: Literal["auto", "bfloat16", "float32", "fp8", "fp8_e4m3"] = "auto"
     moe_activation_dtype: Literal["auto", "bfloat16", "fp8"] = "auto"  # fp8: e4m3, where slots are many
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
@@ -43,6 +43,7 @@ class EngineConfig:
     cudagraph_capture_sizes: tuple[int, ...] | None = None  # rows of the graphs; None: decide for me
     max_logprobs: int = 20
     generation_config: Literal["auto", "none"] = "auto"
+    override_generation_config: dict[str, float] | None = None  # wins over the checkpoint's file
     num_threads: int | None = None  # CPU threads of the reference ops
 
 
@@ -85,6 +86,7 @@ class ServerConfig:
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0  # certificates of clients, as ssl.CERT_*: 0 none, 1 checked if sent, 2 demanded
     ssl_keyfile_password_env: str | None = None
     allowed_origins: tuple[str, ...] = ()  # CORS is off while empty
     allowed_methods: tuple[str, ...] = ("GET", "POST", "DELETE", "OPTIONS")
@@ -107,6 +109,7 @@ class ServerConfig:
     response_store_ttl: float = 30 * 86400.0  # seconds
     responses_dialect: Literal["openai", "open-responses", "summary"] = "openai"  # names of reasoning
     max_background_responses: int = 256  # running at once, over all HTTP processes
+    default_reasoning_effort: Literal["low", "medium", "high"] = "medium"  # of requests that name none
     system_start_date: str | None = None  # pins "Current date" (YYYY-MM-DD)
     reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"
     tools: ToolConfig = ToolConfig()

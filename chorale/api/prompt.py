@@ -47,10 +47,12 @@ TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 AUTHOR_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-def reasoning_effort(value: object, param: str) -> ReasoningEffort:
-    """Raises ``RequestError`` for a name that is not in OpenAI's enum."""
+def reasoning_effort(
+    value: object, param: str, default: ReasoningEffort = DEFAULT_EFFORT
+) -> ReasoningEffort:
+    """``default``: where the request says nothing. Raises ``RequestError`` for a name not in the enum."""
     if value is None:
-        return DEFAULT_EFFORT
+        return default
     if not isinstance(value, str) or value not in EFFORTS:
         raise RequestError(f"{param}: must be one of {', '.join(EFFORTS)}", param=param)
     return EFFORTS[value]

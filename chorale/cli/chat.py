@@ -52,6 +52,11 @@ def sampling(given: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in chosen.items() if value is not None}
 
 
+def prompt() -> str:
+    """What stands before the person's text; nothing where a program is writing it."""
+    return "> " if sys.stdin.isatty() else ""
+
+
 class Session:
     """One conversation. ``messages`` is its whole state."""
 
@@ -67,12 +72,14 @@ class Session:
         self.messages = [{"role": "system", "content": system}] if system else []
 
     def loop(self) -> int:
-        print(f"chorale chat with {self._connection.model} ({self._connection.where}). {HELP}")
+        print(f"chorale chat with {self._connection.model} ({self._connection.where})")
+        print(HELP)
         while True:
             try:
-                line = input("> ").strip()
+                line = input(prompt()).strip()
             except (EOFError, KeyboardInterrupt):
-                print()
+                if sys.stdin.isatty():
+                    print()
                 return 0
             if line in ("/quit", "/exit"):
                 return 0

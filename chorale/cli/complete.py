@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from chorale.cli.chat import parser, sampling
+from chorale.cli.chat import parser, prompt, sampling
 from chorale.cli.connection import Connection, connect
 from chorale.cli.terminal import printable
 from chorale.errors import ChoraleError
@@ -20,9 +20,10 @@ def run(arguments: list[str]) -> int:
             return _complete(connection, given.quick, options)
         while True:
             try:
-                text = input("> ")
+                text = input(prompt())
             except (EOFError, KeyboardInterrupt):
-                print()
+                if sys.stdin.isatty():
+                    print()
                 return 0
             if text:
                 _complete(connection, text, options)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from typing import Any
 
-from chorale.cli.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS, Flag
+from chorale.cli.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
+from chorale.cli.help import wants_help
 from chorale.cli.settings import Settings, merge
+from chorale.cli.values import Flag
 from chorale.errors import ConfigError
 
 _WITH_PASSWORD = re.compile(r"(://[^:@/]*:)[^@/]*@")  # of a URL
 
+DECIDED = ("int", "size", "bool", "float")  # kinds whose None means "decide for me"
+DECIDED_TEXT = ("response-store", "cudagraph-capture-sizes")
 USAGE = "usage: chorale config show [MODEL] [the options of chorale serve]"
 
 
 def run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or wants_help(arguments):
         print(USAGE)
         return 0
     if arguments[0] != "show":
@@ -51,11 +56,17 @@ def _show(flag: Flag, settings: Settings, given: Any) -> str:
         return f"{len(settings.api_keys)} set" if settings.api_keys else "none"
     room, _, attribute = (flag.target or "").partition(".")
     if room == "cli":
-        return str(given) if given is not None else "-"
+        return json.dumps(given) if flag.kind in ("json", "bool") and given is not None else str(given or "-")
     rooms = {"engine": settings.engine, "server": settings.server, "tools": settings.server.tools}
     value = getattr(rooms[room], attribute)
-    if value is None or value == ():
-        return "auto"
+    if flag.name == "served-model-name" and value == ():
+        return "the model's"
+    if value is None or value in ((), ""):
+        return "auto" if flag.kind in DECIDED or flag.name in DECIDED_TEXT else "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if flag.kind == "json" and not isinstance(value, tuple):
+        return json.dumps(value)
     if isinstance(value, tuple):
         return " ".join(str(item) for item in value)
     return _WITH_PASSWORD.sub(r"\1***@", str(value)) if flag.name == "response-store" else str(value)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from chorale.cli.help import wants_help
 from chorale.errors import ConfigError
 
 USAGE = "usage: chorale demo export DIR"
 
 
 def run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or wants_help(arguments):
         print(USAGE)
         return 0
     if len(arguments) != 2 or arguments[0] != "export":
-        raise ConfigError(USAGE)
+        raise ConfigError(f"what to do is not clear; {USAGE}")
+    if arguments[1].startswith("-"):
+        raise ConfigError(f"{arguments[1]} is not a folder; {USAGE}")
     from chorale.demo import export_demo
 
     try:

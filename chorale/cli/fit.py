@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from chorale.cli import machine
+from chorale.cli.help import wants_help
 from chorale.cli.settings import Settings, merge
 from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
@@ -20,7 +21,7 @@ MODEL: openai/gpt-oss-20b, openai/gpt-oss-120b, or a folder. Nothing is download
 
 
 def run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or wants_help(arguments):
         print(USAGE)
         return 0
     settings = merge(arguments, os.environ)
@@ -87,7 +88,8 @@ def show(model: ModelConfig, resolved: Resolved) -> None:
     weights = gib(weight_bytes(model, resolved.dtype))
     kinds = f"{'' if model.dense_experts else 'experts packed in MXFP4, the rest '}{resolved.dtype}"
     print(f"weights   {weights} ({kinds})")
-    print(f"KV pool   {gib(limits.num_blocks * geometry.bytes_per_block)}: {tokens:,} tokens of context")
+    pool = gib(limits.num_blocks * geometry.bytes_per_block)
+    print(f"KV pool   {pool}: {tokens:,} tokens of context in {resolved.kv_dtype}")
     print(f"requests  {full:,} at the full {limits.max_model_len:,} tokens, or {short:,} of 2,048 tokens")
     for decision in resolved.decisions:
         if decision.chosen:

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
+from collections.abc import Sequence
 
-from chorale.cli.flags import ENGINE_FLAGS, KNOWN_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS, Flag
+from chorale.cli.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
+from chorale.cli.known import KNOWN_FLAGS
+from chorale.cli.values import Flag
+from chorale.config import EngineConfig, ServerConfig, ToolConfig
+
+WIDTH, COLUMN = 100, 38
+ROOMS: dict[str, type] = {"engine": EngineConfig, "server": ServerConfig, "tools": ToolConfig}
+UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def wants_help(arguments: Sequence[str]) -> bool:
+    """Whether ``-h`` or ``--help`` stands anywhere before a ``--``."""
+    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "-h" in before or "--help" in before
 
 
 def flag_help(command: str, summary: str) -> str:
@@ -22,18 +37,56 @@ def flag_help(command: str, summary: str) -> str:
         ("tools", TOOL_FLAGS),
     )
     for title, flags in groups:
-        lines += ["", f"{title}:"] + [_line(flag) for flag in flags]
-    known = ", ".join(flag.name for flag in KNOWN_FLAGS)
-    lines += ["", "accepted for vLLM's sake, and not needed:"]
-    lines += textwrap.wrap(known, 100, initial_indent="  ", subsequent_indent="  ")
-    lines += [
-        "",
-        "Dashes and underscores are the same; --no-X turns an on/off option off; sizes take k, K, M, GiB.",
-    ]
-    return "\n".join(lines)
+        lines += ["", f"{title}:", *(line for flag in flags for line in _entry(flag))]
+    for title, effects in (
+        (
+            "of vllm serve, accepted (one line says why it is not needed, or has no effect)",
+            ("not needed", "no effect"),
+        ),
+        ("of vllm serve, refused with the reason", ("refused",)),
+    ):
+        names = ", ".join(sorted(flag.name for flag in KNOWN_FLAGS if flag.effect in effects))
+        lines += ["", f"{title}:", *_wrap(names, "  ")]
+    return "\n".join([*lines, "", *ENDING])
 
 
-def _line(flag: Flag) -> str:
+ENDING = (
+    "Dashes and underscores are the same; --no-X turns an on/off option off; sizes take k, K, M, GiB;",
+    "parts of a JSON value may be given one by one (--override-generation-config.temperature 0.7).",
+    "chorale config show [options] prints what comes of it.",
+)
+
+
+def _wrap(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _entry(flag: Flag) -> list[str]:
+    """The option and its help side by side, or the help below where the option is long."""
+    shown, about = _shown(flag), flag.help + _default(flag)
+    lines = _wrap(about, " " * COLUMN)
+    if len(shown) + 2 < COLUMN:
+        lines[0] = shown.ljust(COLUMN) + lines[0].lstrip()
+        return lines
+    return [shown, *lines]
+
+
+def _default(flag: Flag) -> str:
+    """`` (8000)``: where there is a value of our own and the help does not say it."""
+    room, _, attribute = (flag.target or "").partition(".")
+    if room not in ROOMS or flag.kind in ("list", "json"):
+        return ""
+    value = {field.name: field.default for field in dataclasses.fields(ROOMS[room])}[attribute]
+    if value in (None, "", False):
+        return ""
+    if value is True:
+        return " (on)"
+    if flag.kind == "size":
+        value = next((f"{value // size}{unit}" for size, unit in UNITS if value % size == 0), value)
+    return f" ({int(value) if isinstance(value, float) and value.is_integer() else value})"
+
+
+def _shown(flag: Flag) -> str:
     shown = f"--{flag.name}"
     if flag.kind == "bool":
         shown = f"--[no-]{flag.name}"
@@ -43,4 +96,4 @@ def _line(flag: Flag) -> str:
         shown += " " + {"list": "A [B ...]", "json": "JSON", "int": "N", "size": "N", "float": "X"}.get(
             flag.kind, "VALUE"
         )
-    return f"  {shown:<44} {flag.help}"
+    return f"  {shown}"

@@ -9,7 +9,7 @@ import sys
 
 from chorale.api.auth import hash_key
 from chorale.cli.banner import Screen
-from chorale.cli.help import flag_help
+from chorale.cli.help import flag_help, wants_help
 from chorale.cli.settings import OPEN_ADDRESSES, Settings, merge
 from chorale.serve import logs, supervisor
 from chorale.tools.service import probe_tools
@@ -18,7 +18,7 @@ SUMMARY = "Serve a gpt-oss checkpoint over the OpenAI API (Responses, Chat Compl
 
 
 def run(arguments: list[str]) -> int:
-    if arguments and arguments[0] in ("-h", "--help"):
+    if wants_help(arguments):
         print(flag_help("serve", SUMMARY))
         return 0
     settings = merge(arguments, os.environ)

@@ -7,15 +7,18 @@ error that offers the nearest one; a known name that Chorale does not need is on
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from chorale.cli.flags import ALIASES, FLAGS, KNOWN_ENVIRONMENT, SHORT_FLAGS, Flag, read_value
+from chorale.cli.arguments import read_arguments, read_config_file
+from chorale.cli.flags import FLAGS
+from chorale.cli.known import KNOWN_ENVIRONMENT, KNOWN_FAMILIES, SILENT_FAMILIES
+from chorale.cli.values import read_value
 from chorale.config import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
+from chorale.runtime.cache_dtype import cache_dtype
 
 # Hosts that mean "every interface": compared with what the operator asked for, never a default of ours.
 OPEN_ADDRESSES = ("0.0.0.0", "::", "[::]", "")
@@ -27,6 +30,18 @@ ENVIRONMENT = {
     "VLLM_SYSTEM_START_DATE": "system-start-date",
     "CHORALE_SYSTEM_START_DATE": "system-start-date",
     "VLLM_LOGGING_LEVEL": "uvicorn-log-level",
+}
+KEY_VARIABLES = ("CHORALE_API_KEY", "VLLM_API_KEY")
+# What --override-generation-config may set.
+GENERATION = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "max_new_tokens"),
+)
+# vLLM's other names for the same thing.
+SYNONYMS = {
+    "generation-config": {"vllm": "none"},
+    "uvicorn-log-level": {"trace": "debug", "critical": "error"},
+    "dtype": {"float": "float32"},
 }
 
 
@@ -50,122 +65,6 @@ class Settings:
         """Keys from flag, file or environment. Secrets: never print, log or pass as an argument."""
         setting = self.values.get("api-key")
         return tuple(setting.value) if setting else ()
-
-
-def find_flag(name: str) -> tuple[Flag, bool]:
-    """The flag behind a name (dashes or underscores, ``no-`` forms, aliases) and whether it is negated.
-
-    Raises ``ConfigError`` with the nearest names for an unknown one.
-    """
-    wanted = name.replace("_", "-")
-    wanted = ALIASES.get(wanted, wanted)
-    if wanted in FLAGS:
-        return FLAGS[wanted], False
-    if wanted.startswith("no-") and wanted[3:] in FLAGS and FLAGS[wanted[3:]].kind == "bool":
-        return FLAGS[wanted[3:]], True
-    near = difflib.get_close_matches(wanted, [*FLAGS, *ALIASES], n=2, cutoff=0.6)
-    hint = f"; did you mean {' or '.join('--' + n for n in near)}?" if near else ""
-    raise ConfigError(f"unknown option --{wanted}{hint}")
-
-
-def read_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Split a command line into positionals and {flag name: value}. Raises ``ConfigError``."""
-    positionals: list[str] = []
-    values: dict[str, Any] = {}
-    rest = list(arguments)
-    while rest:
-        token = rest.pop(0)
-        if token == "--":
-            positionals.extend(rest)
-            break
-        if not token.startswith("-") or token == "-":
-            positionals.append(token)
-            continue
-        name, inline = _split_option(token)
-        flag, negated = find_flag(name)
-        values[flag.name] = _take_value(flag, negated, inline, rest, f"--{flag.name}")
-    return positionals, values
-
-
-def _split_option(token: str) -> tuple[str, str | None]:
-    head, separator, inline = token.partition("=")
-    value = inline if separator else None
-    if head.startswith("--"):
-        name, _, path = head[2:].partition(".")
-        return name, _dotted(path, value)
-    short, _, path = head.partition(".")
-    if short.startswith("-O") and short != "-O":  # -O3
-        return SHORT_FLAGS["-O"], short[2:]
-    if short not in SHORT_FLAGS:
-        raise ConfigError(f"unknown option {head}; options are written --like-this")
-    return SHORT_FLAGS[short], _dotted(path, value)
-
-
-def _dotted(path: str, value: str | None) -> str | None:
-    """vLLM's ``--compilation-config.a.b=v`` form: only ever met on options that take JSON."""
-    if not path:
-        return value
-    return "{}"
-
-
-def _take_value(flag: Flag, negated: bool, inline: str | None, rest: list[str], shown: str) -> Any:
-    try:
-        if flag.kind == "bool":
-            value = True if inline is None else read_value(flag, inline)
-            return not value if negated else value
-        if flag.kind == "list":
-            items = [inline] if inline is not None else []
-            while rest and not rest[0].startswith("-") and inline is None:
-                items.append(rest.pop(0))
-            if not items:
-                raise ConfigError(f"{shown} needs a value")
-            return read_value(flag, items)
-        if inline is None:
-            if not rest or (rest[0].startswith("--") and len(rest[0]) > 2):
-                raise ConfigError(f"{shown} needs a value")
-            inline = rest.pop(0)
-        return read_value(flag, inline)
-    except ValueError as error:
-        raise ConfigError(f"{shown}: {error}") from None
-
-
-def read_config_file(path: str) -> dict[str, Any]:
-    """``--config`` YAML: {flag name: value}. Raises ``ConfigError`` naming the file and the key."""
-    import yaml
-
-    file = Path(path)
-    if file.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"--config {path}: only .yaml and .yml files are read")
-    try:
-        loaded = yaml.safe_load(file.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: not valid YAML: {error}") from None
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
-        raise ConfigError(f"--config {path}: the file must hold keys and values")
-    return dict(_read_file_items(loaded, path))
-
-
-def _read_file_items(loaded: Mapping[Any, Any], path: str) -> list[tuple[str, Any]]:
-    items = []
-    for key, raw in loaded.items():
-        try:
-            flag, negated = find_flag(str(key))
-            if flag.name == "config":
-                raise ConfigError("a configuration file cannot name another one")
-            value = read_value(flag, raw)
-        except ConfigError as error:
-            raise ConfigError(f"--config {path}: {error.message.replace('option --', 'key ')}") from None
-        except ValueError as error:
-            raise ConfigError(f"--config {path}: {key}: {error}") from None
-        if flag.kind == "bool" and value is False and not negated:
-            items.append((flag.name, False))
-            continue
-        items.append((flag.name, not value if negated else value))
-    return items
 
 
 def merge(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
@@ -196,7 +95,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
             except ValueError as error:
                 raise ConfigError(f"{variable}: {error}") from None
             found[name] = Setting(value, "environment")
-    for variable in ("CHORALE_API_KEY", "VLLM_API_KEY"):
+    for variable in KEY_VARIABLES:
         if environment.get(variable):
             found["api-key"] = Setting((environment[variable],), "environment")
             break
@@ -218,17 +117,37 @@ def _add_key_file(values: dict[str, Setting]) -> None:
 
 
 def _notices(values: Mapping[str, Setting], environment: Mapping[str, str]) -> list[str]:
-    notices = [
-        f"--{name} ({setting.origin}) is accepted and not needed: {FLAGS[name].note}"
-        for name, setting in values.items()
-        if FLAGS[name].target is None and setting.value is not False
-    ]
-    notices += [
-        f"{name} is not needed: {why}" for name, why in KNOWN_ENVIRONMENT.items() if name in environment
-    ]
+    """One line for each thing that is accepted and does nothing. Raises ``ConfigError`` for a refused one."""
+    notices = []
+    for name, setting in values.items():
+        flag = FLAGS[name]
+        if flag.target is not None or not flag.asks(setting.value):
+            continue
+        if flag.effect == "refused":
+            raise ConfigError(f"--{name} ({setting.origin}) is not served: {flag.note}")
+        what = "accepted and not needed" if flag.effect == "not needed" else "accepted and has no effect"
+        notices.append(f"--{name} ({setting.origin}) is {what}: {flag.note}")
+    notices += _environment_notices(environment)
     key = values.get("api-key")
     if key is not None and key.origin == "command line" and "api-key-file" not in values:
         notices.append("--api-key on the command line shows in process lists; prefer CHORALE_API_KEY")
+    return notices
+
+
+def _environment_notices(environment: Mapping[str, str]) -> list[str]:
+    """vLLM's variables that mean nothing here: those with a reason one by one, the others in one line."""
+    notices, unread = [], []
+    for name in sorted(environment):
+        if not name.startswith("VLLM_") or name in ENVIRONMENT or name in KEY_VARIABLES:
+            continue
+        family = next((why for start, why in KNOWN_FAMILIES.items() if name.startswith(start)), None)
+        why = KNOWN_ENVIRONMENT.get(name) or family
+        if why is not None:
+            notices.append(f"{name} is not needed: {why}")
+        elif not name.startswith(SILENT_FAMILIES):
+            unread.append(name)
+    if unread:
+        notices.append(f"not read by Chorale: {', '.join(unread)}")
     return notices
 
 
@@ -238,11 +157,12 @@ def _build(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerConfig]:
         target = FLAGS[name].target
         if target is not None:
             room, _, attribute = target.partition(".")
-            fields[room][attribute] = setting.value
+            known = SYNONYMS.get(name)
+            fields[room][attribute] = known.get(setting.value, setting.value) if known else setting.value
     if fields["cli"].get("disable_access_log"):
         fields["server"]["access_log"] = False
-    if fields["engine"].get("generation_config") == "vllm":
-        fields["engine"]["generation_config"] = "none"
+    if fields["cli"].get("template_defaults") is not None:
+        fields["server"]["default_reasoning_effort"] = _default_effort(fields["cli"]["template_defaults"])
     for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
         if name in fields["server"]:
             fields["server"][name] = tuple(fields["server"][name])
@@ -283,6 +203,32 @@ def _sizes(items: Sequence[str]) -> tuple[int, ...]:
         raise ConfigError(f"--cudagraph-capture-sizes {' '.join(items)}: not numbers of rows") from None
 
 
+def _default_effort(given: Any) -> str:
+    """The one template option of gpt-oss that has a meaning for every request."""
+    effort = given.get("reasoning_effort") if isinstance(given, dict) and len(given) == 1 else None
+    if effort not in ("low", "medium", "high"):
+        raise ConfigError(
+            "--default-chat-template-kwargs: only "
+            '{"reasoning_effort": "low"}, "medium" or "high" can be a default'
+        )
+    return str(effort)
+
+
+def _check_generation(given: Any) -> None:
+    """Ranges are those of the request fields; ``max_new_tokens`` is ``max_tokens`` there."""
+    from chorale.api.limits import LIMITS
+
+    if not isinstance(given, dict):
+        raise ConfigError("--override-generation-config: must be a JSON object")
+    for name, value in given.items():
+        limit = LIMITS["max_tokens" if name == "max_new_tokens" else name] if name in GENERATION else None
+        if limit is None:
+            raise ConfigError(f"--override-generation-config: {name!r} is not one of {', '.join(GENERATION)}")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not limit.min <= value <= limit.max or (limit.exclusive_min and value == limit.min):
+            raise ConfigError(f"--override-generation-config: {name}: {value!r} is out of range")
+
+
 def _without_unset(config: type, values: dict[str, Any]) -> dict[str, Any]:
     """``None`` (from ``auto``) falls back to the field's own default."""
     names = {f.name for f in dataclasses.fields(config)}
@@ -290,6 +236,12 @@ def _without_unset(config: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(engine: EngineConfig, server: ServerConfig) -> None:
+    if engine.override_generation_config is not None:
+        _check_generation(engine.override_generation_config)
+    if server.ssl_cert_reqs not in (0, 1, 2):
+        raise ConfigError("--ssl-cert-reqs must be 0, 1 or 2")
+    if server.ssl_cert_reqs and not (server.ssl_certfile and server.ssl_ca_certs):
+        raise ConfigError("--ssl-cert-reqs needs --ssl-certfile and --ssl-ca-certs")
     if not 0 < engine.gpu_memory_utilization <= 1:
         raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
     if not 0 <= server.port <= 65535:
@@ -300,8 +252,7 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
         raise ConfigError("--api-server-count must be between 1 and 64")
     if engine.dtype not in ("auto", "float32", "bfloat16"):
         raise ConfigError(f"--dtype {engine.dtype}: gpt-oss runs in bfloat16 or float32")
-    if engine.kv_cache_dtype not in ("auto", "bfloat16", "float32", "fp8", "fp8_e4m3"):
-        raise ConfigError(f"--kv-cache-dtype {engine.kv_cache_dtype}: auto, bfloat16, float32 or fp8")
+    cache_dtype(engine.kv_cache_dtype)
     if engine.moe_activation_dtype not in ("auto", "bfloat16", "fp8"):
         raise ConfigError(f"--moe-activation-dtype {engine.moe_activation_dtype}: auto, bfloat16 or fp8")
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from chorale.cli.arguments import read_arguments
 from chorale.cli.flags import FLAGS, TOOL_FLAGS
-from chorale.cli.settings import OPEN_ADDRESSES, read_arguments, tool_config
+from chorale.cli.help import wants_help
+from chorale.cli.settings import OPEN_ADDRESSES, tool_config
 from chorale.config import ToolConfig
 from chorale.errors import ConfigError
 
@@ -30,7 +32,7 @@ DEFAULT_PORT = 8001
 
 
 def run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or wants_help(arguments):
         print(USAGE)
         return 0 if arguments else 2
     positionals, values = read_arguments(arguments)

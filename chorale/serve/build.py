@@ -250,6 +250,7 @@ def _info(
 ) -> EngineInfo:
     limits = resolved.limits
     sampling = dict(model.config.default_sampling) if config.generation_config == "auto" else {}
+    sampling |= config.override_generation_config or {}
     return EngineInfo(
         model=config.model,
         revision=config.revision,

@@ -126,7 +126,30 @@ def test_tls(tmp_path: Path) -> None:
             assert (await asyncio.wait_for(read_answer(reader), 5)).status == 431
             writer.transport.abort()
 
+        demanding = {"ssl_ca_certs": certificate, "ssl_cert_reqs": 2}
+        async with full_server(ssl_keyfile=key, ssl_certfile=certificate, **demanding) as server:
+            assert not await answers(server.port, context)
+            context.load_cert_chain(certificate, key)
+            assert await answers(server.port, context)
+
     asyncio.run(main())
+
+
+async def answers(port: int, context: ssl.SSLContext) -> bool:
+    """Whether a request over TLS is answered, or the server ends the connection for want of a certificate."""
+    try:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=context, server_hostname="localhost"
+        )
+    except (OSError, ssl.SSLError):
+        return False
+    try:
+        writer.write(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        return (await read_answer(reader)).status == 200
+    except (OSError, asyncio.IncompleteReadError):
+        return False
+    finally:
+        writer.transport.abort()
 
 
 # --------------------------------------------------------------------------- the end

@@ -32,6 +32,35 @@ def test_every_command_has_help(command: str) -> None:
     assert "usage" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vocab export --help",
+        "demo export -h",
+        "tools check --help",
+        "config show --help",
+        "serve demo --help",
+    ],
+)
+def test_help_is_never_a_place_to_write_to(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == 0
+    assert "usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", ["vocab export -x", "demo export --out", "vocab export", "demo import d"])
+def test_an_export_without_a_folder_is_an_error(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == 2
+    assert "usage: chorale" in capsys.readouterr().err
+
+
+def test_help_of_serve_fits_a_terminal_and_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 100
+    assert "port to listen on (8000)" in shown
+    assert "tool-call-parser" in shown
+
+
 def test_version() -> None:
     assert run("--version").stdout.strip() == f"chorale {__version__}"
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from chorale.cli.config import render
-from chorale.cli.flags import FLAGS, parse_size
+from chorale.cli.flags import FLAGS
 from chorale.cli.settings import merge
+from chorale.cli.values import parse_size
 from chorale.config import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
 

@@ -53,12 +53,17 @@ def test_generation_config_gives_defaults_unless_told_not_to(checkpoint: Path, t
     assert info.eos_token_ids == (5, 6)
     _, info = build_engine(EngineConfig(model=str(tmp_path), generation_config="none", **small))
     assert info.default_sampling == {}
+    given = {"temperature": 0.1, "top_p": 0.9}
+    _, info = build_engine(EngineConfig(model=str(tmp_path), override_generation_config=given, **small))
+    assert info.default_sampling == {"temperature": 0.1, "top_k": 7, "top_p": 0.9}
 
 
 @pytest.mark.parametrize(
     ("options", "tolerance"),
     [
         ({"kv_cache_dtype": "bfloat16"}, 0.01),
+        ({"kv_cache_dtype": "fp8"}, 0.05),
+        ({"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"}, 0.05),
         ({"dtype": "bfloat16"}, 0.05),
         ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, 0.05),
     ],

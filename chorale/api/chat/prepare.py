@@ -119,7 +119,8 @@ def conversation(
 ) -> Conversation:
     """System, developer (instructions, tools, the answer's format), then the rest in order."""
     instructions, num_leading = split_instructions(messages)
-    head = [system_message(state.config, reasoning_effort(*chat.effort), chat.identity, box)]
+    effort = reasoning_effort(*chat.effort, state.config.default_reasoning_effort)
+    head = [system_message(state.config, effort, chat.identity, box)]
     tools = [function.tool for function in rules.functions]
     freeform = {function.name for function in rules.functions if function.text is not None}
     developer = developer_message(instructions, tools, structured.described, box=box)

@@ -81,7 +81,7 @@ async def build_prompt(state: ServerState, request: CountRequest) -> Prompt:
     tail = _continued(messages)
     if tail is not None:
         messages, rules = messages[:-1], _without_grammar(rules)
-    effort = reasoning_effort(_effort(request), "output_config.effort")
+    effort = reasoning_effort(_effort(request), "output_config.effort", state.config.default_reasoning_effort)
     head = [system_message(state.config, effort)]
     tools = [function.tool for function in rules.functions]
     developer = developer_message(system_text(request.system), tools, structured.described)

@@ -29,7 +29,9 @@ from chorale.tools.base import UrlCitation
 Status = str  # "in_progress" and the item statuses of chorale.api.output
 
 
-def base_object(request: ResponsesRequest, prepared: Prepared, model: str, created: float) -> dict[str, Any]:
+def base_object(
+    request: ResponsesRequest, prepared: Prepared, model: str, created: float, default_effort: str
+) -> dict[str, Any]:
     """Every key of a response, as it stands when the turn begins."""
     sampling = prepared.sampling
     return {
@@ -50,7 +52,7 @@ def base_object(request: ResponsesRequest, prepared: Prepared, model: str, creat
         "previous_response_id": request.previous_response_id,
         "conversation": {"id": request.conversation.id} if request.conversation else None,
         "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": request.effort or "medium", "summary": request.reasoning.summary},
+        "reasoning": {"effort": request.effort or default_effort, "summary": request.reasoning.summary},
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": request.store,

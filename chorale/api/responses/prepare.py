@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from chorale.api.choice import TurnOptions
 from chorale.api.hosted import HostedTools, builtin_tools, is_hosted, read_hosted
 from chorale.api.ids import new_id
-from chorale.api.prompt import THREAD_CHARS, developer_message, system_message
+from chorale.api.prompt import THREAD_CHARS, developer_message, reasoning_effort, system_message
 from chorale.api.responses.approvals import approved_calls
 from chorale.api.responses.client_calls import TOOL_LISTS, is_call
 from chorale.api.responses.conversation import Window, encode, split_instructions, to_groups
@@ -191,7 +191,8 @@ def assemble(
     instructions, num_leading = split_instructions(request.instructions, items)
     groups = to_groups(items[num_leading:], num_history - num_leading, tools.freeform)
     identity = request.chat_template_kwargs.model_identity
-    head = [system_message(state.config, request.harmony_effort, identity, box)]
+    effort = reasoning_effort(request.effort, "reasoning.effort", state.config.default_reasoning_effort)
+    head = [system_message(state.config, effort, identity, box)]
     developer = developer_message(instructions, tools.descriptions, answer, tools.about, box)
     if developer is not None:
         head.append(developer)

@@ -15,7 +15,6 @@ from chorale.api.fields import Refusal, StreamOptions, StructuredFields, triage
 from chorale.api.http import parse_model
 from chorale.api.prompt import reasoning_effort
 from chorale.errors import RequestError
-from chorale.harmony.messages import ReasoningEffort
 
 Include = Literal[
     "file_search_call.results",
@@ -163,10 +162,6 @@ class ResponsesRequest(StructuredFields):
     def effort(self) -> str | None:
         """What was asked for, under OpenAI's name for it or vLLM's."""
         return self.reasoning.effort or self.reasoning_effort or self.chat_template_kwargs.reasoning_effort
-
-    @property
-    def harmony_effort(self) -> ReasoningEffort:
-        return reasoning_effort(self.effort, "reasoning.effort")
 
     @property
     def num_logprobs(self) -> int | None:

@@ -58,7 +58,13 @@ class Run:
         self.hold = hold
         with_logprobs = request.num_logprobs is not None
         self._builder = ResponseBuilder(
-            base_object(request, prepared, state.model_names[0], self._created),
+            base_object(
+                request,
+                prepared,
+                state.model_names[0],
+                self._created,
+                state.config.default_reasoning_effort,
+            ),
             LogprobsWriter(state.vocab) if with_logprobs else None,
             request.top_logprobs,
             hide_reasoning=not request.include_reasoning,

@@ -53,6 +53,23 @@ SYSTEM = (
 USER = [{"role": "user", "content": "What is 2 + 2?"}]
 
 
+def test_the_effort_of_requests_that_name_none() -> None:
+    async def main() -> list[str]:
+        found = []
+        async with served(playing(*[FINAL + "ok<|return|>"] * 3), default_reasoning_effort="high") as server:
+            for path, more in (
+                ("chat/completions", {}),
+                ("messages", {"max_tokens": 9}),
+                ("chat/completions", {"reasoning_effort": "low"}),
+            ):
+                response = await server.http.post(f"/v1/{path}", json={"messages": USER} | more)
+                assert response.status_code == 200, response.text
+                found.append(server.prompt.partition("Reasoning: ")[2].partition("\n")[0])
+        return found
+
+    assert run(main) == ["high", "high", "low"]
+
+
 def test_the_pinned_prompt() -> None:
     text = prompt(USER)
     assert text == SYSTEM + "<|start|>user<|message|>What is 2 + 2?<|end|><|start|>assistant"

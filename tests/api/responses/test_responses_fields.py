@@ -16,6 +16,7 @@ from chorale.api.responses.request import (
     parse_request,
 )
 from chorale.api.responses.tools import read_tools
+from chorale.config import ServerConfig
 from chorale.errors import RequestError
 
 
@@ -136,6 +137,16 @@ def test_fields_are_echoed() -> None:
             assert body["metadata"] == {}
 
     run(scenario)
+
+
+def test_the_effort_of_requests_that_name_none() -> None:
+    async def main() -> None:
+        async with serve(HELLO, config=ServerConfig(default_reasoning_effort="low")) as server:
+            _, body = await server.post(input="x")
+            assert body["reasoning"]["effort"] == "low"
+            assert "Reasoning: low\n" in server.prompt_text()
+
+    run(main)
 
 
 def test_efforts_identity_and_instructions() -> None:

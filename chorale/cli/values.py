@@ -1,0 +1,99 @@
+"""What a flag is, and how its value is read: on the command line and in YAML alike."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["str", "int", "float", "bool", "list", "json", "size", "optional"]
+Effect = Literal["not needed", "no effect", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One long flag. ``kind`` decides how a value is read, on the command line and in YAML alike."""
+
+    name: str  # without the leading dashes
+    kind: Kind
+    target: str | None = None  # "engine.field", "server.field", "cli.name"; None: known, not needed
+    help: str = ""
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    # Of a flag without a target: what becomes of it, and why.
+    effect: Effect = "not needed"
+    note: str = ""
+    harmless: tuple[Any, ...] = ()  # values that ask for nothing: neither a line nor an error
+
+    def asks(self, value: Any) -> bool:
+        """Whether a flag without a target asks for something by this value."""
+        return value is not None and value is not False and value not in self.harmless
+
+
+_SIZE = re.compile(r"^(-?\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?[bB])?$")
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_size(text: str) -> int | None:
+    """``10k`` = 10,000, ``10K`` = 10,240, ``16GiB``; ``auto`` and ``-1`` mean "decide for me" (None).
+
+    Raises ``ValueError`` on anything else, fractions of a token included.
+    """
+    if text.strip().lower() == "auto":
+        return None
+    match = _SIZE.match(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a number (examples: 8192, 10k, 10K, 16GiB)")
+    number, unit = match.group(1), match.group(2)
+    scale = _BINARY.get(unit) or _DECIMAL[unit]
+    if (match.group(3) or "").startswith("i"):
+        scale = _BINARY[unit.upper()] if unit else 1
+    value = float(number) * scale
+    if value == -1:
+        return None
+    if value != int(value) or value < 0:
+        raise ValueError(f"{text!r} is not a whole, non-negative number")
+    return int(value)
+
+
+def _parse_bool(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("true", "1", "yes", "on"):
+        return True
+    if lowered in ("false", "0", "no", "off"):
+        return False
+    raise ValueError(f"{text!r} is neither true nor false")
+
+
+READERS: dict[Kind, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": _parse_bool,
+    "list": str,
+    "json": json.loads,
+    "size": parse_size,
+    "optional": str,
+}
+
+
+def read_value(flag: Flag, value: Any) -> Any:
+    """A YAML or command-line value as the flag's own type. Raises ``ValueError`` with a readable reason."""
+    if value is None:
+        return None
+    if flag.kind == "list":
+        items = value if isinstance(value, list) else [value]
+        return tuple(str(item) for item in items)
+    if flag.kind == "json" and not isinstance(value, str):
+        return value
+    if flag.kind == "bool" and isinstance(value, bool):
+        return value
+    if isinstance(value, (bool, dict, list)):
+        raise ValueError(f"{value!r} is not a {flag.kind}")
+    read = READERS[flag.kind](str(value))
+    if flag.choices and read not in flag.choices:
+        raise ValueError(f"{read!r} is not one of {', '.join(flag.choices)}")
+    return read

@@ -1,0 +1,142 @@
+"""Command lines and files that people serve gpt-oss with in vLLM: each acts, costs a line, or is refused."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from chorale.cli.known import KNOWN_FLAGS
+from chorale.cli.settings import merge
+from chorale.errors import ConfigError
+
+# (what follows "vllm serve", how many lines of notice)
+ACCEPTED = [
+    ("openai/gpt-oss-20b", 0),
+    ("--model openai/gpt-oss-20b", 0),
+    ("openai/gpt-oss-120b --tensor-parallel-size 2", 0),  # refused by the engine, with its reason
+    ("openai/gpt-oss-120b -tp 1 --async-scheduling", 0),
+    ("openai/gpt-oss-20b --async-scheduling --no-enable-prefix-caching", 0),
+    ("openai/gpt-oss-20b --max-model-len 32k --gpu-memory-utilization 0.95", 0),
+    ("openai/gpt-oss-120b --tool-call-parser openai --enable-auto-tool-choice", 2),
+    ("openai/gpt-oss-120b --tool-call-parser openai --reasoning-parser openai_gptoss "
+     "--enable-auto-tool-choice --tensor-parallel-size 1", 3),
+    ("openai/gpt-oss-120b --gpu-memory-utilization 0.75 --host 127.0.0.1 --max-num-seqs 32 "
+     "--enable-chunked-prefill --port 8000 --max-model-len 8192", 1),
+    ("--host 0.0.0.0 --port 8010 --model openai/gpt-oss-20b --served-model-name code-gen", 0),
+    ("--host 0.0.0.0 --port 8000 --model openai/gpt-oss-120b --swap-space 16 --disable-log-requests", 2),
+    ("openai/gpt-oss-20b --seed 42 --generation-config vllm --port 8020 --tensor-parallel-size 1 "
+     "--hf-overrides '{\"rope-scaling\": {\"factor\": 4}}' --gpu-memory-utilization 0.5", 1),
+    ("--model openai/gpt-oss-120b --api-server-count 4 --max-num-batched-tokens 131072 "
+     "--calculate-kv-scales --enable-prefix-caching "
+     "--speculative-config '{\"method\":\"ngram\",\"num_speculative_tokens\":4}'", 2),
+    ("openai/gpt-oss-120b --attention-backend ROCM_AITER_UNIFIED_ATTN -cc.pass_config.fuse_rope_kvcache=True "
+     "-cc.use_inductor_graph_partition=True --gpu-memory-utilization 0.95 --block-size=64", 2),
+    ("openai/gpt-oss-120b --tensor_parallel_size 1 --max-num-batched-tokens 10240 --max-num-seqs 128", 0),
+    ("openai/gpt-oss-20b --tool-server demo", 0),
+    ("openai/gpt-oss-20b --tool-server localhost:8001,localhost:8002", 0),
+    ("openai/gpt-oss-20b --kv-cache-dtype fp8 --stream-interval 20", 0),
+    ("openai/gpt-oss-20b --compilation-config '{\"cudagraph_mode\":\"FULL_AND_PIECEWISE\"}'", 1),
+    ("openai/gpt-oss-20b --compilation_config.pass_config.fuse_allreduce_rms true", 1),
+    ("openai/gpt-oss-20b -O3", 1),
+    ("openai/gpt-oss-20b -O 3 -O.cudagraph_mode FULL", 2),
+    ("openai/gpt-oss-20b --enforce-eager", 0),
+    ("openai/gpt-oss-20b --max-cudagraph-capture-size 2048", 0),
+    ("openai/gpt-oss-20b --cuda-graph-sizes 1 2 4 8", 0),
+    ("openai/gpt-oss-20b --default-chat-template-kwargs '{\"reasoning_effort\": \"high\"}'", 0),
+    ("openai/gpt-oss-20b --default-chat-template-kwargs.reasoning_effort low", 0),
+    ("openai/gpt-oss-20b --override-generation-config '{\"temperature\": 0.7, \"top_p\": 0.9}'", 0),
+    ("openai/gpt-oss-120b --data-parallel-size 1 --pipeline-parallel-size 1", 0),
+    ("openai/gpt-oss-120b --data-parallel-size 8 --enable-expert-parallel", 2),
+    ("openai/gpt-oss-120b --distributed-executor-backend ray --disable-custom-all-reduce", 2),
+    ("openai/gpt-oss-20b --trust-remote-code --dtype auto --load-format auto", 1),
+    ("openai/gpt-oss-20b --quantization mxfp4 --dtype bfloat16", 1),
+    ("openai/gpt-oss-20b --disable-log-stats --uvicorn-log-level critical --disable-uvicorn-access-log", 1),
+    ("openai/gpt-oss-20b --no-enable-log-requests --disable-frontend-multiprocessing", 1),
+    ("openai/gpt-oss-20b --chat-template /templates/mine.jinja", 1),
+    ("openai/gpt-oss-20b --kv-transfer-config '{\"kv_connector\":\"LMCacheConnectorV1\"}'", 1),
+    ("openai/gpt-oss-20b --limit-mm-per-prompt '{\"image\": 0}' --max-logprobs 50", 1),
+    ("openai/gpt-oss-20b --logprobs-mode processed_logprobs --ssl-cert-reqs 0 --nnodes 1 --node-rank 0", 1),
+    ("openai/gpt-oss-20b --revision main --download-dir /models --allowed-origins '[\"*\"]'", 0),
+]  # fmt: skip
+
+REFUSED = [
+    ("--enable-lora", "adapters"),
+    ("--lora-modules a=/x", "adapters"),
+    ("--headless", "one machine"),
+    ("--nnodes 2", "one machine"),
+    ("--middleware my.Auth", "proxy"),
+    ("--logits-processors my.Guard", "code of others"),
+    ("--ssl-cert-reqs 2", "--ssl-ca-certs"),
+    ("--ssl-cert-reqs 5", "0, 1 or 2"),
+    ("--dtype float16", "bfloat16 or float32"),
+    ("--kv-cache-dtype fp8_e5m2", "mantissa"),
+    ("--override-generation-config '{\"temprature\": 1}'", "temprature"),
+    ("--override-generation-config.top_p 1.5", "out of range"),
+    ("--override-generation-config '[1]'", "JSON object"),
+    ("--default-chat-template-kwargs '{\"enable_thinking\": false}'", "reasoning_effort"),
+    ("--default-chat-template-kwargs.reasoning_effort extreme", "reasoning_effort"),
+    ("--max-model-len.x 3", "no parts"),
+    ("-cc.mode", "needs a value"),
+]
+
+
+@pytest.mark.parametrize(("line", "num_notices"), ACCEPTED)
+def test_command_lines_of_vllm(line: str, num_notices: int) -> None:
+    settings = merge(shlex.split(line), {})
+    assert settings.engine.model.startswith("openai/gpt-oss-")
+    assert len(settings.notices) == num_notices, settings.notices
+    assert all(len(notice) < 180 and "accepted and" in notice for notice in settings.notices)
+
+
+@pytest.mark.parametrize(("line", "words"), REFUSED)
+def test_what_is_refused_has_a_reason(line: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        merge(["openai/gpt-oss-20b", *shlex.split(line)], {})
+    assert words in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_every_known_flag_has_a_reason() -> None:
+    assert all(flag.note and flag.target is None for flag in KNOWN_FLAGS)
+
+
+def test_parts_of_a_json_value_add_up() -> None:
+    line = "--override-generation-config.temperature 0.5 --override-generation-config.top_k=40"
+    settings = merge(shlex.split(line), {})
+    assert settings.engine.override_generation_config == {"temperature": 0.5, "top_k": 40}
+    assert (
+        merge(["--default-chat-template-kwargs.reasoning_effort=high"], {}).server.default_reasoning_effort
+        == "high"
+    )
+
+
+def test_a_file_may_say_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "override-generation-config: {temperature: 0.5}\ndata-parallel-size: 1\n"
+        "no-enable-log-requests: true\ndefault-chat-template-kwargs: {reasoning_effort: low}\n"
+        "uvicorn-log-level: trace\n"
+    )
+    settings = merge(["--config", str(path)], {})
+    assert settings.engine.override_generation_config == {"temperature": 0.5}
+    assert settings.server.default_reasoning_effort == "low"
+    assert settings.server.log_level == "debug"
+    assert settings.notices == ()
+
+
+def test_variables_of_vllm() -> None:
+    environment = {
+        "VLLM_API_KEY": "k", "VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_SYSTEM_START_DATE": "2026-01-01",
+        "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16": "1", "VLLM_ROCM_USE_AITER_MHA": "0", "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_SOMETHING": "1", "VLLM_OTHER": "1", "VLLM_PORT": "tcp://10.0.0.1:8000", "PATH": "/bin",
+    }  # fmt: skip
+    settings = merge([], environment)
+    assert settings.server.log_level == "debug"
+    assert settings.server.system_start_date == "2026-01-01"
+    assert [notice.split(" is ")[0].split(": ")[0] for notice in settings.notices] == [
+        "VLLM_NO_USAGE_STATS", "VLLM_ROCM_USE_AITER_MHA", "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16",
+        "not read by Chorale",
+    ]  # fmt: skip
+    assert settings.notices[-1].endswith("VLLM_OTHER, VLLM_SOMETHING")
