@@ -160,7 +160,8 @@ def banner(
     yield f"model     {', '.join(names)}{revision} ({info.parameters / 1e6:,.0f} M parameters, {info.dtype})"
     yield f"device    {info.device}, {info.ops} ops"
     longest = f"{info.max_model_len:,} tokens"
-    yield f"KV cache  {info.num_kv_tokens:,} tokens: {full:.1f} requests at the full {longest}"
+    pool = f"{info.num_kv_tokens:,} tokens in {info.kv_cache_dtype}"
+    yield f"KV cache  {pool}: {full:.1f} requests at the full {longest}"
     yield f"API       {url}/v1    metrics {url}/metrics    docs {url}/docs"
     yield f"auth      {f'{len(settings.api_keys)} API key(s)' if settings.api_keys else 'none'}"
     yield (

@@ -12,10 +12,11 @@ from chorale.config import EngineConfig
 from chorale.errors import ConfigError
 from chorale.model.config import MXFP4_GROUP, ModelConfig
 from chorale.runtime.buckets import MIXED_TOKENS
+from chorale.runtime.cache_dtype import E4M3
 from chorale.runtime.hardware import Hardware
 
 GIB = 2**30
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, E4M3: 1}
 # Above this many parameters a CPU computes in bfloat16: float32 copies of the 20b's dense weights alone would
 # take 7 GB on top of its experts.
 SMALL_PARAMETERS = 500_000_000
@@ -159,6 +160,8 @@ def check_one_fits(size: PoolSize, request: PoolRequest, kv_dtype: str, hardware
     if kv_dtype == "float32":
         saved = needed * geometry.bytes_per_block // 2
         ways.append(f"--kv-cache-dtype bfloat16 (saves {gib(saved)})")
+    if kv_dtype == "bfloat16":
+        ways.append(f"--kv-cache-dtype fp8 (saves {gib(needed * geometry.bytes_per_block // 2)}, less exact)")
     raise ConfigError(
         f"one sequence of --max-model-len {request.max_model_len} needs {needed} KV pages, "
         f"{gib(needed * geometry.bytes_per_block)}; the pool has {size.num_blocks} ({size.reason}): "

@@ -13,6 +13,7 @@ from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
 from chorale.runtime.buckets import MIXED_ROWS, MIXED_TOKENS, chosen_sizes, context_sizes, row_sizes
+from chorale.runtime.cache_dtype import E4M3, cache_dtype
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import (
     CUDA_RESERVE,
@@ -81,10 +82,11 @@ def resolve(
     *,
     can_overlap: bool = False,
     can_capture: bool = False,
+    e4m3_pages: bool = True,
 ) -> Resolved:
     """Raises ``ConfigError`` for what cannot run, with computed ways out.
 
-    ``can_capture``: device and ops allow CUDA graphs.
+    ``can_capture``: device and ops allow CUDA graphs. ``e4m3_pages``: the ops take them.
     """
     _refuse(config, model)
     decide = _Decider()
@@ -96,7 +98,7 @@ def resolve(
         "float32" if cpu and small else "bfloat16",
         "a small checkpoint on a CPU" if cpu and small else "the checkpoint's own precision",
     )
-    kv_dtype = _kv_dtype(config, decide, dtype)
+    kv_dtype = _kv_dtype(config, decide, dtype, e4m3_pages)
     block_size = decide.pick("block_size", config.block_size, 16 if cpu else 64, f"for {hardware.kind}")
     seqs = (64 if small else 16) if cpu else 1024
     seqs = decide.pick("max_num_seqs", config.max_num_seqs, seqs, f"rows of a batch on {hardware.kind}")
@@ -160,12 +162,11 @@ def _graph_bytes(config: EngineConfig, model: ModelConfig, sizes: tuple[int, ...
     return graph_bytes(model, sizes, num_graphs, -(-longest // block_size) + 1)
 
 
-def _kv_dtype(config: EngineConfig, decide: _Decider, dtype: str) -> str:
-    """fp8 is a saving that recipes ask for: where no kernel reads it, the cache is bfloat16, and says so."""
-    if config.kv_cache_dtype != "fp8":
-        return decide.name("kv_cache_dtype", config.kv_cache_dtype, dtype, "as dtype")
-    decide.notes.append("kv_cache_dtype is bfloat16 instead of fp8: no op back end here reads fp8 pages")
-    return decide.name("kv_cache_dtype", "auto", "bfloat16", "fp8 pages cannot be read here")
+def _kv_dtype(config: EngineConfig, decide: _Decider, dtype: str, e4m3_pages: bool) -> str:
+    asked = cache_dtype(config.kv_cache_dtype)
+    if asked == E4M3 and not e4m3_pages:
+        raise ConfigError(f"--kv-cache-dtype {config.kv_cache_dtype}: this op back end has no fp8 pages")
+    return decide.name("kv_cache_dtype", asked, dtype, "as dtype")
 
 
 def _pool(

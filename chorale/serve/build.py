@@ -32,6 +32,7 @@ from chorale.runtime.buckets import (
     context_sizes,
 )
 from chorale.runtime.buffers import Buffers
+from chorale.runtime.cache_dtype import E4M3
 from chorale.runtime.decodes import Decodes
 from chorale.runtime.device import Device, default_threads, open_device
 from chorale.runtime.executor import LocalExecutor
@@ -42,7 +43,7 @@ from chorale.runtime.resolve import Resolved, resolve
 from chorale.runtime.sampler import Sampler
 from chorale.runtime.worker import Worker
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, E4M3: torch.float8_e4m3fn}
 
 
 # With compiled kernels at hand that is most of the graphs; on a first start the first few take longer.
@@ -99,6 +100,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
         device.hardware,
         can_overlap=device.overlap,
         can_capture=device.can_capture and ops.capturable,
+        e4m3_pages=ops.e4m3_pages,
     )
     with phases.phase("load", str(folder)):
         fp8 = config.moe_activation_dtype == "fp8"
@@ -264,6 +266,7 @@ def _info(
         num_blocks=limits.num_blocks,
         device=device.hardware.name,
         dtype=resolved.dtype,
+        kv_cache_dtype=resolved.kv_dtype,
         ops=model.ops.name,
         parameters=model.weights.num_parameters,
         enable_prefix_caching=limits.enable_prefix_caching,

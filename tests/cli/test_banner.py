@@ -9,7 +9,7 @@ from chorale.cli.settings import merge
 from chorale.client.base import EngineInfo, EngineStatus
 
 INFO = EngineInfo(
-    model="openai/gpt-oss-20b", max_model_len=131072, max_num_seqs=64, num_kv_tokens=262144,
+    model="openai/gpt-oss-20b", max_model_len=131072, max_num_seqs=64, num_kv_tokens=262144, kv_cache_dtype="fp8_e4m3",
     parameters=20_900_000_000, device="CPU, 2 threads", dtype="bfloat16",
 )  # fmt: skip
 
@@ -36,7 +36,7 @@ def test_phases_then_a_banner_of_at_most_a_dozen_lines() -> None:
     )
     text = "\n".join(lines)
     assert any(line.startswith("load weights: ") and "6.9 GB" in line for line in lines)
-    assert "KV cache  262,144 tokens: 2.0 requests at the full 131,072 tokens" in lines
+    assert "KV cache  262,144 tokens in fp8_e4m3: 2.0 requests at the full 131,072 tokens" in lines
     assert "http://localhost:9000/v1" in text
     assert "auth      1 API key(s)" in lines
     assert len(lines) - lines.index("") <= 12

@@ -146,7 +146,23 @@ def test_a_small_model_does_not_take_the_machine() -> None:
     assert limits.num_blocks == max(64 * geometry.blocks_for(4096), geometry.blocks_for(131072))
 
 
-def test_fp8_pages_are_bfloat16_where_nothing_reads_fp8_and_a_note_says_so() -> None:
-    resolved = decide(OSS_20B, H200, kv_cache_dtype="fp8")
-    assert resolved.kv_dtype == "bfloat16"
-    assert any("fp8" in note for note in resolved.notes)
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+def test_fp8_pages_take_half_the_memory_of_bfloat16(name: str) -> None:
+    small, large = decide(OSS_20B, H200, kv_cache_dtype=name), decide(OSS_20B, H200)
+    assert (small.kv_dtype, large.kv_dtype) == ("fp8_e4m3", "bfloat16")
+    assert 2 * small.geometry.bytes_per_block == large.geometry.bytes_per_block
+    assert small.limits.num_blocks in (2 * large.limits.num_blocks, 2 * large.limits.num_blocks + 1)
+    # One page of 20b: 12 slots, K and V, 8 heads of 64, one byte each.
+    assert small.geometry.bytes_per_block == 64 * 12 * 2 * 8 * 64
+    assert not small.notes
+
+
+def test_fp8_pages_are_refused_where_the_ops_have_none() -> None:
+    with pytest.raises(ConfigError, match="--kv-cache-dtype fp8: this op back end"):
+        resolve(EngineConfig(kv_cache_dtype="fp8"), OSS_20B, H200, e4m3_pages=False)
+    assert resolve(EngineConfig(), OSS_20B, H200, e4m3_pages=False).kv_dtype == "bfloat16"
+
+
+def test_a_pool_that_is_too_small_names_fp8_as_a_way_out() -> None:
+    with pytest.raises(ConfigError, match="--kv-cache-dtype fp8 \\(saves"):
+        decide(OSS_20B, H200, max_model_len=131072, num_gpu_blocks_override=99)

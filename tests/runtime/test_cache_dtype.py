@@ -1,0 +1,62 @@
+"""``--kv-cache-dtype``: vLLM's names, those that are refused with their reason, and fp8 pages end to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runtime_helpers import make_engine, random_prompt, request, run
+
+from chorale.errors import ConfigError
+from chorale.runtime.cache_dtype import cache_dtype
+
+
+def test_fp8_is_e4m3() -> None:
+    assert [cache_dtype(name) for name in ("auto", "bfloat16", "float32", "fp8", "fp8_e4m3")] == [
+        *("auto", "bfloat16", "float32", "fp8_e4m3", "fp8_e4m3")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("fp8_e5m2", "mantissa"),
+        ("fp8_inc", "Gaudi"),
+        ("fp8_ds_mla", "DeepSeek"),
+        ("int8_per_token_head", "no scales"),
+        ("nvfp4", "no scales"),
+        ("turboquant_k8v4", "no kernel"),
+        ("float16", "bfloat16 or float32"),
+        ("bf16", "not known"),
+    ],
+)
+def test_other_names_are_refused_with_a_reason(name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"--kv-cache-dtype {name}: .*{why}"):
+        cache_dtype(name)
+
+
+def scores(checkpoint: Path, **options: object) -> list[float]:
+    each = request("p", random_prompt(150, seed=1), max_tokens=1, prompt_logprobs=0)
+    (answer,) = run(make_engine(checkpoint, **options), [each])["p"]
+    return [entry.logprob for entry in answer.prompt_logprobs or () if entry]
+
+
+def test_chunks_see_what_the_whole_prompt_sees(checkpoint: Path) -> None:
+    """A key is rounded before it is first read, so it does not matter in which step it was written."""
+    whole = scores(checkpoint, kv_cache_dtype="fp8")
+    cut = scores(checkpoint, kv_cache_dtype="fp8", max_num_batched_tokens=37)
+    assert np.abs(np.array(whole) - np.array(cut)).max() < 5e-3
+    exact = scores(checkpoint)
+    assert np.median(np.abs(np.array(whole) - np.array(exact))) > 1e-4  # else nothing was rounded
+
+
+def test_a_prefix_hit_gives_what_a_miss_gives(checkpoint: Path) -> None:
+    prompt = random_prompt(150, seed=2)
+    core = make_engine(checkpoint, kv_cache_dtype="fp8", enable_prefix_caching=True)
+    ((miss,), (hit,)) = (
+        run(core, [request(name, prompt, max_tokens=12, temperature=0.0)])[name] for name in "ab"
+    )
+    assert (miss.num_cached_tokens, hit.num_cached_tokens) == (0, 144)
+    assert len(miss.token_ids) == 12
+    assert hit.token_ids == miss.token_ids
