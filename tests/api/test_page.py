@@ -7,20 +7,23 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from chromium import PATH, Page
-from scripted_helpers import ANALYSIS, FINAL, NEXT, call, playing
-from shell_helpers import Running, full_server, make_state
+from scripted_helpers import ANALYSIS, FINAL, NEXT, call, in_rounds, playing
+from shell_helpers import Running, full_server, make_state, running
 
 from chorale.api.app import create_app
 from chorale.api.auth import hash_key
 from chorale.api.page import _template
 from chorale.client.scripted import ScriptedClient
+from chorale.config import ToolConfig
+from chorale.harmony.vocab import load_vocabulary
+from chorale.tools.service import start_tools
 
-Serve = Callable[..., Running]
 browser = pytest.mark.skipif(PATH is None, reason="there is no Chromium on this machine")
 
 
@@ -31,14 +34,31 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     found.close()
 
 
+@contextlib.asynccontextmanager
+async def tool_server(client: ScriptedClient, tools: ToolConfig) -> AsyncIterator[Running]:
+    """The whole app with the real tools."""
+    service = await start_tools(tools, {}, lambda text: len(load_vocabulary().encode(text)))
+    try:
+        async with (
+            make_state(client, tools=tools) as state,
+            running(create_app(replace(state, tools=service))) as server,
+        ):
+            yield server
+    finally:
+        await service.aclose()
+
+
 @contextlib.contextmanager
-def served(client: ScriptedClient, keys: tuple[bytes, ...] = ()) -> Iterator[str]:
+def served(
+    client: ScriptedClient, keys: tuple[bytes, ...] = (), tools: ToolConfig | None = None
+) -> Iterator[str]:
     """The app in a thread of its own; yields its address."""
     started: list[str] = []
     ready, stop = threading.Event(), threading.Event()
 
     async def main() -> None:
-        async with full_server(client, keys) as server:
+        made = tool_server(client, tools) if tools else full_server(client, keys)
+        async with made as server:
             started.append(f"http://127.0.0.1:{server.port}/")
             ready.set()
             while not stop.is_set():
@@ -133,6 +153,127 @@ def test_function_calls_are_shown(page: Page) -> None:
         }
 
 
+DEMO = ToolConfig(servers=("demo",), browser="offline")
+PAGE = "https://sample.chorale.invalid/sea-otters"
+TOOL_ROUNDS = (
+    '<|channel|>analysis to=browser.search code<|message|>{"query":"sea otter hairs"}<|call|>',
+    '<|channel|>analysis to=browser.open code<|message|>{"id":0}<|call|>',
+    "<|channel|>analysis to=python code<|message|>print(6 * 7)<|call|>",
+    FINAL + "A million【1†L4-L5】 and **42**【1†L4】.<|return|>",
+)
+
+
+def ticked(page: Page, *names: str) -> None:
+    page.value(
+        "document.querySelectorAll('#tools label').forEach(label => {"
+        f"if ({json.dumps(names)}.includes(label.innerText) !== label.firstChild.checked) label.click(); }})"
+    )
+
+
+@browser
+def test_tools_are_shown_with_what_they_gave(page: Page) -> None:
+    """The words are scripted; the search, the page, its citation and python are real."""
+    with served(in_rounds(*TOOL_ROUNDS), tools=DEMO) as url:
+        names = opened(page, url).text("#tools label")
+        if names != ["Web search", "Python"]:
+            pytest.skip("no sandbox on this machine")
+        ticked(page, *names)
+        page.send("How many hairs, and 6 * 7?")
+        page.until("document.querySelector('.stats')")
+        assert page.text("details.tool summary") == [
+            "Searched: sea otter hairs",
+            f"Opened {PAGE}",
+            "Ran Python",
+        ]
+        page.value("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
+        search, opening, python = page.text("details.tool .body")
+        assert "Sea otters" in search
+        assert opening == PAGE
+        assert python.split() == ["print(6", "*", "7)", "Output", "42"]
+        links = "[...document.querySelectorAll('a.cite')].map(n => [n.innerText, n.href, n.target, n.rel])"
+        link = ["sample.chorale.invalid", PAGE, "_blank", "noreferrer noopener"]
+        assert page.value(links) == [link, link]
+        assert page.text(".answer") == [f"A million{link[0]} and 42{link[0]}."]
+        assert page.console == []
+
+
+@browser
+def test_a_failed_tool_says_so_and_its_fold_is_not_an_empty_box(page: Page) -> None:
+    rounds = (
+        '<|channel|>analysis to=browser.open code<|message|>{"id":7}<|call|>',
+        FINAL + "Sorry.<|return|>",
+    )
+    with served(in_rounds(*rounds), tools=DEMO) as url:
+        ticked(opened(page, url), "Web search")
+        page.send("Open the seventh")
+        page.until("document.querySelector('.stats')")
+        assert page.text("details.tool.broken summary") == ["Opening a page (failed)"]
+        page.click("details.tool summary")
+        assert page.value("document.querySelector('details.tool .body').getBoundingClientRect().height") == 0
+
+
+@browser
+def test_an_example_brings_its_tool_and_a_server_without_tools_has_no_toggles(page: Page) -> None:
+    client = in_rounds(FINAL + "yes<|return|>")
+    with served(client, tools=DEMO) as url:
+        if "Python" not in opened(page, url).text("#tools label"):
+            pytest.skip("no sandbox on this machine")
+        ticked(page, "Web search")
+        page.click("#examples button:last-child")
+        page.until("document.querySelector('.stats')")
+        prompt = load_vocabulary().decode(client.requests[0].prompt_token_ids)
+        assert "## python" in prompt
+        assert "## browser" not in prompt
+    with served(playing(FINAL + "x<|return|>")) as url:
+        opened(page, url)
+        assert page.value("document.getElementById('tools').getBoundingClientRect().width") == 0
+        assert page.value("document.querySelectorAll('#examples button').length") == 3
+
+
+@browser
+def test_marks_of_ours_in_a_text_are_not_citations(page: Page) -> None:
+    with served(playing(FINAL + "a \u20635\u2063 b<|return|>")) as url:
+        opened(page, url).send("x")
+        page.until("document.querySelector('.stats')")
+        assert page.text(".answer") == ["a 5 b"]
+        assert page.console == []
+
+
+@browser
+@pytest.mark.parametrize("tab", ["chat", "server"])
+def test_nothing_is_wider_than_a_telephone(page: Page, tab: str) -> None:
+    answer = "`" + "x" * 300 + "`\n\n| a | b |\n|---|---|\n| " + "y" * 200 + " | " + "z" * 200 + " |"
+    try:
+        page.call(
+            "Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True
+        )
+        with served(playing(FINAL + answer + "<|return|>")) as url:
+            opened(page, url).send("w" * 300)
+            page.until("document.querySelector('.stats')")
+            page.click(f"#tab-{tab}")
+            page.until("history.length >= 1 && last")
+            assert page.value("document.documentElement.scrollWidth") <= 390
+            assert page.value("document.getElementById('log').scrollWidth") <= 390
+            assert page.value("document.getElementById('server').scrollWidth") <= 390
+    finally:
+        page.call(
+            "Emulation.setDeviceMetricsOverride", width=1100, height=800, deviceScaleFactor=1, mobile=False
+        )
+
+
+@browser
+def test_a_wrong_key_is_said_to_be_wrong(page: Page) -> None:
+    with served(playing(FINAL + "open<|return|>"), (hash_key("sesame"),)) as url:
+        page.console.clear()
+        page.open(url)
+        page.until("document.querySelector('#key')")
+        assert page.value("document.querySelector('#key .error').hidden") is True
+        page.value("document.querySelector('#key input').value = 'simsim'")
+        page.click("#key button")
+        page.until("document.querySelector('#key .error') && !document.querySelector('#key .error').hidden")
+        page.value("sessionStorage.clear()")
+
+
 @browser
 def test_stop_ends_a_stream_and_new_chat_forgets(page: Page) -> None:
     with served(playing(FINAL + "word " * 400 + "<|return|>", delay=0.02)) as url:
@@ -140,7 +281,7 @@ def test_stop_ends_a_stream_and_new_chat_forgets(page: Page) -> None:
         page.until("document.querySelector('.answer') && !document.getElementById('stop').hidden")
         page.click("#stop")
         page.until("document.getElementById('stop').hidden")
-        assert "stopped" in page.text(".turn.assistant")[0]
+        assert "Stopped." in page.text(".turn.assistant")[0]
         page.click("#new")
         assert page.text(".turn") == []
         assert page.value("document.getElementById('hello').hidden") is False
@@ -156,8 +297,6 @@ def test_effort_and_the_thread_reach_the_server(page: Page) -> None:
         page.until("document.querySelectorAll('.stats').length === 1")
         page.send("two")
         page.until("document.querySelectorAll('.stats').length === 2")
-    from chorale.harmony.vocab import load_vocabulary
-
     prompts = [load_vocabulary().decode(each.prompt_token_ids) for each in client.requests]
     assert "Reasoning: high" in prompts[0]
     assert "one" in prompts[1]

@@ -21,7 +21,12 @@ from chorale.api.state import ServerState
 
 _SLOT = 'id="settings">{}'
 _EXAMPLES = ("What is 17 + 25?", "What can you do?", "Sort these words: plum, cherry, apple")
+_TOOL_EXAMPLES = {"code_interpreter": "What is 48213 * 9177?"}  # asked with that tool alone
 _TOOL_NAMES = {"web_search": "Web search", "code_interpreter": "Python"}
+_TOOL_WORDS = {
+    "web_search": "The model may search the web, open pages and cite them.",
+    "code_interpreter": "The model may run Python on the server.",
+}
 
 
 def routes(state: ServerState) -> list[Route]:
@@ -44,10 +49,18 @@ async def page(state: ServerState, request: Request) -> Response:
 
 def settings(state: ServerState) -> dict[str, object]:
     """What the page must know before anybody has shown a key."""
+    tools = _tools(state)
+    asked = [
+        {"text": _TOOL_EXAMPLES[kind], "tool": _TOOL_NAMES[kind]}
+        for kind, _ in tools
+        if kind in _TOOL_EXAMPLES
+    ]
     return {
         "about": "Answers of a model can be wrong.",
-        "examples": list(_EXAMPLES),
-        "tools": [{"name": _TOOL_NAMES[kind], "tool": tool} for kind, tool in _tools(state)],
+        "examples": [*({"text": text, "tool": None} for text in _EXAMPLES), *asked],
+        "tools": [
+            {"name": _TOOL_NAMES[kind], "about": _TOOL_WORDS[kind], "tool": tool} for kind, tool in tools
+        ],
     }
 
 
