@@ -143,6 +143,8 @@ class MeteredStream:
             series.count("chorale:aborts", (abort,))
         num_tokens = self._num_tokens[index]
         observe["vllm:request_generation_tokens"].observe(num_tokens)
+        if not self._open:
+            observe["vllm:request_max_num_generation_tokens"].observe(max(self._num_tokens))
         observe["vllm:e2e_request_latency_seconds"].observe(time.time() - self._arrival)
         if num_tokens > 1:
             per_token = (self._last[index] - self._first[index]) / (num_tokens - 1)

@@ -108,6 +108,7 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...], Labels]] = {
     "vllm:request_inference_time_seconds": ("From the first step to the last token", _LATENCY, ()),
     "vllm:request_prompt_tokens": ("Prompt tokens of a request", _LENGTHS, ()),
     "vllm:request_generation_tokens": ("Output tokens of a choice", _LENGTHS, ()),
+    "vllm:request_max_num_generation_tokens": ("Output tokens of a request's longest choice", _LENGTHS, ()),
     "vllm:request_params_n": ("Choices asked for", (1.0, 2.0, 5.0, 10.0, 20.0), ()),
     "vllm:request_params_max_tokens": ("Limit asked for", _LENGTHS, ()),
     "vllm:iteration_tokens_total": ("Tokens computed in one engine step", _STEP, ()),

@@ -7,6 +7,8 @@ import os
 import platform
 
 from chorale.cli import machine
+from chorale.runtime.hardware import available_memory, cpu_count, total_memory
+from chorale.runtime.memory import gib
 from chorale.version import __version__
 
 PACKAGES = (
@@ -29,14 +31,14 @@ def run(arguments: list[str]) -> int:
     if arguments:
         print("usage: chorale collect-env")
         return 0 if arguments[0] in ("-h", "--help") else 2
-    total, available = machine.memory_bytes()
+    total, available = total_memory(), available_memory()
     print(f"chorale:  {__version__}")
     print(f"python:   {platform.python_implementation()} {platform.python_version()}")
     print(f"system:   {platform.platform()}")
-    print(f"cpu:      {machine.cpu_name()}, {machine.cpu_count()} cores")
-    print(f"memory:   {machine.gib(available)} available of {machine.gib(total)}")
+    print(f"cpu:      {machine.cpu_name()}, {cpu_count()} cores")
+    print(f"memory:   {gib(available)} available of {gib(total)}")
     for index, gpu in enumerate(machine.gpus()):
-        print(f"gpu {index}:    {gpu.name}, {machine.gib(gpu.total_bytes)}, driver {gpu.driver}")
+        print(f"gpu {index}:    {gpu.name}, {gib(gpu.total_bytes)}, driver {gpu.driver}")
     for name in PACKAGES:
         print(f"{name}: {_version(name)}")
     for name in VARIABLES:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from chorale.cli import machine
+from chorale.runtime.hardware import available_memory, cpu_count, total_memory
+from chorale.runtime.memory import gib
 from chorale.version import __version__
 
 Finding = tuple[str, str, str]  # level, what, detail
@@ -50,14 +52,14 @@ def check_gpu() -> Iterator[Finding]:
     if not found:
         yield "OK", "gpu", "none found: the reference ops run on the CPU"
     for index, gpu in enumerate(found):
-        free, total = machine.gib(gpu.free_bytes), machine.gib(gpu.total_bytes)
+        free, total = gib(gpu.free_bytes), gib(gpu.total_bytes)
         level = "OK" if gpu.free_bytes > 0.8 * gpu.total_bytes else "WARN"
         yield level, f"gpu {index}", f"{gpu.name}, {free} free of {total}, driver {gpu.driver}"
 
 
 def check_memory() -> Iterator[Finding]:
-    total, available = machine.memory_bytes()
-    detail = f"{machine.gib(available)} available of {machine.gib(total)}, {machine.cpu_count()} cores"
+    total, available = total_memory(), available_memory()
+    detail = f"{gib(available)} available of {gib(total)}, {cpu_count()} cores"
     yield ("WARN" if available < 4 * 2**30 else "OK"), "memory", detail
 
 
@@ -65,7 +67,7 @@ def check_disk() -> Iterator[Finding]:
     cache = machine.hub_cache()
     place = next(path for path in (cache, *cache.parents) if path.exists())
     free = shutil.disk_usage(place).free
-    detail = f"{machine.gib(free)} free for checkpoints at {cache}"
+    detail = f"{gib(free)} free for checkpoints at {cache}"
     if free < 15 * 2**30:
         yield "WARN", "disk", f"{detail}; gpt-oss-20b needs 13 GiB, 120b 61 GiB (HF_HOME moves it)"
     else:

@@ -8,20 +8,20 @@ import time
 from typing import Any
 
 from chorale.cli import machine
+from chorale.runtime.hardware import cpu_count, total_memory
 from chorale.version import __version__
 
 
 def fingerprint() -> dict[str, Any]:
     """Hardware and versions, JSON-able."""
-    total, _ = machine.memory_bytes()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         "chorale": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": machine.cpu_name(),
-        "cores": machine.cpu_count(),
-        "memory_gib": round(total / 2**30, 1),
+        "cores": cpu_count(),
+        "memory_gib": round(total_memory() / 2**30, 1),
         "gpus": [
             {"name": gpu.name, "memory_gib": round(gpu.total_bytes / 2**30, 1), "driver": gpu.driver}
             for gpu in machine.gpus()

@@ -11,7 +11,7 @@ from chorale.cli.settings import Settings, merge
 from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.runtime.hardware import Hardware, available_memory
+from chorale.runtime.hardware import Hardware, available_memory, cpu_count, total_memory
 from chorale.runtime.memory import gib, weight_bytes
 from chorale.runtime.resolve import Resolved, resolve
 
@@ -55,8 +55,8 @@ def find_hardware(settings: Settings) -> list[Hardware]:
         return [Hardware("cuda", gpu.name, gpu.total_bytes, gpu.free_bytes) for gpu in gpus[:1]]
     if settings.engine.device == "cuda":
         raise ConfigError("--device cuda: nvidia-smi shows no GPU")
-    total, _ = machine.memory_bytes()
-    return [Hardware("cpu", f"{machine.cpu_name()}, {machine.cpu_count()} cores", total, available_memory())]
+    name = f"{machine.cpu_name()}, {cpu_count()} cores"
+    return [Hardware("cpu", name, total_memory(), available_memory())]
 
 
 def report(settings: Settings, model: ModelConfig, hardware: Hardware) -> int:

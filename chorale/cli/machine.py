@@ -9,8 +9,6 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from chorale.runtime.hardware import cpu_count as cpu_count
-
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -49,23 +47,6 @@ def _parse_gpu(line: str) -> Gpu | None:
         return None
 
 
-def memory_bytes() -> tuple[int, int]:
-    """(total, available) main memory. (0, 0) where the system does not say."""
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return tuple(int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))  # type: ignore[return-value]
-    except (OSError, KeyError, ValueError):
-        return _memory_from_sysconf()
-
-
-def _memory_from_sysconf() -> tuple[int, int]:
-    try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return 0, 0
-    return total, total
-
-
 def cpu_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -81,7 +62,3 @@ def hub_cache() -> Path:
     if os.environ.get("HF_HUB_CACHE"):
         return Path(os.environ["HF_HUB_CACHE"])
     return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser() / "hub"
-
-
-def gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+_CGROUP = Path("/sys/fs/cgroup")
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -26,20 +28,36 @@ def cpu_count() -> int:
         return os.cpu_count() or 1
 
 
+def total_memory() -> int:
+    """Bytes of host memory, or the limit of this process's cgroup where that is lower."""
+    total = _meminfo("MemTotal")
+    limit = _cgroup_number("memory.max")
+    return total if limit is None else min(total, limit)
+
+
 def available_memory() -> int:
     """Bytes of host memory that this process could still take: what the kernel says, within its cgroup."""
     limit = _cgroup_room()
-    available = _meminfo_available()
+    available = _meminfo("MemAvailable")
     return available if limit is None else min(available, limit)
 
 
-def _meminfo_available() -> int:
+def _meminfo(name: str) -> int:
+    """Bytes under ``name`` in /proc/meminfo; all of the memory on a system that has no such file."""
     path = Path("/proc/meminfo")
     if path.exists():
         for line in path.read_text("ascii").splitlines():
-            if line.startswith("MemAvailable:"):
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cgroup_number(name: str) -> int | None:
+    """A number of this process's version 2 cgroup; None where there is none, or it is "max"."""
+    try:
+        return int((_CGROUP / name).read_text("ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 def _cgroup_room() -> int | None:
@@ -47,13 +65,11 @@ def _cgroup_room() -> int | None:
 
     Inactive file pages (read weights, say) count as usage there, and are given up when memory is short.
     """
-    group = Path("/sys/fs/cgroup")
+    limit, usage = _cgroup_number("memory.max"), _cgroup_number("memory.current")
+    if limit is None or usage is None:
+        return None
     try:
-        limit = (group / "memory.max").read_text("ascii").strip()
-        if limit == "max":
-            return None
-        usage = int((group / "memory.current").read_text("ascii"))
-        stat = dict(line.split() for line in (group / "memory.stat").read_text("ascii").splitlines())
-        return max(int(limit) - usage + int(stat.get("inactive_file", 0)), 0)
+        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text("ascii").splitlines())
+        return max(limit - usage + int(stat.get("inactive_file", 0)), 0)
     except (OSError, ValueError):
         return None

@@ -54,6 +54,7 @@ def test_every_token_and_request_is_counted_at_the_seam() -> None:
         assert value(metrics, "vllm:time_to_first_token_seconds_count") == 2
         assert value(metrics, "vllm:request_generation_tokens_sum") == 8
         assert value(metrics, "vllm:request_prompt_tokens_sum") == 7
+        assert value(metrics, "vllm:request_max_num_generation_tokens_sum") == 4
         assert value(metrics, "vllm:request_params_n_sum") == 2
         assert value(metrics, "vllm:request_params_max_tokens_sum") == 50
         assert value(metrics, "vllm:e2e_request_latency_seconds_count") == 2
@@ -176,7 +177,8 @@ request_success_total time_to_first_token_seconds_bucket inter_token_latency_sec
 e2e_request_latency_seconds_bucket request_time_per_output_token_seconds_bucket
 request_queue_time_seconds_bucket request_prefill_time_seconds_bucket request_decode_time_seconds_bucket
 request_inference_time_seconds_bucket request_prompt_tokens_bucket request_generation_tokens_bucket
-request_params_n_bucket request_params_max_tokens_bucket iteration_tokens_total_bucket
+request_max_num_generation_tokens_bucket request_params_n_bucket request_params_max_tokens_bucket
+iteration_tokens_total_bucket
 """
 
 
