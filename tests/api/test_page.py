@@ -333,7 +333,17 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(page: Page) -> None:
 @browser
 def test_the_operator_sees_the_load(page: Page, tmp_path: Path) -> None:
     with served(playing(FINAL + "word " * 20 + "<|return|>")) as url:
-        opened(page, url).send("hello")
+        opened(page, url).click("#tab-server")
+        page.until("document.querySelectorAll('.chart text').length === 30")
+        assert page.value("[...document.querySelectorAll('.chart text')].map(n => n.textContent)")[:5] == [
+            "0",
+            "1",
+            "2",
+            "3",
+            "4",
+        ]  # the axis of nothing
+        page.click("#tab-chat")
+        page.send("hello")
         page.until("document.querySelector('.stats')")
         page.click("#tab-server")
         page.until("document.querySelectorAll('.tile').length === 8 && history.length >= 2 && last", 10)
