@@ -225,7 +225,8 @@ async def _announce(server: uvicorn.Server, on_ready: Callable[[], None] | None)
 async def _drain(app: Shell, server: uvicorn.Server, timeout: float, grace: float, stop: Stop) -> None:
     await stop.asked.wait()
     app.state.lifecycle.draining = True
-    logger.info("draining: %d requests are running", app.state.lifecycle.num_requests)
+    if app.state.lifecycle.num_requests:
+        logger.info("draining: %d requests are running", app.state.lifecycle.num_requests)
     await _wait(stop.hurry, grace)
     server.should_exit = True  # closes the listener and idle connections, then waits for the others
     await _wait(stop.hurry, timeout)

@@ -19,6 +19,7 @@ from chorale.cli.values import read_value
 from chorale.config import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
 from chorale.runtime.cache_dtype import cache_dtype
+from chorale.runtime.resolve import check_ranks
 
 # Hosts that mean "every interface": compared with what the operator asked for, never a default of ours.
 OPEN_ADDRESSES = ("0.0.0.0", "::", "[::]", "")
@@ -253,6 +254,7 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
     if engine.dtype not in ("auto", "float32", "bfloat16"):
         raise ConfigError(f"--dtype {engine.dtype}: gpt-oss runs in bfloat16 or float32")
     cache_dtype(engine.kv_cache_dtype)
+    check_ranks(engine)
     if engine.moe_activation_dtype not in ("auto", "bfloat16", "fp8"):
         raise ConfigError(f"--moe-activation-dtype {engine.moe_activation_dtype}: auto, bfloat16 or fp8")
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):

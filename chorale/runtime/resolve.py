@@ -207,12 +207,17 @@ def _overlap(config: EngineConfig, decide: _Decider, can_overlap: bool) -> Liter
     return 1 if depth else 0
 
 
-def _refuse(config: EngineConfig, model: ModelConfig) -> None:
-    """What no machine can run, and what this version does not do."""
+def check_ranks(config: EngineConfig) -> None:
+    """What this version does not do, on whatever machine: known before anything is downloaded."""
     if config.tensor_parallel_size != 1:
         raise ConfigError(
             f"--tensor-parallel-size {config.tensor_parallel_size}: this version runs on one device; use 1"
         )
+
+
+def _refuse(config: EngineConfig, model: ModelConfig) -> None:
+    """What no machine can run, and what this version does not do."""
+    check_ranks(config)
     if config.max_model_len is not None and config.max_model_len > model.max_position_embeddings:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} is more than the model's {model.max_position_embeddings}"

@@ -15,7 +15,7 @@ from chorale.errors import ConfigError
 ACCEPTED = [
     ("openai/gpt-oss-20b", 0),
     ("--model openai/gpt-oss-20b", 0),
-    ("openai/gpt-oss-120b --tensor-parallel-size 2", 0),  # refused by the engine, with its reason
+    ("openai/gpt-oss-120b --tensor-parallel-size 1", 0),
     ("openai/gpt-oss-120b -tp 1 --async-scheduling", 0),
     ("openai/gpt-oss-20b --async-scheduling --no-enable-prefix-caching", 0),
     ("openai/gpt-oss-20b --max-model-len 32k --gpu-memory-utilization 0.95", 0),
@@ -64,6 +64,8 @@ ACCEPTED = [
 REFUSED = [
     ("--enable-lora", "adapters"),
     ("--lora-modules a=/x", "adapters"),
+    ("--tensor-parallel-size 2", "one device"),
+    ("-tp 8", "one device"),
     ("--headless", "one machine"),
     ("--nnodes 2", "one machine"),
     ("--middleware my.Auth", "proxy"),
