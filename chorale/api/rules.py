@@ -52,6 +52,7 @@ class TurnRules:
     choice: ToolChoice = AUTO
     answer: Constraint | None = None
     thinking_budget: int | None = None
+    hosted_calls: bool = True  # False: none are left, so no grammar may ask for one
 
     @property
     def binds(self) -> bool:
@@ -85,7 +86,7 @@ class TurnRules:
     def _calls(self) -> tuple[Call, ...]:
         choice, forced = self.choice, self.choice.mode == "required"
         calls = [Call(f.name, _arguments(f, forced)) for f in self.functions if choice.may_call(f.name)]
-        used = [tool for tool in self.hosted if choice.may_use(tool.key)]
+        used = [tool for tool in self.hosted if self.hosted_calls and choice.may_use(tool.key)]
         return (*calls, *(Call(tool.recipient, tool.arguments(), hosted=True) for tool in used))
 
     def may_use(self, recipient: str) -> bool:
@@ -105,7 +106,7 @@ class TurnRules:
             budget = max(0, rules.thinking_budget - num_reasoning_tokens)
             rules = replace(rules, thinking_budget=budget)
         if not calls_left:
-            rules = replace(rules, hosted=())
+            rules = replace(rules, hosted_calls=False)
         return turn_grammar(rules.frames(max_tokens)) if rules.binds or not calls_left else ""
 
     def _reasoning(self, max_tokens: int | None) -> tuple[int, ...] | None:
@@ -127,8 +128,8 @@ def _arguments(function: Function, forced: bool) -> Constraint | None:
     schema: dict[str, Any] = {"type": "object", "additionalProperties": False}
     if parameters is not None:
         schema = dict(parameters)
-        if not schema.keys() & {"type", "$ref", "anyOf", "oneOf", "allOf"}:
-            schema["type"] = "object"
+        if not schema.keys() & {"$ref", "anyOf", "oneOf", "allOf"}:
+            schema["type"] = "object"  # also for one that says ["object", "null"]
     return json_schema(schema, function.param)
 
 

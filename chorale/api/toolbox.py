@@ -105,7 +105,7 @@ async def open_tools(
         hosted = hosted_of(boxes[0])
         if not rules.choice.is_open or rules.binds:
             hosted = await sound_hosted(state.grammars, hosted)
-        rules = replace(rules, hosted=hosted)
+        rules = replace(rules, hosted=hosted, hosted_calls=plan.max_calls != 0)
     except BaseException:
         for box in boxes:
             await box.aclose()

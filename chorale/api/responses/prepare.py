@@ -26,7 +26,7 @@ from chorale.api.structured import Structured, combine, read_format, read_struct
 from chorale.api.toolbox import Plan, check_available, close_tools, open_tools, with_approved
 from chorale.api.toolloop import TurnTools
 from chorale.engine.types import SamplingSpec
-from chorale.errors import NotFoundError
+from chorale.errors import NotFoundError, RequestError
 from chorale.harmony.messages import ResponseFormat
 from chorale.harmony.render import DropAnalysis
 from chorale.tools.base import ToolBox
@@ -113,6 +113,7 @@ async def build_prompt(state: ServerState, request: ResponsesRequest, owner: byt
     loaded = [stored.item["tools"] for stored in items if stored.item["type"] in TOOL_LISTS]
     tools = read_tools(request.tools, request.tool_choice, loaded, asked.names)
     rules, structured = read_rules(request, tools)
+    _check_call_limit(request, rules)
     wants_search = tools.choice.hosted is not None and "web_search" in tools.choice.hosted
     asked = check_available(state, asked, optional_search=bool(tools.callable) and not wants_search)
     plan = await _plan(state, request, owner, asked, items)
@@ -126,6 +127,13 @@ async def build_prompt(state: ServerState, request: ResponsesRequest, owner: byt
         await close_tools(hosted)
         raise
     return Prompt(token_ids, tools, rules, tuple(own), hosted)
+
+
+def _check_call_limit(request: ResponsesRequest, rules: TurnRules) -> None:
+    if request.max_tool_calls == 0 and rules.choice.mode == "required" and not rules.callable_names:
+        raise RequestError(
+            "max_tool_calls: 0 rules out the call that tool_choice demands", param="max_tool_calls"
+        )
 
 
 def hosted_tools(request: ResponsesRequest) -> HostedTools:

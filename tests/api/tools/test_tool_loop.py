@@ -137,6 +137,26 @@ def test_no_calls_at_all() -> None:
     run(scenario)
 
 
+def test_a_demanded_call_is_never_one_that_the_limit_rules_out() -> None:
+    """Otherwise the grammar asks for a call that is not run, and the turn ends as an engine's error."""
+
+    async def scenario() -> None:
+        call = f"<|channel|>commentary to=functions.{TOOL['name']} <|constrain|>json<|message|>{{}}<|call|>"
+        async with served(call) as server:
+            await server.respond(input="x", tools=[CODE, TOOL], tool_choice="required", max_tool_calls=0)
+            grammar = server.client.requests[0].sampling.grammar
+            assert f"to=functions.{TOOL['name']}" in grammar
+            assert "to=python" not in grammar
+            only_hosted: list[Any] = ["required", {"type": "code_interpreter"}]
+            for choice in only_hosted:
+                status, body = await server.post(
+                    input="x", tools=[CODE], tool_choice=choice, max_tool_calls=0
+                )
+                assert (status, body["error"]["param"]) == (400, "max_tool_calls")
+
+    run(scenario)
+
+
 def test_a_tool_that_does_not_exist_is_an_error_that_the_model_reads() -> None:
     async def scenario() -> None:
         ghost = '<|channel|>commentary to=container.exec <|constrain|>json<|message|>{"a":1}<|call|>'
