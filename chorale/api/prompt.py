@@ -44,12 +44,10 @@ FUNCTIONS = "functions"
 THREAD_CHARS = 32 * 1024  # above this a prompt is encoded in a thread: 32 kB take about 2 ms
 # Names stand in message headers, where a space or "to=" would be read as structure.
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-AUTHOR_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+AUTHOR_NAME = re.compile(r"[\w.@+-]{1,64}")  # of people: letters of any script
 
 
-def reasoning_effort(
-    value: object, param: str, default: ReasoningEffort = DEFAULT_EFFORT
-) -> ReasoningEffort:
+def reasoning_effort(value: object, param: str, default: ReasoningEffort = DEFAULT_EFFORT) -> ReasoningEffort:
     """``default``: where the request says nothing. Raises ``RequestError`` for a name not in the enum."""
     if value is None:
         return default
@@ -108,6 +106,11 @@ def function_tool(function: Mapping[str, Any], param: str) -> ToolDescription:
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise RequestError(f"{param}.parameters: must be a JSON Schema object", param=f"{param}.parameters")
+    kind = parameters.get("type") if parameters is not None else None
+    if kind is not None and kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise RequestError(
+            f"{param}.parameters.type: must be 'object', as arguments are", param=f"{param}.parameters.type"
+        )
     return ToolDescription(name, description or "", parameters)
 
 

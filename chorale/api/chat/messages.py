@@ -228,7 +228,7 @@ def _author(message: Mapping[str, Any], path: str) -> str | None:
         return None
     if not isinstance(name, str) or AUTHOR_NAME.fullmatch(name) is None:
         raise RequestError(
-            f"{path}.name: must be 1 to 64 letters, digits, underscores, dots or dashes", param=f"{path}.name"
+            f"{path}.name: must be 1 to 64 letters, digits or any of _ . @ + -", param=f"{path}.name"
         )
     return name
 

@@ -369,6 +369,7 @@ def test_choices_that_nothing_can_take(choice: Any) -> None:
         ({"type": "namespace", "name": "a"}, "tools[0].tools"),
         ({"type": "namespace", "name": "a", "tools": [{"type": "shell"}]}, "tools[0].tools[0].type"),
         ({"type": "namespace", "name": "a", "tools": [], "description": 5}, "tools[0].description"),
+        ({"type": "function", "name": "f", "parameters": {"type": "string"}}, "tools[0].parameters.type"),
         ({"type": "custom"}, "tools[0].name"),
         ({"type": "custom", "name": "x", "description": 4}, "tools[0].description"),
         ({"type": "tool_search", "execution": "client", "parameters": 5}, "tools[0].parameters"),
@@ -379,6 +380,19 @@ def test_declarations_that_are_wrong(tool: dict[str, Any], param: str) -> None:
         async with serve(ANSWER) as server:
             status, body = await server.post(input="x", tools=[tool])
             assert (status, body["error"]["param"]) == (400, param), body
+
+    run(scenario)
+
+
+def test_demanded_arguments_are_an_object_also_where_null_may_be() -> None:
+    async def scenario() -> None:
+        tool = {"type": "function", "name": "f", "parameters": {"type": ["object", "null"]}}
+        async with serve(calls("f", "{}")) as server:
+            status, _ = await server.post(input="x", tools=[tool], tool_choice="required")
+            assert status == 200
+            grammar = server.client.requests[0].sampling.grammar.replace(" ", "").replace("\\", "")
+            assert '"type":"object"' in grammar
+            assert '"null"' not in grammar
 
     run(scenario)
 
