@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
+from chorale.api.responses.replay import frame
 from chorale.api.responses.stored import EventChunk
 from chorale.api.state import ServerState
 from chorale.errors import NotFoundError, RequestError
 
 POLL_SECONDS = 0.2  # how often the store is asked about a response that another process works on
+_TERMINALS = tuple(f"event: response.{status}\n".encode() for status in ("completed", "incomplete", "failed"))
 _OWN_POLL_SECONDS = 5.0  # ours tells us; this is only against being told nothing
 
 
@@ -18,15 +20,17 @@ async def follow(state: ServerState, response_id: str, owner: bytes, after: int)
     """SSE bytes of every event after number ``after`` (-1: all), to the terminal one.
 
     Raises ``NotFoundError``, or ``RequestError`` for a response whose events are not kept, before the
-    first piece. A response that is deleted meanwhile ends its streams.
+    first piece. A response that is deleted meanwhile ends its streams with an ``error`` event.
     """
-    begun = False
+    begun = ended = False
     while True:
         job = state.background.find(response_id)
         written = job.written() if job is not None else None
         page = await state.store.live.events(response_id, owner, after)
         if page is None:
             if begun:
+                if not ended:
+                    yield _deleted(after + 1)
                 return
             raise NotFoundError(f"no response with id {response_id[:128]!r}", param="response_id")
         if not page.num_events:
@@ -37,6 +41,7 @@ async def follow(state: ServerState, response_id: str, owner: bytes, after: int)
             )
         for chunk in page.chunks:
             begun = True
+            ended = any(terminal in chunk.data for terminal in _TERMINALS)
             yield _later_than(chunk, after)
             after = chunk.first + chunk.num_events - 1
         if page.chunks:
@@ -47,6 +52,12 @@ async def follow(state: ServerState, response_id: str, owner: bytes, after: int)
             begun = True
             yield b": waiting\n\n"  # so that the client has its headers
         await _wait(written)
+
+
+def _deleted(number: int) -> bytes:
+    """A stream that just stops looks like a broken connection, which clients resume."""
+    message = "the response was deleted before it ended"
+    return frame("error", number, code="response_deleted", message=message, param=None)
 
 
 def _later_than(chunk: EventChunk, after: int) -> bytes:

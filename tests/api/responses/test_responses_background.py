@@ -232,6 +232,28 @@ def test_delete_stops_it() -> None:
     run(scenario)
 
 
+def test_who_reads_what_is_deleted_is_told() -> None:
+    """Its stream ends with an event that says so, instead of stopping as if the connection had broken."""
+
+    async def scenario() -> None:
+        async with serve(HANGS) as server:
+            made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
+            reader = asyncio.create_task(
+                server.http.get(f"/v1/responses/{made.id}", params={"stream": "true"})
+            )
+            while not server.client.requests:
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.2)
+            await server.sdk.responses.delete(made.id)
+            async with asyncio.timeout(10):
+                answer = await reader
+            *before, last = parse_sse(answer.content.removeprefix(b": waiting\n\n"))
+            assert (last["type"], last["code"]) == ("error", "response_deleted")
+            assert not any(event["type"] == "error" for event in before)
+
+    run(scenario)
+
+
 def test_a_response_that_has_not_ended_cannot_be_continued() -> None:
     async def scenario() -> None:
         async with serve(HANGS) as server:
