@@ -94,6 +94,9 @@ class ExpertTensors:
     down_blocks: torch.Tensor | None = None  # [E, H, I / 32, 16] uint8
     down_scales: torch.Tensor | None = None  # [E, H, I / 32] uint8
     fp8_activations: bool = False  # products of many tokens may round their inputs to e4m3
+    # If they do: what inputs are divided by beforehand, as the checkpoint says. None: the back end decides.
+    gate_up_input_scale: float | None = None
+    down_input_scale: float | None = None
     gate_up: torch.Tensor | None = None  # [E, H, 2 I]
     down: torch.Tensor | None = None  # [E, I, H]
 

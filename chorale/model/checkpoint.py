@@ -123,7 +123,8 @@ def _check_names(folder: Path, specs: list[TensorSpec], where: dict[str, Safeten
 
 def _check_tensor(file: SafetensorsFile, spec: TensorSpec) -> None:
     entry = file.entries[spec.name]
-    if entry.shape != spec.shape:
+    is_number = spec.shape == () and entry.shape == (1,)  # two ways to write one
+    if entry.shape != spec.shape and not is_number:
         problem = f"shape {list(entry.shape)}, config.json says {list(spec.shape)}"
         raise CheckpointError(f"{file.path}: {spec.name}: {problem}")
     if entry.dtype not in spec.dtypes:

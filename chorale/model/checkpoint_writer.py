@@ -1,4 +1,4 @@
-"""Writes gpt-oss checkpoints of any shape with random weights, in any of the three layouts.
+"""Writes gpt-oss checkpoints of any shape with random weights, in any of the four layouts.
 
 For tests, the demo and benchmarks. Tensors are made one at a time and streamed to disk, so a checkpoint of
 any size needs the memory of its largest tensor (of one a thread, when several threads write). The
@@ -22,6 +22,7 @@ from chorale.model.checkpoint import INDEX_NAME
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import GENERATION_CONFIG, config_json
 from chorale.model.layouts import Layout, TensorSpec, tensor_specs
+from chorale.model.safetensors_file import DTYPES
 
 _DRAWN_AT_ONCE = 2**22  # float32 normals: 16 MB
 _RMS_OF_FP4 = 2.92  # of the 16 values, all equally likely
@@ -81,8 +82,8 @@ def write_safetensors(path: Path, specs: Iterable[TensorSpec], source: RandomTen
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for spec in specs:
-        dtype = "U8" if spec.dtypes == {"U8"} else "BF16"
-        end = position + math.prod(spec.shape) * (1 if dtype == "U8" else 2)
+        dtype = "U8" if spec.dtypes == {"U8"} else "F32" if spec.shape == () else "BF16"
+        end = position + math.prod(spec.shape) * DTYPES[dtype].itemsize
         header[spec.name] = {"dtype": dtype, "shape": list(spec.shape), "data_offsets": [position, end]}
         position = end
     text = json.dumps(header).encode()
@@ -109,8 +110,14 @@ class RandomTensors:
         }
 
     def tensor(self, layer: int | None, role: str) -> torch.Tensor:
-        """bfloat16, or uint8 for MXFP4 blocks and scales."""
+        """bfloat16, or uint8 for MXFP4 blocks and scales, or a float32 number."""
+        role, _, expert = role.partition("/")
         name, _, part = role.partition(".")
+        if part == "input_scale":
+            return torch.tensor((1.0 + int(expert) / 8) / (32 if name == "gate_up" else 16))
+        if expert:  # of the quark layout; made with all the others each time, which is for small models
+            whole = self.tensor(layer, role)[int(expert)]
+            return whole.flatten(1) if part == "blocks" else whole
         if name in ("q", "k", "v"):
             return self._split_qkv(layer, name, part)
         shape = self.shapes[layer, role]

@@ -16,6 +16,7 @@ from typing import Any
 
 from chorale.errors import ModelConfigError
 from chorale.model.config_fields import Fields, read_json_object
+from chorale.model.quantization import read_quantization
 
 FULL, WINDOW = 0, 1  # the values of engine.types.CacheGroup, which this package must not import
 MXFP4_GROUP = 32  # weights that share one scale
@@ -68,6 +69,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = _EOS_OF_GPT_OSS
     # Experts are not MXFP4 but of the dtype of the rest: a conversion, which has no quantization_config.
     dense_experts: bool = False
+    expert_input_scales: bool = False  # for e4m3 inputs of the experts (``quantization.py``)
     # generation_config.json, by vLLM's names; empty where the file says nothing
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 
@@ -119,6 +121,7 @@ class ModelConfig:
             eos_token_ids=_read_eos(fields, generation or {}),
             # The reference layout's own config.json names no quantization either, but it says num_experts.
             dense_experts="quantization_config" not in raw and "num_local_experts" in raw,
+            expert_input_scales=read_quantization(fields),
             default_sampling=_read_sampling(generation or {}),
         )
         _check_sizes(config, fields)
@@ -176,10 +179,6 @@ def _check_architecture(fields: Fields) -> None:
     for key, wanted in (("tie_word_embeddings", False), ("attention_bias", True)):
         if fields.raw.get(key, wanted) is not wanted:
             raise fields.error(key, f"must be {str(wanted).lower()} for gpt-oss")
-    quantization = fields.raw.get("quantization_config")
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    if quantization is not None and method != "mxfp4":
-        raise fields.error("quantization_config.quant_method", f"{method!r}; only mxfp4 is known")
 
 
 def _read_layer_types(fields: Fields, layers: int) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from chorale.model.config import ModelConfig, RopeConfig
 from chorale.model.layouts import Layout
+from chorale.model.quantization import quark_json
 
 GENERATION_CONFIG: dict[str, Any] = {
     "bos_token_id": 199998,
@@ -120,10 +121,10 @@ def _published_json(config: ModelConfig, layout: Layout) -> dict[str, Any]:
         "use_cache": True,
         "vocab_size": config.vocab_size,
     }
+    attention = ["model.layers.*.self_attn", "model.layers.*.mlp.router"]
+    untouched = [*attention, "model.embed_tokens", "lm_head"]
     if layout == "published":
-        attention = ["model.layers.*.self_attn", "model.layers.*.mlp.router"]
-        raw["quantization_config"] = {
-            "modules_to_not_convert": [*attention, "model.embed_tokens", "lm_head"],
-            "quant_method": "mxfp4",
-        }
+        raw["quantization_config"] = {"modules_to_not_convert": untouched, "quant_method": "mxfp4"}
+    elif layout == "quark":
+        raw["quantization_config"] = quark_json(untouched)
     return raw

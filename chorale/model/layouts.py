@@ -1,8 +1,10 @@
-"""The three layouts of a gpt-oss checkpoint, as one table: role, name in each layout, shape.
+"""The four layouts of a gpt-oss checkpoint, as one table: role, name in each layout, shape.
 
 A role is our name of a parameter. Shapes are written in the letters of ``kernels/ops.py`` (``G`` and ``J``
 are the MXFP4 groups of H and I). A layout lists the roles that it has a name for; ``qkv`` is one tensor in
-the reference layout and three elsewhere, experts are MXFP4 or dense.
+the reference layout and three elsewhere, experts are MXFP4 or dense. AMD's quantizer (quark) writes the
+published names but for the experts, of which each has its own tensors: expert 3's part of a role is the role
+``.../3``. Rows of gate_up alternate gate and up there too, and the first of two weights is in the low nibble.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Literal
 
 from chorale.model.config import MXFP4_GROUP, ModelConfig
 
-Layout = Literal["published", "dense", "reference"]
+Layout = Literal["published", "dense", "reference", "quark"]
 
 FLOATS = frozenset({"BF16", "F16", "F32"})
 BYTES = frozenset({"U8"})
@@ -58,10 +60,23 @@ _DENSE_TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("down.dense", "mlp.experts.down_proj", "-", "E I H"),
 )
 
+# Of one expert.
+_QUARK_TABLE: tuple[tuple[str, str, str], ...] = (
+    ("gate_up.blocks", "gate_up_proj.weight", "2I H/2"),
+    ("gate_up.scales", "gate_up_proj.weight_scale", "2I G"),
+    ("gate_up.bias", "gate_up_proj.bias", "2I"),
+    ("gate_up.input_scale", "gate_up_proj.input_scale", ""),
+    ("down.blocks", "down_proj.weight", "H I/2"),
+    ("down.scales", "down_proj.weight_scale", "H J"),
+    ("down.bias", "down_proj.bias", "H"),
+    ("down.input_scale", "down_proj.input_scale", ""),
+)
+
 _LAYER_PREFIX: dict[Layout, str] = {
     "published": "model.layers.{}.",
     "dense": "model.layers.{}.",
     "reference": "block.{}.",
+    "quark": "model.layers.{}.",
 }
 
 
@@ -79,19 +94,31 @@ class TensorSpec:
 def tensor_specs(config: ModelConfig, layout: Layout) -> Iterator[TensorSpec]:
     """Every tensor of a checkpoint, layers in order, then the tensors of the whole model."""
     sizes = _sizes(config)
+    for layer in range(config.num_hidden_layers):
+        prefix = _LAYER_PREFIX[layout].format(layer)
+        for role, name, shape in _layer_rows(config, layout):
+            yield _spec(layer, role, prefix + name, shape, sizes)
+    for row in _MODEL_TABLE:
+        yield _spec(None, row[0], row[2 if layout == "reference" else 1], row[3], sizes)
+
+
+def _layer_rows(config: ModelConfig, layout: Layout) -> Iterator[tuple[str, str, str]]:
+    """(role, name after the layer's prefix, shape) of one layer."""
     column = 2 if layout == "reference" else 1
-    experts = _DENSE_TABLE if layout == "dense" else _MXFP4_TABLE
-    rows: list[tuple[int | None, str, tuple[str, str, str, str]]] = [
-        (layer, _LAYER_PREFIX[layout].format(layer), row)
-        for layer in range(config.num_hidden_layers)
-        for row in _LAYER_TABLE + experts
-        if row[column] != "-"
-    ]
-    rows += [(None, "", row) for row in _MODEL_TABLE]
-    for layer, prefix, row in rows:
-        shape = tuple(sizes[letter] for letter in row[3].split())
-        dtypes = BYTES if row[0].endswith((".blocks", ".scales")) else FLOATS
-        yield TensorSpec(layer, row[0], prefix + row[column], shape, dtypes)
+    experts = {"dense": _DENSE_TABLE, "quark": ()}.get(layout, _MXFP4_TABLE)
+    single = {row[0] for row in _QUARK_TABLE} if layout == "quark" else set()
+    for row in _LAYER_TABLE + experts:
+        if row[column] != "-" and row[0] not in single:
+            yield row[0], row[column], row[3]
+    for expert in range(config.num_local_experts if layout == "quark" else 0):
+        for role, name, shape in _QUARK_TABLE:
+            yield f"{role}/{expert}", f"mlp.experts.{expert}.{name}", shape
+
+
+def _spec(layer: int | None, role: str, name: str, letters: str, sizes: dict[str, int]) -> TensorSpec:
+    shape = tuple(sizes[letter] for letter in letters.split())
+    packed = role.partition("/")[0].endswith((".blocks", ".scales"))
+    return TensorSpec(layer, role, name, shape, BYTES if packed else FLOATS)
 
 
 def detect_layout(names: Iterable[str]) -> Layout | None:
@@ -100,6 +127,7 @@ def detect_layout(names: Iterable[str]) -> Layout | None:
         ("published", _MXFP4_TABLE[0][1]),
         ("reference", _MXFP4_TABLE[0][2]),
         ("dense", _DENSE_TABLE[0][1]),
+        ("quark", f"mlp.experts.0.{_QUARK_TABLE[0][1]}"),
     )
     names = list(names)
     for layout, marker in markers:
@@ -121,6 +149,8 @@ def _sizes(config: ModelConfig) -> dict[str, int]:
         "E": config.num_local_experts,
         "G": hidden // MXFP4_GROUP,
         "J": inter // MXFP4_GROUP,
+        "H/2": hidden // 2,
+        "I/2": inter // 2,
         "NQ": config.num_attention_heads,
         "Q": query,
         "KV": key_value,

@@ -14,9 +14,10 @@ from typing import Protocol
 
 import torch
 
+from chorale.errors import CheckpointError
 from chorale.kernels.ops import ExpertTensors, Ops, QkvWeights, RouterWeights
 from chorale.model.checkpoint import Checkpoint
-from chorale.model.config import ModelConfig
+from chorale.model.config import MXFP4_GROUP, ModelConfig
 from chorale.model.device_reader import Arrival, DeviceReader
 from chorale.model.gpt_oss import LayerWeights, Weights
 
@@ -35,7 +36,7 @@ def load_weights(
     progress: Progress | None = None,
     fp8_activations: bool = False,
 ) -> Weights:
-    """Map, check and pack a checkpoint in any of the three layouts.
+    """Map, check and pack a checkpoint in any of the four layouts.
 
     ``dtype`` is what dense weights and decoded experts are computed in; ``fp8_activations`` asks for experts
     whose inputs may be rounded to e4m3. Raises ``ConfigError`` if the ops cannot do that, and
@@ -164,9 +165,9 @@ class _Loader:
 
     def experts(self, layer: int) -> object:
         tensors = {
-            field: self.source.read(layer, role)
+            field: self.stacked(layer, role)
             for field, role in _EXPERT_FIELDS.items()
-            if self.source.has(layer, role)
+            if self.source.has(layer, role) or self.source.has(layer, f"{role}/0")
         }
         return self.ops.pack_experts(
             ExpertTensors(
@@ -176,8 +177,33 @@ class _Loader:
                 num_layers=self.config.num_hidden_layers,
                 dtype=self.dtype,
                 fp8_activations=self.fp8_activations,
+                gate_up_input_scale=self.input_scale(layer, "gate_up"),
+                down_input_scale=self.input_scale(layer, "down"),
             )
         )
+
+    def stacked(self, layer: int, role: str) -> torch.Tensor:
+        """A tensor of all experts, put together where each has its own."""
+        if self.source.has(layer, role):
+            return self.source.read(layer, role)
+        each = [self.source.read(layer, f"{role}/{n}") for n in range(self.config.num_local_experts)]
+        whole = torch.stack(each)
+        return whole.unflatten(-1, (-1, MXFP4_GROUP // 2)) if role.endswith(".blocks") else whole
+
+    def input_scale(self, layer: int, name: str) -> float | None:
+        """What a layer's inputs of one product are divided by to become e4m3: its experts' largest."""
+        role = f"{name}.input_scale"
+        if not self.source.has(layer, f"{role}/0"):
+            return None
+        scales = torch.stack(
+            [
+                self.source.read(layer, f"{role}/{n}").float().reshape(())
+                for n in range(self.config.num_local_experts)
+            ]
+        )
+        if not bool(((scales > 0) & scales.isfinite()).all()):
+            raise CheckpointError(f"layer {layer}: {name}_proj.input_scale: not a positive number")
+        return float(scales.max())
 
     def qkv(self, layer: int, part: str) -> torch.Tensor:
         """One tensor in the reference layout, three elsewhere; rows in the order q, k, v."""

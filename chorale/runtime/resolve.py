@@ -98,6 +98,11 @@ def resolve(
         "float32" if cpu and small else "bfloat16",
         "a small checkpoint on a CPU" if cpu and small else "the checkpoint's own precision",
     )
+    if model.expert_input_scales and config.moe_activation_dtype != "fp8":
+        decide.notes.append(
+            f"the checkpoint's e4m3 scales of the experts' inputs are not used, inputs are {dtype}: "
+            "--moe-activation-dtype fp8 (Hopper) uses them"
+        )
     kv_dtype = _kv_dtype(config, decide, dtype, e4m3_pages)
     block_size = decide.pick("block_size", config.block_size, 16 if cpu else 64, f"for {hardware.kind}")
     seqs = (64 if small else 16) if cpu else 1024

@@ -73,6 +73,9 @@ class Experts:
     # For e4m3 inputs: each row's largest exponent, uint8.
     gate_up_largest: torch.Tensor | None = None  # [2, E, I]
     down_largest: torch.Tensor | None = None  # [E, H]
+    # What e4m3 inputs are divided by, if the checkpoint says so; else by each token's largest, and a bound.
+    gate_up_input_scale: float | None = None
+    down_input_scale: float | None = None
 
     @property
     def num_experts(self) -> int:
@@ -108,6 +111,8 @@ def pack_experts(tensors: ExpertTensors) -> Experts:
         dtype=tensors.dtype,
         gate_up_largest=gate_up.largest(bias.shape[1] // 2, paired=True) if tensors.fp8_activations else None,
         down_largest=down.largest(tensors.down_bias.shape[1]) if tensors.fp8_activations else None,
+        gate_up_input_scale=tensors.gate_up_input_scale,
+        down_input_scale=tensors.down_input_scale,
     )
 
 

@@ -510,7 +510,10 @@ def _launch(
 
 
 def inner_scale(experts: Experts) -> float:
-    """What brings the largest result that SwiGLU can have to e4m3's largest number."""
+    """What SwiGLU's results are multiplied with: the checkpoint's choice (what does not fit saturates), or
+    what brings the largest that they can be to e4m3's largest number."""
+    if experts.down_input_scale is not None:
+        return 1.0 / experts.down_input_scale
     return 448.0 / (experts.swiglu_limit * (experts.swiglu_limit + 1))
 
 

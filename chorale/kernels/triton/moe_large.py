@@ -179,16 +179,23 @@ def _gather8_kernel(
     scale_ptr,  # [T * K] float32
     H,
     width,
+    fixed,  # the scale of all, if FIXED
     K: tl.constexpr,
     BLOCK: tl.constexpr,  # at least width
+    FIXED: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, BLOCK)
     columns = column8_of(places)
     x = tl.load(x_ptr + token * H + columns, mask=columns < H, other=0.0).to(tl.float32)
-    largest = tl.max(tl.abs(x), 0)
-    scale = tl.where(largest > 0, largest / 448.0, 1.0)
-    x = (x / scale).to(out_ptr.dtype.element_ty)
+    if FIXED:
+        scale = fixed
+        x = tl.clamp(x / scale, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        largest = tl.max(tl.abs(x), 0)
+        scale = tl.where(largest > 0, largest / 448.0, 1.0)
+        x = x / scale
+    x = x.to(out_ptr.dtype.element_ty)
     for k in tl.static_range(K):
         row = tl.load(place_ptr + token * K + k).to(tl.int64)
         tl.store(out_ptr + row * width + places, x, mask=places < width)
@@ -227,15 +234,17 @@ def gather(normed: torch.Tensor, place: torch.Tensor, experts: Experts) -> torch
 
 
 def gather8(normed: torch.Tensor, place: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
-    """``gather`` in e4m3: each row divided so that its largest is 448; and by what, [T * K] float32."""
+    """``gather`` in e4m3, and what each row was divided by [T * K] float32: the checkpoint's scale (what does
+    not fit saturates), or what makes the row's largest 448."""
     tokens, hidden = normed.shape
     slots, width = place.shape[0], experts.gate_up.chunks * COLUMNS
     out = torch.empty(slots, width, dtype=torch.float8_e4m3fn, device=normed.device)
     scale = torch.empty(slots, dtype=torch.float32, device=normed.device)
     block = triton.next_power_of_2(width)
     _gather8_kernel[(tokens,)](
-        normed, place, out, scale, hidden, width, K=slots // tokens, BLOCK=block, num_warps=8
-    )
+        normed, place, out, scale, hidden, width, experts.gate_up_input_scale or 1.0,
+        K=slots // tokens, BLOCK=block, FIXED=experts.gate_up_input_scale is not None, num_warps=8,
+    )  # fmt: skip
     return out, scale
 
 

@@ -36,7 +36,7 @@ from chorale.kernels.triton import (
 )
 
 HEADS = {"NUM_Q": 64, "NUM_KV": 8, "D": 64, "PAGE": 64}
-FLOATS = {"eps", "scale", "limit", "alpha"}
+FLOATS = {"eps", "scale", "limit", "alpha", "fixed"}
 TYPES = {"ids_ptr": "*i64", "index_ptr": "*i64", "slots_ptr": "*i64"}
 INT32 = {
     "counts_ptr",
@@ -177,7 +177,11 @@ def large(hopper: bool) -> list[Variant]:
     ]
     if hopper:  # the only one that has use for e4m3
         types = {"out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
-        found.append(("gather8", moe_large._gather8_kernel, {"K": 4, "BLOCK": 4096}, types, 8, 3))
+        found.append(
+            ("gather8", moe_large._gather8_kernel, {"K": 4, "BLOCK": 4096, "FIXED": False}, types, 8, 3)
+        )
+        fixed = {"K": 4, "BLOCK": 4096, "FIXED": True}
+        found.append(("gather8 fixed", moe_large._gather8_kernel, fixed, types, 8, 3))
     return found
 
 
