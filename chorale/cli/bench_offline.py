@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from chorale.cli.fingerprint import fingerprint
+from chorale.cli.help import Formatter
 from chorale.cli.settings import merge
 from chorale.errors import ConfigError
 from chorale.model.config_writer import SHAPES
+from chorale.runtime.hardware import cpu_count
 
 
 def run(name: str, arguments: list[str]) -> int:
@@ -22,16 +24,25 @@ def run(name: str, arguments: list[str]) -> int:
     }[name](arguments)  # fmt: skip
 
 
-def _parser(name: str, about: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(f"chorale bench {name}", description=about, allow_abbrev=False)
+OTHERS = "MODEL and all other options: as for chorale serve."
+
+
+def _parser(name: str, about: str, words: str = "[options]") -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        f"chorale bench {name}",
+        usage=f"chorale bench {name} {words}",
+        description=about,
+        allow_abbrev=False,
+        formatter_class=Formatter,
+    )
 
 
 def _lengths(made: argparse.ArgumentParser, input_len: int, output_len: int) -> None:
-    made.add_argument("--input-len", type=int, default=input_len)
-    made.add_argument("--output-len", type=int, default=output_len)
-    made.add_argument("--temperature", type=float, default=1.0)
+    made.add_argument("--input-len", type=int, default=input_len, help="tokens of a prompt")
+    made.add_argument("--output-len", type=int, default=output_len, help="tokens of an answer")
+    made.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--output-json", "--json", dest="json", type=Path)
+    made.add_argument("--output-json", "--json", dest="json", type=Path, help="where the result is written")
 
 
 def _conclude(kind: str, found: dict[str, Any], path: Path | None, **more: Any) -> int:
@@ -60,11 +71,11 @@ def _build(rest: list[str]) -> tuple[Any, str]:
 
 
 def latency(arguments: list[str]) -> int:
-    """The other options are those of ``chorale serve``."""
-    made = _parser("latency", latency.__doc__ or "")
-    made.add_argument("--batch-size", type=int, default=8)
-    made.add_argument("--num-iters-warmup", type=int, default=1)
-    made.add_argument("--num-iters", type=int, default=3)
+    """One batch through the engine, without HTTP, several times."""
+    made = _parser("latency", f"{latency.__doc__} {OTHERS}")
+    made.add_argument("--batch-size", type=int, default=8, help="requests at once")
+    made.add_argument("--num-iters-warmup", type=int, default=1, help="runs before it counts")
+    made.add_argument("--num-iters", type=int, default=3, help="runs that count")
     _lengths(made, 32, 128)
     given, rest = made.parse_known_args(arguments)
     if min(given.batch_size, given.input_len, given.output_len, given.num_iters) < 1:
@@ -78,9 +89,9 @@ def latency(arguments: list[str]) -> int:
 
 
 def throughput(arguments: list[str]) -> int:
-    """The other options are those of ``chorale serve``."""
-    made = _parser("throughput", throughput.__doc__ or "")
-    made.add_argument("--num-prompts", type=int, default=1000)
+    """Many requests through the engine, without HTTP, all there at the start."""
+    made = _parser("throughput", f"{throughput.__doc__} {OTHERS}")
+    made.add_argument("--num-prompts", type=int, default=1000, help="requests")
     _lengths(made, 1024, 128)
     given, rest = made.parse_known_args(arguments)
     if min(given.num_prompts, given.input_len, given.output_len) < 1:
@@ -93,12 +104,12 @@ def throughput(arguments: list[str]) -> int:
 
 
 def startup(arguments: list[str]) -> int:
-    """The other options are those of ``chorale serve``."""
-    made = _parser("startup", startup.__doc__ or "")
-    made.add_argument("--num-iters-cold", type=int, default=1)
-    made.add_argument("--num-iters-warm", type=int, default=3)
-    made.add_argument("--timeout", type=float, default=600.0)
-    made.add_argument("--output-json", "--json", dest="json", type=Path)
+    """From nothing to the first token, with empty caches and with filled ones."""
+    made = _parser("startup", f"{startup.__doc__} {OTHERS}")
+    made.add_argument("--num-iters-cold", type=int, default=1, help="starts with empty caches")
+    made.add_argument("--num-iters-warm", type=int, default=3, help="starts with filled ones")
+    made.add_argument("--timeout", type=float, default=600.0, help="seconds that one start may take")
+    made.add_argument("--output-json", "--json", dest="json", type=Path, help="where the result is written")
     given, rest = made.parse_known_args(arguments)
     from chorale.bench.startup import startup as measure
 
@@ -109,13 +120,13 @@ def startup(arguments: list[str]) -> int:
 
 def kernels(arguments: list[str]) -> int:
     made = _parser("kernels", "Each Triton kernel at gpt-oss's sizes, random weights, inside a CUDA graph.")
-    made.add_argument("--model", choices=sorted(SHAPES), default="20b")
-    made.add_argument("--batch-sizes", default="1,8,64,256,1024")
-    made.add_argument("--context", type=int, default=1024)
+    made.add_argument("--model", choices=sorted(SHAPES, key=len), default="20b", help="whose sizes")
+    made.add_argument("--batch-sizes", default="1,8,64,256,1024", help="rows")
+    made.add_argument("--context", type=int, default=1024, help="tokens in the cache of each row")
     made.add_argument("--layers", type=int, default=8, help="of weights, so that no cache holds them")
     made.add_argument("--peak-tb-s", type=float, default=4.62, help="measured read bandwidth of this GPU")
     made.add_argument("--peak-tflop-s", type=float, default=694.0, help="measured bf16 rate of this GPU")
-    made.add_argument("--output-json", "--json", dest="json", type=Path)
+    made.add_argument("--output-json", "--json", dest="json", type=Path, help="where the result is written")
     given = made.parse_args(arguments)
     from chorale.bench.kernels import measure_kernels
 
@@ -131,12 +142,16 @@ def kernels(arguments: list[str]) -> int:
 
 
 def make_checkpoint(arguments: list[str]) -> int:
-    made = _parser("make-checkpoint", "Random weights, published layout. Says nothing about quality.")
-    made.add_argument("size", choices=sorted(SHAPES))
-    made.add_argument("folder", type=Path)
+    made = _parser(
+        "make-checkpoint",
+        "Random weights, published layout. Says nothing about quality.",
+        "{20b,120b} FOLDER [options]",
+    )
+    made.add_argument("size", choices=sorted(SHAPES, key=len), help="whose sizes")
+    made.add_argument("folder", type=Path, metavar="FOLDER", help="new, or empty")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    made.add_argument("--threads", type=int, default=min(12, os.cpu_count() or 1))
+    made.add_argument("--threads", type=int, default=min(12, cpu_count()), help="that write")
     given = made.parse_args(arguments)
     if given.folder.exists() and any(given.folder.iterdir()):
         raise ConfigError(f"{given.folder} is not empty")
@@ -158,9 +173,13 @@ def make_checkpoint(arguments: list[str]) -> int:
 
 
 def report(arguments: list[str]) -> int:
-    made = _parser("report", "Result files (--save-result, --output-json) to one self-contained HTML page.")
-    made.add_argument("results", nargs="+", type=Path)
-    made.add_argument("--out", type=Path, default=Path("report.html"))
+    made = _parser(
+        "report",
+        "Result files (--save-result, --output-json) to one self-contained HTML page.",
+        "RESULT... [options]",
+    )
+    made.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="JSON files")
+    made.add_argument("--out", type=Path, default=Path("report.html"), help="the page")
     given = made.parse_args(arguments)
     from chorale.bench.report import write_report
 

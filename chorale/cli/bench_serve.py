@@ -13,13 +13,15 @@ import httpx2
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from chorale.bench.connection import Target
-from chorale.cli.fingerprint import fingerprint
 from chorale.bench.load import Job, Outcome, Pace
 from chorale.bench.metrics import TITLES, block, summarise, to_json
 from chorale.bench.prompts import CHAT_ENDPOINT, RandomLengths, file_prompts, job, random_prompts
 from chorale.bench.workers import run_load
+from chorale.cli.fingerprint import fingerprint
+from chorale.cli.help import Formatter
 from chorale.errors import ChoraleError, ConfigError
 from chorale.harmony.vocab import load_vocabulary
+from chorale.runtime.hardware import cpu_count
 
 BACKENDS = {
     "openai": "/v1/completions",
@@ -41,7 +43,11 @@ _SAMPLING = (
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        "chorale bench serve", description="Load on a running server.", allow_abbrev=False
+        "chorale bench serve",
+        usage="chorale bench serve [options]",
+        description="Load on a running server: vLLM's flags, its printed block, the keys of its result file.",
+        allow_abbrev=False,
+        formatter_class=Formatter,
     )
     where = made.add_argument_group("where")
     where.add_argument("--backend", choices=sorted(BACKENDS), default="openai")
@@ -51,35 +57,46 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--endpoint", help="path; default: the backend's")
     where.add_argument("--model", help="default: the server's first")
     where.add_argument("--served-model-name", help="name to send, where it is not --model")
-    where.add_argument("--header", action="append", default=[], metavar="NAME=VALUE")
+    where.add_argument(
+        "--header", action="append", default=[], metavar="NAME=VALUE", help="sent with each request"
+    )
     what = made.add_argument_group("what")
     what.add_argument("--dataset-name", choices=("random", "custom", "sharegpt"), default="random")
-    what.add_argument("--dataset-path", type=Path)
-    what.add_argument("--num-prompts", type=int, default=1000)
-    what.add_argument("--input-len", "--random-input-len", dest="input_len", type=int, default=1024)
-    what.add_argument("--output-len", "--random-output-len", dest="output_len", type=int)
-    what.add_argument("--random-range-ratio", type=float, default=0.0)
-    what.add_argument("--random-prefix-len", type=int, default=0)
+    what.add_argument("--dataset-path", type=Path, help="of custom (JSON lines with a prompt) and sharegpt")
+    what.add_argument("--num-prompts", type=int, default=1000, help="requests")
+    what.add_argument(
+        "--input-len",
+        "--random-input-len",
+        dest="input_len",
+        type=int,
+        default=1024,
+        help="tokens of a prompt",
+    )
+    what.add_argument(
+        "--output-len", "--random-output-len", dest="output_len", type=int, help="tokens of an answer"
+    )
+    what.add_argument("--random-range-ratio", type=float, default=0.0, help="lengths vary by this share")
+    what.add_argument("--random-prefix-len", type=int, default=0, help="tokens that all prompts begin with")
     what.add_argument("--ignore-eos", action="store_true", help="always make the whole output length")
     what.add_argument("--seed", type=int, default=0)
-    what.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON")
+    what.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON", help="sent with each body")
     for name in _SAMPLING:
         what.add_argument("--" + name.replace("_", "-"), type=int if name == "top_k" else float)
     pace = made.add_argument_group("how fast")
-    pace.add_argument("--request-rate", type=float, default=float("inf"))
-    pace.add_argument("--burstiness", type=float, default=1.0)
-    pace.add_argument("--max-concurrency", type=int)
-    pace.add_argument("--num-warmups", type=int, default=0)
+    pace.add_argument("--request-rate", type=float, default=float("inf"), help="requests a second")
+    pace.add_argument("--burstiness", type=float, default=1.0, help="1: Poisson; below, in bursts")
+    pace.add_argument("--max-concurrency", type=int, help="most requests at once")
+    pace.add_argument("--num-warmups", type=int, default=0, help="requests before it counts")
     pace.add_argument("--client-processes", type=int, help="default: one for each 256 requests at once")
     result = made.add_argument_group("results")
-    result.add_argument("--percentile-metrics", default="ttft,tpot,itl")
+    result.add_argument("--percentile-metrics", default="ttft,tpot,itl", help="also e2el")
     result.add_argument("--metric-percentiles", default="99")
-    result.add_argument("--save-result", action="store_true")
-    result.add_argument("--save-detailed", action="store_true")
+    result.add_argument("--save-result", action="store_true", help="write a JSON file")
+    result.add_argument("--save-detailed", action="store_true", help="with each request in it")
     result.add_argument("--result-dir", type=Path, default=Path())
     result.add_argument("--result-filename")
     result.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE")
-    result.add_argument("--label")
+    result.add_argument("--label", help="begins the file's name")
     result.add_argument("--disable-tqdm", "--no-progress", dest="quiet", action="store_true")
     for name in ("tokenizer", "tokenizer-mode"):
         result.add_argument(f"--{name}", help=argparse.SUPPRESS)  # the vocabulary is built in
@@ -172,7 +189,7 @@ def loaded(
     target: Target, pace: Pace, jobs: list[Job], given: argparse.Namespace
 ) -> tuple[list[Outcome], float]:
     at_once = pace.concurrency or len(jobs)
-    processes = given.client_processes or max(1, min(at_once // 256, (os.cpu_count() or 2) // 4))
+    processes = given.client_processes or max(1, min(at_once // 256, cpu_count() // 4))
     columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, disable=given.quiet) as progress:
         bar = progress.add_task("", total=len(jobs))
@@ -212,7 +229,10 @@ def conclude(given: argparse.Namespace, model: str, outcomes: list[Outcome], sec
 
 def write(given: argparse.Namespace, model: str, record: dict[str, Any]) -> Path:
     load = f"concurrency{given.max_concurrency}" if given.max_concurrency else f"{given.request_rate}qps"
-    name = given.result_filename or f"{given.backend}-{load}-{model.split('/')[-1]}-{record['date']}.json"
+    name = (
+        given.result_filename
+        or f"{given.label or given.backend}-{load}-{model.split('/')[-1]}-{record['date']}.json"
+    )
     given.result_dir.mkdir(parents=True, exist_ok=True)
     path = Path(given.result_dir / name)
     path.write_text(json.dumps(record, indent=1), "utf-8")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chorale.cli.connection import Connection, connect
+from chorale.cli.help import Formatter
 from chorale.cli.terminal import Answer, Printer, show_chat
 from chorale.errors import ChoraleError
 
@@ -19,6 +20,8 @@ HELP = "/reset forgets, /save FILE writes, /effort low|medium|high, /quit leaves
 def parser(command: str, what: str) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         prog=f"chorale {command}",
+        usage=f"chorale {command} [MODEL] [options]",
+        formatter_class=Formatter,
         description=f"{what} Without --url: the server at localhost:8000 if one answers (and no MODEL is "
         "named), else a private one that ends with this command.",
     )
@@ -26,9 +29,9 @@ def parser(command: str, what: str) -> argparse.ArgumentParser:
     options.add_argument("--url", help="an OpenAI-compatible server, for example http://localhost:8000/v1")
     options.add_argument("--model-name", "--model_name", help="the model's name at that server")
     options.add_argument("--api-key", "--api_key", help="its key (better: CHORALE_API_KEY)")
-    options.add_argument("--temperature", type=float)
-    options.add_argument("--max-tokens", "--max_tokens", type=int)
-    options.add_argument("--seed", type=int)
+    options.add_argument("--temperature", type=float, help="0 is greedy; the checkpoint's own if left out")
+    options.add_argument("--max-tokens", "--max_tokens", type=int, help="longest answer")
+    options.add_argument("--seed", type=int, help="the same seed, the same answer")
     options.add_argument("-q", "--quick", metavar="TEXT", help="one message, print the answer, leave")
     options.add_argument("--stats", action="store_true", help="tokens and speed after each answer")
     return options
@@ -37,7 +40,12 @@ def parser(command: str, what: str) -> argparse.ArgumentParser:
 def run(arguments: list[str]) -> int:
     options = parser("chat", "Talk to a model.")
     options.add_argument("--system-prompt", "--system_prompt", help="instructions for the model")
-    options.add_argument("--reasoning-effort", "--reasoning_effort", choices=("low", "medium", "high"))
+    options.add_argument(
+        "--reasoning-effort",
+        "--reasoning_effort",
+        choices=("low", "medium", "high"),
+        help="how long it thinks",
+    )
     given = options.parse_args(arguments)
     key = given.api_key or os.environ.get("CHORALE_API_KEY") or os.environ.get("VLLM_API_KEY")
     with connect(given.url, given.model_name, key, [given.model] if given.model else []) as connection:

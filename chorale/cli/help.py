@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
 import dataclasses
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from chorale.cli.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
 from chorale.cli.known import KNOWN_FLAGS
@@ -97,3 +101,28 @@ def _shown(flag: Flag) -> str:
             flag.kind, "VALUE"
         )
     return f"  {shown}"
+
+
+class Formatter(argparse.HelpFormatter):
+    """argparse's pages in our form: one spelling an option, its kind of value, its default."""
+
+    def __init__(self, prog: str, **more: Any) -> None:
+        super().__init__(prog, **{"width": WIDTH, "max_help_position": COLUMN} | more)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        shown = ", ".join(name for name in action.option_strings if "_" not in name)
+        if action.nargs == 0:
+            return shown
+        return f"{shown} {self._format_args(action, self._get_default_metavar_for_optional(action))}"
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return action.metavar or {int: "N", float: "X", Path: "FILE"}.get(action.type, "TEXT")  # type: ignore[call-overload,no-any-return]
+
+    def _format_action(self, action: argparse.Action) -> str:
+        shown = copy.copy(action)
+        nothing = action.default in (None, "", argparse.SUPPRESS) or action.default is False
+        if action.option_strings and not nothing and action.default != []:
+            shown.help = f"{action.help or ''} (%(default)s)".strip()
+        return super()._format_action(shown)
