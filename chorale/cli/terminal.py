@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 DIM, BOLD, RESET = "\033[2m", "\033[1m", "\033[0m"
 
@@ -31,21 +31,28 @@ class Answer:
 
 
 class Printer:
-    """Writes deltas to the terminal; styles only where it is one."""
+    """Writes deltas to the terminal; styles only where it is one.
+
+    Elsewhere (a pipe, a file) the answer alone goes to standard output, and the reasoning to standard error.
+    """
 
     def __init__(self) -> None:
         self._styled = sys.stdout.isatty()
         self._mode = ""
 
+    @property
+    def _output(self) -> TextIO:
+        return sys.stderr if self._mode == "reasoning" and not self._styled else sys.stdout
+
     def write(self, mode: str, text: str) -> None:
         if mode != self._mode:
             self._switch(mode)
-        sys.stdout.write(printable(text))
-        sys.stdout.flush()
+        self._output.write(printable(text))
+        self._output.flush()
 
     def _switch(self, mode: str) -> None:
         if self._mode:
-            sys.stdout.write((RESET if self._styled else "") + "\n")
+            self._output.write((RESET if self._styled else "") + "\n")
         self._mode = mode
         if self._styled and mode == "reasoning":
             sys.stdout.write(DIM)

@@ -9,8 +9,8 @@ from chorale.cli.settings import merge
 from chorale.client.base import EngineInfo, EngineStatus
 
 INFO = EngineInfo(
-    model="openai/gpt-oss-20b", max_model_len=131072, max_num_seqs=64, num_kv_tokens=262144, kv_cache_dtype="fp8_e4m3",
-    parameters=20_900_000_000, device="CPU, 2 threads", dtype="bfloat16",
+    model="openai/gpt-oss-20b", max_model_len=131072, max_num_seqs=64, num_kv_tokens=262144,
+    kv_cache_dtype="fp8_e4m3", parameters=20_900_000_000, device="CPU, 2 threads", dtype="bfloat16",
 )  # fmt: skip
 
 

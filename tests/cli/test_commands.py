@@ -9,7 +9,7 @@ import time
 import pytest
 
 from chorale.cli.main import COMMANDS, main
-from chorale.cli.terminal import printable
+from chorale.cli.terminal import Printer, printable, show_chat
 from chorale.version import __version__
 
 
@@ -106,6 +106,14 @@ def test_config_show_hides_the_password_of_a_store(capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     assert "postgresql://me:***@db/x" in shown
     assert "hunter2" not in shown
+
+
+def test_a_pipe_gets_the_answer_and_not_the_reasoning(capsys: pytest.CaptureFixture[str]) -> None:
+    deltas = [{"reasoning": "They "}, {"reasoning": "add."}, {"content": "4"}, {"content": "2"}]
+    answer = show_chat([{"choices": [{"delta": delta}]} for delta in deltas], Printer())
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("42\n", "They add.\n")
+    assert (answer.content, answer.reasoning) == ("42", "They add.")
 
 
 def test_escape_sequences_of_the_model_are_shown_not_run() -> None:
