@@ -21,7 +21,7 @@ from chorale.client.base import EngineInfo, EngineStatus
 from chorale.version import __version__
 
 PHASES = {
-    "download": "find or download the checkpoint",
+    "download": "get the checkpoint",
     "load": "load weights",
     "kv_pool": "allocate the KV pool",
     "warm_up": "warm up",
@@ -152,7 +152,7 @@ def _label(name: str) -> str:
 def banner(
     settings: Settings, info: EngineInfo, url: str, seconds: float, tools: tuple[str, ...] = ()
 ) -> Iterable[str]:
-    """About ten lines: what runs, where, how much fits, who may call, and what is degraded."""
+    """About a dozen lines: what runs, where, how much fits, who may call, and what is degraded."""
     names = settings.server.served_model_names or (settings.engine.model,)
     revision = f" at {info.revision}" if info.revision else ""
     full = info.num_kv_tokens / max(info.max_model_len, 1)
@@ -163,6 +163,8 @@ def banner(
     pool = f"{info.num_kv_tokens:,} tokens in {info.kv_cache_dtype}"
     yield f"KV cache  {pool}: {full:.1f} requests at the full {longest}"
     yield f"API       {url}/v1    metrics {url}/metrics    docs {url}/docs"
+    if settings.server.uds is None:
+        yield f"page      {url}/ to talk to it in a browser, and charts"
     yield f"auth      {f'{len(settings.api_keys)} API key(s)' if settings.api_keys else 'none'}"
     yield (
         "tools     functions that the client runs, MCP servers that a request names"

@@ -244,7 +244,7 @@ def preparations(
 def _pool_message(resolved: Resolved) -> str:
     limits = resolved.limits
     size = gib(limits.num_blocks * resolved.geometry.bytes_per_block)
-    return f"{limits.num_blocks} pages of {limits.block_size} tokens, {size}"
+    return f"{limits.num_blocks:,} pages of {limits.block_size} tokens, {size}"
 
 
 def _info(
