@@ -13,10 +13,18 @@ from chorale.cli.values import Effect, Flag, Kind
 
 
 def _known(
-    effect: Effect, note: str, names: str, *, kind: Kind = "str", harmless: tuple[Any, ...] = ()
+    effect: Effect,
+    note: str,
+    names: str,
+    *,
+    kind: Kind = "str",
+    harmless: tuple[Any, ...] = (),
+    always: bool = False,
 ) -> tuple[Flag, ...]:
     """``names``: flags that have ``kind`` and ``note`` in common, one space between them."""
-    return tuple(Flag(name, kind, effect=effect, note=note, harmless=harmless) for name in names.split())
+    return tuple(
+        Flag(name, kind, effect=effect, note=note, harmless=harmless, always=always) for name in names.split()
+    )
 
 
 _HARMONY = "Chorale reads and writes harmony itself"
@@ -41,6 +49,7 @@ _NOT_NEEDED: tuple[Flag, ...] = (
         "enable-auto-tool-choice enable-chunked-prefill enable-prompt-tokens-details "
         "enable-server-load-tracking",
         kind="bool",
+        always=True,
     ),
     *_known("not needed", "no remote code is ever run", "trust-remote-code", kind="bool"),
     *_known("not needed", "no remote code is ever run", "code-revision"),
@@ -168,7 +177,13 @@ _NO_EFFECT: tuple[Flag, ...] = (
         kind="json",
     ),
     *_known("no effect", "weights and KV stay on their device", "enable-sleep-mode", kind="bool"),
-    *_known("no effect", "config.json is served as it is", "hf-overrides additional-config", kind="json"),
+    *_known(
+        "no effect",
+        "config.json is served as it is",
+        "hf-overrides additional-config rope-scaling",
+        kind="json",
+    ),
+    *_known("no effect", "config.json is served as it is", "rope-theta"),
     *_known("no effect", "prompts are text or token ids", "enable-prompt-embeds", kind="bool"),
     *_known("no effect", "ask for it in the request", "return-tokens-as-token-ids", kind="bool"),
     *_known(

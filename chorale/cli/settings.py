@@ -126,8 +126,10 @@ def _notices(values: Mapping[str, Setting], environment: Mapping[str, str]) -> l
             continue
         if flag.effect == "refused":
             raise ConfigError(f"--{name} ({setting.origin}) is not served: {flag.note}")
-        what = "accepted and not needed" if flag.effect == "not needed" else "accepted and has no effect"
-        notices.append(f"--{name} ({setting.origin}) is {what}: {flag.note}")
+        needless = flag.effect == "not needed" and setting.value is not False
+        what = "accepted and not needed" if needless else "accepted and has no effect"
+        shown = f"--no-{name}" if setting.value is False else f"--{name}"
+        notices.append(f"{shown} ({setting.origin}) is {what}: {flag.note}")
     notices += _environment_notices(environment)
     key = values.get("api-key")
     if key is not None and key.origin == "command line" and "api-key-file" not in values:

@@ -27,8 +27,12 @@ class Flag:
     note: str = ""
     harmless: tuple[Any, ...] = ()  # values that ask for nothing: neither a line nor an error
 
+    always: bool = False  # what it turns on cannot be turned off: asking for that is worth a line, too
+
     def asks(self, value: Any) -> bool:
         """Whether a flag without a target asks for something by this value."""
+        if self.always:
+            return True
         return value is not None and value is not False and value not in self.harmless
 
 
@@ -68,13 +72,22 @@ def _parse_bool(text: str) -> bool:
     raise ValueError(f"{text!r} is neither true nor false")
 
 
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f"""{text[:60]!r} is not JSON ({error}); for example '["*"]' or '{{"a": 1}}'"""
+        ) from None
+
+
 READERS: dict[Kind, Callable[[str], Any]] = {
     "str": str,
     "int": int,
     "float": float,
     "bool": _parse_bool,
     "list": str,
-    "json": json.loads,
+    "json": _parse_json,
     "size": parse_size,
     "optional": str,
 }

@@ -41,7 +41,7 @@ ACCEPTED = [
     ("openai/gpt-oss-20b --compilation_config.pass_config.fuse_allreduce_rms true", 1),
     ("openai/gpt-oss-20b -O3", 1),
     ("openai/gpt-oss-20b -O 3 -O.cudagraph_mode FULL", 2),
-    ("openai/gpt-oss-20b --enforce-eager", 0),
+    ("openai/gpt-oss-20b --enforce-eager --no-enable-chunked-prefill", 1),
     ("openai/gpt-oss-20b --max-cudagraph-capture-size 2048", 0),
     ("openai/gpt-oss-20b --cuda-graph-sizes 1 2 4 8", 0),
     ("openai/gpt-oss-20b --default-chat-template-kwargs '{\"reasoning_effort\": \"high\"}'", 0),
@@ -80,6 +80,7 @@ REFUSED = [
     ("--default-chat-template-kwargs '{\"enable_thinking\": false}'", "reasoning_effort"),
     ("--default-chat-template-kwargs.reasoning_effort extreme", "reasoning_effort"),
     ("--max-model-len.x 3", "no parts"),
+    ("--allowed-origins '*'", "is not JSON"),
     ("-cc.mode", "needs a value"),
 ]
 
