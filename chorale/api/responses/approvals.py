@@ -15,15 +15,17 @@ from chorale.tools.base import ToolBox
 
 
 def approved_calls(
-    own: Sequence[StoredItem], items: Sequence[StoredItem], box: ToolBox, vocab: Vocabulary
+    own: Sequence[StoredItem], items: Sequence[StoredItem], box: ToolBox | None, vocab: Vocabulary
 ) -> list[ApprovedCall]:
-    """The calls that this request's own input approves and that have not run yet.
+    """The calls that this request's own input approves and that have not run yet. ``box`` None: no tools.
 
-    Raises ``RequestError`` for an answer to nothing, or of a tool that ``tools`` does not offer any more.
+    Raises ``RequestError`` for an answer to nothing, a second one to the same request, or one about a tool
+    that ``tools`` does not offer any more.
     """
     requests = {s.item["id"]: s for s in items if s.item["type"] == "mcp_approval_request"}
     _, called = approvals(items)
     found: list[ApprovedCall] = []
+    answered: set[str] = set()
     for position, stored in enumerate(own):
         if stored.item["type"] != "mcp_approval_response":
             continue
@@ -32,14 +34,17 @@ def approved_calls(
         request = requests.get(request_id)
         if request is None:
             raise RequestError(f"{path}: no approval request with id {request_id[:128]!r}", param=path)
+        if request_id in answered:
+            raise RequestError(f"{path}: {request_id[:128]!r} is answered twice", param=path)
+        answered.add(request_id)
         if stored.item["approve"] and request_id not in called:
             found.append(_call(request, path, box, vocab))
     return found
 
 
-def _call(request: StoredItem, path: str, box: ToolBox, vocab: Vocabulary) -> ApprovedCall:
+def _call(request: StoredItem, path: str, box: ToolBox | None, vocab: Vocabulary) -> ApprovedCall:
     item = request.item
-    recipient = _recipient(item["server_label"], item["name"], box)
+    recipient = _recipient(item["server_label"], item["name"], box) if box is not None else None
     if recipient is None:
         shown = f"{item['name']!r} of the MCP server {item['server_label']!r}"
         raise RequestError(f"{path}: tools does not offer {shown} any more", param=path)

@@ -119,9 +119,8 @@ async def build_prompt(state: ServerState, request: ResponsesRequest, owner: byt
     plan = await _plan(state, request, owner, asked, items)
     rules, hosted = await open_tools(state, plan, rules)
     try:
-        if hosted:
-            with_approved(hosted, approved_calls(own, items, hosted[0].box, state.vocab))
         box = hosted[0].box if hosted else None
+        with_approved(hosted, approved_calls(own, items, box, state.vocab))
         token_ids = await _encode(state, request, tools, structured.described, items, len(history), box)
     except BaseException:
         await close_tools(hosted)

@@ -366,7 +366,7 @@ def test_answers_to_nothing_are_refused() -> None:
         async with served(ECHO, FINAL) as server:
             first = await server.respond(input="x", tools=[ASKING])
             request_id = first["output"][-1]["id"]
-            for change, tools in (({"approval_request_id": "mcpr_no"}, [ASKING]), ({}, [CODE])):
+            for change, tools in (({"approval_request_id": "mcpr_no"}, [ASKING]), ({}, [CODE]), ({}, [])):
                 answer = {
                     "type": "mcp_approval_response",
                     "approval_request_id": request_id,
@@ -417,5 +417,22 @@ def test_the_state_of_tools_is_never_shown() -> None:
             _, stored = await server_get(server, body["id"])
             assert not any(key.startswith("_") for key in (*body, *stored))
             assert VOCAB.decode(server.client.requests[0].prompt_token_ids).count("num_calls") == 0
+
+    run(scenario)
+
+
+def test_a_call_that_is_approved_twice_does_not_run_twice() -> None:
+    async def scenario() -> None:
+        async with served(ECHO, FINAL) as server:
+            first = await server.respond(input="x", tools=[ASKING])
+            answer = {
+                "type": "mcp_approval_response",
+                "approval_request_id": first["output"][-1]["id"],
+                "approve": True,
+            }
+            status, body = await server.post(
+                input=[answer, answer], previous_response_id=first["id"], tools=[ASKING]
+            )
+            assert (status, body["error"]["param"]) == (400, "input[1].approval_request_id")
 
     run(scenario)
