@@ -61,6 +61,8 @@ def to_groups(
     for position, stored in enumerate(items):
         item = stored.item
         if item["type"] in OUTPUTS:
+            if position < num_history and item["call_id"] not in calls:
+                continue  # its call was taken out of the conversation, and it means nothing without
             _add_output(item, calls, f"input[{position - num_history}]")
             continue
         if item["type"] in HOSTED_ITEMS:

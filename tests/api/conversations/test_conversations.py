@@ -200,6 +200,26 @@ def test_a_tool_loop_in_a_conversation_replays_exact_tokens() -> None:
     run(scenario)
 
 
+def test_a_call_that_is_taken_out_takes_its_output_along() -> None:
+    """Otherwise one deletion would make every later request on the conversation a 400."""
+
+    async def scenario() -> None:
+        async with serve(CALL, HELLO) as server:
+            made = await server.sdk.conversations.create()
+            create = server.sdk.responses.create
+            first = await create(model=MODEL, input="x", conversation=made.id, tools=[TOOL])
+            call = first.output[-1]
+            output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "21 °C"}
+            await create(model=MODEL, input=[output], conversation=made.id, tools=[TOOL])
+            assert "21 °C" in server.prompt_text()
+            await server.sdk.conversations.items.delete(call.id, conversation_id=made.id)
+            last = await create(model=MODEL, input="go on", conversation=made.id, tools=[TOOL])
+            assert last.status == "completed"
+            assert "21 °C" not in server.prompt_text()
+
+    run(scenario)
+
+
 def test_what_did_not_complete_leaves_nothing_and_holds_nothing() -> None:
     async def scenario() -> None:
         dead = Script(tokens(HELLO)[:8], error=EngineDeadError("gone"))
