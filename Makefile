@@ -7,12 +7,16 @@ MODEL ?=
 ARGS ?=
 bin := $(VENV)/bin
 
-.PHONY: serve test lint types check clean
+.PHONY: serve test test-all lint types check clean
 
 serve: $(VENV)/.installed
 	$(bin)/chorale serve $(MODEL) $(ARGS)
 
 test: $(VENV)/.installed-test
+	$(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(ARGS)
+
+# With the tests that take minutes each: forty kills of a server, a thousand structured answers, and their like.
+test-all: $(VENV)/.installed-test
 	$(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev
