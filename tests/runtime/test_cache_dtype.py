@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from runtime_helpers import make_engine, random_prompt, request, run
 
+from chorale.cli.settings import merge
 from chorale.errors import ConfigError
 from chorale.runtime.cache_dtype import cache_dtype
 
@@ -34,6 +35,12 @@ def test_fp8_is_e4m3() -> None:
 def test_other_names_are_refused_with_a_reason(name: str, why: str) -> None:
     with pytest.raises(ConfigError, match=f"--kv-cache-dtype {name}: .*{why}"):
         cache_dtype(name)
+
+
+def test_the_command_line_says_so_too() -> None:
+    assert merge(["demo", "--kv-cache-dtype", "fp8_e4m3"], {}).engine.kv_cache_dtype == "fp8_e4m3"
+    with pytest.raises(ConfigError, match="fp8_e5m2: two bits"):
+        merge(["demo", "--kv-cache-dtype", "fp8_e5m2"], {})
 
 
 def scores(checkpoint: Path, **options: object) -> list[float]:
