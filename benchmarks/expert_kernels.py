@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from chorale.bench.gpu_time import graph_seconds
 from chorale.kernels import reference_moe
 from chorale.kernels.ops import ExpertTensors
 from chorale.kernels.triton import stream, tuning
@@ -159,20 +160,8 @@ def relative(found: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def graph_us(work: Callable[[], Any], repeats: int = 15) -> float:
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times) / CALLS
+    """Of one of the calls that ``work`` makes."""
+    return graph_seconds(work, repeats) * 1e6 / CALLS
 
 
 class Case:

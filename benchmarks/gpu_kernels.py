@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from chorale.bench.gpu_time import event_seconds, graph_seconds
 from chorale.kernels import reference, reference_attention, reference_moe
 from chorale.kernels.ops import (
     AttentionMeta,
@@ -192,26 +193,11 @@ def errors() -> None:
 
 
 def graph_us(work: Callable[[], Any], repeats: int = 15) -> float:
-    """Median microseconds of one replay of ``work`` as a CUDA graph."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return events_us(graph.replay, repeats)
+    return graph_seconds(work, repeats) * 1e6
 
 
 def events_us(work: Callable[[], Any], repeats: int = 10) -> float:
-    work()
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+    return event_seconds(work, repeats) * 1e6
 
 
 class Bench:

@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import json
 import multiprocessing
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 
+from chorale.bench.gpu_time import graph_seconds
 from chorale.kernels import mxfp4, reference_attention, reference_moe
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors
 from chorale.kernels.triton import attention, moe, moe_hopper, moe_large, prefill, tuning
@@ -86,22 +86,8 @@ def draw(tokens: int, experts: int) -> torch.Tensor:
     return torch.rand(tokens, experts, device=GPU).topk(4, dim=1).indices
 
 
-def graph_us(work: Callable[[], Any], repeats: int = 9) -> float:
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    graph.replay()
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+def graph_us(work: Callable[[], Any]) -> float:
+    return graph_seconds(work) * 1e6
 
 
 def say(text: str) -> None:

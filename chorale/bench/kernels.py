@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from chorale.bench.gpu_time import graph_seconds
 from chorale.engine.types import CacheGroup
 from chorale.errors import ConfigError
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
@@ -60,25 +61,6 @@ def measure_kernels(
                     "share": best / seconds,
                 })  # fmt: skip
     return rows
-
-
-def graph_seconds(work: Callable[[], Any], repeats: int = 9) -> float:
-    """Median seconds of one replay of ``work`` as a CUDA graph."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    graph.replay()
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(times)
 
 
 def _randn(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

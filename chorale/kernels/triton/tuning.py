@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SMALL_TOKENS = 16
 FEW_LOGITS = 512  # (token, expert) pairs: up to here a program routes one token, above it takes several
 MOST_ARRIVALS = 512  # tiles of one kernel that wait for their last program
 LONE_SLOTS = 8  # up to here each (token, expert) pair is its own tile and nothing is sorted
