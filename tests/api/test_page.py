@@ -6,15 +6,14 @@ import asyncio
 import contextlib
 import json
 import re
-import threading
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chromium import PATH, Page
 from scripted_helpers import ANALYSIS, FINAL, NEXT, call, in_rounds, playing
-from shell_helpers import Running, full_server, make_state, running
+from shell_helpers import full_server, make_state
+from thread_helpers import in_thread, tool_server
 
 from chorale.api.app import create_app
 from chorale.api.auth import hash_key
@@ -22,7 +21,6 @@ from chorale.api.page import _template
 from chorale.client.scripted import ScriptedClient
 from chorale.config import ToolConfig
 from chorale.harmony.vocab import load_vocabulary
-from chorale.tools.service import start_tools
 
 browser = pytest.mark.skipif(PATH is None, reason="there is no Chromium on this machine")
 
@@ -34,44 +32,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     found.close()
 
 
-@contextlib.asynccontextmanager
-async def tool_server(client: ScriptedClient, tools: ToolConfig) -> AsyncIterator[Running]:
-    """The whole app with the real tools."""
-    service = await start_tools(tools, {}, lambda text: len(load_vocabulary().encode(text)))
-    try:
-        async with (
-            make_state(client, tools=tools) as state,
-            running(create_app(replace(state, tools=service))) as server,
-        ):
-            yield server
-    finally:
-        await service.aclose()
-
-
 @contextlib.contextmanager
 def served(
     client: ScriptedClient, keys: tuple[bytes, ...] = (), tools: ToolConfig | None = None
 ) -> Iterator[str]:
     """The app in a thread of its own; yields its address."""
-    started: list[str] = []
-    ready, stop = threading.Event(), threading.Event()
-
-    async def main() -> None:
-        made = tool_server(client, tools) if tools else full_server(client, keys)
-        async with made as server:
-            started.append(f"http://127.0.0.1:{server.port}/")
-            ready.set()
-            while not stop.is_set():
-                await asyncio.sleep(0.01)
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()))
-    thread.start()
-    try:
-        assert ready.wait(10)
-        yield started[0]
-    finally:
-        stop.set()
-        thread.join()
+    with in_thread(tool_server(client, tools) if tools else full_server(client, keys)) as port:
+        yield f"http://127.0.0.1:{port}/"
 
 
 def opened(page: Page, url: str) -> Page:
