@@ -12,7 +12,8 @@ the GPU had nothing to do.
 
 One run each, after a short warm-up of the same batch; ``--runs`` takes the median of several. With ``--fill
 LENGTH`` instead: fill the pool with prompts of that length and more, and compare the memory that was taken
-at most with what ``--gpu-memory-utilization`` allows.
+at most with what ``--gpu-memory-utilization`` allows. ``--profile`` adds, for each case, where the time of a
+step goes by kernel, from a run of its own (the profiler slows it down).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import argparse
 import json
 import statistics
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -149,6 +151,36 @@ class DeviceClock:
         return seconds
 
 
+def profile(core: EngineCore, rows: int, prompt: int) -> dict[str, tuple[float, int]]:
+    """Kernel -> (microseconds, launches) of a decode step: the mean of several."""
+    rng = np.random.default_rng(rows)
+    for row in range(rows):
+        ids = rng.integers(0, 199_000, prompt).tolist()
+        spec = SamplingSpec(temperature=1.0, ignore_eos=True, max_tokens=20, seed=row)
+        core.add_request(GenerateRequest(request_id=f"p{row}", prompt_token_ids=ids, sampling=spec))
+    while core.stats().last_step_tokens != rows:
+        core.step()
+    for _ in range(4):
+        core.step()
+    torch.cuda.synchronize()
+    steps = 5
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(steps):
+            core.step()
+        torch.cuda.synchronize()
+    while core.has_work:
+        core.step()
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for event in profiler.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            found[event.name[:60]][0] += event.time_range.elapsed_us() / steps
+            found[event.name[:60]][1] += 1
+    return {
+        name: (time, round(count / steps))
+        for name, (time, count) in sorted(found.items(), key=lambda item: -item[1][0])
+    }
+
+
 def measure(
     core: EngineCore, watch: Watch, clock: DeviceClock, name: str, output: int | None, runs: int
 ) -> dict[str, Any]:
@@ -241,6 +273,8 @@ def build(folder: Path, given: argparse.Namespace) -> tuple[EngineCore, Watch, d
         gpu_memory_utilization=given.gpu_memory_utilization,
         max_num_seqs=given.max_num_seqs,
         max_model_len=given.max_model_len,
+        moe_activation_dtype=given.moe_activation_dtype,
+        kv_cache_dtype=given.kv_cache_dtype,
     )
     core, info = build_engine(config)
     assert isinstance(core._executor, LocalExecutor)
@@ -264,6 +298,9 @@ def main() -> None:
     parser.add_argument("--fill", type=int, metavar="LENGTH")
     parser.add_argument("--ops", default="auto")
     parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--moe-activation-dtype", default=EngineConfig.moe_activation_dtype)
+    parser.add_argument("--kv-cache-dtype", default=EngineConfig.kv_cache_dtype)
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--serial", action="store_true")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.92)
     parser.add_argument("--max-num-seqs", type=int)
@@ -291,6 +328,10 @@ def main() -> None:
             f"{k} {v:,.3g}" if v < 100 else f"{k} {v:,.0f}" for k, v in found.items() if k != "case"
         )
         print(f"{name:8s} {figures}{theirs}  [{time.perf_counter() - began:.0f} s]", flush=True)
+        if given.profile and CASES[name][2] > 1:
+            found["kernels"] = profile(core, *CASES[name][:2])
+            for kernel, (spent, count) in list(found["kernels"].items())[:24]:
+                print(f"    {spent:9.1f} us a step in {count:4d} of {kernel}", flush=True)
         results.append(found)
     peak = torch.cuda.max_memory_reserved()
     free, total = (number / 2**30 for number in torch.cuda.mem_get_info())

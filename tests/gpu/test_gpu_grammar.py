@@ -39,7 +39,15 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> EngineCore:
     config = make_config(layers=2, experts=4, hidden=64, inter=64, heads=4, kv_heads=2, head_dim=64)
     folder = write_random_checkpoint(tmp_path_factory.mktemp("model") / "random", config, seed=1)
     made, _ = build_engine(
-        EngineConfig(model=str(folder), device="cuda", ops="reference", max_model_len=1024, max_num_seqs=64)
+        EngineConfig(
+            model=str(folder),
+            device="cuda",
+            ops="reference",
+            max_model_len=1024,
+            max_num_seqs=64,
+            block_size=16,
+            num_gpu_blocks_override=64 * 64,  # every row's longest; a pool of its own choice is the whole GPU
+        )
     )
     return made
 
