@@ -24,7 +24,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from chorale.kernels.triton import tuning
 from chorale.kernels.triton.experts import COLUMNS, Experts, Matrices
 from chorale.kernels.triton.moe_operand import (
     SCALES,
@@ -487,16 +486,14 @@ def _launch(
     tile: LargeTile,
     is_gate_up: bool,
 ) -> None:
-    width, line = 128 // x.element_size(), tuning.LARGE_LINE
+    width = 128 // x.element_size()
     inputs = gl.NVMMASharedLayout(128, 8 * x.element_size())
     limits = {"maxnreg": tile.registers} if tile.registers else {}
     _product_kernel[(_num_multiprocessors(x.device) * tile.programs,)](
         TensorDescriptor.from_tensor(x, [tile.wide, width], inputs),
         TensorDescriptor.from_tensor(x, [tile.narrow, width], inputs),
         TensorDescriptor.from_tensor(
-            matrices.blocks.view(torch.uint8).view(-1, line),
-            [1024 // line, line],
-            gl.NVMMASharedLayout(128 if line == 128 else 0, 8),
+            matrices.blocks.view(torch.uint8).view(-1, 128), [8, 128], gl.NVMMASharedLayout(128, 8)
         ),
         TensorDescriptor.from_tensor(
             matrices.scales.view(-1, matrices.chunks * 32), [8, 64], gl.NVMMASharedLayout(64, 8)

@@ -73,16 +73,6 @@ WORDS = gl.constexpr(
         [64, 128],
     )
 )
-# The same as [(8 tiles, 2 chunks, 32 lanes), 16 bytes]: how they were fetched when this was first measured.
-WORDS16 = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [0, 8], [32, 0]],
-        [[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]],
-        [[64, 0], [128, 0], [256, 0]],
-        [],
-        [512, 16],
-    )
-)
 SCALES = gl.constexpr(
     gl.DistributedLinearLayout(
         [[0, 1], [0, 32]],
@@ -117,8 +107,7 @@ _ROWS8 = gl.constexpr(
 @gluon.jit
 def load_words(w_smem, stage):
     """A step's packed bytes."""
-    layout: gl.constexpr = WORDS if w_smem.shape[2] == 128 else WORDS16
-    return w_smem.index(stage).load(layout)
+    return w_smem.index(stage).load(WORDS)
 
 
 @gluon.jit

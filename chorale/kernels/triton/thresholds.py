@@ -216,7 +216,8 @@ def _settle_kernel(
     found = -float("inf")
     if _uses(filters_ptr, row, V, K) & (tl.load(temperature_ptr + row) > 0):
         goal = tl.load(filters_ptr + row * 3 + (0 if K else 1))
-        low, _ = _range_of(old_bounds_ptr, old_sums_ptr, goal, 0.0, row, pieces, number, K, PIECES)
+        top = tl.load(top_ptr + row)
+        low, _ = _range_of(old_bounds_ptr, old_sums_ptr, goal, top, row, pieces, number, K, PIECES)
         found = _value_of(low)
         tl.store(edge_ptr + row, tl.maximum(tl.load(edge_ptr + row), found))
     if K:

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from chorale.kernels.triton import (
     attention,
     combine,
+    decodes,
     linear,
     moe,
     moe_hopper,
@@ -29,9 +30,11 @@ from chorale.kernels.triton import (
     prefill,
     qkv,
     route,
+    sample,
     slim,
     sort,
     stream,
+    thresholds,
     tuning,
 )
 
@@ -156,6 +159,43 @@ def streaming(hopper: bool) -> list[Variant]:
     return found
 
 
+def around_the_model() -> list[Variant]:
+    """The inputs of a decode step, filters and sampling."""
+    numbers = dict.fromkeys(
+        ("rows_ptr", "computed_ptr", "new_token_ptr", "new_page_ptr", "pages_ptr", "keys_ptr"), "*i32"
+    )
+    wide = dict.fromkeys(("last_ptr", "position_ptr", "slot_ptr", "bounds_ptr", "old_bounds_ptr"), "*i64")
+    floats = dict.fromkeys(
+        ("temperature_ptr", "filters_ptr", "best_ptr", "top_ptr", "floor_ptr", "edge_ptr", "most_ptr"),
+        "*fp32",
+    )
+    sums = {"sums_ptr": "*fp32", "old_sums_ptr": "*fp32", "forbidden_ptr": "*u8"}
+    types = numbers | wide | floats | sums
+    cut, pieces = {"BLOCK": thresholds.BLOCK, "BLOCKS": thresholds.BLOCKS}, {"PIECES": 64}
+    inputs, chosen = types | {"token_ptr": "*i64"}, types | {"token_ptr": "*i32", "out_ptr": "*i64"}
+    found: list[Variant] = [
+        ("decodes", decodes._decodes_kernel, {"PAGE": 64, "BLOCK": 64}, inputs, 1, 3),
+        ("best", thresholds._best_kernel, cut, types, 4, 3),
+        ("prepare", thresholds._prepare_kernel, pieces, types, 1, 3),
+        (
+            "rows",
+            sample._rows_kernel,
+            {"PIECES": 256},
+            types | {"token_ptr": "*i32", "out_ptr": "*i64"},
+            1,
+            3,
+        ),
+    ]
+    for name, is_k in (("k", True), ("p", False)):
+        each = pieces | {"K": is_k}
+        found.append((f"pass {name}", thresholds._pass_kernel, each | cut, types, 4, 3))
+        found.append((f"settle {name}", thresholds._settle_kernel, each, types, 1, 3))
+    for filtered in (False, True):
+        constants = {"BLOCK": 1024, "BLOCKS": 8, "FILTERED": filtered}
+        found.append((f"pieces {filtered}", sample._pieces_kernel, constants, chosen, 4, 3))
+    return found
+
+
 def e4m3_pages(target: GPUTarget, found: list[Variant]) -> list[Variant]:
     """The kernels that touch pages, with one byte a value: bytes where Triton has no such type."""
     native = target.backend == "cuda" and int(target.arch) >= 89
@@ -190,6 +230,7 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
     kernel = moe_hopper._product_kernel
     names = list(inspect.signature(kernel.fn).parameters)
     for slots, is_gate_up, fp8 in [
+        (16, True, False),
         (32, True, False),
         (1024, True, False),
         (1024, False, True),
@@ -252,7 +293,9 @@ def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
     nvidia = target.backend == "cuda"
     hopper = nvidia and int(target.arch) >= 90
     found = variants(nvidia, hopper)
-    found += e4m3_pages(target, found) + (streaming(hopper) if nvidia else []) + large(hopper)
+    found += (
+        around_the_model() + e4m3_pages(target, found) + (streaming(hopper) if nvidia else []) + large(hopper)
+    )
     if target.arch == 90 and (not wanted or "product" in wanted):
         compile_products(target, verbose)
     for name, kernel, constants, types, warps, stages in found:
