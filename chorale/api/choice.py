@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from chorale.api.compactrounds import CompactingRounds
 from chorale.api.ids import new_id
 from chorale.api.item import OpenItem, Token
 from chorale.api.options import Round, TurnOptions
@@ -28,7 +29,7 @@ from chorale.api.output import (
 )
 from chorale.api.stops import StopFilter
 from chorale.api.toolloop import PendingCall, TurnTools
-from chorale.api.toolrounds import FUNCTIONS, Calling, ToolRounds
+from chorale.api.toolrounds import FUNCTIONS, Calling
 from chorale.api.unwrap import InputReader
 from chorale.engine.types import ChunkTimings, TokenChunk, TokenLogprobs
 from chorale.errors import ChoraleError, EngineError
@@ -58,7 +59,7 @@ _ID_PREFIX: dict[ItemKind, str] = {
 }
 
 
-class Choice(ToolRounds):
+class Choice(CompactingRounds):
     """Feed it this choice's chunks; ``take`` the events. ``ended`` is set with ``TurnEnded``.
 
     When ``next_round`` is set instead, the turn goes on: submit it, call ``begin_round``, feed on. When
@@ -70,6 +71,7 @@ class Choice(ToolRounds):
     ) -> None:
         self.index = index
         self.usage = Usage(input_tokens=len(prompt))
+        self.spent = Usage()  # on summaries of the conversation
         self.ended = False
         self.next_round: Round | None = None
         self.tool_call: PendingCall | None = None
@@ -101,6 +103,7 @@ class Choice(ToolRounds):
         self._start_parser(options.prefill_token_ids)
         if self.tools is not None:
             self._begin_tools(self.tools)
+        self._await_compaction()
 
     # ------------------------------------------------------------------ rounds
 
@@ -369,6 +372,7 @@ class Choice(ToolRounds):
         self.ended = True
         self.next_round = self.tool_call = None
         self.usage.output_tokens = len(self.sampled)
+        self.usage.add(self.spent)
         self._drain_parser("completed" if reason in ("stop", "tool_calls") else "incomplete", keep_tail)
         if reason == "stop" and self._called:
             reason = "tool_calls"

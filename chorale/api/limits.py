@@ -110,6 +110,9 @@ LIMITS: dict[str, Limit] = {
     "top_logprobs": _integer(0, MAX_LOGPROBS, "alternatives per token", "0"),
     "prompt_logprobs": _integer(0, MAX_LOGPROBS, "alternatives per prompt token"),
     "max_tool_calls": _integer(0, INT32_MAX, "built-in calls within one response"),
+    "compact_threshold": _integer(
+        1, INT32_MAX, "prompt tokens from which on a conversation is summed up", "3/4 of the window"
+    ),
     # scheduling
     "priority": _integer(
         -INT32_MAX - 1, INT32_MAX, "lower runs first under --scheduling-policy priority", "0"

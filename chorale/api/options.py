@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from chorale.api.output import ItemKind
 
 if TYPE_CHECKING:
+    from chorale.api.compaction import Compaction
     from chorale.api.toolloop import TurnTools
 
 
@@ -46,6 +47,7 @@ class TurnOptions:
     cache_salt: str = ""
     arrival_time: float = 0.0
     tools: tuple[TurnTools, ...] = ()  # the built-in tools: none, or one entry a choice
+    compaction: Compaction | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ ItemKind = Literal[
     "mcp_call",
     "mcp_list_tools",
     "mcp_approval_request",
+    "compaction",
 ]
 ItemStatus = Literal["completed", "incomplete", "failed"]
 EndReason = Literal["stop", "length", "tool_calls", "abort", "error"]
@@ -74,6 +75,10 @@ class Usage:
 
     def copy(self) -> Usage:
         return replace(self)
+
+    def add(self, other: Usage) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @dataclass(frozen=True, slots=True)

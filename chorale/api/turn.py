@@ -21,9 +21,10 @@ from typing import Protocol
 import msgspec
 
 from chorale.api.choice import Choice
+from chorale.api.compaction import options_of_pass, sampling_of_pass
 from chorale.api.merge import Sources
 from chorale.api.options import Round, TurnOptions
-from chorale.api.output import EndReason, OutputEvent
+from chorale.api.output import EndReason, Fold, OutputEvent, end_error
 from chorale.api.toolloop import ANSWER_TOKENS, render_result, run_call
 from chorale.client.base import EngineClient, TokenStream
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
@@ -100,7 +101,7 @@ async def drive(
     """Submit the request and feed its choices, round after round, until each has ended."""
     job = _Job(client, sampling, options)
     first = _first_round(job, choices, prompt_token_ids)
-    if any(_waits_for_tool(choice) for choice in choices):
+    if any(_goes_on(choice) for choice in choices):
         for choice in choices:
             job.sources.add(_go_on(job, choice))
     elif len(choices) > 1:
@@ -178,6 +179,11 @@ async def _go_on(job: _Job, choice: TurnChoice) -> AsyncGenerator[list[ChoiceEve
             continue
         following = choice.next_round
         assert following is not None
+        if isinstance(choice, Choice) and choice.compaction_due(following):
+            async with aclosing(_compact(job, choice, following)) as batches:
+                async for batch in batches:
+                    yield batch
+            continue
         spec = _next_spec(job, choice, following, spec)
         stream = await _submit_next(job, choice, following, spec)
         if stream is None:
@@ -222,6 +228,41 @@ async def _use_tool(job: _Job, choice: Choice) -> AsyncGenerator[list[ChoiceEven
         choice.end("length")
     else:
         choice.end_call(result)
+    if batch := _take([choice]):
+        yield batch
+
+
+async def _compact(job: _Job, choice: Choice, following: Round) -> AsyncGenerator[list[ChoiceEvents]]:
+    """The model sums up what it would have read; its next round is set then, or the choice has ended."""
+    compaction = job.options.compaction
+    assert compaction is not None
+    prompt = compaction.prompt_of_pass(following.prompt_token_ids, is_first=following.num_new_tokens is None)
+    sampling = sampling_of_pass(job.sampling, job.client.info.max_model_len, len(prompt))
+    if sampling is None:
+        choice.skip_compaction()
+        return
+    choice.begin_compaction()
+    yield _take([choice])
+    fold, begun = Fold(), False
+    options = options_of_pass(job.options, f"{choice.index}.{choice.num_rounds}.summary")
+    turn = run_turn(job.client, choice.vocab, prompt_token_ids=prompt, sampling=sampling, options=options)
+    async with aclosing(turn):
+        async for events in turn:
+            fold.add(events)
+            if not begun and any(item.kind == "message" for item in fold.items):
+                begun = True
+                choice.on_summary_begun()
+                yield _take([choice])
+    assert fold.ended is not None
+    summary = fold.text("message").strip()
+    if (error := end_error(fold.ended)) is not None:
+        choice.fail(error)
+    elif not summary:
+        choice.fail(EngineError("the model wrote no summary"))
+    else:
+        packed = compaction.pack(summary)
+        rebuilt = await asyncio.to_thread(compaction.rebuild, packed)
+        choice.end_compaction(following, packed, rebuilt, fold.ended.usage)
     if batch := _take([choice]):
         yield batch
 

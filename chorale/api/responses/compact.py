@@ -13,26 +13,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chorale.api import limits
+from chorale.api.compaction import MAX_TOKENS, REQUEST
 from chorale.api.fields import triage
 from chorale.api.http import json_response, parse_model, read_json, until_disconnect
 from chorale.api.ids import new_id
 from chorale.api.models import check_model
+from chorale.api.responses.compaction import compaction_object
 from chorale.api.responses.items import parse_items
 from chorale.api.responses.prepare import prepare
 from chorale.api.responses.reading import owner_of
 from chorale.api.responses.request import HARMLESS, Identifier, ResponsesRequest, as_message
 from chorale.api.responses.run import Run
-from chorale.api.responses.sealed import seal
+from chorale.api.responses.sealed import Compacted, pack
 from chorale.api.responses.stored import Item
 from chorale.api.state import ServerState
 from chorale.errors import EngineError, RequestError
-
-REQUEST = (
-    "Summarize this conversation so that it can be continued from your summary alone. Keep what was asked"
-    " for, what was decided and why, names, numbers, paths and code that are still needed, what tools"
-    " returned, and what is still to be done. Write only the summary."
-)
-MAX_TOKENS = 8192  # of reasoning and summary: a model that cannot stop must stop
 
 _HARMLESS = {name: HARMLESS[name] for name in ("prompt_cache_options", "prompt_cache_retention", "image")} | {
     "prompt_cache_key": "the prefix cache finds equal prefixes by itself"
@@ -90,7 +85,7 @@ def _answer(body: dict[str, Any], spoken: list[Item]) -> dict[str, Any]:
     )
     if not text:
         raise EngineError("the model wrote no summary")
-    summary = {"id": new_id("cmp"), "type": "compaction", "encrypted_content": seal(text)}
+    summary = compaction_object(new_id("cmp"), pack(Compacted(text)))
     return {
         "id": body["id"],
         "object": "response.compaction",

@@ -22,6 +22,7 @@ from chorale.api.responses.client_calls import (
 )
 from chorale.api.responses.hosted_items import HOSTED_CALLS, HOSTED_ITEMS, approvals, hosted_messages
 from chorale.api.responses.items import item_text
+from chorale.api.responses.sealed import unpack
 from chorale.api.responses.stored import Item, StoredItem
 from chorale.api.responses.tools import read_functions
 from chorale.errors import ContextLengthError, RequestError
@@ -46,30 +47,28 @@ def split_instructions(instructions: str | None, items: Sequence[StoredItem]) ->
     return ("\n\n".join(texts) or None), count
 
 
-def to_groups(
-    items: Sequence[StoredItem], num_history: int = 0, freeform: Collection[str] = ()
-) -> list[Group]:
-    """One group an item; outputs join the group of their call. Raises ``RequestError`` naming the call_id.
+def to_groups(items: Sequence[StoredItem], freeform: Collection[str] = ()) -> list[Group]:
+    """One group an item; outputs join the group of their call (``check_outputs`` has seen that it is there).
 
-    ``items[num_history:]`` are the request's own ``input``, whose indices errors name. ``freeform``: tools
-    whose calls are their input itself.
+    ``freeform``: tools whose calls are their input itself.
     """
-    preambles = _preambles(items)
+    is_preamble = preambles(items)
     answers, called = approvals(items)
     groups: list[Group] = []
     calls: dict[str, tuple[str, Group]] = {}  # call_id -> (name in the prompt, its group)
     for position, stored in enumerate(items):
         item = stored.item
         if item["type"] in OUTPUTS:
-            if position < num_history and item["call_id"] not in calls:
-                continue  # its call was taken out of the conversation, and it means nothing without
-            _add_output(item, calls, f"input[{position - num_history}]")
+            _add_output(item, calls)
             continue
         if item["type"] in HOSTED_ITEMS:
             if exchange := hosted_messages(stored, answers, called):
                 groups.append(exchange)
             continue
-        message = _message(stored, preambles[position], freeform)
+        if item["type"] == "compaction":
+            groups.append(_compaction(item))
+            continue
+        message = _message(stored, is_preamble[position], freeform)
         if message is None:
             continue
         group = [message]
@@ -79,14 +78,27 @@ def to_groups(
     return groups
 
 
-def _add_output(item: Item, calls: dict[str, tuple[str, Group]], path: str) -> None:
-    call = calls.get(item["call_id"])
-    if call is None:
-        raise RequestError(
-            f"{path}.call_id: no call with call_id {item['call_id'][:128]!r} comes before this output",
-            param=f"{path}.call_id",
-        )
-    name, group = call
+def check_outputs(items: Sequence[StoredItem], num_history: int = 0) -> None:
+    """Raises ``RequestError`` for an output whose call does not come before it.
+
+    ``items[num_history:]`` are the request's own ``input``, whose indices errors name.
+    """
+    calls: set[str] = set()
+    for position, stored in enumerate(items):
+        item = stored.item
+        if is_call(item):
+            calls.add(item["call_id"])
+        elif item["type"] in OUTPUTS and item["call_id"] not in calls:
+            is_own = position >= num_history
+            kind = item["type"].replace("_", " ")
+            raise RequestError(
+                f"No tool call found for {kind} with call_id {item['call_id'][:128]}.",
+                param=f"input[{position - num_history}].call_id" if is_own else "input",
+            )
+
+
+def _add_output(item: Item, calls: dict[str, tuple[str, Group]]) -> None:
+    name, group = calls[item["call_id"]]
     group.append(output_message(item, name))
     if item["type"] == "tool_search_output":
         group.append(_tools_message(item))
@@ -100,7 +112,7 @@ def _tools_message(item: Item) -> Message:
     return Message("developer", DeveloperContent(None, namespaces))
 
 
-def _preambles(items: Sequence[StoredItem]) -> list[bool]:
+def preambles(items: Sequence[StoredItem]) -> list[bool]:
     """Which assistant messages are preambles: their phase says so, or they have none and a call follows."""
     found = [False] * len(items)
     following = ""  # type of the next item that is not reasoning
@@ -116,15 +128,22 @@ def _preambles(items: Sequence[StoredItem]) -> list[bool]:
     return found
 
 
+def _compaction(item: Item) -> Group:
+    compacted = unpack(item_text(item))
+    told = f"Summary of the conversation before this:\n\n{compacted.summary}"
+    asked = [Message("user", text) for text in compacted.unanswered]
+    return [Message("developer", DeveloperContent(told)), *asked]
+
+
 def _message(stored: StoredItem, is_preamble: bool, freeform: Collection[str]) -> Message | None:
     item, token_ids = stored.item, stored.token_ids or None
     if is_call(item):
         return call_message(item, token_ids, freeform)
     if item["type"] == "additional_tools":
         return _tools_message(item)
+    if item["type"] == "compaction_trigger":
+        return None
     text = item_text(item)
-    if item["type"] == "compaction":
-        return Message("developer", DeveloperContent(f"Summary of the conversation before this:\n\n{text}"))
     if item["type"] == "reasoning":
         # Nothing to show: only encrypted content of another server, or a client that stripped the text.
         return (

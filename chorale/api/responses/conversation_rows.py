@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from chorale.api.ids import new_id
+from chorale.api.responses.client_calls import OUTPUTS, is_call
 from chorale.api.responses.database import Database
 from chorale.api.responses.rows import (
     ROW_BYTES,
@@ -118,15 +119,32 @@ def find_own_item(db: Database, seq: int, item_id: str) -> StoredItem | None:
 
 
 def remove_item(db: Database, seq: int, item_id: str, now: float) -> bool:
+    """With a call goes its output: without its call, it would make every later request a 400."""
     stored = find_own_item(db, seq, item_id)
     if stored is None:
         return False
-    db.execute("DELETE FROM conversation_items WHERE id = ? AND conversation_seq = ?", (item_id, seq))
+    removed = [stored]
+    if is_call(stored.item):
+        removed += _outputs_of(db, seq, stored.item["call_id"])
+    for gone in removed:
+        db.execute(
+            "DELETE FROM conversation_items WHERE id = ? AND conversation_seq = ?", (gone.item["id"], seq)
+        )
     db.execute(
         "UPDATE conversations SET num_bytes = num_bytes - ?, used = ? WHERE seq = ?",
-        (row_size(item_row(stored)), now, seq),
+        (sum(row_size(item_row(gone)) for gone in removed), now, seq),
     )
     return True
+
+
+def _outputs_of(db: Database, seq: int, call_id: str) -> list[StoredItem]:
+    rows = db.execute(
+        "SELECT item, token_ids FROM conversation_items WHERE conversation_seq = ?", (seq,)
+    ).fetchall()
+    items = [unpack_item(*row) for row in rows]
+    return [
+        stored for stored in items if stored.item["type"] in OUTPUTS and stored.item["call_id"] == call_id
+    ]
 
 
 def load_page(db: Database, seq: int, *, after: str | None, limit: int, newest_first: bool) -> ItemPage:

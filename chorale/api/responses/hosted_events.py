@@ -15,7 +15,7 @@ from typing import Any
 
 from chorale.api.output import FoldedItem, ItemClosed, OutputEvent, ToolOutcome, ToolProgressed, ToolStarted
 from chorale.api.responses.hosted_items import action_object, action_of_progress
-from chorale.api.responses.objects import ResponseBuilder, is_unasked
+from chorale.api.responses.objects import ResponseBuilder, is_void
 
 Event = tuple[str, dict[str, Any]]  # (type, fields)
 
@@ -63,7 +63,7 @@ class HostedEvents:
             yield from self._searching({})
 
     def close(self, event: ItemClosed) -> Iterator[Event]:
-        if is_unasked(self._item):
+        if is_void(self._item):
             return
         if not self.shown:
             yield self._added({})

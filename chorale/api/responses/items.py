@@ -29,7 +29,13 @@ _REASONING_PARTS = frozenset({"reasoning_text", "summary_text", "text"})
 
 def parse_items(raw: list[dict[str, Any]], path: str = "input") -> list[Item]:
     """Raises ``RequestError`` naming the first faulty item by its index in ``path``."""
-    return [_parse_item(item, f"{path}[{position}]") for position, item in enumerate(raw)]
+    items = [_parse_item(item, f"{path}[{position}]") for position, item in enumerate(raw)]
+    for position, item in enumerate(items[:-1]):
+        if item["type"] == "compaction_trigger":
+            raise RequestError(
+                f"{path}[{position}]: a compaction_trigger must be the last item", param=f"{path}[{position}]"
+            )
+    return items
 
 
 def _parse_item(item: Mapping[str, Any], path: str) -> Item:
@@ -102,6 +108,10 @@ def _compaction(item: Mapping[str, Any], path: str) -> Item:
     return {"id": read_id(item, "cmp"), "type": "compaction", "encrypted_content": sealed}
 
 
+def _compaction_trigger(item: Mapping[str, Any], path: str) -> Item:
+    return {"id": read_id(item, "cmt"), "type": "compaction_trigger"}
+
+
 def _item_reference(item: Mapping[str, Any], path: str) -> Item:
     return {"type": "item_reference", "id": read_string(item, "id", path)}
 
@@ -111,6 +121,7 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
     "reasoning": _reasoning,
     "item_reference": _item_reference,
     "compaction": _compaction,
+    "compaction_trigger": _compaction_trigger,
     **client_items.PARSERS,
     **hosted_input.PARSERS,
 }
@@ -125,7 +136,7 @@ def item_text(item: Item) -> str:
         return client_calls.call_text(item)
     if item["type"] in client_calls.OUTPUTS:
         return client_calls.output_text(item)
-    if item["type"] == "additional_tools":
+    if item["type"] in ("additional_tools", "compaction_trigger"):
         return ""
     if item["type"] == "compaction":
         return unseal(item["encrypted_content"], "encrypted_content") or ""

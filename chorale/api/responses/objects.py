@@ -17,6 +17,7 @@ from chorale.api.output import (
     Usage,
 )
 from chorale.api.responses.client_calls import call_object
+from chorale.api.responses.compaction import compaction_object
 from chorale.api.responses.hosted_items import hosted_object
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
@@ -26,6 +27,7 @@ from chorale.api.structured import DEFAULT_NAME
 from chorale.errors import ChoraleError, EngineError
 from chorale.tools.base import UrlCitation
 
+TEXTS = CLIENT_CALLS | {"compaction"}  # kinds that have no content parts
 Status = str  # "in_progress" and the item statuses of chorale.api.output
 
 
@@ -120,7 +122,7 @@ def reasoning_text(text: str) -> dict[str, Any]:
 
 
 def item_object(opened: ItemOpened, status: Status, body: Any) -> Item:
-    """``body``: a list of content parts, or a call's text."""
+    """``body``: a list of content parts, or the text of a call or compaction."""
     if opened.kind == "message":
         return {
             "id": opened.item_id,
@@ -141,12 +143,14 @@ def item_object(opened: ItemOpened, status: Status, body: Any) -> Item:
         }
     if opened.kind in CLIENT_CALLS:
         return call_object(opened, status, body)
+    if opened.kind == "compaction":
+        return compaction_object(opened.item_id, body)
     raise ValueError(f"no form for an item of kind {opened.kind}")
 
 
-def is_unasked(item: FoldedItem) -> bool:
-    """An approval request that was cut: nobody can approve half a call."""
-    return item.kind == "mcp_approval_request" and item.status != "completed"
+def is_void(item: FoldedItem) -> bool:
+    """Cut, and nothing without its end: nobody can approve half a call, or go on from half a summary."""
+    return item.kind in ("mcp_approval_request", "compaction") and item.status != "completed"
 
 
 class ResponseBuilder:
@@ -190,7 +194,7 @@ class ResponseBuilder:
         """A finished item."""
         if item.kind in BUILTIN_ITEMS:
             return self.hosted(item, item.status or "incomplete")
-        body = item.text if item.kind in CLIENT_CALLS else [self.part(item)]
+        body = item.text if item.kind in TEXTS else [self.part(item)]
         made = item_object(item.opened, item.status or "incomplete", body)
         if item.kind == "reasoning" and "reasoning.encrypted_content" in self._include:
             made["encrypted_content"] = seal(item.text)
@@ -208,7 +212,7 @@ class ResponseBuilder:
         return [
             StoredItem(self.item(item), () if item is cut else item.token_ids)
             for item in items
-            if self.shows(item.opened) and not is_unasked(item)
+            if self.shows(item.opened) and not is_void(item)
         ]
 
     def finish(self, output: list[StoredItem]) -> dict[str, Any]:

@@ -8,12 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chorale.api.choice import TurnOptions
+from chorale.api.compaction import Compaction
+from chorale.api.compaction import reserve as room_for_summary
 from chorale.api.hosted import HostedTools, builtin_tools, is_hosted, read_hosted
 from chorale.api.ids import new_id
 from chorale.api.prompt import THREAD_CHARS, developer_message, reasoning_effort, system_message
 from chorale.api.responses.approvals import approved_calls
 from chorale.api.responses.client_calls import TOOL_LISTS, is_call
-from chorale.api.responses.conversation import Window, encode, split_instructions, to_groups
+from chorale.api.responses.compaction import plan, since_compaction
+from chorale.api.responses.conversation import (
+    Group,
+    Window,
+    check_outputs,
+    encode,
+    split_instructions,
+    to_groups,
+)
 from chorale.api.responses.hosted_items import HOSTED_CALLS, HOSTED_ITEMS
 from chorale.api.responses.items import item_text, parse_items, same_output
 from chorale.api.responses.request import ResponsesRequest
@@ -43,6 +53,7 @@ class Prompt:
     rules: TurnRules
     input: tuple[StoredItem, ...]  # this request's own items, as they are stored
     hosted: tuple[TurnTools, ...] = ()  # what the server runs; the turn closes it
+    compaction: Compaction | None = None
 
     async def close(self) -> None:
         """For a prompt that is not answered."""
@@ -73,7 +84,7 @@ async def _prepare(state: ServerState, request: ResponsesRequest, prompt: Prompt
         request,
         state.client.info,
         state.vocab,
-        num_prompt_tokens=len(prompt.token_ids),
+        num_prompt_tokens=len(first_prompt(prompt)),
         max_tokens=request.max_output_tokens,
         logprobs=request.num_logprobs,
         prompt_param="input",
@@ -93,8 +104,17 @@ async def _prepare(state: ServerState, request: ResponsesRequest, prompt: Prompt
         cache_salt=request.cache_salt or "",
         arrival_time=time.time(),
         tools=prompt.hosted,
+        compaction=prompt.compaction,
     )
     return Prepared(response_id, prompt, sampling, options)
+
+
+def first_prompt(prompt: Prompt) -> list[int]:
+    """What the answer will follow, as far as it is known: behind a summary, everything but that."""
+    compaction = prompt.compaction
+    if compaction is None or compaction.first_prompt is None:
+        return prompt.token_ids
+    return compaction.rebuild(compaction.pack(""))
 
 
 async def build_prompt(state: ServerState, request: ResponsesRequest, owner: bytes) -> Prompt:
@@ -110,6 +130,7 @@ async def build_prompt(state: ServerState, request: ResponsesRequest, owner: byt
     parsed = await asyncio.to_thread(parse_items, raw) if len(raw) > _THREAD_ITEMS else parse_items(raw)
     own = await resolve_items(state, parsed, owner)
     items = history + own
+    check_outputs(items, len(history))
     loaded = [stored.item["tools"] for stored in items if stored.item["type"] in TOOL_LISTS]
     tools = read_tools(request.tools, request.tool_choice, loaded, asked.names)
     rules, structured = read_rules(request, tools)
@@ -121,11 +142,11 @@ async def build_prompt(state: ServerState, request: ResponsesRequest, owner: byt
     try:
         box = hosted[0].box if hosted else None
         with_approved(hosted, approved_calls(own, items, box, state.vocab))
-        token_ids = await _encode(state, request, tools, structured.described, items, len(history), box)
+        token_ids, compaction = await _encode(state, request, tools, structured.described, items, box)
     except BaseException:
         await close_tools(hosted)
         raise
-    return Prompt(token_ids, tools, rules, tuple(own), hosted)
+    return Prompt(token_ids, tools, rules, tuple(own), hosted, compaction)
 
 
 def _check_call_limit(request: ResponsesRequest, rules: TurnRules) -> None:
@@ -163,12 +184,11 @@ async def _encode(
     tools: ToolSet,
     answer: ResponseFormat | None,
     items: Sequence[StoredItem],
-    num_history: int,
     box: ToolBox | None,
-) -> list[int]:
+) -> tuple[list[int], Compaction | None]:
     if len(items) > _THREAD_ITEMS or _num_chars(request, items) > THREAD_CHARS:
-        return await asyncio.to_thread(assemble, state, request, tools, answer, items, num_history, box)
-    return assemble(state, request, tools, answer, items, num_history, box)
+        return await asyncio.to_thread(assemble, state, request, tools, answer, items, box)
+    return assemble(state, request, tools, answer, items, box)
 
 
 def read_rules(request: ResponsesRequest, tools: ToolSet) -> tuple[TurnRules, Structured]:
@@ -191,12 +211,10 @@ def assemble(
     tools: ToolSet,
     answer: ResponseFormat | None,
     items: Sequence[StoredItem],
-    num_history: int,
     box: ToolBox | None = None,
-) -> list[int]:
-    """The prompt of a list of items, of which ``items[num_history:]`` are this request's input."""
+) -> tuple[list[int], Compaction | None]:
+    """The prompt of a list of items, and how the turn sums it up, if it does."""
     instructions, num_leading = split_instructions(request.instructions, items)
-    groups = to_groups(items[num_leading:], num_history - num_leading, tools.freeform)
     identity = request.chat_template_kwargs.model_identity
     effort = reasoning_effort(request.effort, "reasoning.effort", state.config.default_reasoning_effort)
     head = [system_message(state.config, effort, identity, box)]
@@ -207,7 +225,17 @@ def assemble(
     reserve = min(request.max_output_tokens or _RESERVE, max_len // 4)
     window = Window(max_len, reserve, request.truncation == "auto")
     rule: DropAnalysis = "none" if request.reasoning.context == "all_turns" else "before_last_final"
-    return encode(head, groups, state.vocab, rule, window)
+
+    def groups(items: Sequence[StoredItem]) -> list[Group]:
+        return to_groups(since_compaction(items)[num_leading:], tools.freeform)
+
+    def render(groups: Sequence[Group], cut: bool) -> list[int]:
+        return encode(head, groups, state.vocab, rule, Window(max_len, room_for_summary(max_len), cut))
+
+    compaction = plan(request, items, groups, render, state.vocab, max_len)
+    if compaction is not None and compaction.first_prompt is not None:
+        return render(groups(items), False), compaction
+    return encode(head, groups(items), state.vocab, rule, window), compaction
 
 
 def _num_chars(request: ResponsesRequest, items: Sequence[StoredItem]) -> int:

@@ -70,7 +70,8 @@ class Replay:
         return frames
 
     def output(self) -> list[dict[str, Any]]:
-        return [self.items[index] for index in sorted(self.items)]
+        items = [self.items[index] for index in sorted(self.items)]
+        return [item for item in items if item["type"] != "compaction" or item["encrypted_content"]]
 
     @staticmethod
     def _lengthen(kind: str, event: dict[str, Any], item: dict[str, Any]) -> None:

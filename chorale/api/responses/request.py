@@ -32,7 +32,6 @@ _STORED = frozenset({"metadata", "store", "user", "safety_identifier", "service_
 HARMLESS: dict[str, str] = {
     **{name: why for name, why in fields.HARMLESS.items() if name not in _STORED},
     "skip_special_tokens": "special tokens are not part of the text",
-    "context_management": "nothing is compacted; `truncation` says what happens to an input that is too long",
     "prompt_cache_options": "the prefix cache finds equal prefixes by itself",
     "access_programs": "a setting of OpenAI's accounts",
     "image": "a setting for images; image parts are refused",
@@ -85,6 +84,15 @@ class BackgroundOptions(BaseModel):
 
     completion_window: Literal["soonest"] | None = None
     continuation_id: Annotated[str, limits.items("identifier")] | None = None  # accepted: nothing to prefer
+
+
+class ContextManagement(BaseModel):
+    """When the conversation is summed up; ``compact_threshold``: tokens of the prompt."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["compaction"]
+    compact_threshold: Annotated[int, limits.number("compact_threshold")] | None = None
 
 
 class ConversationReference(BaseModel):
@@ -147,6 +155,7 @@ class ResponsesRequest(StructuredFields):
     max_tool_calls: Annotated[int, limits.number("max_tool_calls")] | None = None
     top_logprobs: Annotated[int, limits.number("top_logprobs")] = 0
     truncation: Literal["auto", "disabled"] = "disabled"
+    context_management: Annotated[list[ContextManagement], Field(max_length=1)] = Field(default_factory=list)
     metadata: Annotated[dict[_Key, _Value], limits.items("metadata")] = Field(default_factory=dict)
     user: Identifier | None = None
     safety_identifier: Identifier | None = None
@@ -162,6 +171,12 @@ class ResponsesRequest(StructuredFields):
     def effort(self) -> str | None:
         """What was asked for, under OpenAI's name for it or vLLM's."""
         return self.reasoning.effort or self.reasoning_effort or self.chat_template_kwargs.reasoning_effort
+
+    def compact_threshold(self, max_model_len: int) -> int | None:
+        """Prompt tokens from which on the conversation is summed up; None: never."""
+        if not self.context_management:
+            return None
+        return self.context_management[0].compact_threshold or max_model_len * 3 // 4
 
     @property
     def num_logprobs(self) -> int | None:

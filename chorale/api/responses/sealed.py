@@ -10,11 +10,33 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
+from dataclasses import dataclass
 
 from chorale.errors import RequestError
 
 _VERSION = "chorale1."
 MAX_CHARS = 4 * 2**20  # no reasoning of one context window is longer
+
+
+_BETWEEN = "\x1e"  # stands between the texts of a compaction; ASCII's record separator
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What stands for a conversation. ``unanswered``: the user's last messages, word for word."""
+
+    summary: str
+    unanswered: tuple[str, ...] = ()
+
+
+def pack(compacted: Compacted) -> str:
+    texts = (compacted.summary, *compacted.unanswered)
+    return _BETWEEN.join(text.replace(_BETWEEN, " ") for text in texts)
+
+
+def unpack(text: str) -> Compacted:
+    summary, *unanswered = text.split(_BETWEEN)
+    return Compacted(summary, tuple(unanswered))
 
 
 def seal(text: str) -> str:

@@ -14,7 +14,6 @@ import msgspec
 
 from chorale.api.output import (
     BUILTIN_ITEMS,
-    CLIENT_CALLS,
     Cited,
     ItemClosed,
     ItemDelta,
@@ -26,8 +25,10 @@ from chorale.api.output import (
 )
 from chorale.api.responses.hosted_events import DELTAS, Event, HostedEvents
 from chorale.api.responses.objects import (
+    TEXTS,
     ResponseBuilder,
     annotation,
+    is_void,
     item_object,
     output_text,
     reasoning_text,
@@ -141,13 +142,13 @@ class Translator:
         if hosted is not None:
             return self._events(hosted.open())
         self._num_shown += 1
-        empty: Any = "" if event.kind in CLIENT_CALLS else []
+        empty: Any = "" if event.kind in TEXTS else []
         added = self._event(
             "response.output_item.added",
             output_index=current.index,
             item=item_object(event, "in_progress", empty),
         )
-        if event.kind in CLIENT_CALLS:
+        if event.kind in TEXTS:
             return added
         part = reasoning_text("") if event.kind == "reasoning" else output_text("", [])
         return added + self._event("response.content_part.added", **current.place, part=part)
@@ -161,6 +162,8 @@ class Translator:
             return self._event(
                 "response.output_text.delta", **current.place, delta=event.text, logprobs=logprobs
             )
+        if current.opened.kind == "compaction":
+            return b"" if event.text else self._event("response.compaction.compacting", **current.place)
         if current.hosted is not None:
             current.hosted.write(event.text)
         if not event.text or not current.before:
@@ -178,6 +181,8 @@ class Translator:
             self._num_shown += current.hosted.shown
             return closing
         item = self._builder.fold.items[event.index]
+        if is_void(item):
+            return b""
         done = {"output_index": current.index, "item": self._builder.item(item)}
         return self._text_done(current, item.text) + self._event("response.output_item.done", **done)
 
@@ -211,7 +216,7 @@ class Translator:
             )
         if item.kind == "custom_tool_call":
             return self._event("response.custom_tool_call_input.done", **place, input=text)
-        if item.kind in CLIENT_CALLS:
+        if item.kind in TEXTS:
             return b""
         part = self._builder.part(item)
         if item.kind == "reasoning":

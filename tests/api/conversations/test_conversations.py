@@ -213,9 +213,27 @@ def test_a_call_that_is_taken_out_takes_its_output_along() -> None:
             await create(model=MODEL, input=[output], conversation=made.id, tools=[TOOL])
             assert "21 °C" in server.prompt_text()
             await server.sdk.conversations.items.delete(call.id, conversation_id=made.id)
+            left = await server.sdk.conversations.items.list(made.id, limit=100)
+            assert not {"function_call", "function_call_output"} & {item.type for item in left.data}
             last = await create(model=MODEL, input="go on", conversation=made.id, tools=[TOOL])
             assert last.status == "completed"
             assert "21 °C" not in server.prompt_text()
+
+    run(scenario)
+
+
+def test_an_output_without_its_call_is_a_400_of_every_response_over_it() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            alone = {"type": "function_call_output", "call_id": "call_zzz", "output": "21 °C"}
+            made = await server.sdk.conversations.create(items=[alone])  # type: ignore[list-item]
+            status, body = await server.post(input="go on", conversation=made.id)
+            assert (status, body["error"]["param"]) == (400, "input")
+            told = "No tool call found for function call output with call_id call_zzz."
+            assert body["error"]["message"] == told
+            items = await server.sdk.conversations.items.list(made.id)
+            await server.sdk.conversations.items.delete(items.data[0].id or "", conversation_id=made.id)
+            assert (await server.post(input="go on", conversation=made.id))[0] == 200
 
     run(scenario)
 

@@ -269,6 +269,8 @@ def _apply(kind: str, event: dict[str, Any], item: dict[str, Any]) -> None:
         item["input"] += event["delta"]
     elif kind == "response.custom_tool_call_input.done":
         assert event["input"] == item["input"]
+    elif kind == "response.compaction.compacting":
+        assert item["type"] == "compaction"
     else:
         raise AssertionError(f"an event of type {kind}")
 

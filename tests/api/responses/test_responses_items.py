@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from responses_helpers import ANSWER, CALL, HELLO, TOOL, VOCAB, run, serve, tokens
 
-from chorale.api.responses.conversation import split_instructions, to_groups
+from chorale.api.responses.conversation import check_outputs, split_instructions, to_groups
 from chorale.api.responses.items import item_text, parse_items
 from chorale.api.responses.stored import StoredItem
 from chorale.errors import RequestError
@@ -17,6 +17,7 @@ from chorale.harmony.render import render_conversation
 
 def messages(items: list[dict[str, Any]]) -> list[Message]:
     stored = [StoredItem(item) for item in parse_items(items)]
+    check_outputs(stored)
     return [message for group in to_groups(stored) for message in group]
 
 
@@ -48,7 +49,8 @@ def test_two_calls_and_two_outputs_stand_in_pairs() -> None:
 
 @pytest.mark.parametrize("items", [[USER, output("zzz", "1"), call("zzz")], [USER, output("zzz", "1")]])
 def test_an_output_before_its_call_names_the_call(items: list[dict[str, Any]]) -> None:
-    with pytest.raises(RequestError, match="zzz") as caught:
+    told = r"No tool call found for function call output with call_id zzz\."
+    with pytest.raises(RequestError, match=told) as caught:
         messages(items)
     assert caught.value.param == "input[1].call_id"
 

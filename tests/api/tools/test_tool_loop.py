@@ -466,3 +466,38 @@ def test_an_engine_that_dies_between_rounds_fails_the_response() -> None:
             assert "event: error" in events
 
     run(scenario)
+
+
+def test_a_turn_that_grows_beyond_the_threshold_is_summed_up_between_its_tools() -> None:
+    """``context_management``: what the tool gave is in the summary, and the turn goes on from that."""
+    compaction = [{"type": "compaction", "compact_threshold": 400}]
+    summary = "<|channel|>final<|message|>Python said 42, often.<|return|>"
+
+    async def verbose(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+        yield result(call, "42 " * 400)
+
+    async def scenario() -> None:
+        async with served(PYTHON, summary, THINK + FINAL, tools=ScriptedService(verbose)) as server:
+            body = await server.respond(input="6 * 7?", tools=[CODE], context_management=compaction)
+            assert kinds(body) == ["code_interpreter_call", "compaction", "reasoning", "message"]
+            asked, answered = server.prompt(1), server.prompt(2)
+            assert asked.index("42 42 42") < asked.index("Summarize this")
+            assert "42 42 42" not in answered
+            assert "## python" in answered, "the tools are still there"
+            assert answered.endswith(
+                "Python said 42, often.<|end|><|start|>user<|message|>6 * 7?<|end|><|start|>assistant"
+            )
+            usage = body["usage"]
+            prompts = [request.prompt_token_ids for request in server.client.requests]
+            assert usage["input_tokens"] == sum(map(len, prompts))
+            written = [PYTHON, summary, THINK + FINAL]
+            assert usage["output_tokens"] == sum(len(ids(text)) for text in written)
+            again = await server.respond(input="and?", tools=[CODE], previous_response_id=body["id"])
+            assert "42 42 42" not in server.prompt()
+            assert again["status"] == "completed"
+
+        async with served(PYTHON, summary, PYTHON, summary, FINAL, tools=ScriptedService(verbose)) as server:
+            body = await server.respond(input="6 * 7?", tools=[CODE], context_management=compaction)
+            assert kinds(body) == ["code_interpreter_call", "compaction"] * 2 + ["message"]
+
+    run(scenario)
