@@ -38,7 +38,7 @@ from chorale.api.responses.stored import (
 _PAGE_CHUNKS = 64
 _PAGE_BYTES = 2**20
 RESTARTED = {
-    "code": "server_restarted",
+    "code": "server_error",
     "message": "the server that worked on this response ended before it was done",
 }
 

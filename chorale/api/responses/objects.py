@@ -24,7 +24,7 @@ from chorale.api.responses.request import ResponsesRequest
 from chorale.api.responses.sealed import seal
 from chorale.api.responses.stored import TOOL_STATE, Item, StoredItem, StoredResponse
 from chorale.api.structured import DEFAULT_NAME
-from chorale.errors import ChoraleError, EngineError
+from chorale.errors import ChoraleError, EngineError, QueueFullError, RequestError
 from chorale.tools.base import UrlCitation
 
 TEXTS = CLIENT_CALLS | {"compaction"}  # kinds that have no content parts
@@ -94,7 +94,13 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def error_object(error: ChoraleError) -> dict[str, Any]:
-    return {"code": error.code or "server_error", "message": error.message}
+    """``code`` is one of OpenAI's closed list, which SDKs check; the message says what it was."""
+    code = "server_error"
+    if isinstance(error, QueueFullError):
+        code = "rate_limit_exceeded"
+    elif isinstance(error, RequestError):
+        code = "invalid_prompt"
+    return {"code": code, "message": error.message}
 
 
 # --------------------------------------------------------------------------- items

@@ -62,7 +62,8 @@ class Replay:
         frames: list[bytes] = []
         for index in sorted(self.open):
             item = self.items[index]
-            item["status"] = "incomplete"
+            if "status" in item and item["type"] != "apply_patch_call":  # which may only be in_progress
+                item["status"] = "incomplete"
             frames.append(
                 frame("response.output_item.done", first_number + len(frames), output_index=index, item=item)
             )

@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx2
 from openai import AsyncOpenAI
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 from starlette.routing import Router
 
 from chorale.api import conversations, models
@@ -29,6 +31,8 @@ from chorale.harmony.vocab import load_vocabulary
 
 VOCAB = load_vocabulary()
 MODEL = "gpt-oss-test"
+STRICT_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+STRICT_RESPONSE: TypeAdapter[Any] = TypeAdapter(Response)
 
 HELLO = (
     "<|channel|>analysis<|message|>Say hi.<|end|>"
@@ -62,6 +66,8 @@ class Server:
 
     async def post(self, **body: Any) -> Any:
         response = await self.http.post("/v1/responses", json={"model": MODEL, **body})
+        if response.status_code == 200:
+            STRICT_RESPONSE.validate_json(response.content, strict=True)
         return response.status_code, response.json()
 
     async def events(self, **body: Any) -> list[dict[str, Any]]:
@@ -164,6 +170,8 @@ TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 
 def fold_events(events: list[dict[str, Any]]) -> dict[str, Any]:
     """Rebuild the body from the events by the rules that clients use; every rule is asserted."""
+    for event in events:
+        STRICT_EVENT.validate_json(json.dumps(event), strict=True)
     kinds = [event["type"] for event in events]
     start = kinds.index("response.in_progress") + 1
     assert kinds[:start] == ["response.created", *["response.queued"][: start - 2], "response.in_progress"]

@@ -226,7 +226,10 @@ def test_a_summary_that_fails_fails_the_response() -> None:
     async def scenario() -> None:
         history = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         ask = {"input": [*history, {"role": "user", "content": "c"}], **at(50)}
-        for broken in (Script(tokens(THINK), error=EngineError("no")), "<|channel|>final<|message|><|return|>"):
+        for broken in (
+            Script(tokens(THINK), error=EngineError("no")),
+            "<|channel|>final<|message|><|return|>",
+        ):
             async with serve(broken, HELLO) as server:
                 status, body = await server.post(**ask)
                 assert (status, body["error"]["type"]) == (500, "server_error")

@@ -229,7 +229,7 @@ def test_an_engine_that_dies_ends_the_stream() -> None:
             body = fold_events(events)
             assert events[-1]["type"] == "response.failed"
             assert body["status"] == "failed"
-            assert body["error"] == {"code": "engine_restarted", "message": "the engine was restarted"}
+            assert body["error"] == {"code": "server_error", "message": "the engine was restarted"}
             assert events[-2]["type"] == "error"
             assert events[-2]["code"] == "engine_restarted"
             assert "error" not in events[-2]

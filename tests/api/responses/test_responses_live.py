@@ -14,6 +14,7 @@ from test_responses_background import HANGS, ended, resume
 from test_responses_store import make, opened
 
 from chorale.api.background import Background
+from chorale.api.responses.live import RESTARTED
 from chorale.api.responses.replay import frame, read_frames
 from chorale.api.responses.store import Bounds, SqliteStore
 from chorale.api.responses.stored import EventChunk, ResponseStore, StoredItem, StoredResponse
@@ -147,7 +148,7 @@ def test_the_dead_are_buried_and_the_living_are_not(place: str) -> None:
         assert await store.live.bury("wrk_dead", 0) == [dead.id]
         found = await store.get(dead.id, b"")
         assert found is not None
-        assert found.body["error"]["code"] == "server_restarted"
+        assert found.body["error"] == RESTARTED
         assert found.status == "failed"
         still = await store.get(alive.id, b"")
         assert still is not None
