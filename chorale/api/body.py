@@ -37,10 +37,16 @@ _STEP_OF[list(b"]}")] = -1
 
 
 async def read_json(request: Request, config: ServerConfig) -> dict[str, Any]:
-    """The request's JSON object. Raises ``RequestError`` (400), 415 for another content type, 413, 408."""
+    """The request's JSON object. Raises ``RequestError``: 400, 408, 413; 415 for another type or encoding."""
     media_type = request.headers.get("content-type", "").split(";", 1)[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedMediaTypeError("the body must be application/json", code="unsupported_media_type")
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMediaTypeError(
+            f"Content-Encoding: {encoding[:64]!r} is not read; send the body uncompressed",
+            code="unsupported_content_encoding",
+        )
     raw = await request.body()
     if len(raw) > THREAD_BYTES:
         return await asyncio.to_thread(parse_object, raw, config.max_json_depth)

@@ -15,6 +15,7 @@ import uvloop
 from shell_helpers import Probe, Running, call, connect, exchange, probe_server, read_answer
 
 HEAD = b"POST /echo HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+_ENCODED = "unsupported_content_encoding"
 
 
 def served(test: Callable[[Running, Probe], Awaitable[None]], **config: Any) -> None:
@@ -173,6 +174,11 @@ def test_slow_heads_do_not_slow_others() -> None:
             415,
             "unsupported_media_type",
         ),
+        *(
+            (HEAD + b"content-encoding: %s\r\ncontent-length: 2\r\n\r\n{}" % name, 415, _ENCODED)
+            for name in (b"gzip", b"deflate", b"GZIP", b"br", b"identity, gzip", b"nonsense")
+        ),
+        (HEAD + b"content-encoding: identity\r\ncontent-length: 3\r\n\r\n\xff{}", 400, "invalid_utf8"),
         (b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n", 404, "unknown_url"),
         (b"DELETE /echo HTTP/1.1\r\nhost: localhost\r\n\r\n", 405, "method_not_allowed"),
         (b"GET //echo HTTP/1.1\r\nhost: localhost\r\n\r\n", 404, "unknown_url"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -12,6 +13,7 @@ from chorale.api import limits
 from chorale.api.responses.request import Include
 from chorale.errors import RequestError
 
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 
@@ -55,7 +57,7 @@ def read_number(query: QueryParams, name: str, default: int) -> int:
     text = query.get(name)
     if text is None:
         return default
-    value: Any = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else text
+    value: Any = int(text) if _INTEGER.fullmatch(text) else text
     return int(limits.checked(name, value, lambda message: RequestError(f"{name}: {message}", param=name)))
 
 

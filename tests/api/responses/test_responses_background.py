@@ -180,6 +180,10 @@ def test_what_cannot_be_cancelled_or_resumed() -> None:
             for query in ("stream=maybe", "starting_after=-1", "starting_after=x", "include=x", "colour=red"):
                 answer = await server.http.get(f"/v1/responses/{body['id']}?{query}")
                 assert answer.status_code == 400, query
+            answer = await server.http.get(f"/v1/responses/{body['id']}?stream=true&starting_after=-1")
+            assert answer.json()["error"]["message"] == (
+                "starting_after: Input should be greater than or equal to 0"
+            )
             status, refused = await server.post(input="x", background=True, store=False)
             assert (status, refused["error"]["param"]) == (400, "background")
 
