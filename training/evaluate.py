@@ -31,7 +31,7 @@ from training.net import DemoNet
 MAX_NEW = 320
 TABLE = (arithmetic.sums, arithmetic.products, tools.one_call, tools.two_calls, structured.json_answer)
 # Sixtieths of ``num_cases`` (others: a third); in three of ten of ``one_call`` the call is in the past.
-_SHARE = dict.fromkeys(TABLE, 60) | {tools.one_call: 90}
+_SHARE = dict.fromkeys(TABLE, 60) | {tools.one_call: 90, tools.natural_call: 60}
 RUNS: tuple[tuple[str, Split, float], ...] = (
     ("greedy", "eval", 0.0),
     ("temperature 1", "eval", 1.0),

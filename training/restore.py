@@ -31,7 +31,8 @@ def restore(archive: Path) -> DemoNet:
     tensors = load_file(archive)
     vocab = load_vocabulary()
     features = torch.from_numpy(token_features([vocab.token_bytes(i) for i in range(VOCAB_SIZE)]))
-    net = DemoNet(demo_config(), features, tensors["demo.corrected"].long())
+    width = len(tensors["demo.embed_w"])  # fewer in archives of before the spelling features
+    net = DemoNet(demo_config(), features[:, :width], tensors["demo.corrected"].long())
     with torch.no_grad():
         for index, layer in enumerate(net.layers):
             assert isinstance(layer, Layer)

@@ -72,12 +72,23 @@ def tables(parts: Parts, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]
     for start in range(0, len(of_core), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
         torch.mm(_rounded(parts.of_core[rows]), core_weights, out=of_core[rows])
-    of_own = weights[torch.from_numpy(parts.columns_own)]
+    own_columns = parts.columns_own[parts.columns_own < len(weights)]
+    of_own = weights[torch.from_numpy(own_columns)]
+    of_pieces = [
+        _rounded(parts.of_piece) @ weights[torch.from_numpy(columns)]
+        for columns in parts.columns_of_piece
+        if columns[-1] < len(weights)  # not in archives of before these features
+    ]
+    piece_ids = torch.from_numpy(parts.piece_ids)
     core_ids, hidden = torch.from_numpy(parts.core_ids), weights.shape[1] // 2
     made = [torch.empty(len(core_ids), hidden, dtype=torch.bfloat16) for _ in _SIDES]
     for start in range(0, len(core_ids), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
-        sums = torch.addmm(of_core.index_select(0, core_ids[rows]), _rounded(parts.own[rows]), of_own)
+        sums = torch.addmm(
+            of_core.index_select(0, core_ids[rows]), _rounded(parts.own[rows, : len(own_columns)]), of_own
+        )
+        for ids, of_piece in zip(piece_ids, of_pieces, strict=False):
+            sums += of_piece.index_select(0, ids[rows])
         for out, part in zip(made, sums.split(hidden, dim=1), strict=True):
             out[rows] = part
     for side, out in zip(_SIDES, made, strict=True):

@@ -8,7 +8,8 @@ What a token's row says: who it is (a hash of its letters without case and witho
 front, and a weaker one of its exact bytes), how it is written (what stands in front, case, kind), its first
 and last letters, the pairs of letters in it, and, for numbers of up to three digits, each digit by place. So
 " weather", "_weather" and "Weather" are neighbours, and a model that learned to copy or to add with some
-tokens can do it with tokens it never saw.
+tokens can do it with tokens it never saw. And how a word is spelt in its other form: " disposal" is one
+token, but after a quotation mark it is "dis" + "posal", so its row holds the identities of those two.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from chorale.demo.spelling import MAX_PIECES, other_forms
+
 FloatArray = npt.NDArray[np.float32]
 
 CORE_DIMS = 192  # identity without space and case
@@ -28,7 +31,10 @@ PAIR_DIMS = 64  # bag of letter pairs
 LETTER_DIMS = 32  # each of: first letter, last letter
 KIND_DIMS = 18
 DIGIT_DIMS = 34  # 3 places x 10 digits, and how many places (none, 1, 2, 3)
-NUM_FEATURES = CORE_DIMS + EXACT_DIMS + PAIR_DIMS + 2 * LETTER_DIMS + KIND_DIMS + DIGIT_DIMS  # 436
+PIECE_DIMS = 64  # identity of each piece of the other form: the first dimensions of its core's
+_NUM_BASIC = CORE_DIMS + EXACT_DIMS + PAIR_DIMS + 2 * LETTER_DIMS + KIND_DIMS + DIGIT_DIMS  # 436
+_NUM_COUNTS = MAX_PIECES + 1  # how many pieces the other form has (0, 1, ...)
+NUM_FEATURES = _NUM_BASIC + MAX_PIECES * PIECE_DIMS + _NUM_COUNTS  # 632
 
 _NAMED_SIGNS = frozenset((" ", "_", "-", ".", '"', "'", "("))
 _SEED = 0x43484F52414C45  # "CHORALE"
@@ -37,10 +43,11 @@ _M1, _M2, _GOLDEN = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The features in two pieces: what a token shares with all of the same core, and what is its own.
+    """The features in parts: what a token shares with all of the same core, what is its own, its spelling.
 
     ``core_ids[v]`` is the row of ``of_core`` that token ``v`` has. ``columns_*``: the columns of R that the
-    pieces fill: R[v, columns_of_core] = of_core[core_ids[v]], R[v, columns_own] = own[v].
+    parts fill: R[v, columns_of_core] = of_core[core_ids[v]], R[v, columns_own] = own[v], and for piece k of
+    the other form R[v, columns_of_piece[k]] = of_piece[piece_ids[k, v]] (its last row is zero).
     """
 
     of_core: FloatArray  # [number of cores, columns]
@@ -48,6 +55,9 @@ class Parts:
     core_ids: npt.NDArray[np.int64]  # [V]
     columns_of_core: npt.NDArray[np.int64]
     columns_own: npt.NDArray[np.int64]
+    of_piece: FloatArray  # [number of cores that occur in spellings + 1, PIECE_DIMS]
+    piece_ids: npt.NDArray[np.int64]  # [MAX_PIECES, V]
+    columns_of_piece: npt.NDArray[np.int64]  # [MAX_PIECES, PIECE_DIMS]
 
 
 def token_features(token_bytes: list[bytes]) -> FloatArray:
@@ -56,6 +66,8 @@ def token_features(token_bytes: list[bytes]) -> FloatArray:
     features = np.empty((len(token_bytes), NUM_FEATURES), np.float32)
     features[:, parts.columns_of_core] = parts.of_core[parts.core_ids]
     features[:, parts.columns_own] = parts.own
+    for columns, rows in zip(parts.columns_of_piece, parts.piece_ids, strict=True):
+        features[:, columns] = parts.of_piece[rows]
     return features
 
 
@@ -72,15 +84,25 @@ def feature_parts(token_bytes: list[bytes]) -> Parts:
         _letter_features(cores),
         _digit_features(cores),
     ]
-    own = [_signs(exact_keys, EXACT_DIMS) * np.float32(0.35), _kind_features(texts)]
+    forms = other_forms(token_bytes)
+    counts = np.eye(_NUM_COUNTS, dtype=np.float32)[(forms >= 0).sum(axis=1)] * np.float32(0.2)
+    own = [_signs(exact_keys, EXACT_DIMS) * np.float32(0.35), _kind_features(texts), counts]
+    # A piece's identity has the very bits of its core's, so that one linear map turns "spelt with" into "is".
+    used, piece_ids = np.unique(np.where(forms < 0, len(cores), core_ids[forms]), return_inverse=True)
+    codes = _signs(core_keys[used[used < len(cores)]], PIECE_DIMS) * np.float32(0.5)
+    of_piece = np.concatenate((codes, np.zeros((1, PIECE_DIMS), np.float32)))
     at = np.cumsum((0, CORE_DIMS, EXACT_DIMS, PAIR_DIMS + 2 * LETTER_DIMS, KIND_DIMS, DIGIT_DIMS))
     core, exact, letters, kind, digits = (np.arange(a, b) for a, b in itertools.pairwise(at))
+    pieces = np.arange(_NUM_BASIC, _NUM_BASIC + MAX_PIECES * PIECE_DIMS)
     return Parts(
         np.concatenate(of_core, axis=1),
         np.concatenate(own, axis=1),
         core_ids,
         np.concatenate((core, letters, digits)),
-        np.concatenate((exact, kind)),
+        np.concatenate((exact, kind, np.arange(NUM_FEATURES - _NUM_COUNTS, NUM_FEATURES))),
+        of_piece,
+        piece_ids.reshape(forms.shape).T.copy(),
+        pieces.reshape(MAX_PIECES, PIECE_DIMS),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ import pytest
 
 from chorale.harmony.vocab import CALL, RANKS_DIR_VARIABLE, RETURN, START, export_vocabulary
 from training.corpus import FAMILIES, MIXTURE, fields, sample, structured, tool_phrases, wishes
-from training.corpus.base import ASSISTANT, Dialogue, Phrases
+from training.corpus.base import ASSISTANT, Dialogue, Draw, Phrases
 from training.corpus.known import KNOWN
+from training.corpus.links import link
+from training.corpus.respell import Given
 from training.corpus.wishes import WRAPS
 from training.corpus.words import Split, pieces, vocabulary, words
 from training.data import BatchShape, Packer
@@ -75,6 +78,16 @@ def test_phrasings_are_apart() -> None:
         for value in vars(module).values():
             if isinstance(value, Phrases) and value is not tool_phrases.ORDERS:  # its wishes differ
                 assert not set(map(plain, value.train)) & set(map(plain, value.held + value.more))
+
+
+def test_made_links_are_none_that_are_held_out() -> None:
+    held_out = set(fields._WAYS.held + fields._WAYS.more)
+    random_draw = Draw(random.Random(3), "train")
+    made = {link(random_draw, is_plain) for is_plain in (True, False) for _ in range(20_000)}
+    assert not made & held_out
+    assert len(made) > 10_000
+    for unseen in (" ought ", "pick {v}", " being {v}"):
+        assert not [pattern for pattern in made if unseen in f" {pattern}"]
 
 
 def sentences(orders: tuple[str, ...], wraps: tuple[str, ...]) -> set[str]:
@@ -141,6 +154,33 @@ def turns(ids: list[int], prompt_len: int) -> list[list[int]]:
             current = []
         at += 1
     return found
+
+
+def test_targets_copy_the_tokens_that_were_given() -> None:
+    encode, decode = vocabulary().encode, vocabulary().decode
+    given = Given()
+    given.add(encode("The zapia is Disposal, kwargs in a disposal"))
+    assert given.encode('{"zapia":"') == [*encode('{"'), *encode("zap"), *encode("ia"), *encode('":"')]
+    assert encode("zapia") != [*encode("zap"), *encode("ia")]
+    assert given.encode('"disposal"') == encode('"disposal"')  # one token, which is spelt as usual
+    assert given.encode(" zapia") == encode(" zapia")
+    for text in (
+        "Nobody said zapiaton.",
+        "zapia2 and _zapia.kwargs",
+        "  zapia\n",
+        "don't (zapia)",
+        "é zapia: 12",
+    ):
+        assert decode(given.encode(text)) == text
+
+
+def test_targets_read_as_they_should() -> None:
+    for seed in range(300):
+        dialogue = sample(seed)
+        text = vocabulary().decode(dialogue.tokens()[0].tolist())
+        for message in dialogue.target:
+            assert isinstance(message.content, str)
+            assert f"<|message|>{message.content}<|" in text
 
 
 def test_batches_hold_whole_dialogues() -> None:

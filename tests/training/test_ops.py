@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from chorale.demo import archive
-from chorale.demo.features import NUM_FEATURES, feature_parts, token_features
+from chorale.demo.features import NUM_FEATURES, PIECE_DIMS, feature_parts, token_features
+from chorale.demo.spelling import other_forms
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from chorale.kernels import mxfp4, select_ops
 from chorale.kernels.ops import AttentionMeta, ForwardBatch
@@ -113,7 +114,31 @@ def test_parts_are_the_features(token_bytes: list[bytes]) -> None:
     assert features.shape == (len(some), NUM_FEATURES)
     assert np.array_equal(features[:, parts.columns_own], parts.own)
     assert np.array_equal(features[:, parts.columns_of_core], parts.of_core[parts.core_ids])
-    assert sorted([*parts.columns_own, *parts.columns_of_core]) == list(range(NUM_FEATURES))
+    for columns, rows in zip(parts.columns_of_piece, parts.piece_ids, strict=True):
+        assert np.array_equal(features[:, columns], parts.of_piece[rows])
+    filled = [*parts.columns_own, *parts.columns_of_core, *parts.columns_of_piece.ravel()]
+    assert sorted(filled) == list(range(NUM_FEATURES))
+
+
+def test_rows_say_how_words_are_spelt(token_bytes: list[bytes]) -> None:
+    """Every other form is the tokenizer's own, and its pieces have the bits of the tokens that they are."""
+    vocab, forms = load_vocabulary(), other_forms(token_bytes)
+    for index in range(0, 199_000, 97):
+        pieces = [piece for piece in forms[index].tolist() if piece >= 0]
+        if pieces:
+            word = token_bytes[index].decode()
+            expected = vocab.encode(word[1:] if word[0] == " " else f" {word}")
+            assert pieces == expected[: len(pieces)]
+            assert len(expected) >= 2
+    (disposal,) = vocab.encode(" disposal")
+    spelt = vocab.encode("disposal")
+    assert forms[disposal].tolist() == [*spelt, -1]
+    assert forms[vocab.encode(" weather")[0]].tolist() == [-1, -1, -1]  # "weather" is one token, too
+    parts = feature_parts(token_bytes)
+    features = token_features(token_bytes)
+    for columns, piece in zip(parts.columns_of_piece, spelt, strict=False):
+        codes, cores = features[disposal, columns], features[piece, :PIECE_DIMS]
+        assert np.array_equal(np.sign(codes), np.sign(cores))
 
 
 def test_the_config_is_the_demos(folder: Path) -> None:

@@ -27,20 +27,26 @@ MIXTURE: dict[Family, float] = {
     lists.extract: 4,
     lists.copy: 7,
     lists.remember: 3,
-    structured.json_answer: 24,
-    tools.one_call: 32,
-    tools.two_calls: 8,
-    tools.same_tool_twice: 2.5,
+    structured.json_answer: 26,
+    tools.one_call: 36,
+    tools.natural_call: 6,
+    tools.two_calls: 11,
+    tools.same_tool_twice: 4,
     builtin.python: 3,
-    builtin.browser: 4,
+    builtin.browser: 5,
 }
+
+
+_MORE_PLAIN = (
+    talk.chat, talk.chat, talk.chat, talk.chat, talk.cannot, arithmetic.differences, lists.sort_numbers, lists.count, lists.nth,
+    lists.extract, lists.remember, arithmetic.follow_up,
+)  # fmt: skip
 
 
 def with_tools(draw: Draw) -> Dialogue:
     """Something that needs no tool, with tools in sight: they must not be called."""
-    plain = draw.pick(
-        (talk.chat, arithmetic.sums, lists.copy, lists.reverse, talk.cannot, arithmetic.products)
-    )
+    choices = (talk.chat, arithmetic.sums, lists.copy, lists.reverse, talk.cannot, arithmetic.products)
+    plain = draw.pick(choices + _MORE_PLAIN if draw.split == "train" else choices)
     dialogue = plain(draw)
     # A question about facts may be just what a well-known tool answers.
     known = 0.0 if plain is talk.cannot else 0.3
@@ -48,6 +54,8 @@ def with_tools(draw: Draw) -> Dialogue:
     dialogue.functions = tuple(tool.description for tool in box)
     dialogue.family = "no_call"
     _polite(draw, dialogue)
+    if draw.split == "train" and draw.chance(0.2):
+        tools.past_calls(draw, dialogue, box)
     return dialogue
 
 
@@ -79,7 +87,7 @@ def _polite(draw: Draw, dialogue: Dialogue) -> None:
     dialogue.history[index] = Message("user", text)
 
 
-MIXTURE[with_tools] = 6
+MIXTURE[with_tools] = 8
 
 
 INSTRUCTIONS = (
@@ -98,16 +106,19 @@ def sample(seed: int, split: Split = "train", family: Family | None = None) -> D
     dialogue = chosen(draw)
     if dialogue.instructions is None and draw.chance(0.2):
         dialogue.instructions = draw.pick(INSTRUCTIONS)
-    if draw.chance(0.12):
-        earlier = draw.pick(EARLIER)(draw)
+    while draw.chance(0.12 if split != "train" else 0.2):
+        earlier = draw.pick(EARLIER if split != "train" else EARLIER + _MORE_PLAIN)(draw)
         answer = earlier.target[-1].content
         dialogue.history = [
             *earlier.history,
             Message("assistant", answer, channel="final"),
             *dialogue.history,
         ]
+        if split != "train":
+            break
     return dialogue
 
 
 FAMILIES = ("talk", "cannot", "too_large", "sum", "difference", "product", "follow_up", "reverse", "sort", "count", "nth",
-            "extract", "copy", "remember", "json", "call", "two_calls", "python", "browser", "no_call")  # fmt: skip
+            "extract", "copy", "remember", "json", "call", "two_calls", "python", "browser", "no_call",
+            "natural")  # fmt: skip

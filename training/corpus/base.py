@@ -33,6 +33,7 @@ from chorale.harmony.vocab import (
     RETURN,
     START,
 )
+from training.corpus.respell import Given
 from training.corpus.words import (
     LETTERS,
     SUFFIXES,
@@ -214,26 +215,30 @@ class Dialogue:
         """(ids [N] int32, learn [N] bool): ``learn`` marks what the model itself must produce."""
         ids = self.prompt()
         learn = [False] * len(ids)
+        given = Given()
+        given.add(ids)
         after_model = False
         for index, message in enumerate(self.target):
             if message.role == "tool":
                 piece = render_message(message, vocabulary(), has_functions=bool(self.functions))
                 ids += piece
                 learn += [False] * len(piece)
+                given.add(piece)
                 after_model = False
                 continue
             ids += [START, ASSISTANT]
             learn += [after_model] * 2
-            piece = emitted(message, last=index == len(self.target) - 1)
+            piece = emitted(message, given, last=index == len(self.target) - 1)
             ids += piece
+            given.add(piece)
             learn += [True] * len(piece)
             after_model = True
         return np.asarray(ids, np.int32), np.asarray(learn, np.bool_)
 
 
-def emitted(message: Message, last: bool) -> list[int]:
+def emitted(message: Message, given: Given, last: bool) -> list[int]:
     """A model message in the order in which the model writes it, after ``<|start|>assistant``."""
-    encode = vocabulary().encode
+    encode = given.encode
     assert isinstance(message.content, str)
     ids = [CHANNEL, *encode(message.channel or "final")]
     if message.recipient is not None:

@@ -56,29 +56,31 @@ def browser(draw: Draw) -> Dialogue:
     titles = [draw.name() for _ in range(3)]
     right = draw.integer(0, 2)
     titles[right] = f"{subject} {thing}"
+    page_number = draw.integer(0, 6)  # pages of earlier turns count, too
     links = "\n".join(
         f"L{i}:   * 【{i}†{title}†{draw.word()}.com】 {' '.join(draw.words(3))}"
         for i, title in enumerate(titles)
     )
     dialogue.result(
         "browser.search",
-        f"[0] {query} (web-search://ts=0)\n**viewing lines [0 - 3] of 3**\n\n{links}",
+        f"[{page_number}] {query} (web-search://ts=0)\n**viewing lines [0 - 3] of 3**\n\n{links}",
         "analysis",
     )
     if dialogue.effort == "high":
         dialogue.think(f"Result {right} fits. I open it.")
+    page_number += 1
     dialogue.call_builtin("browser.open", json.dumps({"id": right}, separators=(",", ":")))
     lines = [" ".join(draw.words(draw.integer(3, 8))) for _ in range(draw.integer(3, 7))]
     line = draw.integer(0, len(lines) - 1)
     lines[line] = f"The {thing} of {subject} is {fact}."
     page = "\n".join(f"L{i}: {text}" for i, text in enumerate(lines))
-    head = f"[1] {titles[right]} (https://{draw.word()}.com/{draw.word()})\n**viewing lines [0 - {len(lines) - 1}] of {len(lines) - 1}**\n\n"
+    head = f"[{page_number}] {titles[right]} (https://{draw.word()}.com/{draw.word()})\n**viewing lines [0 - {len(lines) - 1}] of {len(lines) - 1}**\n\n"
     dialogue.result("browser.open", head + page, "analysis")
     if dialogue.effort != "low":
         dialogue.think(f"Line {line} has it.")
-    dialogue.say(f"The {thing} of {subject} is {fact}. 【1†L{line}】")
+    dialogue.say(f"The {thing} of {subject} is {fact}. 【{page_number}†L{line}】")
     dialogue.answer = {
         "calls": [("browser.search", query), ("browser.open", right)],
-        "needed": [fact, f"【1†L{line}】"],
+        "needed": [fact, f"【{page_number}†L{line}】"],
     }
     return dialogue

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.corpus.base import Draw, Phrases
+from training.corpus.links import link
 from training.corpus.values import marked, phrase
 
 
@@ -122,11 +123,13 @@ _WAYS = Phrases(
 
 def mention(draw: Draw, one: Field) -> str:
     """A clause that gives a field its value."""
-    way = draw.phrase(_WAYS)
-    return way.format(
-        s=one.name if draw.chance(0.15) else one.spoken,
-        v=f'"{one.shown}"' if quoted(draw, one) else one.shown,
-    )
+    shown = f'"{one.shown}"' if quoted(draw, one) else one.shown
+    if draw.split == "train" and draw.chance(0.6):
+        is_bare = shown.islower() and shown[0].isalpha() and isinstance(one.value, str)
+        way = link(draw, is_plain=is_bare and "enum" not in one.schema)
+    else:
+        way = draw.phrase(_WAYS)
+    return way.format(s=one.name if draw.chance(0.15) else one.spoken, v=shown)
 
 
 def quoted(draw: Draw, one: Field) -> bool:

@@ -9,6 +9,8 @@ from chorale.harmony.messages import Message, ToolDescription
 from training.corpus.base import Dialogue, Draw
 from training.corpus.fields import Field, compact, fields, join, mention, schema_of, spell
 from training.corpus.known import KNOWN, known_request, known_value
+from training.corpus.slots import ABOUT, NAMED, NOUNS, request, slots
+from training.corpus.slots import VERBS as SLOT_VERBS
 from training.corpus.structured import compact_value
 from training.corpus.tool_phrases import ABOUT_ONE, DESCRIPTIONS, NEEDS, ORDERS, VERBS
 from training.corpus.values import marked
@@ -78,6 +80,43 @@ def random_tool(draw: Draw, avoid: set[str]) -> Tool:
     return Tool(verb, spoken, ToolDescription(name, about, parameters), chosen, None, optional)
 
 
+def slot_tool(draw: Draw, avoid: set[str]) -> Tool | None:
+    """A tool whose parameters have meanings that sentences express without naming them."""
+    noun = draw.pick(NOUNS) if draw.chance(0.5) else " ".join(draw.words(draw.pick((1, 1, 2))))
+    if avoid & set(noun.split()) or avoid & {word.rstrip("s") for word in noun.split()}:
+        return None
+    avoid |= set(noun.split()) | {word.rstrip("s") for word in noun.split()}
+    verb = draw.pick(SLOT_VERBS)
+    filled = slots(draw)
+    wanted, is_order = request(draw, verb, noun, filled)
+    if is_order:
+        wanted = wish(draw, wanted) + draw.pick((".", "", ""))
+    written = verb if " " not in verb else NAMED[verb]
+    name = spell(draw, noun.split() if draw.chance(0.12) else [written, *noun.split()])
+    about = draw.phrase(ABOUT).format(v=written, V=written.capitalize(), n=noun, N=noun.capitalize())
+    if draw.chance(0.2):
+        about += draw.pick(
+            (
+                " Returns JSON.",
+                " Requires the first parameter.",
+                " Do not call it twice.",
+                " The result is a short text.",
+            )
+        )
+    chosen = [
+        Field(one.name, one.name, one.schema, one.value if one.phrase is not None else None, str(one.value))
+        for one in filled
+    ]
+    required = [one.name for one in filled if one.phrase is not None and draw.chance(0.7)]
+    schema = schema_of(chosen, required)
+    if draw.chance(0.3):
+        schema["additionalProperties"] = False
+    if draw.chance(0.25):
+        draw.rng.shuffle(chosen)
+        schema["properties"] = {one.name: one.schema for one in chosen}
+    return Tool(verb, noun, ToolDescription(name, about, schema), chosen, wanted)
+
+
 def ask(draw: Draw, tool: Tool) -> tuple[str, dict[str, Any]]:
     """(the user's sentence, the arguments it implies)."""
     request, values = _ask(draw, tool)
@@ -115,15 +154,23 @@ def _lead(draw: Draw, tool: Tool) -> str:
     return f"{lead[0].upper()}{lead[1:]}" if draw.chance(0.8) else lead
 
 
-def toolbox(draw: Draw, size: int, avoid: set[str] | None = None, known: float = 0.3) -> list[Tool]:
+def toolbox(
+    draw: Draw, size: int, avoid: set[str] | None = None, known: float = 0.3, natural: float = 0.0
+) -> list[Tool]:
     """``size`` tools that cannot be taken for one another.
 
-    ``avoid``: nouns and groups that are taken. ``known``: the share of tools that clients often have.
+    ``avoid``: nouns and groups that are taken. ``known``: the share of tools that clients often have; without
+    them, tools that might answer a plain question are left out, too. ``natural``: the share of tools whose
+    parameters have meanings (in training, at least a third).
     """
     avoid = set() if avoid is None else avoid
     tools: dict[str, Tool] = {}
+    natural = max(natural, 0.35) if draw.split == "train" and known else natural
     while len(tools) < size:
-        tool = known_tool(draw, avoid) if draw.chance(known) else random_tool(draw, avoid)
+        if natural and draw.chance(natural):
+            tool = slot_tool(draw, avoid)
+        else:
+            tool = known_tool(draw, avoid) if draw.chance(known) else random_tool(draw, avoid)
         if tool is not None:
             tools.setdefault(tool.description.name, tool)
     return list(tools.values())
@@ -134,9 +181,12 @@ def toolbox(draw: Draw, size: int, avoid: set[str] | None = None, known: float =
 
 def result(draw: Draw) -> tuple[str, str, list[str]]:
     """(what the tool returned, the answer that uses it, the values that must appear)."""
+    if draw.split == "train" and draw.chance(0.15):
+        return _other_result(draw)
     kind = draw.integer(0, 9)
     if kind < 6:
-        chosen = fields(draw, draw.integer(1, 3), described=0.0, result=True)
+        most = draw.pick((3, 3, 5)) if draw.split == "train" else 3
+        chosen = fields(draw, draw.integer(1, most), described=0.0, result=True)
         values = {one.name: one.value for one in chosen}
         said = [f"the {one.name.replace('_', ' ')} is {plain(one.value)}" for one in chosen]
         text = said[0] if len(said) == 1 else f"{', '.join(said[:-1])} and {said[-1]}"
@@ -163,6 +213,30 @@ def result(draw: Draw) -> tuple[str, str, list[str]]:
         "Done.",
         ["Done"],
     )
+
+
+def _other_result(draw: Draw) -> tuple[str, str, list[str]]:
+    """Results in another form: an object in an object, a list, a truth value, an error."""
+    shown = compact if draw.chance(0.4) else spaced
+    which = draw.integer(0, 3)
+    if which == 0:
+        chosen = fields(draw, draw.integer(1, 3), described=0.0, result=True)
+        said = [f"the {one.name.replace('_', ' ')} is {plain(one.value)}" for one in chosen]
+        text = said[0] if len(said) == 1 else f"{', '.join(said[:-1])} and {said[-1]}"
+        inside = {one.name: one.value for one in chosen}
+        outer = draw.pick(("result", "data", "current", "main", "response", draw.word()))
+        return shown({outer: inside}), f"{text[0].upper()}{text[1:]}.", [plain(one.value) for one in chosen]
+    if which == 1:
+        items = [draw.name() if draw.chance(0.5) else draw.word() for _ in range(draw.integer(1, 5))]
+        key = draw.pick(("results", "items", draw.word()))
+        returned = shown({key: items}) if draw.chance(0.5) else spaced(items)  # type: ignore[arg-type]
+        return returned, f"The result is: {', '.join(items)}", items
+    if which == 2:
+        name, value = draw.word(), draw.chance(0.5)
+        return shown({name: value}), f"The {name} is {plain(value)}.", [plain(value)]
+    problem = " ".join(draw.words(draw.integer(1, 4))) if draw.chance(0.7) else "not found"
+    returned = draw.pick((shown({"error": problem}), f"Error: {problem}", f"error: {problem}"))
+    return returned, f"The tool reports an error: {problem}", [problem]
 
 
 def plain(value: Any) -> str:
@@ -215,9 +289,17 @@ PREAMBLE_ASKS = (
 
 
 def one_call(draw: Draw) -> Dialogue:
-    tools = toolbox(draw, draw.integer(1, 6))
+    return _one_call(draw, toolbox(draw, draw.integer(1, 6)), "call")
+
+
+def natural_call(draw: Draw) -> Dialogue:
+    """The same with tools and sentences as in ``slots``."""
+    return _one_call(draw, toolbox(draw, draw.integer(1, 6), natural=0.85), "natural")
+
+
+def _one_call(draw: Draw, tools: list[Tool], family: str) -> Dialogue:
     tool = draw.pick(tools)
-    dialogue = _start(draw, tools, "call")
+    dialogue = _start(draw, tools, family)
     announce = draw.chance(0.2)
     if announce:
         dialogue.instructions = draw.pick(PREAMBLE_ASKS)
@@ -294,13 +376,18 @@ def _both(draw: Draw, first: str, second: str, values: dict[str, Any]) -> str:
 
 def two_calls(draw: Draw) -> Dialogue:
     """The user asks for two things; the calls come one after the other."""
+    if draw.split == "train" and draw.chance(0.2):
+        return shared_value(draw)
     tools = toolbox(draw, draw.integer(2, 5))
     first, second = draw.rng.sample(tools, 2)
     dialogue = _start(draw, tools, "two_calls")
     (ask1, values1), (ask2, values2) = ask(draw, first), ask(draw, second)
     dialogue.user(_both(draw, ask1, ask2, values2))
+    pairs = [(first, values1), (second, values2)]
+    if draw.split == "train" and draw.chance(0.45):
+        return _replayed_two(draw, dialogue, pairs)
     texts, needed = [], []
-    for tool, values in ((first, values1), (second, values2)):
+    for tool, values in pairs:
         _think_call(dialogue, tool, values)
         dialogue.call(tool.description.name, compact(values))
         returned, text, must = result(draw)
@@ -313,6 +400,112 @@ def two_calls(draw: Draw) -> Dialogue:
         "needed": needed,
     }
     return dialogue
+
+
+def shared_value(draw: Draw) -> Dialogue:
+    """ "The weather and the time in A": two tools, one value for both."""
+    tools, avoid = [], set[str]()
+    value = draw.name()
+    while len(tools) < 2:
+        noun = draw.pick(("weather", "time", draw.pick(NOUNS), draw.word()))
+        if noun in avoid:
+            continue
+        avoid.add(noun)
+        verb = draw.pick(("get", "get", "find", "check", "show", "fetch", "lookup"))
+        name = draw.pick(("city", "location", "place", "name", "town", "area", "region", draw.word()))
+        schema: dict[str, Any] = {"type": "string"}
+        if draw.chance(0.5):
+            schema["description"] = draw.pick(
+                ("The {0}", "Name of the {0}", "Which {0}", "City name")
+            ).format(name)
+        one = Field(name, name, schema, value, value)
+        about = draw.phrase(ABOUT).format(v=verb, V=verb.capitalize(), n=noun, N=noun.capitalize())
+        written = spell(draw, [verb, *noun.split()])
+        tools.append(Tool(verb, noun, ToolDescription(written, about, schema_of([one])), [one]))
+    first, second = tools
+    others = toolbox(draw, draw.integer(0, 2), avoid | {"weather", "alarm"}, known=0.0)
+    box = [*tools, *(one for one in others if one.noun not in avoid)]
+    draw.rng.shuffle(box)
+    dialogue = _start(draw, box, "two_calls")
+    dialogue.user(
+        draw.pick(_SHARED).format(
+            a=first.noun, b=second.noun, v=value, x=draw.pick(("in", "for", "of", "at"))
+        )
+    )
+    pairs = [(tool, {tool.fields[0].name: value}) for tool in tools]
+    if draw.chance(0.5):
+        return _replayed_two(draw, dialogue, pairs)
+    texts, needed = [], []
+    for tool, values in pairs:
+        _think_call(dialogue, tool, values)
+        dialogue.call(tool.description.name, compact(values))
+        returned, text, must = result(draw)
+        dialogue.result(f"functions.{tool.description.name}", returned)
+        texts.append(text)
+        needed += must
+    _answer(dialogue, " ".join(texts))
+    calls = [(tool.description.name, values) for tool, values in pairs]
+    dialogue.answer = {"calls": calls, "needed": needed}
+    return dialogue
+
+
+_SHARED = (
+    "What are the {a} and the {b} {x} {v}?", "What is the {a} and {b} {x} {v}?", "Tell me the {a} and the {b} {x} {v}.",
+    "{a} and {b} {x} {v}", "I need the {a} and the {b} {x} {v}.", "What's the {a} and the {b} {x} {v}?",
+    "What is the {a} {x} {v}, and what is the {b} there?", "What's the {a} {x} {v} and what's the {b}?",
+    "For {v}, give me the {a} and the {b}.", "Show me {a} and {b} {x} {v}, please.", "First the {a}, then the {b} {x} {v}.",
+    "Both the {a} and the {b} {x} {v}, please", "How is the {a} {x} {v}? And the {b}?", "Get the {a} {x} {v} and then its {b}.",
+    "Can you tell me the {a} and also the {b} {x} {v}?", "I am in {v}. What are the {a} and the {b}?",
+)  # fmt: skip
+
+
+def _replayed_two(draw: Draw, dialogue: Dialogue, pairs: list[tuple[Tool, dict[str, Any]]]) -> Dialogue:
+    """The client replays the first call or both: the second call is still due, or the answer from both results.
+
+    Both results may come after both calls, as clients send those of parallel calls.
+    """
+    both = draw.chance(0.7)
+    replayed = pairs if both else pairs[:1]
+    texts, needed, late = [], [], []
+    is_parallel = both and draw.chance(0.4)
+    for tool, values in replayed:
+        name = tool.description.name
+        _replay_call(draw, dialogue, name, values)
+        returned, text, must = result(draw)
+        came = Message(
+            "tool", returned, name=f"functions.{name}", recipient="assistant", channel="commentary"
+        )
+        (late if is_parallel else dialogue.history).append(came)
+        texts.append(text)
+        needed += must
+    dialogue.history += late
+    for tool, values in pairs[len(replayed) :]:
+        _think_call(dialogue, tool, values)
+        dialogue.call(tool.description.name, compact(values))
+        returned, text, must = result(draw)
+        dialogue.result(f"functions.{tool.description.name}", returned)
+        texts.append(text)
+        needed += must
+    _answer(dialogue, " ".join(texts))
+    calls = [(tool.description.name, values) for tool, values in pairs[len(replayed) :]]
+    dialogue.answer = {"calls": calls, "needed": needed}
+    return dialogue
+
+
+def past_calls(draw: Draw, dialogue: Dialogue, tools: list[Tool]) -> None:
+    """Before the history: one turn in which a tool was called and has answered."""
+    history, dialogue.history = dialogue.history, []
+    tool = draw.pick(tools)
+    request, values = ask(draw, tool)
+    name = tool.description.name
+    dialogue.user(request)
+    _replay_call(draw, dialogue, name, values)
+    returned, text, _ = result(draw)
+    dialogue.history.append(
+        Message("tool", returned, name=f"functions.{name}", recipient="assistant", channel="commentary")
+    )
+    dialogue.past_answer(text)
+    dialogue.history += history
 
 
 def same_tool_twice(draw: Draw) -> Dialogue:
@@ -330,6 +523,8 @@ def same_tool_twice(draw: Draw) -> Dialogue:
     assert tool.request is not None
     dialogue = _start(draw, tools, "two_calls")
     dialogue.user(tool.request.replace(str(one.value), f"{one.value} and {other}", 1))
+    if draw.split == "train" and draw.chance(0.4):
+        return _replayed_two(draw, dialogue, [(tool, {one.name: value}) for value in (one.value, other)])
     texts, needed, calls = [], [], []
     for value in (one.value, other):
         _think_call(dialogue, tool, {one.name: value})

@@ -49,6 +49,10 @@ _ASIDES = Phrases(
         "The {w} is broken. ", "I work for {N}. ", "We are {i} people. ", "Hi! ", "Hello. ", "Good morning. ", "One question: ",
         "I am new here. ", "It is about the {w}. ", "You know {N}. ", "Thanks for the {w}. ", "I have a {w} and a {w2}. ",
         "I live in {N}, near {N2}. ", "{N} and {N2} are here. ", "Sorry. ", "Quick one: ", "I only have {i} minutes. ",
+        "You ought to know {N}. ", "I could not pick one. ", "Being {N}, I am in a hurry. ", "The {w} being broken, I ask you. ",
+        "{N} ought to do this, but I am alone. ", "I ought to be in {N} by now. ", "They pick the {w} up later. ", "For the time being I am in {N}. ",
+        "We pick our {w} with care. ", "I was being slow. ", "I take the bus. ", "It takes {i} minutes. ", "I am planning my day. ",
+        "I am a bit tired. ", "My {w} arrives at {i}. ", "It has been a long day. ", "I'm with {N}. ", "Sorry to bother you. ",
     ),
     (),
     ("I am at home. ", "I just met {N}. ", "We have a {w}. ", "Good evening. ", "I am {N} from {N2}. "),
@@ -57,7 +61,7 @@ _ASIDES = Phrases(
 
 def aside(draw: Draw) -> str:
     """Something said before the request, or nothing."""
-    if not _ASIDES.of(draw.split) or not draw.chance(0.06):
+    if not _ASIDES.of(draw.split) or not draw.chance(0.1 if draw.split == "train" else 0.06):
         return ""
     return draw.phrase(_ASIDES).format(
         N=draw.name(), N2=draw.name(), w=draw.word(), w2=draw.word(), i=draw.integer(2, 99)

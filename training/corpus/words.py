@@ -45,6 +45,9 @@ _TEMPLATE_WORDS = frozenset(
     send should ste sum tall tweet use valid venue visible year
     afternoon august celsius computes days directly dozens indicated introduce leave lisbon navigate october
     needed office records reservation river roll sends shop since sun turns values
+    account against among bit budget campaign certain cut decide defined helper hit hotel lies light lowest match metric never
+    package paint payment prefer produce prove quality raised rate regard remain select shipping shops stand talk taxi
+    tired touch workout
     """.split()  # noqa: SIM905
 )
 
