@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.corpus.base import Draw, Phrases
+from training.corpus.slots import text as sentence_like
 from training.corpus.values import capitals, iso_date, mail, phrase, spoken_day, spoken_time
 from training.corpus.wishes import wish
 
@@ -50,6 +51,10 @@ def known_value(draw: Draw, kind: str) -> tuple[Any, str]:
     if kind == "text":
         text = " ".join(draw.words(draw.integer(1, 5)))
         text = text.capitalize() if draw.chance(0.2) else text
+        if draw.split == "train" and draw.chance(0.3):
+            text = sentence_like(draw)
+        if draw.split == "train" and draw.chance(0.25):
+            return text, draw.pick(('"{0}"', "'{0}'", '"{0}"')).format(text)
     elif kind == "upper":
         text = capitals(draw, 2, 4)
     elif kind == "who":
@@ -59,7 +64,7 @@ def known_value(draw: Draw, kind: str) -> tuple[Any, str]:
     elif kind == "time":
         text = spoken_time(draw)
     elif kind == "word":
-        text = draw.word()
+        text = " ".join(draw.words(2)) if draw.split == "train" and draw.chance(0.3) else draw.word()
     elif kind == "thing":
         text = phrase(draw)
     elif kind == "place" and draw.chance(0.12):

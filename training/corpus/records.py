@@ -149,6 +149,20 @@ RECORDS: tuple[Record, ...] = (
         ),
     ),
     Record(
+        ((("participants", "people", "attendees", "names", "guests"), "names"), (("event", "name", "title"), "name"), (("date", "day", "when"), "date")),
+        Phrases(
+            ("{0} are going to {1} on {2}.", "{0} go to {1} on {2}.", "{0} will attend {1} on {2}.", "On {2}, {0} meet at {1}.", "{1} on {2} with {0}",
+             "{1} takes place on {2}; {0} are invited.", "{0} met for {1} on {2}.", "{2}: {1} with {0}", "On {2} there is {1}. {0} come.", "{0} visit {1} on {2}.",
+             "I invited {0} to {1} on {2}.", "{0} have {1} on {2}.", "Guests of {1} ({2}): {0}", "We go to {1} on {2}: {0}."),
+        ),
+    ),
+    Record(
+        ((("items", "products", "ingredients", "things"), "names"), (("customer", "name", "buyer"), "name")),
+        Phrases(
+            ("{1} buys {0}.", "{1} ordered {0}.", "For {1}: {0}", "{0} for {1}", "{1} needs {0}.", "{1} wants {0}, please.", "Send {0} to {1}.", "{1} has {0}."),
+        ),
+    ),
+    Record(
         ((("name", "person", "employee"), "name"), (("job", "occupation", "role"), "word"), (("city", "place", "office"), "name")),
         Phrases(
             ("{0} works as a {1} in {2}.", "{0} is a {1} from {2}.", "{0} is employed as a {1} in {2}.", "{0} earns a living as {1} in {2}.", "In {2} you find {0}, a {1}.", "{0}, who lives in {2}, is a {1}.", "{0}, {1}, {2}", "In {2}, {0} has a job as {1}.", "The {1} in {2} is {0}.",

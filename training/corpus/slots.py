@@ -87,6 +87,16 @@ SLOTS: tuple[Slot, ...] = (
          ("and notify me", "and let me know", "and send me a notification", "without notifying me", "and don't notify me", "with no notification")),
     Slot(("radius", "radius_km", "distance", "max_distance"), "integer", ("Radius in kilometres", "How far away at most", "Search radius"),
          ("within {v} km", "in a radius of {v} km", "within {v} kilometres", "no further than {v} km")),
+    Slot(("restaurant", "venue", "company", "store", "airline", "hotel_name", "product", "title", "movie", "item_name"), "name",
+         ("Name of the restaurant", "The company", "Title as the user gave it", "The product", "Exact name", "Which store"),
+         ("at {v}", "from {v}", "with {v}", "called {v}", "named {v}", "at the {v}", "\"{v}\"", "titled \"{v}\"", "by {v}")),
+    Slot(("items", "tags", "ingredients", "names", "cities", "attendees", "topics", "products", "labels", "participants"), "list",
+         ("A list of them", "The items", "All that the user named", "List of strings", "The participants"),
+         ("with {v}", "for {v}", "containing {v}", ": {v}", "including {v}", "about {v}", "made of {v}", "tagged {v}")),
+    Slot(("state", "power", "status", "switch"), "enum", ("Whether to turn it on or off", "The new state", "on or off"),
+         ("{v}", "to {v}", "turned {v}", "switched {v}", "set to {v}"), (("on", "off"), ("open", "closed"), ("on", "off", "auto"))),
+    Slot(("on", "enabled", "active", "turn_on", "is_on"), "switch", ("True for on", "Whether it is on", "New state"),
+         ("on", "off", "turned on", "turned off", "switched on", "switched off")),
     Slot(("latitude", "lat"), "decimal", ("Latitude", "Degrees north"), ("at latitude {v}", "latitude {v}", "lat {v}")),
     Slot(("longitude", "lon", "lng"), "decimal", ("Longitude", "Degrees east"), ("longitude {v}", "at longitude {v}", "lon {v}")),
     Slot(("amount", "total", "sum", "value", "quantity"), "number", ("The amount", "How much", "Amount to transfer", "The value"),
@@ -133,6 +143,11 @@ _QUESTIONS = (
     "Tell me about the {n} {s}.", "Where can I find {n} {s}?", "Do we have any {n} {s}?", "How much is the {n} {s}?", "Can I see the {n} {s}?",
     "I'm looking for a {n} {s}", "Help me find a {n} {s}", "What {n} do you have {s}?", "What can you tell me about {n} {s}?",
 )  # fmt: skip
+_OBJECTS = (
+    "Find me {o} {s}", "find {o} {s}", "search for {o} {s}", "I'm looking for {o} {s}", "I need {o} {s}.", "Show me {o} {s}.", "I want {o} {s}",
+    "Look for {o} {s}", "{O} {s}", "Do you have {o} {s}?", "Are there any {o} {s}?", "Can you find {o} {s}?", "buy {o} {s}", "Get me {o} {s}, please.",
+    "I would love some {o} {s}", "Where do I get {o} {s}?", "Please look up {o} {s}.", "Help me find {o} {s}", "Is there {o} {s}?", "Order {o} {s}",
+)  # fmt: skip
 _TEXTS = (
     "how to {f} a {w}", "the best {w} for {w2}", "{w} and {w2}", "call {N}", "buy {w}", "I will be late", "see you at the {w}", "the {w} is ready",
     "{N} needs a {w}", "what {w} means", "cheap {w}", "{w} in {N}", "get the {w}", "be on time", "why {w} matters", "{w}", "{w} {w2}",
@@ -166,8 +181,8 @@ def _value(draw: Draw, slot: Slot) -> tuple[dict[str, Any], Any, str]:
         if kind == "decimal" or draw.chance(0.4):
             value = round(value % 180 + draw.integer(1, 99) / 100, 2)
         schema = {"type": "number"}
-    elif kind in ("details", "available", "notify"):
-        value = not any(no in phrase for no in ("without", "don't", "no "))
+    elif kind in ("details", "available", "notify", "switch"):
+        value = not any(no in phrase for no in ("without", "don't", "no ", "off"))
         schema = {"type": "boolean"}
     elif kind in ("enum", "options"):
         options = (
@@ -177,6 +192,13 @@ def _value(draw: Draw, slot: Slot) -> tuple[dict[str, Any], Any, str]:
         )
         value = draw.pick(options)
         schema = {"type": "string", "enum": list(options)}
+    elif kind == "list":
+        value = (
+            [draw.name() for _ in range(draw.integer(1, 4))]
+            if draw.chance(0.4)
+            else draw.words(draw.integer(1, 4))
+        )
+        schema = {"type": "array", "items": {"type": "string"}}
     elif kind == "code":
         value = (
             draw.integer(1, 99999)
@@ -200,7 +222,13 @@ def _value(draw: Draw, slot: Slot) -> tuple[dict[str, Any], Any, str]:
         }[kind]()  # fmt: skip
     if draw.chance(0.7):
         schema = {"type": schema.pop("type"), "description": draw.pick(slot.about), **schema}
-    return schema, value, phrase.format(v=value)
+    shown = value if not isinstance(value, list) else listed(value)
+    return schema, value, phrase.format(v=shown)
+
+
+def listed(items: list[str]) -> str:
+    """ "a, b and c"."""
+    return f"{', '.join(items[:-1])} and {items[-1]}" if len(items) > 1 else items[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,12 +263,26 @@ def slots(draw: Draw) -> list[Filled]:
     return list(filled.values())
 
 
+def _object(draw: Draw, filled: list[Filled]) -> tuple[str, bool]:
+    """The first value is what is asked for: "Find me running shoes under 100"."""
+    value = str(filled[0].value)
+    rest = " ".join(one.phrase for one in filled[1:] if one.phrase is not None)
+    sentence = draw.phrase(_OBJECTS).format(o=value, O=value, s=rest)
+    return sentence.replace(" .", ".").replace(" ?", "?").replace(" ,", ",").strip(), False
+
+
 def request(draw: Draw, verb: str, noun: str, filled: list[Filled]) -> tuple[str, bool]:
     """(what is asked for, whether it is an imperative in lower case that ``wish`` may wrap)."""
     said = [one.phrase for one in filled if one.phrase is not None]
     if len(said) > 1 and draw.chance(0.4):
         draw.rng.shuffle(said)
     words = draw.pick((" ", " ", " ", ", ")).join(said)
+    if (
+        isinstance(filled[0].value, str)
+        and f'"{filled[0].value}"' in (filled[0].phrase or "")
+        and draw.chance(0.6)
+    ):
+        return _object(draw, filled)
     is_order = draw.chance(0.5)
     pattern = draw.phrase(_REQUESTS if is_order else _QUESTIONS)
     if not is_order and draw.chance(0.12):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from chorale.harmony.messages import ResponseFormat
+from training.corpus.arithmetic import SUM, pair
 from training.corpus.base import Dialogue, Draw, Phrases
 from training.corpus.fields import Field, compact, fields, join, mention, schema_of
 from training.corpus.records import RECORDS
+from training.corpus.slots import listed
 from training.corpus.values import iso_date, mail, spoken_day
 
 
@@ -18,12 +20,14 @@ def natural_record(draw: Draw) -> tuple[list[Field], str]:
     for names, kind in record.columns:
         name = draw.pick(names)
         value, schema_type = _record_value(draw, kind)
-        schema = {"type": schema_type}
+        schema: dict[str, Any] = {"type": schema_type}
+        if schema_type == "array":
+            schema["items"] = {"type": "string"}
         if draw.chance(0.2):
             schema["description"] = draw.pick(("The {0}", "{0} of it", "Its {0}")).format(
                 name.replace("_", " ")
             )
-        chosen.append(Field(name, name, schema, value, str(value)))
+        chosen.append(Field(name, name, schema, value, listed(value) if kind == "names" else str(value)))
     text = draw.phrase(record.sentences).format(*(one.shown for one in chosen))
     if len(chosen) > 1 and draw.chance(0.2):
         chosen.remove(draw.pick(chosen))  # the sentence says more than the schema wants
@@ -33,6 +37,8 @@ def natural_record(draw: Draw) -> tuple[list[Field], str]:
 
 
 def _record_value(draw: Draw, kind: str) -> tuple[Any, str]:
+    if kind == "names":
+        return [draw.name() for _ in range(draw.integer(1, 4))], "array"
     if kind == "integer":
         return draw.integer(1, draw.pick((99, 999, 2030))), "integer"
     if kind == "number":
@@ -64,11 +70,19 @@ BEFORE_RECORD = (
 )  # fmt: skip
 
 
+def _sum_as_json(draw: Draw) -> tuple[list[Field], str]:
+    """A sum whose result is the only field."""
+    a, b = pair(draw, 100, "+")
+    name = draw.pick(("answer", "result", "sum", "total", "value"))
+    return [Field(name, name, {"type": "integer"}, a + b, str(a + b))], draw.phrase(SUM).format(a=a, b=b)
+
+
 def json_answer(draw: Draw) -> Dialogue:
     chosen = fields(draw, draw.integer(1, 6))
     natural = draw.chance(0.35)
     if natural:
-        chosen, sentence = natural_record(draw)
+        is_sum = draw.split == "train" and draw.chance(0.06)
+        chosen, sentence = _sum_as_json(draw) if is_sum else natural_record(draw)
     schema = schema_of(chosen)
     if draw.chance(0.5):
         schema["additionalProperties"] = False
