@@ -151,19 +151,20 @@ class DeviceClock:
         return seconds
 
 
-def profile(core: EngineCore, rows: int, prompt: int) -> dict[str, tuple[float, int]]:
-    """Kernel -> (microseconds, launches) of a decode step: the mean of several."""
+def profile(core: EngineCore, rows: int, prompt: int, output: int) -> dict[str, tuple[float, int]]:
+    """Kernel -> (microseconds, launches) of a decode step, or (``output`` 1) of a prompt's; means of some."""
+    steps, decodes = 5, output > 1
     rng = np.random.default_rng(rows)
+    tokens = rows * prompt // 4096 + 2 * steps + 10 if decodes else 1
     for row in range(rows):
         ids = rng.integers(0, 199_000, prompt).tolist()
-        spec = SamplingSpec(temperature=1.0, ignore_eos=True, max_tokens=20, seed=row)
+        spec = SamplingSpec(temperature=1.0, ignore_eos=True, max_tokens=tokens, seed=row)
         core.add_request(GenerateRequest(request_id=f"p{row}", prompt_token_ids=ids, sampling=spec))
-    while core.stats().last_step_tokens != rows:
+    while decodes and core.has_work and core.stats().last_step_tokens != rows:
         core.step()
-    for _ in range(4):
+    for _ in range(2):
         core.step()
     torch.cuda.synchronize()
-    steps = 5
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(steps):
             core.step()
@@ -328,8 +329,8 @@ def main() -> None:
             f"{k} {v:,.3g}" if v < 100 else f"{k} {v:,.0f}" for k, v in found.items() if k != "case"
         )
         print(f"{name:8s} {figures}{theirs}  [{time.perf_counter() - began:.0f} s]", flush=True)
-        if given.profile and CASES[name][2] > 1:
-            found["kernels"] = profile(core, *CASES[name][:2])
+        if given.profile:
+            found["kernels"] = profile(core, *CASES[name])
             for kernel, (spent, count) in list(found["kernels"].items())[:24]:
                 print(f"    {spent:9.1f} us a step in {count:4d} of {kernel}", flush=True)
         results.append(found)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FEW_LOGITS = 512  # (token, expert) pairs: up to here a program routes one token, above it takes several
+FEW_LOGITS = 1024  # (token, expert) pairs: up to here a program routes one token, above it takes several
 MOST_ARRIVALS = 512  # tiles of one kernel that wait for their last program
 LONE_SLOTS = 8  # up to here each (token, expert) pair is its own tile and nothing is sorted
 RANK_LIMIT = 1024  # (token, expert) pairs that are sorted by comparing all with all
