@@ -26,13 +26,14 @@ from chorale.api.output import (
     TurnEnded,
     TurnProgress,
     Usage,
+    chunk_error,
 )
 from chorale.api.stops import StopFilter
 from chorale.api.toolloop import PendingCall, TurnTools
 from chorale.api.toolrounds import FUNCTIONS, Calling
 from chorale.api.unwrap import InputReader
 from chorale.engine.types import ChunkTimings, TokenChunk, TokenLogprobs
-from chorale.errors import ChoraleError, EngineError
+from chorale.errors import ChoraleError
 from chorale.harmony.messages import (
     ContentDelta,
     HarmonyEvent,
@@ -326,7 +327,7 @@ class Choice(CompactingRounds):
 
     def _on_finish(self, chunk: TokenChunk) -> None:
         if chunk.finish_reason == "error":
-            self.fail(EngineError(chunk.error or "the engine could not finish the request"))
+            self.fail(chunk_error(chunk.error))
             return
         if chunk.finish_reason == "length" or chunk.finish_reason == "abort":
             self.end(chunk.finish_reason)

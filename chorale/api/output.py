@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from chorale.engine.types import ChunkTimings, TokenLogprobs
-from chorale.errors import ChoraleError, EngineDeadError
+from chorale.engine.types import ALL_FORBIDDEN, ChunkTimings, TokenLogprobs
+from chorale.errors import ChoraleError, EngineDeadError, EngineError, RequestError
 from chorale.tools.base import McpListing, Progress, ToolResult, UrlCitation
 
 ItemKind = Literal[
@@ -193,6 +193,13 @@ OutputEvent = (
     | PromptScored
     | TurnEnded
 )
+
+
+def chunk_error(text: str | None) -> ChoraleError:
+    """Of a chunk that ended with an error. A fault of the request is a 400, which clients do not retry."""
+    if text == ALL_FORBIDDEN:
+        return RequestError(text, code="unsatisfiable_constraints")
+    return EngineError(text or "the engine could not finish the request")
 
 
 def end_error(ended: TurnEnded) -> ChoraleError | None:

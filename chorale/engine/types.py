@@ -30,6 +30,10 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 # --------------------------------------------------------------------------- client side
 
 
+# ``TokenChunk.error`` of a request that left itself nothing to sample: its fault, not the engine's.
+ALL_FORBIDDEN = "every token was forbidden by the request's own constraints (grammar, allowed ids, bad words)"
+
+
 class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose tokens for one request; token ids only (text-level stops live above the engine).
 

@@ -10,12 +10,21 @@ from __future__ import annotations
 import functools
 import threading
 
+import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.frames import raw_grammar
 from chorale.harmony.vocab import CALL, NUM_RANKS, RETURN, VOCAB_SIZE, load_vocabulary
+
+# 1,000 optional properties fit, and take 12 ms where any of them may come (one core); all else is far below.
+_LIMITS = LLParserLimits(
+    max_lexer_states=50_000, max_items_in_row=5_000, step_max_items=100_000, verbose_errors=False
+)
+_WALK_STEPS = 24
+_WALK_FIRST = b'"[{,:'  # where one of these may come, the walk takes it: most structure is behind them
 
 MASK_WORDS = VOCAB_SIZE // 32  # int32 of one row's mask, one bit a token
 _lock = threading.Lock()
@@ -58,21 +67,50 @@ def warm() -> threading.Thread:
 
 def compile_grammar(grammar: str) -> LLMatcher:
     """A matcher at the grammar's start. Raises ``ValueError`` with the compiler's words, in one line."""
-    limits = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
-    matcher = LLMatcher(tokenizer(), grammar, log_level=0, limits=limits)
+    matcher = LLMatcher(tokenizer(), grammar, log_level=0, limits=_LIMITS)
     if matcher.is_error():
         raise ValueError(explain(matcher.get_error()))
     return matcher
 
 
 def check_constraint(constraint: Constraint) -> None:
-    """Raises ``ValueError`` unless it compiles, and has a first token."""
+    """Raises ``ValueError`` unless it compiles, has a first token, and a short walk meets no limit.
+
+    Some grammars compile in no time and are too much at their first choice: better told now than then.
+    """
     matcher = compile_grammar(raw_grammar(constraint))
-    mask = matcher.compute_bitmask()
+    for step in range(_WALK_STEPS):
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        _check_walk(matcher)
+        if not mask.any():
+            if step == 0:
+                raise ValueError("nothing satisfies it")
+            return
+        token = _next_token(mask)
+        if token >= NUM_RANKS:  # the end
+            return
+        matcher.consume_token(token)
+        _check_walk(matcher)
+
+
+def _check_walk(matcher: LLMatcher) -> None:
     if matcher.is_error():
-        raise ValueError(explain(matcher.get_error()))
-    if not any(mask):
-        raise ValueError("nothing satisfies it")
+        raise ValueError(f"too complex: {explain(matcher.get_error())}")
+
+
+def _next_token(mask: npt.NDArray[np.uint8]) -> int:
+    """Of a mask that allows one. Short tokens have low ids."""
+    for token in _first_tokens():
+        if mask[token >> 3] >> (token & 7) & 1:
+            return token
+    octet = int(np.flatnonzero(mask)[0])
+    return octet * 8 + int(np.unpackbits(mask[octet : octet + 1], bitorder="little").argmax())
+
+
+@functools.lru_cache(maxsize=1)
+def _first_tokens() -> tuple[int, ...]:
+    vocab = load_vocabulary()
+    return tuple(vocab.encode(chr(byte))[0] for byte in _WALK_FIRST)
 
 
 def to_lark(grammar: str) -> str:
@@ -96,6 +134,9 @@ def explain(error: str) -> str:
     for prefix in ("failed to compile JSON schema: ", "): "):
         _, found, rest = line.partition(prefix)
         line = rest if found and rest else line
+    line = line.removeprefix("Parser Error: ").partition("; consider ")[
+        0
+    ]  # its advice is for grammar authors
     if line.startswith("NoExtension"):
         return "nothing satisfies it"
     return line[:300]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chorale.engine.types import StepPlan, StepResult, TokenLogprobs
+from chorale.engine.types import ALL_FORBIDDEN, StepPlan, StepResult, TokenLogprobs
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.batch import SamplingBatch, StepBatch
 from chorale.runtime.buckets import MIXED_ROWS
@@ -32,7 +32,6 @@ from chorale.runtime.sampler import FORBIDDEN, NO_TOKEN, Sampler
 LogitsOf = Callable[[slice], torch.Tensor]  # some rows of a batch -> their logits, float32
 _PROMPT_ROWS_AT_ONCE = 64  # rows of logits in one log-probability pass
 BAD_LOGITS = "the model gave no finite logits for this sequence"
-ALL_FORBIDDEN = "every token was forbidden by the request's own constraints (grammar, allowed ids, bad words)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -34,6 +33,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "nothing"),
     ({"enum": []}, "empty"),
     (nested(40), "nested"),
+    ({"type": "string", "pattern": "^(([a-z]{1,100}){1,100}){1,100}$"}, "too complex"),
     ({"enum": [f"item {n} {n * 7919:x}" for n in range(20_000)]}, "65536 bytes"),
 ]
 
@@ -43,7 +43,8 @@ def test_the_keyword_is_named(client: LocalClient, schema: Any, word: str) -> No
     async def main(server: Server) -> None:
         form = {"name": "x", "schema": schema}
         # A reference has another meaning there, and what cannot be may be left out where it is optional.
-        inner_is_fine = "$ref" in schema or "enum" in schema
+        # And what is too complex is found by a walk from the beginning, which takes one of many ways.
+        inner_is_fine = "$ref" in schema or "enum" in schema or word == "too complex"
         refused = [
             await server.post(
                 "/v1/chat/completions",
@@ -142,20 +143,9 @@ NASTY: dict[str, Any] = {
 
 
 def test_nasty_schemas_are_answered_or_refused_at_once(client: LocalClient) -> None:
-    """All of them beside a plain stream, whose longest gap shows what they cost the others."""
+    """What they cost others is shown over sockets, in ``e2e/test_pathological_schemas.py``."""
 
     async def main(server: Server) -> None:
-        gaps: list[float] = []
-
-        async def plain() -> None:
-            body = {"prompt": "x", "max_tokens": 150, "ignore_eos": True, "stream": True}
-            async with server.http.stream("POST", "/v1/completions", json=body) as response:
-                last = time.perf_counter()
-                async for _ in response.aiter_lines():
-                    now = time.perf_counter()
-                    gaps.append(now - last)
-                    last = now
-
         async def nasty(name: str) -> None:
             start = time.perf_counter()
             form = {"type": "json_schema", "json_schema": {"name": name, "schema": NASTY[name]}}
@@ -170,15 +160,10 @@ def test_nasty_schemas_are_answered_or_refused_at_once(client: LocalClient) -> N
             )
             seconds = time.perf_counter() - start
             assert seconds < 2.0, (name, seconds)
-            # 500: a limit of the grammar was reached in mid-answer; that request ends, and says why.
-            assert response.status_code in (200, 400, 500), response.text
-            assert response.status_code != 500 or "token was forbidden" in response.text, response.text
+            assert response.status_code in (200, 400), response.text
 
-        stream = asyncio.create_task(plain())
         for name in NASTY:
             await nasty(name)
-        await stream
-        assert max(gaps) < 1.0, max(gaps)
 
     run(client, main)
 

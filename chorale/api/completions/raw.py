@@ -20,10 +20,11 @@ from chorale.api.output import (
     TurnEnded,
     TurnProgress,
     Usage,
+    chunk_error,
 )
 from chorale.api.stops import StopFilter
 from chorale.engine.types import ChunkTimings, TokenChunk, TokenLogprobs
-from chorale.errors import ChoraleError, EngineError
+from chorale.errors import ChoraleError
 from chorale.harmony.text import TextDecoder
 from chorale.harmony.vocab import Vocabulary
 
@@ -128,7 +129,7 @@ class RawChoice:
 
     def _on_finish(self, chunk: TokenChunk) -> None:
         if chunk.finish_reason == "error":
-            self.fail(EngineError(chunk.error or "the engine could not finish the request"))
+            self.fail(chunk_error(chunk.error))
         elif chunk.finish_reason == "abort":
             self.end("abort")
         elif chunk.finish_reason == "length" or self._raw.discard:
