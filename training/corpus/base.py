@@ -65,6 +65,10 @@ class Phrases:
         return {"train": self.train, "eval": self.held, "hard": self.held + self.more}[split]
 
 
+_NAMED_AFTER = ("{0}'s", "{0}'s", "O'{0}", "St. {0}", "New {0}", "{0} City", "The {0}", "Dr. {0}", "{0} & Co", "{0} Inc.", "Café {0}", "San {0}",
+                "{0}'s Place", "Hotel {0}", "{0} 2", "El {0}")  # fmt: skip
+
+
 @dataclass(slots=True)
 class Draw:
     """A seeded source of everything random in one dialogue."""
@@ -118,6 +122,8 @@ class Draw:
     def name(self) -> str:
         """A capitalised name of one or two words."""
         first = self._one_name()
+        if self.split == "train" and self.rng.random() < 0.06:
+            return str(self.pick(_NAMED_AFTER)).format(first)
         return f"{first} {self._one_name()}" if self.rng.random() < 0.25 else first
 
     def _one_name(self) -> str:

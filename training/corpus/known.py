@@ -40,6 +40,8 @@ _GROUPS = {
     "get_flight": "travel", "get_directions": "travel", "convert_currency": "convert", "convert_units": "convert",
     "set_alarm": "alarm", "alarm_at": "alarm", "add_reminder": "note", "create_event": "note", "add_task": "note",
     "send_email": "send", "compose_email": "send", "search": "find", "get_news": "find", "get_user": "find", "get_order": "find",
+    "toggle_light": "light", "send_sms": "send", "create_invoice": "bill", "transfer_money": "bill", "reserve_restaurant": "book_table",
+    "search_products": "find", "book_flight": "travel", "write_file": "file", "read_file": "file", "list_files": "file", "get_definition": "find",
 }  # fmt: skip
 
 
@@ -48,6 +50,27 @@ def known_value(draw: Draw, kind: str) -> tuple[Any, str]:
     if kind == "integer":
         value = draw.integer(1, draw.pick((30, 300, 300, 9999)))
         return value, str(value)
+    if kind == "amount":
+        amount = draw.integer(1, draw.pick((50, 500, 5000))) + draw.pick((0, 0, 0.5, 0.99, 0.25))
+        return amount, f"{amount:g}" if draw.chance(0.7) else str(
+            draw.pick(("${0}", "{0} dollars", "{0} EUR"))
+        ).format(f"{amount:g}")
+    if kind == "switch":
+        is_on = draw.chance(0.5)
+        return is_on, "on" if is_on else "off"
+    if kind == "phone":
+        number = (
+            f"+{draw.integer(1, 99)}{draw.integer(10**6, 10**10)}"
+            if draw.chance(0.6)
+            else f"555-{draw.integer(100, 9999)}"
+        )
+        return number, number
+    if kind == "path":
+        path = "/".join(draw.words(draw.integer(1, 3))) + draw.pick(
+            (".py", ".txt", ".md", ".json", ".csv", "", ".log")
+        )
+        path = draw.pick(("", "", "/", "./", "src/", "~/")) + path
+        return path, path if draw.chance(0.8) else f"`{path}`"
     if kind == "text":
         text = " ".join(draw.words(draw.integer(1, 5)))
         text = text.capitalize() if draw.chance(0.2) else text
@@ -549,5 +572,121 @@ KNOWN: tuple[Known, ...] = (
             (),
             ("Dice with {0} sides please", "A random number between 1 and {0}."),
         ),
+    ),
+    Known(
+        ("toggle_light", "set_light", "control_light", "switch_light", "light_switch"),
+        ("Turn a light on or off", "Switch the light of a {0}", "Controls the smart lights"),
+        (Parameter(("room", "location", "zone", "light"), "word", ("The {0}", "Which {0}")),
+         Parameter(("on", "state", "is_on", "turn_on"), "switch", ("True for on", "Whether it is on"))),
+        Phrases(
+            ("turn {1} the light in the {0}", "turn {1} the {0} light", "switch {1} the lights in the {0}", "turn the {0} light {1}", "switch the light in the {0} {1}",
+             "turn the lights in the {0} {1}", "switch {1} the {0} lamp", "put the {0} light {1}"),
+        ),
+        Phrases(("{0} light {1}", "Lights {1} in the {0}", "The {0} light should be {1}.", "Light {1} in the {0}, please")),
+    ),
+    Known(
+        ("send_sms", "text_message", "sms", "send_text"),
+        ("Send a text message to a phone", "Sends an SMS"),
+        (Parameter(("phone_number", "number", "to", "phone"), "phone", ("The {0}", "Number with country code")),
+         Parameter(("message", "text", "body"), "text", ("What it says", "The {0}"))),
+        Phrases(
+            ("text {0} that {1}", "text {0}: {1}", "send an sms to {0}: {1}", "send a text to {0} saying {1}", "text {1} to {0}", "tell {0} that {1}", "sms {0} with {1}",
+             "write to {0} that {1}"),
+        ),
+        Phrases(("SMS to {0}: {1}", "Text {0} saying {1}", "A text for {0}: {1}")),
+    ),
+    Known(
+        ("create_invoice", "new_invoice", "bill_customer"),
+        ("Create an invoice for a customer", "Bill somebody"),
+        (Parameter(("customer_name", "customer", "client"), "name", ("The {0}", "Who pays")),
+         Parameter(("amount", "total", "price"), "amount", ("The {0}", "How much, in dollars"))),
+        Phrases(
+            ("create an invoice for {0} over {1}", "bill {0} {1}", "invoice {0} for {1}", "charge {0} {1}", "make an invoice of {1} for {0}", "send {0} a bill over {1}",
+             "bill {1} to {0}", "write {0} an invoice for {1}"),
+        ),
+        Phrases(("{0} owes us {1}, write an invoice.", "Invoice for {0}: {1}", "New bill: {0}, {1}")),
+    ),
+    Known(
+        ("transfer_money", "send_money", "pay"),
+        ("Transfer money to somebody", "Pay an amount"),
+        (Parameter(("recipient", "to", "receiver"), "name", ("Who gets it",)), Parameter(("amount", "sum"), "amount", ("How much",))),
+        Phrases(("send {1} to {0}", "transfer {1} to {0}", "pay {0} {1}", "wire {0} {1}", "give {0} {1}", "send {0} {1}")),
+        Phrases(("{0} gets {1} from me.", "Transfer to {0}: {1}", "I owe {0} {1}, pay it.")),
+    ),
+    Known(
+        ("reserve_restaurant", "book_restaurant", "make_reservation"),
+        ("Reserve a table at a restaurant", "Book a restaurant at a time"),
+        (Parameter(("restaurant", "name", "venue"), "name", ("Name of the restaurant",)), Parameter(("party_size", "people", "guests"), "integer", ("How many",)),
+         Parameter(("time", "at", "when"), "time", ("When", "Time of day"))),
+        Phrases(
+            ("book a table for {1} at {0} at {2}", "reserve a table at {0} for {1} at {2}", "get us a table for {1} at {0} for {2}", "book {0} for {1} people at {2}",
+             "make a reservation at {0} at {2} for {1}", "reserve {0} at {2} for {1} people", "book a table at {2} for {1} at {0}"),
+        ),
+        Phrases(("Table for {1} at {0}, {2}", "Dinner at {0} at {2}, we are {1}.", "{2}, {0}, {1} people", "We want to eat at {0} at {2}, {1} of us.")),
+    ),
+    Known(
+        ("search_products", "find_products", "product_search", "search_items"),
+        ("Search the product catalogue", "Find products up to a price"),
+        (Parameter(("query", "product", "keywords"), "text", ("What to look for", "Search terms")),
+         Parameter(("max_price", "price_limit", "budget"), "amount", ("Highest price", "The {0}"))),
+        Phrases(
+            ("find me {0} under {1}", "show me {0} for less than {1}", "search for {0} below {1}", "look for {0} up to {1}", "find {0} cheaper than {1}", "buy {0} for at most {1}"),
+        ),
+        Phrases(("{0} under {1}", "I need {0} below {1}.", "Do you have {0} for under {1}?", "Is there {0} for less than {1}?", "I'm looking for {0}, at most {1}")),
+    ),
+    Known(
+        ("book_hotel", "find_hotel", "search_hotels"),
+        ("Find a hotel in a city", "Book a hotel room"),
+        (Parameter(("city", "location", "place"), "place", ("The {0}",)), Parameter(("check_in", "date", "arrival_date"), "day", ("First day", "Date of arrival")),
+         Parameter(("nights", "num_nights"), "integer", ("How many nights",))),
+        Phrases(("book a hotel in {0} from {1} for {2} nights", "find a hotel in {0} for {2} nights from {1}", "reserve a room in {0} on {1} for {2} nights",
+                 "get me a room in {0}, {2} nights, from {1}")),
+        Phrases(("Hotel in {0}, {1}, {2} nights", "I need a room in {0} from {1}, {2} nights.", "{2} nights in {0} starting {1}")),
+    ),
+    Known(
+        ("book_flight", "reserve_flight", "flight_search", "find_flight_on"),
+        ("Search flights between two airports on a date", "Book a flight"),
+        (Parameter(("origin", "from_city", "departure_city"), "name", ("Origin", "City of departure")), Parameter(("destination", "to_city", "arrival_city"), "name", ("Destination",)),
+         Parameter(("date", "departure_date", "travel_date"), "day", ("Travel date", "Day of the flight"))),
+        Phrases(
+            ("find flights from {0} to {1} on {2}", "book a flight from {0} to {1} on {2}", "fly to {1} from {0} on {2}", "get me from {0} to {1} on {2}",
+             "search flights to {1} from {0} for {2}", "book me {0} to {1} for {2}"),
+        ),
+        Phrases(("Flights from {0} to {1} on {2}?", "{0} to {1} on {2}", "On {2} I fly from {0} to {1}.", "I must be in {1} on {2}, coming from {0}.")),
+    ),
+    Known(
+        ("read_file", "open_file", "cat", "view_file"),
+        ("Read a file", "Returns the contents of a file", "Show a file of the project"),
+        (Parameter(("path", "file", "filename", "file_path"), "path", ("The {0}", "Path of the file")),),
+        Phrases(("read {0}", "open {0}", "show me {0}", "read the file {0}", "print {0}", "show the contents of {0}", "look into {0}", "open the file {0}")),
+        Phrases(("What is in {0}?", "What does {0} say?", "What's inside {0}?", "Contents of {0}?", "What are the contents of {0}?", "Explain the file {0}.")),
+    ),
+    Known(
+        ("write_file", "create_file", "save_file"),
+        ("Write a file", "Create a file with some contents"),
+        (Parameter(("path", "file", "filename"), "path", ("The {0}",)), Parameter(("content", "contents", "text"), "text", ("What to write", "The {0}"))),
+        Phrases(("write {1} to {0}", "create {0} with the content {1}", "save {1} in {0}", "make a file {0} that says {1}", "put {1} into the file {0}")),
+        Phrases(("New file {0}: {1}", "{0} should contain {1}", "File {0} with {1}")),
+    ),
+    Known(
+        ("list_files", "list_directory", "ls"),
+        ("List the files of a folder", "Lists a directory"),
+        (Parameter(("path", "directory", "folder", "dir"), "path", ("The {0}",)),),
+        Phrases(("list {0}", "list the files in {0}", "show the files of {0}", "show what is in the folder {0}", "list the directory {0}")),
+        Phrases(("Which files are in {0}?", "What files does {0} have?", "What is in the folder {0}?")),
+    ),
+    Known(
+        ("get_definition", "define_word", "dictionary"),
+        ("Look up the meaning of a word", "Define a word"),
+        (Parameter(("word", "term"), "word", ("The {0}",)),),
+        Phrases(("define {0}", "look up the word {0}", "find the meaning of {0}", "look {0} up in the dictionary", "explain the word {0}")),
+        Phrases(("What does {0} mean?", "What is the definition of {0}?", "What's the meaning of {0}?", "Meaning of {0}?")),
+    ),
+    Known(
+        ("get_recipe", "find_recipe", "search_recipes"),
+        ("Find a recipe", "Recipe of a dish"),
+        (Parameter(("dish", "meal", "food", "recipe_name"), "thing", ("The {0}",)),),
+        Phrases(("find a recipe for {0}", "show me how to cook {0}", "get the recipe of {0}", "cook {0}", "make {0} tonight")),
+        Phrases(("How do I cook {0}?", "How do you make {0}?", "Recipe for {0}?", "I want to eat {0}.")),
     ),
 )  # fmt: skip

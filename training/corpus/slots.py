@@ -97,6 +97,9 @@ SLOTS: tuple[Slot, ...] = (
          ("{v}", "to {v}", "turned {v}", "switched {v}", "set to {v}"), (("on", "off"), ("open", "closed"), ("on", "off", "auto"))),
     Slot(("on", "enabled", "active", "turn_on", "is_on"), "switch", ("True for on", "Whether it is on", "New state"),
          ("on", "off", "turned on", "turned off", "switched on", "switched off")),
+    Slot(("paid", "urgent", "public", "private", "vegetarian", "gluten_free", "express", "refundable", "furnished", "recurring", "encrypted",
+          "archived", "draft", "anonymous", "breakfast", "parking", "wifi", "insured", "gift_wrapped", "shared", "pinned", "completed"), "flag",
+         ("True or false", "Whether it is so", "Set to true if the user says so", "Flag"), ("-",)),
     Slot(("latitude", "lat"), "decimal", ("Latitude", "Degrees north"), ("at latitude {v}", "latitude {v}", "lat {v}")),
     Slot(("longitude", "lon", "lng"), "decimal", ("Longitude", "Degrees east"), ("longitude {v}", "at longitude {v}", "lon {v}")),
     Slot(("amount", "total", "sum", "value", "quantity"), "number", ("The amount", "How much", "Amount to transfer", "The value"),
@@ -125,6 +128,29 @@ VERBS = ("get", "find", "search", "list", "show", "look up", "fetch", "check", "
           "calculate", "add", "track", "set", "schedule", "delete", "retrieve", "request", "compare", "rent", "open", "make", "plan", "give me",
           "tell me", "pull up", "display", "bring up")  # fmt: skip
 NAMED = {"give me": "get", "tell me": "get", "look up": "lookup", "pull up": "fetch", "bring up": "show"}
+_YES = (
+    "{0}",
+    "already {0}",
+    "that is {0}",
+    "and it is {0}",
+    "with {0}",
+    "marked as {0}",
+    "make it {0}",
+    "and {0}",
+    "which is {0}",
+    "as {0}",
+)
+_NO = (
+    "not {0}",
+    "that is not {0}",
+    "without {0}",
+    "and it is not {0}",
+    "not yet {0}",
+    "but not {0}",
+    "no {0}",
+    "which isn't {0}",
+    "not {0}",
+)
 ABOUT = (
     "{V} the current {n}", "{V} {n}", "{V} {n} for a location", "{V} a {n}", "{V} the {n} for the user.", "{V}s {n} and returns them as JSON.",
     "{V} {n} by several criteria", "{V} {n}. All parameters but the first are optional.", "A function to {v} {n}", "Use this function to {v} {n}",
@@ -181,7 +207,7 @@ def _value(draw: Draw, slot: Slot) -> tuple[dict[str, Any], Any, str]:
         if kind == "decimal" or draw.chance(0.4):
             value = round(value % 180 + draw.integer(1, 99) / 100, 2)
         schema = {"type": "number"}
-    elif kind in ("details", "available", "notify", "switch"):
+    elif kind in ("details", "available", "notify", "switch", "flag"):
         value = not any(no in phrase for no in ("without", "don't", "no ", "off"))
         schema = {"type": "boolean"}
     elif kind in ("enum", "options"):
@@ -259,6 +285,10 @@ def slots(draw: Draw) -> list[Filled]:
             continue
         kinds.add(kind)
         schema, value, phrase = _value(draw, slot)
+        if slot.kind == "flag":
+            name = draw.word() if draw.chance(0.3) else name
+            value = draw.chance(0.6)
+            phrase = str(draw.pick(_YES if value else _NO)).format(name.replace("_", " "))
         filled[name] = Filled(name, schema, value, phrase if not filled or draw.chance(0.75) else None)
     return list(filled.values())
 
@@ -278,7 +308,8 @@ def request(draw: Draw, verb: str, noun: str, filled: list[Filled]) -> tuple[str
         draw.rng.shuffle(said)
     words = draw.pick((" ", " ", " ", ", ")).join(said)
     if (
-        isinstance(filled[0].value, str)
+        verb in ("search", "find")
+        and isinstance(filled[0].value, str)
         and f'"{filled[0].value}"' in (filled[0].phrase or "")
         and draw.chance(0.6)
     ):

@@ -27,6 +27,9 @@ class Tool:
     optional: frozenset[str] = frozenset()
 
 
+_TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
+
+
 def known_tool(draw: Draw, avoid: set[str]) -> Tool | None:
     """A tool that clients often have, unless one of its kind is in the box already."""
     kind = draw.pick(KNOWN)
@@ -37,7 +40,7 @@ def known_tool(draw: Draw, avoid: set[str]) -> Tool | None:
     for parameter in kind.parameters:
         name = draw.pick(parameter.names)
         value, shown = known_value(draw, parameter.kind)
-        schema: dict[str, Any] = {"type": "integer" if parameter.kind == "integer" else "string"}
+        schema: dict[str, Any] = {"type": "number" if parameter.kind == "amount" else _TYPES[type(value)]}
         if draw.chance(0.5):
             schema["description"] = draw.pick(parameter.about).format(name)
         chosen.append(Field(name, name.replace("_", " "), schema, value, shown))

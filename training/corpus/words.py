@@ -47,7 +47,7 @@ _TEMPLATE_WORDS = frozenset(
     needed office records reservation river roll sends shop since sun turns values
     account against among bit budget campaign certain cut decide defined helper hit hotel lies light lowest match metric never
     package paint payment prefer produce prove quality raised rate regard remain select shipping shops stand talk taxi
-    tired touch workout
+    tired touch workout insured public toggle
     """.split()  # noqa: SIM905
 )
 
