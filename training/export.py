@@ -17,7 +17,7 @@ from training.net import DemoNet, Layer
 
 
 def write_archive(net: DemoNet, path: Path) -> Path:
-    """Write ``path``; about 13 MB for the demo's size."""
+    """Write ``path``; about 11 MB for the demo's size."""
     tensors: dict[str, torch.Tensor] = {}
     for index, layer in enumerate(net.layers):
         assert isinstance(layer, Layer)

@@ -184,7 +184,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--rows", type=int, default=32, help="rows of 1,024 tokens in a batch")
-    parser.add_argument("--corrections", type=int, default=2000, help="tokens with correction rows")
+    parser.add_argument("--corrections", type=int, default=3000, help="tokens with correction rows")
     parser.add_argument("--count-dialogues", type=int, default=40000)
     parser.add_argument("--lr-matrix", type=float, default=0.004)
     parser.add_argument("--lr-rest", type=float, default=0.003)
