@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from chorale.harmony.json_text import loads
 from chorale.tools.faults import ToolFault
 
 _MAX_LEN = 256 * 1024
@@ -58,7 +58,7 @@ def parse_object(content: str) -> dict[str, Any]:
     if len(content) > _MAX_LEN:
         raise ToolFault(f"the arguments are longer than {_MAX_LEN} characters")
     try:
-        value = json.loads(content)
+        value = loads(content)
     except (ValueError, RecursionError) as error:
         raise ToolFault(f"the arguments are not valid JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):

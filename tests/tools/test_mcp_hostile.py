@@ -27,7 +27,7 @@ from chorale.tools.mcp.servers import (
     session_header,
 )
 from chorale.tools.mcp.transport import Stdio
-from chorale.tools.mcp.wire import McpFault
+from chorale.tools.mcp.wire import McpFault, decode
 from chorale.tools.service import start_tools
 from tests.tools.local_http import Handler, answer, serve
 from tests.tools.tool_helpers import count_words, run
@@ -348,3 +348,8 @@ def test_events_do_not_depend_on_how_they_arrive(events: list[tuple[str, str]], 
         got += reader.feed(body[:size])
         body = body[size:]
     assert got == [Event(name or "message", text) for name, text in events]
+
+
+def test_half_a_surrogate_pair_from_a_server_can_be_passed_on() -> None:
+    [message] = decode(b'{"jsonrpc": "2.0", "id": 1, "result": {"\\ud800": "a\\udc00"}}')
+    assert message["result"] == {"\ufffd": "a\ufffd"}

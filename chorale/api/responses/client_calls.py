@@ -6,7 +6,6 @@ Outputs of every kind become the text of a tool message.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from chorale.api.client_tools import prompt_name
 from chorale.api.output import CLIENT_CALLS, ItemOpened
 from chorale.api.prompt import FUNCTIONS
 from chorale.api.responses.stored import Item
+from chorale.harmony.json_text import loads
 from chorale.harmony.messages import Message
 
 # Items that answer a call, and so stand behind it.
@@ -65,7 +65,7 @@ def call_object(opened: ItemOpened, status: str, text: str) -> Item:
 def _arguments(text: str) -> dict[str, Any]:
     """An object, whatever was written: a call that was cut has none yet."""
     try:
-        found = json.loads(text)
+        found = loads(text, strict=False)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -33,6 +33,7 @@ from chorale.api.responses.objects import (
     output_text,
     reasoning_text,
 )
+from chorale.api.responses.shell_events import CommandReader, News, event_of
 from chorale.errors import ChoraleError
 
 _encode = msgspec.json.Encoder().encode
@@ -53,11 +54,12 @@ _AFTER_TEXT = dict.fromkeys(_DELTA, b',"sequence_number":') | {
 class _Open:
     """An item that is being streamed: where it stands, and the constant bytes of its deltas."""
 
-    __slots__ = ("after", "before", "hosted", "index", "num_cited", "opened", "place")
+    __slots__ = ("after", "before", "commands", "hosted", "index", "num_cited", "opened", "place")
 
     def __init__(self, opened: ItemOpened, index: int, hosted: HostedEvents | None) -> None:
         self.opened = opened
         self.hosted = hosted
+        self.commands = CommandReader() if opened.kind == "shell_call" else None
         self.num_cited = 0
         self.index = index
         self.place: dict[str, Any] = {"item_id": opened.item_id, "output_index": index}
@@ -164,6 +166,8 @@ class Translator:
             )
         if current.opened.kind == "compaction":
             return b"" if event.text else self._event("response.compaction.compacting", **current.place)
+        if current.commands is not None:
+            return self._told(current, current.commands.feed(event.text))
         if current.hosted is not None:
             current.hosted.write(event.text)
         if not event.text or not current.before:
@@ -171,6 +175,11 @@ class Translator:
         number = self._sequence
         self._sequence = number + 1
         return b"%s%s%s%d}\n\n" % (current.before, _encode(event.text), current.after, number)
+
+    def _told(self, current: _Open, news: Iterable[News]) -> bytes:
+        return self._events(
+            (kind, {"output_index": current.index, **fields}) for kind, fields in map(event_of, news)
+        )
 
     def _on_closed(self, event: ItemClosed) -> bytes:
         current, self._open = self._open, None
@@ -183,8 +192,12 @@ class Translator:
         item = self._builder.fold.items[event.index]
         if is_void(item):
             return b""
-        done = {"output_index": current.index, "item": self._builder.item(item)}
-        return self._text_done(current, item.text) + self._event("response.output_item.done", **done)
+        shown = self._builder.item(item)
+        told = b""
+        if current.commands is not None:
+            told = self._told(current, current.commands.finish(shown["action"]["commands"]))
+        told += self._text_done(current, item.text)
+        return told + self._event("response.output_item.done", output_index=current.index, item=shown)
 
     def _on_cited(self, event: Cited) -> bytes:
         current = self._open

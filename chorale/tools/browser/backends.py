@@ -7,12 +7,12 @@ Tavily ``/search``. Keys come from the operator's environment and go to that ser
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from chorale.harmony.json_text import loads
 from chorale.tools.base import WebSearchRequest
 from chorale.tools.browser.page import Page
 from chorale.tools.faults import ToolFault
@@ -191,7 +191,7 @@ class HttpSearch:
         if not 200 <= fetched.status < 300:
             raise ToolFault(f"the search service answered with status {fetched.status}")
         try:
-            answer = json.loads(fetched.body)
+            answer = loads(fetched.body)
         except (ValueError, RecursionError):
             raise ToolFault("the search service answered with something that is not JSON") from None
         return usable(self._service.hits(answer), topn, options)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from chorale.harmony.json_text import loads
 from chorale.tools.faults import ToolFault
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # newest first
@@ -58,7 +59,7 @@ def decode(data: bytes | str) -> list[Message]:
     if len(data) > MAX_MESSAGE_BYTES:
         raise McpFault(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes")
     try:
-        value = json.loads(data)
+        value = loads(data)
     except (ValueError, RecursionError):
         raise McpFault("the server sent something that is not JSON") from None
     messages = value if isinstance(value, list) else [value]

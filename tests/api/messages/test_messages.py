@@ -257,7 +257,14 @@ def test_a_message_may_be_continued() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "told"), [('{"a": 1}', {"a": 1}), ("no JSON", {}), ("[1]", {}), ("", {})]
+    ("written", "told"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ("no JSON", {}),
+        ("[1]", {}),
+        ("", {}),
+        ('{"\\ud800": "\\udc00"}', {"\ufffd": "\ufffd"}),
+    ],
 )
 def test_calls_without_a_grammar_are_told_whole(written: str, told: Any) -> None:
     """A continued answer is bound to no grammar, so what a call holds may be anything."""

@@ -200,12 +200,15 @@ def fold_events(events: list[dict[str, Any]]) -> dict[str, Any]:
                 assert _known_early(item, item) == _known_early(final, item), (
                     "deltas do not add up to the item"
                 )
+            elif final["type"] == "shell_call" and final["status"] == "completed":
+                assert final["action"]["commands"] == item["action"]["commands"]
             elif final["type"] not in WITHOUT_DELTAS:
                 assert _at_first(final, item) == item, "deltas do not add up to the item"
             output[index] = final
             done.add(index)
             continue
-        assert event["item_id"] == item["id"]
+        if not kind.startswith("response.shell_call_command."):  # which has no item_id
+            assert event["item_id"] == item["id"]
         _apply(kind, event, item)
     assert done == set(range(len(output)))
     body = events[-1]["response"]
@@ -277,10 +280,24 @@ def _apply(kind: str, event: dict[str, Any], item: dict[str, Any]) -> None:
         item["input"] += event["delta"]
     elif kind == "response.custom_tool_call_input.done":
         assert event["input"] == item["input"]
+    elif kind.startswith("response.shell_call_command."):
+        _apply_command(kind, event, item["action"]["commands"])
     elif kind == "response.compaction.compacting":
         assert item["type"] == "compaction"
     else:
         raise AssertionError(f"an event of type {kind}")
+
+
+def _apply_command(kind: str, event: dict[str, Any], commands: list[str]) -> None:
+    number = event["command_index"]
+    if kind.endswith("added"):
+        assert (number, event["command"]) == (len(commands), "")
+        commands.append("")
+    elif kind.endswith("delta"):
+        assert number == len(commands) - 1
+        commands[number] += event["delta"]
+    else:
+        assert event["command"] == commands[number]
 
 
 def without_ids(value: Any) -> Any:

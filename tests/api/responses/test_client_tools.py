@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from openai.types.responses import Response
 from responses_helpers import ANSWER, MODEL, TOOL, fold_events, run, serve, tokens
+
+from chorale.api.output import ItemOpened
+from chorale.api.responses.client_calls import call_object
+from chorale.api.responses.shell_events import CommandReader, News
 
 CUSTOM = {"type": "custom", "name": "note", "description": "Writes a note."}
 PATCH_GRAMMAR = 'start: "*** Begin Patch" LF line+ "*** End Patch"\nline: /[+-].*/ LF\n%import common.LF\n'
@@ -170,7 +175,75 @@ def test_calls_come_back_in_their_own_form(
         assert (item["type"], item["status"], item[key]) == (f"{name}_call", "completed", expected)
         assert item["call_id"].startswith("call_")
         assert f"type {name} = (_: {{" in prompt
-        assert [e["type"] for e in events if "delta" in e["type"]] == []
+        told = [e["type"] for e in events if "delta" in e["type"]]
+        assert set(told) == ({"response.shell_call_command.delta"} if name == "shell" else set())
+
+    run(scenario)
+
+
+COMMANDS = [
+    '{"commands":["ls -l","pwd"]}',
+    '{"commands":[]}',
+    '{"commands":[""," ","a"]}',
+    '{"timeout_ms":5,"max_output_length":null,"commands":["a"]}',
+    ' { "commands" : [ "a" , "b" ] , "timeout_ms" : 5 } ',
+    '{"unheard_of":[1,{"commands":["x"]}],"commands":["a","b"]}',
+    '{"commands":["echo \\"hi\\" \\\\ \\u00fc \\ud83d\\ude00 \U0001f600\\n\\t/"]}',
+    '{"commands":["\\ud83d","\\ud83d\\ud83d\\ude00","\\ude00x","\\ud83d\\n"]}',
+    '{"commands":["two\nlines"]}',
+    '{"commands":["a",5,"b"]}',
+    '{"commands":["a"],"commands":["b","c"]}',
+    '{"commands":"ls"}',
+    '{"commands":["a", "b',
+    '{"commands":["a", "b\\u12',
+    "ls -l",
+    "{}",
+    "[]",
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_commands_are_told_as_they_are_written_however_the_text_is_cut(arguments: str, size: int) -> None:
+    reader = CommandReader()
+    news: list[News] = []
+    for start in range(0, len(arguments), size):
+        news += reader.feed(arguments[start : start + size])
+    commands = call_object(
+        ItemOpened(0, "sh_1", "shell_call", "shell", call_id="call_1"), "completed", arguments
+    )["action"]["commands"]
+    news += reader.finish(commands)
+    told: list[str] = []
+    for kind, number, text in news:
+        if kind == "added":
+            assert number == len(told)
+            told.append("")
+        elif kind == "delta":
+            told[number] += text
+        else:
+            assert told[number] == text
+    is_cut = not commands and '["a"' in arguments
+    if not is_cut and arguments.count("commands") == 1:
+        assert told == commands
+        assert [kind for kind, _, _ in news if kind != "delta"] == ["added", "done"] * len(commands)
+    for text in told:
+        text.encode()
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ({"type": "shell", "environment": {"type": "local"}}, '{"commands":["\\ud800 \\ud83d\\ude00"]}'),
+        ({"type": "local_shell"}, '{"command":["\\udc00"],"env":{"\\ud800":"\\ud800"}}'),
+        ({"type": "apply_patch"}, '{"type":"create_file","path":"\\ud800","diff":"\\ud800"}'),
+        (SEARCH, '{"\\ud800":[{"a":"\\ud800"}]}'),
+    ],
+)
+def test_half_a_surrogate_pair_in_arguments_breaks_nothing(tool: dict[str, Any], arguments: str) -> None:
+    async def scenario() -> None:
+        item, _, _ = await both(calls(tool["type"], arguments), tools=[tool])
+        assert "\ufffd" in json.dumps(item, ensure_ascii=False)
+        assert item["status"] == "completed"
 
     run(scenario)
 
