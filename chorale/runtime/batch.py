@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chorale.kernels.ops import ForwardBatch
 from chorale.runtime.edits import RowEdits
 
 
@@ -68,9 +67,9 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One step: ``forward.logits_index`` is the last token of each sampled entry, in order."""
+    """What follows a step's forward pass."""
 
-    forward: ForwardBatch
+    logits_index: torch.Tensor  # [N] int64: the last token of each sampled entry, in order
     sampling: SamplingBatch
     entries: npt.NDArray[np.int64]  # [N] which plan entries are sampled
     prompt: tuple[PromptLogprobs, ...]

@@ -43,67 +43,90 @@ class Buffers:
             self.rows.start(start)
 
     def append_pages(self, plan: StepPlan) -> None:
-        """The pages that rows gained, on their own: ``fill`` does it in passing."""
-        columns = (plan.append_group, plan.append_row, plan.append_index, plan.append_block)
-        group, row, index, block = _Parts(self._device, columns).take(4)
-        self.block_tables.index_put_((group.long(), row.long(), index.long()), block)
+        """The pages that rows gained, on their own: ``lay_out`` does it in passing."""
+        self._append(self._upload(appends_of(plan)).take(4))
 
     def sampling_of(self, rows: Int32, positions: npt.NDArray[np.int64]) -> SamplingBatch:
         """How to choose the tokens at ``positions`` of some rows."""
-        arrays = (
-            rows,
-            self.rows.keys(rows, positions).ravel(),
-            self.rows.floats(rows).view(np.int32).ravel(),
-        )
-        return self._sampling_batch(rows, positions, _Parts(self._device, arrays))
+        return self._sampling_batch(rows, positions, self._upload(self._sampling_arrays(rows, positions)))
 
-    def fill(self, plan: StepPlan) -> StepBatch:
+    def fill(self, plan: StepPlan) -> tuple[ForwardBatch, StepBatch]:
         """Append the pages that rows gained, and lay out the step."""
+        layout, lengths, step = self.pack(plan, appends_of(plan))
+        context_lens = plan.num_computed + plan.num_new
+        longest = int(context_lens.max())
+        num_pages = -(-longest // self.block_size)
+        return self.lay_out(layout, lengths, num_pages, int(plan.num_new.max()), longest), step
+
+    def pack(
+        self, plan: StepPlan, appends: Sequence[Int32]
+    ) -> tuple[torch.Tensor, tuple[int, ...], StepBatch]:
+        """The step's one upload: what ``lay_out`` takes, its lengths, and how to sample.
+
+        ``appends``: those of the plan, or others in their place.
+        """
         host = _HostStep(plan)
         sampled = plan.rows[host.entries]
-        positions = (plan.num_computed + plan.num_new)[host.entries].astype(np.int64)
-        parts = _Parts(
-            self._device,
-            (
-                plan.append_group, plan.append_row, plan.append_index, plan.append_block,
-                plan.token_ids, host.positions, host.token_rows, host.query_start, host.context_lens,
-                plan.rows, host.logits_index, sampled,
-                self.rows.keys(sampled, positions).ravel(), self.rows.floats(sampled).view(np.int32).ravel(),
-            ),
+        positions = host.context_lens[host.entries].astype(np.int64)
+        layout = (
+            *appends,
+            plan.token_ids, host.positions, host.token_rows, host.query_start, host.context_lens, plan.rows,
         )  # fmt: skip
-        group, row, index, block = parts.take(4)
-        if len(plan.append_row):
-            self.block_tables.index_put_((group.long(), row.long(), index.long()), block)
-        forward = self._forward_batch(host, parts)
-        return StepBatch(
-            forward=forward,
+        parts = self._upload((*layout, host.logits_index, *self._sampling_arrays(sampled, positions)))
+        lengths = tuple(len(array) for array in layout)
+        packed = parts.packed[: sum(lengths)]
+        parts.take(len(layout))
+        step = StepBatch(
+            logits_index=parts.take(1)[0].long(),
             sampling=self._sampling_batch(sampled, positions, parts),
             entries=host.entries,
             prompt=tuple(self._prompt_logprobs(plan, host)),
         )
+        return packed, lengths, step
 
-    def _forward_batch(self, host: _HostStep, parts: _Parts) -> ForwardBatch:
-        """Tensors only: the host's counts stay as Python numbers in the meta."""
-        tokens, positions, token_rows, query_start, context_lens, rows, logits_index = parts.take(7)
+    def lay_out(
+        self,
+        packed: torch.Tensor,
+        lengths: Sequence[int],
+        num_pages: int,
+        max_query_len: int,
+        max_context_len: int,
+    ) -> ForwardBatch:
+        """Append pages, and say what the model reads. Work of the device alone: a graph may hold it."""
+        parts = _Parts(packed, lengths)
+        self._append(parts.take(4))
+        tokens, positions, token_rows, query_start, context_lens, rows = parts.take(6)
         positions, token_rows = positions.long(), token_rows.long()
         token_ids = torch.where(tokens < 0, self.last_token[token_rows], tokens.long())
         page, offset = positions // self.block_size, positions % self.block_size
         slots = self.block_tables[:, token_rows, page].long() * self.block_size + offset  # [2, T]
-        num_pages = -(-host.max_context_len // self.block_size)
         tables = self.block_tables[:, :, :num_pages].index_select(1, rows)  # [2, R, pages]
         return ForwardBatch(
             token_ids=token_ids,
-            logits_index=logits_index.long(),
+            logits_index=token_ids[:0],  # whoever samples knows them
             attention=AttentionMeta(
                 positions=positions,
                 query_start=query_start,
                 context_lens=context_lens,
                 block_tables=(tables[CacheGroup.FULL], tables[CacheGroup.WINDOW]),
                 slots=(slots[CacheGroup.FULL], slots[CacheGroup.WINDOW]),
-                max_query_len=host.max_query_len,
-                max_context_len=host.max_context_len,
+                max_query_len=max_query_len,
+                max_context_len=max_context_len,
             ),
         )
+
+    def _append(self, columns: Sequence[torch.Tensor]) -> None:
+        group, row, index, block = columns
+        if len(row):
+            self.block_tables.index_put_((group.long(), row.long(), index.long()), block)
+
+    def _upload(self, arrays: Sequence[Int32]) -> _Parts:
+        packed = self._device.upload(np.concatenate(arrays, dtype=np.int32))
+        return _Parts(packed, [len(array) for array in arrays])
+
+    def _sampling_arrays(self, rows: Int32, positions: npt.NDArray[np.int64]) -> tuple[Int32, ...]:
+        """What ``_sampling_batch`` takes."""
+        return rows, self.rows.keys(rows, positions).ravel(), self.rows.floats(rows).view(np.int32).ravel()
 
     def _sampling_batch(
         self, sampled: Int32, positions: npt.NDArray[np.int64], parts: _Parts
@@ -147,16 +170,7 @@ class Buffers:
 class _HostStep:
     """What the host works out about a plan, with numpy."""
 
-    __slots__ = (
-        "context_lens",
-        "entries",
-        "logits_index",
-        "max_context_len",
-        "max_query_len",
-        "positions",
-        "query_start",
-        "token_rows",
-    )
+    __slots__ = ("context_lens", "entries", "logits_index", "positions", "query_start", "token_rows")
 
     def __init__(self, plan: StepPlan) -> None:
         num_new = plan.num_new
@@ -168,18 +182,21 @@ class _HostStep:
         self.positions: Int32 = np.arange(plan.num_tokens, dtype=np.int32) + shift
         self.entries = np.flatnonzero(plan.samples)
         self.logits_index: Int32 = self.query_start[1:][self.entries] - 1
-        self.max_query_len = int(num_new.max())
-        self.max_context_len = int(self.context_lens.max())
+
+
+def appends_of(plan: StepPlan) -> tuple[Int32, ...]:
+    """Group, row, logical page and block of the pages that the plan's rows gain, in ``lay_out``'s order."""
+    return plan.append_group, plan.append_row, plan.append_index, plan.append_block
 
 
 class _Parts:
-    """Several int32 arrays that travel as one; ``take`` hands out their places on the device, in order."""
+    """Several arrays that travelled as one; ``take`` hands out their places on the device, in order."""
 
-    __slots__ = ("_tensors",)
+    __slots__ = ("_tensors", "packed")
 
-    def __init__(self, device: Device, arrays: Sequence[npt.NDArray[np.int32]]) -> None:
-        packed = device.upload(np.concatenate(arrays, dtype=np.int32))
-        self._tensors = iter(packed.split([len(array) for array in arrays]))
+    def __init__(self, packed: torch.Tensor, lengths: Sequence[int]) -> None:
+        self.packed = packed
+        self._tensors = iter(packed.split(list(lengths)))
 
     def take(self, count: int) -> list[torch.Tensor]:
         return [next(self._tensors) for _ in range(count)]

@@ -2,8 +2,9 @@
 
 A step of a few hundred prompt tokens takes the device less time than the host needs to launch it kernel by
 kernel. Such a plan is padded to a size for which there is a graph: a dummy row computes the tokens that are
-missing, further dummy rows compute none. The step is laid out as any other; only the model's own part is
-replayed. Sampling is the worker's business.
+missing, further dummy rows compute none. The host's numbers go over in one copy; what they mean (tokens that
+never left the device, slots, tables) is worked out in the graph, as in a decode step. Sampling is not its
+business.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import numpy as np
 import torch
 
 from chorale.engine.types import IntArray, StepPlan
-from chorale.kernels.ops import AttentionMeta, ForwardBatch
 from chorale.model.gpt_oss import GptOss
+from chorale.runtime.batch import StepBatch
 from chorale.runtime.buckets import MIXED_ROWS, MIXED_TOKENS, pick
-from chorale.runtime.buffers import Buffers
+from chorale.runtime.buffers import Buffers, appends_of
 from chorale.runtime.device import Device
+
+_APPENDS = ("append_group", "append_row", "append_index", "append_block")
 
 
 def pad_plan(plan: StepPlan, num_tokens: int, num_rows: int, spare_row: int) -> StepPlan:
@@ -58,20 +61,14 @@ class Mixed:
         have to compute all of it. The dummy rows have the pool's last page alone.
         """
         self._device, self._model, self._kv, self._buffers = device, model, kv, buffers
-        self._longest = longest
+        self._longest, self._dummy_page = longest, kv[0].shape[0] - 1
         self.sizes = tuple(size for size in MIXED_TOKENS if size <= longest)
-        buffers.block_tables[:, buffers.spare_row] = kv[0].shape[0] - 1
+        buffers.block_tables[:, buffers.spare_row] = self._dummy_page
         self._graphs: dict[tuple[int, int], Callable[[], None]] = {}
-        tokens, rows = max(self.sizes, default=0), MIXED_ROWS[-1]
-
-        def room(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device.torch_device)
-
-        self._token_ids, self._positions, self._slots = room(tokens), room(tokens), room(2, tokens)
-        self._query_start = room(rows + 1, dtype=torch.int32)
-        self._context_lens = room(rows, dtype=torch.int32)
-        self._tables = room(2, rows, buffers.block_tables.shape[2], dtype=torch.int32)
-        self._hidden = room(tokens, model.config.hidden_size, dtype=torch.float32)
+        tokens, target = max(self.sizes, default=0), device.torch_device
+        room = sum(self._lengths(tokens, MIXED_ROWS[-1]))
+        self._inputs = torch.zeros(room, dtype=torch.int32, device=target)
+        self._hidden = torch.zeros(tokens, model.config.hidden_size, device=target)
 
     @property
     def num_graphs(self) -> int:
@@ -84,52 +81,55 @@ class Mixed:
         tokens, rows = pick(self.sizes, plan.num_tokens), pick(MIXED_ROWS, len(plan.rows) + 1)
         return pad_plan(plan, tokens, rows, self._buffers.spare_row)
 
-    def hidden(self, batch: ForwardBatch) -> torch.Tensor:
-        """[T, H] of a step whose plan ``padded`` made, until the next one."""
-        tokens, rows = batch.token_ids.shape[0], batch.attention.context_lens.shape[0]
+    def run(self, plan: StepPlan) -> tuple[torch.Tensor, StepBatch]:
+        """Hidden states [T, H] of a plan that ``padded`` made, until the next one; and how to go on."""
+        tokens, rows = plan.num_tokens, len(plan.rows)
         replay = self.graph(tokens, rows)
-        self._fill(batch, tokens, rows)
+        step = self._fill(plan)
         replay()
-        return self._hidden[:tokens]
+        return self._hidden[:tokens], step
 
     def graph(self, tokens: int, rows: int) -> Callable[[], None]:
         """Captured when first asked for."""
         found = self._graphs.get((tokens, rows))
         if found is None:
-            dummies = pad_plan(
-                dummy_plan(tokens, self._buffers.spare_row), tokens, rows, self._buffers.spare_row
-            )
-            self._fill(self._buffers.fill(dummies).forward, tokens, rows)
+            spare = self._buffers.spare_row
+            self._fill(pad_plan(dummy_plan(tokens, spare), tokens, rows, spare))
             found = self._graphs[tokens, rows] = self._device.capture(self._step(tokens, rows))
         return found
 
-    def _fill(self, batch: ForwardBatch, tokens: int, rows: int) -> None:
-        given = batch.attention
-        self._token_ids[:tokens].copy_(batch.token_ids)
-        self._positions[:tokens].copy_(given.positions)
-        self._query_start[: rows + 1].copy_(given.query_start)
-        self._context_lens[:rows].copy_(given.context_lens)
-        for group in range(2):
-            table = given.block_tables[group]
-            self._slots[group, :tokens].copy_(given.slots[group])
-            self._tables[group, :rows, : table.shape[1]].copy_(table)
+    def _fill(self, plan: StepPlan) -> StepBatch:
+        room = self._num_appends(plan.num_tokens, len(plan.rows))
+        if len(plan.append_row) > room:  # a long prefix was found in the cache
+            self._buffers.append_pages(plan)
+            plan = replace(plan, **dict.fromkeys(_APPENDS, np.zeros(0, np.int32)))
+        packed, _, step = self._buffers.pack(plan, self._padded_appends(plan, room))
+        self._inputs[: len(packed)].copy_(packed)
+        return step
+
+    def _padded_appends(self, plan: StepPlan, room: int) -> list[IntArray]:
+        """Those that are missing give the dummy row the page that it has."""
+        dummy = (0, self._buffers.spare_row, 0, self._dummy_page)
+        missing = room - len(plan.append_row)
+        return [
+            _extended(column, np.full(missing, value, np.int32))
+            for column, value in zip(appends_of(plan), dummy, strict=True)
+        ]
+
+    def _num_appends(self, tokens: int, rows: int) -> int:
+        """At most: the pages of the tokens, and one that each row had begun, or begins; in both groups."""
+        return 2 * (tokens // self._buffers.block_size + 2 * rows)
+
+    def _lengths(self, tokens: int, rows: int) -> tuple[int, ...]:
+        """Of the parts of ``Buffers.lay_out``."""
+        return (*[self._num_appends(tokens, rows)] * 4, tokens, tokens, tokens, rows + 1, rows, rows)
 
     def _step(self, tokens: int, rows: int) -> Callable[[], None]:
-        batch = ForwardBatch(
-            token_ids=self._token_ids[:tokens],
-            logits_index=self._token_ids[:0],
-            attention=AttentionMeta(
-                positions=self._positions[:tokens],
-                query_start=self._query_start[: rows + 1],
-                context_lens=self._context_lens[:rows],
-                block_tables=(self._tables[0, :rows], self._tables[1, :rows]),
-                slots=(self._slots[0, :tokens], self._slots[1, :tokens]),
-                max_query_len=tokens,
-                max_context_len=self._longest,
-            ),
-        )
+        lengths = self._lengths(tokens, rows)
+        packed, num_pages = self._inputs[: sum(lengths)], self._buffers.block_tables.shape[2]
 
         def step() -> None:
+            batch = self._buffers.lay_out(packed, lengths, num_pages, tokens, self._longest)
             self._hidden[:tokens].copy_(self._model.hidden(batch, self._kv))
 
         return step

@@ -71,11 +71,11 @@ class Worker:
         if self._decodes is not None and self._decodes.takes(plan):
             return self._run_decodes(self._decodes, plan)
         padded = None if self._mixed is None else self._mixed.padded(plan)
-        step = self._buffers.fill(padded or plan)
-        hidden, prompt = self._forward(step, self._mixed if padded else None)
+        hidden, step = self._forward(plan) if padded is None else self._mixed.run(padded)
+        prompt = self._score_prompts(hidden, step)
         masks = self._grammar.masks(step.sampling.rows)
         tokens, wanted = self._choose(
-            lambda some: self._model.logits(hidden, step.forward.logits_index[some]),
+            lambda some: self._model.logits(hidden, step.logits_index[some]),
             step.sampling,
             step.entries,
             masks,
@@ -99,7 +99,7 @@ class Worker:
             self._mixed.graph(num_tokens, rows)
         else:
             plan = dummy_plan(num_tokens, self._buffers.spare_row)
-            self._model.hidden(self._buffers.fill(plan).forward, self._kv)
+            self._forward(plan)
 
     def _run_decodes(self, decodes: Decodes, plan: StepPlan) -> Callable[[], StepResult]:
         """A step in static memory. Rows with special wishes are sampled again, from its logits."""
@@ -120,12 +120,16 @@ class Worker:
         self._grammar.sampled(plan.rows, fetch)
         return lambda: _result(plan, entries, wanted, [], fetch())
 
-    def _forward(self, step: StepBatch, mixed: Mixed | None) -> tuple[torch.Tensor, list[Wanted]]:
-        """Hidden states [T, H], and the prompts' log-probabilities.
+    def _forward(self, plan: StepPlan) -> tuple[torch.Tensor, StepBatch]:
+        """Hidden states [T, H], launched kernel by kernel; and how to go on."""
+        batch, step = self._buffers.fill(plan)
+        return self._model.hidden(batch, self._kv), step
+
+    def _score_prompts(self, hidden: torch.Tensor, step: StepBatch) -> list[Wanted]:
+        """The prompts' log-probabilities.
 
         Prompt positions go through the head a few at a time: all of them at once would be gigabytes.
         """
-        hidden = mixed.hidden(step.forward) if mixed else self._model.hidden(step.forward, self._kv)
         prompt = []
         for wish in step.prompt:
             places = torch.arange(wish.first, wish.first + len(wish.targets), device=hidden.device)
@@ -135,7 +139,7 @@ class Worker:
                 logits = self._model.logits(hidden, index)
                 tensors = gather_in_parts(logits, targets, wish.num_top, self._device.sample_rows)
                 prompt.append(Wanted(wish.entry, wish.num_top, tensors))
-        return hidden, prompt
+        return prompt
 
     def _choose(
         self, logits_of: LogitsOf, batch: SamplingBatch, entries: npt.NDArray[np.int64], masks: Masks | None

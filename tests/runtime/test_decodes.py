@@ -279,6 +279,21 @@ def test_dummies_write_only_their_own_page(checkpoint: Path) -> None:
     assert all((pages[-1, :, :, 0] != 0).any() for pages in decodes._kv)
 
 
+def test_more_pages_than_a_graph_takes_are_appended_beforehand(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long prefix of small pages is found in the cache; the rest of the prompt is a small step."""
+    core = graph_engine(checkpoint, block_size=4, num_gpu_blocks_override=1024)
+    mixed, beforehand = mixed_of(core), []
+    append = mixed._buffers.append_pages
+    monkeypatch.setattr(mixed._buffers, "append_pages", lambda plan: (beforehand.append(plan), append(plan)))
+    asked = [request("a", random_prompt(200), seed=1, max_tokens=8)]
+    first = tokens_of(run(core, asked))
+    assert not beforehand
+    assert tokens_of(run(core, asked)) == first
+    assert [len(plan.append_row) > mixed._num_appends(16, 4) for plan in beforehand] == [True]
+
+
 def test_grammars_bind_rows_that_were_sampled_freely_first(tmp_path: Path) -> None:
     """Rows with a grammar are sampled again from the step's logits; their neighbours are not touched."""
     sizes = {"layers": 2, "experts": 4, "hidden": 64, "inter": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
