@@ -13,8 +13,9 @@ end's choice (the reference: float32).
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -106,6 +107,15 @@ NOTHING_ALLOWED = -2  # they were, but every token was forbidden
 
 
 @dataclass(frozen=True, slots=True)
+class Allowed:
+    """Which tokens a grammar allows: row n may have those whose bits (lowest first) are set in
+    ``octets[index[n]]``; index -1: any."""
+
+    index: torch.Tensor  # [N] int32
+    octets: torch.Tensor  # [G, V / 8 or more] uint8
+
+
+@dataclass(frozen=True, slots=True)
 class Draws:
     """How to draw N tokens; ``runtime/noise.py`` and ``runtime/filters.py`` say what keys and filters do."""
 
@@ -114,6 +124,7 @@ class Draws:
     rows: torch.Tensor  # [N] int32: the device rows that the tokens belong to
     # [N, 3] float32: top_k (V or more: off), top_p (1: off), min_p (0: off). None: no row has a filter.
     filters: torch.Tensor | None = None
+    allowed: Allowed | None = None  # None: no row has a grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +153,32 @@ class DecodeState:
     tables: torch.Tensor  # [2, N, width] int32, written as far as the row's layers can see
     block_size: int
     window: int
+
+
+class Compiler(Protocol):
+    """Compiles kernels before they are launched. Owned by the thread that launches."""
+
+    num_late: int  # kernels that were compiled when they were needed
+
+    @property
+    def num_kernels(self) -> int:
+        """Kernels that were asked for while ``playing``."""
+        ...
+
+    def playing(self) -> AbstractContextManager[None]:
+        """Launches of this thread launch nothing, and what they would need begins to compile in others.
+
+        What kernels would have written is garbage meanwhile.
+        """
+        ...
+
+    def wait(self, count: int, report: Callable[[int, int], None]) -> None:
+        """Until the first ``count`` kernels are there. ``report``: (how many are, count)."""
+        ...
+
+    def calm_down(self) -> None:
+        """What is still missing compiles beside steps from now on, which must not suffer."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,3 +234,6 @@ class Ops:
 
     # (given, state): writes what ``DecodeState`` calls written. None: ``runtime/decodes.py``.
     decode_inputs: Callable[[DecodeInputs, DecodeState], None] | None = None
+
+    # (threads) -> what compiles this op set's kernels beforehand. None: nothing is compiled.
+    compiler: Callable[[int], Compiler] | None = None

@@ -20,10 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Draws
+from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, Draws
 from chorale.runtime.batch import SamplingBatch
 from chorale.runtime.device import Device
 from chorale.runtime.filters import filter_scores
@@ -79,16 +78,17 @@ class Sampler:
     def _sample_fused(
         self, fused: Fused, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None
     ) -> torch.Tensor:
-        """All rows by the kernel, and those that need more once again."""
+        """All rows by the kernel, grammars included, and those with edits once again."""
         count, target = len(batch), logits.device
         tokens = torch.empty(count, dtype=torch.int64, device=target)
         filters = None
         if batch.filtered.any():
             filters = torch.stack((batch.top_k, batch.top_p, batch.min_p), dim=1)
         rows = torch.arange(count, dtype=torch.int32, device=target)
-        draws = Draws(batch.keys, batch.temperature, rows, filters)
+        allowed = None if masks is None else self._allowed(masks, count)
+        draws = Draws(batch.keys, batch.temperature, rows, filters, allowed)
         fused(logits, draws, self._is_forbidden, torch.empty_like(tokens), tokens)
-        needy = np.flatnonzero(needs_more(batch, masks))
+        needy = np.array(sorted(batch.edits), np.int64)
         for start in range(0, len(needy), self._rows_at_once):
             places = needy[start : start + self._rows_at_once]
             index = self._device.upload(places.astype(np.int32)).long()
@@ -96,6 +96,11 @@ class Sampler:
             some = self._sample(logits[index], batch.at(places, index), slice(0, len(places)), own)
             tokens.index_copy_(0, index, some)
         return tokens
+
+    def _allowed(self, masks: Masks, count: int) -> Allowed:
+        index = np.full(count, -1, np.int32)
+        index[masks.places] = np.arange(len(masks.places), dtype=np.int32)
+        return Allowed(self._device.upload(index), masks.octets)
 
     def draw(self, logits: torch.Tensor, draws: Draws, last_token: torch.Tensor, out: torch.Tensor) -> None:
         """Without masks and edits, in static memory: ``Ops.sample``, or what it means in plain torch."""
@@ -157,12 +162,3 @@ def _decide(scores: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     why_none = torch.where(most.isfinite(), FORBIDDEN, NO_TOKEN)
     sound = (scores.gather(1, token) + most).isfinite()
     return torch.where(sound, token, why_none).squeeze(1)
-
-
-def needs_more(batch: SamplingBatch, masks: Masks | None) -> npt.NDArray[np.bool_]:
-    """[N]: rows whose edits or grammar have a say."""
-    needy = np.zeros(len(batch), np.bool_)
-    needy[list(batch.edits)] = True
-    if masks is not None:
-        needy[masks.places] = True
-    return needy

@@ -34,15 +34,15 @@ NAMES = [name for name in SCHEMAS if name != "anything"]
 LOGIT_BIAS = {int(token): bias for token, bias in BIAS.items()}
 
 
-@pytest.fixture(scope="session")
-def core(tmp_path_factory: pytest.TempPathFactory) -> EngineCore:
+@pytest.fixture(scope="session", params=["reference", "triton"])
+def core(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineCore:
     config = make_config(layers=2, experts=4, hidden=64, inter=64, heads=4, kv_heads=2, head_dim=64)
     folder = write_random_checkpoint(tmp_path_factory.mktemp("model") / "random", config, seed=1)
     made, _ = build_engine(
         EngineConfig(
             model=str(folder),
             device="cuda",
-            ops="reference",
+            ops=request.param,
             max_model_len=1024,
             max_num_seqs=64,
             block_size=16,

@@ -63,7 +63,11 @@ def _load_keys(
     return from_cell(k, TYPE), from_cell(v, TYPE)
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+# Not by where in a step's numbers these begin: nothing reads them in vectors.
+_INDICES = ["table_ptr", "context_ptr", "start_ptr"]
+
+
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=_INDICES)
 def _decode_kernel(
     q_ptr,  # [T, Nq, D]
     kv_ptr,  # [pages, 2, Nkv, PAGE, D]
@@ -138,7 +142,7 @@ def _decode_kernel(
             tl.store(stat_ptr + part * 2 + 1, mass, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_INDICES)
 def _join_kernel(
     part_ptr,
     stat_ptr,

@@ -12,7 +12,11 @@ import triton.language as tl
 from chorale.kernels.ops import DecodeInputs, DecodeState
 
 
-@triton.jit
+# Columns of a step begin where its size puts them: not a kernel for each place.
+_COLUMNS = ["rows_ptr", "computed_ptr", "new_token_ptr", "new_page_ptr"]
+
+
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
 def _decodes_kernel(
     rows_ptr,  # [N] int32
     computed_ptr,  # [N] int32

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from chorale.kernels.ops import Ops
 from chorale.kernels.triton.attention import attention, plan_attention
+from chorale.kernels.triton.compiling import Compiling
 from chorale.kernels.triton.decodes import decode_inputs
 from chorale.kernels.triton.experts import pack_experts
 from chorale.kernels.triton.linear import Linear, pack_head, pack_linear, project_add, project_head
@@ -48,4 +49,5 @@ TRITON_OPS = Ops(
     capturable=True,
     sample=sample,
     decode_inputs=decode_inputs,
+    compiler=Compiling,
 )

@@ -144,7 +144,10 @@ def _attend_two(
     return new_top, mass, acc
 
 
-@triton.jit(do_not_specialize=["num_rows", "table_stride"])
+@triton.jit(
+    do_not_specialize=["num_rows", "table_stride"],
+    do_not_specialize_on_alignment=["table_ptr", "context_ptr", "start_ptr"],
+)
 def _prefill_kernel(
     q_ptr,  # [T, Nq, D]
     kv_ptr,  # [pages, 2, Nkv, PAGE, D]

@@ -64,7 +64,7 @@ def _add_part(left, right, squares, w_left, w_right, x, norm):
     return left + w_left.to(tl.float32) * scaled, right + w_right.to(tl.float32) * scaled, squares + x * x
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _one_kernel(
     x_ptr,  # [H] float32
     norm_ptr,  # [H] float32
@@ -130,7 +130,7 @@ def _one_kernel(
     _store_pair(left_sum, right_sum, cos, sin, slot, head, pairs, q_ptr, kv_ptr, NUM_Q, NUM_KV, D, PAGE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _rotate_kernel(
     qkv_ptr,  # [T, Nq + 2 Nkv, D], or parts of it: [SPLITS, T, ...] float32, before scale and bias
     x_ptr,  # [T, H] float32 (these three if SPLITS)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Draws
-from chorale.kernels.triton.thresholds import thresholds
+from chorale.kernels.triton.thresholds import is_out, mask_of, thresholds
 
 _NONE = tl.constexpr(NO_FINITE_LOGITS)
 _FORBIDDEN = tl.constexpr(NOTHING_ALLOWED)
@@ -45,6 +45,9 @@ def _pieces_kernel(
     temperature_ptr,  # [N] float32
     edge_ptr,  # [N] float32: scores below are out (if FILTERED)
     forbidden_ptr,  # [V] uint8
+    index_ptr,  # [N] int32 (if MASKED)
+    octets_ptr,  # [G, octets_stride] uint8
+    octets_stride,
     best_ptr,  # [N, PIECES] float32
     token_ptr,  # [N, PIECES] int32
     most_ptr,  # [N, PIECES] float32: the largest raw logit, +inf if there is a NaN
@@ -56,6 +59,7 @@ def _pieces_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,  # of a piece
     FILTERED: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
     temperature = tl.load(temperature_ptr + row)
@@ -72,12 +76,12 @@ def _pieces_kernel(
         inside = tokens < V
         raw = tl.load(logits_ptr + row * stride + tokens, mask=inside, other=-float("inf"))
         most = tl.maximum(most, tl.where(raw == raw, raw, float("inf")))
-        out = tl.load(forbidden_ptr + tokens, mask=inside, other=1)
+        out = is_out(forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, MASKED)
         scores = raw
         if temperature > 0:
             heat = raw / temperature
             scores = tl.where(heat >= edge, heat + gumbel(tokens, a, b), -float("inf"))
-        scores = tl.where((out == 0) & (scores == scores), scores, -float("inf"))
+        scores = tl.where((scores == scores) & ~out, scores, -float("inf"))
         better = scores > best
         best = tl.where(better, scores, best)
         chosen = tl.where(better, tokens, chosen)
@@ -131,11 +135,12 @@ def sample(
     most = torch.empty(count, pieces, dtype=torch.float32, device=logits.device)
     keys, edge = draws.keys, best
     if draws.filters is not None:
-        edge = thresholds(logits, draws.temperature, draws.filters, forbidden)
+        edge = thresholds(logits, draws, forbidden)
     _pieces_kernel[(pieces, count)](
-        logits, keys, draws.temperature, edge, forbidden, best, tokens, most, vocab,
-        logits.stride(0), keys.stride(0), keys.stride(1), pieces,
-        BLOCK=block, BLOCKS=blocks, FILTERED=draws.filters is not None, num_warps=4,
+        logits, keys, draws.temperature, edge, forbidden, *mask_of(draws, forbidden), best, tokens, most,
+        vocab, logits.stride(0), keys.stride(0), keys.stride(1), pieces,
+        BLOCK=block, BLOCKS=blocks, FILTERED=draws.filters is not None,
+        MASKED=draws.allowed is not None, num_warps=4,
     )  # fmt: skip
     _rows_kernel[(count,)](
         best, tokens, most, draws.rows, last_token, out, pieces,

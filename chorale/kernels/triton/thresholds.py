@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from chorale.kernels.ops import Draws
+
 BLOCK = 1024
 BLOCKS = 4  # of a piece
 _PASSES = 11  # 8 ** 11 >= 2 ** 32
@@ -33,13 +35,28 @@ def _value_of(key):
 
 
 @triton.jit
-def load_scores(logits_ptr, forbidden_ptr, tokens, V, temperature):
-    """Logits over temperature of some tokens of a row; -inf where forbidden, NaN or outside."""
+def is_out(forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, MASKED: tl.constexpr):
+    """Which of some tokens a row cannot have: those that nobody can, and those that its grammar forbids."""
     inside = tokens < V
-    raw = tl.load(logits_ptr + tokens, mask=inside, other=-float("inf"))
-    out = tl.load(forbidden_ptr + tokens, mask=inside, other=1)
+    out = tl.load(forbidden_ptr + tokens, mask=inside, other=1) != 0
+    if MASKED:
+        index = tl.load(index_ptr + row).to(tl.int64)
+        places = octets_ptr + tl.maximum(index, 0) * octets_stride + tokens // 8
+        octets = tl.load(places, mask=inside, other=0).to(tl.int32)
+        out |= (((octets >> (tokens % 8)) & 1) == 0) & (index >= 0)
+    return out
+
+
+@triton.jit
+def _load_scores(
+    logits_ptr, forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, temperature,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Logits over temperature of some tokens of a row; -inf where they are out, NaN or past the end."""
+    raw = tl.load(logits_ptr + tokens, mask=tokens < V, other=-float("inf"))
+    out = is_out(forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, MASKED)
     scores = raw / temperature
-    return tl.where((out == 0) & (scores == scores), scores, -float("inf"))
+    return tl.where((scores == scores) & ~out, scores, -float("inf"))
 
 
 @triton.jit
@@ -65,11 +82,15 @@ def _best_kernel(
     temperature_ptr,
     filters_ptr,  # [N, 3] float32: top_k, top_p, min_p
     forbidden_ptr,
+    index_ptr,  # [N] int32 (if MASKED)
+    octets_ptr,  # [G, octets_stride] uint8
+    octets_stride,
     best_ptr,  # [N, pieces]
     V,
     pieces,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
     temperature = tl.load(temperature_ptr + row)
@@ -77,7 +98,10 @@ def _best_kernel(
         best = tl.full((BLOCK,), -float("inf"), tl.float32)
         for block in range(BLOCKS):
             tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
-            scores = load_scores(logits_ptr + row * stride, forbidden_ptr, tokens, V, temperature)
+            scores = _load_scores(
+                logits_ptr + row * stride, forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens,
+                V, temperature, MASKED,
+            )  # fmt: skip
             best = tl.maximum(best, scores)
         tl.store(best_ptr + row * pieces + piece, tl.max(best, 0))
 
@@ -98,7 +122,7 @@ def _prepare_kernel(
     if _filtered(filters_ptr, row, V) & (tl.load(temperature_ptr + row) > 0):
         places = tl.arange(0, PIECES)
         best = tl.load(best_ptr + row * pieces + places, mask=places < pieces, other=-float("inf"))
-        top = tl.max(best, 0)
+        top = tl.maximum(tl.max(best, 0), -3.4028234663852886e38)  # finite, though nothing may be allowed
         tl.store(top_ptr + row, top)
         share = tl.load(filters_ptr + row * 3 + 2)
         if share > 0.0:
@@ -139,6 +163,9 @@ def _pass_kernel(
     temperature_ptr,
     filters_ptr,
     forbidden_ptr,
+    index_ptr,
+    octets_ptr,
+    octets_stride,
     top_ptr,
     floor_ptr,  # [N]: of a nucleus, what top_k left
     old_bounds_ptr,  # [N, 2] int64: low, width of the pass before
@@ -152,6 +179,7 @@ def _pass_kernel(
     PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
     temperature = tl.load(temperature_ptr + row)
@@ -173,7 +201,10 @@ def _pass_kernel(
         s0, s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero, zero
         for block in range(BLOCKS):
             tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
-            scores = load_scores(logits_ptr + row * stride, forbidden_ptr, tokens, V, temperature)
+            scores = _load_scores(
+                logits_ptr + row * stride, forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens,
+                V, temperature, MASKED,
+            )  # fmt: skip
             if K:
                 mass = tl.full((BLOCK,), 1.0, tl.float32)
             else:
@@ -224,17 +255,17 @@ def _settle_kernel(
         tl.store(floor_ptr + row, found)
 
 
-def thresholds(
-    logits: torch.Tensor, temperature: torch.Tensor, filters: torch.Tensor, forbidden: torch.Tensor
-) -> torch.Tensor:
+def thresholds(logits: torch.Tensor, draws: Draws, forbidden: torch.Tensor) -> torch.Tensor:
     """[N] float32: scores below are out; -inf for rows without a filter and for greedy ones.
 
-    logits [N, V] float32, the others as in ``Draws`` and ``Ops.sample``.
+    logits [N, V] float32, ``forbidden`` as in ``Ops.sample``; ``draws`` has filters.
     """
     count, vocab = logits.shape
+    assert draws.filters is not None
+    temperature, columns = draws.temperature, draws.filters.contiguous()
     pieces = triton.cdiv(vocab, BLOCK * BLOCKS)
     sizes = {"PIECES": triton.next_power_of_2(pieces)}
-    cut = {"BLOCK": BLOCK, "BLOCKS": BLOCKS}
+    cut = {"BLOCK": BLOCK, "BLOCKS": BLOCKS, "MASKED": draws.allowed is not None}
 
     def room(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=logits.device)
@@ -242,14 +273,14 @@ def thresholds(
     best, top, floor, edge = room(count, pieces), room(count), room(count), room(count)
     sums = [room(count, pieces, _SLOTS) for _ in range(2)]
     bounds = [room(count, 2, dtype=torch.int64) for _ in range(2)]
-    source, columns = (logits, logits.stride(0), temperature), filters.contiguous()
-    _best_kernel[(pieces, count)](*source, columns, forbidden, best, vocab, pieces, **cut, num_warps=4)
+    source = (logits, logits.stride(0), temperature, columns, forbidden, *mask_of(draws, forbidden))
+    _best_kernel[(pieces, count)](*source, best, vocab, pieces, **cut, num_warps=4)
     _prepare_kernel[(count,)](best, temperature, columns, top, edge, vocab, pieces, **sizes, num_warps=1)
     for is_k in (True, False):
         for number in range(_PASSES):
             old, new = (number + 1) % 2, number % 2
             _pass_kernel[(pieces, count)](
-                *source, columns, forbidden, top, floor, bounds[old], bounds[new], sums[old], sums[new],
+                *source, top, floor, bounds[old], bounds[new], sums[old], sums[new],
                 vocab, pieces, number, K=is_k, **sizes, **cut, num_warps=4,
             )  # fmt: skip
         last = (_PASSES - 1) % 2
@@ -258,3 +289,10 @@ def thresholds(
             vocab, pieces, _PASSES, K=is_k, **sizes, num_warps=1,
         )  # fmt: skip
     return edge
+
+
+def mask_of(draws: Draws, unused: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """The mask's arguments of a kernel: index, octets and their stride; ``unused`` where there is none."""
+    if draws.allowed is None:
+        return unused, unused, 0
+    return draws.allowed.index, draws.allowed.octets, draws.allowed.octets.stride(0)

@@ -170,8 +170,10 @@ def around_the_model() -> list[Variant]:
         "*fp32",
     )
     sums = {"sums_ptr": "*fp32", "old_sums_ptr": "*fp32", "forbidden_ptr": "*u8"}
+    sums |= {"index_ptr": "*i32", "octets_ptr": "*u8"}
     types = numbers | wide | floats | sums
-    cut, pieces = {"BLOCK": thresholds.BLOCK, "BLOCKS": thresholds.BLOCKS}, {"PIECES": 64}
+    cut = {"BLOCK": thresholds.BLOCK, "BLOCKS": thresholds.BLOCKS, "MASKED": True}
+    pieces = {"PIECES": 64}
     inputs, chosen = types | {"token_ptr": "*i64"}, types | {"token_ptr": "*i32", "out_ptr": "*i64"}
     found: list[Variant] = [
         ("decodes", decodes._decodes_kernel, {"PAGE": 64, "BLOCK": 64}, inputs, 1, 3),
@@ -191,7 +193,7 @@ def around_the_model() -> list[Variant]:
         found.append((f"pass {name}", thresholds._pass_kernel, each | cut, types, 4, 3))
         found.append((f"settle {name}", thresholds._settle_kernel, each, types, 1, 3))
     for filtered in (False, True):
-        constants = {"BLOCK": 1024, "BLOCKS": 8, "FILTERED": filtered}
+        constants = {"BLOCK": 1024, "BLOCKS": 8, "FILTERED": filtered, "MASKED": filtered}
         found.append((f"pieces {filtered}", sample._pieces_kernel, constants, chosen, 4, 3))
     return found
 

@@ -50,8 +50,9 @@ def kept_by_torch(logits: torch.Tensor, filters: torch.Tensor, temperature: torc
 def edges(logits: torch.Tensor, filters: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     forbidden = torch.zeros(V, dtype=torch.uint8)
     forbidden[-1] = 1
-    on_device = (tensor.to(DEVICE) for tensor in (logits, temperature, filters, forbidden))
-    return thresholds(*on_device).cpu()
+    unused = torch.zeros(0, dtype=torch.int32)
+    heat, columns = temperature.to(DEVICE), filters.to(DEVICE)
+    return thresholds(logits.to(DEVICE), Draws(unused, heat, unused, columns), forbidden.to(DEVICE)).cpu()
 
 
 def test_the_same_tokens_are_kept() -> None:

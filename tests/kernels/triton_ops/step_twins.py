@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, DecodeInputs, DecodeState, Draws
+from chorale.engine.types import RowStart, SamplingSpec
+from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, DecodeInputs, DecodeState, Draws
 from chorale.kernels.triton.decodes import decode_inputs
 from chorale.kernels.triton.sample import sample
+from chorale.runtime.buffers import Buffers
 from chorale.runtime.decodes import write_inputs
-from chorale.runtime.device import CpuDevice
+from chorale.runtime.device import CpuDevice, open_device
+from chorale.runtime.grammar import Masks, _bias_table
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.noise import row_keys
+from chorale.runtime.rows import SamplingRows
 from chorale.runtime.sampler import Sampler
 
 assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
@@ -23,8 +27,21 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CPU = CpuDevice(Hardware("cpu", "test", 2**34, 2**34), sample_rows=4)
 
 
+def allowed_of(masks: dict[int, set[int]], count: int, vocab: int) -> Allowed:
+    """``masks``: row -> the tokens that it may have."""
+    index, bits = torch.full((count,), -1, dtype=torch.int32), np.zeros((len(masks), vocab + 64), np.uint8)
+    for place, (row, tokens) in enumerate(masks.items()):
+        index[row] = place
+        bits[place, sorted(tokens)] = 1
+    return Allowed(index.to(DEVICE), torch.from_numpy(np.packbits(bits, 1, bitorder="little")).to(DEVICE))
+
+
 def draw_both(
-    logits: torch.Tensor, temperature: list[float], forbidden: tuple[int, ...] = ()
+    logits: torch.Tensor,
+    temperature: list[float],
+    forbidden: tuple[int, ...] = (),
+    masks: dict[int, set[int]] | None = None,
+    filters: torch.Tensor | None = None,
 ) -> tuple[list[int], list[int], list[int]]:
     """(the kernel's tokens, plain torch's, what the kernel left for the next step)."""
     count, vocab = logits.shape
@@ -33,10 +50,17 @@ def draw_both(
     heat = torch.tensor(temperature)
     sampler = Sampler(CPU, vocab, forbidden)
     theirs, last = torch.zeros(count, dtype=torch.int64), torch.zeros(count + 1, dtype=torch.int64)
-    sampler.draw(logits, Draws(keys, heat, rows), last, theirs)
+    seen = logits.clone()
+    for row, tokens in (masks or {}).items():
+        out = torch.ones(vocab, dtype=torch.bool)
+        out[sorted(tokens)] = False
+        seen[row, out & seen[row].isfinite()] = -1e30  # finite, or the row would be broken
+    sampler.draw(seen, Draws(keys, heat, rows, filters), last, theirs)
     ours, ours_last = torch.full_like(theirs, 99).to(DEVICE), torch.full_like(last, 99).to(DEVICE)
     strided = keys.t().contiguous().t().to(DEVICE)  # as in the columns of a step
-    draws = Draws(strided, heat.to(DEVICE), rows.to(DEVICE))
+    allowed = None if masks is None else allowed_of(masks, count, vocab)
+    columns = None if filters is None else filters.to(DEVICE)
+    draws = Draws(strided, heat.to(DEVICE), rows.to(DEVICE), columns, allowed)
     sample(logits.to(DEVICE), draws, sampler._is_forbidden.to(DEVICE), ours_last, ours)
     assert int(ours_last[count]) == 99
     return ours.tolist(), theirs.tolist(), ours_last[rows.long()].tolist()
@@ -79,6 +103,47 @@ def test_noise_is_resolved_in_its_tail() -> None:
     ours, theirs, _ = draw_both(logits, [1.0] * 64)
     assert sum(a == b for a, b in zip(ours, theirs, strict=True)) >= 63
     assert len(set(ours)) > 58
+
+
+@pytest.mark.parametrize("vocab", [37, 5000])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_what_a_grammar_allows(vocab: int, filtered: bool) -> None:
+    logits = torch.randn(7, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
+    best = logits.argmax(1).tolist()
+    masks = {1: {3, 7, 8, 20}, 2: set(range(vocab)) - {best[2]}, 4: {vocab - 1}, 5: {0}, 6: set()}
+    filters = torch.tensor([[5.0, 0.9, 0.05]]).repeat(7, 1) if filtered else None
+    ours, theirs, _ = draw_both(logits, [0.0, 0.8, 0.0, 0.5, 1.0, 0.0, 0.9], (0,), masks, filters)
+    assert ours[:5] == theirs[:5]
+    assert ours[1] in masks[1]
+    assert ours[0] == best[0] or best[0] == 0
+    assert ours[2] != best[2]
+    assert ours[4] == vocab - 1
+    assert ours[5:] == [NOTHING_ALLOWED] * 2  # the only one that is allowed is forbidden; none is allowed
+
+
+def test_sampler_with_grammars_equals_plain_torch() -> None:
+    """A batch in which some rows have a grammar, one has edits, and one has both."""
+    specs = [
+        SamplingSpec(temperature=0.8, seed=row, logit_bias={5: 3.0} if row > 3 else {}) for row in range(6)
+    ]
+    rows = SamplingRows(6, 96, 64, torch.device(DEVICE))
+    for row, spec in enumerate(specs):
+        rows.start(RowStart(row, np.array([1, 2], np.int32), 2, spec, row, (95,)))
+    device = CPU if DEVICE == "cpu" else open_device(DEVICE, 1)
+    buffers = Buffers(device, num_rows=6, max_len=64, block_size=16, vocab_size=96)
+    buffers.rows = rows
+    batch = buffers.sampling_of(np.arange(6, dtype=np.int32), np.full(6, 3))
+    octets = np.random.default_rng(0).integers(0, 256, (3, 12)).astype(np.uint8)
+    places = np.array([1, 3, 5])
+    logits = torch.randn(6, 96, generator=torch.Generator().manual_seed(4)).to(DEVICE)
+    table = _bias_table(device.torch_device)
+    masks = Masks(places, torch.from_numpy(octets).to(DEVICE), table)
+    found = [
+        Sampler(device, 96, (0,), fused).sample(logits, batch, masks).tolist() for fused in (sample, None)
+    ]
+    assert found[0] == found[1]
+    allowed = np.unpackbits(octets, 1, bitorder="little")
+    assert all(allowed[number, found[0][place]] for number, place in enumerate(places))
 
 
 @pytest.mark.parametrize("page", [4, 16])
