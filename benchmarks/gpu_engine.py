@@ -6,9 +6,10 @@ A size is made first, as a random checkpoint of the published layout, in ``--scr
 Method: token ids in and out, temperature 1, the model's stop ids ignored, prefix caching off, default limits;
 decode rate = tokens after each request's first, over (time of the full run minus time of a run that ends
 with the first token); ``whole`` counts everything. ``--output`` shortens the answers (a quick look: the
-contexts are then shorter than vLLM's). ``host``: the engine's own time a step (plan, launch, commit);
-``device``: from the start of a captured step to its end, by events; ``idle``: the share of a step in which
-the GPU had nothing to do.
+contexts are then shorter than vLLM's). ``host``: the engine's own time a step (plan, launch, commit).
+``device``: a captured step of all rows, from its first kernel to its last, by events, the mean; ``idle``: the
+share of the time in which the GPU waited between two such steps in a row (the copies of tokens and
+plans included), and ``longest gap``. The collector of cyclic garbage is as calm as the server's.
 
 One run each, after a short warm-up of the same batch; ``--runs`` takes the median of several. With ``--fill
 LENGTH`` instead: fill the pool with prompts of that length and more, and compare the memory that was taken
@@ -23,8 +24,10 @@ import json
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,7 @@ from chorale.model.config_writer import SHAPES, make_config
 from chorale.runtime.buckets import context_sizes
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.worker import Worker
+from chorale.serve.boot import calm_collector
 from chorale.serve.build import build_engine
 
 # name -> (rows, prompt, output); vLLM 0.26 on one H200: decode tokens a second, the better of its back ends
@@ -123,32 +127,40 @@ def play(core: EngineCore, watch: Watch, rows: int, prompt: int, output: int) ->
 
 
 class DeviceClock:
-    """Events around each captured step: how long the device was busy, to compare with the host's clock."""
+    """Events around each replay of a decode step: how long the device was busy, and idle between two."""
 
     def __init__(self, core: EngineCore) -> None:
         executor: Any = core._executor
-        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._steps: list[tuple[int, int, torch.cuda.Event, torch.cuda.Event]] = []
+        self._step = (0, 0)  # id and rows of the one that is being launched
         decodes = executor.inner._worker._decodes
         if decodes is not None:
-            self._launch, self._collect = decodes.launch, decodes.collect
-            decodes.launch, decodes.collect = self.launch, self.collect
+            self._launch, self._graph = decodes.launch, decodes.graph
+            decodes.launch, decodes.graph = self.launch, self.graph
 
     def launch(self, plan: StepPlan) -> Any:
-        self.events.append(tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)))  # type: ignore[arg-type]
-        self.events[-1][0].record()
+        self._step = (plan.step_id, len(plan.rows))
         return self._launch(plan)
 
-    def collect(self, launch: Any) -> Any:
-        found = self._collect(launch)
-        self.events[-1][1].record()
-        return found
+    def graph(self, *key: Any) -> Callable[[], None]:
+        replay = self._graph(*key)
 
-    def take(self) -> list[float]:
-        """Seconds of each step since the last call."""
+        def timed() -> None:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            replay()
+            end.record()
+            self._steps.append((*self._step, begin, end))
+
+        return timed
+
+    def take(self, rows: int) -> tuple[list[float], list[float]]:
+        """Seconds of each step of ``rows`` rows since the last call, and between two in a row."""
         torch.cuda.synchronize()
-        seconds = [begin.elapsed_time(end) / 1e3 for begin, end in self.events]
-        self.events.clear()
-        return seconds
+        steps, self._steps = [step for step in self._steps if step[1] == rows], []
+        busy = [begin.elapsed_time(end) / 1e3 for *_, begin, end in steps]
+        pairs = [(one, two) for one, two in pairwise(steps) if two[0] == one[0] + 1]
+        return busy, [one[3].elapsed_time(two[2]) / 1e3 for one, two in pairs]
 
 
 def profile(core: EngineCore, rows: int, prompt: int, output: int) -> dict[str, tuple[float, int]]:
@@ -191,9 +203,9 @@ def measure(
     if full == 1:
         seconds = statistics.median(play(core, watch, rows, prompt, 1).seconds for _ in range(runs))
         return {"case": name, "prefill tok/s": rows * prompt / seconds}
-    clock.take()
+    clock.take(rows)
     found = [(play(core, watch, rows, prompt, full), play(core, watch, rows, prompt, 1)) for _ in range(runs)]
-    busy = clock.take()
+    busy, gaps = clock.take(rows)
     decode = statistics.median(rows * (full - 1) / (run.seconds - first.seconds) for run, first in found)
     run, first = found[0]
     steps = max(run.steady_steps, 1)
@@ -207,9 +219,13 @@ def measure(
         "host ms": (run.steady_seconds - run.waited) / steps * 1e3,
         "launch ms": run.launched / steps * 1e3,
     }
-    if busy:
-        device = statistics.median(busy)
-        result |= {"device ms": device * 1e3, "idle": max(0.0, 1 - device / step)}
+    if gaps:
+        idle = sum(gaps) / (sum(gaps) + statistics.fmean(busy) * len(gaps))
+        result |= {
+            "device ms": statistics.fmean(busy) * 1e3,
+            "idle": idle,
+            "longest gap ms": max(gaps) * 1e3,
+        }
     return result
 
 
@@ -278,6 +294,7 @@ def build(folder: Path, given: argparse.Namespace) -> tuple[EngineCore, Watch, d
         kv_cache_dtype=given.kv_cache_dtype,
     )
     core, info = build_engine(config)
+    calm_collector()
     assert isinstance(core._executor, LocalExecutor)
     watch = Watch(core._executor)
     core._executor = watch
@@ -336,7 +353,11 @@ def main() -> None:
         results.append(found)
     peak = torch.cuda.max_memory_reserved()
     free, total = (number / 2**30 for number in torch.cuda.mem_get_info())
-    print(f"memory: peak reserved {peak / 2**30:.2f} GiB, now free {free:.2f} of {total:.2f} GiB")
+    retries = torch.cuda.memory_stats()["num_alloc_retries"]  # each stops the device
+    print(
+        f"memory: peak reserved {peak / 2**30:.2f} GiB, now free {free:.2f} of {total:.2f} GiB, "
+        f"{retries} retries"
+    )
     if given.json:
         record = {
             "model": given.model,

@@ -6,7 +6,6 @@ Started by the supervisor as ``python -m chorale.serve.engine_process``, with an
 from __future__ import annotations
 
 import faulthandler
-import gc
 import logging
 import signal
 import socket
@@ -30,6 +29,7 @@ from chorale.serve.boot import (
     EXIT_STEP,
     EngineStart,
     Failure,
+    calm_collector,
     check_directory,
     configure_logging,
     die_with_parent,
@@ -140,8 +140,7 @@ def run_engine_process(start: EngineStart, build: Build) -> int:
     except Exception as error:
         heart.stop()
         return _start_failed(start, error)
-    gc.collect()
-    gc.freeze()  # what the start-up left lives for ever: keep it out of every later collection
+    calm_collector()
     return _serve(start, core, info, heart, engine_id)
 
 
