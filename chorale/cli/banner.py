@@ -23,8 +23,10 @@ from chorale.version import __version__
 PHASES = {
     "download": "get the checkpoint",
     "load": "load weights",
+    "compile": "compile kernels",
     "kv_pool": "allocate the KV pool",
     "warm_up": "warm up",
+    "graphs": "capture graphs",
 }
 
 

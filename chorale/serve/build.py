@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +20,7 @@ from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import CacheGroup, EngineLimits, RowStart, SamplingSpec, StepPlan
 from chorale.kernels import select_ops
-from chorale.kernels.ops import Ops
+from chorale.kernels.ops import Compiler, Ops
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.model.hub import resolve_model
@@ -37,12 +39,15 @@ from chorale.runtime.decodes import Decodes
 from chorale.runtime.device import Device, default_threads, open_device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.grammar import GrammarCache, GrammarRows
+from chorale.runtime.hardware import cpu_count
 from chorale.runtime.memory import gib
 from chorale.runtime.mixed import Mixed
 from chorale.runtime.resolve import Resolved, resolve
 from chorale.runtime.sampler import Sampler
 from chorale.runtime.worker import Worker
+from chorale.serve.rehearsal import Stage, UncapturedDevice, eager_plans, rehearse, shortened
 
+log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, E4M3: torch.float8_e4m3fn}
 
 
@@ -78,7 +83,7 @@ def _silent(phase: str, fraction: float | None = None, message: str = "") -> Non
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> tuple[EngineCore, EngineInfo]:
     """Find, load, allocate, warm up. Raises ``ConfigError`` (and its kin) for what cannot run.
 
-    Phases: "download", "load", "kv_pool", "warm_up" and, with CUDA graphs, "graphs".
+    Phases: "download", "load", with Triton "compile", "kv_pool", "warm_up" and, with CUDA graphs, "graphs".
     """
     phases = _Phases(progress)
     with phases.phase("download", config.model):
@@ -106,6 +111,12 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
         fp8 = config.moe_activation_dtype == "fp8"
         model = load_model(folder, model_config, ops, resolved, device, phases.report, fp8_activations=fp8)
         device.trim()
+    compiler = None
+    if ops.compiler is not None:
+        with phases.phase("compile"):
+            compiler = ops.compiler(cpu_count())
+            compile_kernels(compiler, model, resolved, device, grammars, phases.report)
+            device.trim()
     with phases.phase("kv_pool", _pool_message(resolved)):
         kv = allocate_kv(model_config, resolved, device)
         executor = make_executor(model, kv, resolved, device, grammars)
@@ -114,6 +125,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
     if resolved.graph_rows:
         with phases.phase("graphs"):
             capture_first(executor, resolved, phases.report)
+    if compiler is not None:
+        compiler.calm_down()
+        log.debug("%d kernels; %d were not foreseen", compiler.num_kernels, compiler.num_late)
     core = EngineCore(resolved.limits, executor, grammars=grammars)
     return core, _info(config, model, resolved, device, phases.seconds)
 
@@ -138,6 +152,34 @@ def load_model(
         fp8_activations=fp8_activations,
     )
     return GptOss(model_config, weights, ops, resolved.limits.max_model_len)
+
+
+def compile_kernels(
+    compiler: Compiler,
+    model: GptOss,
+    resolved: Resolved,
+    device: Device,
+    grammars: GrammarCache,
+    report: Progress,
+) -> None:
+    """Find all kernels that steps will launch, and wait for those of the first ones. The others go on
+    compiling. Raises ``EngineError``.
+    """
+    small = replace(resolved, limits=replace(resolved.limits, num_blocks=1))
+    cut, stand_in = shortened(model), UncapturedDevice(device)
+    kv = allocate_kv(model.config, small, device)
+    stage = Stage(
+        captured=make_executor(cut, kv, small, stand_in, grammars),
+        launched=make_executor(cut, kv, replace(small, graph_rows=()), stand_in, grammars),
+    )
+    pieces = preparations(resolved.graph_rows, resolved.limits).values() if resolved.graph_rows else ()
+    plans = eager_plans(resolved.limits, resolved.graph_rows)
+    needed = rehearse(compiler, stage, pieces, plans)
+
+    def tell(done: int, count: int) -> None:
+        report("compile", done / max(count, 1), f"kernels: {done} of {count}")
+
+    compiler.wait(needed, tell)
 
 
 def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[torch.Tensor]:

@@ -11,7 +11,6 @@ import triton.language as tl
 
 from chorale.kernels.ops import DecodeInputs, DecodeState
 
-
 # Columns of a step begin where its size puts them: not a kernel for each place.
 _COLUMNS = ["rows_ptr", "computed_ptr", "new_token_ptr", "new_page_ptr"]
 

@@ -287,7 +287,8 @@ def _route_many(
     num_experts = linear.weight.shape[0]
     tile = tuning.route(tokens)
     tiles = triton.cdiv(tokens, tile.tokens)
-    slices = tuning.route_slices(tiles)
+    steps = triton.cdiv(hidden, tile.depth)
+    slices = triton.cdiv(steps, triton.cdiv(steps, tuning.route_slices(tiles)))  # none without work
     partial = torch.empty(slices * tokens * (num_experts + 1), dtype=torch.float32, device=x.device)
     on_nvidia = x.is_cuda and torch.version.hip is None
     _many_kernel[(tiles, slices)](

@@ -38,7 +38,11 @@ def gumbel(tokens, a, b):
     return -tl.log(tl.where(v < 0.03125, series, -tl.log(1.0 - v)))
 
 
-@triton.jit
+# Columns of a step's numbers, and their strides: a kernel for each place where they may begin is too many.
+_COLUMNS = ["keys_ptr", "temperature_ptr", "rows_ptr", "out_ptr", "index_ptr"]
+
+
+@triton.jit(do_not_specialize=["key_stride", "word_stride"], do_not_specialize_on_alignment=_COLUMNS)
 def _pieces_kernel(
     logits_ptr,  # [N, V] float32
     keys_ptr,  # [N, 2] int32
@@ -92,7 +96,7 @@ def _pieces_kernel(
     tl.store(most_ptr + place, tl.max(most, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
 def _rows_kernel(
     best_ptr,
     token_ptr,

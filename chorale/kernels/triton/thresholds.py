@@ -18,6 +18,7 @@ BLOCK = 1024
 BLOCKS = 4  # of a piece
 _PASSES = 11  # 8 ** 11 >= 2 ** 32
 _SLOTS = 8  # seven pivots, and everything
+_COLUMNS = ["temperature_ptr", "filters_ptr", "index_ptr"]  # may begin anywhere in a step's numbers
 _LOWEST_KEY = tl.constexpr(-2139095040)  # of the lowest finite float32
 
 
@@ -75,7 +76,7 @@ def _filtered(filters_ptr, row, V):
     return (k < V) | (p < 1.0) | (m > 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
 def _best_kernel(
     logits_ptr,
     stride,
@@ -106,7 +107,7 @@ def _best_kernel(
         tl.store(best_ptr + row * pieces + piece, tl.max(best, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
 def _prepare_kernel(
     best_ptr,
     temperature_ptr,
@@ -156,7 +157,7 @@ def _range_of(bounds_ptr, sums_ptr, goal, top, row, pieces, number, K: tl.conste
     return low, width
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number"], do_not_specialize_on_alignment=_COLUMNS)
 def _pass_kernel(
     logits_ptr,
     stride,
@@ -228,7 +229,7 @@ def _pass_kernel(
         tl.store(sums + 7, tl.sum(s7, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number"], do_not_specialize_on_alignment=_COLUMNS)
 def _settle_kernel(
     temperature_ptr,
     filters_ptr,

@@ -1,0 +1,186 @@
+"""Does the rehearsal find every kernel of every step? A script: needs Triton, no GPU.
+
+    python tests/kernels/triton_ops/rehearse_steps.py 20b|120b [--compile THREADS] [-v]
+
+Tensors of the CPU pass for a Hopper GPU's, the driver is a stand-in, and nothing is compiled, unless told so:
+what counts are the keys by which Triton tells kernels apart. Steps are rehearsed as at start-up; then other
+steps are played, and what they ask for must be there. Run by ``test_rehearsal.py``.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from chorale.config import EngineConfig
+from chorale.kernels.triton import experts, launch, linear, moe_hopper, moe_large, qkv, route
+from chorale.kernels.triton.compiling import Compiling
+from chorale.kernels.triton.ops import TRITON_OPS
+from chorale.model.config import ModelConfig
+from chorale.model.config_writer import SHAPES, make_config
+from chorale.model.gpt_oss import GptOss, LayerWeights, QkvWeights, RouterWeights, Weights
+from chorale.runtime.device import CpuDevice
+from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.grammar import GrammarCache
+from chorale.runtime.hardware import Hardware
+from chorale.runtime.resolve import Resolved, resolve
+from chorale.serve import build
+from chorale.serve.rehearsal import eager_plan
+
+DEVICE = CpuDevice(Hardware("cuda", "stand-in", 140 * 2**30, 139 * 2**30), can_capture=True, overlap=True)
+
+STEPS = 40  # without a graph, of random sizes
+
+
+class StandInDriver:
+    """As much of Triton's driver as a launch that launches nothing asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+
+compiled: list[str] = []
+
+
+def _compile(source: Any, **_: Any) -> Any:
+    compiled.append(source.name)
+    return SimpleNamespace(metadata=SimpleNamespace(name=source.name))
+
+
+def pretend() -> None:
+    """This process has a Hopper GPU, as far as our launches look."""
+    triton.runtime.driver.set_active(StandInDriver())
+    torch.Tensor.is_cuda = property(lambda self: True)  # type: ignore[assignment, method-assign]
+    launch._has_dependent_launch = lambda device: True
+    for module in (launch, experts, moe_large):
+        module.is_hopper = lambda device: True  # type: ignore[attr-defined]
+    moe_hopper._num_multiprocessors = lambda device: 132
+    linear.product = qkv.product = _product
+    linear.float32_product = route.float32_product = _float32_product
+
+
+def _product(x: torch.Tensor, matrix: linear.Linear) -> torch.Tensor:
+    """Instead of cuBLAS: nobody looks at the values, and the CPU would take long."""
+    return torch.zeros(x.shape[0], matrix.weight.shape[0], dtype=x.dtype)
+
+
+def _float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(x.shape[0], weight.shape[0])
+
+
+def make_model(config: ModelConfig) -> GptOss:
+    """Of the real shape, with few layers, all of which share one set of experts."""
+    hidden, heads, kv, dim = (
+        config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
+    )  # fmt: skip
+    count, inter = config.num_local_experts, config.intermediate_size
+    half = torch.bfloat16
+
+    def linear_of(rows: int, depth: int, dtype: torch.dtype = half) -> Any:
+        return linear.pack_linear(torch.zeros(rows, depth, dtype=dtype), torch.zeros(rows, dtype=dtype))
+
+    def matrices(rows: int, depth: int) -> experts.Matrices:
+        tiles, chunks = -(-rows // 16), -(-depth // 64)
+        # As large as in the model, but of one expert: nothing reads them.
+        blocks = torch.empty(1, tiles, chunks, 32, 4, dtype=torch.int32)
+        return experts.Matrices(blocks, torch.empty(1, tiles, chunks, 8, 2, 2, dtype=torch.uint8))
+
+    packed = experts.Experts(
+        gate_up=matrices(2 * inter, hidden), down=matrices(hidden, inter),
+        gate_up_bias=torch.zeros(2, count, inter, dtype=half),
+        down_bias=torch.zeros(count, hidden, dtype=half),
+        swiglu_limit=7.0, swiglu_alpha=1.702, dtype=half,
+    )  # fmt: skip
+    layer = LayerWeights(
+        qkv=QkvWeights(torch.zeros(hidden), linear_of((heads + 2 * kv) * dim, hidden)),
+        sinks=torch.zeros(heads),
+        output=linear_of(hidden, heads * dim),
+        router=RouterWeights(torch.zeros(hidden), linear_of(count, hidden, torch.float32), 4, half),
+        experts=packed,
+    )
+    head = linear.pack_head(torch.empty(config.vocab_size, hidden, dtype=half))
+    embedding = torch.zeros(1, hidden, dtype=half).expand(config.vocab_size, hidden)
+    weights = Weights(embedding, (layer,) * config.num_hidden_layers, torch.zeros(hidden), head, 1)
+    return GptOss(config, weights, TRITON_OPS, 4096)
+
+
+def resolved_for(config: ModelConfig) -> Resolved:
+    options = EngineConfig(
+        model="x",
+        max_model_len=4096,
+        max_num_seqs=80,
+        num_gpu_blocks_override=80,
+        max_num_batched_tokens=2304,
+    )
+    return resolve(
+        options, config, DEVICE.hardware, can_overlap=True, can_capture=True, e4m3_pages=TRITON_OPS.e4m3_pages
+    )
+
+
+def launch_nothing() -> None:
+    """Launches end where they would need a device."""
+    original = JITFunction.run
+    JITFunction.run = lambda self, *args, grid, warmup, **options: original(  # type: ignore[method-assign]
+        self, *args, grid=grid, warmup=True, **options
+    )
+
+
+def serve(executor: LocalExecutor, found: Resolved) -> None:
+    """What comes after the rehearsal: captures, and steps without a graph, of any size."""
+    build.warm_up(executor, found)
+    build.capture_first(executor, found, lambda *_: None, budget=0)
+    while executor.use_idle_time():
+        pass
+    random = np.random.default_rng(1)
+    limits = found.limits
+    for number in range(STEPS):
+        rows = int(random.integers(1, limits.max_num_seqs + 1))
+        tokens = int(random.integers(rows, limits.max_num_batched_tokens + 1))
+        tokens = min(tokens, rows * limits.max_model_len)
+        executor.execute(eager_plan(tokens, rows, limits, filtered=number % 4 == 0)).result()
+
+
+def main(size: str, threads: int) -> None:
+    """``threads``: compile in so many. 0: compile nothing."""
+    logging.basicConfig(level=logging.DEBUG, format="%(message)s")
+    pretend()
+    if not threads:
+        triton.compiler.compile = triton.compiler.compiler.compile = _compile
+    # A small vocabulary: logits are the only large tensors that would be filled.
+    config = make_config(**{**SHAPES[size], "layers": 4}, vocab=5000)
+    found, grammars = resolved_for(config), GrammarCache(config.vocab_size)
+    model, compiler = make_model(config), Compiling(threads or 2)
+    begin, playing, cpu = time.perf_counter(), time.thread_time(), time.process_time()
+    build.compile_kernels(compiler, model, found, DEVICE, grammars, lambda *_: None)
+    first = time.perf_counter() - begin
+    compiler.wait(compiler.num_kernels, lambda *_: None)
+    seconds = time.perf_counter() - begin
+    playing, cpu = time.thread_time() - playing, time.process_time() - cpu
+    launch_nothing()
+    kv = build.allocate_kv(config, found, DEVICE)
+    serve(build.make_executor(model, kv, found, DEVICE, grammars), found)
+    print(f"first kernels after {first:.1f} s, all after {seconds:.1f} s")
+    print(f"{cpu:.1f} s of CPU, of it {playing:.1f} s playing, without child processes")
+    print(f"{compiler.num_kernels} kernels found, {compiler.num_late} not foreseen")
+    if "-v" in sys.argv:
+        print(collections.Counter(compiled))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[sys.argv.index("--compile") + 1]) if "--compile" in sys.argv else 0)
