@@ -10,6 +10,8 @@ Padding: dummy rows are one more row of the buffers, whose one page is one more 
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +31,9 @@ from chorale.runtime.sampler import Sampler
 
 ROW, COMPUTED, TOKEN, FULL_PAGE, WINDOW_PAGE, KEY_A, KEY_B, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(11)
 NUM_COLUMNS = 11
+# Batches of more than ``MANY_ROWS`` run in a captured size up to ``NEAR`` times theirs, for ``PATIENCE``
+# steps, before their own is captured: a dummy row costs little there, a capture as much as many of them.
+MANY_ROWS, NEAR, PATIENCE = 8, 1.5, 64
 Int32 = npt.NDArray[np.int32]
 
 
@@ -119,6 +124,7 @@ class Decodes:
         buffers.block_tables[:, buffers.spare_row, 0] = kv[0].shape[0] - 1
         self._packer = Packer(buffers.rows, buffers.spare_row, buffers.block_size)
         self._graphs: dict[tuple[int, int, bool], Callable[[], None]] = {}
+        self._stand_ins: Counter[tuple[int, bool]] = Counter()  # steps that ran in a larger size than theirs
         self._free: list[Slot] = []
         target, width = device.torch_device, buffers.block_tables.shape[2]
         self._inputs = torch.zeros(NUM_COLUMNS * rows, dtype=torch.int32, device=target)
@@ -151,13 +157,10 @@ class Decodes:
 
     def launch(self, plan: StepPlan) -> Launch:
         """Enqueue everything but the way back. ``tokens`` is then [rows], on the device."""
-        size = pick(self._sizes, len(plan.rows))
+        filtered = bool(self._buffers.rows.filters[plan.rows].any())
+        size = self._size_for(len(plan.rows), filtered)
         longest = int(plan.num_computed.max()) + 1
-        replay = self.graph(
-            size,
-            pick(context_sizes(size, self._longest), longest),
-            bool(self._buffers.rows.filters[plan.rows].any()),
-        )
+        replay = self.graph(size, pick(context_sizes(size, self._longest), longest), filtered)
         slot = self._free.pop() if self._free else self._new_slot()
         columns = slot.inputs[: NUM_COLUMNS * size]
         if not self._packer.pack(plan, columns.numpy().reshape(NUM_COLUMNS, size)):
@@ -165,6 +168,21 @@ class Decodes:
         self._inputs[: NUM_COLUMNS * size].copy_(columns, non_blocking=True)
         replay()
         return Launch(slot, len(plan.rows), size)
+
+    def _size_for(self, count: int, filtered: bool) -> int:
+        """The next larger size; or, for the first steps that would need its graph, a captured one near it.
+
+        Capturing takes as long as several steps, and every row waits. A batch whose requests end one after
+        the other passes a size in a few steps, and would pay that for each.
+        """
+        size = pick(self._sizes, count)
+        if size <= MANY_ROWS or (size, self._longest, filtered) in self._graphs:
+            return size
+        for larger in self._sizes[bisect_right(self._sizes, size) :]:
+            if larger <= size * NEAR and (larger, self._longest, filtered) in self._graphs:
+                self._stand_ins[size, filtered] += 1
+                return larger if self._stand_ins[size, filtered] <= PATIENCE else size
+        return size
 
     def collect(self, launch: Launch) -> Callable[[], npt.NDArray[np.int64]]:
         """Enqueue the tokens' way back; the returned function waits for them, and is called once."""

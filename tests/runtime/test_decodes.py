@@ -237,6 +237,22 @@ def test_more_rows_than_the_largest_graph_run_without_one(
     assert {size for size, *_ in decodes_of(core)._graphs} == {1, 2}
 
 
+def test_a_batch_that_shrinks_borrows_graphs(checkpoint: Path) -> None:
+    """Sizes that are passed in a few steps are not captured; one that stays in use is."""
+    sizes = [row for row in row_sizes(24) if row > 8]
+    assert sizes == [10, 12, 14, 16, 20, 24]
+    asked = [request(f"r{n}", random_prompt(3, seed=n), seed=n, max_tokens=2 + n) for n in range(24)]
+    options = {"max_num_seqs": 24, "enable_prefix_caching": False}
+    expected = tokens_of(run(make_engine(checkpoint, **options), asked))
+    core = graph_engine(checkpoint, **options)
+    assert tokens_of(run(core, asked)) == expected
+    assert {size for size, *_ in decodes_of(core)._graphs if size > 8} == {24, 14}  # 16 to 24 in the first
+    asked = [request(f"r{n}", random_prompt(3, seed=n), seed=n, max_tokens=90) for n in range(18)]
+    expected = tokens_of(run(make_engine(checkpoint, **options), asked))
+    assert tokens_of(run(core, asked)) == expected
+    assert {size for size, *_ in decodes_of(core)._graphs if size > 8} == {24, 20, 14}
+
+
 def test_preempted_equals_alone(checkpoint: Path) -> None:
     requests = [
         request(f"r{i}", random_prompt(10 + i, seed=i), **{**sampling, "max_tokens": 50})
