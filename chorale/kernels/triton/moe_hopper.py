@@ -54,10 +54,12 @@ def _steps(chunks, FP8: gl.constexpr):
 def _fetch(
     wide_desc,
     narrow_desc,
+    tail_desc,
     blocks_desc,
     scales_desc,
     tiles_ptr,
     x_smem,
+    tail_smem,
     w_smem,
     s_smem,
     ready,
@@ -67,6 +69,7 @@ def _fetch(
     chunks,
     WIDE: gl.constexpr,
     NARROW: gl.constexpr,
+    TAIL: gl.constexpr,
     STAGES: gl.constexpr,
     FP8: gl.constexpr,
 ):
@@ -80,14 +83,25 @@ def _fetch(
         entry = tiles_ptr + 4 + (item // row_blocks) * 4
         expert = gl.load(entry)
         first = gl.load(entry + 1)
-        is_wide = gl.load(entry + 2) - first > NARROW
+        slots = gl.load(entry + 2) - first
+        is_wide = slots > NARROW
+        has_tail = slots > WIDE
         tile = expert * row_tiles + item % row_blocks * 8
         for chunk in range(0, _steps(chunks, FP8) * 2, 2):
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
             bar = ready.index(stage)
             if is_wide:
-                mbarrier.expect(bar, boxes * WIDE * 128 + 8192 + 512)
+                if TAIL > 0:
+                    if has_tail:
+                        mbarrier.expect(bar, boxes * (WIDE + TAIL) * 128 + 8192 + 512)
+                        for i in gl.static_range(boxes):
+                            x = tail_smem.index(stage * boxes + i)
+                            _copy(tail_desc, [first + WIDE, chunk * 64 + i * box], bar, x)
+                    else:
+                        mbarrier.expect(bar, boxes * WIDE * 128 + 8192 + 512)
+                else:
+                    mbarrier.expect(bar, boxes * WIDE * 128 + 8192 + 512)
                 for i in gl.static_range(boxes):
                     _copy(wide_desc, [first, chunk * 64 + i * box], bar, x_smem.index(stage * boxes + i))
             else:
@@ -110,9 +124,24 @@ def _halves(pair):
     return gl.split(gl.permute(gl.reshape(pair, [8, 2, rest]), (0, 2, 1)))
 
 
+@gluon.constexpr_function
+def _products(tokens, fp8):
+    """The layout of [128, tokens] sums: a warp has 16 rows."""
+    return gl.NVMMADistributedLayout([3, 0], [8, 1], [16, tokens, 32 if fp8 else 16])
+
+
+@gluon.jit
+def _times_tail(weights, tail_smem, place, tail, pairs: gl.constexpr):
+    """The tail's product: weights as they are in registers. ``pairs``: what is packed in one of those."""
+    operand: gl.constexpr = gl.DotOperandLayout(0, tail.type.layout, pairs)
+    weights = gl.convert_layout(weights, operand, assert_trivial=True)
+    return warpgroup_mma(weights, tail_smem.index(place).permute((1, 0)), tail, is_async=True)
+
+
 @gluon.jit
 def _multiply(
     x_smem,
+    tail_smem,
     w_smem,
     s_smem,
     ready,
@@ -121,11 +150,18 @@ def _multiply(
     chunks,
     mma: gl.constexpr,
     TOKENS: gl.constexpr,
+    TAIL: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """[128, TOKENS] float32: one tile in bfloat16. A product is in flight while the next chunk is decoded."""
+    """[128, TOKENS] and [128, TAIL] float32: one tile in bfloat16.
+
+    A chunk's products (with a tail, two) are in flight while the next chunk is decoded.
+    """
     operand: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     acc = gl.zeros([128, TOKENS], gl.float32, mma)
+    tail = 0
+    if TAIL > 0:
+        tail = gl.zeros([128, TAIL], gl.float32, _products(TAIL, False))
     right = gl.zeros([128, 64], gl.bfloat16, operand)
     for chunk in range(0, chunks, 2):
         stage = step % STAGES
@@ -136,20 +172,32 @@ def _multiply(
         right_x = x_smem.index(stage * 2 + 1).slice(0, TOKENS, 0).permute((1, 0))
         left = chunk_operand(left_packed, left_scale, operand)
         going = warpgroup_mma(left, left_x, acc, is_async=True)
-        acc, right = warpgroup_mma_wait(1, deps=(going, right))
+        if TAIL > 0:
+            also = _times_tail(left, tail_smem, stage * 2, tail, 2)
+            acc, tail, right = warpgroup_mma_wait(2, deps=(going, also, right))
+        else:
+            acc, right = warpgroup_mma_wait(1, deps=(going, right))
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=chunk > 0)
         right = chunk_operand(right_packed, right_scale, operand)
         going = warpgroup_mma(right, right_x, acc, is_async=True)
-        acc, left = warpgroup_mma_wait(1, deps=(going, left))
+        if TAIL > 0:
+            also = _times_tail(right, tail_smem, stage * 2 + 1, tail, 2)
+            acc, tail, left = warpgroup_mma_wait(2, deps=(going, also, left))
+        else:
+            acc, left = warpgroup_mma_wait(1, deps=(going, left))
         step += 1
-    acc, right = warpgroup_mma_wait(0, deps=(acc, right))
+    if TAIL > 0:
+        acc, tail, right = warpgroup_mma_wait(0, deps=(acc, tail, right))
+    else:
+        acc, right = warpgroup_mma_wait(0, deps=(acc, right))
     mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
-    return acc, step
+    return acc, tail, step
 
 
 @gluon.jit
 def _multiply8(
     x_smem,
+    tail_smem,
     w_smem,
     s_smem,
     ready,
@@ -160,6 +208,7 @@ def _multiply8(
     zero,
     mma: gl.constexpr,
     TOKENS: gl.constexpr,
+    TAIL: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """``_multiply`` in e4m3: weights are divided by their row's largest scale, times 2.
@@ -169,6 +218,9 @@ def _multiply8(
     """
     operand: gl.constexpr = gl.DotOperandLayout(0, mma, 4)
     acc = gl.zeros([128, TOKENS], gl.float32, mma)
+    tail = 0
+    if TAIL > 0:
+        tail = gl.zeros([128, TAIL], gl.float32, _products(TAIL, True))
     for _ in range(_steps(chunks, True) // _GROUP):
         for i in gl.static_range(_GROUP):
             stage = step % STAGES
@@ -177,46 +229,28 @@ def _multiply8(
             weights, upper, lower = step_operand8(packed, s_smem.index(stage).load(SCALES), largest, operand)
             x = x_smem.index(stage).slice(0, TOKENS, 0).permute((1, 0))
             going = warpgroup_mma(weights, x, acc, is_async=True)
-            acc = warpgroup_mma_wait(1, deps=(going,))
+            if TAIL > 0:
+                also = _times_tail(weights, tail_smem, stage, tail, 4)
+                acc, tail = warpgroup_mma_wait(2, deps=(going, also))
+            else:
+                acc = warpgroup_mma_wait(1, deps=(going,))
             if i > 0:
                 keep(upper_before, lower_before, zero)  # noqa: F821  (of the turn before)
                 mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
             upper_before = upper  # noqa: F841
             lower_before = lower  # noqa: F841
             step += 1
-        acc = warpgroup_mma_wait(0, deps=(acc,))
+        if TAIL > 0:
+            acc, tail = warpgroup_mma_wait(0, deps=(acc, tail))
+        else:
+            acc = warpgroup_mma_wait(0, deps=(acc,))
         keep(upper, lower, zero)
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
-    return acc, step
-
-
-@gluon.jit
-def _split_slots(result, TOKENS: gl.constexpr, COLUMNS: gl.constexpr):
-    """[TOKENS, COLUMNS] -> the first and the second half of the slots."""
-    return gl.split(gl.permute(gl.reshape(result, [2, TOKENS // 2, COLUMNS]), (1, 2, 0)))
+    return acc, tail, step
 
 
 @gluon.jit
 def _store(result, out_ptr, first, last, column, width, TOKENS: gl.constexpr, COLUMNS: gl.constexpr):
-    """``_store_some`` in pieces, because each passes through shared memory, of which little is left."""
-    if TOKENS == 256:
-        left, right = _split_slots(result, TOKENS, COLUMNS)
-        a, b = _split_slots(left, 128, COLUMNS)
-        c, d = _split_slots(right, 128, COLUMNS)
-        _store_some(a, out_ptr, first, last, column, width, 64, COLUMNS)
-        _store_some(b, out_ptr, first + 64, last, column, width, 64, COLUMNS)
-        _store_some(c, out_ptr, first + 128, last, column, width, 64, COLUMNS)
-        _store_some(d, out_ptr, first + 192, last, column, width, 64, COLUMNS)
-    elif TOKENS == 128:
-        a, b = _split_slots(result, TOKENS, COLUMNS)
-        _store_some(a, out_ptr, first, last, column, width, 64, COLUMNS)
-        _store_some(b, out_ptr, first + 64, last, column, width, 64, COLUMNS)
-    else:
-        _store_some(result, out_ptr, first, last, column, width, TOKENS, COLUMNS)
-
-
-@gluon.jit
-def _store_some(result, out_ptr, first, last, column, width, TOKENS: gl.constexpr, COLUMNS: gl.constexpr):
     """result [TOKENS, COLUMNS] -> rows first.., columns column.. of out, up to row last and to width."""
     each: gl.constexpr = 128 // out_ptr.dtype.element_ty.primitive_bitwidth  # 16 bytes
     lanes: gl.constexpr = COLUMNS // each
@@ -294,6 +328,7 @@ def _tile(
     x_scale_ptr,
     out_ptr,
     x_smem,
+    tail_smem,
     w_smem,
     s_smem,
     ready,
@@ -312,33 +347,121 @@ def _tile(
     inner_scale,
     zero,
     TOKENS: gl.constexpr,
+    TAIL: gl.constexpr,
     STAGES: gl.constexpr,
     GATE_UP: gl.constexpr,
     FP8: gl.constexpr,
 ):
     """One tile: 128 weight rows times slots first .. last - 1, and what follows on it. Returns step."""
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, TOKENS, 32 if FP8 else 16])
+    mma: gl.constexpr = _products(TOKENS, FP8)
     lanes = gl.arange(0, 128, gl.SliceLayout(1, mma))
     column, place = _row_of(lanes >> 4, lanes >> 3 & 1, lanes & 7, expert, block, experts, rows, GATE_UP)
     bias = gl.load(bias_ptr + place, mask=column < rows, other=0.0).to(gl.float32)
+    factor = bias
     if FP8:
         tile = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, SCALES)), 1)
         byte = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, SCALES)), 0)
         its_column, its_place = _row_of(tile, byte & 1, byte >> 2 & 7, expert, block, experts, rows, GATE_UP)
         largest = gl.load(largest_ptr + its_place, mask=its_column < rows, other=254).to(gl.int32)
-        factor = gl.load(largest_ptr + place, mask=column < rows, other=254).to(gl.int32)
-        acc, step = _multiply8(
-            x_smem, w_smem, s_smem, ready, empty, step, chunks, largest, zero, mma, TOKENS, STAGES
-        )
+        exponent = gl.load(largest_ptr + place, mask=column < rows, other=254).to(gl.int32)
+        acc, tail, step = _multiply8(
+            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, chunks, largest, zero, mma, TOKENS, TAIL,
+            STAGES,
+        )  # fmt: skip
         # 2^(largest - 254), from its exponent field.
-        acc *= gl.expand_dims((gl.maximum(factor - 127, 0) << 23).to(gl.float32, bitcast=True), 1)
+        factor = (gl.maximum(exponent - 127, 0) << 23).to(gl.float32, bitcast=True)
+    else:
+        acc, tail, step = _multiply(
+            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, chunks, mma, TOKENS, TAIL, STAGES
+        )
+    if TAIL > 0:
+        _finish(
+            tail, bias, factor, x_scale_ptr, out_ptr, first + TOKENS, last, block, width, limit, alpha,
+            inner_scale, TAIL, GATE_UP, FP8,
+        )  # fmt: skip
+        last = first + TOKENS
+    _finish(
+        acc, bias, factor, x_scale_ptr, out_ptr, first, last, block, width, limit, alpha, inner_scale, TOKENS,
+        GATE_UP, FP8,
+    )  # fmt: skip
+    return step
+
+
+@gluon.jit
+def _split_slots(acc, TOKENS: gl.constexpr):
+    """[128, TOKENS] -> the first and the second half of the slots."""
+    return gl.split(gl.permute(gl.reshape(acc, [128, 2, TOKENS // 2]), (0, 2, 1)))
+
+
+@gluon.jit
+def _finish(
+    acc,
+    bias,
+    factor,  # if FP8: what the weights of a row were divided by
+    x_scale_ptr,
+    out_ptr,
+    first,
+    last,
+    block,
+    width,
+    limit,
+    alpha,
+    inner_scale,
+    TOKENS: gl.constexpr,
+    GATE_UP: gl.constexpr,
+    FP8: gl.constexpr,
+):
+    """What follows on a product: acc [128, TOKENS], bias and factor [128] -> slots first .. last - 1 of out.
+
+    In pieces of 64 slots: few values at once need few registers, and each piece passes through shared memory,
+    of which little is left.
+    """
+    if TOKENS > 64:
+        left, right = _split_slots(acc, TOKENS)
+        _finish(
+            left, bias, factor, x_scale_ptr, out_ptr, first, last, block, width, limit, alpha, inner_scale,
+            TOKENS // 2, GATE_UP, FP8,
+        )  # fmt: skip
+        _finish(
+            right, bias, factor, x_scale_ptr, out_ptr, first + TOKENS // 2, last, block, width, limit, alpha,
+            inner_scale, TOKENS // 2, GATE_UP, FP8,
+        )  # fmt: skip
+    else:
+        _finish_piece(
+            acc, bias, factor, x_scale_ptr, out_ptr, first, last, block, width, limit, alpha, inner_scale,
+            TOKENS, GATE_UP, FP8,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _finish_piece(
+    acc,
+    bias,
+    factor,
+    x_scale_ptr,
+    out_ptr,
+    first,
+    last,
+    block,
+    width,
+    limit,
+    alpha,
+    inner_scale,
+    TOKENS: gl.constexpr,
+    GATE_UP: gl.constexpr,
+    FP8: gl.constexpr,
+):
+    mma: gl.constexpr = acc.type.layout
+    row: gl.constexpr = gl.SliceLayout(1, mma)
+    bias = gl.convert_layout(bias, row, assert_trivial=True)
+    if FP8:
+        acc *= gl.expand_dims(gl.convert_layout(factor, row, assert_trivial=True), 1)
         if GATE_UP:
-            slots = first + gl.arange(0, TOKENS, gl.SliceLayout(0, mma))
-            acc *= gl.expand_dims(gl.load(x_scale_ptr + slots, mask=slots < last, other=0.0), 0)
+            slots = first + gl.arange(0, TOKENS, gl.BlockedLayout([1], [32], [8], [0]))
+            scale = gl.load(x_scale_ptr + slots, mask=slots < last, other=0.0)
+            acc *= gl.expand_dims(gl.convert_layout(scale, gl.SliceLayout(0, mma)), 0)
         else:
             acc *= 1.0 / inner_scale
-    else:
-        acc, step = _multiply(x_smem, w_smem, s_smem, ready, empty, step, chunks, mma, TOKENS, STAGES)
     acc += gl.expand_dims(bias, 1)
     if GATE_UP:
         inner = _swiglu(acc, limit, alpha, TOKENS)
@@ -352,7 +475,6 @@ def _tile(
     else:
         acc = gl.permute(acc.to(gl.bfloat16), (1, 0))
         _store(acc, out_ptr, first, last, block * 128, width, TOKENS, 128)
-    return step
 
 
 @gluon.jit
@@ -363,6 +485,7 @@ def _compute(
     x_scale_ptr,
     out_ptr,
     x_smem,
+    tail_smem,
     w_smem,
     s_smem,
     ready,
@@ -378,6 +501,7 @@ def _compute(
     zero,
     WIDE: gl.constexpr,
     NARROW: gl.constexpr,
+    TAIL: gl.constexpr,
     STAGES: gl.constexpr,
     GATE_UP: gl.constexpr,
     FP8: gl.constexpr,
@@ -392,16 +516,30 @@ def _compute(
         last = gl.load(entry + 2)
         block = item % row_blocks
         if last - first > NARROW:
-            step = _tile(
-                bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, w_smem, s_smem, ready, empty, step,
-                expert, first, last, block, chunks, rows, width, limit, alpha, experts, inner_scale, zero,
-                WIDE, STAGES, GATE_UP, FP8,
-            )  # fmt: skip
+            if TAIL > 0:  # a loop of its own: asking at each step would slow down tiles without
+                if last - first > WIDE:
+                    step = _tile(
+                        bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
+                        empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
+                        inner_scale, zero, WIDE, TAIL, STAGES, GATE_UP, FP8,
+                    )  # fmt: skip
+                else:
+                    step = _tile(
+                        bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
+                        empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
+                        inner_scale, zero, WIDE, 0, STAGES, GATE_UP, FP8,
+                    )  # fmt: skip
+            else:
+                step = _tile(
+                    bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
+                    empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
+                    inner_scale, zero, WIDE, 0, STAGES, GATE_UP, FP8,
+                )  # fmt: skip
         else:
             step = _tile(
-                bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, w_smem, s_smem, ready, empty, step,
-                expert, first, last, block, chunks, rows, width, limit, alpha, experts, inner_scale, zero,
-                NARROW, STAGES, GATE_UP, FP8,
+                bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
+                empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
+                inner_scale, zero, NARROW, 0, STAGES, GATE_UP, FP8,
             )  # fmt: skip
 
 
@@ -409,6 +547,7 @@ def _compute(
 def _product_kernel(
     wide_desc,  # [slots, columns] in the operand's order, box [WIDE, 128 bytes]
     narrow_desc,  # the same, box [NARROW, 128 bytes]
+    tail_desc,  # the same, box [TAIL, 128 bytes] (if there is one)
     blocks_desc,  # the packed bytes, [*, 128], box [8, 128] (or [*, 16], box [64, 16])
     scales_desc,  # [row tiles, chunks x 32] uint8, box [8, 64]
     tiles_ptr,  # [1 + tiles, 4] int32: moe_large's Placement
@@ -428,6 +567,7 @@ def _product_kernel(
     zero,  # 0, unknown to the compiler
     WIDE: gl.constexpr,
     NARROW: gl.constexpr,
+    TAIL: gl.constexpr,
     STAGES: gl.constexpr,
     GATE_UP: gl.constexpr,
     FP8: gl.constexpr,
@@ -436,6 +576,11 @@ def _product_kernel(
     x_smem = gl.allocate_shared_memory(
         wide_desc.dtype, [STAGES * boxes, WIDE, wide_desc.block_shape[1]], wide_desc.layout
     )
+    tail_smem = x_smem
+    if TAIL > 0:
+        tail_smem = gl.allocate_shared_memory(
+            wide_desc.dtype, [STAGES * boxes, TAIL, wide_desc.block_shape[1]], wide_desc.layout
+        )
     w_smem = gl.allocate_shared_memory(
         gl.uint8, [STAGES, 8192 // blocks_desc.block_shape[1], blocks_desc.block_shape[1]], blocks_desc.layout
     )
@@ -450,16 +595,17 @@ def _product_kernel(
             (
                 _compute,
                 (
-                    tiles_ptr, bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, w_smem, s_smem, ready,
-                    empty, row_blocks, chunks, rows, width, limit, alpha, experts, inner_scale, zero,
-                    WIDE, NARROW, STAGES, GATE_UP, FP8,
+                    tiles_ptr, bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem,
+                    ready, empty, row_blocks, chunks, rows, width, limit, alpha, experts, inner_scale, zero,
+                    WIDE, NARROW, TAIL, STAGES, GATE_UP, FP8,
                 ),
             ),
             (
                 _fetch,
                 (
-                    wide_desc, narrow_desc, blocks_desc, scales_desc, tiles_ptr, x_smem, w_smem, s_smem,
-                    ready, empty, row_blocks, row_tiles, chunks, WIDE, NARROW, STAGES, FP8,
+                    wide_desc, narrow_desc, tail_desc, blocks_desc, scales_desc, tiles_ptr, x_smem, tail_smem,
+                    w_smem, s_smem, ready, empty, row_blocks, row_tiles, chunks, WIDE, NARROW, TAIL, STAGES,
+                    FP8,
                 ),
             ),
         ],
@@ -492,6 +638,7 @@ def _launch(
     _product_kernel[(_num_multiprocessors(x.device) * tile.programs,)](
         TensorDescriptor.from_tensor(x, [tile.wide, width], inputs),
         TensorDescriptor.from_tensor(x, [tile.narrow, width], inputs),
+        TensorDescriptor.from_tensor(x, [tile.tail or tile.narrow, width], inputs),
         TensorDescriptor.from_tensor(
             matrices.blocks.view(torch.uint8).view(-1, 128), [8, 128], gl.NVMMASharedLayout(128, 8)
         ),
@@ -501,7 +648,7 @@ def _launch(
         tiles, bias, largest, x_scale, out,
         triton.cdiv(matrices.row_tiles, 8), matrices.row_tiles, matrices.chunks, rows, out.shape[1],
         experts.swiglu_limit, experts.swiglu_alpha, experts.num_experts, inner_scale(experts), 0,
-        WIDE=tile.wide, NARROW=tile.narrow, STAGES=tile.num_stages, GATE_UP=is_gate_up,
+        WIDE=tile.wide, NARROW=tile.narrow, TAIL=tile.tail, STAGES=tile.num_stages, GATE_UP=is_gate_up,
         FP8=x.element_size() == 1, num_warps=8, **limits,
     )  # fmt: skip
 

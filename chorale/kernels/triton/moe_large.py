@@ -2,9 +2,10 @@
 
 Slots ((token, expert) pairs) are counted and placed by expert in two kernels, and their inputs are copied to
 that order, so that a tile of inputs is one block that the copy engine fetches. The two products are
-``moe_hopper``'s. An expert's slots are cut into wide tiles, and what is left over, if it fits, goes into one
-narrow tile; narrow tiles come last, where they fill the tail. Down's results are rounded to bfloat16, one row
-a slot, and summed in float32.
+``moe_hopper``'s. An expert's slots are cut into wide tiles; what is left over, if it fits, becomes the tail
+of the last of them, which spares decoding the weights again, or one narrow tile. Tiles with a tail come
+first, narrow ones last, where they even out what multiprocessors have to do. Down's results are rounded to
+bfloat16, one row a slot, and summed in float32.
 
 Only for what ``can_be_large`` says; everything else is ``moe``'s.
 """
@@ -48,38 +49,46 @@ def _list_tiles(
     EXPERTS: tl.constexpr,
     WIDE: tl.constexpr,
     NARROW: tl.constexpr,
+    TAIL: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
-    """Entry 0: how many there are. Then (expert, first slot, past the last): wide ones, then narrow ones.
+    """Entry 0: how many there are. Then (expert, first slot, past the last): wide ones with a tail, others,
+    narrow ones.
 
-    Of an expert's slots, at most NARROW are left for its narrow tile.
+    An expert's last wide one may have a tail; then none is narrow. A narrow one has at most NARROW slots.
     """
     experts = tl.arange(0, EXPERTS)[None, :]
     begins = (tl.cumsum(totals, 0) - totals)[None, :]
-    wides = (totals + (WIDE - 1 - NARROW)) // WIDE
-    narrows = (totals > wides * WIDE).to(tl.int32)
-    wide_ends, narrow_ends = tl.cumsum(wides, 0)[None, :], tl.cumsum(narrows, 0)[None, :]
-    num_wide, num_narrow = tl.sum(wides, 0), tl.sum(narrows, 0)
-    totals, wides, narrows = totals[None, :], wides[None, :], narrows[None, :]
+    full = totals // WIDE
+    rest = totals - full * WIDE
+    tails = ((full > 0) & (rest > 0) & (rest <= TAIL)).to(tl.int32)
+    plains = tl.where(tails > 0, full - 1, (totals + (WIDE - 1 - NARROW)) // WIDE)
+    narrows = (totals > (plains + tails) * WIDE).to(tl.int32) * (1 - tails)
+    tail_ends, plain_ends = tl.cumsum(tails, 0)[None, :], tl.cumsum(plains, 0)[None, :]
+    narrow_ends = tl.cumsum(narrows, 0)[None, :]
+    num_tails, num_plain, num_narrow = tl.sum(tails, 0), tl.sum(plains, 0), tl.sum(narrows, 0)
+    totals, tails, plains, narrows = totals[None, :], tails[None, :], plains[None, :], narrows[None, :]
     if tl.program_id(0) == 0:
-        tl.store(tiles_ptr, num_wide + num_narrow)
+        tl.store(tiles_ptr, num_tails + num_plain + num_narrow)
     for begin in range(tl.program_id(0) * ENTRIES, max_tiles, tl.num_programs(0) * ENTRIES):
         tile = begin + tl.arange(0, ENTRIES)
         index = tile[:, None]
-        is_wide = index < num_wide
-        rest = index - num_wide
-        ends = tl.where(is_wide, wide_ends, narrow_ends)
-        counts = tl.where(is_wide, wides, narrows)
-        place = tl.where(is_wide, index, rest)
+        has_tail = index < num_tails
+        is_plain = (index < num_tails + num_plain) & (index >= num_tails)
+        ends = tl.where(has_tail, tail_ends, tl.where(is_plain, plain_ends, narrow_ends))
+        counts = tl.where(has_tail, tails, tl.where(is_plain, plains, narrows))
+        before = tl.where(has_tail, 0, tl.where(is_plain, num_tails, num_tails + num_plain))
+        place = index - before
         mine = (place < ends) & (place >= ends - counts)
-        within = tl.where(is_wide, place - ends + counts, wides)
+        within = tl.where(is_plain, place - ends + counts, plains)
         first = tl.sum(tl.where(mine, begins + within * WIDE, 0), 1)
         past = tl.sum(tl.where(mine, begins + totals, 0), 1)
+        most = tl.where(tile < num_tails, WIDE + TAIL, WIDE)
         inside = tile < max_tiles
         entry = tiles_ptr + 4 + tile * 4
         tl.store(entry, tl.sum(tl.where(mine, experts, 0), 1), mask=inside)
         tl.store(entry + 1, first, mask=inside)
-        tl.store(entry + 2, tl.minimum(past, first + WIDE), mask=inside)
+        tl.store(entry + 2, tl.minimum(past, first + most), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_slots", "max_tiles", "programs"])
@@ -95,6 +104,7 @@ def _place_kernel(
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
     NARROW: tl.constexpr,
+    TAIL: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
     experts = tl.arange(0, EXPERTS)
@@ -116,7 +126,7 @@ def _place_kernel(
     own = (ids[:, None] == experts[None, :]).to(tl.int32)
     before = tl.cumsum(own, 0) - own + (tl.cumsum(totals, 0) - totals + earlier)[None, :]
     tl.store(place_ptr + slots, tl.sum(own * before, 1), mask=inside)
-    _list_tiles(totals, tiles_ptr, max_tiles, EXPERTS, WIDE, NARROW, ENTRIES)
+    _list_tiles(totals, tiles_ptr, max_tiles, EXPERTS, WIDE, NARROW, TAIL, ENTRIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +137,10 @@ class Placement:
     tiles: torch.Tensor  # [1 + max tiles, 4] int32: their number; expert, first place, past the last, unused
 
 
-def place_slots(expert_ids: torch.Tensor, num_experts: int, wide: int, narrow: int) -> Placement:
-    """expert_ids [T, K] int64. Stable: slots of one expert keep their order."""
+def place_slots(
+    expert_ids: torch.Tensor, num_experts: int, wide: int, narrow: int, tail: int = 0
+) -> Placement:
+    """expert_ids [T, K] int64; sizes: ``tuning.LargeTile``. Stable: an expert's slots keep their order."""
     num_slots, device = expert_ids.numel(), expert_ids.device
     experts = triton.next_power_of_2(num_experts)
     # Slots of one program. Each compares all of its own with all experts, and reads all programs' counts.
@@ -141,7 +153,8 @@ def place_slots(expert_ids: torch.Tensor, num_experts: int, wide: int, narrow: i
     _count_kernel[(programs,)](expert_ids, counts, num_slots, EXPERTS=experts, BLOCK=block, num_warps=8)
     _place_kernel[(programs,)](
         expert_ids, counts, place, tiles, num_slots, max_tiles, programs,
-        EXPERTS=experts, BLOCK=block, WIDE=wide, NARROW=narrow, ENTRIES=_ENTRIES, num_warps=8,
+        EXPERTS=experts, BLOCK=block, WIDE=wide, NARROW=narrow, TAIL=tail, ENTRIES=_ENTRIES,
+        num_warps=8,
     )  # fmt: skip
     return Placement(place, tiles)
 
@@ -278,7 +291,7 @@ def moe_large(
 
     fp8 = experts.down_largest is not None
     tile = tuning.large(expert_ids.numel() / experts.num_experts, fp8=fp8)
-    placed = place_slots(expert_ids, experts.num_experts, tile.wide, tile.narrow)
+    placed = place_slots(expert_ids, experts.num_experts, tile.wide, tile.narrow, tile.tail)
     if fp8:
         inputs, scale = gather8(normed, placed.place, experts)
         inner = gate_up(inputs, scale, placed.tiles, experts, tile)

@@ -172,13 +172,18 @@ LARGE_SLOTS = 12  # slots an expert from which moe_large is used where it can be
 
 @dataclass(frozen=True, slots=True)
 class LargeTile:
-    """Shape of a tile of ``moe_large``: slots of a wide and of a narrow tile, and steps fetched ahead."""
+    """Shape of a tile of ``moe_large``: slots of a wide and of a narrow tile, and steps fetched ahead.
+
+    ``tail``: a power of two; so many more slots a wide tile may take, as a second product of the same decoded
+    weights (0: none).
+    """
 
     wide: int
     narrow: int
     num_stages: int
     registers: int = 0  # a thread at launch, if fewer than the compiler would take
     programs: int = 1  # on one multiprocessor
+    tail: int = 0
 
 
 def large(slots_each: float, *, fp8: bool = False) -> LargeTile:

@@ -8,6 +8,7 @@ With names: those only. With -v: shared memory of each. Run by ``test_interprete
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from typing import Any
 
@@ -210,10 +211,11 @@ def large(hopper: bool) -> list[Variant]:
     """``moe_large``'s own kernels."""
     fp32 = {"x_ptr": "*fp32"}
     sizes = {"EXPERTS": 128, "BLOCK": 256}
-    cut = sizes | {"WIDE": 256, "NARROW": 64, "ENTRIES": 64}
+    cut = sizes | {"WIDE": 256, "NARROW": 64, "TAIL": 0, "ENTRIES": 64}
     found: list[Variant] = [
         ("count", moe_large._count_kernel, sizes, {}, 8, 3),
         ("place", moe_large._place_kernel, cut, {}, 8, 3),
+        ("place with tails", moe_large._place_kernel, cut | {"TAIL": 32}, {}, 8, 3),
         ("gather", moe_large._gather_kernel, {"K": 4, "BLOCK": 1024}, {}, 4, 3),
         ("combine", moe_large._combine_kernel, {"K": 4, "BLOCK": 1024}, fp32 | {"parts_ptr": "*bf16"}, 4, 3),
     ]
@@ -231,35 +233,42 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
     """``moe_hopper``'s, which are Gluon: tensor descriptors in the signature."""
     kernel = moe_hopper._product_kernel
     names = list(inspect.signature(kernel.fn).parameters)
-    for slots, is_gate_up, fp8 in [
-        (16, True, False),
-        (32, True, False),
-        (1024, True, False),
-        (1024, False, True),
+    for tile, is_gate_up, fp8 in [
+        (tuning.large(16), True, False),
+        (tuning.large(32), True, False),
+        (tuning.large(1024), True, False),
+        (tuning.large(1024, fp8=True), False, True),
+        (tuning.LargeTile(128, 32, 4, tail=32), True, False),
+        (tuning.LargeTile(256, 64, 2, tail=32), False, False),
+        (tuning.LargeTile(256, 64, 5, tail=32), True, True),
     ]:
-        tile = tuning.large(slots, fp8=fp8)
-        constants = {"WIDE": tile.wide, "NARROW": tile.narrow, "STAGES": tile.num_stages}
+        constants = {"WIDE": tile.wide, "NARROW": tile.narrow, "TAIL": tile.tail, "STAGES": tile.num_stages}
         constants |= {"GATE_UP": is_gate_up, "FP8": fp8}
         width = "128" if fp8 else "64"
         layout = repr(NVMMASharedLayout(128, 8 if fp8 else 16))
         boxes = {
             "wide_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{tile.wide}, {width}],{layout}",
             "narrow_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{tile.narrow}, {width}],{layout}",
+            "tail_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{tile.tail or tile.narrow}, {width}],{layout}",
             "blocks_desc": f"u8[8, 128],{NVMMASharedLayout(128, 8)!r}",
             "scales_desc": f"u8[8, 64],{NVMMASharedLayout(64, 8)!r}",
         }
         types = {name: f"tensordesc<{box}>" for name, box in boxes.items()}
         types |= {"largest_ptr": "*u8", "x_scale_ptr": "*fp32", "inner_scale": "fp32"}
+        types |= {"out_ptr": "*fp8e4nv"} if fp8 and is_gate_up else {}
         plain = source(kernel, constants, types)
         places = {(names.index(name),): value for name, value in constants.items()}
         compiled = triton.compile(
             GluonASTSource(kernel, plain.signature, places, plain.attrs), target, {"num_warps": 8}
         )
-        assert compiled.metadata.shared <= 227 * 1024, (slots, compiled.metadata.shared)
-        bad = overwritten(disassemble(compiled.asm["cubin"]))
-        assert not bad, (slots, fp8, bad[:5])
+        assert compiled.metadata.shared <= 227 * 1024, (tile, compiled.metadata.shared)
+        sass = disassemble(compiled.asm["cubin"])
+        bad = overwritten(sass)
+        assert not bad, (tile, fp8, bad[:5])
         if verbose:
-            print(f"{target.arch} product {slots:4} shared {compiled.metadata.shared:7} bytes", flush=True)
+            local = len(re.findall(r"\b(?:LDL|STL)\b", sass))
+            shared = compiled.metadata.shared
+            print(f"{target.arch} product {tile} shared {shared:7} bytes, {local} local accesses", flush=True)
 
 
 def source(kernel: Any, constants: dict[str, Any], types: dict[str, str]) -> ASTSource:

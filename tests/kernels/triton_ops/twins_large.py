@@ -20,28 +20,67 @@ from chorale.kernels.triton.experts import fragment_columns, pack_experts
 HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 
 
-@pytest.mark.parametrize(("wide", "narrow"), [(64, 16), (32, 32)])
+def ids_of_counts(counts: list[int]) -> torch.Tensor:
+    """[T, 4] int64: so many slots of each expert, shuffled; the last gets what is missing to whole rows."""
+    ids = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    ids = torch.nn.functional.pad(ids, (0, -len(ids) % 4), value=len(counts) - 1)
+    return ids[torch.randperm(len(ids))].view(-1, 4)
+
+
+def edges(wide: int, narrow: int, tail: int) -> list[int]:
+    """Counts of slots where an expert's cut changes: none, a tail of 1, a full one, one too many, one after
+    several wide tiles, a lone remainder that is no tail, and what fits neither."""
+    sizes = [
+        wide + tail,
+        0,
+        1,
+        wide,
+        wide + 1,
+        wide + tail + 1,
+        3 * wide + tail,
+        2 * wide + 1,
+        tail,
+        2 * wide,
+    ]
+    return [*sizes, wide + narrow, wide + narrow + 1, wide - 1, 3 * wide + max(tail, narrow) + 1, 0]
+
+
+CUTS = [(64, 16, 0), (64, 16, 16), (64, 32, 16), (32, 16, 32), (32, 32, 0), (32, 32, 16)]
+
+
+@pytest.mark.parametrize(("wide", "narrow", "tail"), CUTS)
 @pytest.mark.parametrize(
     ("tokens", "experts", "choose"),
-    [(1, 7, "any"), (90, 7, "some-empty"), (70, 20, "all-the-same"), (50, 70, "any")],
+    [(1, 7, "any"), (90, 7, "some-empty"), (70, 20, "all-the-same"), (50, 70, "any"), (0, 15, "edges")],
 )
-def test_slots_are_placed_and_cut(tokens: int, experts: int, choose: str, wide: int, narrow: int) -> None:
+def test_slots_are_placed_and_cut(
+    tokens: int, experts: int, choose: str, wide: int, narrow: int, tail: int
+) -> None:
     torch.manual_seed(tokens)
-    ids = CHOICES[choose](tokens, experts)
-    placed = moe_large.place_slots(ids.to(DEVICE), experts, wide, narrow)
+    if choose == "edges":
+        ids = ids_of_counts(edges(wide, narrow, tail))
+    else:
+        ids = CHOICES[choose](tokens, experts)
+    placed = moe_large.place_slots(ids.to(DEVICE), experts, wide, narrow, tail)
     order = torch.sort(ids.reshape(-1), stable=True).indices
-    assert torch.equal(placed.place.cpu().long()[order], torch.arange(tokens * 4))
-    owner = torch.full((tokens * 4,), -1)
+    assert torch.equal(placed.place.cpu().long()[order], torch.arange(ids.numel()))
+    owner = torch.full((ids.numel(),), -1)
     entries = placed.tiles[1 : 1 + int(placed.tiles[0, 0]), :3].tolist()
     for expert, first, last in entries:
-        assert 0 <= first < last <= first + wide
+        assert 0 <= first < last <= first + wide + tail
         assert bool((owner[first:last] == -1).all())
         owner[first:last] = expert
     assert torch.equal(owner, ids.reshape(-1)[order])
-    is_narrow = [last - first <= narrow for _, first, last in entries]
-    assert is_narrow == sorted(is_narrow)  # at the end
-    narrow_ones = [expert for expert, first, last in entries if last - first <= narrow]
-    assert wide == narrow or len(set(narrow_ones)) == len(narrow_ones)
+    kinds = [1 if last - first > wide else 3 if last - first <= narrow else 2 for _, first, last in entries]
+    assert wide == narrow or kinds == sorted(kinds)  # with a tail, without, narrow
+    for expert, count in enumerate(torch.bincount(ids.reshape(-1), minlength=experts).tolist()):
+        rest, mine = count % wide, [last - first for owner, first, last in entries if owner == expert]
+        if count >= wide and 0 < rest <= tail:
+            assert sorted(mine) == [wide] * (count // wide - 1) + [wide + rest]
+        elif rest:
+            assert sorted(mine, reverse=True) == [wide] * (count // wide) + [rest]
+        else:
+            assert mine == [wide] * (count // wide)
 
 
 @pytest.mark.parametrize("hidden", [160, 192])
@@ -121,7 +160,9 @@ def fp8_layer(
 
 
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
-@pytest.mark.parametrize("shape", [(256, 64, 3), (128, 32, 5), (64, 32, 4, 80, 2)])
+@pytest.mark.parametrize(
+    "shape", [(256, 64, 3), (256, 64, 2, 0, 1, 32), (128, 32, 5), (128, 32, 4, 0, 1, 32), (64, 32, 4, 80, 2)]
+)
 @pytest.mark.parametrize("choose", CHOICES)
 @pytest.mark.parametrize(("tokens", "hidden", "inter"), [(65, 160, 96), (300, 192, 352), (1030, 2880, 2880)])
 def test_moe_large(
@@ -148,7 +189,9 @@ def test_moe_large(
 
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("scales", [(None, None), (0.004, 0.006)], ids=["ours", "the-checkpoint's"])
-@pytest.mark.parametrize("shape", [(256, 64, 5), (128, 32, 8), (64, 32, 5, 80, 2)])
+@pytest.mark.parametrize(
+    "shape", [(256, 64, 5), (256, 64, 5, 0, 1, 32), (128, 32, 8), (128, 32, 7, 0, 1, 32), (64, 32, 5, 80, 2)]
+)
 @pytest.mark.parametrize(("tokens", "hidden", "inter"), [(65, 160, 96), (300, 192, 352), (1030, 2880, 2880)])
 def test_moe_large_in_fp8(
     tokens: int,
@@ -170,5 +213,42 @@ def test_moe_large_in_fp8(
     monkeypatch.setattr(tuning, "large", lambda *_, fp8: tuning.LargeTile(*shape))
     found = moe_large.moe_large(normed, ids, gates, packed, x.clone())
     check(found - x, fp8_layer(normed, ids, gates, tensors), torch.bfloat16)
+    for _ in range(5):
+        assert torch.equal(found, moe_large.moe_large(normed, ids, gates, packed, x.clone()))
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize("tail", [0, 16, 32, 64])
+@pytest.mark.parametrize(("wide", "narrow", "stages"), [(256, 64, 2), (128, 32, 3)])
+@pytest.mark.parametrize(("hidden", "inter"), [(192, 352), (2880, 2880)])
+def test_tiles_with_tails(
+    hidden: int,
+    inter: int,
+    wide: int,
+    narrow: int,
+    stages: int,
+    tail: int,
+    fp8: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every slot is held against the reference by itself: a row of ids is one token's, each of weight 1."""
+    torch.manual_seed(tail)
+    counts = edges(wide, narrow, tail)
+    ids = ids_of_counts(counts).view(-1, 1).to(DEVICE)
+    tensors = expert_tensors(len(counts), hidden, inter, torch.bfloat16)
+    packed = pack_experts(dataclasses.replace(tensors, fp8_activations=fp8))
+    normed, x = randn(len(ids), hidden, seed=5).bfloat16(), torch.zeros(len(ids), hidden, device=DEVICE)
+    gates = torch.ones(len(ids), 1, device=DEVICE)
+    monkeypatch.setattr(tuning, "large", lambda *_, fp8: tuning.LargeTile(wide, narrow, stages, tail=tail))
+    found = moe_large.moe_large(normed, ids, gates, packed, x.clone())
+    if fp8:
+        expected = fp8_layer(normed, ids, gates, tensors)
+    else:
+        theirs = reference_moe.pack_experts(tensors)
+        expected = reference_moe.moe(normed, ids, gates, theirs, x.clone())
+    check(found, expected, torch.bfloat16)
+    rows = (found - expected).norm(dim=1) / expected.norm(dim=1)
+    assert float(rows.max()) < 0.1, (int(rows.argmax()), ids[rows.argmax()])
     for _ in range(5):
         assert torch.equal(found, moe_large.moe_large(normed, ids, gates, packed, x.clone()))
