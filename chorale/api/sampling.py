@@ -83,8 +83,9 @@ def fit_max_tokens(
     room = info.max_model_len - num_prompt_tokens
     if room < 1:
         raise ContextLengthError(
-            f"the prompt has {num_prompt_tokens} tokens, and this server's context window is "
-            f"{info.max_model_len} tokens, prompt and answer together",
+            # Clients know this error by its first words (LiteLLM, to name one).
+            f"This model's maximum context length is {info.max_model_len} tokens, prompt and answer "
+            f"together; the prompt has {num_prompt_tokens} tokens",
             param=prompt_param,
         )
     if requested is None:

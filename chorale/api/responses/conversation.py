@@ -186,7 +186,7 @@ def encode(
     prompt = render(groups)
     if len(prompt) < window.max_len or not window.truncate:
         return prompt
-    kept = _newest_that_fit(head, groups, vocab, rule, window.max_len - window.reserve, render)
+    kept = _newest_that_fit(head, groups, vocab, rule, window, render)
     return render(kept)
 
 
@@ -195,10 +195,11 @@ def _newest_that_fit(
     groups: Sequence[Group],
     vocab: Vocabulary,
     rule: DropAnalysis,
-    room: int,
+    window: Window,
     render: Callable[[Sequence[Group]], list[int]],
 ) -> Sequence[Group]:
     """Walk from the newest group back. The head (system, developer) always stays."""
+    max_len, room = window.max_len, window.max_len - window.reserve
     shown = {id(message) for message in kept_messages([m for group in groups for m in group], rule)}
     total, start = len(render([])), len(groups)
     while start > 0:
@@ -208,7 +209,8 @@ def _newest_that_fit(
         total, start = total + size, start - 1
     if start == len(groups):
         raise ContextLengthError(
-            f"the newest item does not fit into the context window, even alone ({room} tokens are left)",
+            f"This model's maximum context length is {max_len} tokens; the newest item does not fit, even "
+            f"alone ({room} tokens are left)",
             param="input",
         )
     return groups[start:]
