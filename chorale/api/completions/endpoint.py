@@ -50,7 +50,7 @@ class Job:
 async def create(state: ServerState, request: Request) -> Response:
     completion = parse_completion(await read_json(request, state.config))
     check_model(state, completion.model)
-    prompts = await encode_prompts(completion.prompt, state.vocab)
+    prompts = await encode_prompts(completion.prompt, state.vocab, echo=bool(completion.echo))
     structured = combine(
         read_format(completion.response_format, "response_format"),
         read_structured(completion),

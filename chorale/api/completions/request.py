@@ -58,7 +58,7 @@ class CompletionRequest(StructuredFields):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``text`` is what ``echo`` repeats: as it was sent, or decoded when ids were sent."""
+    """``text`` is what ``echo`` repeats: as it was sent, or decoded when ids were sent (else "")."""
 
     token_ids: list[int]
     text: str
@@ -77,22 +77,22 @@ def parse_completion(data: Mapping[str, Any]) -> CompletionRequest:
     return completion
 
 
-async def encode_prompts(value: Any, vocab: Vocabulary) -> list[Prompt]:
+async def encode_prompts(value: Any, vocab: Vocabulary, *, echo: bool = False) -> list[Prompt]:
     """A string, strings, ids, or lists of ids; long texts are encoded without holding up the loop."""
     parts = split_prompts(value)
     if sum(map(len, parts)) > THREAD_CHARS:
-        return await asyncio.to_thread(_encode_all, parts, vocab)
-    return _encode_all(parts, vocab)
+        return await asyncio.to_thread(_encode_all, parts, vocab, echo)
+    return _encode_all(parts, vocab, echo)
 
 
-def _encode_all(parts: list[str | list[int]], vocab: Vocabulary) -> list[Prompt]:
+def _encode_all(parts: list[str | list[int]], vocab: Vocabulary, echo: bool) -> list[Prompt]:
     """Text prompts may spell special tokens: this endpoint is for raw harmony."""
     prompts = []
     for part in parts:
         if isinstance(part, str):
             prompts.append(Prompt(vocab.encode_with_special(part), part))
         else:
-            prompts.append(Prompt(part, vocab.decode(part)))
+            prompts.append(Prompt(part, vocab.decode(part) if echo else ""))
     return prompts
 
 
