@@ -81,7 +81,7 @@ def main() -> None:
         buffers = Buffers(device, num_rows=given.rows, max_len=2048, block_size=16, vocab_size=VOCAB)
         plan = decode_plan(given.rows, spec)
         buffers.start_rows(plan)
-        batch = buffers.fill(plan)[1].sampling
+        batch = buffers.sampling_step(plan).sampling
         show(name, milliseconds(lambda batch=batch: sampler.sample(logits, batch)), given.rows)  # type: ignore[misc]
     tokens = logits.argmax(-1)
     show("+ 20 logprobs", milliseconds(lambda: gather_in_parts(logits, tokens, 20, 1)), given.rows)

@@ -1,7 +1,7 @@
 """Buffers: what the device remembers between steps, by row, and how a plan of numbers becomes a batch.
 
 Rows persist: block tables are appended to, the last sampled token stays on the device (a plan names it with
--1), and one small array of int32 is copied to the device a step. Rows of the batch are the plan's entries.
+-1), and a step copies two small arrays of int32 to the device. Rows of the batch are the plan's entries.
 There is one row more than sequences can have: ``spare_row``, for the dummies of a graph (``decodes.py``).
 """
 
@@ -33,6 +33,7 @@ class Buffers:
         self._device, self.block_size, self.spare_row = device, block_size, num_rows
         self.rows = SamplingRows(num_rows, vocab_size, max_len, target)
         self.last_token = torch.zeros(num_rows + 1, dtype=torch.int64, device=target)
+        self._nothing = torch.zeros(0, dtype=torch.int32, device=target)
         self.block_tables = torch.zeros(
             len(CacheGroup), num_rows + 1, num_pages, dtype=torch.int32, device=target
         )
@@ -50,39 +51,39 @@ class Buffers:
         """How to choose the tokens at ``positions`` of some rows."""
         return self._sampling_batch(rows, positions, self._upload(self._sampling_arrays(rows, positions)))
 
-    def fill(self, plan: StepPlan) -> tuple[ForwardBatch, StepBatch]:
+    def fill(self, plan: StepPlan) -> ForwardBatch:
         """Append the pages that rows gained, and lay out the step."""
-        layout, lengths, step = self.pack(plan, appends_of(plan))
-        context_lens = plan.num_computed + plan.num_new
-        longest = int(context_lens.max())
+        packed, lengths = self.pack(plan, appends_of(plan))
+        longest = int((plan.num_computed + plan.num_new).max())
         num_pages = -(-longest // self.block_size)
-        return self.lay_out(layout, lengths, num_pages, int(plan.num_new.max()), longest), step
+        return self.lay_out(packed, lengths, num_pages, int(plan.num_new.max()), longest)
 
-    def pack(
-        self, plan: StepPlan, appends: Sequence[Int32]
-    ) -> tuple[torch.Tensor, tuple[int, ...], StepBatch]:
-        """The step's one upload: what ``lay_out`` takes, its lengths, and how to sample.
+    def pack(self, plan: StepPlan, appends: Sequence[Int32]) -> tuple[torch.Tensor, tuple[int, ...]]:
+        """What ``lay_out`` takes, uploaded, and the lengths of its parts.
 
         ``appends``: those of the plan, or others in their place.
         """
-        host = _HostStep(plan)
-        sampled = plan.rows[host.entries]
-        positions = host.context_lens[host.entries].astype(np.int64)
-        layout = (
-            *appends,
-            plan.token_ids, host.positions, host.token_rows, host.query_start, host.context_lens, plan.rows,
-        )  # fmt: skip
-        parts = self._upload((*layout, host.logits_index, *self._sampling_arrays(sampled, positions)))
-        lengths = tuple(len(array) for array in layout)
-        packed = parts.packed[: sum(lengths)]
-        parts.take(len(layout))
-        step = StepBatch(
+        num_new, query_start = plan.num_new, query_starts(plan)
+        shift = np.repeat(plan.num_computed - query_start[:-1], num_new)
+        positions = np.arange(plan.num_tokens, dtype=np.int32) + shift
+        token_rows, context_lens = np.repeat(plan.rows, num_new), plan.num_computed + num_new
+        arrays = (*appends, plan.token_ids, positions, token_rows, query_start, context_lens, plan.rows)
+        packed = self._device.upload(np.concatenate(arrays, dtype=np.int32))
+        return packed, tuple(len(array) for array in arrays)
+
+    def sampling_step(self, plan: StepPlan) -> StepBatch:
+        """What follows the forward pass. Not needed before it, so the device need not wait for it."""
+        entries = np.flatnonzero(plan.samples)
+        query_start = query_starts(plan)
+        rows, last = plan.rows[entries], query_start[1:][entries] - 1
+        positions = (plan.num_computed + plan.num_new)[entries].astype(np.int64)
+        parts = self._upload((last, *self._sampling_arrays(rows, positions)))
+        return StepBatch(
             logits_index=parts.take(1)[0].long(),
-            sampling=self._sampling_batch(sampled, positions, parts),
-            entries=host.entries,
-            prompt=tuple(self._prompt_logprobs(plan, host)),
+            sampling=self._sampling_batch(rows, positions, parts),
+            entries=entries,
+            prompt=tuple(self._prompt_logprobs(plan, query_start)),
         )
-        return packed, lengths, step
 
     def lay_out(
         self,
@@ -121,7 +122,9 @@ class Buffers:
             self.block_tables.index_put_((group.long(), row.long(), index.long()), block)
 
     def _upload(self, arrays: Sequence[Int32]) -> _Parts:
-        packed = self._device.upload(np.concatenate(arrays, dtype=np.int32))
+        host = np.concatenate(arrays, dtype=np.int32)
+        # A chunk amid a prompt samples nothing, and there is no pinned memory of no size.
+        packed = self._device.upload(host) if len(host) else self._nothing
         return _Parts(packed, [len(array) for array in arrays])
 
     def _sampling_arrays(self, rows: Int32, positions: npt.NDArray[np.int64]) -> tuple[Int32, ...]:
@@ -149,7 +152,7 @@ class Buffers:
             min_p=min_p,
         )
 
-    def _prompt_logprobs(self, plan: StepPlan, host: _HostStep) -> list[PromptLogprobs]:
+    def _prompt_logprobs(self, plan: StepPlan, query_start: Int32) -> list[PromptLogprobs]:
         """The last prompt token predicts the first output token, which is no prompt token."""
         wishes: list[PromptLogprobs] = []
         if not plan.prompt_logprob_rows:
@@ -162,26 +165,16 @@ class Buffers:
             targets = wish.token_ids[start + 1 : start + 1 + int(plan.num_new[entry])]
             if len(targets):
                 device_targets = self._device.upload(np.ascontiguousarray(targets, np.int32)).long()
-                first = int(host.query_start[entry])
+                first = int(query_start[entry])
                 wishes.append(PromptLogprobs(entry, first, device_targets, wish.num_top))
         return wishes
 
 
-class _HostStep:
-    """What the host works out about a plan, with numpy."""
-
-    __slots__ = ("context_lens", "entries", "logits_index", "positions", "query_start", "token_rows")
-
-    def __init__(self, plan: StepPlan) -> None:
-        num_new = plan.num_new
-        self.query_start: Int32 = np.zeros(len(num_new) + 1, np.int32)
-        np.cumsum(num_new, out=self.query_start[1:])
-        self.context_lens: Int32 = plan.num_computed + num_new
-        self.token_rows: Int32 = np.repeat(plan.rows, num_new)
-        shift = np.repeat(plan.num_computed - self.query_start[:-1], num_new)
-        self.positions: Int32 = np.arange(plan.num_tokens, dtype=np.int32) + shift
-        self.entries = np.flatnonzero(plan.samples)
-        self.logits_index: Int32 = self.query_start[1:][self.entries] - 1
+def query_starts(plan: StepPlan) -> Int32:
+    """[R + 1]: where each entry's tokens begin in the step."""
+    starts: Int32 = np.zeros(len(plan.num_new) + 1, np.int32)
+    np.cumsum(plan.num_new, out=starts[1:])
+    return starts
 
 
 def appends_of(plan: StepPlan) -> tuple[Int32, ...]:
@@ -192,10 +185,9 @@ def appends_of(plan: StepPlan) -> tuple[Int32, ...]:
 class _Parts:
     """Several arrays that travelled as one; ``take`` hands out their places on the device, in order."""
 
-    __slots__ = ("_tensors", "packed")
+    __slots__ = ("_tensors",)
 
     def __init__(self, packed: torch.Tensor, lengths: Sequence[int]) -> None:
-        self.packed = packed
         self._tensors = iter(packed.split(list(lengths)))
 
     def take(self, count: int) -> list[torch.Tensor]:

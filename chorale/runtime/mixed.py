@@ -17,7 +17,6 @@ import torch
 
 from chorale.engine.types import IntArray, StepPlan
 from chorale.model.gpt_oss import GptOss
-from chorale.runtime.batch import StepBatch
 from chorale.runtime.buckets import MIXED_ROWS, MIXED_TOKENS, pick
 from chorale.runtime.buffers import Buffers, appends_of
 from chorale.runtime.device import Device
@@ -81,13 +80,13 @@ class Mixed:
         tokens, rows = pick(self.sizes, plan.num_tokens), pick(MIXED_ROWS, len(plan.rows) + 1)
         return pad_plan(plan, tokens, rows, self._buffers.spare_row)
 
-    def run(self, plan: StepPlan) -> tuple[torch.Tensor, StepBatch]:
-        """Hidden states [T, H] of a plan that ``padded`` made, until the next one; and how to go on."""
+    def hidden(self, plan: StepPlan) -> torch.Tensor:
+        """[T, H] of a plan that ``padded`` made, until the next one."""
         tokens, rows = plan.num_tokens, len(plan.rows)
         replay = self.graph(tokens, rows)
-        step = self._fill(plan)
+        self._fill(plan)
         replay()
-        return self._hidden[:tokens], step
+        return self._hidden[:tokens]
 
     def graph(self, tokens: int, rows: int) -> Callable[[], None]:
         """Captured when first asked for."""
@@ -98,14 +97,13 @@ class Mixed:
             found = self._graphs[tokens, rows] = self._device.capture(self._step(tokens, rows))
         return found
 
-    def _fill(self, plan: StepPlan) -> StepBatch:
+    def _fill(self, plan: StepPlan) -> None:
         room = self._num_appends(plan.num_tokens, len(plan.rows))
         if len(plan.append_row) > room:  # a long prefix was found in the cache
             self._buffers.append_pages(plan)
             plan = replace(plan, **dict.fromkeys(_APPENDS, np.zeros(0, np.int32)))
-        packed, _, step = self._buffers.pack(plan, self._padded_appends(plan, room))
+        packed, _ = self._buffers.pack(plan, self._padded_appends(plan, room))
         self._inputs[: len(packed)].copy_(packed)
-        return step
 
     def _padded_appends(self, plan: StepPlan, room: int) -> list[IntArray]:
         """Those that are missing give the dummy row the page that it has."""

@@ -71,7 +71,8 @@ class Worker:
         if self._decodes is not None and self._decodes.takes(plan):
             return self._run_decodes(self._decodes, plan)
         padded = None if self._mixed is None else self._mixed.padded(plan)
-        hidden, step = self._forward(plan) if padded is None else self._mixed.run(padded)
+        hidden = self._forward(plan) if padded is None else self._mixed.hidden(padded)
+        step = self._buffers.sampling_step(plan)
         prompt = self._score_prompts(hidden, step)
         masks = self._grammar.masks(step.sampling.rows)
         tokens, wanted = self._choose(
@@ -120,10 +121,9 @@ class Worker:
         self._grammar.sampled(plan.rows, fetch)
         return lambda: _result(plan, entries, wanted, [], fetch())
 
-    def _forward(self, plan: StepPlan) -> tuple[torch.Tensor, StepBatch]:
-        """Hidden states [T, H], launched kernel by kernel; and how to go on."""
-        batch, step = self._buffers.fill(plan)
-        return self._model.hidden(batch, self._kv), step
+    def _forward(self, plan: StepPlan) -> torch.Tensor:
+        """Hidden states [T, H], launched kernel by kernel."""
+        return self._model.hidden(self._buffers.fill(plan), self._kv)
 
     def _score_prompts(self, hidden: torch.Tensor, step: StepBatch) -> list[Wanted]:
         """The prompts' log-probabilities.
