@@ -22,6 +22,7 @@ from chorale.version import __version__
 
 PHASES = {
     "download": "get the checkpoint",
+    "device": "open the device",
     "load": "load weights",
     "compile": "compile kernels",
     "kv_pool": "allocate the KV pool",

@@ -51,8 +51,9 @@ log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, E4M3: torch.float8_e4m3fn}
 
 
-# With compiled kernels at hand that is most of the graphs; on a first start the first few take longer.
-_CAPTURE_SECONDS = 3.0
+# Beyond the first ones: the others are made when there is no work for a second, one at a time, so that a
+# request that comes meanwhile waits for one of them at most.
+_CAPTURE_SECONDS = 1.0
 
 
 class Progress(Protocol):
@@ -83,7 +84,8 @@ def _silent(phase: str, fraction: float | None = None, message: str = "") -> Non
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> tuple[EngineCore, EngineInfo]:
     """Find, load, allocate, warm up. Raises ``ConfigError`` (and its kin) for what cannot run.
 
-    Phases: "download", "load", with Triton "compile", "kv_pool", "warm_up" and, with CUDA graphs, "graphs".
+    Phases: "download", "device", "load", with Triton "compile", "kv_pool", "warm_up" and, with CUDA graphs,
+    "graphs".
     """
     phases = _Phases(progress)
     with phases.phase("download", config.model):
@@ -94,11 +96,12 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
             progress=phases.report,
         )
         model_config = ModelConfig.load(folder)
-    threads = config.num_threads or default_threads(model_config.num_parameters)
-    device = open_device(config.device, threads)
-    grammars = GrammarCache(model_config.vocab_size)
-    grammars.warm()
-    ops = select_ops(config.ops, str(device.torch_device), dense_experts=model_config.dense_experts)
+    with phases.phase("device"):
+        threads = config.num_threads or default_threads(model_config.num_parameters)
+        device = open_device(config.device, threads)
+        grammars = GrammarCache(model_config.vocab_size)
+        grammars.warm()
+        ops = select_ops(config.ops, str(device.torch_device), dense_experts=model_config.dense_experts)
     resolved = resolve(
         config,
         model_config,
@@ -115,7 +118,10 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
     if ops.compiler is not None:
         with phases.phase("compile"):
             compiler = ops.compiler(cpu_count())
-            compile_kernels(compiler, model, resolved, device, grammars, phases.report)
+            try:
+                compile_kernels(compiler, model, resolved, device, grammars, phases.report)
+            except Exception as error:  # then steps compile what they need, as they need it
+                log.warning("kernels are not compiled beforehand: %s: %s", type(error).__name__, error)
             device.trim()
     with phases.phase("kv_pool", _pool_message(resolved)):
         kv = allocate_kv(model_config, resolved, device)

@@ -5,11 +5,13 @@ Started by the supervisor as ``python -m chorale.serve.engine_process``, with an
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import logging
 import signal
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -187,10 +189,24 @@ def _serve(start: EngineStart, core: Core, info: EngineInfo, heart: Heart, engin
     return EXIT_OK
 
 
+def open_cuda() -> None:
+    """Start the driver and the context that torch will use, while torch is imported. Best effort."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return  # no NVIDIA GPU
+    context = ctypes.c_void_p()
+    if driver.cuInit(0) == 0:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)  # never released: torch's life is ours
+
+
 def main() -> int:
+    start = read_start(sys.stdin.buffer, EngineStart)
+    if start.config.device != "cpu":
+        threading.Thread(target=open_cuda, name="cuda", daemon=True).start()
     from chorale.serve.build import build_engine  # imports torch: only here, never in the HTTP process
 
-    return run_engine_process(read_start(sys.stdin.buffer, EngineStart), build_engine)
+    return run_engine_process(start, build_engine)
 
 
 if __name__ == "__main__":

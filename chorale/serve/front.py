@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 import socket
@@ -19,7 +20,6 @@ from chorale.api.server import Stop
 from chorale.client.remote import RemoteClient
 from chorale.errors import ChoraleError
 from chorale.serve.boot import ApiStart
-from chorale.serve.http import make_client, serve_http
 from chorale.serve.keeper import end, spawn
 from chorale.serve.watch import Deaths, WatchLimits
 
@@ -50,10 +50,12 @@ class OwnProcessFront:
         self._client: RemoteClient | None = None
 
     async def run(self) -> None:
-        self._client = client = make_client(self._start)
+        # Here, because the engine process has been spawned by now: it starts while this one imports.
+        http = await asyncio.to_thread(importlib.import_module, "chorale.serve.http")
+        self._client = client = http.make_client(self._start)
         client.start()
         try:
-            await serve_http(client, self._start, self._sockets, self._stop)
+            await http.serve_http(client, self._start, self._sockets, self._stop)
         finally:
             await client.close()
 

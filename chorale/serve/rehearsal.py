@@ -29,7 +29,7 @@ Action = Callable[[Worker], None]
 
 
 class UncapturedDevice:
-    """A device that runs a step instead of capturing it. Everything else is the device's."""
+    """A device that runs a step instead of capturing it, and forgets it. Everything else is the device's."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -39,7 +39,11 @@ class UncapturedDevice:
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         step()
-        return step
+        return _nothing  # not the step, which holds its owner's memory
+
+
+def _nothing() -> None:
+    return None
 
 
 def shortened(model: GptOss, layers: int = _LAYERS) -> GptOss:

@@ -27,7 +27,7 @@ def test_phases_and_info(checkpoint: Path) -> None:
         model=str(checkpoint), max_model_len=300, num_gpu_blocks_override=100, max_num_seqs=5
     )
     core, info = build_engine(config, progress)
-    phases = ["download", "load", "kv_pool", "warm_up"]
+    phases = ["download", "device", "load", "kv_pool", "warm_up"]
     assert list(dict.fromkeys(phase for phase, _ in seen)) == phases
     assert all(fraction is None or 0 <= fraction <= 1 for _, fraction in seen)
     assert list(info.startup_seconds) == phases

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from triton.runtime import _async_compile
 from triton.runtime.jit import JITFunction
 
 log = logging.getLogger(__name__)
@@ -92,7 +91,12 @@ class Compiling:
 
     @contextmanager
     def playing(self) -> Iterator[None]:
-        """Launches of this thread only compile. Afterwards the threads have what is new."""
+        """Launches of this thread only compile. Afterwards the threads have what is new.
+
+        Raises ``ImportError`` with a Triton that has no such hook.
+        """
+        from triton.runtime import _async_compile
+
         original, owner = JITFunction.run, threading.get_ident()
 
         def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
