@@ -198,11 +198,15 @@ class Decodes:
 
         return finish
 
-    def logits(self, launch: Launch, index: torch.Tensor) -> torch.Tensor:
-        """[L, V] float32 of some rows [L] int64 of the step that was launched last."""
-        if launch.size <= len(self._logits):
-            return self._logits.index_select(0, index)
-        return self._model.logits(self._hidden, index)
+    def logits(self, launch: Launch, some: slice, index: torch.Tensor | None) -> torch.Tensor:
+        """[L, V] float32 of some rows of the step that was launched last: ``index[some]``, [L] int64; None:
+        rows ``some`` of all. Not to be written to."""
+        if launch.size > len(self._logits):
+            rows = self._index[: launch.count] if index is None else index
+            return self._model.logits(self._hidden, rows[some])
+        if index is None:
+            return self._logits[: launch.count][some]
+        return self._logits.index_select(0, index[some])
 
     def _new_slot(self) -> Slot:
         inputs = self._device.host_memory(NUM_COLUMNS * self.most_rows, torch.int32)

@@ -43,6 +43,11 @@ class Device(Protocol):
         """Memory of the host that copies to and from the device can use in the background."""
         ...
 
+    def send(self, memory: torch.Tensor) -> torch.Tensor:
+        """What is in some ``host_memory``, on the device; copied in the background, so not written to again
+        before a later result has been waited for."""
+        ...
+
     def mark(self) -> Callable[[], None]:
         """A point in the device's work; the returned function waits until it is reached."""
         ...
@@ -83,6 +88,9 @@ class CpuDevice:
 
     def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(size, dtype=dtype)
+
+    def send(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory
 
     def mark(self) -> Callable[[], None]:
         return _nothing
@@ -128,6 +136,9 @@ class CudaDevice:
 
     def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(size, dtype=dtype, pin_memory=True)
+
+    def send(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory.to(self.torch_device, non_blocking=True)
 
     def mark(self) -> Callable[[], None]:
         event = torch.cuda.Event()

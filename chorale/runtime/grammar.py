@@ -34,6 +34,7 @@ CACHE_BYTES = 64 * 1024 * 1024
 _ENTRY_BYTES = 64 * 1024  # of a compiled grammar beside its text: 30 to 100 kB were measured
 _PER_BYTE = 16
 _PARALLEL_FROM = 8  # rows; below, one thread is faster
+_ROOMS = 4  # steps whose masks are kept: those of two may still be on their way to the device
 Fetch = Callable[[], Arrays]
 
 
@@ -158,6 +159,8 @@ class GrammarRows:
         self._device, self._cache = device, cache
         self._rows: dict[int, _Row] = {}
         self._executor: LLExecutor | None = None  # made with the first large batch
+        self._rooms: list[torch.Tensor] = [torch.empty(0, dtype=torch.int32)] * _ROOMS
+        self._num_filled = 0
         self._table = _bias_table(device.torch_device)
 
     def start(self, start: RowStart) -> None:
@@ -185,13 +188,26 @@ class GrammarRows:
         found = [(place, self._rows[row]) for place, row in enumerate(rows.tolist()) if row in self._rows]
         if not found:
             return None
-        words = np.zeros((len(found), MASK_WORDS), np.int32)
-        self._fill(words, [row.catch_up() for _, row in found])
+        room = self._room(len(found))
+        self._fill(room.numpy(), [row.catch_up() for _, row in found])
         places = np.array([place for place, _ in found], np.int64)
-        return Masks(places, self._device.upload(words).view(torch.uint8), self._table)
+        return Masks(places, self._device.send(room).view(torch.uint8), self._table)
+
+    def _room(self, count: int) -> torch.Tensor:
+        """[count, MASK_WORDS] int32 that a copy may read in the background. Fresh pages for the masks of 64
+        rows would cost more than the masks (0.7 ms)."""
+        place, size = self._num_filled % _ROOMS, count * MASK_WORDS
+        self._num_filled += 1
+        if len(self._rooms[place]) < size:
+            self._rooms[place] = self._device.host_memory(size + size // 2, torch.int32)
+        return self._rooms[place][:size].view(count, MASK_WORDS)
 
     def _fill(self, words: npt.NDArray[np.int32], matchers: list[LLMatcher | None]) -> None:
+        """Every word of ``words``: what an earlier step left there means nothing."""
         work = [(matcher, index) for index, matcher in enumerate(matchers) if matcher is not None]
+        for index, matcher in enumerate(matchers):
+            if matcher is None:
+                words[index] = 0
         stride = words.strides[0]
         if len(work) >= _PARALLEL_FROM:
             if self._executor is None:

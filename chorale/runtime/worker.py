@@ -113,11 +113,13 @@ class Worker:
             return lambda: _result(plan, entries, [], [], fetch())
         positions = plan.num_computed[special].astype(np.int64) + 1
         batch = self._buffers.sampling_of(plan.rows[special], positions)
-        index = self._device.upload(special.astype(np.int32)).long()
+        is_all = len(special) == len(plan.rows)
+        index = None if is_all else self._device.upload(special.astype(np.int32)).long()
         masks = self._grammar.masks(batch.rows)
-        tokens, wanted = self._choose(lambda some: decodes.logits(launch, index[some]), batch, special, masks)
-        everyone = decodes.tokens[: len(plan.rows)].clone().index_copy_(0, index, tokens)
-        fetch = self._start_download(everyone, wanted)
+        tokens, wanted = self._choose(lambda some: decodes.logits(launch, some, index), batch, special, masks)
+        if index is not None:
+            tokens = decodes.tokens[: len(plan.rows)].clone().index_copy_(0, index, tokens)
+        fetch = self._start_download(tokens, wanted)
         self._grammar.sampled(plan.rows, fetch)
         return lambda: _result(plan, entries, wanted, [], fetch())
 
