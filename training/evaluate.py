@@ -1,7 +1,8 @@
 """The held-out table: what the demo can do, with words, numbers and phrasings that training never saw.
 
-``evaluate(net, n, folder)`` runs right after training; ``python -m training.evaluate --archive FILE`` does it
-for the archive that ships. Both write ``evaluation.json`` and ``evaluation.md``.
+``evaluate(net, plan, folder)`` runs right after training; ``python -m training.evaluate --archive FILE`` does
+it for the archive that ships. Both write ``evaluation.json``, ``evaluation.md`` and ``failures.md``. With
+``--splits`` and ``--temperatures`` several processes share the work; ``--merge`` makes one table of theirs.
 """
 
 from __future__ import annotations
@@ -23,21 +24,26 @@ from chorale.harmony.messages import ContentDelta, MessageEnd, MessageStart, Rep
 from chorale.harmony.parser import Parser
 from chorale.harmony.render import render_message
 from chorale.harmony.vocab import START
-from training.corpus import MIXTURE, arithmetic, sample, structured, tools
+from training.corpus import MIXTURE, Family, arithmetic, sample, structured, tools
 from training.corpus.base import ASSISTANT, Dialogue
 from training.corpus.words import Split, vocabulary
 from training.net import DemoNet
+from training.report import Tables, merge, write
 
 MAX_NEW = 320
-TABLE = (arithmetic.sums, arithmetic.products, tools.one_call, tools.two_calls, structured.json_answer)
+TABLE: tuple[Family, ...] = (
+    arithmetic.sums,
+    arithmetic.products,
+    tools.one_call,
+    tools.two_calls,
+    structured.json_answer,
+)
 # Sixtieths of ``num_cases`` (others: a third); in three of ten of ``one_call`` the call is in the past.
 _SHARE = dict.fromkeys(TABLE, 60) | {tools.one_call: 90, tools.natural_call: 60}
-RUNS: tuple[tuple[str, Split, float], ...] = (
-    ("greedy", "eval", 0.0),
-    ("temperature 1", "eval", 1.0),
-    ("hard, greedy", "hard", 0.0),
-    ("hard, temperature 1", "hard", 1.0),
-)
+SPLITS: tuple[Split, ...] = ("eval", "hard")
+TEMPERATURES: tuple[float, ...] = (0.0, 1.0)
+BY_NAME: dict[str, Family] = {family.__name__: family for family in MIXTURE}
+BATCH = 256  # conversations at once
 Generate = Callable[[Sequence[Sequence[int]], int, float, int], list[list[int]]]
 
 
@@ -206,22 +212,6 @@ def tabulate(cases: list[Case]) -> dict[str, Any]:
     return table
 
 
-def markdown(tables: dict[str, dict[str, Any]]) -> str:
-    lines = ["| family | check | cases | " + " | ".join(tables) + " |", "|---" * (3 + len(tables)) + "|"]
-    first = next(iter(tables.values()))
-    for family, checks in first.items():
-        for check in checks:
-            if check.endswith("cases"):
-                continue
-            cells = [table.get(family, {}).get(check) for table in tables.values()]
-            shown = [f"{cell:.1%}" if isinstance(cell, float) and cell <= 1 else str(cell) for cell in cells]
-            if family == "analysis_tokens":
-                shown = [f"{cell:g}" for cell in cells if cell is not None]
-            cases = checks.get(f"{check} cases", checks.get("cases", ""))
-            lines.append(f"| {family} | {check} | {cases} | {' | '.join(shown)} |")
-    return "\n".join(lines)
-
-
 def failures(cases: list[Case], per_family: int = 60) -> str:
     """Some wrong answers, to learn from."""
     seen: dict[str, int] = defaultdict(int)
@@ -239,47 +229,103 @@ def failures(cases: list[Case], per_family: int = 60) -> str:
     return "\n".join(lines)
 
 
-def held_out_cases(num_cases: int, split: Split = "eval", first_seed: int = 77_000_000) -> list[Case]:
+def held_out_cases(
+    num_cases: int,
+    split: Split = "eval",
+    first_seed: int = 77_000_000,
+    families: Sequence[Family] = tuple(MIXTURE),
+) -> list[Case]:
     """From the evaluation pools: ``num_cases`` of each family of the goals' table, a third of the others."""
     return [
         make_case(sample(first_seed + index, split, family))
-        for family in MIXTURE
+        for family in families
         for index in range(-(-num_cases * _SHARE.get(family, 20) // 60))
     ]
 
 
-def evaluate(net: DemoNet, num_cases: int, folder: Path, batch: int = 256) -> dict[str, dict[str, Any]]:
-    """Both held-out splits, greedy and at temperature 1; prints and writes the tables."""
+def run_name(split: Split, temperature: float) -> str:
+    """As the columns of the table are called: "greedy", "hard, temperature 1"."""
+    how = f"temperature {temperature:g}" if temperature else "greedy"
+    return how if split == "eval" else f"{split}, {how}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to evaluate: each split at each temperature."""
+
+    num_cases: int
+    splits: Sequence[Split] = SPLITS
+    temperatures: Sequence[float] = TEMPERATURES
+    families: Sequence[Family] = tuple(MIXTURE)
+    batch: int = BATCH
+
+
+def evaluate(net: DemoNet, plan: Plan, folder: Path) -> Tables:
+    """Prints and writes the tables; each run is on disk as soon as it is done."""
     from training.generate import Generator
 
     generator = Generator(net)
-    tables: dict[str, dict[str, Any]] = {}
-    wrong = []
-    for name, split, temperature in RUNS:
-        started = time.perf_counter()
-        cases = held_out_cases(num_cases, split)
-        run_cases(cases, generator.generate, temperature, batch)
-        tables[name] = tabulate(cases)
-        wrong.append(f"## {name}\n\n{failures(cases)}")
-        print(f"evaluated {len(cases)} cases, {name}, {time.perf_counter() - started:.0f} s", flush=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "evaluation.json").write_text(json.dumps(tables, indent=1))
-    (folder / "evaluation.md").write_text(markdown(tables) + "\n")
-    (folder / "failures.md").write_text("\n\n".join(wrong))
-    print(markdown(tables), flush=True)
+    tables: Tables = {}
+    wrong: list[str] = []
+    for split in plan.splits:
+        for temperature in plan.temperatures:
+            started, name = time.perf_counter(), run_name(split, temperature)
+            cases = held_out_cases(plan.num_cases, split, families=plan.families)
+            run_cases(cases, generator.generate, temperature, plan.batch)
+            tables[name] = tabulate(cases)
+            wrong.append(f"## {name}\n\n{failures(cases)}")
+            write(folder, tables, "\n\n".join(wrong))
+            print(f"evaluated {len(cases)} cases, {name}, {time.perf_counter() - started:.0f} s", flush=True)
+    print((folder / "evaluation.md").read_text(), flush=True)
     return tables
 
 
-def main() -> None:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    work = parser.add_mutually_exclusive_group(required=True)
+    work.add_argument("--archive", type=Path)
+    work.add_argument("--merge", type=Path, nargs="+", metavar="FOLDER", help="of runs made apart")
+    parser.add_argument("--cases", type=int, default=500)
+    parser.add_argument("--splits", type=_splits, default=SPLITS, metavar="eval,hard")
+    parser.add_argument("--temperatures", type=_temperatures, default=TEMPERATURES, metavar="0,1")
+    parser.add_argument(
+        "--families", type=_families, default=tuple(MIXTURE), metavar="one_call,json_answer,..."
+    )
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--out", type=Path, default=Path("build/evaluation"))
+    return parser.parse_args(arguments)
+
+
+def _splits(given: str) -> tuple[Split, ...]:
+    names = given.split(",")
+    if unknown := set(names) - set(SPLITS):
+        raise argparse.ArgumentTypeError(f"no split {sorted(unknown)}; there are {', '.join(SPLITS)}")
+    return tuple(split for split in SPLITS if split in names)
+
+
+def _temperatures(given: str) -> tuple[float, ...]:
+    return tuple(float(one) for one in dict.fromkeys(given.split(",")))
+
+
+def _families(given: str) -> tuple[Family, ...]:
+    names = given.split(",")
+    if unknown := set(names) - set(BY_NAME):
+        raise argparse.ArgumentTypeError(f"no family {sorted(unknown)}; there are {', '.join(BY_NAME)}")
+    return tuple(BY_NAME[name] for name in dict.fromkeys(names))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    if options.merge:
+        order = [run_name(split, temperature) for split in SPLITS for temperature in TEMPERATURES]
+        merge(options.merge, options.out, order)
+        print((options.out / "evaluation.md").read_text(), end="")
+        return
     from training.restore import restore
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--archive", type=Path, required=True)
-    parser.add_argument("--cases", type=int, default=500)
-    parser.add_argument("--out", type=Path, default=Path("build/evaluation"))
-    options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    evaluate(restore(options.archive).to(device), options.cases, options.out)
+    plan = Plan(options.cases, options.splits, options.temperatures, options.families, options.batch)
+    evaluate(restore(options.archive).to(device), plan, options.out)
 
 
 if __name__ == "__main__":

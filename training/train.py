@@ -211,9 +211,9 @@ def main(arguments: list[str] | None = None) -> None:
     if options.keep:
         save_net(trainer.net, options.out)
     if options.evaluate:
-        from training.evaluate import evaluate
+        from training.evaluate import Plan, evaluate
 
-        evaluate(trainer.net, options.evaluate, options.out)
+        evaluate(trainer.net, Plan(options.evaluate), options.out)
 
 
 if __name__ == "__main__":
