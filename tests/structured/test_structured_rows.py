@@ -206,6 +206,26 @@ def test_masks_allow_what_their_bits_say() -> None:
     cache.close()
 
 
+def test_masks_do_not_hold_what_was_in_their_memory_before() -> None:
+    cache = GrammarCache(MASK_WORDS * 32)
+    found = []
+    for before in (0, -1):
+        rows = GrammarRows(CPU, cache)
+        rows._rooms = [torch.full((12 * MASK_WORDS,), before, dtype=torch.int32) for _ in rows._rooms]
+        for row in range(12):
+            grammar = raw_grammar(regex("[0-9]+", "x")) if row != 3 else "no grammar"  # 3: nothing allowed
+            rows.start(RowStart(row, np.zeros(1, np.int32), 1, SamplingSpec(grammar=grammar), 0, ()))
+        for some in (np.arange(12, dtype=np.int32), np.arange(2, 5, dtype=np.int32)):
+            masks = rows.masks(some)
+            assert masks is not None
+            found.append(masks.octets.clone())
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+    assert not found[0][3].any()
+    assert found[0][4].any()
+    cache.close()
+
+
 def test_neighbouring_rows_are_masked_at_once() -> None:
     octets = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 8), dtype=np.uint8))
     table = torch.where((torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1 == 1, 0.0, float("-inf"))

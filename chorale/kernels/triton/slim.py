@@ -14,6 +14,22 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 
+@triton.jit
+def _fetch_ahead(w_ptr, rows, inside, stride, columns, LINES: tl.constexpr):
+    """Bring some columns of some rows into the L2, while the kernel before still runs. Lines: 128 bytes."""
+    lines = tl.arange(0, triton.next_power_of_2(LINES)) * (1024 // w_ptr.dtype.element_ty.primitive_bitwidth)
+    wanted = inside[:, None] & (lines < columns)[None, :]
+    places = w_ptr + tl.where(wanted, rows[:, None].to(tl.int64) * stride + lines[None, :], 0)
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+        "=r,l,r",
+        [places.to(tl.int64), wanted.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 @triton.jit(do_not_specialize=["T"])
 def _part_kernel(
     x_ptr,  # [T, K]
@@ -40,6 +56,8 @@ def _part_kernel(
     weights = w_ptr + rows[:, None].to(tl.int64) * K + depth[None, :]
     inputs = x_ptr + tokens[:, None] * K + depth[None, :]
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
+    if PDL:
+        _fetch_ahead(w_ptr + first, rows, inside, K, tl.minimum(each, K - first), (each + 63) // 64)
     wait_for_previous(PDL)
     for k in tl.range(first, tl.minimum(first + each, K), DEPTH, num_stages=STAGES):
         some = k + depth < K

@@ -5,8 +5,9 @@ reads the same packed weights. A tensor here has one element a thread: lane ``4 
 for column ``g`` of the product and ends with rows ``g`` and ``8 + g`` of columns ``2 t`` and ``2 t + 1``.
 
 Up to 16 tokens the columns are the tokens (those that did not choose the expert are not loaded), and nothing
-is sorted. Above, slots are sorted by expert and a product's columns are slots of its expert, a tile of them
-after the other.
+is sorted. Above, slots are sorted by expert and a product's columns are slots of its expert. Tiles of them
+that come after an expert's first have programs of their own, which start before all others: one after the
+other in one program they would end last.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def _stream(
     return _floats(LOOP, CONSTRAINTS, operands, QUADS)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "groups"])
+@triton.jit(do_not_specialize=["num_tokens", "groups", "further"])
 def _gate_up_kernel(
     x_ptr,  # [T, H]
     blocks_ptr,
@@ -143,6 +144,7 @@ def _gate_up_kernel(
     offsets_ptr,
     out_ptr,  # [T * K, I]
     num_tokens,
+    further,
     I,
     E,
     row_tiles,
@@ -154,6 +156,7 @@ def _gate_up_kernel(
     SLOTS: tl.constexpr,
     BY_SLOT: tl.constexpr,
     SORTED: tl.constexpr,
+    EXPERTS: tl.constexpr,
     TILES: tl.constexpr,
     COLUMNS: tl.constexpr,
     WARPS: tl.constexpr,
@@ -168,8 +171,9 @@ def _gate_up_kernel(
     row_tile = tl.minimum((tl.program_id(0) * WARPS + thread // 32) * TILES, row_tiles - TILES)
     wait_for_previous(PDL)
     expert, first, last = _work_of(
-        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, SLOTS, BY_SLOT, SORTED, COLUMNS
-    )
+        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, further, E, SLOTS, BY_SLOT, SORTED, COLUMNS,
+        EXPERTS,
+    )  # fmt: skip
     for begin in range(first, last, 8 * COLUMNS):
         sources = _slots(ids_ptr, order_ptr, lane // 4, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
         results = _stream(
@@ -193,7 +197,7 @@ def _gate_up_kernel(
                     tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=inside & (slots[n] >= 0))
 
 
-@triton.jit(do_not_specialize=["num_tokens", "groups"])
+@triton.jit(do_not_specialize=["num_tokens", "groups", "further"])
 def _down_kernel(
     inner_ptr,  # [T * K, I]
     blocks_ptr,
@@ -205,7 +209,9 @@ def _down_kernel(
     offsets_ptr,
     out_ptr,  # [T * K, SPLITS, H] float32
     num_tokens,
+    further,
     H,
+    E,
     row_tiles,
     chunks,
     groups,
@@ -213,6 +219,7 @@ def _down_kernel(
     SLOTS: tl.constexpr,
     BY_SLOT: tl.constexpr,
     SORTED: tl.constexpr,
+    EXPERTS: tl.constexpr,
     TILES: tl.constexpr,
     COLUMNS: tl.constexpr,
     WARPS: tl.constexpr,
@@ -227,8 +234,9 @@ def _down_kernel(
     row_tile = tl.minimum((tl.program_id(0) * WARPS + thread // 32) * TILES, row_tiles - TILES)
     split = tl.program_id(2)
     expert, first, last = _work_of(
-        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, SLOTS, BY_SLOT, SORTED, COLUMNS
-    )
+        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, further, E, SLOTS, BY_SLOT, SORTED, COLUMNS,
+        EXPERTS,
+    )  # fmt: skip
     for begin in range(first, last, 8 * COLUMNS):
         sources = _slots(ids_ptr, order_ptr, lane // 4, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
         results = _stream(
@@ -257,21 +265,43 @@ def _work_of(
     offsets_ptr,
     program,
     num_slots,
+    further,  # programs, the first ones, that are there for tiles after an expert's first (if SORTED)
+    E,
     SLOTS: tl.constexpr,
     BY_SLOT: tl.constexpr,
     SORTED: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EXPERTS: tl.constexpr,
 ):
-    """(expert, first, end of its columns): places in the order, or tokens from 0 on."""
+    """(expert, first, end of its columns): places in the order, or tokens from 0 on; at most one tile."""
     if SORTED:
-        expert = program
-        first = tl.load(offsets_ptr + expert)
-        last = tl.load(offsets_ptr + expert + 1)
+        if program < further:
+            expert, first = _further_tile(offsets_ptr, program, E, 8 * COLUMNS, EXPERTS)
+        else:
+            expert = program - further
+            first = tl.load(offsets_ptr + expert)
+        last = tl.minimum(tl.load(offsets_ptr + expert + 1), first + 8 * COLUMNS)
     else:
         expert, work = _expert_of(ids_ptr, program, num_slots, SLOTS, BY_SLOT)
         first = 0
         last = tl.where(work, 8 * COLUMNS, 0)
     return expert, first, last
+
+
+@triton.jit
+def _further_tile(offsets_ptr, number, E, WIDTH: tl.constexpr, EXPERTS: tl.constexpr):
+    """(expert, first place) of one of the tiles after experts' first; places past all if there are fewer."""
+    experts = tl.arange(0, EXPERTS)
+    begins = tl.load(offsets_ptr + experts, mask=experts < E, other=0)
+    stops = tl.load(offsets_ptr + experts + 1, mask=experts < E, other=0)
+    more = tl.maximum((stops - begins + WIDTH - 1) // WIDTH - 1, 0)
+    ends = tl.cumsum(more, 0)
+    expert = tl.sum((ends <= number).to(tl.int32), 0)  # E or more: there is no such tile
+    mine = experts == expert
+    before = tl.sum(tl.where(mine, ends - more, 0), 0)
+    first = tl.sum(tl.where(mine, begins, 0), 0) + (number - before + 1) * WIDTH
+    there = expert < E
+    return tl.where(there, expert, 0), tl.where(there, first, 2**30)
 
 
 @triton.jit
@@ -308,6 +338,7 @@ class Work:
     order: torch.Tensor  # as of ``sort_slots``, if sorted
     offsets: torch.Tensor
     programs: int  # over experts, or over slots of which the first of an expert works
+    num_slots: int  # if sorted, else 0: what the number of further tiles follows from
     constants: dict[str, Any]
     mean: float  # slots an expert
 
@@ -322,9 +353,11 @@ def plan(expert_ids: torch.Tensor, num_experts: int) -> Work:
         "SLOTS": 0 if is_sorted or tokens == 1 else triton.next_power_of_2(max(num_slots, 64)),
         "BY_SLOT": by_slot,
         "SORTED": is_sorted,
+        "EXPERTS": triton.next_power_of_2(num_experts),
     }
     programs = num_slots if by_slot else num_experts
-    return Work(expert_ids, order, offsets, programs, constants, num_slots / num_experts)
+    to_cut = num_slots if is_sorted else 0
+    return Work(expert_ids, order, offsets, programs, to_cut, constants, num_slots / num_experts)
 
 
 def gate_up(
@@ -333,9 +366,10 @@ def gate_up(
     """inner [T * K, I] = swiglu of each slot's gates and ups; normed [T, H] in the experts' dtype."""
     packed, tokens, inter = experts.gate_up, normed.shape[0], experts.intermediate
     grid, groups, constants = _shape(tile, packed, wait=False)
-    _gate_up_kernel[(grid[0], work.programs)](
+    further = work.num_slots // (8 * tile.columns)
+    _gate_up_kernel[(grid[0], further + work.programs)](
         normed, packed.blocks, packed.scales, experts.gate_up_bias, work.expert_ids, work.order, work.offsets,
-        inner, tokens, inter, experts.num_experts, packed.row_tiles, packed.chunks, groups,
+        inner, tokens, further, inter, experts.num_experts, packed.row_tiles, packed.chunks, groups,
         experts.swiglu_limit, experts.swiglu_alpha, **work.constants, **constants, **dependent(normed),
     )  # fmt: skip
 
@@ -348,9 +382,11 @@ def down(
     launch = dependent(inner)
     grid, groups, constants = _shape(tile, packed, wait=launch.pop("PDL"))
     parts = torch.empty(tokens, top_k * grid[1], hidden, dtype=torch.float32, device=inner.device)
-    _down_kernel[(grid[0], work.programs, grid[1])](
+    further = work.num_slots // (8 * tile.columns)
+    _down_kernel[(grid[0], further + work.programs, grid[1])](
         inner, packed.blocks, packed.scales, experts.down_bias, gates, work.expert_ids, work.order,
-        work.offsets, parts, tokens, hidden, packed.row_tiles, packed.chunks, groups,
+        work.offsets, parts, tokens, further, hidden, experts.num_experts, packed.row_tiles, packed.chunks,
+        groups,
         SPLITS=grid[1], **work.constants, **constants, **launch,
     )  # fmt: skip
     return parts

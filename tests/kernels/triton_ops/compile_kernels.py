@@ -148,7 +148,7 @@ def streaming(hopper: bool) -> list[Variant]:
     for tokens in (1, 8, 16, 64):
         direct = tokens <= tuning.DIRECT_TOKENS
         constants = {"K": 4, "SLOTS": 64 if direct and tokens > 1 else 0, "BY_SLOT": direct}
-        constants |= {"SORTED": not direct}
+        constants |= {"SORTED": not direct, "EXPERTS": 128}
         up, down = tuning.stream_gate_up(tokens, tokens / 8), tuning.stream_down(tokens, tokens / 8)
         sizes = stream.constants_of(up, wait=False) | {"PDL": hopper}
         warps = sizes.pop("num_warps")
@@ -211,11 +211,12 @@ def large(hopper: bool) -> list[Variant]:
     """``moe_large``'s own kernels."""
     fp32 = {"x_ptr": "*fp32"}
     sizes = {"EXPERTS": 128, "BLOCK": 256}
-    cut = sizes | {"WIDE": 256, "NARROW": 64, "TAIL": 0, "ENTRIES": 64}
+    cut = sizes | {"WIDE": 256, "MID": 0, "NARROW": 64, "TAIL": 0, "ENTRIES": 64}
     found: list[Variant] = [
         ("count", moe_large._count_kernel, sizes, {}, 8, 3),
         ("place", moe_large._place_kernel, cut, {}, 8, 3),
         ("place with tails", moe_large._place_kernel, cut | {"TAIL": 32}, {}, 8, 3),
+        ("place with mids", moe_large._place_kernel, cut | {"MID": 128}, {}, 8, 3),
         ("gather", moe_large._gather_kernel, {"K": 4, "BLOCK": 1024}, {}, 4, 3),
         ("combine", moe_large._combine_kernel, {"K": 4, "BLOCK": 1024}, fp32 | {"parts_ptr": "*bf16"}, 4, 3),
     ]
@@ -236,20 +237,26 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
     for tile, is_gate_up, fp8 in [
         (tuning.large(16), True, False),
         (tuning.large(32), True, False),
+        (tuning.large(128), True, False),
+        (tuning.large(128, fp8=True), True, True),
         (tuning.large(1024), True, False),
+        (tuning.large(1024), False, False),
+        (tuning.large(1024, fp8=True), True, True),
         (tuning.large(1024, fp8=True), False, True),
-        (tuning.LargeTile(128, 32, 4, tail=32), True, False),
-        (tuning.LargeTile(256, 64, 2, tail=32), False, False),
+        (tuning.LargeTile(256, 32, 3, mid=128), True, False),
+        (tuning.LargeTile(256, 32, 5, mid=128), True, True),
+        (tuning.LargeTile(256, 64, 3), True, False),
         (tuning.LargeTile(256, 64, 5, tail=32), True, True),
     ]:
-        constants = {"WIDE": tile.wide, "NARROW": tile.narrow, "TAIL": tile.tail, "STAGES": tile.num_stages}
-        constants |= {"GATE_UP": is_gate_up, "FP8": fp8}
+        constants = {"WIDE": tile.wide, "MID": tile.middle, "NARROW": tile.narrow, "TAIL": tile.tail}
+        constants |= {"STAGES": tile.num_stages, "GATE_UP": is_gate_up, "FP8": fp8}
+        other = tile.tail or tile.middle or tile.narrow
         width = "128" if fp8 else "64"
         layout = repr(NVMMASharedLayout(128, 8 if fp8 else 16))
         boxes = {
             "wide_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{tile.wide}, {width}],{layout}",
             "narrow_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{tile.narrow}, {width}],{layout}",
-            "tail_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{tile.tail or tile.narrow}, {width}],{layout}",
+            "other_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{other}, {width}],{layout}",
             "blocks_desc": f"u8[8, 128],{NVMMASharedLayout(128, 8)!r}",
             "scales_desc": f"u8[8, 64],{NVMMASharedLayout(64, 8)!r}",
         }
@@ -268,7 +275,8 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
         if verbose:
             local = len(re.findall(r"\b(?:LDL|STL)\b", sass))
             shared = compiled.metadata.shared
-            print(f"{target.arch} product {tile} shared {shared:7} bytes, {local} local accesses", flush=True)
+            kind = f"{'gate_up' if is_gate_up else 'down'}{' e4m3' if fp8 else ''}"
+            print(f"{target.arch} {kind} {tile} shared {shared:7} bytes, {local} local accesses", flush=True)
 
 
 def source(kernel: Any, constants: dict[str, Any], types: dict[str, str]) -> ASTSource:

@@ -21,6 +21,7 @@ from chorale.kernels import reference_attention as paged
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, QkvWeights, RouterWeights
 from chorale.kernels.triton.decode import load_tile
 from chorale.kernels.triton.ops import TRITON_OPS
+from chorale.kernels.triton.stream import _work_of
 
 assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -276,6 +277,48 @@ def test_streamed_moe(tokens: int, experts: int, hidden: int, inter: int) -> Non
         expected = reference_moe.moe(normed.float(), ids, gates, theirs, x.clone())
         check(found - x, expected - x, torch.bfloat16)
         assert torch.equal(found, TRITON_OPS.moe(normed, ids, gates, packed, x.clone()))
+
+
+@triton.jit
+def _work_kernel(
+    offsets_ptr, out_ptr, further, E, COLUMNS: tl.constexpr, SORTED: tl.constexpr, EXPERTS: tl.constexpr
+):
+    program = tl.program_id(0)
+    work = _work_of(offsets_ptr, offsets_ptr, program, 0, further, E, 0, False, SORTED, COLUMNS, EXPERTS)
+    for part in tl.static_range(3):
+        tl.store(out_ptr + program * 3 + part, work[part])
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "choose"),
+    [(17, 9, "any"), (64, 32, "any"), (64, 128, "some-empty"), (40, 9, "all-the-same")],
+)
+def test_tiles_of_streamed_slots(tokens: int, experts: int, choose: str, columns: int) -> None:
+    """Every slot is in one tile, a tile has slots of one expert, and those after its first come first."""
+    torch.manual_seed(tokens)
+    ids = CHOICES[choose](tokens, experts)
+    counts = torch.bincount(ids.reshape(-1), minlength=experts)
+    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0))).int()
+    width, further = 8 * columns, 4 * tokens // (8 * columns)
+    out = torch.full((further + experts, 3), -1, dtype=torch.int32, device=DEVICE)
+    _work_kernel[(further + experts,)](
+        offsets.to(DEVICE),
+        out,
+        further,
+        experts,
+        COLUMNS=columns,
+        SORTED=True,
+        EXPERTS=triton.next_power_of_2(experts),
+    )
+    seen = torch.full((4 * tokens,), -1)
+    for number, (expert, first, last) in enumerate(out.tolist()):
+        if first < last:
+            assert last - first <= width
+            assert bool((seen[first:last] == -1).all())
+            seen[first:last] = expert
+            assert (first == offsets[expert]) == (number >= further)
+    assert torch.equal(seen, torch.repeat_interleave(torch.arange(experts), counts))
 
 
 @pytest.mark.parametrize("paired", [False, True])
