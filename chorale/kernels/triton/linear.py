@@ -161,6 +161,8 @@ def float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def project_head(x: torch.Tensor, head: Linear) -> torch.Tensor:
     """x [T, K] in the weight's dtype -> x weight^T [T, N] float32."""
     weight = head.weight
+    if 1 < x.shape[0] <= tuning.SLIM_TOKENS and x.dtype == torch.bfloat16 and torch.version.hip is None:
+        return parts(x, weight, tile=tuning.slim_head())[0]  # so many rows are one part
     if x.shape[0] != 1:
         return float32_product(x, weight)
     out = torch.empty(1, weight.shape[0], dtype=torch.float32, device=x.device)

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.tuning import Tile
 
 
 @triton.jit
@@ -56,7 +57,7 @@ def _part_kernel(
     weights = w_ptr + rows[:, None].to(tl.int64) * K + depth[None, :]
     inputs = x_ptr + tokens[:, None] * K + depth[None, :]
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
-    if PDL:
+    if PDL and SPLITS > 1:  # all programs are there at once
         _fetch_ahead(w_ptr + first, rows, inside, K, tl.minimum(each, K - first), (each + 63) // 64)
     wait_for_previous(PDL)
     for k in tl.range(first, tl.minimum(first + each, K), DEPTH, num_stages=STAGES):
@@ -95,10 +96,12 @@ def _add_kernel(
     tl.store(place, tl.load(place, mask=inside, other=0.0) + total, mask=inside)
 
 
-def parts(x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None = None) -> torch.Tensor:
+def parts(
+    x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None = None, tile: Tile | None = None
+) -> torch.Tensor:
     """x [T, K] (times ``norm`` [K]) by weight [N, K] -> [SPLITS, T, N] float32, to be added up. T <= 16."""
     tokens, (rows, depth) = x.shape[0], weight.shape
-    tile = tuning.slim()
+    tile = tile or tuning.slim()
     tiles = triton.cdiv(rows, tile.rows)
     splits = tuning.slim_splits(tiles, triton.cdiv(depth, tile.depth))
     out = torch.empty(splits, tokens, rows, dtype=torch.float32, device=x.device)
