@@ -1,6 +1,6 @@
 """The default model: a small trained gpt-oss checkpoint, so that a laptop serves something at once.
 
-The wheel holds an archive of 10.6 MB (``chorale/data/demo.safetensors``), which is expanded once into an
+The wheel holds an archive of 11.3 MB (``chorale/data/demo.safetensors``), which is expanded once into an
 ordinary checkpoint folder of 219 MB. How it was trained, and what it can do: ``training/README.md`` in the
 repository. ``DEMO_NOTICE`` says what it is wherever the model is shown.
 """
@@ -20,7 +20,7 @@ DEMO_NOTICE = (
     "about the world"
 )
 ARCHIVE = Path(__file__).parents[1] / "data" / "demo.safetensors"
-SHA256 = "bf47320b4fb07f2ffa7b13d415b4a375e7b31afd8e4dfb5fdd5c164b815b4961"
+SHA256 = "a04823a98b0113895f900ebb2b170f3d981c499fa926ef1a0de60ca511e9dc3c"
 _NAME = f"demo-{SHA256[:12]}"  # other weights, another folder
 
 
