@@ -31,16 +31,16 @@ from chorale.kernels.triton.experts import Experts, Matrices, pack_experts
 GPU = torch.device("cuda")
 H = 2880
 RESULTS: dict[str, Any] = {}
-# wide, narrow, stages, registers, programs, tail: see tuning.LargeTile. By e4m3 inputs, and slots an expert.
+# wide, narrow, stages, registers, programs, tail, mid: see tuning.LargeTile. By e4m3 inputs, slots an expert.
 WIDES: dict[tuple[bool, int], list[tuple[int, ...]]] = {
     (False, 32): [(64, 32, 8), (64, 32, 4, 80, 2), (32, 16, 6, 80, 2)],
     (False, 128): [(128, 32, 5), (128, 32, 3), (64, 32, 4, 80, 2), (128, 32, 4, 0, 1, 32)],
-    (False, 256): [(256, 64, 3), (128, 32, 5), (256, 64, 2, 0, 1, 32)],
-    (False, 1024): [(256, 64, 3)],
+    (False, 256): [(256, 64, 3), (128, 32, 5), (256, 64, 2, 0, 1, 32), (256, 64, 3, 0, 1, 0, 128)],
+    (False, 1024): [(256, 64, 3), (256, 64, 3, 0, 1, 0, 128)],
     (True, 32): [(64, 32, 8), (64, 32, 5, 80, 2)],
     (True, 128): [(128, 32, 8), (128, 32, 7, 0, 1, 32)],
-    (True, 256): [(256, 64, 5), (256, 64, 5, 0, 1, 32)],
-    (True, 1024): [(256, 64, 5), (256, 64, 5, 0, 1, 32)],
+    (True, 256): [(256, 64, 5), (256, 64, 5, 0, 1, 32), (256, 64, 5, 0, 1, 0, 128)],
+    (True, 1024): [(256, 64, 5), (256, 64, 5, 0, 1, 32), (256, 64, 5, 0, 1, 0, 128)],
 }
 ATTENTION = [
     (128, 64, True, 8, 2),
@@ -192,7 +192,7 @@ def layer_times(
     x = randn(normed.shape[0], H, dtype=torch.float32)
 
     def place(n: int) -> moe_large.Placement:
-        return moe_large.place_slots(ids[n], experts, tile.wide, tile.narrow, tile.tail)
+        return moe_large.place_slots(ids[n], experts, tile)
 
     fp8 = layers[0].down_largest is not None
 
@@ -237,9 +237,9 @@ def report(
             f"{size / us[name] / 1e6:4.2f} TB/s {best / us[name]:4.0%}"
         )
     rest = " ".join(f"{name} {us[name]:.1f}" for name in ("place", "gather", "combine"))
-    shape = f"{kind} {tile.wide}+{tile.tail}/{tile.narrow} s{tile.num_stages} p{tile.programs}"
+    shape = f"{kind} {tile.wide}+{tile.tail}/{tile.middle}/{tile.narrow} s{tile.num_stages} p{tile.programs}"
     RESULTS[f"{experts} {tokens} {shape}"] = us
-    say(f"E={experts:3} T={tokens:5} {shape:21} {'  '.join(parts)}  {rest}  all {sum(us.values()):.0f}")
+    say(f"E={experts:3} T={tokens:5} {shape:25} {'  '.join(parts)}  {rest}  all {sum(us.values()):.0f}")
 
 
 def time_experts(experts: int, tokens: list[int], sweep: bool, fp8: bool, peaks: tuple[float, float]) -> None:

@@ -50,11 +50,27 @@ def _steps(chunks, FP8: gl.constexpr):
     return steps
 
 
+@gluon.constexpr_function
+def _most_of_second(wide, mid, narrow, tail):
+    """Slots of the second kind of tile: a wide one without a tail, or a mid one. If there is none: narrow."""
+    return wide if tail else mid or narrow
+
+
+@gluon.jit
+def _fetch_inputs(desc, smem, stage, first, chunk, bar):
+    """A step's inputs of as many slots as desc's box has, to the first rows of a stage in smem."""
+    slots: gl.constexpr = desc.block_shape[0]
+    box: gl.constexpr = desc.block_shape[1]  # columns: a box is 128 bytes wide
+    for i in gl.static_range(128 // box):
+        x = smem.index(stage * (128 // box) + i).slice(0, slots, 0)
+        _copy(desc, [first, chunk * 64 + i * box], bar, x)
+
+
 @gluon.jit
 def _fetch(
     wide_desc,
     narrow_desc,
-    tail_desc,
+    other_desc,
     blocks_desc,
     scales_desc,
     tiles_ptr,
@@ -68,14 +84,15 @@ def _fetch(
     row_tiles,
     chunks,
     WIDE: gl.constexpr,
+    MID: gl.constexpr,
     NARROW: gl.constexpr,
     TAIL: gl.constexpr,
     STAGES: gl.constexpr,
     FP8: gl.constexpr,
 ):
     """The fetching warp: every step of every tile that this program has."""
-    box: gl.constexpr = wide_desc.block_shape[1]  # columns: a box is 128 bytes wide
-    boxes: gl.constexpr = 128 // box
+    boxes: gl.constexpr = 128 // wide_desc.block_shape[1]
+    BOUND: gl.constexpr = _most_of_second(WIDE, MID, NARROW, TAIL)
     rows: gl.constexpr = blocks_desc.block_shape[0]  # of a row tile's two chunks
     items = gl.load(tiles_ptr) * row_blocks
     step = 0
@@ -84,31 +101,26 @@ def _fetch(
         expert = gl.load(entry)
         first = gl.load(entry + 1)
         slots = gl.load(entry + 2) - first
-        is_wide = slots > NARROW
-        has_tail = slots > WIDE
         tile = expert * row_tiles + item % row_blocks * 8
         for chunk in range(0, _steps(chunks, FP8) * 2, 2):
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
             bar = ready.index(stage)
-            if is_wide:
+            if slots > BOUND:
+                mbarrier.expect(bar, boxes * (WIDE + TAIL) * 128 + 8192 + 512)
+                _fetch_inputs(wide_desc, x_smem, stage, first, chunk, bar)
                 if TAIL > 0:
-                    if has_tail:
-                        mbarrier.expect(bar, boxes * (WIDE + TAIL) * 128 + 8192 + 512)
-                        for i in gl.static_range(boxes):
-                            x = tail_smem.index(stage * boxes + i)
-                            _copy(tail_desc, [first + WIDE, chunk * 64 + i * box], bar, x)
+                    _fetch_inputs(other_desc, tail_smem, stage, first + WIDE, chunk, bar)
+            elif slots > NARROW:
+                if BOUND > NARROW:
+                    mbarrier.expect(bar, boxes * BOUND * 128 + 8192 + 512)
+                    if TAIL > 0:
+                        _fetch_inputs(wide_desc, x_smem, stage, first, chunk, bar)
                     else:
-                        mbarrier.expect(bar, boxes * WIDE * 128 + 8192 + 512)
-                else:
-                    mbarrier.expect(bar, boxes * WIDE * 128 + 8192 + 512)
-                for i in gl.static_range(boxes):
-                    _copy(wide_desc, [first, chunk * 64 + i * box], bar, x_smem.index(stage * boxes + i))
+                        _fetch_inputs(other_desc, x_smem, stage, first, chunk, bar)
             else:
                 mbarrier.expect(bar, boxes * NARROW * 128 + 8192 + 512)
-                for i in gl.static_range(boxes):
-                    x = x_smem.index(stage * boxes + i).slice(0, NARROW, 0)
-                    _copy(narrow_desc, [first, chunk * 64 + i * box], bar, x)
+                _fetch_inputs(narrow_desc, x_smem, stage, first, chunk, bar)
             _copy(scales_desc, [tile, chunk * 32], bar, s_smem.index(stage))
             w = w_smem.index(stage)
             for i in gl.static_range(8):
@@ -500,6 +512,7 @@ def _compute(
     inner_scale,
     zero,
     WIDE: gl.constexpr,
+    MID: gl.constexpr,
     NARROW: gl.constexpr,
     TAIL: gl.constexpr,
     STAGES: gl.constexpr,
@@ -507,6 +520,7 @@ def _compute(
     FP8: gl.constexpr,
 ):
     """The computing warps."""
+    BOUND: gl.constexpr = _most_of_second(WIDE, MID, NARROW, TAIL)
     items = gl.load(tiles_ptr) * row_blocks
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
@@ -515,25 +529,18 @@ def _compute(
         first = gl.load(entry + 1)
         last = gl.load(entry + 2)
         block = item % row_blocks
-        if last - first > NARROW:
-            if TAIL > 0:  # a loop of its own: asking at each step would slow down tiles without
-                if last - first > WIDE:
-                    step = _tile(
-                        bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
-                        empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
-                        inner_scale, zero, WIDE, TAIL, STAGES, GATE_UP, FP8,
-                    )  # fmt: skip
-                else:
-                    step = _tile(
-                        bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
-                        empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
-                        inner_scale, zero, WIDE, 0, STAGES, GATE_UP, FP8,
-                    )  # fmt: skip
-            else:
+        if last - first > BOUND:
+            step = _tile(
+                bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
+                empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
+                inner_scale, zero, WIDE, TAIL, STAGES, GATE_UP, FP8,
+            )  # fmt: skip
+        elif last - first > NARROW:
+            if BOUND > NARROW:  # with tails: a loop without, because asking at each step would slow it down
                 step = _tile(
                     bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
                     empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
-                    inner_scale, zero, WIDE, 0, STAGES, GATE_UP, FP8,
+                    inner_scale, zero, BOUND, 0, STAGES, GATE_UP, FP8,
                 )  # fmt: skip
         else:
             step = _tile(
@@ -547,7 +554,7 @@ def _compute(
 def _product_kernel(
     wide_desc,  # [slots, columns] in the operand's order, box [WIDE, 128 bytes]
     narrow_desc,  # the same, box [NARROW, 128 bytes]
-    tail_desc,  # the same, box [TAIL, 128 bytes] (if there is one)
+    other_desc,  # the same, box [TAIL or MID, 128 bytes] (if there is one of them)
     blocks_desc,  # the packed bytes, [*, 128], box [8, 128] (or [*, 16], box [64, 16])
     scales_desc,  # [row tiles, chunks x 32] uint8, box [8, 64]
     tiles_ptr,  # [1 + tiles, 4] int32: moe_large's Placement
@@ -566,6 +573,7 @@ def _product_kernel(
     inner_scale,  # what gate_up's results are multiplied with (if FP8)
     zero,  # 0, unknown to the compiler
     WIDE: gl.constexpr,
+    MID: gl.constexpr,
     NARROW: gl.constexpr,
     TAIL: gl.constexpr,
     STAGES: gl.constexpr,
@@ -597,15 +605,15 @@ def _product_kernel(
                 (
                     tiles_ptr, bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem,
                     ready, empty, row_blocks, chunks, rows, width, limit, alpha, experts, inner_scale, zero,
-                    WIDE, NARROW, TAIL, STAGES, GATE_UP, FP8,
+                    WIDE, MID, NARROW, TAIL, STAGES, GATE_UP, FP8,
                 ),
             ),
             (
                 _fetch,
                 (
-                    wide_desc, narrow_desc, tail_desc, blocks_desc, scales_desc, tiles_ptr, x_smem, tail_smem,
-                    w_smem, s_smem, ready, empty, row_blocks, row_tiles, chunks, WIDE, NARROW, TAIL, STAGES,
-                    FP8,
+                    wide_desc, narrow_desc, other_desc, blocks_desc, scales_desc, tiles_ptr, x_smem,
+                    tail_smem, w_smem, s_smem, ready, empty, row_blocks, row_tiles, chunks, WIDE, MID, NARROW,
+                    TAIL, STAGES, FP8,
                 ),
             ),
         ],
@@ -638,7 +646,7 @@ def _launch(
     _product_kernel[(_num_multiprocessors(x.device) * tile.programs,)](
         TensorDescriptor.from_tensor(x, [tile.wide, width], inputs),
         TensorDescriptor.from_tensor(x, [tile.narrow, width], inputs),
-        TensorDescriptor.from_tensor(x, [tile.tail or tile.narrow, width], inputs),
+        TensorDescriptor.from_tensor(x, [tile.tail or tile.middle or tile.narrow, width], inputs),
         TensorDescriptor.from_tensor(
             matrices.blocks.view(torch.uint8).view(-1, 128), [8, 128], gl.NVMMASharedLayout(128, 8)
         ),
@@ -648,8 +656,8 @@ def _launch(
         tiles, bias, largest, x_scale, out,
         triton.cdiv(matrices.row_tiles, 8), matrices.row_tiles, matrices.chunks, rows, out.shape[1],
         experts.swiglu_limit, experts.swiglu_alpha, experts.num_experts, inner_scale(experts), 0,
-        WIDE=tile.wide, NARROW=tile.narrow, TAIL=tile.tail, STAGES=tile.num_stages, GATE_UP=is_gate_up,
-        FP8=x.element_size() == 1, num_warps=8, **limits,
+        WIDE=tile.wide, MID=tile.middle, NARROW=tile.narrow, TAIL=tile.tail, STAGES=tile.num_stages,
+        GATE_UP=is_gate_up, FP8=x.element_size() == 1, num_warps=8, **limits,
     )  # fmt: skip
 
 

@@ -3,9 +3,9 @@
 Slots ((token, expert) pairs) are counted and placed by expert in two kernels, and their inputs are copied to
 that order, so that a tile of inputs is one block that the copy engine fetches. The two products are
 ``moe_hopper``'s. An expert's slots are cut into wide tiles; what is left over, if it fits, becomes the tail
-of the last of them, which spares decoding the weights again, or one narrow tile. Tiles with a tail come
-first, narrow ones last, where they even out what multiprocessors have to do. Down's results are rounded to
-bfloat16, one row a slot, and summed in float32.
+of the last of them, which spares decoding the weights again, or one narrow tile, a mid one, or both. The
+longest come first, narrow ones last, where they even out what multiprocessors have to do. Down's results are
+rounded to bfloat16, one row a slot, and summed in float32.
 
 Only for what ``can_be_large`` says; everything else is ``moe``'s.
 """
@@ -48,42 +48,55 @@ def _list_tiles(
     max_tiles,
     EXPERTS: tl.constexpr,
     WIDE: tl.constexpr,
+    MID: tl.constexpr,
     NARROW: tl.constexpr,
     TAIL: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
-    """Entry 0: how many there are. Then (expert, first slot, past the last): wide ones with a tail, others,
-    narrow ones.
+    """Entry 0: how many there are. Then (expert, first slot, past the last), by kind: wide ones with a tail
+    (of more than WIDE slots), wide ones, mid ones (at most MID), narrow ones (at most NARROW).
 
-    An expert's last wide one may have a tail; then none is narrow. A narrow one has at most NARROW slots.
+    An expert's last wide one may have a tail; then nothing is left over. TAIL or MID is 0.
     """
     experts = tl.arange(0, EXPERTS)[None, :]
     begins = (tl.cumsum(totals, 0) - totals)[None, :]
     full = totals // WIDE
     rest = totals - full * WIDE
     tails = ((full > 0) & (rest > 0) & (rest <= TAIL)).to(tl.int32)
-    plains = tl.where(tails > 0, full - 1, (totals + (WIDE - 1 - NARROW)) // WIDE)
-    narrows = (totals > (plains + tails) * WIDE).to(tl.int32) * (1 - tails)
-    tail_ends, plain_ends = tl.cumsum(tails, 0)[None, :], tl.cumsum(plains, 0)[None, :]
-    narrow_ends = tl.cumsum(narrows, 0)[None, :]
-    num_tails, num_plain, num_narrow = tl.sum(tails, 0), tl.sum(plains, 0), tl.sum(narrows, 0)
-    totals, tails, plains, narrows = totals[None, :], tails[None, :], plains[None, :], narrows[None, :]
+    wides = tl.where(tails > 0, full - 1, full + (rest > MID + NARROW).to(tl.int32))
+    left = tl.where(tails > 0, 0, tl.maximum(totals - wides * WIDE, 0))
+    mids = (left > NARROW).to(tl.int32)
+    narrows = (left > mids * MID).to(tl.int32)
+    # Of three kinds: how many an expert has, where its first one begins, and how much one takes. An expert
+    # has several of the wide ones alone.
+    if TAIL > 0:
+        ones, twos = tails, wides
+        one_begins, two_begins = begins + (wides * WIDE)[None, :], begins
+        one_most, two_most = WIDE + TAIL, WIDE
+    else:
+        ones, twos = wides, mids
+        one_begins, two_begins = begins, begins + (wides * WIDE)[None, :]
+        one_most, two_most = WIDE, MID
+    three_begins = begins + (wides * WIDE + mids * MID)[None, :]
+    one_ends, two_ends = tl.cumsum(ones, 0)[None, :], tl.cumsum(twos, 0)[None, :]
+    three_ends = tl.cumsum(narrows, 0)[None, :]
+    num_one, num_two, num_three = tl.sum(ones, 0), tl.sum(twos, 0), tl.sum(narrows, 0)
+    totals, ones, twos, narrows = totals[None, :], ones[None, :], twos[None, :], narrows[None, :]
     if tl.program_id(0) == 0:
-        tl.store(tiles_ptr, num_tails + num_plain + num_narrow)
+        tl.store(tiles_ptr, num_one + num_two + num_three)
     for begin in range(tl.program_id(0) * ENTRIES, max_tiles, tl.num_programs(0) * ENTRIES):
         tile = begin + tl.arange(0, ENTRIES)
         index = tile[:, None]
-        has_tail = index < num_tails
-        is_plain = (index < num_tails + num_plain) & (index >= num_tails)
-        ends = tl.where(has_tail, tail_ends, tl.where(is_plain, plain_ends, narrow_ends))
-        counts = tl.where(has_tail, tails, tl.where(is_plain, plains, narrows))
-        before = tl.where(has_tail, 0, tl.where(is_plain, num_tails, num_tails + num_plain))
-        place = index - before
+        is_one = index < num_one
+        is_two = (index < num_one + num_two) & (index >= num_one)
+        ends = tl.where(is_one, one_ends, tl.where(is_two, two_ends, three_ends))
+        counts = tl.where(is_one, ones, tl.where(is_two, twos, narrows))
+        place = index - tl.where(is_one, 0, tl.where(is_two, num_one, num_one + num_two))
         mine = (place < ends) & (place >= ends - counts)
-        within = tl.where(is_plain, place - ends + counts, plains)
-        first = tl.sum(tl.where(mine, begins + within * WIDE, 0), 1)
+        its_begins = tl.where(is_one, one_begins, tl.where(is_two, two_begins, three_begins))
+        first = tl.sum(tl.where(mine, its_begins + (place - ends + counts) * WIDE, 0), 1)
         past = tl.sum(tl.where(mine, begins + totals, 0), 1)
-        most = tl.where(tile < num_tails, WIDE + TAIL, WIDE)
+        most = tl.where(tile < num_one, one_most, tl.where(tile < num_one + num_two, two_most, NARROW))
         inside = tile < max_tiles
         entry = tiles_ptr + 4 + tile * 4
         tl.store(entry, tl.sum(tl.where(mine, experts, 0), 1), mask=inside)
@@ -103,6 +116,7 @@ def _place_kernel(
     EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
+    MID: tl.constexpr,
     NARROW: tl.constexpr,
     TAIL: tl.constexpr,
     ENTRIES: tl.constexpr,
@@ -126,7 +140,7 @@ def _place_kernel(
     own = (ids[:, None] == experts[None, :]).to(tl.int32)
     before = tl.cumsum(own, 0) - own + (tl.cumsum(totals, 0) - totals + earlier)[None, :]
     tl.store(place_ptr + slots, tl.sum(own * before, 1), mask=inside)
-    _list_tiles(totals, tiles_ptr, max_tiles, EXPERTS, WIDE, NARROW, TAIL, ENTRIES)
+    _list_tiles(totals, tiles_ptr, max_tiles, EXPERTS, WIDE, MID, NARROW, TAIL, ENTRIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,24 +151,23 @@ class Placement:
     tiles: torch.Tensor  # [1 + max tiles, 4] int32: their number; expert, first place, past the last, unused
 
 
-def place_slots(
-    expert_ids: torch.Tensor, num_experts: int, wide: int, narrow: int, tail: int = 0
-) -> Placement:
-    """expert_ids [T, K] int64; sizes: ``tuning.LargeTile``. Stable: an expert's slots keep their order."""
+def place_slots(expert_ids: torch.Tensor, num_experts: int, tile: tuning.LargeTile) -> Placement:
+    """expert_ids [T, K] int64. Stable: an expert's slots keep their order."""
     num_slots, device = expert_ids.numel(), expert_ids.device
     experts = triton.next_power_of_2(num_experts)
     # Slots of one program. Each compares all of its own with all experts, and reads all programs' counts.
     block = 64 if experts > 64 and num_slots <= 8192 else 256
     programs = triton.cdiv(num_slots, block)
-    max_tiles = num_slots // wide + num_experts
+    # What is left over may be a mid and a narrow one.
+    max_tiles = num_slots // tile.wide + num_experts * (2 if tile.middle else 1)
     counts = torch.empty(programs, experts, dtype=torch.int32, device=device)
     place = torch.empty(num_slots, dtype=torch.int32, device=device)
     tiles = torch.empty(1 + max_tiles, 4, dtype=torch.int32, device=device)
     _count_kernel[(programs,)](expert_ids, counts, num_slots, EXPERTS=experts, BLOCK=block, num_warps=8)
     _place_kernel[(programs,)](
         expert_ids, counts, place, tiles, num_slots, max_tiles, programs,
-        EXPERTS=experts, BLOCK=block, WIDE=wide, NARROW=narrow, TAIL=tail, ENTRIES=_ENTRIES,
-        num_warps=8,
+        EXPERTS=experts, BLOCK=block, WIDE=tile.wide, MID=tile.middle, NARROW=tile.narrow, TAIL=tile.tail,
+        ENTRIES=_ENTRIES, num_warps=8,
     )  # fmt: skip
     return Placement(place, tiles)
 
@@ -291,7 +304,7 @@ def moe_large(
 
     fp8 = experts.down_largest is not None
     tile = tuning.large(expert_ids.numel() / experts.num_experts, fp8=fp8)
-    placed = place_slots(expert_ids, experts.num_experts, tile.wide, tile.narrow, tile.tail)
+    placed = place_slots(expert_ids, experts.num_experts, tile)
     if fp8:
         inputs, scale = gather8(normed, placed.place, experts)
         inner = gate_up(inputs, scale, placed.tiles, experts, tile)

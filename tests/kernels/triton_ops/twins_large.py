@@ -27,60 +27,78 @@ def ids_of_counts(counts: list[int]) -> torch.Tensor:
     return ids[torch.randperm(len(ids))].view(-1, 4)
 
 
-def edges(wide: int, narrow: int, tail: int) -> list[int]:
+def edges(tile: tuning.LargeTile) -> list[int]:
     """Counts of slots where an expert's cut changes: none, a tail of 1, a full one, one too many, one after
-    several wide tiles, a lone remainder that is no tail, and what fits neither."""
-    sizes = [
-        wide + tail,
-        0,
-        1,
-        wide,
-        wide + 1,
-        wide + tail + 1,
-        3 * wide + tail,
-        2 * wide + 1,
-        tail,
-        2 * wide,
-    ]
-    return [*sizes, wide + narrow, wide + narrow + 1, wide - 1, 3 * wide + max(tail, narrow) + 1, 0]
+    several wide tiles, a lone remainder that is no tail, what fits neither, and around a mid tile."""
+    wide, mid, narrow, tail = tile.wide, tile.mid, tile.narrow, tile.tail
+    sizes = [wide + tail, 0, 1, wide, wide + 1, wide + tail + 1, 3 * wide + tail, 2 * wide + 1, tail]
+    sizes += [2 * wide, wide + narrow, wide + narrow + 1, wide - 1, 3 * wide + max(tail, narrow) + 1]
+    return [*sizes, mid, mid + 1, wide + mid, 2 * wide + mid + narrow, wide + mid + narrow + 1, 0]
 
 
-CUTS = [(64, 16, 0), (64, 16, 16), (64, 32, 16), (32, 16, 32), (32, 32, 0), (32, 32, 16)]
+def cut(count: int, tile: tuning.LargeTile) -> list[int]:
+    """An expert's tiles by what they hold."""
+    full, rest = divmod(count, tile.wide)
+    wides = [tile.wide] * full
+    if full and 0 < rest <= tile.tail:
+        return [*wides[1:], tile.wide + rest]
+    if tile.narrow < tile.mid < rest <= tile.mid + tile.narrow and tile.mid < tile.wide:
+        return [*wides, tile.mid, rest - tile.mid]
+    return [*wides, rest] if rest else wides
 
 
-@pytest.mark.parametrize(("wide", "narrow", "tail"), CUTS)
+def kind(slots: int, tile: tuning.LargeTile) -> int:
+    """The order of the list: with a tail, wide, mid, narrow."""
+    bounds = (tile.wide, tile.middle or tile.narrow, tile.narrow)
+    return next((number for number, bound in enumerate(bounds) if slots > bound), 3)
+
+
+CUTS = [
+    *[tuning.LargeTile(64, narrow, 3, tail=tail) for narrow, tail in ((16, 0), (16, 16), (32, 16))],
+    *[tuning.LargeTile(32, narrow, 3, tail=tail) for narrow, tail in ((16, 32), (32, 0), (32, 16))],
+    *[tuning.LargeTile(wide, 16, 3, mid=32) for wide in (64, 128, 32)],  # the last has none
+    tuning.LargeTile(64, 32, 3, mid=32),
+    tuning.LargeTile(64, 8, 3, mid=16),
+    tuning.LargeTile(64, 32, 3, mid=48),
+]
+
+
+@pytest.mark.parametrize("tile", CUTS, ids=lambda tile: f"{tile.wide}-{tile.mid}-{tile.narrow}-{tile.tail}")
 @pytest.mark.parametrize(
     ("tokens", "experts", "choose"),
-    [(1, 7, "any"), (90, 7, "some-empty"), (70, 20, "all-the-same"), (50, 70, "any"), (0, 15, "edges")],
+    [
+        (1, 7, "any"),
+        (90, 7, "some-empty"),
+        (70, 20, "all-the-same"),
+        (50, 70, "any"),
+        (0, 20, "edges"),
+        (0, 80, "two-left"),
+    ],
 )
-def test_slots_are_placed_and_cut(
-    tokens: int, experts: int, choose: str, wide: int, narrow: int, tail: int
-) -> None:
+def test_slots_are_placed_and_cut(tokens: int, experts: int, choose: str, tile: tuning.LargeTile) -> None:
     torch.manual_seed(tokens)
     if choose == "edges":
-        ids = ids_of_counts(edges(wide, narrow, tail))
+        ids = ids_of_counts(edges(tile))
+    elif choose == "two-left":  # the longest list for its slots
+        ids = ids_of_counts([tile.mid + 1] * experts)
     else:
         ids = CHOICES[choose](tokens, experts)
-    placed = moe_large.place_slots(ids.to(DEVICE), experts, wide, narrow, tail)
+    placed = moe_large.place_slots(ids.to(DEVICE), experts, tile)
     order = torch.sort(ids.reshape(-1), stable=True).indices
     assert torch.equal(placed.place.cpu().long()[order], torch.arange(ids.numel()))
     owner = torch.full((ids.numel(),), -1)
+    assert int(placed.tiles[0, 0]) < len(placed.tiles)
     entries = placed.tiles[1 : 1 + int(placed.tiles[0, 0]), :3].tolist()
     for expert, first, last in entries:
-        assert 0 <= first < last <= first + wide + tail
+        assert 0 <= first < last <= first + tile.wide + tile.tail
         assert bool((owner[first:last] == -1).all())
         owner[first:last] = expert
     assert torch.equal(owner, ids.reshape(-1)[order])
-    kinds = [1 if last - first > wide else 3 if last - first <= narrow else 2 for _, first, last in entries]
-    assert wide == narrow or kinds == sorted(kinds)  # with a tail, without, narrow
+    kinds = [kind(last - first, tile) for _, first, last in entries]
+    assert tile.wide == tile.narrow or kinds == sorted(kinds)
     for expert, count in enumerate(torch.bincount(ids.reshape(-1), minlength=experts).tolist()):
-        rest, mine = count % wide, [last - first for owner, first, last in entries if owner == expert]
-        if count >= wide and 0 < rest <= tail:
-            assert sorted(mine) == [wide] * (count // wide - 1) + [wide + rest]
-        elif rest:
-            assert sorted(mine, reverse=True) == [wide] * (count // wide) + [rest]
-        else:
-            assert mine == [wide] * (count // wide)
+        mine = [last - first for owner, first, last in entries if owner == expert]
+        assert sorted(mine) == sorted(cut(count, tile))
 
 
 @pytest.mark.parametrize("hidden", [160, 192])
@@ -89,7 +107,7 @@ def test_gathered_rows_are_in_fragment_order_and_padded(hidden: int) -> None:
     packed = pack_experts(expert_tensors(experts, hidden, 96, torch.float32))
     ids = CHOICES["any"](tokens, experts)
     normed = randn(tokens, hidden)
-    placed = moe_large.place_slots(ids.to(DEVICE), experts, 32, 16)
+    placed = moe_large.place_slots(ids.to(DEVICE), experts, tuning.LargeTile(32, 16, 3))
     found = moe_large.gather(normed, placed.place, packed).cpu()
     assert found.shape == (tokens * 4, 192)
     padded = torch.nn.functional.pad(normed.cpu(), (0, 192 - hidden)).view(tokens, 3, 64)
@@ -100,7 +118,7 @@ def test_gathered_rows_are_in_fragment_order_and_padded(hidden: int) -> None:
 def test_combining_sums_in_float32() -> None:
     tokens, hidden = 23, 200
     ids = CHOICES["any"](tokens, 9)
-    place = moe_large.place_slots(ids.to(DEVICE), 9, 32, 16).place
+    place = moe_large.place_slots(ids.to(DEVICE), 9, tuning.LargeTile(32, 16, 3)).place
     parts, gates, x = randn(tokens * 4, hidden), randn(tokens, 4, seed=1), randn(tokens, hidden, seed=2)
     chosen = parts[place.long()].view(tokens, 4, hidden).double()
     expected = x.double() + (chosen * gates.double()[:, :, None]).sum(1)
@@ -111,7 +129,7 @@ def test_gathering_with_a_fixed_scale_saturates() -> None:
     """In numbers that e4m3 has, because the interpreter rounds others wrongly (``twins_e4m3.py``)."""
     tokens, hidden, scale = 5, 160, 0.25
     ids = CHOICES["any"](tokens, 9).to(DEVICE)
-    place = moe_large.place_slots(ids, 9, 32, 16).place
+    place = moe_large.place_slots(ids, 9, tuning.LargeTile(32, 16, 3)).place
     codes = torch.arange(tokens * hidden, dtype=torch.int64).to(torch.uint8).view(torch.float8_e4m3fn).float()
     x = (torch.where(codes.isnan(), 3.0, codes) * scale).view(tokens, hidden).to(DEVICE)
     x[1, 7], x[2, 9] = 1e6, -300.0
@@ -161,7 +179,15 @@ def fp8_layer(
 
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize(
-    "shape", [(256, 64, 3), (256, 64, 2, 0, 1, 32), (128, 32, 5), (128, 32, 4, 0, 1, 32), (64, 32, 4, 80, 2)]
+    "shape",
+    [
+        (256, 64, 3),
+        (256, 64, 2, 0, 1, 32),
+        (256, 64, 3, 0, 1, 0, 128),
+        (128, 32, 5),
+        (128, 32, 4, 0, 1, 32),
+        (64, 32, 4, 80, 2),
+    ],
 )
 @pytest.mark.parametrize("choose", CHOICES)
 @pytest.mark.parametrize(("tokens", "hidden", "inter"), [(65, 160, 96), (300, 192, 352), (1030, 2880, 2880)])
@@ -190,7 +216,15 @@ def test_moe_large(
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("scales", [(None, None), (0.004, 0.006)], ids=["ours", "the-checkpoint's"])
 @pytest.mark.parametrize(
-    "shape", [(256, 64, 5), (256, 64, 5, 0, 1, 32), (128, 32, 8), (128, 32, 7, 0, 1, 32), (64, 32, 5, 80, 2)]
+    "shape",
+    [
+        (256, 64, 5),
+        (256, 64, 5, 0, 1, 32),
+        (256, 64, 5, 0, 1, 0, 128),
+        (128, 32, 8),
+        (128, 32, 7, 0, 1, 32),
+        (64, 32, 5, 80, 2),
+    ],
 )
 @pytest.mark.parametrize(("tokens", "hidden", "inter"), [(65, 160, 96), (300, 192, 352), (1030, 2880, 2880)])
 def test_moe_large_in_fp8(
@@ -219,28 +253,29 @@ def test_moe_large_in_fp8(
 
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "e4m3"])
-@pytest.mark.parametrize("tail", [0, 16, 32, 64])
-@pytest.mark.parametrize(("wide", "narrow", "stages"), [(256, 64, 2), (128, 32, 3)])
+@pytest.mark.parametrize(
+    "tile",
+    [
+        *[tuning.LargeTile(256, 64, 2, tail=tail) for tail in (0, 16, 32, 64)],
+        *[tuning.LargeTile(128, 32, 3, tail=tail) for tail in (0, 16, 32, 64)],
+        *[tuning.LargeTile(256, narrow, 3, mid=128) for narrow in (32, 64)],
+        tuning.LargeTile(128, 32, 4, mid=64),
+    ],
+    ids=lambda tile: f"{tile.wide}-{tile.mid}-{tile.narrow}-{tile.tail}",
+)
 @pytest.mark.parametrize(("hidden", "inter"), [(192, 352), (2880, 2880)])
-def test_tiles_with_tails(
-    hidden: int,
-    inter: int,
-    wide: int,
-    narrow: int,
-    stages: int,
-    tail: int,
-    fp8: bool,
-    monkeypatch: pytest.MonkeyPatch,
+def test_every_kind_of_tile(
+    hidden: int, inter: int, tile: tuning.LargeTile, fp8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every slot is held against the reference by itself: a row of ids is one token's, each of weight 1."""
-    torch.manual_seed(tail)
-    counts = edges(wide, narrow, tail)
+    torch.manual_seed(tile.tail)
+    counts = edges(tile)
     ids = ids_of_counts(counts).view(-1, 1).to(DEVICE)
     tensors = expert_tensors(len(counts), hidden, inter, torch.bfloat16)
     packed = pack_experts(dataclasses.replace(tensors, fp8_activations=fp8))
     normed, x = randn(len(ids), hidden, seed=5).bfloat16(), torch.zeros(len(ids), hidden, device=DEVICE)
     gates = torch.ones(len(ids), 1, device=DEVICE)
-    monkeypatch.setattr(tuning, "large", lambda *_, fp8: tuning.LargeTile(wide, narrow, stages, tail=tail))
+    monkeypatch.setattr(tuning, "large", lambda *_, fp8: tile)
     found = moe_large.moe_large(normed, ids, gates, packed, x.clone())
     if fp8:
         expected = fp8_layer(normed, ids, gates, tensors)
