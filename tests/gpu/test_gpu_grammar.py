@@ -45,6 +45,7 @@ def core(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             ops=request.param,
             max_model_len=1024,
             max_num_seqs=64,
+            num_threads=1,
             block_size=16,
             num_gpu_blocks_override=64 * 64,  # every row's longest; a pool of its own choice is the whole GPU
         )

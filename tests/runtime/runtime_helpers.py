@@ -46,7 +46,13 @@ def write_checkpoint(folder: Path, seed: int = 1) -> Path:
 
 
 def make_engine(folder: Path, **options: Any) -> EngineCore:
-    settings = {"max_model_len": 1024, "max_num_seqs": 8, "num_gpu_blocks_override": 1024, "block_size": 16}
+    settings = {
+        "max_model_len": 1024,
+        "max_num_seqs": 8,
+        "num_gpu_blocks_override": 1024,
+        "block_size": 16,
+        "num_threads": 1,  # test processes share the cores: threads of each would wait for one another
+    }
     core, _ = build_engine(EngineConfig(model=str(folder), **{**settings, **options}))
     return core
 
