@@ -244,9 +244,7 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
         (tuning.large(1024, fp8=True), True, True),
         (tuning.large(1024, fp8=True), False, True),
         (tuning.LargeTile(256, 32, 3, mid=128), True, False),
-        (tuning.LargeTile(256, 32, 5, mid=128), True, True),
         (tuning.LargeTile(256, 64, 3), True, False),
-        (tuning.LargeTile(256, 64, 5, tail=32), True, True),
     ]:
         constants = {"WIDE": tile.wide, "MID": tile.middle, "NARROW": tile.narrow, "TAIL": tile.tail}
         constants |= {"STAGES": tile.num_stages, "GATE_UP": is_gate_up, "FP8": fp8}
