@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from chorale.kernels.crew import Crew
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionMeta:
@@ -160,6 +162,18 @@ class Compiler(Protocol):
 
     num_late: int  # kernels that were compiled when they were needed
 
+    def is_known(self, facts: str) -> bool:
+        """Whether an earlier start has left on disk whatever could be played. If not, this one will have.
+
+        ``facts``: all that kernels depend on beside the code and the machine.
+        """
+        ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether kernels are being compiled."""
+        ...
+
     @property
     def num_kernels(self) -> int:
         """Kernels that were asked for while ``playing``."""
@@ -235,5 +249,6 @@ class Ops:
     # (given, state): writes what ``DecodeState`` calls written. None: ``runtime/decodes.py``.
     decode_inputs: Callable[[DecodeInputs, DecodeState], None] | None = None
 
-    # (threads) -> what compiles this op set's kernels beforehand. None: nothing is compiled.
-    compiler: Callable[[int], Compiler] | None = None
+    # (threads, who hires processes in their place) -> what compiles this op set's kernels beforehand. None:
+    # nothing is compiled.
+    compiler: Callable[[int, Callable[[], Crew | None]], Compiler] | None = None

@@ -49,7 +49,10 @@ class GrammarCache:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="grammar")
 
     def warm(self) -> None:
-        """Build the tokenizer now, in a thread."""
+        """Begin to build the tokenizer, in a thread, which holds the interpreter's lock for most of a second.
+
+        Not needed: a grammar that comes first waits for it, or builds it.
+        """
         if self._vocab_size == VOCAB_SIZE:
             warm_tokenizer()
 
@@ -145,6 +148,12 @@ class Masks:
     def _forbid(self, scores: torch.Tensor, index: slice) -> None:
         octets = self.octets[index]
         scores += self.table.index_select(0, octets.reshape(-1).int()).view(len(octets), -1)
+
+
+def open_masks(device: Device, count: int, table: torch.Tensor) -> Masks:
+    """For so many places, masks that forbid nothing."""
+    words = np.full((count, MASK_WORDS), -1, np.int32)
+    return Masks(np.arange(count), device.upload(words).view(torch.uint8), table)
 
 
 def _bias_table(device: torch.device) -> torch.Tensor:

@@ -20,6 +20,7 @@ from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import CacheGroup, EngineLimits, RowStart, SamplingSpec, StepPlan
 from chorale.kernels import select_ops
+from chorale.kernels.crew import Crew, hire
 from chorale.kernels.ops import Compiler, Ops
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
@@ -45,7 +46,16 @@ from chorale.runtime.mixed import Mixed
 from chorale.runtime.resolve import Resolved, resolve
 from chorale.runtime.sampler import Sampler
 from chorale.runtime.worker import Worker
-from chorale.serve.rehearsal import Stage, UncapturedDevice, eager_plans, rehearse, shortened
+from chorale.serve.facts import kernel_facts
+from chorale.serve.rehearsal import (
+    OpenGrammars,
+    Stage,
+    UncapturedDevice,
+    eager_plans,
+    masked_plans,
+    rehearse,
+    shortened,
+)
 
 log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, E4M3: torch.float8_e4m3fn}
@@ -81,8 +91,12 @@ def _silent(phase: str, fraction: float | None = None, message: str = "") -> Non
     return None
 
 
-def build_engine(config: EngineConfig, progress: Progress | None = None) -> tuple[EngineCore, EngineInfo]:
+def build_engine(
+    config: EngineConfig, progress: Progress | None = None, crew: Crew | None = None
+) -> tuple[EngineCore, EngineInfo]:
     """Find, load, allocate, warm up. Raises ``ConfigError`` (and its kin) for what cannot run.
+
+    ``crew``: processes that compile, if they were spawned already; they are dismissed here.
 
     Phases: "download", "device", "load", with Triton "compile", "kv_pool", "warm_up" and, with CUDA graphs,
     "graphs".
@@ -100,8 +114,10 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
         threads = config.num_threads or default_threads(model_config.num_parameters)
         device = open_device(config.device, threads)
         grammars = GrammarCache(model_config.vocab_size)
-        grammars.warm()
         ops = select_ops(config.ops, str(device.torch_device), dense_experts=model_config.dense_experts)
+    compiler = None
+    if ops.compiler is not None:
+        compiler = ops.compiler(cpu_count(), lambda: crew or hire(cpu_count()))
     resolved = resolve(
         config,
         model_config,
@@ -114,26 +130,29 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> tupl
         fp8 = config.moe_activation_dtype == "fp8"
         model = load_model(folder, model_config, ops, resolved, device, phases.report, fp8_activations=fp8)
         device.trim()
-    compiler = None
-    if ops.compiler is not None:
+    if compiler is not None:
         with phases.phase("compile"):
-            compiler = ops.compiler(cpu_count())
             try:
-                compile_kernels(compiler, model, resolved, device, grammars, phases.report)
+                if not compiler.is_known(kernel_facts(model, resolved)):
+                    compile_kernels(compiler, model, resolved, device, grammars, phases.report)
             except Exception as error:  # then steps compile what they need, as they need it
                 log.warning("kernels are not compiled beforehand: %s: %s", type(error).__name__, error)
             device.trim()
     with phases.phase("kv_pool", _pool_message(resolved)):
         kv = allocate_kv(model_config, resolved, device)
-        executor = make_executor(model, kv, resolved, device, grammars)
+        executor = make_executor(model, kv, resolved, device, GrammarRows(device, grammars))
     with phases.phase("warm_up"):
         warm_up(executor, resolved)
+    executor.later(lambda _: grammars.warm())  # before what is left to capture
     if resolved.graph_rows:
         with phases.phase("graphs"):
-            capture_first(executor, resolved, phases.report)
+            is_busy = compiler is not None and compiler.is_busy  # a capture would wait for its kernels
+            capture_first(executor, resolved, phases.report, 0 if is_busy else _CAPTURE_SECONDS)
     if compiler is not None:
         compiler.calm_down()
         log.debug("%d kernels; %d were not foreseen", compiler.num_kernels, compiler.num_late)
+    if crew is not None and (compiler is None or not compiler.is_busy):
+        crew.dismiss()
     core = EngineCore(resolved.limits, executor, grammars=grammars)
     return core, _info(config, model, resolved, device, phases.seconds)
 
@@ -173,14 +192,18 @@ def compile_kernels(
     """
     small = replace(resolved, limits=replace(resolved.limits, num_blocks=1))
     cut, stand_in = shortened(model), UncapturedDevice(device)
+    eager, rows = replace(small, graph_rows=()), GrammarRows(device, grammars)
     kv = allocate_kv(model.config, small, device)
     stage = Stage(
-        captured=make_executor(cut, kv, small, stand_in, grammars),
-        launched=make_executor(cut, kv, replace(small, graph_rows=()), stand_in, grammars),
+        captured=make_executor(cut, kv, small, stand_in, rows),
+        launched=make_executor(cut, kv, eager, stand_in, rows),
+        masked=make_executor(cut, kv, eager, stand_in, OpenGrammars(device, grammars)),
     )
     pieces = preparations(resolved.graph_rows, resolved.limits).values() if resolved.graph_rows else ()
     plans = eager_plans(resolved.limits, resolved.graph_rows)
-    needed = rehearse(compiler, stage, pieces, plans)
+    masked, first = masked_plans(resolved.limits), first_plan(small.limits)
+    needed = rehearse(compiler, stage, pieces, plans, masked, first)
+    grammars.warm()  # while there is nothing to do but wait
 
     def tell(done: int, count: int) -> None:
         report("compile", done / max(count, 1), f"kernels: {done} of {count}")
@@ -206,7 +229,7 @@ def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[
 
 
 def make_executor(
-    model: GptOss, kv: list[torch.Tensor], resolved: Resolved, device: Device, grammars: GrammarCache
+    model: GptOss, kv: list[torch.Tensor], resolved: Resolved, device: Device, grammar: GrammarRows
 ) -> LocalExecutor:
     limits = resolved.limits
     buffers = Buffers(
@@ -221,16 +244,20 @@ def make_executor(
     if resolved.graph_rows:
         decodes = Decodes(device, model, kv, buffers, sampler, resolved.graph_rows, limits.max_model_len)
         mixed = Mixed(device, model, kv, buffers, limits.max_model_len)
-    grammar = GrammarRows(device, grammars)
     return LocalExecutor(Worker(device, model, kv, buffers, sampler, grammar, decodes, mixed))
 
 
 def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:
-    """One token in row 0, in pages 0 and 1 of a pool that nobody uses yet. Raises ``EngineError``."""
+    """The first step, in a pool that nobody uses yet. Raises ``EngineError``."""
+    executor.execute(first_plan(resolved.limits)).result()
+
+
+def first_plan(limits: EngineLimits) -> StepPlan:
+    """One token in row 0, in the first two pages, or one where there is no second."""
     one = np.zeros(1, np.int32)
-    plan = StepPlan(
+    return StepPlan(
         step_id=-1,
-        starts=(RowStart(0, one, 1, SamplingSpec(), 0, resolved.limits.eos_token_ids),),
+        starts=(RowStart(0, one, 1, SamplingSpec(), 0, limits.eos_token_ids),),
         rows=one,
         num_computed=one,
         num_new=one + 1,
@@ -239,9 +266,8 @@ def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:
         append_row=np.zeros(2, np.int32),
         append_group=np.array([CacheGroup.FULL, CacheGroup.WINDOW], np.int32),
         append_index=np.zeros(2, np.int32),
-        append_block=np.array([0, 1], np.int32),
+        append_block=np.array([0, min(1, limits.num_blocks - 1)], np.int32),
     )
-    executor.execute(plan).result()
 
 
 def capture_first(

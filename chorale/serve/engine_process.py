@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib.util
 import logging
+import os
 import signal
 import socket
 import sys
@@ -15,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -24,6 +27,8 @@ from chorale.client.wire import Abort, Bye, Submit, ToEngine
 from chorale.config import EngineConfig
 from chorale.engine.types import GenerateRequest
 from chorale.errors import ChoraleError, ConfigError
+from chorale.kernels import crew
+from chorale.runtime.hardware import cpu_count
 from chorale.serve.boot import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -42,6 +47,7 @@ from chorale.serve.heart import Heart
 from chorale.serve.mailbox import Mailbox
 
 log = logging.getLogger(__name__)
+_NVIDIA = "/dev/nvidiactl"  # there is a driver, and so perhaps a GPU
 QUIET = 1.0  # seconds without work after which a client in a tight loop of requests is not in sight
 IDLE_WAIT = 0.5  # seconds; how often an idle engine looks for clients that vanished
 
@@ -202,11 +208,21 @@ def open_cuda() -> None:
 
 def main() -> int:
     start = read_start(sys.stdin.buffer, EngineStart)
+    helpers = None
     if start.config.device != "cpu":
+        helpers = early_crew(start.config)
         threading.Thread(target=open_cuda, name="cuda", daemon=True).start()
     from chorale.serve.build import build_engine  # imports torch: only here, never in the HTTP process
 
-    return run_engine_process(start, build_engine)
+    return run_engine_process(start, partial(build_engine, crew=helpers))
+
+
+def early_crew(config: EngineConfig) -> crew.Crew | None:
+    """Processes that compile, if kernels will probably be wanted: both sides import at the same time."""
+    has_triton = config.ops != "reference" and importlib.util.find_spec("triton") is not None
+    if not has_triton or not os.path.exists(_NVIDIA) or crew.was_here():
+        return None
+    return crew.hire(cpu_count())
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from chorale.engine.types import EngineLimits, RowStart, SamplingSpec, StepPlan
 from chorale.kernels.ops import Compiler
@@ -20,6 +21,7 @@ from chorale.model.gpt_oss import GptOss
 from chorale.runtime.buckets import row_sizes
 from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.grammar import GrammarRows, Masks, open_masks
 from chorale.runtime.worker import Worker
 
 _LAYERS = 2  # one of either kind
@@ -46,6 +48,13 @@ def _nothing() -> None:
     return None
 
 
+class OpenGrammars(GrammarRows):
+    """Every row has a grammar, which allows every token; no compiler of grammars is asked."""
+
+    def masks(self, rows: npt.NDArray[np.int32]) -> Masks | None:
+        return open_masks(self._device, len(rows), self._table)
+
+
 def shortened(model: GptOss, layers: int = _LAYERS) -> GptOss:
     """The same model, cut off after some layers; shares its weights."""
     found = copy.copy(model)
@@ -59,6 +68,7 @@ class Stage:
 
     captured: LocalExecutor
     launched: LocalExecutor
+    masked: LocalExecutor  # as launched, and every row has a grammar
 
 
 def rehearse(
@@ -66,10 +76,15 @@ def rehearse(
     stage: Stage,
     pieces: Iterable[tuple[Action, bool]],
     plans: Iterable[StepPlan],
+    masked: Iterable[StepPlan],
+    first: StepPlan,
 ) -> int:
-    """Play all ``pieces`` (and whether they are first) and ``plans``; returns how many kernels the first
-    ones need. Raises ``EngineError``.
+    """Play the ``first`` step, all ``pieces`` (and whether they are first), ``plans``, and ``masked`` steps.
+
+    Returns how many kernels the first step and the first pieces need. Raises ``EngineError``.
     """
+    with compiler.playing():
+        stage.captured.execute(first).result()
     needed, ordered = 0, sorted(pieces, key=lambda piece: not piece[1])
     for action, is_first in ordered:
         with compiler.playing():
@@ -79,6 +94,9 @@ def rehearse(
     for plan in plans:
         with compiler.playing():
             stage.launched.execute(plan).result()
+    for plan in masked:
+        with compiler.playing():
+            stage.masked.execute(plan).result()
     return needed or compiler.num_kernels
 
 
@@ -97,6 +115,13 @@ def eager_plans(limits: EngineLimits, graph_rows: Sequence[int]) -> Iterator[Ste
     for tokens in eager_sizes(most):
         rows = min(40, tokens, rows_most)
         yield eager_plan(min(tokens, rows * limits.max_model_len), rows, limits, filtered=False)
+
+
+def masked_plans(limits: EngineLimits) -> Iterator[StepPlan]:
+    """Sampling under a grammar: few rows or many, with filters or without."""
+    for rows in sorted({1, min(16, limits.max_num_seqs)}):
+        for filtered in (False, True):
+            yield eager_plan(rows, rows, limits, filtered=filtered)
 
 
 def eager_sizes(most: int) -> list[int]:

@@ -2,14 +2,18 @@
 
 Triton compiles a kernel when it is first launched, in the launching thread. While ``Compiling.playing`` is
 in force, launches of its thread end where a kernel would go to the device: what is not in memory becomes a
-job for threads (the compiler's passes and ptxas run without the interpreter's lock; only the walk over a
-kernel's syntax tree, a fifth of the time, holds it). Arguments are specialised by the same code as in a real
-launch, so that launch finds its kernel. One that is still being compiled is waited for; one that nobody
-played is compiled on the spot, and counted.
+job for threads. Arguments are specialised by the same code as in a real launch, so that launch finds its
+kernel. One that is still being compiled is waited for; one that nobody played is compiled on the spot, and
+counted.
 
-This rests on two things that Triton does not promise (3.6 and 3.9 have both): ``JITFunction.run`` with
-``warmup``, and the hook of its own ``AsyncCompileMode``, of which this is another form: that one waits for
-all kernels before any is launched.
+With a crew, a thread has one of its processes compile into Triton's disk cache, and then reads it from there
+by the very call that would have compiled it: whatever goes wrong on the way, that call does the work.
+Without, threads compile (passes and ptxas run without the interpreter's lock, which the rest fights for): so
+they begin when there is nothing left to play, and stop when the first kernels are there, until steps run.
+
+This rests on three things that Triton does not promise (3.6 and 3.9 have them): ``JITFunction.run`` with
+``warmup``, the hook of its own ``AsyncCompileMode``, of which this is another form (that one waits for all
+kernels before any is launched), and, with a crew, the names of what the hook's function has closed over.
 """
 
 from __future__ import annotations
@@ -22,7 +26,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
+
+from chorale.kernels.crew import Crew
+from chorale.kernels.triton.compile_process import describe, prepare_launcher
+from chorale.kernels.triton.marker import Marker, is_cached
 
 log = logging.getLogger(__name__)
 _CALM_THREADS = 2  # beside steps: each may hold the interpreter's lock for 5 ms
@@ -76,35 +85,53 @@ class Job:
 
 
 class Compiling:
-    """``Ops.compiling``. Owned by the thread that launches."""
+    """``Ops.compiler``. Owned by the thread that launches."""
 
-    def __init__(self, threads: int) -> None:
-        self._most = max(1, threads)
+    def __init__(self, threads: int, crew: Callable[[], Crew | None] = lambda: None) -> None:
+        """``crew``: hires what compiles in place of threads, which then only wait for it."""
+        self._hire, self._threads = crew, max(1, threads)
+        self._crew: Crew | None = None
+        self._most = 0  # threads that may run now
+        self._is_calm = self._is_whole = self._is_known = self._is_playing = False
+        self._marker: Marker | None = None
         self._jobs: dict[str, Job] = {}
         self._fresh: list[Job] = []
         self._queue: deque[Job] = deque()
         self._changed = threading.Condition()
         self._running = 0
         self._num_done = 0
-        self._is_playing = False
+        self._kernels: set[tuple[str, str]] = set()  # those done, as ``Marker`` wants them
+        self._num_failed = 0
         self.num_late = 0  # kernels that no play asked for
+        self.num_here = 0  # kernels that the crew was to compile, and this process did
+        # A hash of all of Triton, which its keys begin with, and which takes most of a second.
+        threading.Thread(target=triton_key, name="triton-key", daemon=True).start()
+
+    def is_known(self, facts: str) -> bool:
+        """Whether an earlier start that ``facts`` describe has left all its kernels on disk. Then nothing
+        need be played. Else that will be remembered, once all that was played has been compiled.
+        """
+        self._marker = Marker(facts)
+        self._is_known = self._marker.is_valid()
+        if self._is_known:
+            _hook(self)
+        return self._is_known
 
     @contextmanager
     def playing(self) -> Iterator[None]:
-        """Launches of this thread only compile. Afterwards the threads have what is new.
+        """Launches of this thread only compile. Afterwards the crew has what is new; threads have it once
+        they are waited for.
 
         Raises ``ImportError`` with a Triton that has no such hook.
         """
-        from triton.runtime import _async_compile
-
         original, owner = JITFunction.run, threading.get_ident()
 
         def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
             is_ours = threading.get_ident() == owner
             return original(self, *args, grid=grid, warmup=warmup or is_ours, **options)
 
-        # Stays: a launch of a kernel that is on its way must find it.
-        _async_compile.active_mode.set(self)  # type: ignore[arg-type]
+        _hook(self)  # stays: a launch of a kernel that is on its way must find it
+        self._hire_crew()
         JITFunction.run = run
         self._is_playing = True
         try:
@@ -112,7 +139,16 @@ class Compiling:
         finally:
             self._is_playing = False
             JITFunction.run = original
-            self._start_fresh()
+            with self._changed:
+                self._queue.extend(self._fresh)
+                self._fresh.clear()
+            self._start()
+
+    def _hire_crew(self) -> None:
+        if self._crew is None:
+            self._crew, self._hire = self._hire(), lambda: None
+            if self._crew is not None:
+                self._most = self._threads = self._crew.size
 
     def submit(
         self, key: str, compile_: Callable[[], Any], keep: Callable[[Any], None], _cleanup: Any = None
@@ -120,15 +156,40 @@ class Compiling:
         """What Triton calls with a kernel that it does not have."""
         found = self._jobs.get(key)
         if found is None:
-            found = self._jobs[key] = Job(compile_)
+            apart = compile_ if self._crew is None or not self._is_playing else self._apart(key, compile_)
+            found = self._jobs[key] = Job(apart)
             if self._is_playing:
                 self._fresh.append(found)
             else:
-                self._compile_late(found)
+                self._compile_late(found, key, compile_)
         found.keep(keep)
         return found if self._is_playing else found.result()
 
-    def _compile_late(self, job: Job) -> None:
+    def _apart(self, key: str, compile_: Callable[[], Any]) -> Callable[[], Any]:
+        """``compile_``, after a process of the crew has left on disk what it looks for."""
+
+        def compile_after() -> Any:
+            try:
+                told = _arguments(compile_)
+                source = told["src"]
+                if not is_cached(key, source.name):
+                    task = describe(source, told["target"], told["options"].__dict__, told["env_vars"])
+                    if not (self._crew is not None and self._crew.run(task) and is_cached(key, source.name)):
+                        self._count_here()
+            except Exception:  # then there is nothing on disk
+                self._count_here()
+                log.debug("a kernel cannot be given away", exc_info=True)
+            return compile_()
+
+        return compile_after
+
+    def _count_here(self) -> None:
+        with self._changed:
+            self.num_here += 1
+
+    def _compile_late(self, job: Job, key: str, compile_: Callable[[], Any]) -> None:
+        if self._is_known and is_cached(key, _arguments(compile_)["src"].name):
+            return
         self.num_late += 1
         start = time.perf_counter()
         name = job.result().metadata.name
@@ -139,25 +200,40 @@ class Compiling:
         """So far, those that are compiled and those that will be."""
         return len(self._jobs) - self.num_late
 
+    @property
+    def is_busy(self) -> bool:
+        with self._changed:
+            return bool(self._queue or self._running)
+
     def wait(self, count: int, report: Callable[[int, int], None]) -> None:
         """Until the first ``count`` kernels are there; ``report`` is called with how many are, and of how
-        many. A kernel that does not compile raises where it is launched."""
+        many. A kernel that does not compile raises where it is launched. Everything has been played."""
+        self._is_whole = True
+        self._allow(_CALM_THREADS if self._is_calm else self._threads)
         with self._changed:
             while self._num_done < count:
                 report(self._num_done, count)
                 self._changed.wait(0.1)
+        if self._crew is None and not self._is_calm:
+            self._allow(0)
         report(count, count)
+        self._end()
 
     def calm_down(self) -> None:
         """Few threads from now on: steps run beside them."""
-        self._most = min(self._most, _CALM_THREADS)
+        self._is_calm = True
+        self._allow(min(self._threads, _CALM_THREADS))
+        self._end()
 
-    def _start_fresh(self) -> None:
+    def _allow(self, most: int) -> None:
         with self._changed:
-            self._queue.extend(self._fresh)
-            self._fresh.clear()
-            missing = min(self._most, len(self._queue) + self._running) - self._running
-            self._running += max(0, missing)
+            self._most = most
+        self._start()
+
+    def _start(self) -> None:
+        with self._changed:
+            missing = max(0, min(self._most - self._running, len(self._queue)))
+            self._running += missing
         for _ in range(missing):
             # A daemon: nobody waits for kernels that were not needed when the process ends.
             threading.Thread(target=self._work, name="compile", daemon=True).start()
@@ -167,12 +243,50 @@ class Compiling:
             with self._changed:
                 if not self._queue or self._running > self._most:
                     self._running -= 1
-                    return
+                    break
                 job = self._queue.popleft()
+            self._do(job)
+        self._end()
+
+    def _do(self, job: Job) -> None:
+        kernel = None
+        try:
+            kernel = job.result()
+            prepare_launcher(kernel)
+        except Exception:
+            log.debug("a kernel does not compile; its launch will say why", exc_info=True)
+        with self._changed:
+            self._num_done += 1
+            if kernel is None:
+                self._num_failed += 1
+            else:
+                self._kernels.add((kernel.hash, kernel.src.name))
+            self._changed.notify_all()
+
+    def _end(self) -> None:
+        """If all is done, for ever: the crew goes, and what is on disk is written down."""
+        with self._changed:
+            if self._queue or self._running or not (self._is_whole or self._is_calm):
+                return
+            crew, self._crew = self._crew, None
+            marker, self._marker = self._marker, None
+        if crew is not None:
+            crew.dismiss()
+        if marker is not None and self._is_whole and not self._num_failed and not self._is_known:
             try:
-                job.result()
-            except Exception:
-                log.debug("a kernel does not compile; its launch will say why", exc_info=True)
-            with self._changed:
-                self._num_done += 1
-                self._changed.notify_all()
+                marker.write(self._kernels)
+            except (OSError, RuntimeError) as error:
+                log.debug("the next start will look for its kernels again: %s", error)
+
+
+def _hook(compiling: Compiling) -> None:
+    from triton.runtime import _async_compile
+
+    _async_compile.active_mode.set(compiling)  # type: ignore[arg-type]
+
+
+def _arguments(compile_: Callable[[], Any]) -> dict[str, Any]:
+    """Of ``triton.compile``, from Triton's function that will call it. Raises ``AttributeError``, ..."""
+    cells: Any = compile_.__closure__  # type: ignore[attr-defined]
+    names = compile_.__code__.co_freevars  # type: ignore[attr-defined]
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}

@@ -1,6 +1,6 @@
 """Does the rehearsal find every kernel of every step? A script: needs Triton, no GPU.
 
-    python tests/kernels/triton_ops/rehearse_steps.py 20b|120b [--compile THREADS] [-v]
+    python tests/kernels/triton_ops/rehearse_steps.py 20b|120b [--compile THREADS [--crew]] [-v]
 
 Tensors of the CPU pass for a Hopper GPU's, the driver is a stand-in, and nothing is compiled, unless told so:
 what counts are the keys by which Triton tells kernels apart. Steps are rehearsed as at start-up; then other
@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from chorale.config import EngineConfig
+from chorale.kernels.crew import Crew
 from chorale.kernels.triton import experts, launch, linear, moe_hopper, moe_large, qkv, route
 from chorale.kernels.triton.compiling import Compiling
 from chorale.kernels.triton.ops import TRITON_OPS
@@ -31,7 +32,7 @@ from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.gpt_oss import GptOss, LayerWeights, QkvWeights, RouterWeights, Weights
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.grammar import GrammarCache
+from chorale.runtime.grammar import GrammarCache, GrammarRows, Masks, open_masks
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import Resolved, resolve
 from chorale.serve import build
@@ -60,7 +61,8 @@ compiled: list[str] = []
 
 def _compile(source: Any, **_: Any) -> Any:
     compiled.append(source.name)
-    return SimpleNamespace(metadata=SimpleNamespace(name=source.name))
+    target = GPUTarget("stand-in", 90, 32)
+    return SimpleNamespace(metadata=SimpleNamespace(name=source.name, target=target), src=source, hash="")
 
 
 def pretend() -> None:
@@ -141,7 +143,20 @@ def launch_nothing() -> None:
     )
 
 
-def serve(executor: LocalExecutor, found: Resolved) -> None:
+class SomeGrammars(GrammarRows):
+    """While there are ``some``, every other row of a step has a grammar."""
+
+    some = False
+
+    def masks(self, rows: np.ndarray) -> Masks | None:
+        places = np.arange(0, len(rows), 2)
+        if not self.some or not len(places):
+            return None
+        found = open_masks(self._device, len(places), self._table)
+        return Masks(places, found.octets, found.table)
+
+
+def serve(executor: LocalExecutor, found: Resolved, grammar: SomeGrammars) -> None:
     """What comes after the rehearsal: captures, and steps without a graph, of any size."""
     build.warm_up(executor, found)
     build.capture_first(executor, found, lambda *_: None, budget=0)
@@ -153,19 +168,22 @@ def serve(executor: LocalExecutor, found: Resolved) -> None:
         rows = int(random.integers(1, limits.max_num_seqs + 1))
         tokens = int(random.integers(rows, limits.max_num_batched_tokens + 1))
         tokens = min(tokens, rows * limits.max_model_len)
+        grammar.some = number % 3 == 0
         executor.execute(eager_plan(tokens, rows, limits, filtered=number % 4 == 0)).result()
 
 
-def main(size: str, threads: int) -> None:
-    """``threads``: compile in so many. 0: compile nothing."""
+def main(size: str, threads: int, with_crew: bool) -> None:
+    """``threads``: compile in so many, or in so many processes. 0: compile nothing."""
     logging.basicConfig(level=logging.DEBUG, format="%(message)s")
+    begin, crew = time.perf_counter(), Crew(threads) if with_crew else None
     pretend()
     if not threads:
         triton.compiler.compile = triton.compiler.compiler.compile = _compile
     # A small vocabulary: logits are the only large tensors that would be filled.
     config = make_config(**{**SHAPES[size], "layers": 4}, vocab=5000)
     found, grammars = resolved_for(config), GrammarCache(config.vocab_size)
-    model, compiler = make_model(config), Compiling(threads or 2)
+    model, compiler = make_model(config), Compiling(threads or 2, lambda: crew)
+    print(f"made after {time.perf_counter() - begin:.1f} s")
     begin, playing, cpu = time.perf_counter(), time.thread_time(), time.process_time()
     build.compile_kernels(compiler, model, found, DEVICE, grammars, lambda *_: None)
     first = time.perf_counter() - begin
@@ -174,13 +192,17 @@ def main(size: str, threads: int) -> None:
     playing, cpu = time.thread_time() - playing, time.process_time() - cpu
     launch_nothing()
     kv = build.allocate_kv(config, found, DEVICE)
-    serve(build.make_executor(model, kv, found, DEVICE, grammars), found)
+    grammar = SomeGrammars(DEVICE, grammars)
+    serve(build.make_executor(model, kv, found, DEVICE, grammar), found, grammar)
     print(f"first kernels after {first:.1f} s, all after {seconds:.1f} s")
     print(f"{cpu:.1f} s of CPU, of it {playing:.1f} s playing, without child processes")
     print(f"{compiler.num_kernels} kernels found, {compiler.num_late} not foreseen")
+    if crew is not None:
+        print(f"{compiler.num_here} kernels were left to this process")
     if "-v" in sys.argv:
         print(collections.Counter(compiled))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[sys.argv.index("--compile") + 1]) if "--compile" in sys.argv else 0)
+    count = int(sys.argv[sys.argv.index("--compile") + 1]) if "--compile" in sys.argv else 0
+    main(sys.argv[1], count, "--crew" in sys.argv)

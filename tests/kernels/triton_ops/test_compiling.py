@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from triton.backends.compiler import GPUTarget
+
 from chorale.kernels.triton.compiling import Compiling, Job
 
 
@@ -26,7 +28,8 @@ def context() -> Iterator[None]:
 
 
 def kernel(name: str) -> Any:
-    return SimpleNamespace(metadata=SimpleNamespace(name=name), function=name)
+    metadata = SimpleNamespace(name=name, target=GPUTarget("none", 90, 32))
+    return SimpleNamespace(metadata=metadata, function=name, hash="", src=SimpleNamespace(name=name))
 
 
 def ask(compiling: Compiling, cache: dict[str, Any], name: str, make: Callable[[], Any] | None = None) -> Any:

@@ -1,0 +1,196 @@
+"""The note that a start's kernels are all on disk: when it holds, and everything that makes it worthless."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.cache import get_cache_manager
+
+from chorale.kernels.crew import MARKERS
+from chorale.kernels.triton import marker as markers
+from chorale.kernels.triton.compiling import Compiling
+from chorale.kernels.triton.marker import Marker, is_cached
+
+FACTS = "20b, 64 rows"
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty disk cache, a machine with a Hopper GPU, and no hook afterwards."""
+    from triton.runtime import _async_compile
+
+    token = _async_compile.active_mode.set(None)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(markers, "_SOURCES", make_sources(tmp_path / "sources"))
+    set_target(monkeypatch, 90)
+    yield tmp_path / "cache"
+    _async_compile.active_mode.reset(token)
+
+
+def make_sources(folder: Path) -> Path:
+    (folder / "kernels" / "triton").mkdir(parents=True)
+    (folder / "kernels" / "triton" / "norm.py").write_text("x = 1\n")
+    (folder / "runtime").mkdir()
+    (folder / "runtime" / "buckets.py").write_text("sizes = 1, 2\n")
+    return folder
+
+
+def set_target(monkeypatch: pytest.MonkeyPatch, arch: int) -> None:
+    active = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", arch, 32))
+    monkeypatch.setattr(markers.triton.runtime, "driver", SimpleNamespace(active=active))
+
+
+def put_kernel(key: str) -> tuple[str, str]:
+    """On disk, as Triton leaves it."""
+    import hashlib
+
+    hash_ = hashlib.sha256(key.encode()).hexdigest()
+    get_cache_manager(hash_).put_group("norm.json", {})
+    assert is_cached(key, "norm")
+    return hash_, "norm"
+
+
+def written() -> Marker:
+    found = Marker(FACTS)
+    found.write([put_kernel("a"), put_kernel("b")])
+    return found
+
+
+def test_a_mark_that_was_written_holds() -> None:
+    assert not Marker(FACTS).is_valid()
+    written()
+    assert Marker(FACTS).is_valid()
+
+
+CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
+    "another GPU": lambda patch: set_target(patch, 80),
+    "another Triton": lambda patch: patch.setattr(triton, "__version__", "9.9"),
+    "another torch": lambda patch: patch.setattr(torch, "__version__", "9.9"),
+    "a setting of Triton's": lambda patch: patch.setenv("TRITON_DEFAULT_FP_FUSION", "0"),
+    "another kernel": lambda _: (markers._SOURCES / "kernels" / "triton" / "norm.py").write_text("x = 2\n"),
+    "a new kernel": lambda _: (markers._SOURCES / "kernels" / "new.py").write_text(""),
+    "other sizes of steps": lambda _: (markers._SOURCES / "runtime" / "buckets.py").write_text("sizes = 1\n"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_it_does_not_hold_after(
+    change: Callable[[pytest.MonkeyPatch], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written()
+    change(monkeypatch)
+    assert not Marker(FACTS).is_valid()
+
+
+def test_it_does_not_hold_for_another_start() -> None:
+    written()
+    assert not Marker("120b, 64 rows").is_valid()
+
+
+def test_it_does_not_hold_without_one_of_its_kernels(cache: Path) -> None:
+    written()
+    folder = Path(get_cache_manager(put_kernel("b")[0]).get_file("__grp__norm.json") or "").parent
+    shutil.rmtree(folder)
+    assert not Marker(FACTS).is_valid()
+
+
+def test_it_goes_with_the_cache(cache: Path) -> None:
+    written()
+    shutil.rmtree(cache)
+    assert not Marker(FACTS).is_valid()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", '{"key": 1}', '{"key": "KEY"}', '{"key": "KEY", "kernels": []}',
+     '{"key": "KEY", "kernels": [["ab"]]}', '{"key": "KEY", "kernels": 5}',
+     '{"key": "KEY", "kernels": [[1, 2]]}'],
+)  # fmt: skip
+def test_a_broken_one_does_not_hold(content: str) -> None:
+    mark = written()
+    path = Path(get_cache_manager(MARKERS).get_file(f"{mark._key}.json") or "")
+    assert json.loads(path.read_text())["kernels"]
+    path.write_text(content.replace("KEY", mark._key))
+    assert not Marker(FACTS).is_valid()
+    path.write_bytes(b"\xff\x00")
+    assert not Marker(FACTS).is_valid()
+
+
+def play(*names: str, fails: bool = False) -> Compiling:
+    compiler = Compiling(2)
+    assert not compiler.is_known(FACTS)
+    with compiler.playing():
+        for name in names:
+            compiler.submit(name, maker(name, fails), lambda _: None)
+    compiler.wait(1, lambda *_: None)
+    return compiler
+
+
+def maker(name: str, fails: bool = False) -> Callable[[], Any]:
+    src = SimpleNamespace(name="norm")
+
+    def compile_() -> Any:
+        if fails:
+            raise RuntimeError("no such instruction")
+        metadata = SimpleNamespace(name="norm", target=GPUTarget("none", 90, 32))
+        return SimpleNamespace(hash=put_kernel(name)[0], src=src, metadata=metadata)
+
+    return compile_
+
+
+def is_written_soon(seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while not Marker(FACTS).is_valid() and time.monotonic() < end:
+        time.sleep(0.01)
+    return Marker(FACTS).is_valid()
+
+
+def test_a_start_whose_kernels_all_compile_is_known_to_the_next() -> None:
+    compiler = play("a", "b", "c")
+    compiler.calm_down()  # what is not needed first is compiled beside steps
+    assert is_written_soon()
+    assert Compiling(2).is_known(FACTS)
+
+
+def test_a_start_in_which_a_kernel_fails_is_not() -> None:
+    play("a", fails=True).calm_down()
+    assert not is_written_soon(0.5)
+
+
+def test_a_start_that_was_not_played_to_its_end_is_not() -> None:
+    compiler = Compiling(2)
+    assert not compiler.is_known(FACTS)
+    with compiler.playing():
+        compiler.submit("a", maker("a"), lambda _: None)
+    compiler.calm_down()  # a later piece could not be played
+    assert not is_written_soon(0.5)
+
+
+def test_a_known_start_compiles_what_is_missing_all_the_same() -> None:
+    play("a").calm_down()
+    assert is_written_soon()
+    compiler = Compiling(2)
+    assert compiler.is_known(FACTS)
+    assert compiler.submit("a", maker("a"), lambda _: None).src.name == "norm"
+    assert compiler.num_late == 0  # from disk
+    assert compiler.submit("new", maker("new"), lambda _: None).src.name == "norm"
+    assert compiler.num_late == 1
+
+
+def test_sources_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    rooms = [markers._SOURCES / room for room in markers._ROOMS]
+    assert all(any(room.glob("*.py")) for room in rooms)

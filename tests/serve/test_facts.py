@@ -1,0 +1,58 @@
+"""What an engine tells of itself to find out whether its kernels were compiled before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from chorale.config import EngineConfig
+from chorale.kernels.reference import REFERENCE_OPS
+from chorale.model.config import ModelConfig
+from chorale.model.gpt_oss import GptOss
+from chorale.model.hub import resolve_model
+from chorale.runtime.device import open_device
+from chorale.runtime.resolve import Resolved, resolve
+from chorale.serve.build import load_model
+from chorale.serve.facts import kernel_facts
+
+
+@pytest.fixture(scope="module")
+def loaded() -> tuple[GptOss, Resolved]:
+    config = EngineConfig(num_gpu_blocks_override=50, max_model_len=256, max_num_seqs=8, device="cpu")
+    folder = Path(resolve_model(config.model))
+    device, model_config = open_device("cpu", 1), ModelConfig.load(folder)
+    resolved = resolve(config, model_config, device.hardware, can_overlap=False, can_capture=False)
+    return load_model(folder, model_config, REFERENCE_OPS, resolved, device, lambda *_: None), resolved
+
+
+def test_the_same_start_tells_the_same(loaded: tuple[GptOss, Resolved]) -> None:
+    model, resolved = loaded
+    assert kernel_facts(model, resolved) == kernel_facts(model, resolved)
+    more_pages = replace(resolved, limits=replace(resolved.limits, num_blocks=51))
+    assert kernel_facts(model, resolved) == kernel_facts(model, more_pages)
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"])
+def test_another_limit_is_told(loaded: tuple[GptOss, Resolved], name: str) -> None:
+    model, resolved = loaded
+    limits = replace(resolved.limits, **{name: getattr(resolved.limits, name) * 2})
+    assert kernel_facts(model, resolved) != kernel_facts(model, replace(resolved, limits=limits))
+
+
+@pytest.mark.parametrize("change", [{"dtype": "float16"}, {"kv_dtype": "fp8"}, {"graph_rows": (1, 2)}])
+def test_another_type_or_graph_is_told(loaded: tuple[GptOss, Resolved], change: dict[str, object]) -> None:
+    model, resolved = loaded
+    assert kernel_facts(model, resolved) != kernel_facts(model, replace(resolved, **change))
+
+
+def test_weights_that_lie_differently_are_told(loaded: tuple[GptOss, Resolved]) -> None:
+    model, resolved = loaded
+    before, norm = kernel_facts(model, resolved), model.weights.final_norm
+    twice = torch.cat((norm, norm))
+    for other in (norm.double(), twice, twice[::2], twice[1 : len(norm) + 1]):
+        weights = replace(model.weights, final_norm=other)
+        changed = GptOss(model.config, weights, model.ops, resolved.limits.max_model_len)
+        assert kernel_facts(changed, resolved) != before
