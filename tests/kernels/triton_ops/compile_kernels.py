@@ -123,7 +123,10 @@ def _one_token(hopper: bool) -> list[Variant]:
     part = {"K": 2880, "NORM": True, "ROWS": tile16.rows, "TOKENS": tile16.tokens, "DEPTH": tile16.depth}
     part |= {"SPLITS": 5, "STAGES": tile16.num_stages, "PDL": hopper}
     add = {"HAS_BIAS": True, "SPLITS": 8, "BLOCK": 512, "PDL": hopper}
+    head16 = tuning.slim_head()
+    whole_head = part | {"NORM": False, "DEPTH": head16.depth, "SPLITS": 1}
     return [
+        ("slim head", slim._part_kernel, whole_head, {}, head16.num_warps, 3),
         ("slim", slim._part_kernel, part, {"x_ptr": "*fp32"}, tile16.num_warps, 3),
         ("add", slim._add_kernel, add, {"residual_ptr": "*fp32"}, 4, 3),
         ("output", linear._resident_kernel, resident | {"ROWS": tile.rows}, out, tile.num_warps, 3),
