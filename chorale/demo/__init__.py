@@ -1,7 +1,7 @@
 """The default model: a small trained gpt-oss checkpoint, so that a laptop serves something at once.
 
 The wheel holds an archive of 11.3 MB (``chorale/data/demo.safetensors``), which is expanded once into an
-ordinary checkpoint folder of 219 MB. How it was trained, and what it can do: ``training/README.md`` in the
+ordinary checkpoint folder of 215 MB. How it was trained, and what it can do: ``training/README.md`` in the
 repository. ``DEMO_NOTICE`` says what it is wherever the model is shown.
 """
 
@@ -25,7 +25,7 @@ _NAME = f"demo-{SHA256[:12]}"  # other weights, another folder
 
 
 def ensure_demo(progress: Progress | None = None, *, cache_dir: Path | None = None) -> Path:
-    """The folder of the demo checkpoint, written there on first use (a few seconds, 219 MB).
+    """The folder of the demo checkpoint, written there on first use (a few seconds, 215 MB).
 
     ``cache_dir``: default ``$XDG_CACHE_HOME/chorale``, else ``~/.cache/chorale``. Written beside and renamed,
     so that a crash leaves no half checkpoint and two processes may race. Raises ``CheckpointError`` if the
