@@ -20,7 +20,7 @@ from starlette.routing import Route
 from chorale.api.state import ServerState
 
 _SLOT = 'id="settings">{}'
-_EXAMPLES = ("What is 17 + 25?", "What can you do?", "Sort these words: plum, cherry, apple")
+_EXAMPLES = ("What is 17 + 25?", "What can you do?", "Sort these numbers: 31, 4, 15")
 _TOOL_EXAMPLES = {"code_interpreter": "What is 48213 * 9177?"}  # asked with that tool alone
 _TOOL_NAMES = {"web_search": "Web search", "code_interpreter": "Python"}
 _TOOL_WORDS = {
