@@ -11,6 +11,7 @@ import importlib
 import io
 import os
 import pickle
+import pkgutil
 import signal
 import sys
 from collections.abc import Callable
@@ -19,9 +20,10 @@ from typing import Any
 
 import triton
 from triton.backends.nvidia import driver as nvidia
+from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
-_KERNELS = ("ops", "moe_hopper", "moe_large", "moe_operand", "slim", "stream")
+from chorale.kernels import triton as package
 
 
 class _Pickler(pickle.Pickler):
@@ -63,6 +65,22 @@ def prepare_launcher(kernel: Any) -> None:
             nvidia.CudaLauncher(kernel.src, kernel.metadata)
 
 
+def settle_keys() -> None:
+    """Have Triton work out what its keys consist of, for all kernels, callees first.
+
+    With Triton 3.6 the key of a kernel depends on whether one with the same callees was asked for before: a
+    callee's constants count only then. So two processes, or a start that plays and one that does not, would
+    look for one kernel under two keys. Also hashes all of Triton, which takes most of a second.
+    """
+    triton_key()
+    for found in sorted(pkgutil.iter_modules(package.__path__), key=lambda one: one.name):
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(f"{package.__name__}.{found.name}")
+            for value in vars(module).values():  # in the order of their definition
+                if isinstance(value, JITFunction):
+                    _ = value.cache_key
+
+
 def serve(parent: Connection, perform: Callable[[bytes], None] = perform) -> None:
     """Until the parent closes the socket. The answer to a task: nothing, or what went wrong."""
     with contextlib.suppress(EOFError, OSError):
@@ -80,12 +98,7 @@ def main(sockets: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's business
     with contextlib.suppress(Exception):
         nvidia.CudaUtils()  # C code too; opens no device
-    for name in _KERNELS:
-        importlib.import_module(f"chorale.kernels.triton.{name}")
-    with contextlib.suppress(Exception):
-        from triton.runtime.cache import triton_key
-
-        triton_key()  # reads all of Triton: once, for all
+    settle_keys()
     children = []
     for mine in sockets:
         child = os.fork()

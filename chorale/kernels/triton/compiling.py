@@ -26,11 +26,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction
 
 from chorale.kernels.crew import Crew
-from chorale.kernels.triton.compile_process import describe, prepare_launcher
+from chorale.kernels.triton.compile_process import describe, prepare_launcher, settle_keys
 from chorale.kernels.triton.marker import Marker, is_cached
 
 log = logging.getLogger(__name__)
@@ -104,13 +103,14 @@ class Compiling:
         self._num_failed = 0
         self.num_late = 0  # kernels that no play asked for
         self.num_here = 0  # kernels that the crew was to compile, and this process did
-        # A hash of all of Triton, which its keys begin with, and which takes most of a second.
-        threading.Thread(target=triton_key, name="triton-key", daemon=True).start()
+        self._keys = threading.Thread(target=settle_keys, name="kernel-keys", daemon=True)
+        self._keys.start()
 
     def is_known(self, facts: str) -> bool:
         """Whether an earlier start that ``facts`` describe has left all its kernels on disk. Then nothing
         need be played. Else that will be remembered, once all that was played has been compiled.
         """
+        self._keys.join()
         self._marker = Marker(facts)
         self._is_known = self._marker.is_valid()
         if self._is_known:
@@ -132,6 +132,7 @@ class Compiling:
 
         _hook(self)  # stays: a launch of a kernel that is on its way must find it
         self._hire_crew()
+        self._keys.join()
         JITFunction.run = run
         self._is_playing = True
         try:
@@ -170,22 +171,27 @@ class Compiling:
 
         def compile_after() -> Any:
             try:
-                told = _arguments(compile_)
-                source = told["src"]
-                if not is_cached(key, source.name):
-                    task = describe(source, told["target"], told["options"].__dict__, told["env_vars"])
-                    if not (self._crew is not None and self._crew.run(task) and is_cached(key, source.name)):
-                        self._count_here()
-            except Exception:  # then there is nothing on disk
-                self._count_here()
+                is_there = self._is_left_on_disk(key, _arguments(compile_))
+            except Exception:  # not told as we know it
+                is_there = False
                 log.debug("a kernel cannot be given away", exc_info=True)
+            if not is_there:
+                with self._changed:
+                    self.num_here += 1
             return compile_()
 
         return compile_after
 
-    def _count_here(self) -> None:
-        with self._changed:
-            self.num_here += 1
+    def _is_left_on_disk(self, key: str, told: dict[str, Any]) -> bool:
+        source = told["src"]
+        if is_cached(key, source.name):
+            return True
+        task = describe(source, told["target"], told["options"].__dict__, told["env_vars"])
+        is_done = self._crew is not None and self._crew.run(task)
+        if is_done and is_cached(key, source.name):
+            return True
+        log.debug("%s is compiled here: %s", source.name, "not found" if is_done else "nobody did")
+        return False
 
     def _compile_late(self, job: Job, key: str, compile_: Callable[[], Any]) -> None:
         if self._is_known and is_cached(key, _arguments(compile_)["src"].name):

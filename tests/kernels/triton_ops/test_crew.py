@@ -191,3 +191,17 @@ def test_triton_has_what_is_built_upon() -> None:
     """Names that a release may change; then kernels are compiled in this process."""
     source = Path(triton.__file__).parent.joinpath("runtime", "jit.py").read_text("utf-8")
     assert "self.compile(src, target=target, options=options.__dict__, _env_vars=env_vars)" in source
+
+
+@pytest.mark.parametrize("first", ["_settle_kernel", "_pass_kernel"])
+def test_keys_do_not_depend_on_which_kernel_was_asked_for_first(first: str) -> None:
+    """Another process, which has settled them, finds the same ones, whatever it asks for afterwards."""
+    script = (
+        "from chorale.kernels.triton.compile_process import settle_keys; settle_keys()\n"
+        "from chorale.kernels.triton import thresholds\n"
+        f"thresholds.{first}.cache_key; found = thresholds._settle_kernel\n"
+        "found.cache_key; print([name for name, _ in found.used_global_vals])"
+    )
+    settings = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", script], env=settings, capture_output=True, timeout=60)
+    assert "_LOWEST_KEY" in done.stdout.decode(), done.stderr.decode()
