@@ -117,7 +117,7 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
     from chorale.model.config import ModelConfig
     from chorale.model.config_writer import make_config
     from chorale.runtime.device import CpuDevice
-    from chorale.runtime.grammar import GrammarCache
+    from chorale.runtime.grammar import GrammarCache, GrammarRows
     from chorale.runtime.hardware import Hardware
     from chorale.runtime.resolve import resolve
     from chorale.serve.build import allocate_kv, load_model, make_executor
@@ -143,7 +143,8 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
         found = resolve(config, model_config, device.hardware, can_overlap=True, can_capture=True)
         model = load_model(folder, model_config, REFERENCE_OPS, found, device, lambda *_: None)
         kv = allocate_kv(model_config, found, device)
-        core = EngineCore(found.limits, make_executor(model, kv, found, device, GrammarCache(512)))
+        grammar = GrammarRows(device, GrammarCache(512))
+        core = EngineCore(found.limits, make_executor(model, kv, found, device, grammar))
     for index in range(rows):
         sampling = SamplingSpec(ignore_eos=True, seed=index)
         ids = [index % 500 + 10] * (prompt + index % 64)

@@ -44,7 +44,7 @@ from chorale.runtime.decodes import (
 )
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.grammar import GrammarCache
+from chorale.runtime.grammar import GrammarCache, GrammarRows
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.mixed import Mixed, pad_plan
 from chorale.runtime.resolve import resolve
@@ -64,7 +64,8 @@ def graph_engine(folder: Path, **options: Any) -> EngineCore:
     model = load_model(folder, model_config, REFERENCE_OPS, found, DEVICE, lambda *_: None)
     kv = allocate_kv(model_config, found, DEVICE)
     grammars = GrammarCache(model_config.vocab_size)
-    return EngineCore(found.limits, make_executor(model, kv, found, DEVICE, grammars), grammars=grammars)
+    executor = make_executor(model, kv, found, DEVICE, GrammarRows(DEVICE, grammars))
+    return EngineCore(found.limits, executor, grammars=grammars)
 
 
 def worker_of(core: EngineCore) -> Worker:
