@@ -15,7 +15,7 @@ import triton.language as tl
 
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
-from chorale.kernels.triton.slim import add_parts, parts
+from chorale.kernels.triton.slim import add_parts, parts, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def project_head(x: torch.Tensor, head: Linear) -> torch.Tensor:
     """x [T, K] in the weight's dtype -> x weight^T [T, N] float32."""
     weight = head.weight
     if 1 < x.shape[0] <= tuning.SLIM_TOKENS and x.dtype == torch.bfloat16 and torch.version.hip is None:
-        return parts(x, weight, tile=tuning.slim_head())[0]  # so many rows are one part
+        return whole(x, weight)
     if x.shape[0] != 1:
         return float32_product(x, weight)
     out = torch.empty(1, weight.shape[0], dtype=torch.float32, device=x.device)

@@ -15,22 +15,6 @@ from chorale.kernels.triton.launch import dependent, wait_for_previous
 from chorale.kernels.triton.tuning import Tile
 
 
-@triton.jit
-def _fetch_ahead(w_ptr, rows, inside, stride, columns, LINES: tl.constexpr):
-    """Bring some columns of some rows into the L2, while the kernel before still runs. Lines: 128 bytes."""
-    lines = tl.arange(0, triton.next_power_of_2(LINES)) * (1024 // w_ptr.dtype.element_ty.primitive_bitwidth)
-    wanted = inside[:, None] & (lines < columns)[None, :]
-    places = w_ptr + tl.where(wanted, rows[:, None].to(tl.int64) * stride + lines[None, :], 0)
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
-        "=r,l,r",
-        [places.to(tl.int64), wanted.to(tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
 @triton.jit(do_not_specialize=["T"])
 def _part_kernel(
     x_ptr,  # [T, K]
@@ -57,8 +41,6 @@ def _part_kernel(
     weights = w_ptr + rows[:, None].to(tl.int64) * K + depth[None, :]
     inputs = x_ptr + tokens[:, None] * K + depth[None, :]
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
-    if PDL and SPLITS > 1:  # all programs are there at once
-        _fetch_ahead(w_ptr + first, rows, inside, K, tl.minimum(each, K - first), (each + 63) // 64)
     wait_for_previous(PDL)
     for k in tl.range(first, tl.minimum(first + each, K), DEPTH, num_stages=STAGES):
         some = k + depth < K
@@ -96,14 +78,24 @@ def _add_kernel(
     tl.store(place, tl.load(place, mask=inside, other=0.0) + total, mask=inside)
 
 
-def parts(
-    x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None = None, tile: Tile | None = None
-) -> torch.Tensor:
+def parts(x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None = None) -> torch.Tensor:
     """x [T, K] (times ``norm`` [K]) by weight [N, K] -> [SPLITS, T, N] float32, to be added up. T <= 16."""
+    rows, depth = weight.shape
+    tile = tuning.slim()
+    splits = tuning.slim_splits(triton.cdiv(rows, tile.rows), triton.cdiv(depth, tile.depth))
+    return _parts(x, weight, norm, tile, splits)
+
+
+def whole(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [T, K] by weight [N, K] of so many rows that nothing has to be split -> [T, N] float32. T <= 16."""
+    return _parts(x, weight, None, tuning.slim_head(), 1)[0]
+
+
+def _parts(
+    x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None, tile: Tile, splits: int
+) -> torch.Tensor:
     tokens, (rows, depth) = x.shape[0], weight.shape
-    tile = tile or tuning.slim()
     tiles = triton.cdiv(rows, tile.rows)
-    splits = tuning.slim_splits(tiles, triton.cdiv(depth, tile.depth))
     out = torch.empty(splits, tokens, rows, dtype=torch.float32, device=x.device)
     _part_kernel[(tiles, splits)](
         x, x if norm is None else norm, weight, out, tokens, rows,

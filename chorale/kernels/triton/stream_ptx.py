@@ -79,8 +79,6 @@ def _begin(loop: Loop) -> Iterator[str]:
         yield "griddepcontrol.wait; griddepcontrol.launch_dependents;"
     for n in range(loop.columns):
         yield f"mov.b64 xp{n}, {inputs[n]}; setp.ne.s32 there{n}, {exist[n]}, 0;"
-    for n in range(1, loop.columns):  # an expert with few inputs has none in its further columns
-        yield f"vote.sync.any.pred some{n}, there{n}, 0xffffffff;"
     for j in range(loop.ahead):
         yield from _load_inputs(loop, j, "there")
     for result in range(loop.outputs):
@@ -121,8 +119,7 @@ def _registers(loop: Loop) -> Iterator[str]:
     yield ".reg .b32 pick_low, pick_high, own, own_scale, first, first_scale, to, place;"
     yield f".reg .b64 {', '.join(f'wp{r}, sp{r}' for r in range(loop.tiles))};"
     yield f".reg .b64 {', '.join(f'xp{n}' for n in range(loop.columns))};"
-    predicates = [f"{name}{n}" for name in ("there", "both", "some") for n in range(loop.columns)]
-    yield f".reg .pred next, more, last, {', '.join(predicates)};"
+    yield f".reg .pred next, more, last, {', '.join(f'there{n}, both{n}' for n in range(loop.columns))};"
     yield "mov.b32 zeros, 0x80008000;"  # two negative zeros: x * y + zeros is x * y
 
 
@@ -161,9 +158,9 @@ def _multiply(loop: Loop, r: int, j: int) -> Iterator[str]:
             yield from _decode(f"w{k}", f"p{k % 2}")
         if k > 0:
             for n in range(loop.columns):
-                guard = f"@some{n} " if n else ""
-                inputs = f"x{j % (loop.ahead + 1)}_{n}_"
-                yield guard + _mma(4 * (r * loop.columns + n), f"p{(k - 1) % 2}", inputs, k - 1)
+                yield _mma(
+                    4 * (r * loop.columns + n), f"p{(k - 1) % 2}", f"x{j % (loop.ahead + 1)}_{n}_", k - 1
+                )
 
 
 def _decode(word: str, to: str) -> Iterator[str]:

@@ -205,4 +205,4 @@ def large(slots_each: float, *, fp8: bool = False) -> LargeTile:
         return LargeTile(64, 32, 8)
     if slots_each <= 176:
         return LargeTile(128, 32, 7 if fp8 else 4, tail=32)  # 20b, 1,024 tokens: 385 us, in e4m3 363
-    return LargeTile(256, 64, 5 if fp8 else 3, mid=128)
+    return LargeTile(256, 64, 5) if fp8 else LargeTile(256, 64, 3, mid=128)

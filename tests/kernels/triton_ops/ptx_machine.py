@@ -43,7 +43,6 @@ class Warp:
         self.values["%tid.x"] = (LANES + 32 * warp).astype(np.uint64)
         self.shared = np.zeros(0, np.uint8)
         self.waiting: list[list[tuple[int, Lanes]]] = [[]]
-        self.num_products = 0
 
     def run(self, text: str) -> list[Lanes]:
         body = text.strip()[1:-1].replace("AGAIN:", "AGAIN: ;")
@@ -144,11 +143,6 @@ class Warp:
         compare = {"gt": np.greater, "eq": np.equal, "ne": np.not_equal}[name.split(".")[1]]
         self.values[to] = compare(self.signed(a), self.signed(b)).astype(np.uint64)
 
-    def vote(self, name: str, operands: list[str], _: Lanes) -> None:
-        to, which, members = operands
-        assert (name, members) == ("vote.sync.any.pred", "0xffffffff")
-        self.values[to] = np.full(32, self.get(which).any(), np.uint64)
-
     def selp(self, _name: str, operands: list[str], _: Lanes) -> None:
         to, a, b, which = operands
         self.set(to, np.where(self.get(which).astype(bool), self.get(a), self.get(b)))
@@ -199,12 +193,8 @@ class Warp:
         x, y, z = (bfloat16_pair(self.get(each)) for each in (a, b, c))
         self.set(to, from_pair(x * y + z))
 
-    def mma(self, name: str, operands: list[str], guard: Lanes) -> None:
+    def mma(self, name: str, operands: list[str], _: Lanes) -> None:
         assert name == "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-        assert guard.all() or not guard.any(), "a product of a part of a warp"
-        if not guard.any():
-            return
-        self.num_products += 1
         to, a, b = operands[:4], operands[4:8], operands[8:10]
         assert to == operands[10:]
         g, t = LANES // 4, LANES % 4

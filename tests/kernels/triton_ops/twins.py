@@ -19,6 +19,7 @@ import triton.language as tl
 from chorale.kernels import mxfp4, reference, reference_moe
 from chorale.kernels import reference_attention as paged
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, QkvWeights, RouterWeights
+from chorale.kernels.triton import slim
 from chorale.kernels.triton.decode import load_tile
 from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.kernels.triton.stream import _work_of
@@ -289,18 +290,25 @@ def _work_kernel(
         tl.store(out_ptr + program * 3 + part, work[part])
 
 
-@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("tokens", [2, 16])
+def test_head_of_few_rows(tokens: int) -> None:
+    """However small the vocabulary: nothing is left to be added up."""
+    x, weight = randn(tokens, 320, seed=1), randn(300, 320, seed=2)
+    check(slim.whole(x, weight).cpu(), x.cpu() @ weight.cpu().t(), torch.float32)
+
+
+@pytest.mark.parametrize(("columns", "apart"), [(1, True), (2, True), (2, False)])
 @pytest.mark.parametrize(
     ("tokens", "experts", "choose"),
     [(17, 9, "any"), (64, 32, "any"), (64, 128, "some-empty"), (40, 9, "all-the-same")],
 )
-def test_tiles_of_streamed_slots(tokens: int, experts: int, choose: str, columns: int) -> None:
-    """Every slot is in one tile, a tile has slots of one expert, and those after its first come first."""
+def test_tiles_of_streamed_slots(tokens: int, experts: int, choose: str, columns: int, apart: bool) -> None:
+    """Every slot is in one program's work, of one expert; tiles after its first come first, or with it."""
     torch.manual_seed(tokens)
     ids = CHOICES[choose](tokens, experts)
     counts = torch.bincount(ids.reshape(-1), minlength=experts)
     offsets = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0))).int()
-    width, further = 8 * columns, 4 * tokens // (8 * columns)
+    width, further = (8 * columns, 4 * tokens // (8 * columns)) if apart else (4 * tokens, 0)
     out = torch.full((further + experts, 3), -1, dtype=torch.int32, device=DEVICE)
     _work_kernel[(further + experts,)](
         offsets.to(DEVICE),
