@@ -179,7 +179,8 @@ def test_kill_9_of_the_engine(checkpoint: Path, tmp_path: Path) -> None:
         assert status == 200
         with urllib.request.urlopen(f"{server.url}/v1/responses/{background['id']}", timeout=5) as answer:
             ended = json.loads(answer.read())
-        assert (ended["status"], ended["error"]["code"]) == ("failed", "engine_restarted")
+        # A response's codes are those of the SDK's closed list; which of ours it was is in the message.
+        assert (ended["status"], ended["error"]["code"]) == ("failed", "server_error")
         # Promised on an idle machine: red within 1 s, answering within 5 s; the margin is for a loaded one.
         assert red < 1.5
         assert back < 10.0
