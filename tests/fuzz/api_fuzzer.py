@@ -4,7 +4,8 @@
 
 No answer may be a 5xx, take longer than ``TIMEOUT``, or be malformed: errors have the API's own form, bodies
 are JSON, streams end as their API says. Half of the requests are schemathesis's, drawn from /openapi.json as
-valid and as invalid ones; half are good requests with one to three things changed, which get deeper.
+valid and as invalid ones, half of them with a prompt that is one; half are good requests with one to three
+things changed, which get deeper.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import httpx2
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.strategies import booleans
 from schemathesis import GenerationMode
 from seed_bodies import POOL, SEEDS
 from shell_helpers import make_state
@@ -46,6 +48,19 @@ _ENDS = {
     "/v1/responses": ("response.completed", "response.incomplete", "response.failed"),
     "/v1/messages": ("message_stop", "error"),
 }
+_CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+# What the description leaves open (any object is a message); without it no drawn request reaches the engine.
+SOUND: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": _CHAT,
+    "/v1/completions": {"prompt": "hello"},
+    "/v1/messages": {**_CHAT, "max_tokens": 50},
+    "/v1/responses": {"input": "hello"},
+}
+# Fields of which an arbitrary value is refused: names of what is not there, and what must agree with others.
+_UNSOUND = {
+    *("conversation", "previous_response_id", "prompt", "best_of"),
+    *("modalities", "continue_final_message", "stream_options"),
+}
 
 
 def engine() -> ScriptedClient:
@@ -66,10 +81,12 @@ class Fuzzer:
     def __init__(self, http: httpx2.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
         self._http, self._loop = http, loop
         self.statuses: collections.Counter[int] = collections.Counter()
+        self.drawn: collections.Counter[str] = collections.Counter()  # paths of drawn requests with an answer
         self.faults: dict[str, str] = {}
         self.slowest = 0.0
 
-    def send(self, method: str, path: str, **request: Any) -> None:
+    def send(self, method: str, path: str, **request: Any) -> int | None:
+        """The status of the answer; None without one."""
         if "json" in request:  # written here, so that its seconds are not the server's
             request["content"] = json.dumps(request.pop("json")).encode("utf-8", "surrogatepass")
         started = time.perf_counter()
@@ -78,14 +95,15 @@ class Fuzzer:
             response = self._loop.run_until_complete(work)
         except TimeoutError:
             self._fault("hangs", method, path, request)
-            return
+            return None
         except (httpx2.InvalidURL, UnicodeEncodeError):
-            return  # cannot be put on a wire
+            return None  # cannot be put on a wire
         self.slowest = max(self.slowest, time.perf_counter() - started)
         self.statuses[response.status_code] += 1
         wrong = judge(path, response)
         if wrong is not None:
             self._fault(wrong, method, path, request)
+        return response.status_code
 
     def _fault(self, wrong: str, method: str, path: str, request: dict[str, Any]) -> None:
         kind = f"{method} {path.split('?')[0][:40]}: {wrong}"
@@ -153,8 +171,8 @@ def _draw(strategy: Any, fuzzer: Fuzzer, count: int, number: int) -> None:
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],
     )
-    @given(case=strategy)
-    def run(case: Any) -> None:
+    @given(case=strategy, as_drawn=booleans())
+    def run(case: Any, as_drawn: bool) -> None:
         request = case.as_transport_kwargs(base_url="http://localhost")
         request.pop("cookies", None)
         body = request.get("json")
@@ -163,7 +181,12 @@ def _draw(strategy: Any, fuzzer: Fuzzer, count: int, number: int) -> None:
         if isinstance(request.get("data"), str | bytes):
             request["content"] = request.pop("data")
         url, method = request.pop("url"), request.pop("method")
-        fuzzer.send(method, url.removeprefix("http://localhost"), **request)
+        path = url.removeprefix("http://localhost")
+        if path in SOUND and not as_drawn and isinstance(request.get("json"), dict):
+            kept = {key: value for key, value in request["json"].items() if key not in _UNSOUND}
+            request["json"] = kept | SOUND[path]
+        if fuzzer.send(method, path, **request) == 200:
+            fuzzer.drawn[path] += 1
 
     run()
 
