@@ -13,6 +13,9 @@ PACKAGE = Path(chorale.__file__).parent
 FORBIDDEN_MODULES = {
     "pickle", "cloudpickle", "dill", "marshal", "shelve", "jinja2", "mako", "joblib", "telnetlib", "xmlrpc",
 }  # fmt: skip
+# Tasks of the engine process for its own children, over socket pairs that only these two hold: no other
+# process, and nothing that a client sends, reaches them.
+ALLOWED = {"kernels/triton/compile_process.py": ["pickle"]}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_ATTRIBUTES = {
     ("torch", "load"), ("torch", "save"), ("yaml", "load"), ("os", "system"), ("os", "popen"),
@@ -54,7 +57,8 @@ def _call_violations(node: ast.Call) -> list[str]:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_nothing_dangerous(path: Path) -> None:
-    assert violations(ast.parse(path.read_text("utf-8"))) == []
+    allowed = ALLOWED.get(path.relative_to(PACKAGE).as_posix(), [])
+    assert violations(ast.parse(path.read_text("utf-8"))) == allowed
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,9 @@ def build_engine(
         can_capture=device.can_capture and ops.capturable,
         e4m3_pages=ops.e4m3_pages,
     )
+    # While weights are read: it holds the interpreter's lock for most of a second, which running streams
+    # would feel if it came with the first grammar.
+    grammars.warm()
     with phases.phase("load", str(folder)):
         fp8 = config.moe_activation_dtype == "fp8"
         model = load_model(folder, model_config, ops, resolved, device, phases.report, fp8_activations=fp8)
@@ -143,7 +146,6 @@ def build_engine(
         executor = make_executor(model, kv, resolved, device, GrammarRows(device, grammars))
     with phases.phase("warm_up"):
         warm_up(executor, resolved)
-    executor.later(lambda _: grammars.warm())  # before what is left to capture
     if resolved.graph_rows:
         with phases.phase("graphs"):
             is_busy = compiler is not None and compiler.is_busy  # a capture would wait for its kernels
@@ -203,7 +205,6 @@ def compile_kernels(
     plans = eager_plans(resolved.limits, resolved.graph_rows)
     masked, first = masked_plans(resolved.limits), first_plan(small.limits)
     needed = rehearse(compiler, stage, pieces, plans, masked, first)
-    grammars.warm()  # while there is nothing to do but wait
 
     def tell(done: int, count: int) -> None:
         report("compile", done / max(count, 1), f"kernels: {done} of {count}")
