@@ -389,20 +389,7 @@ def two_calls(draw: Draw) -> Dialogue:
     pairs = [(first, values1), (second, values2)]
     if draw.split == "train" and draw.chance(0.45):
         return _replayed_two(draw, dialogue, pairs)
-    texts, needed = [], []
-    for tool, values in pairs:
-        _think_call(dialogue, tool, values)
-        dialogue.call(tool.description.name, compact(values))
-        returned, text, must = result(draw)
-        dialogue.result(f"functions.{tool.description.name}", returned)
-        texts.append(text)
-        needed += must
-    _answer(dialogue, " ".join(texts))
-    dialogue.answer = {
-        "calls": [(first.description.name, values1), (second.description.name, values2)],
-        "needed": needed,
-    }
-    return dialogue
+    return _one_after_the_other(draw, dialogue, pairs)
 
 
 def shared_value(draw: Draw) -> Dialogue:
@@ -438,6 +425,13 @@ def shared_value(draw: Draw) -> Dialogue:
     pairs = [(tool, {tool.fields[0].name: value}) for tool in tools]
     if draw.chance(0.5):
         return _replayed_two(draw, dialogue, pairs)
+    return _one_after_the_other(draw, dialogue, pairs)
+
+
+def _one_after_the_other(
+    draw: Draw, dialogue: Dialogue, pairs: list[tuple[Tool, dict[str, Any]]]
+) -> Dialogue:
+    """The calls, each with its result, and an answer from all of them."""
     texts, needed = [], []
     for tool, values in pairs:
         _think_call(dialogue, tool, values)
