@@ -340,7 +340,6 @@ class Work:
     order: torch.Tensor  # as of ``sort_slots``, if sorted
     offsets: torch.Tensor
     programs: int  # over experts, or over slots of which the first of an expert works
-    num_slots: int  # if sorted, else 0: what the number of further tiles follows from
     constants: dict[str, Any]
     mean: float  # slots an expert
 
@@ -358,8 +357,7 @@ def plan(expert_ids: torch.Tensor, num_experts: int) -> Work:
         "EXPERTS": triton.next_power_of_2(num_experts),
     }
     programs = num_slots if by_slot else num_experts
-    to_cut = num_slots if is_sorted else 0
-    return Work(expert_ids, order, offsets, programs, to_cut, constants, num_slots / num_experts)
+    return Work(expert_ids, order, offsets, programs, constants, num_slots / num_experts)
 
 
 def gate_up(
@@ -407,8 +405,10 @@ def stream_moe(
 
 
 def _further_tiles(work: Work, tile: tuning.Stream) -> int:
-    """How many tiles there can be after experts' first. Of eight slots they are too many: 1.5 % slower."""
-    return work.num_slots // (8 * tile.columns) if tile.columns > 1 else 0
+    """How many tiles there can be after experts' first, if those get programs of their own: not where nothing
+    is sorted, and not tiles of eight slots, which are too many (1.5 % slower)."""
+    apart = work.constants["SORTED"] and tile.columns > 1
+    return work.expert_ids.numel() // (8 * tile.columns) if apart else 0
 
 
 def _shape(tile: tuning.Stream, packed: Matrices, wait: bool) -> tuple[tuple[int, int], int, dict[str, Any]]:
