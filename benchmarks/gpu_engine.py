@@ -11,10 +11,10 @@ contexts are then shorter than vLLM's). ``host``: the engine's own time a step (
 share of the time in which the GPU waited between two such steps in a row (the copies of tokens and
 plans included), and ``longest gap``. The collector of cyclic garbage is as calm as the server's.
 
-One run each, after a short warm-up of the same batch; ``--runs`` takes the median of several. With ``--fill
-LENGTH`` instead: fill the pool with prompts of that length and more, and compare the memory that was taken
-at most with what ``--gpu-memory-utilization`` allows. ``--profile`` adds, for each case, where the time of a
-step goes by kernel, from a run of its own (the profiler slows it down).
+One run each, after a short warm-up of the same batch; ``--runs`` takes the median of several. With
+``--fill`` instead: the largest steps on top of a full pool, and whether memory stays within what
+``--gpu-memory-utilization`` allows (``pool_fill.py`` says what that shows). ``--profile`` adds, for each
+case, where the time of a step goes by kernel, from a run of its own (the profiler slows it down).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pool_fill import fill_pool
 
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
@@ -229,29 +231,6 @@ def measure(
     return result
 
 
-def fill_pool(core: EngineCore, watch: Watch, length: int, allowed: float) -> None:
-    """More prompts than the pool holds, all wanting a few tokens more; says how much memory that took."""
-    tokens = core.limits.num_blocks * core.limits.block_size
-    rows = int(tokens / length * 1.1) + 1
-    full = 0
-    rng = np.random.default_rng(1)
-    for row in range(rows):
-        ids = rng.integers(0, 199_000, length - 32).tolist()
-        spec = SamplingSpec(temperature=1.0, ignore_eos=True, max_tokens=32, seed=row, top_p=0.9)
-        core.add_request(GenerateRequest(request_id=f"f{row}", prompt_token_ids=ids, sampling=spec))
-    while core.has_work:
-        assert not any(chunk.error for chunk in core.step())
-        full = max(full, core.stats().kv_blocks_used)
-    core.check_integrity()
-    assert core.stats().kv_blocks_used == 0
-    free, total = torch.cuda.mem_get_info()
-    print(
-        f"fill: {rows} prompts of {length}, {full} of {core.limits.num_blocks} pages at most, "
-        f"{core.stats().num_preemptions} preemptions; on the device {(total - free) / 2**30:.2f} GiB of "
-        f"{allowed * total / 2**30:.2f} allowed, peak reserved {torch.cuda.max_memory_reserved() / 2**30:.2f}"
-    )
-
-
 def capture_all(core: EngineCore, most: int) -> None:
     """Every decode step of up to ``most`` rows: as requests end one by one, all of these come up."""
     executor: Any = core._executor
@@ -313,7 +292,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="no case is begun after so many")
     parser.add_argument("--scratch", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--fill", type=int, metavar="LENGTH")
+    parser.add_argument("--fill", action="store_true")
     parser.add_argument("--ops", default="auto")
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--moe-activation-dtype", default="auto")
@@ -330,8 +309,7 @@ def main() -> None:
     core, watch, startup = build(folder, given)
     results = []
     if given.fill:
-        fill_pool(core, watch, given.fill, given.gpu_memory_utilization)
-        return
+        sys.exit(not fill_pool(core, watch.inner, given.gpu_memory_utilization))
     capture_all(core, max(CASES[name][0] for name in given.cases))
     clock = DeviceClock(core)
     for name in given.cases:

@@ -1,0 +1,315 @@
+"""Shows that automatic sizing cannot run out of memory: the most that the default flags allow, at once.
+
+    python benchmarks/gpu_engine.py [20b | 120b | FOLDER] --fill
+
+What a step takes beside the pool depends on its tokens and rows, how long their contexts are, what they ask
+of the sampler, and on the graphs that exist; not on what the pages hold. So the pool is filled without
+computing most of it: while the executor pretends, the scheduler, its page tables and the device's own are
+real, but the forward pass is left out, and keys and values of those tokens stay zero. What can decide about
+memory runs for real, on top of a full pool:
+
+``longest``  as many sequences of ``max_model_len`` as the pool holds; the last one's prompt is computed,
+             chunk by chunk, beside the decoding others; then decode steps with and without filters
+``widest``   ``max_num_seqs`` rows whose contexts fill the pool; the last prompts are computed in steps of
+             ``max_num_batched_tokens`` beside the decoding others; then decode steps
+``special``  the same, each row with filters, penalties, a bias, 20 log-probabilities, and no ``max_tokens``
+``burst``    steps of ``max_num_batched_tokens`` from ``max_num_seqs`` such prompts, each with a grammar too
+             and log-probabilities of its prompt; then one prompt of that many tokens
+
+All graphs that there can be are captured first: every size and context, with and without filters, and every
+mixed step. Each line says how full the pool was, and what had been taken by then at most: on the whole device
+(libraries and graphs included), and by the allocator; how often it had to give its cache back to go on (a
+retry: on a smaller device, an error); and the most that ``--gpu-memory-utilization`` allows. ``OVER`` is more
+than that: no error while the device has room left, but the arithmetic was wrong. A failed request or step
+ends the run. Prefix caching is off; it decides which pages are used, not how many there are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from chorale.engine.core import EngineCore
+from chorale.engine.types import GenerateRequest, SamplingSpec, StepHandle, StepPlan, StepResult
+from chorale.grammar.constraint import json_schema
+from chorale.grammar.frames import Frames, turn_grammar
+from chorale.harmony.render import ASSISTANT
+from chorale.harmony.vocab import START, VOCAB_SIZE
+from chorale.runtime.buckets import MIXED_ROWS, context_sizes
+from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.memory import GIB, KvGeometry
+from chorale.runtime.worker import Worker
+
+REAL_STEPS = 12  # of each kind, once the pool is full
+MOST_STEPS = 400  # real ones of a stage; some 50 are expected
+LAST_PROMPTS = 8  # of the widest batch: computed for real
+ANSWER = {"type": "array", "items": {"type": "integer"}, "minItems": 1000}  # does not end while it is watched
+
+
+@dataclass(frozen=True, slots=True)
+class Pretended:
+    """A step that nobody computed: token 5 wherever one is to be sampled."""
+
+    plan: StepPlan
+
+    def result(self) -> StepResult:
+        sampled = self.plan.samples.astype(np.int32)
+        return StepResult(self.plan.step_id, np.where(sampled, 5, -1)[:, None].astype(np.int32), sampled)
+
+
+class Pretender:
+    """An Executor that leaves out the forward pass while ``pretends`` is set, and nothing else."""
+
+    def __init__(self, inner: LocalExecutor) -> None:
+        self.inner = inner
+        self.pretends = False
+        self.num_real = 0
+
+    def execute(self, plan: StepPlan) -> StepHandle:
+        if not self.pretends:
+            self.num_real += 1
+            return self.inner.execute(plan)
+        self.inner.prepare(partial(take_pages, plan=plan))
+        return Pretended(plan)
+
+    def use_idle_time(self) -> bool:
+        return self.inner.use_idle_time()
+
+    def shutdown(self) -> None:
+        self.inner.shutdown()
+
+
+def take_pages(worker: Worker, plan: StepPlan) -> None:
+    """What ``Worker.run`` does before it computes."""
+    for start in plan.starts:
+        worker._grammar.start(start)
+    worker._buffers.start_rows(plan)
+    worker._buffers.append_pages(plan)
+
+
+@dataclass
+class Filler:
+    """One engine, its requests, and how far they are. Raises ``SystemExit`` if one of them fails."""
+
+    core: EngineCore
+    executor: Pretender
+    sent: int = 0
+    began: set[str] = field(default_factory=set)  # requests that have a token
+    ended: set[str] = field(default_factory=set)
+    most_pages: int = 0
+    most_tokens: int = 0  # of a real step
+
+    def __post_init__(self) -> None:
+        limits = self.core.limits
+        self.geometry = KvGeometry(limits.block_size, 0, limits.sliding_window)
+        self.reserve = limits.num_blocks // 100 + 1  # what an admission leaves free
+
+    def send(self, count: int, length: int, **sampling: Any) -> None:
+        """``count`` prompts of ``length`` tokens."""
+        ids = np.random.default_rng(length).integers(0, 199_000, length)
+        ids[-2:] = (START, ASSISTANT)[-length:]  # where a grammar may begin
+        prompt = np.minimum(ids, self.core.limits.vocab_size - 1).tolist()
+        for _ in range(count):
+            spec = SamplingSpec(temperature=1.0, ignore_eos=True, seed=self.sent, **sampling)
+            self.core.add_request(
+                GenerateRequest(request_id=str(self.sent), prompt_token_ids=prompt, sampling=spec)
+            )
+            self.sent += 1
+
+    def run(self, until: Callable[[], bool]) -> None:
+        while self.core.has_work and not until():
+            for chunk in self.core.step():
+                if chunk.error:
+                    raise SystemExit(f"fill: a request failed: {chunk.error}")
+                if chunk.token_ids:
+                    self.began.add(chunk.request_id)
+                if chunk.finish_reason:
+                    self.ended.add(chunk.request_id)
+            if self.executor.num_real > MOST_STEPS:
+                raise SystemExit("fill: the pool has no room for what should fit: nothing is shown")
+            stats = self.core.stats()
+            self.most_pages = max(self.most_pages, stats.kv_blocks_used)
+            if not self.executor.pretends:
+                self.most_tokens = max(self.most_tokens, stats.last_step_tokens)
+
+    def begin_all(self) -> None:
+        self.run(lambda: len(self.began | self.ended) == self.sent)
+
+    def steps(self, count: int) -> None:
+        stop = self.core.stats().num_steps + count
+        self.run(lambda: self.core.stats().num_steps >= stop)
+
+    @property
+    def free(self) -> int:
+        stats = self.core.stats()
+        return stats.kv_blocks_total - stats.kv_blocks_used
+
+    def context(self) -> tuple[int, int]:
+        """Rows that run, and the longest context of them."""
+        life = self.core._life
+        return len(life.running), max((int(life.rows.computed[row]) for row in life.running), default=0)
+
+    def clear(self) -> None:
+        """End everything. Every page must come back."""
+        for name in map(str, range(self.sent)):
+            self.core.abort(name)
+        while self.core.has_work:
+            self.core.step()
+        self.core.check_integrity()
+        assert self.core.stats().kv_blocks_used == 0
+        self.began, self.ended, self.sent = set(), set(), 0
+        self.most_pages = self.most_tokens = self.executor.num_real = 0
+
+
+def longest(filler: Filler) -> None:
+    limits, geometry = filler.core.limits, filler.geometry
+    rows = (limits.num_blocks - filler.reserve) // geometry.blocks_for(limits.max_model_len)
+    rows = max(1, min(rows, limits.max_num_seqs - 2))
+    # A row decodes while others are filled in: it must not reach its end before the last has begun.
+    steps = rows * limits.max_model_len // max(1, limits.max_num_batched_tokens - rows) + 4 * REAL_STEPS + 32
+    length = max(limits.max_model_len - steps, limits.max_model_len // 2)
+    filler.executor.pretends = True
+    filler.send(rows - 1, length)
+    filler.begin_all()
+    spare = filler.free - filler.reserve - geometry.blocks_for(limits.max_model_len) - rows - 32
+    if (left := geometry.tokens_in(max(spare, 0))) > 2 * limits.block_size:
+        filler.send(1, min(left, length))
+        filler.begin_all()
+    filler.executor.pretends = False
+    filler.steps(REAL_STEPS)
+    filler.send(1, length, top_p=0.9)
+    filler.begin_all()
+    filler.steps(REAL_STEPS)
+
+
+def widest(filler: Filler, **sampling: Any) -> None:
+    limits, geometry = filler.core.limits, filler.geometry
+    rows = limits.max_num_seqs
+    share = geometry.tokens_in((limits.num_blocks - filler.reserve) // rows)
+    length = max(2, min(share * 9 // 10, limits.max_model_len // 2))
+    last = min(LAST_PROMPTS, rows // 2)
+    filler.executor.pretends = True
+    filler.send(rows - last, length, **sampling)
+    filler.begin_all()
+    growth = rows + 3 * REAL_STEPS * rows // limits.block_size  # of those that decode meanwhile
+    needed = last * (geometry.blocks_for(length + 2) + 1) + filler.reserve + growth
+    most = limits.max_model_len - 4 * REAL_STEPS - length
+    stop = filler.core.stats().num_steps + max(0, most // 2)
+    filler.run(lambda: filler.free <= needed or filler.core.stats().num_steps >= stop)
+    filler.executor.pretends = False
+    filler.steps(REAL_STEPS)
+    filler.send(last, length, **({"top_p": 0.9} | sampling))
+    filler.begin_all()
+    filler.steps(REAL_STEPS)
+
+
+# What a row can ask of the sampler. No ``max_tokens``: its history is as long as it can be.
+SPECIAL: dict[str, Any] = {
+    "top_p": 0.9, "top_k": 50, "min_p": 0.01, "frequency_penalty": 0.3, "repetition_penalty": 1.1,
+    "logit_bias": {9: 1.0}, "logprobs": 20,
+}  # fmt: skip
+
+
+def burst(filler: Filler) -> None:
+    limits = filler.core.limits
+    tokens = min(limits.max_num_batched_tokens, limits.max_model_len - 2)
+    wishes = SPECIAL | {"prompt_logprobs": 20}
+    if limits.vocab_size == VOCAB_SIZE:
+        wishes["grammar"] = turn_grammar(Frames(answer=json_schema(ANSWER, "schema")))
+    filler.send(limits.max_num_seqs, max(2, tokens // limits.max_num_seqs), **wishes)
+    filler.begin_all()
+    filler.steps(2)
+    for name in range(filler.sent):
+        filler.core.abort(str(name))
+    filler.send(1, tokens, **wishes)
+    filler.begin_all()
+
+
+def capture_everything(core: EngineCore, executor: Pretender) -> None:
+    """All graphs that there can be."""
+    start, worker = time.perf_counter(), executor.inner._worker
+    while executor.use_idle_time():
+        pass
+    if worker is None or worker._decodes is None or worker._mixed is None:
+        return
+    for size in worker._decodes._sizes:
+        for context in context_sizes(size, core.limits.max_model_len):
+            for filtered in (False, True):
+                executor.inner.prepare(
+                    partial(Worker.capture_decode, rows=size, longest=context, filtered=filtered)
+                )
+    for tokens in worker._mixed.sizes:
+        for rows in MIXED_ROWS:
+            executor.inner.prepare(partial(Worker.try_size, num_tokens=tokens, rows=rows))
+    print(
+        f"fill: {worker._decodes.num_graphs} decode and {worker._mixed.num_graphs} mixed graphs, "
+        f"{time.perf_counter() - start:.1f} s",
+        flush=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """GiB on the device now and by the allocator at most; its retries and failures."""
+
+    device: float
+    total: float
+    reserved: float
+    allocated: float
+    retries: int
+    failures: int
+
+    @staticmethod
+    def now() -> Taken:
+        if not torch.cuda.is_available():
+            return Taken(0.0, 0.0, 0.0, 0.0, 0, 0)
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        stats = torch.cuda.memory_stats()
+        return Taken(
+            (total - free) / GIB,  # nothing is given back in between, so this is the most there was
+            total / GIB,
+            torch.cuda.max_memory_reserved() / GIB,
+            torch.cuda.max_memory_allocated() / GIB,
+            stats["num_alloc_retries"],
+            stats["num_ooms"],
+        )
+
+
+def fill_pool(core: EngineCore, inner: LocalExecutor, share: float) -> bool:
+    """Run all stages; whether memory stayed within ``share`` of the device, without a retry."""
+    executor = Pretender(inner)
+    core._executor = executor
+    capture_everything(core, executor)
+    filler = Filler(core, executor)
+    stages: dict[str, Callable[[], None]] = {
+        "longest": partial(longest, filler),
+        "widest": partial(widest, filler),
+        "special": partial(widest, filler, **SPECIAL),
+        "burst": partial(burst, filler),
+    }
+    good = True
+    for name, stage in stages.items():
+        start, preempted = time.perf_counter(), core.stats().num_preemptions
+        stage()
+        (rows, context), taken = filler.context(), Taken.now()
+        within = taken.device <= share * taken.total and not taken.retries and not taken.failures
+        good = good and within
+        print(
+            f"fill {name}: {rows} rows, contexts up to {context:,}, {filler.most_pages:,} of "
+            f"{core.limits.num_blocks:,} pages, {executor.num_real} real steps of up to "
+            f"{filler.most_tokens:,} tokens, {core.stats().num_preemptions - preempted} preemptions; "
+            f"device {taken.device:.2f} of {share * taken.total:.2f} GiB allowed ({taken.total:.2f} in all), "
+            f"reserved {taken.reserved:.2f}, allocated {taken.allocated:.2f}, {taken.retries} retries, "
+            f"{taken.failures} failures{'' if within else ' OVER'} [{time.perf_counter() - start:.0f} s]",
+            flush=True,
+        )
+        filler.clear()
+    print("fill: within what is allowed" if good else "fill: NOT within what is allowed", flush=True)
+    return good
