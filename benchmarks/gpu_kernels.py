@@ -67,6 +67,13 @@ def expert_tensors(experts: int, dtype: torch.dtype = torch.bfloat16) -> ExpertT
     )
 
 
+def make_router(experts: int) -> RouterWeights:
+    wide, narrow = torch.float32, torch.bfloat16
+    weight, bias = randn(experts, H, scale=H**-0.5, dtype=wide), randn(experts, dtype=wide)
+    norm = 1 + randn(H, scale=0.1, dtype=wide)
+    return RouterWeights(norm, TRITON_OPS.pack_router(weight, bias, narrow), 4, narrow)
+
+
 def make_layer(experts: int) -> LayerWeights:
     ops = TRITON_OPS
     return LayerWeights(
@@ -76,13 +83,7 @@ def make_layer(experts: int) -> LayerWeights:
         ),
         sinks=randn(NQ, dtype=torch.float32),
         output=ops.pack_linear(randn(H, NQ * D, scale=0.02), randn(H, scale=0.1)),
-        router=RouterWeights(
-            1 + randn(H, scale=0.1, dtype=torch.float32),
-            ops.pack_linear(
-                randn(experts, H, scale=H**-0.5, dtype=torch.float32), randn(experts, dtype=torch.float32)
-            ),
-            4,
-        ),
+        router=make_router(experts),
         experts=ops.pack_experts(expert_tensors(experts)),
     )
 
@@ -122,6 +123,7 @@ def errors() -> None:
     weight, bias = randn(QKV_ROWS, H, scale=H**-0.5), randn(QKV_ROWS)
     out_weight, out_bias, head = randn(H, NQ * D, scale=0.02), randn(H), randn(V, H, scale=H**-0.5)
     norm, sinks = 1 + randn(H, scale=0.1, dtype=torch.float32), randn(NQ, dtype=torch.float32)
+    router = make_router(32)
     low = expert_tensors(32)
     exact = dataclasses.replace(low, dtype=torch.float32)
     packed, plain, wide = (
@@ -166,7 +168,8 @@ def errors() -> None:
             )
             - x
         )
-        ot = TRITON_OPS.output_projection(attended, TRITON_OPS.pack_linear(out_weight, out_bias), x.clone())
+        output = TRITON_OPS.pack_linear(out_weight, out_bias)
+        ot = TRITON_OPS.project_and_route(attended, output, x.clone(), router, EPS)[0]
         orf = reference.output_projection(attended, reference.pack_linear(out_weight, out_bias), x.clone())
         row["out"] = relative(ot - x, o32), relative(orf - x, o32)
         ids = torch.stack([torch.randperm(32, device=GPU)[:4] for _ in range(tokens)])
@@ -237,8 +240,7 @@ class Bench:
             ),
             "full": every(lambda n, w: ops.attention(q, self.pool[n // 2], w.sinks, self.plan, 0)),
             "window": every(lambda n, w: ops.attention(q, self.pool[n // 2], w.sinks, self.plan, 1)),
-            "out": every(lambda n, w: ops.output_projection(attended, w.output, self.x)),
-            "route": every(lambda n, w: ops.route(self.x, w.router, EPS)),
+            "route": every(lambda n, w: ops.project_and_route(attended, w.output, self.x, w.router, EPS)),
             "moe": every(lambda n, w: ops.moe(normed, draws[n], gates, w.experts, self.x)),
             "head": lambda: ops.lm_head(self.x, index, self.norm, self.head, EPS),
         }
@@ -249,8 +251,7 @@ class Bench:
             "qkv": QKV_ROWS * H * 2,
             "full": rows * context * row,
             "window": rows * min(context, 128) * row,
-            "out": H * NQ * D * 2,
-            "route": 32 * H * 4,
+            "route": H * NQ * D * 2 + 32 * H * 4,
             "moe": self.touched * 3 * H * I * 4.25 / 8,
             "head": V * H * 2,
         }[name]

@@ -80,8 +80,7 @@ class FusedOps:
             embed=torch.compile(plain.embed, dynamic=False),
             qkv_rope_cache=self.qkv,
             attention=self.attention,
-            output_projection=torch.compile(plain.output_projection, dynamic=False),
-            route=torch.compile(plain.route, dynamic=False),
+            project_and_route=torch.compile(plain.project_and_route, dynamic=False),
             moe=torch.compile(plain.moe, dynamic=False),
             lm_head=torch.compile(plain.lm_head, dynamic=False),
         )

@@ -131,6 +131,13 @@ def route(
     return normed, expert_ids, best.softmax(dim=-1)
 
 
+def project_and_route(
+    attended: torch.Tensor, weights: Any, x: torch.Tensor, router: RouterWeights, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    x = output_projection(attended, weights, x)
+    return x, *route(x, router, eps)
+
+
 def moe(
     normed: torch.Tensor,
     expert_ids: torch.Tensor,
@@ -209,11 +216,11 @@ TRAINING_OPS = Ops(
     embed=embed,
     qkv_rope_cache=qkv_rope_cache,
     attention=attention,
-    output_projection=output_projection,
-    route=route,
+    project_and_route=project_and_route,
     moe=moe,
     lm_head=lm_head,
     pack_linear=_identity_pair,
+    pack_router=lambda weight, bias, _: (weight, bias),
     pack_experts=_pack_experts,
     pack_head=lambda weight: weight,
 )

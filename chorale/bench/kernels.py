@@ -81,8 +81,10 @@ class _Bench:
         ops, hidden, rows = self._ops, self._hidden, (self._heads + 2 * self._kv_heads) * _D
         norm = torch.ones(hidden, device="cuda")
         wide = torch.float32
-        router = ops.pack_linear(
-            _randn(self._experts, hidden, scale=hidden**-0.5, dtype=wide), _randn(self._experts, dtype=wide)
+        router = ops.pack_router(
+            _randn(self._experts, hidden, scale=hidden**-0.5, dtype=wide),
+            _randn(self._experts, dtype=wide),
+            torch.bfloat16,
         )
         return LayerWeights(
             qkv=QkvWeights(norm, ops.pack_linear(_randn(rows, hidden, scale=hidden**-0.5), _randn(rows))),
@@ -139,8 +141,7 @@ class _Bench:
             "qkv": every(lambda n, w: ops.qkv_rope_cache(x, w.qkv, _EPS, rope, plan, full, kv(n))),
             "full": every(lambda n, w: ops.attention(q, kv(n), w.sinks, plan, full)),
             "window": every(lambda n, w: ops.attention(q, kv(n), w.sinks, plan, window)),
-            "output": every(lambda n, w: ops.output_projection(attended, w.output, x)),
-            "route": every(lambda n, w: ops.route(x, w.router, _EPS)),
+            "route": every(lambda n, w: ops.project_and_route(attended, w.output, x, w.router, _EPS)),
             "experts": every(lambda n, w: ops.moe(normed, draws[n], gates, w.experts, x)),
             "head": lambda: ops.lm_head(x, index, final, self._head, _EPS),
         }
@@ -173,13 +174,14 @@ class _Bench:
         def attention(keys: int) -> Cost:
             return Cost(batch * keys * row, 4.0 * batch * keys * self._heads * _D)
 
+        projection = product(hidden, self._heads * _D)
         return {
             "qkv": product(rows, hidden),
             "full": attention(context),
             "window": attention(seen),
-            "output": product(hidden, self._heads * _D),
             "route": Cost(
-                self._experts * hidden * 4 + batch * hidden * 4, 2.0 * batch * self._experts * hidden
+                projection.bytes + self._experts * hidden * 4 + batch * hidden * 8,
+                projection.flops + 2.0 * batch * self._experts * hidden,
             ),
             "experts": Cost(
                 touched * 3 * hidden * inter * 4.25 / 8 + batch * hidden * 8,

@@ -73,7 +73,7 @@ class RouterWeights:
     """Norm and router of the expert layer."""
 
     norm: torch.Tensor  # [H] float32
-    linear: Any  # pack_linear of [E, H] and its bias, in float32
+    linear: Any  # pack_router of [E, H] and its bias
     top_k: int  # K
     dtype: torch.dtype | None = None  # what the experts compute in; None: float32
 
@@ -220,11 +220,13 @@ class Ops:
     # (q, kv, sinks [Nq] float32, plan, group) -> [T, Nq * D]. After qkv_rope_cache of the same layer.
     attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, int], torch.Tensor]
 
-    # (attended [T, Nq * D], linear, x) -> new x: x + linear(attended). May reuse x's memory.
-    output_projection: Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]
-
-    # (x, weights, eps) -> (normed [T, H], expert_ids [T, K] int64, gates [T, K] float32)
-    route: Callable[[torch.Tensor, RouterWeights, float], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    # (attended [T, Nq * D], linear, x, weights, eps)
+    # -> (new x: x + linear(attended), its normed [T, H], expert_ids [T, K] int64, gates [T, K] float32)
+    # Output projection, residual, norm, router, top-k and softmax. May reuse x's memory.
+    project_and_route: Callable[
+        [torch.Tensor, Any, torch.Tensor, RouterWeights, float],
+        tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    ]
 
     # (normed, expert_ids, gates, experts, x) -> new x: x + sum of gate * expert(normed). May reuse x.
     moe: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, torch.Tensor], torch.Tensor]
@@ -233,6 +235,8 @@ class Ops:
     lm_head: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, float], torch.Tensor]
 
     pack_linear: Callable[[torch.Tensor, torch.Tensor], Any]  # (weight [N, K], bias [N])
+    # (weight [E, H] float32, bias [E] float32, what the experts compute in)
+    pack_router: Callable[[torch.Tensor, torch.Tensor, torch.dtype], Any]
     pack_experts: Callable[[ExpertTensors], Any]
     pack_head: Callable[[torch.Tensor], Any]  # ([V, H])
 

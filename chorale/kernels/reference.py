@@ -41,6 +41,10 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     return Linear(transposed.contiguous() if weight.dtype == torch.float32 else transposed, bias)
 
 
+def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) -> Linear:
+    return pack_linear(weight, bias)
+
+
 def pack_head(weight: torch.Tensor) -> Linear:
     return pack_linear(weight, None)
 
@@ -91,6 +95,13 @@ def route(
     return normed, top.indices, torch.softmax(top.values, dim=-1)
 
 
+def project_and_route(
+    attended: torch.Tensor, linear: Linear, x: torch.Tensor, weights: RouterWeights, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    x = output_projection(attended, linear, x)
+    return x, *route(x, weights, eps)
+
+
 def lm_head(
     x: torch.Tensor, logits_index: torch.Tensor, norm: torch.Tensor, head: Linear, eps: float
 ) -> torch.Tensor:
@@ -104,11 +115,11 @@ REFERENCE_OPS = Ops(
     embed=embed,
     qkv_rope_cache=qkv_rope_cache,
     attention=attention,
-    output_projection=output_projection,
-    route=route,
+    project_and_route=project_and_route,
     moe=moe,
     lm_head=lm_head,
     pack_linear=pack_linear,
+    pack_router=pack_router,
     pack_experts=pack_experts,
     pack_head=pack_head,
     e4m3_pages=True,

@@ -94,8 +94,8 @@ class GptOss:
         for layer, group, slot in self.layers:
             q = ops.qkv_rope_cache(x, layer.qkv, eps, rope, plan, group, kv[slot])  # [T, Nq, D]
             attended = ops.attention(q, kv[slot], layer.sinks, plan, group)  # [T, Nq * D]
-            x = ops.output_projection(attended, layer.output, x)  # [T, H]
-            normed, expert_ids, gates = ops.route(x, layer.router, eps)  # [T, H], [T, K], [T, K]
+            # [T, H], [T, H], [T, K], [T, K]
+            x, normed, expert_ids, gates = ops.project_and_route(attended, layer.output, x, layer.router, eps)
             x = ops.moe(normed, expert_ids, gates, layer.experts, x)  # [T, H]
         return x
 

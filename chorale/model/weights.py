@@ -154,8 +154,8 @@ class _Loader:
             router=RouterWeights(
                 norm=self.float32(layer, "expert_norm"),
                 # Small, and a rounded logit can choose another expert: float32 in every mode.
-                linear=self.ops.pack_linear(
-                    self.float32(layer, "router.weight"), self.float32(layer, "router.bias")
+                linear=self.ops.pack_router(
+                    self.float32(layer, "router.weight"), self.float32(layer, "router.bias"), self.dtype
                 ),
                 top_k=self.config.num_experts_per_tok,
                 dtype=self.dtype,

@@ -135,12 +135,10 @@ def chunk_of(depth: int) -> int:
 
 
 def project_add(x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torch.Tensor:
-    """residual [T, N] float32 += x [T, K] weight^T + bias; returns residual."""
+    """residual [T, N] float32 += x [T, K] weight^T + bias, T <= ``SLIM_TOKENS``; returns residual."""
     x = x.to(linear.weight.dtype)
-    if 1 < x.shape[0] <= tuning.SLIM_TOKENS:
+    if x.shape[0] > 1:
         return add_parts(parts(x, linear.weight), linear.bias, residual)
-    if x.shape[0] != 1:
-        return residual.add_(product(x, linear))
     num_rows, depth = linear.weight.shape
     tile = tuning.output_row()
     _resident_kernel[(triton.cdiv(num_rows, tile.rows),)](

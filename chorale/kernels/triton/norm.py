@@ -1,4 +1,5 @@
-"""RMS norm over rows: the residual stream to what the matrix products read."""
+"""RMS norm over rows: the residual stream to what the matrix products read; alone, and with the addition to
+the residual stream before it (in one kernel, because the stream is float32 and its bytes are the time)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 
@@ -60,3 +62,77 @@ def rms_norm(
         **dependent(x),
     )
     return out
+
+
+@triton.jit
+def in_fours(BLOCK: tl.constexpr):
+    """0..BLOCK-1, for rows some of which are float32, some bfloat16: a thread takes four numbers of either.
+
+    Left to itself the compiler gives it eight where it can, and a float32 row that is written goes to other
+    threads through shared memory first.
+    """
+    return tl.max_contiguous(tl.arange(0, BLOCK), 4)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _add_norm_kernel(
+    x_ptr,  # [T, H] float32, read and written
+    y_ptr,  # [SPLITS, T, H]: the sum is added to x
+    b_ptr,  # [H], added too (if HAS_BIAS)
+    norm_ptr,  # [H] float32
+    high_ptr,  # [T, H]: the norm of the sum, rounded
+    low_ptr,  # [T, H]: what rounding took away (if LOW)
+    T,
+    eps,
+    H,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    LOW: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = in_fours(BLOCK)
+    inside = columns < H
+    total = tl.zeros((BLOCK,), tl.float32)
+    if HAS_BIAS:
+        total += tl.load(b_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    norm = tl.load(norm_ptr + columns, mask=inside, other=0.0)
+    wait_for_previous(PDL)
+    for split in tl.static_range(SPLITS):
+        y = tl.load(y_ptr + (split * T + token) * H + columns, mask=inside, other=0.0)
+        total += y.to(tl.float32)
+    places = token * H + columns
+    x = tl.load(x_ptr + places, mask=inside, other=0.0) + total
+    tl.store(x_ptr + places, x, mask=inside)
+    normed = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / H + eps)) * norm
+    high = normed.to(high_ptr.dtype.element_ty)
+    tl.store(high_ptr + places, high, mask=inside)
+    if LOW:
+        low = (normed - high.to(tl.float32)).to(low_ptr.dtype.element_ty)
+        tl.store(low_ptr + places, low, mask=inside)
+
+
+def add_norm(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: torch.Tensor,
+    eps: float,
+    dtype: torch.dtype,
+    *,
+    with_low: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """x [T, H] float32 += bias [H] + the sum of y [SPLITS, T, H] -> x's RMS norm [T, H] in ``dtype``.
+
+    Second result, ``with_low``: what rounding to ``dtype`` took away, in ``dtype``.
+    """
+    splits, tokens, hidden = y.shape
+    high = torch.empty(tokens, hidden, dtype=dtype, device=x.device)
+    low = torch.empty_like(high) if with_low else None
+    _add_norm_kernel[(tokens,)](
+        x, y, x if bias is None else bias, norm, high, high if low is None else low, tokens, eps, hidden,
+        SPLITS=splits, HAS_BIAS=bias is not None, LOW=with_low, BLOCK=triton.next_power_of_2(hidden),
+        num_warps=tuning.ADD_NORM_WARPS, **dependent(x),
+    )  # fmt: skip
+    return high, low

@@ -11,20 +11,16 @@ from chorale.kernels.triton.attention import attention, plan_attention
 from chorale.kernels.triton.compiling import Compiling
 from chorale.kernels.triton.decodes import decode_inputs
 from chorale.kernels.triton.experts import pack_experts
-from chorale.kernels.triton.linear import Linear, pack_head, pack_linear, project_add, project_head
+from chorale.kernels.triton.linear import Linear, pack_head, pack_linear, project_head
 from chorale.kernels.triton.moe import moe
 from chorale.kernels.triton.norm import rms_norm
 from chorale.kernels.triton.qkv import qkv_rope_cache
-from chorale.kernels.triton.route import route
+from chorale.kernels.triton.route import pack_router, project_and_route
 from chorale.kernels.triton.sample import sample
 
 
 def embed(embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     return F.embedding(token_ids, embedding).float()
-
-
-def output_projection(attended: torch.Tensor, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    return project_add(attended, linear, x)
 
 
 def lm_head(
@@ -39,11 +35,11 @@ TRITON_OPS = Ops(
     embed=embed,
     qkv_rope_cache=qkv_rope_cache,
     attention=attention,
-    output_projection=output_projection,
-    route=route,
+    project_and_route=project_and_route,
     moe=moe,
     lm_head=lm_head,
     pack_linear=pack_linear,
+    pack_router=pack_router,
     pack_experts=pack_experts,
     pack_head=pack_head,
     e4m3_pages=True,

@@ -1,14 +1,16 @@
-"""Norm, router, top-k and softmax over the chosen.
+"""Output projection and residual, then norm, router, top-k and softmax over the chosen.
 
 Few tokens: a program makes some experts' logits of one token, and the last of a token's programs to arrive
-chooses. Many: a program takes some tokens, all experts and a part of the hidden size; again the last to
-arrive adds the parts up (in one order, whoever is last) and chooses. The product is three tf32 passes: as
-good as float32, because a rounded logit can choose another expert. A whole chunk of prompt, in bfloat16:
-inputs and weights are taken apart into two bfloat16 halves each, and cuBLAS multiplies (all but low by low:
-2^-17).
+chooses. Many: the addition to the residual stream and the norm are one kernel (``norm.add_norm``); then a
+program takes some tokens, all experts and a part of the hidden size; again the last to arrive adds the parts
+up (in one order, whoever is last) and chooses. The product is three tf32 passes: as good as float32, because
+a rounded logit can choose another expert. A whole chunk of prompt, in bfloat16: inputs and weights are taken
+apart into two bfloat16 halves each, and cuBLAS multiplies (all but low by low: 2^-17).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -17,8 +19,31 @@ import triton.language as tl
 from chorale.kernels.ops import RouterWeights
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
-from chorale.kernels.triton.linear import float32_product
-from chorale.kernels.triton.norm import rms_norm
+from chorale.kernels.triton.linear import Linear, float32_product, product, project_add
+from chorale.kernels.triton.norm import add_norm, in_fours
+from chorale.kernels.triton.slim import parts
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """logits = normed weight^T + bias."""
+
+    weight: torch.Tensor  # [E, H] float32, contiguous
+    bias: torch.Tensor  # [E] float32
+    # [2 E, H] bfloat16: the weight rounded, then what rounding took away. None: experts are not in bfloat16.
+    halves: torch.Tensor | None
+    arrivals: torch.Tensor  # [MOST_ARRIVALS] int32, zeros between kernels: programs that are done, by tile
+
+
+def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) -> Router:
+    """weight [E, H] and bias [E] float32; ``dtype``: what the experts compute in."""
+    weight, halves = weight.contiguous(), None
+    if dtype == torch.bfloat16:
+        high = weight.to(dtype)
+        # The second half is zeros, for weights that were bfloat16.
+        halves = torch.cat((high, (weight - high.float()).to(dtype)))
+    arrivals = torch.zeros(tuning.MOST_ARRIVALS, dtype=torch.int32, device=weight.device)
+    return Router(weight, bias.contiguous(), halves, arrivals)
 
 
 @triton.jit
@@ -82,6 +107,8 @@ def _choose_all(
 @triton.jit
 def _few_kernel(
     x_ptr,  # [T, H] float32
+    y_ptr,  # [T, H], added to x (if ADD)
+    sum_ptr,  # [T, H] float32: the sum (if ADD). Not x: other programs still read it
     norm_ptr,  # [H] float32
     w_ptr,  # [E, H] float32
     b_ptr,  # [E] float32
@@ -96,12 +123,13 @@ def _few_kernel(
     K: tl.constexpr,
     EXPERTS: tl.constexpr,
     EACH: tl.constexpr,  # experts of one program
+    ADD: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     token = tl.program_id(1).to(tl.int64)
     mine = tl.program_id(0) * EACH + tl.arange(0, EACH)
-    depth = tl.arange(0, BLOCK)
+    depth = in_fours(BLOCK)
     inside = depth < H
     norm = tl.load(norm_ptr + depth, mask=inside, other=0.0)
     w = tl.load(
@@ -110,8 +138,12 @@ def _few_kernel(
     bias = tl.load(b_ptr + mine, mask=mine < E, other=0.0)
     wait_for_previous(PDL)
     x = tl.load(x_ptr + token * H + depth, mask=inside, other=0.0)
+    if ADD:
+        x += tl.load(y_ptr + token * H + depth, mask=inside, other=0.0).to(tl.float32)
     normed = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / H + eps)) * norm
     if tl.program_id(0) == 0:
+        if ADD:
+            tl.store(sum_ptr + token * H + depth, x, mask=inside)
         tl.store(normed_ptr + token * H + depth, normed.to(normed_ptr.dtype.element_ty), mask=inside)
     tl.store(logits_ptr + token * E + mine, tl.sum(w * normed[None, :], 1) + bias, mask=mine < E)
     tl.debug_barrier()  # all threads' logits are written before the program counts as arrived
@@ -190,30 +222,6 @@ def _many_kernel(
         _choose_all(logits, tokens, inside, ids_ptr, gates_ptr, E, K, EXPERTS, TOKENS)
 
 
-@triton.jit
-def _halves_kernel(
-    x_ptr,  # [T, H] float32
-    norm_ptr,  # [H] float32
-    high_ptr,
-    low_ptr,  # [T, H]: the normed input, rounded; and what rounding took away
-    eps,
-    H,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    wait_for_previous(PDL)
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < H
-    x = tl.load(x_ptr + token * H + columns, mask=inside, other=0.0)
-    normed = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / H + eps))
-    normed = normed * tl.load(norm_ptr + columns, mask=inside, other=0.0)
-    high = normed.to(high_ptr.dtype.element_ty)
-    tl.store(high_ptr + token * H + columns, high, mask=inside)
-    low = (normed - high.to(tl.float32)).to(low_ptr.dtype.element_ty)
-    tl.store(low_ptr + token * H + columns, low, mask=inside)
-
-
 @triton.jit(do_not_specialize=["T"])
 def _choose_kernel(
     both_ptr,  # [T, 2 E] float32: high by the weights' high half, high by their low half
@@ -242,42 +250,64 @@ def _choose_kernel(
     _choose_all(logits, tokens, inside, ids_ptr, gates_ptr, E, K, EXPERTS, TOKENS)
 
 
-def route(
-    x: torch.Tensor, weights: RouterWeights, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x [T, H] float32 -> (normed [T, H], expert_ids [T, K] int64, gates [T, K] float32).
+def project_and_route(
+    attended: torch.Tensor, linear: Linear, x: torch.Tensor, weights: RouterWeights, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """attended [T, Nq * D], x [T, H] float32 -> (new x, normed [T, H], expert_ids [T, K] int64, gates).
 
-    ``normed`` is rounded to ``weights.dtype``, what the experts compute in.
+    gates [T, K] float32. ``normed`` is rounded to ``weights.dtype``, what the experts compute in. The new x
+    may be x's own memory.
     """
-    tokens, top_k = x.shape[0], weights.top_k
+    tokens, top_k, dtype = x.shape[0], weights.top_k, weights.dtype or torch.float32
     ids = torch.empty(tokens, top_k, dtype=torch.int64, device=x.device)
     gates = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
-    dtype = weights.dtype or torch.float32
     if tokens == 0:
-        return x.to(dtype), ids, gates
+        return x, x.to(dtype), ids, gates
     if tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS:
-        return _route_few(x, weights, eps, ids, gates), ids, gates
-    if tokens >= tuning.ROUTE_HALVES and dtype == torch.bfloat16:
-        return _route_halves(x, weights, eps, ids, gates), ids, gates
-    normed = rms_norm(x, weights.norm, eps, dtype)
-    _route_many(x, weights, eps, ids, gates)
-    return normed, ids, gates
+        if tokens <= tuning.SLIM_TOKENS:
+            x, y = project_add(attended, linear, x), None
+        else:
+            y = product(attended.to(linear.weight.dtype), linear)
+        return *_route_few(x, y, weights, eps, ids, gates), ids, gates
+    in_halves = tokens >= tuning.ROUTE_HALVES and weights.linear.halves is not None
+    y, bias = _projected(attended.to(linear.weight.dtype), linear)
+    normed, low = add_norm(x, y, bias, weights.norm, eps, dtype, with_low=in_halves)
+    if low is None:
+        _route_many(x, weights, eps, ids, gates)
+    else:
+        _route_halves(normed, low, weights, ids, gates)
+    return x, normed, ids, gates
+
+
+def _projected(attended: torch.Tensor, linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(parts [SPLITS, T, H] of the product, the bias that they lack)."""
+    if 1 < attended.shape[0] <= tuning.SLIM_TOKENS:
+        return parts(attended, linear.weight), linear.bias
+    return product(attended, linear).unsqueeze(0), None
 
 
 def _route_few(
-    x: torch.Tensor, weights: RouterWeights, eps: float, ids: torch.Tensor, gates: torch.Tensor
-) -> torch.Tensor:
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    weights: RouterWeights,
+    eps: float,
+    ids: torch.Tensor,
+    gates: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x + y, its norm); y [T, H]."""
     linear, (tokens, hidden) = weights.linear, x.shape
     num_experts = linear.weight.shape[0]
     each = tuning.experts_each(tokens, num_experts)
     normed = torch.empty_like(x, dtype=weights.dtype or torch.float32)
     logits = torch.empty(tokens, num_experts, dtype=torch.float32, device=x.device)
+    total = x if y is None else torch.empty_like(x)
     _few_kernel[(triton.cdiv(num_experts, each), tokens)](
-        x, weights.norm, linear.weight, linear.bias, normed, logits, linear.arrivals, ids, gates,
-        eps, hidden, E=num_experts, K=weights.top_k, EXPERTS=triton.next_power_of_2(num_experts),
-        EACH=each, BLOCK=triton.next_power_of_2(hidden), num_warps=8, **dependent(x),
+        x, x if y is None else y, total, weights.norm, linear.weight, linear.bias, normed, logits,
+        linear.arrivals, ids, gates, eps, hidden, E=num_experts, K=weights.top_k,
+        EXPERTS=triton.next_power_of_2(num_experts), EACH=each, ADD=y is not None,
+        BLOCK=triton.next_power_of_2(hidden), num_warps=8, **dependent(x),
     )  # fmt: skip
-    return normed
+    return total, normed
 
 
 def _route_many(
@@ -301,28 +331,14 @@ def _route_many(
 
 
 def _route_halves(
-    x: torch.Tensor, weights: RouterWeights, eps: float, ids: torch.Tensor, gates: torch.Tensor
-) -> torch.Tensor:
-    linear, (tokens, hidden) = weights.linear, x.shape
+    high: torch.Tensor, low: torch.Tensor, weights: RouterWeights, ids: torch.Tensor, gates: torch.Tensor
+) -> None:
+    """high, low [T, H] bfloat16: the normed input, rounded, and what rounding took away."""
+    linear, tokens = weights.linear, high.shape[0]
     num_experts = linear.weight.shape[0]
-    high, low = (torch.empty(tokens, hidden, dtype=torch.bfloat16, device=x.device) for _ in range(2))
-    _halves_kernel[(tokens,)](
-        x,
-        weights.norm,
-        high,
-        low,
-        eps,
-        hidden,
-        BLOCK=triton.next_power_of_2(hidden),
-        num_warps=8,
-        **dependent(x),
-    )
-    weight = linear.weight.to(torch.bfloat16)
-    rest = (linear.weight - weight.float()).to(torch.bfloat16)  # zeros, for weights that were bfloat16
-    both = float32_product(high, torch.cat((weight, rest)))
     _choose_kernel[(triton.cdiv(tokens, 16),)](
-        both, float32_product(low, weight), linear.bias, ids, gates, tokens,
+        float32_product(high, linear.halves), float32_product(low, linear.halves[:num_experts]),
+        linear.bias, ids, gates, tokens,
         E=num_experts, K=weights.top_k, EXPERTS=triton.next_power_of_2(num_experts), TOKENS=16,
-        **dependent(x),
+        **dependent(high),
     )  # fmt: skip
-    return high

@@ -71,6 +71,8 @@ def route(tokens: int) -> Tile:
     return Tile(0, 16, 64, 4, 3) if tokens <= 256 else Tile(0, 32, 64, 4, 3)
 
 
+ADD_NORM_WARPS = 8  # of the addition to the residual with the norm of the sum: a row a program
+
 ROUTE_HALVES = 2048  # tokens from which the router's product is cuBLAS's, in bfloat16 halves (not yet timed)
 
 

@@ -78,7 +78,7 @@ def variants(asm: bool, hopper: bool) -> list[Variant]:
         ("sum", combine._sum_kernel, {"K": 4, "BLOCK": 1024, "PDL": hopper}, {"x_ptr": "*fp32"}, 4, 3),
         ("join", attention._join_kernel, {"NUM_Q": 64, "D": 64, "SPLITS": 16, "PDL": hopper}, {}, 1, 3),
     ]
-    found += _one_token(hopper)
+    found += _one_token(hopper) + _add_norm(hopper)
     for tokens in (256, 8192):
         tile = tuning.route(tokens)
         sizes = {"TOKENS": tile.tokens, "DEPTH": tile.depth, "STAGES": tile.num_stages, "SLICES": 8}
@@ -115,8 +115,8 @@ def _one_token(hopper: bool) -> list[Variant]:
     tile, head, pair = tuning.output_row(), tuning.head_row(), tuning.qkv_row()
     stream = {"ROWS": head.rows, "DEPTH": head.depth, "STAGES": head.num_stages, "PDL": hopper}
     one = {**HEADS, "H": 2880, "PAIRS": pair.rows, "CHUNK": 1024, "PDL": hopper}
-    choice = {"E": 32, "K": 4, "EXPERTS": 32, "EACH": 1, "BLOCK": 4096, "PDL": hopper}
-    wide = {"x_ptr": "*fp32", "w_ptr": "*fp32", "b_ptr": "*fp32", "arrivals_ptr": "*i32"}
+    choice = {"E": 32, "K": 4, "EXPERTS": 32, "EACH": 1, "ADD": False, "BLOCK": 4096, "PDL": hopper}
+    wide = dict.fromkeys(("x_ptr", "sum_ptr", "w_ptr", "b_ptr"), "*fp32") | {"arrivals_ptr": "*i32"}
     out = {"out_ptr": "*fp32"}
     chosen = {"E": 32, "K": 4, "EXPERTS": 32, "TOKENS": 16, "PDL": hopper}
     tile16 = tuning.slim()
@@ -132,7 +132,6 @@ def _one_token(hopper: bool) -> list[Variant]:
         ("output", linear._resident_kernel, resident | {"ROWS": tile.rows}, out, tile.num_warps, 3),
         ("head", linear._stream_kernel, stream, out, head.num_warps, 3),
         ("qkv", qkv._one_kernel, one, {"x_ptr": "*fp32"}, pair.num_warps, 3),
-        ("halves", route._halves_kernel, {"BLOCK": 4096, "PDL": hopper}, {"x_ptr": "*fp32"}, 8, 3),
         (
             "choose",
             route._choose_kernel,
@@ -142,6 +141,22 @@ def _one_token(hopper: bool) -> list[Variant]:
             3,
         ),
         ("route", route._few_kernel, choice, wide, 8, 3),
+        ("route, added", route._few_kernel, choice | {"EACH": 4, "ADD": True}, wide, 8, 3),
+    ]
+
+
+def _add_norm(hopper: bool) -> list[Variant]:
+    """Products of cuBLAS, in what their weights are in, and parts of a split product."""
+    once = {"SPLITS": 1, "HAS_BIAS": False, "LOW": False, "BLOCK": 4096, "PDL": hopper}
+    split = once | {"SPLITS": 5, "HAS_BIAS": True}
+    fp32, warps = {"x_ptr": "*fp32"}, tuning.ADD_NORM_WARPS
+    parts = fp32 | {"y_ptr": "*fp32"}
+    plain = parts | {"high_ptr": "*fp32", "low_ptr": "*fp32"}
+    return [
+        ("add norm", norm._add_norm_kernel, once, fp32, warps, 3),
+        ("add norm halves", norm._add_norm_kernel, once | {"LOW": True}, fp32, warps, 3),
+        ("add norm parts", norm._add_norm_kernel, split, parts, warps, 3),
+        ("add norm fp32", norm._add_norm_kernel, once, plain, warps, 3),
     ]
 
 

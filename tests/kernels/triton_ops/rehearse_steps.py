@@ -73,7 +73,7 @@ def pretend() -> None:
     for module in (launch, experts, moe_large):
         module.is_hopper = lambda device: True  # type: ignore[attr-defined]
     moe_hopper._num_multiprocessors = lambda device: 132
-    linear.product = qkv.product = _product
+    linear.product = qkv.product = route.product = _product
     linear.float32_product = route.float32_product = _float32_product
 
 
@@ -94,8 +94,8 @@ def make_model(config: ModelConfig) -> GptOss:
     count, inter = config.num_local_experts, config.intermediate_size
     half = torch.bfloat16
 
-    def linear_of(rows: int, depth: int, dtype: torch.dtype = half) -> Any:
-        return linear.pack_linear(torch.zeros(rows, depth, dtype=dtype), torch.zeros(rows, dtype=dtype))
+    def linear_of(rows: int, depth: int) -> Any:
+        return linear.pack_linear(torch.zeros(rows, depth, dtype=half), torch.zeros(rows, dtype=half))
 
     def matrices(rows: int, depth: int) -> experts.Matrices:
         tiles, chunks = -(-rows // 16), -(-depth // 64)
@@ -109,11 +109,12 @@ def make_model(config: ModelConfig) -> GptOss:
         down_bias=torch.zeros(count, hidden, dtype=half),
         swiglu_limit=7.0, swiglu_alpha=1.702, dtype=half,
     )  # fmt: skip
+    router = route.pack_router(torch.zeros(count, hidden), torch.zeros(count), half)
     layer = LayerWeights(
         qkv=QkvWeights(torch.zeros(hidden), linear_of((heads + 2 * kv) * dim, hidden)),
         sinks=torch.zeros(heads),
         output=linear_of(hidden, heads * dim),
-        router=RouterWeights(torch.zeros(hidden), linear_of(count, hidden, torch.float32), 4, half),
+        router=RouterWeights(torch.zeros(hidden), router, 4, half),
         experts=packed,
     )
     head = linear.pack_head(torch.empty(config.vocab_size, hidden, dtype=half))

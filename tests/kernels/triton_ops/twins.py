@@ -18,8 +18,8 @@ import triton.language as tl
 
 from chorale.kernels import mxfp4, reference, reference_moe
 from chorale.kernels import reference_attention as paged
-from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, QkvWeights, RouterWeights
-from chorale.kernels.triton import slim
+from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
+from chorale.kernels.triton import slim, tuning
 from chorale.kernels.triton.decode import load_tile
 from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.kernels.triton.stream import _work_of
@@ -149,12 +149,7 @@ def test_qkv_rope_cache(tokens: int, dim: int, page: int, dtype: torch.dtype) ->
 
 @each_dtype
 @pytest.mark.parametrize("tokens", [1, 3, 16, 17])
-def test_output_projection_and_head(tokens: int, dtype: torch.dtype) -> None:
-    weight, bias = (randn(136, 200, seed=1) / 14).to(dtype), randn(136, seed=2).to(dtype)
-    attended, x = randn(tokens, 200, seed=3).to(dtype), randn(tokens, 136, seed=4)
-    theirs = reference.output_projection(attended, reference.pack_linear(weight, bias), x.clone())
-    ours = TRITON_OPS.output_projection(attended, TRITON_OPS.pack_linear(weight, bias), x.clone())
-    check(ours, theirs, dtype)
+def test_head(tokens: int, dtype: torch.dtype) -> None:
     head, norm, x = (randn(515, 136, seed=5) / 12).to(dtype), 1 + randn(136, seed=6) / 4, randn(20, 136)
     index = torch.randperm(20)[:tokens].to(DEVICE)
     found = TRITON_OPS.lm_head(x, index, norm, TRITON_OPS.pack_head(head), 1e-5)
@@ -162,49 +157,76 @@ def test_output_projection_and_head(tokens: int, dtype: torch.dtype) -> None:
     check(found, reference.lm_head(x, index, norm, reference.pack_head(head), 1e-5), dtype)
 
 
+ROUTERS = {"few": {}, "many": {"FEW_LOGITS": 0}, "halves": {"FEW_LOGITS": 0, "ROUTE_HALVES": 1}}
+
+
+@pytest.fixture(params=ROUTERS)
+def router(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each form of the router at any number of tokens; in halves it is only if experts are in bfloat16."""
+    for name, value in ROUTERS[request.param].items():
+        monkeypatch.setattr(tuning, name, value)
+    return str(request.param)
+
+
+def random_router(ops: Ops, experts: int, hidden: int, dtype: torch.dtype) -> RouterWeights:
+    weight, bias = randn(experts, hidden, seed=2) / hidden**0.5, randn(experts, seed=3)
+    norm = 1 + randn(hidden, seed=1) / 4
+    return RouterWeights(norm, ops.pack_router(weight, bias, dtype), 4, dtype)
+
+
+@each_dtype
 @pytest.mark.parametrize("experts", [8, 20])
-@pytest.mark.parametrize("tokens", [1, 5, 16, 17])
-def test_route(tokens: int, experts: int) -> None:
-    x, norm = randn(tokens, 200), 1 + randn(200, seed=1) / 4
-    weight, bias = randn(experts, 200, seed=2) / 14, randn(experts, seed=3)
-    found = TRITON_OPS.route(x, RouterWeights(norm, TRITON_OPS.pack_linear(weight, bias), 4), 1e-5)
-    expected = reference.route(x, RouterWeights(norm, reference.pack_linear(weight, bias), 4), 1e-5)
-    assert torch.equal(found[1], expected[1])
-    check(found[0], expected[0], torch.float32)
-    check(found[2], expected[2], torch.float32)
-
-
-def test_route_in_halves_chooses_as_float32_does() -> None:
-    """Weights that are bfloat16, as a checkpoint's are, and weights that are not."""
-    from chorale.kernels.triton.route import _route_halves
-
-    x, norm = randn(50, 200), 1 + randn(200, seed=1) / 4
-    for weight in ((randn(20, 200, seed=2) / 14).bfloat16().float(), randn(20, 200, seed=2) / 14):
-        bias = randn(20, seed=3)
-        exact = reference.route(x, RouterWeights(norm, reference.pack_linear(weight, bias), 4), 1e-5)
-        ours = RouterWeights(norm, TRITON_OPS.pack_linear(weight, bias), 4, torch.bfloat16)
-        ids = torch.empty(50, 4, dtype=torch.int64, device=DEVICE)
-        gates = torch.empty(50, 4, dtype=torch.float32, device=DEVICE)
-        normed = _route_halves(x, ours, 1e-5, ids, gates)
-        assert torch.equal(ids, exact[1])
-        assert float((gates - exact[2]).abs().max()) < 2e-5
-        check(normed.float(), exact[0], torch.bfloat16)
-
-
-def test_route_of_a_broken_row_names_experts_that_exist() -> None:
-    x = randn(2, 200)
-    x[0, 3] = torch.nan
-    weights = RouterWeights(
-        torch.ones(200, device=DEVICE), TRITON_OPS.pack_linear(randn(8, 200), randn(8)), 4
+@pytest.mark.parametrize("hidden", [136, 201])
+@pytest.mark.parametrize("tokens", [1, 3, 16, 17, 40])
+def test_project_and_route(tokens: int, hidden: int, experts: int, dtype: torch.dtype, router: str) -> None:
+    """The new x against the reference; the rest against what the reference makes of the new x."""
+    weight, bias = (randn(hidden, 75, seed=4) / 9).to(dtype), randn(hidden, seed=5).to(dtype)
+    attended, x = randn(tokens, 75, seed=6).to(dtype), randn(tokens, hidden, seed=7)
+    computed = torch.bfloat16 if router == "halves" else dtype
+    found, normed, ids, gates = TRITON_OPS.project_and_route(
+        attended,
+        TRITON_OPS.pack_linear(weight, bias),
+        x.clone(),
+        random_router(TRITON_OPS, experts, hidden, computed),
+        1e-5,
     )
-    for ids, gates in (
-        TRITON_OPS.route(x, weights, 1e-5)[1:],
-        (out[:2] for out in TRITON_OPS.route(x.repeat(10, 1), weights, 1e-5)[1:]),
-    ):
-        assert int(ids.min()) >= 0
-        assert int(ids.max()) < 8
-        assert bool(gates[0].isnan().all())
-        assert bool(gates[1].isfinite().all())
+    check(found, reference.output_projection(attended, reference.pack_linear(weight, bias), x), dtype)
+    theirs = random_router(reference.REFERENCE_OPS, experts, hidden, computed)
+    expected = reference.route(found, theirs, 1e-5)
+    assert normed.dtype == computed
+    check(normed, expected[0], computed)
+    assert torch.equal(ids, expected[1])
+    assert float((gates - expected[2]).abs().max()) < (2e-5 if router == "halves" else 2e-6)
+
+
+def test_halves_lose_nothing_of_weights_that_were_bfloat16() -> None:
+    for weight in (randn(20, 200).bfloat16().float(), randn(20, 200)):
+        packed = TRITON_OPS.pack_router(weight, randn(20), torch.bfloat16)
+        error = (packed.halves.float().view(2, 20, 200).sum(0) - weight).abs().max()
+        assert float(error) < float(weight.abs().max()) * 2**-16
+        assert packed.halves[20:].any() == bool((weight != weight.bfloat16().float()).any())
+    assert TRITON_OPS.pack_router(weight, randn(20), torch.float32).halves is None
+
+
+@pytest.mark.parametrize("tokens", [2, 20])
+def test_route_of_a_broken_row_names_experts_that_exist(tokens: int, router: str) -> None:
+    attended, x = randn(tokens, 75), randn(tokens, 200)
+    attended[0, 3] = x[1, 5] = torch.nan
+    dtype = torch.bfloat16 if router == "halves" else torch.float32
+    found, normed, ids, gates = TRITON_OPS.project_and_route(
+        attended,
+        TRITON_OPS.pack_linear(randn(200, 75), randn(200)),
+        x,
+        random_router(TRITON_OPS, 8, 200, dtype),
+        1e-5,
+    )
+    assert int(ids.min()) >= 0
+    assert int(ids.max()) < 8
+    for each in (found, normed, gates):
+        broken = each.isnan().any(1)
+        assert bool(broken[:2].all())
+        assert not bool(broken[2:].any())
+    assert bool(gates[:2].isnan().all())
 
 
 # ------------------------------------------------------------------ experts
