@@ -231,9 +231,9 @@ def burst(filler: Filler) -> None:
     filler.begin_all()
 
 
-def capture_everything(core: EngineCore, executor: Pretender) -> None:
+def capture_everything(core: EngineCore, executor: LocalExecutor) -> None:
     """All graphs that there can be."""
-    start, worker = time.perf_counter(), executor.inner._worker
+    start, worker = time.perf_counter(), executor._worker
     while executor.use_idle_time():
         pass
     if worker is None or worker._decodes is None or worker._mixed is None:
@@ -241,14 +241,14 @@ def capture_everything(core: EngineCore, executor: Pretender) -> None:
     for size in worker._decodes._sizes:
         for context in context_sizes(size, core.limits.max_model_len):
             for filtered in (False, True):
-                executor.inner.prepare(
+                executor.prepare(
                     partial(Worker.capture_decode, rows=size, longest=context, filtered=filtered)
                 )
     for tokens in worker._mixed.sizes:
         for rows in MIXED_ROWS:
-            executor.inner.prepare(partial(Worker.try_size, num_tokens=tokens, rows=rows))
+            executor.prepare(partial(Worker.try_size, num_tokens=tokens, rows=rows))
     print(
-        f"fill: {worker._decodes.num_graphs} decode and {worker._mixed.num_graphs} mixed graphs, "
+        f"{worker._decodes.num_graphs} decode and {worker._mixed.num_graphs} mixed graphs, "
         f"{time.perf_counter() - start:.1f} s",
         flush=True,
     )
@@ -284,9 +284,8 @@ class Taken:
 
 def fill_pool(core: EngineCore, inner: LocalExecutor, share: float) -> bool:
     """Run all stages; whether memory stayed within ``share`` of the device, without a retry."""
-    executor = Pretender(inner)
-    core._executor = executor
-    capture_everything(core, executor)
+    capture_everything(core, inner)
+    core._executor = executor = Pretender(inner)
     filler = Filler(core, executor)
     stages: dict[str, Callable[[], None]] = {
         "longest": partial(longest, filler),

@@ -1,0 +1,142 @@
+"""gpt-oss-20b's own shape, end to end on a GPU: log-probabilities against plain torch in float32.
+
+    python -m pytest -m gpu tests/gpu/test_gpu_logprobs.py -s
+
+A random checkpoint of the published size and layout (made in memory, or the folder that
+``CHORALE_GPU_CHECKPOINT`` names), texts of 1 to 4,096 prompt tokens and 32 more that are decoded, 21
+log-probabilities at each position. What bfloat16 allows is measured, not assumed: the reference ops run the
+same texts in bfloat16, and the Triton ops may be off by 1.25 times as much in the mean (``full_size.check``
+says what else). Experts' inputs in e4m3 have no such twin: their error is printed, and must stay below a
+third of what a model has that knows nothing of its context.
+``CHORALE_GPU_RECORD`` names a file for the table as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from full_size import Errors, Scored, check, engine, parts, random_texts, score, unrelated
+
+from chorale.engine.core import EngineCore
+from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.model.config_writer import SHAPES, make_config
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+TEXTS = random_texts((1, 2, 17, 127, 128, 129, 1000, 4096), 32, 199_000)
+TABLE: dict[str, dict[str, Errors]] = {}
+
+
+def note(name: str, found: dict[str, Errors], began: float) -> None:
+    TABLE[name] = found
+    seconds = time.perf_counter() - began
+    for part, errors in found.items():
+        if errors.positions:
+            print(f"\n  {name:38s} {part:8s} {errors}", end="")
+    print(f"  [{seconds:.1f} s]", flush=True)
+    if record := os.environ.get("CHORALE_GPU_RECORD"):
+        Path(record).write_text(
+            json.dumps({key: {k: asdict(v) for k, v in value.items()} for key, value in TABLE.items()})
+        )
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    if named := os.environ.get("CHORALE_GPU_CHECKPOINT"):
+        yield Path(named)
+        return
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
+        yield write_random_checkpoint(
+            Path(place) / "random-20b", make_config(**SHAPES["20b"]), device="cuda", threads=12
+        )
+
+
+def by_reference(folder: Path, dtype: str, pages: str = "auto") -> list[Scored]:
+    assert not torch.backends.cuda.matmul.allow_tf32
+    options = {"device": "cuda", "ops": "reference", "dtype": dtype, "kv_cache_dtype": pages}
+    with engine(folder, TEXTS, **options) as core:
+        return score(core, TEXTS, whole=True)
+
+
+@pytest.fixture(scope="module")
+def exact(folder: Path) -> list[Scored]:
+    began = time.perf_counter()
+    found = by_reference(folder, "float32")
+    print(
+        f"\n  reference, float32: {time.perf_counter() - began:.1f} s; a model that knows nothing of its "
+        f"context would be off by {unrelated(found):.3f} in the mean"
+    )
+    return found
+
+
+@pytest.fixture(scope="module")
+def yardstick(folder: Path, exact: list[Scored]) -> list[Scored]:
+    began = time.perf_counter()
+    found = by_reference(folder, "bfloat16")
+    note("reference, bfloat16", parts(found, exact), began)
+    return found
+
+
+def in_every_way(core: EngineCore) -> Iterator[tuple[str, list[Scored]]]:
+    """One step of all prompts, then 8 rows; each text by itself; prompts in chunks of 512 beside rows that
+    decode; 64 rows at once."""
+    yield "together", score(core, TEXTS)
+    yield "alone", [score(core, TEXTS, only=[number])[0] for number in range(len(TEXTS))]
+    small = EngineCore(replace(core.limits, max_num_batched_tokens=512), core._executor)
+    yield "chunks of 512", score(small, TEXTS)
+    yield "64 rows", score(core, TEXTS, copies=8, prompts=False)
+
+
+def test_bfloat16(folder: Path, exact: list[Scored], yardstick: list[Scored]) -> None:
+    with engine(folder, TEXTS, device="cuda", ops="triton") as core:
+        assert core.limits.max_num_batched_tokens == 8192
+        faults = []
+        began = time.perf_counter()
+        for name, found in in_every_way(core):
+            note(f"triton, bfloat16, {name}", parts(found, exact), began)
+            faults += fault(found, exact, yardstick)
+            began = time.perf_counter()
+    assert not faults
+
+
+def fault(found: Sequence[Scored], exact: list[Scored], yardstick: list[Scored]) -> list[str]:
+    """What ``check`` says, so that one way's fault does not hide the other ways' figures."""
+    try:
+        check(found, exact, yardstick)
+    except AssertionError as error:
+        return [str(error)]
+    return []
+
+
+def test_e4m3_pages(folder: Path, exact: list[Scored]) -> None:
+    began = time.perf_counter()
+    yardstick = by_reference(folder, "bfloat16", "fp8")
+    note("reference, bfloat16, e4m3 pages", parts(yardstick, exact), began)
+    began = time.perf_counter()
+    with engine(folder, TEXTS, device="cuda", ops="triton", kv_cache_dtype="fp8") as core:
+        found = score(core, TEXTS)
+        note("triton, bfloat16, e4m3 pages", parts(found, exact), began)
+    assert not fault(found, exact, yardstick)
+
+
+def test_e4m3_expert_inputs(folder: Path, exact: list[Scored]) -> None:
+    began = time.perf_counter()
+    with engine(folder, TEXTS, device="cuda", ops="triton", moe_activation_dtype="fp8") as core:
+        found = parts(score(core, TEXTS), exact)
+    note("triton, e4m3 expert inputs", found, began)
+    assert found["all"].mean < unrelated(exact) / 3
