@@ -1,6 +1,6 @@
 """A busy life on one GPU, with gpt-oss-20b's shape: no error, no page lost, memory flat.
 
-    python benchmarks/gpu_soak.py [20b | 120b | FOLDER] [--seconds 60] [--rows 128] [--blocks 2048]
+    python benchmarks/gpu_soak.py [20b | 120b | FOLDER] [--seconds 60] [--rows 128] [--blocks 1024]
 
 Requests arrive in bursts, with pauses: prompts of 1 to 8,000 tokens and answers of 1 to 1,000 (both
 log-uniform), a third of the prompts with a beginning that others share, some with several choices, filters,
@@ -268,7 +268,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="20b")
     parser.add_argument("--seconds", type=float, default=60, help="in which requests arrive")
     parser.add_argument("--rows", type=int, default=128)
-    parser.add_argument("--blocks", type=int, default=2048, help="pages of the pool")
+    parser.add_argument("--blocks", type=int, default=1024, help="pages of the pool")
     parser.add_argument("--longest-prompt", type=int, default=8000)
     parser.add_argument("--longest-answer", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

@@ -6,8 +6,8 @@ A random checkpoint of the published size and layout (made in memory, or the fol
 ``CHORALE_GPU_CHECKPOINT`` names), texts of 1 to 4,096 prompt tokens and 32 more that are decoded, 21
 log-probabilities at each position. What bfloat16 allows is measured, not assumed: the reference ops run the
 same texts in bfloat16, and the Triton ops may be off by 1.25 times as much in the mean (``full_size.check``
-says what else). Experts' inputs in e4m3 have no such twin: their error is printed, and must stay below a
-third of what a model has that knows nothing of its context.
+says what else). Experts' inputs in e4m3 have no such twin: their error is printed, and must stay below half
+of what a model has that knows nothing of its context.
 ``CHORALE_GPU_RECORD`` names a file for the table as JSON.
 """
 
@@ -139,4 +139,4 @@ def test_e4m3_expert_inputs(folder: Path, exact: list[Scored]) -> None:
     with engine(folder, TEXTS, device="cuda", ops="triton", moe_activation_dtype="fp8") as core:
         found = parts(score(core, TEXTS), exact)
     note("triton, e4m3 expert inputs", found, began)
-    assert found["all"].mean < unrelated(exact) / 3
+    assert found["all"].mean < unrelated(exact) / 2
