@@ -11,7 +11,8 @@ memory runs for real, on top of a full pool:
 ``longest``  as many sequences of ``max_model_len`` as the pool holds; the last one's prompt is computed,
              chunk by chunk, beside the decoding others; then decode steps with and without filters
 ``widest``   ``max_num_seqs`` rows whose contexts fill the pool; the last prompts are computed in steps of
-             ``max_num_batched_tokens`` beside the decoding others; then decode steps
+             ``max_num_batched_tokens`` beside the decoding others; then decode steps, also when the last
+             page is taken and sequences are preempted
 ``special``  the same, each row with filters, penalties, a bias, 20 log-probabilities, and no ``max_tokens``
 ``burst``    steps of ``max_num_batched_tokens`` from ``max_num_seqs`` such prompts, each with a grammar too
              and log-probabilities of its prompt; then one prompt of that many tokens
@@ -20,8 +21,9 @@ All graphs that there can be are captured first: every size and context, with an
 mixed step. Each line says how full the pool was, and what had been taken by then at most: on the whole device
 (libraries and graphs included), and by the allocator; how often it had to give its cache back to go on (a
 retry: on a smaller device, an error); and the most that ``--gpu-memory-utilization`` allows. ``OVER`` is more
-than that: no error while the device has room left, but the arithmetic was wrong. A failed request or step
-ends the run. Prefix caching is off; it decides which pages are used, not how many there are.
+than that: no error while the device has room left, but the arithmetic was wrong. ``NOT FULL``: pool, rows,
+contexts or steps were not what the stage is for, so it shows nothing. A failed request or step ends the run.
+Prefix caching is off; it decides which pages are used, not how many there are.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.memory import GIB, KvGeometry
 from chorale.runtime.worker import Worker
 
-REAL_STEPS = 12  # of each kind, once the pool is full
+REAL_STEPS = 12  # of each kind, once the pool is full; fewer where the host takes half a second for one
 MOST_STEPS = 400  # real ones of a stage; some 50 are expected
 LAST_PROMPTS = 8  # of the widest batch: computed for real
 ANSWER = {"type": "array", "items": {"type": "integer"}, "minItems": 1000}  # does not end while it is watched
@@ -69,11 +71,18 @@ class Pretender:
     def __init__(self, inner: LocalExecutor) -> None:
         self.inner = inner
         self.pretends = False
-        self.num_real = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Of real steps: how many, and the most tokens, rows, and tokens of one context."""
+        self.num_real = self.most_tokens = self.most_rows = self.longest = 0
 
     def execute(self, plan: StepPlan) -> StepHandle:
         if not self.pretends:
             self.num_real += 1
+            self.most_tokens = max(self.most_tokens, plan.num_tokens)
+            self.most_rows = max(self.most_rows, len(plan.rows))
+            self.longest = max(self.longest, int((plan.num_computed + plan.num_new).max()))
             return self.inner.execute(plan)
         self.inner.prepare(partial(take_pages, plan=plan))
         return Pretended(plan)
@@ -103,7 +112,6 @@ class Filler:
     began: set[str] = field(default_factory=set)  # requests that have a token
     ended: set[str] = field(default_factory=set)
     most_pages: int = 0
-    most_tokens: int = 0  # of a real step
 
     def __post_init__(self) -> None:
         limits = self.core.limits
@@ -133,10 +141,7 @@ class Filler:
                     self.ended.add(chunk.request_id)
             if self.executor.num_real > MOST_STEPS:
                 raise SystemExit("fill: the pool has no room for what should fit: nothing is shown")
-            stats = self.core.stats()
-            self.most_pages = max(self.most_pages, stats.kv_blocks_used)
-            if not self.executor.pretends:
-                self.most_tokens = max(self.most_tokens, stats.last_step_tokens)
+            self.most_pages = max(self.most_pages, self.core.stats().kv_blocks_used)
 
     def begin_all(self) -> None:
         self.run(lambda: len(self.began | self.ended) == self.sent)
@@ -144,6 +149,31 @@ class Filler:
     def steps(self, count: int) -> None:
         stop = self.core.stats().num_steps + count
         self.run(lambda: self.core.stats().num_steps >= stop)
+
+    def pretend_until_full(self) -> None:
+        """Let rows decode until the next steps need pages that there are not, or a row nears its end."""
+        limits, preempted = self.core.limits, self.core.stats().num_preemptions
+        rows, context = self.context()
+        stop = self.core.stats().num_steps + max(0, limits.max_model_len - context - 3 * REAL_STEPS)
+        few = 2 * rows // limits.block_size + 2
+        self.executor.pretends = True
+        self.run(
+            lambda: (
+                self.free <= few
+                or self.core.stats().num_preemptions > preempted
+                or self.core.stats().num_steps >= stop
+            )
+        )
+        self.executor.pretends = False
+
+    def is_shown(self, is_longest: bool) -> bool:
+        """Whether real steps met what the stage is for."""
+        limits, executor = self.core.limits, self.executor
+        has_size = executor.longest > 0.9 * limits.max_model_len
+        if not is_longest:
+            has_size = executor.most_rows == limits.max_num_seqs
+        has_tokens = executor.most_tokens > 0.9 * limits.max_num_batched_tokens
+        return has_size and has_tokens and self.most_pages > 0.94 * limits.num_blocks
 
     @property
     def free(self) -> int:
@@ -164,7 +194,8 @@ class Filler:
         self.core.check_integrity()
         assert self.core.stats().kv_blocks_used == 0
         self.began, self.ended, self.sent = set(), set(), 0
-        self.most_pages = self.most_tokens = self.executor.num_real = 0
+        self.most_pages = 0
+        self.executor.forget()
 
 
 def longest(filler: Filler) -> None:
@@ -188,7 +219,8 @@ def longest(filler: Filler) -> None:
     filler.steps(REAL_STEPS)
 
 
-def widest(filler: Filler, **sampling: Any) -> None:
+def widest(filler: Filler, steps: int, **sampling: Any) -> None:
+    """``steps``: real ones before and after the last prompts."""
     limits, geometry = filler.core.limits, filler.geometry
     rows = limits.max_num_seqs
     share = geometry.tokens_in((limits.num_blocks - filler.reserve) // rows)
@@ -203,10 +235,12 @@ def widest(filler: Filler, **sampling: Any) -> None:
     stop = filler.core.stats().num_steps + max(0, most // 2)
     filler.run(lambda: filler.free <= needed or filler.core.stats().num_steps >= stop)
     filler.executor.pretends = False
-    filler.steps(REAL_STEPS)
+    filler.steps(steps)
     filler.send(last, length, **({"top_p": 0.9} | sampling))
     filler.begin_all()
-    filler.steps(REAL_STEPS)
+    filler.steps(steps)
+    filler.pretend_until_full()
+    filler.steps(steps)
 
 
 # What a row can ask of the sampler. No ``max_tokens``: its history is as long as it can be.
@@ -289,24 +323,27 @@ def fill_pool(core: EngineCore, inner: LocalExecutor, share: float) -> bool:
     filler = Filler(core, executor)
     stages: dict[str, Callable[[], None]] = {
         "longest": partial(longest, filler),
-        "widest": partial(widest, filler),
-        "special": partial(widest, filler, **SPECIAL),
+        "widest": partial(widest, filler, REAL_STEPS),
+        "special": partial(widest, filler, REAL_STEPS // 4, **SPECIAL),
         "burst": partial(burst, filler),
     }
     good = True
     for name, stage in stages.items():
         start, preempted = time.perf_counter(), core.stats().num_preemptions
         stage()
-        (rows, context), taken = filler.context(), Taken.now()
+        taken = Taken.now()
         within = taken.device <= share * taken.total and not taken.retries and not taken.failures
-        good = good and within
+        shown = name == "burst" or filler.is_shown(name == "longest")
+        good = good and within and shown
         print(
-            f"fill {name}: {rows} rows, contexts up to {context:,}, {filler.most_pages:,} of "
-            f"{core.limits.num_blocks:,} pages, {executor.num_real} real steps of up to "
-            f"{filler.most_tokens:,} tokens, {core.stats().num_preemptions - preempted} preemptions; "
+            f"fill {name}: {filler.most_pages:,} of {core.limits.num_blocks:,} pages; "
+            f"{executor.num_real} real steps of up to {executor.most_tokens:,} tokens, "
+            f"{executor.most_rows:,} rows, contexts of {executor.longest:,}; "
+            f"{core.stats().num_preemptions - preempted} preemptions; "
             f"device {taken.device:.2f} of {share * taken.total:.2f} GiB allowed ({taken.total:.2f} in all), "
             f"reserved {taken.reserved:.2f}, allocated {taken.allocated:.2f}, {taken.retries} retries, "
-            f"{taken.failures} failures{'' if within else ' OVER'} [{time.perf_counter() - start:.0f} s]",
+            f"{taken.failures} failures{'' if within else ' OVER'}{'' if shown else ' NOT FULL'} "
+            f"[{time.perf_counter() - start:.0f} s]",
             flush=True,
         )
         filler.clear()
