@@ -15,7 +15,7 @@ import triton.language as tl
 
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
-from chorale.kernels.triton.slim import add_parts, parts, whole
+from chorale.kernels.triton.slim import project_few, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def project_add(x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torc
     """residual [T, N] float32 += x [T, K] weight^T + bias, T <= ``SLIM_TOKENS``; returns residual."""
     x = x.to(linear.weight.dtype)
     if x.shape[0] > 1:
-        return add_parts(parts(x, linear.weight), linear.bias, residual)
+        return project_few(x, linear.weight, linear.bias, residual)
     num_rows, depth = linear.weight.shape
     tile = tuning.output_row()
     _resident_kernel[(triton.cdiv(num_rows, tile.rows),)](

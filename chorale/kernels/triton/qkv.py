@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.ops import QkvWeights
-from chorale.kernels.triton import tuning
+from chorale.kernels.triton import slim_stream, tuning
 from chorale.kernels.triton.cells import cells_of, to_cell
 from chorale.kernels.triton.launch import dependent, wait_for_previous
 from chorale.kernels.triton.linear import chunk_of, load_part, load_rows, product
@@ -214,6 +214,12 @@ def qkv_rope_cache(
             **constants, H=x.shape[1], PAIRS=pairs, CHUNK=chunk_of(x.shape[1]),
             num_warps=tile.num_warps, **dependent(x),
         )  # fmt: skip
+        return q
+    whole = tuning.slim_qkv(tokens) if tokens <= tuning.SLIM_TOKENS else None
+    if whole is not None and slim_stream.fits(whole, x, linear.weight):
+        slim_stream.qkv(
+            x, weights.norm, linear.weight, linear.bias, eps, rope, slots, q, kv, constants, whole
+        )
         return q
     if tokens <= tuning.SLIM_TOKENS:
         qkv = parts(x, linear.weight, weights.norm)

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.triton import tuning
+from chorale.kernels.triton import slim_stream, tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
 from chorale.kernels.triton.tuning import Tile
 
@@ -103,6 +103,16 @@ def _parts(
         SPLITS=splits, STAGES=tile.num_stages, num_warps=tile.num_warps, **dependent(x),
     )  # fmt: skip
     return out
+
+
+def project_few(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+) -> torch.Tensor:
+    """residual [T, N] float32 += x [T, K] weight^T + bias, 2 <= T <= 16, x in the weight's dtype."""
+    tile = tuning.slim_output(x.shape[0])
+    if tile is not None and slim_stream.fits(tile, x, weight):
+        return slim_stream.project(x, weight, bias, residual, tile)
+    return add_parts(parts(x, weight), bias, residual)
 
 
 def add_parts(some: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,29 @@ def slim() -> Tile:
     return Tile(64, 16, 64, 4, 3)
 
 
+@dataclass(frozen=True, slots=True)
+class Slim:
+    """One of ``slim_stream``'s kernels: see ``slim_ptx.Product``."""
+
+    units: int  # of eight rows: a program's
+    num_warps: int
+    group: int
+    groups: int
+    ahead: int
+    hand_over: int = 2
+    registers: int = 0  # a thread, if fewer than the compiler would take
+
+
+def slim_qkv(_tokens: int) -> Slim | None:
+    """QKV of 2 to ``SLIM_TOKENS`` tokens in one kernel (benchmarks/gpu_dense.py); None: a split product."""
+    return None  # not timed yet
+
+
+def slim_output(_tokens: int) -> Slim | None:
+    """The output projection, likewise."""
+    return None  # not timed yet
+
+
 def slim_head() -> Tile:
     """The head for as many: 279 us at 8 tokens, where cuBLAS takes 292."""
     return Tile(64, 16, 128, 4, 3)
