@@ -63,14 +63,14 @@ _KEEP = gl.constexpr(
     """
 )
 
-# [(8 tiles, 2 chunks, 4), (8 lanes, 16 bytes)], and their scales [8, (chunk, g, t / 2, p)].
+# [8 tiles, (2 chunks, 4), (8 lanes, 16 bytes)], and their scales [8, (chunk, g, t / 2, p)].
 WORDS = gl.constexpr(
     gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [0, 8], [4, 0]],
-        [[0, 16], [0, 32], [0, 64], [1, 0], [2, 0]],
-        [[8, 0], [16, 0], [32, 0]],
+        [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 0, 8], [0, 4, 0]],
+        [[0, 0, 16], [0, 0, 32], [0, 0, 64], [0, 1, 0], [0, 2, 0]],
+        [[1, 0, 0], [2, 0, 0], [4, 0, 0]],
         [],
-        [64, 128],
+        [8, 8, 128],
     )
 )
 SCALES = gl.constexpr(

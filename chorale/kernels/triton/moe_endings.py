@@ -1,0 +1,169 @@
+"""What follows on a product of ``moe_hopper``: bias, SwiGLU, rounding, and the way to memory."""
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def row_of(tile, p, g, expert, block, experts, rows, GATE_UP: gl.constexpr):
+    """(which output column, and its place in [2, E, rows] or [E, rows]) of row 8 p + g of one of 8 tiles."""
+    if GATE_UP:  # of each 16 rows, 8 gates and their 8 ups
+        column = block * 64 + tile * 8 + g
+        place = (p * experts + expert) * rows + column
+    else:
+        column = block * 128 + tile * 16 + p * 8 + g
+        place = expert * rows + column
+    return column, place
+
+
+@gluon.jit
+def _sigmoid(x):
+    """1 / (1 + 2^-x), approximately (2^-22); NaN stays."""
+    return gl.inline_asm_elementwise(
+        """
+        {
+        .reg .f32 t;
+        neg.f32 t, $1; ex2.approx.ftz.f32 t, t; add.f32 t, t, 0f3F800000; rcp.approx.ftz.f32 $0, t;
+        }
+        """,
+        "=f,f",
+        [x],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _to_fp8(x):
+    """float32 -> e4m3, the nearest; beyond 448 it is 448."""
+    return gl.inline_asm_elementwise(
+        """
+        {
+        .reg .b16 l, h;
+        cvt.rn.satfinite.e4m3x2.f32 l, $2, $1; cvt.rn.satfinite.e4m3x2.f32 h, $4, $3; mov.b32 $0, {l, h};
+        }
+        """,
+        "=r,f,f,f,f",
+        [x],
+        dtype=gl.float8e4nv,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@gluon.jit
+def _swiglu(acc, limit, alpha, TOKENS: gl.constexpr):
+    """[128, TOKENS], of each 16 rows 8 gates and 8 ups -> [64, TOKENS]."""
+    gate, up = gl.split(gl.permute(gl.reshape(acc, [8, 2, 8, TOKENS]), (0, 2, 3, 1)))
+    gate = gl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+    up = gl.minimum(up, limit, propagate_nan=tl.PropagateNan.ALL)
+    up = gl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)
+    return gate * _sigmoid(gate * (1.4426950408889634 * alpha)) * (up + 1.0)
+
+
+@gluon.jit
+def _store(result, out_ptr, first, last, column, width, TOKENS: gl.constexpr, COLUMNS: gl.constexpr):
+    """result [TOKENS, COLUMNS] -> rows first.., columns column.. of out, up to row last and to width."""
+    each: gl.constexpr = 128 // out_ptr.dtype.element_ty.primitive_bitwidth  # 16 bytes
+    lanes: gl.constexpr = COLUMNS // each
+    layout: gl.constexpr = gl.BlockedLayout([1, each], [32 // lanes, lanes], [8, 1], [1, 0])
+    result = gl.convert_layout(result, layout)
+    rows = first + gl.arange(0, TOKENS, gl.SliceLayout(1, layout))
+    columns = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+    places = gl.expand_dims(rows.to(gl.int64) * width, 1) + gl.expand_dims(columns, 0)
+    mask = gl.expand_dims(rows < last, 1) & gl.expand_dims(columns < width, 0)
+    gl.store(out_ptr + places, result, mask=mask)
+
+
+@gluon.jit
+def _split_slots(acc, TOKENS: gl.constexpr):
+    """[128, TOKENS] -> the first and the second half of the slots."""
+    return gl.split(gl.permute(gl.reshape(acc, [128, 2, TOKENS // 2]), (0, 2, 1)))
+
+
+@gluon.jit
+def finish(
+    acc,
+    bias,
+    factor,  # if FP8: what the weights of a row were divided by
+    x_scale_ptr,
+    out_ptr,
+    first,
+    last,
+    block,
+    width,
+    limit,
+    alpha,
+    inner_scale,
+    TOKENS: gl.constexpr,
+    GATE_UP: gl.constexpr,
+    FP8: gl.constexpr,
+):
+    """acc [128, TOKENS], bias and factor [128] -> slots first .. last - 1 of out.
+
+    In pieces of 64 slots: few values at once need few registers, and each piece passes through shared memory,
+    of which little is left.
+    """
+    if TOKENS > 64:
+        left, right = _split_slots(acc, TOKENS)
+        finish(
+            left, bias, factor, x_scale_ptr, out_ptr, first, last, block, width, limit, alpha, inner_scale,
+            TOKENS // 2, GATE_UP, FP8,
+        )  # fmt: skip
+        finish(
+            right, bias, factor, x_scale_ptr, out_ptr, first + TOKENS // 2, last, block, width, limit, alpha,
+            inner_scale, TOKENS // 2, GATE_UP, FP8,
+        )  # fmt: skip
+    else:
+        _finish_piece(
+            acc, bias, factor, x_scale_ptr, out_ptr, first, last, block, width, limit, alpha, inner_scale,
+            TOKENS, GATE_UP, FP8,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _finish_piece(
+    acc,
+    bias,
+    factor,
+    x_scale_ptr,
+    out_ptr,
+    first,
+    last,
+    block,
+    width,
+    limit,
+    alpha,
+    inner_scale,
+    TOKENS: gl.constexpr,
+    GATE_UP: gl.constexpr,
+    FP8: gl.constexpr,
+):
+    mma: gl.constexpr = acc.type.layout
+    row: gl.constexpr = gl.SliceLayout(1, mma)
+    bias = gl.convert_layout(bias, row, assert_trivial=True)
+    if FP8:
+        acc *= gl.expand_dims(gl.convert_layout(factor, row, assert_trivial=True), 1)
+        if GATE_UP:
+            slots = first + gl.arange(0, TOKENS, gl.BlockedLayout([1], [32], [8], [0]))
+            scale = gl.load(x_scale_ptr + slots, mask=slots < last, other=0.0)
+            acc *= gl.expand_dims(gl.convert_layout(scale, gl.SliceLayout(0, mma)), 0)
+        else:
+            acc *= 1.0 / inner_scale
+    acc += gl.expand_dims(bias, 1)
+    if GATE_UP:
+        inner = _swiglu(acc, limit, alpha, TOKENS)
+        if FP8:
+            inner = gl.reshape(_to_fp8(inner * inner_scale), [4, 4, 4, TOKENS])  # column: t, j, pairs
+            inner = gl.reshape(gl.permute(inner, (3, 1, 0, 2)), [TOKENS, 64])  # place: j, t, pairs
+        else:
+            inner = gl.reshape(inner.to(gl.bfloat16), [4, 4, 2, 2, TOKENS])  # column: t, j, q, pair
+            inner = gl.reshape(gl.permute(inner, (4, 1, 2, 0, 3)), [TOKENS, 64])  # place: j, q, t, pair
+        _store(inner, out_ptr, first, last, block * 64, width, TOKENS, 64)
+    else:
+        acc = gl.permute(acc.to(gl.bfloat16), (1, 0))
+        _store(acc, out_ptr, first, last, block * 128, width, TOKENS, 128)
