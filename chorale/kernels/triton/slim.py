@@ -118,8 +118,9 @@ def project_few(
 def add_parts(some: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
     """residual [T, N] float32 += bias + the sum of ``parts``."""
     splits, tokens, rows = some.shape
-    _add_kernel[(tokens, triton.cdiv(rows, 512))](
+    block = tuning.ADD_COLUMNS
+    _add_kernel[(tokens, triton.cdiv(rows, block))](
         some, some if bias is None else bias, residual, tokens, rows,
-        HAS_BIAS=bias is not None, SPLITS=splits, BLOCK=512, num_warps=4, **dependent(residual),
+        HAS_BIAS=bias is not None, SPLITS=splits, BLOCK=block, num_warps=1, **dependent(residual),
     )  # fmt: skip
     return residual

@@ -45,8 +45,8 @@ SLIM_TOKENS = 16  # up to here our own split product is ahead of cuBLAS
 
 
 def slim() -> Tile:
-    """Dense products of 2 to ``SLIM_TOKENS`` tokens."""
-    return Tile(64, 16, 64, 4, 3)
+    """Dense products of 2 to ``SLIM_TOKENS`` tokens: QKV 11.0 us, output 8.2 (64 deep: 12.2 and 9.3)."""
+    return Tile(64, 16, 128, 4, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,22 @@ class Slim:
     registers: int = 0  # a thread, if fewer than the compiler would take
 
 
-def slim_qkv(_tokens: int) -> Slim | None:
+def slim_qkv(tokens: int) -> Slim | None:
     """QKV of 2 to ``SLIM_TOKENS`` tokens in one kernel (benchmarks/gpu_dense.py); None: a split product."""
-    return None  # not timed yet
+    return Slim(5, 8, 1, 2, 2) if tokens <= 8 else None  # 8 tokens: 9.8 us, split 11.0; 16: more than 11.1
 
 
-def slim_output(_tokens: int) -> Slim | None:
+def slim_output(tokens: int) -> Slim | None:
     """The output projection, likewise."""
-    return None  # not timed yet
+    return Slim(2, 8, 2, 3, 2) if tokens <= 4 else None  # 2 tokens: 7.8 us, split 8.3; 8: 8.7 and 8.2
+
+
+ADD_COLUMNS = 128  # of a program that adds up a split product's parts: 8.2 us, with 512 9.3
+
+
+def rotate_heads(tokens: int) -> int:
+    """Heads of a program that rotates: many small programs for few tokens, 0.3 to 1 us less."""
+    return 4 if tokens <= SLIM_TOKENS else 16
 
 
 def slim_head() -> Tile:

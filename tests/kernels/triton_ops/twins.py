@@ -125,10 +125,11 @@ def test_attention_of_a_long_context_in_many_parts() -> None:
 
 
 @each_dtype
-@pytest.mark.parametrize("tokens", [1, 2, 16, 17, 40])
+@pytest.mark.parametrize("hidden", [200, 320])  # whole chunks of 32: one kernel for 2 to 8 tokens
+@pytest.mark.parametrize("tokens", [1, 2, 7, 16, 17, 40])
 @pytest.mark.parametrize(("dim", "page"), [(64, 16), (16, 64), (32, 128)])
-def test_qkv_rope_cache(tokens: int, dim: int, page: int, dtype: torch.dtype) -> None:
-    hidden, shape = 200, AttentionShape(6, 2, head_dim=dim, sliding_window=128)
+def test_qkv_rope_cache(tokens: int, dim: int, page: int, dtype: torch.dtype, hidden: int) -> None:
+    shape = AttentionShape(6, 2, head_dim=dim, sliding_window=128)
     rows = 10 * dim
     weight, bias = (randn(rows, hidden, seed=1) / 14).to(dtype), randn(rows, seed=2).to(dtype)
     norm, x, rope = 1 + randn(hidden, seed=3) / 4, randn(tokens, hidden, seed=4), randn(tokens, dim, seed=5)
@@ -176,12 +177,14 @@ def random_router(ops: Ops, experts: int, hidden: int, dtype: torch.dtype) -> Ro
 
 @each_dtype
 @pytest.mark.parametrize("experts", [8, 20])
-@pytest.mark.parametrize("hidden", [136, 201])
+@pytest.mark.parametrize(("hidden", "depth"), [(136, 75), (201, 75), (208, 160)])
 @pytest.mark.parametrize("tokens", [1, 3, 16, 17, 40])
-def test_project_and_route(tokens: int, hidden: int, experts: int, dtype: torch.dtype, router: str) -> None:
+def test_project_and_route(
+    tokens: int, hidden: int, depth: int, experts: int, dtype: torch.dtype, router: str
+) -> None:
     """The new x against the reference; the rest against what the reference makes of the new x."""
-    weight, bias = (randn(hidden, 75, seed=4) / 9).to(dtype), randn(hidden, seed=5).to(dtype)
-    attended, x = randn(tokens, 75, seed=6).to(dtype), randn(tokens, hidden, seed=7)
+    weight, bias = (randn(hidden, depth, seed=4) / 9).to(dtype), randn(hidden, seed=5).to(dtype)
+    attended, x = randn(tokens, depth, seed=6).to(dtype), randn(tokens, hidden, seed=7)
     computed = torch.bfloat16 if router == "halves" else dtype
     found, normed, ids, gates = TRITON_OPS.project_and_route(
         attended,
@@ -234,7 +237,9 @@ def test_route_of_a_broken_row_names_experts_that_exist(tokens: int, router: str
 
 def expert_tensors(experts: int, hidden: int, inter: int, dtype: torch.dtype) -> ExpertTensors:
     def draw(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return mxfp4.encode(randn(experts, rows, columns, seed=seed) / columns**0.5)
+        weights = randn(experts, rows, columns, seed=seed) / columns**0.5
+        blocks, scales = zip(*(mxfp4.encode(each) for each in weights), strict=True)  # at once: 14 GB
+        return torch.stack(blocks), torch.stack(scales)
 
     gate_up, down = draw(2 * inter, hidden, 1), draw(hidden, inter, 2)
     return ExpertTensors(
