@@ -27,11 +27,13 @@ import torch
 
 from chorale.bench.gpu_time import graph_seconds
 from chorale.kernels import reference_moe
-from chorale.kernels.ops import ExpertTensors
+from chorale.kernels.ops import ExpertTensors, QkvWeights
 from chorale.kernels.triton import stream, tuning
 from chorale.kernels.triton.combine import add_parts
 from chorale.kernels.triton.experts import Experts, Matrices, pack_experts
+from chorale.kernels.triton.linear import pack_head
 from chorale.kernels.triton.moe import moe
+from chorale.kernels.triton.norm import Norm
 
 GPU = torch.device("cuda")
 H = I = 2880
@@ -142,8 +144,8 @@ def check() -> None:
             x, gates = torch.randn(tokens, H, device=GPU), torch.rand(tokens, 4, device=GPU)
             truth = reference_moe.moe(normed, ids, gates, wide, x.clone()) - x
             theirs = reference_moe.moe(normed, ids, gates, narrow, x.clone()) - x
-            found = moe(normed.bfloat16(), ids, gates, packed, x.clone()) - x
-            again = moe(normed.bfloat16(), ids, gates, packed, x.clone()) - x
+            found = moe(normed.bfloat16(), ids, gates, packed, x.clone(), None, 0.0)[0] - x
+            again = moe(normed.bfloat16(), ids, gates, packed, x.clone(), None, 0.0)[0] - x
             row = relative(found, truth), relative(theirs, truth)
             RESULTS[f"error {tokens} {name}"] = row
             flag = "" if torch.equal(found, again) else "  DIFFERS FROM RUN TO RUN"
@@ -174,6 +176,8 @@ class Case:
         self.normed = torch.randn(tokens, H, device=GPU).bfloat16()
         self.gates = torch.full((tokens, 4), 0.25, device=GPU)
         self.x = torch.randn(tokens, H, device=GPU)
+        # The next layer's: only its norm and its type are looked at.
+        self.qkv = QkvWeights(torch.ones(H, device=GPU), pack_head(self.normed[:0]))
         self.inner = torch.randn(tokens * 4, I, device=GPU).bfloat16()
         self.works = [stream.plan(ids, count) for ids in self.draws]
 
@@ -191,7 +195,7 @@ class Case:
 
     def whole(self) -> None:
         for layer, ids in zip(self.layers, self.draws, strict=True):
-            moe(self.normed, ids, self.gates, layer, self.x)
+            moe(self.normed, ids, self.gates, layer, self.x, self.qkv, 1e-5)
 
     def bytes_of(self, kind: str) -> float:
         return self.touched * {"gate_up": 2, "down": 1, "whole": 3}[kind] * H * I * 4.25 / 8
@@ -205,7 +209,8 @@ def time_case(case: Case, name: str, peak: float) -> None:
         RESULTS[f"{name} {kind}"] = {"us": us, "rate": rate, "touched": case.touched}
         print(f"{name} {kind:7}: {us:7.2f} us  {rate:5.2f} TB/s  {rate / peak:5.1%}", flush=True)
     parts = torch.zeros(case.tokens, 4, H, device=GPU)
-    us = graph_us(lambda: [add_parts(parts, case.x) for _ in range(CALLS)])
+    norm = None if case.tokens <= tuning.SLIM_TOKENS else Norm(case.qkv.norm, 1e-5, torch.bfloat16)
+    us = graph_us(lambda: [add_parts(parts, case.x, norm) for _ in range(CALLS)])
     plan = graph_us(
         lambda: [stream.plan(ids, case.layers[0].num_experts) for ids in case.draws] + [case.x + 1]
     )

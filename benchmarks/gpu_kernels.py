@@ -141,6 +141,7 @@ def errors() -> None:
         pools = [pool.float(), pool.clone(), pool.clone()]
         q32 = reference.qkv_rope_cache(
             x,
+            None,
             QkvWeights(norm, reference.pack_linear(weight.float(), bias.float())),
             EPS,
             rope,
@@ -149,10 +150,10 @@ def errors() -> None:
             pools[0],
         )
         qt = TRITON_OPS.qkv_rope_cache(
-            x, QkvWeights(norm, TRITON_OPS.pack_linear(weight, bias)), EPS, rope, ours, 0, pools[1]
+            x, None, QkvWeights(norm, TRITON_OPS.pack_linear(weight, bias)), EPS, rope, ours, 0, pools[1]
         )
         qr = reference.qkv_rope_cache(
-            x, QkvWeights(norm, reference.pack_linear(weight, bias)), EPS, rope, theirs, 0, pools[2]
+            x, None, QkvWeights(norm, reference.pack_linear(weight, bias)), EPS, rope, theirs, 0, pools[2]
         )
         row["qkv"] = relative(qt, q32), relative(qr, q32)
         row["kv"] = relative(pools[1], pools[0]), relative(pools[2], pools[0])
@@ -175,9 +176,14 @@ def errors() -> None:
         ids = torch.stack([torch.randperm(32, device=GPU)[:4] for _ in range(tokens)])
         gates = torch.softmax(randn(tokens, 4, dtype=torch.float32), -1)
         m32 = reference_moe.moe(x, ids, gates, wide, x.clone()) - x
-        mt = TRITON_OPS.moe(x, ids, gates, packed, x.clone()) - x
+        next_qkv = QkvWeights(norm, TRITON_OPS.pack_linear(weight, bias))
+        added, ahead = TRITON_OPS.moe(x, ids, gates, packed, x.clone(), next_qkv, EPS)
+        mt = added - x
         mr = reference_moe.moe(x, ids, gates, plain, x.clone()) - x
         row["moe"] = relative(mt, m32), relative(mr, m32)
+        if ahead is not None:
+            n32 = reference.rms_norm(added, norm, EPS)
+            row["norm"] = relative(ahead, n32), relative(n32.bfloat16(), n32)
         if tokens <= 64:
             index = torch.arange(tokens, device=GPU)
             h32 = reference.lm_head(x, index, norm, reference.pack_linear(head.float(), None), EPS)
@@ -230,18 +236,22 @@ class Bench:
         normed = randn(rows, H, dtype=torch.float32)
         self.touched = statistics.mean(len(draw.unique()) for draw in draws)
         layers, ops = self.layers, TRITON_OPS
+        # As every layer gets it but the first.
+        ahead = ops.moe(normed, draws[0], gates, layers[0].experts, self.x, layers[0].qkv, EPS)[1]
 
         def every(one: Callable[[int, LayerWeights], Any]) -> Callable[[], Any]:
             return lambda: [one(n, layer) for n, layer in enumerate(layers)]
 
         return {
             "qkv": every(
-                lambda n, w: ops.qkv_rope_cache(self.x, w.qkv, EPS, rope, self.plan, 0, self.pool[n // 2])
+                lambda n, w: ops.qkv_rope_cache(
+                    self.x, ahead, w.qkv, EPS, rope, self.plan, 0, self.pool[n // 2]
+                )
             ),
             "full": every(lambda n, w: ops.attention(q, self.pool[n // 2], w.sinks, self.plan, 0)),
             "window": every(lambda n, w: ops.attention(q, self.pool[n // 2], w.sinks, self.plan, 1)),
             "route": every(lambda n, w: ops.project_and_route(attended, w.output, self.x, w.router, EPS)),
-            "moe": every(lambda n, w: ops.moe(normed, draws[n], gates, w.experts, self.x)),
+            "moe": every(lambda n, w: ops.moe(normed, draws[n], gates, w.experts, self.x, w.qkv, EPS)),
             "head": lambda: ops.lm_head(self.x, index, self.norm, self.head, EPS),
         }
 

@@ -24,9 +24,11 @@ import torch
 
 from chorale.bench.gpu_time import graph_seconds
 from chorale.kernels import mxfp4, reference_attention, reference_moe
-from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors
+from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, QkvWeights
 from chorale.kernels.triton import attention, moe, moe_hopper, moe_large, prefill, tuning
 from chorale.kernels.triton.experts import Experts, Matrices, pack_experts
+from chorale.kernels.triton.linear import pack_head
+from chorale.kernels.triton.norm import Norm
 
 GPU = torch.device("cuda")
 H = 2880
@@ -122,6 +124,14 @@ def checkpoint_tensors(experts: int, hidden: int, inter: int, dtype: torch.dtype
     )
 
 
+def added(
+    normed: torch.Tensor, ids: torch.Tensor, gates: torch.Tensor, experts: Experts, x: torch.Tensor
+) -> torch.Tensor:
+    x = x.clone()
+    moe_large.moe_large(normed, ids, gates, experts, x)
+    return x
+
+
 def errors() -> None:
     cases = [(7, 160, 96, 700), (32, 256, 320, 2000), (32, H, H, 256), (32, H, H, 1100)]
     for experts, hidden, inter, tokens in cases:
@@ -141,10 +151,8 @@ def errors() -> None:
         for shape, fp8 in [(s, f) for f in (False, True) for s in SHAPES[f]]:
             tuning.large = lambda *_, fp8=fp8, shape=shape: tuning.LargeTile(*shape)
             mine = with_fp8(packed, hidden) if fp8 else packed
-            found = moe_large.moe_large(normed, ids, gates, mine, x.clone())
-            same = all(
-                torch.equal(found, moe_large.moe_large(normed, ids, gates, mine, x.clone())) for _ in range(5)
-            )
+            found, *again = (added(normed, ids, gates, mine, x) for _ in range(6))
+            same = all(torch.equal(found, other) for other in again)
             against = in_fp8(normed, ids, gates, low) if fp8 else exact
             say(
                 f"  tile {shape} {'e4m3' if fp8 else 'bf16'}: {relative(found - x, exact):.1e}, against the "
@@ -191,6 +199,8 @@ def layer_times(
     experts, gates = layers[0].num_experts, torch.full((normed.shape[0], 4), 0.25, device=GPU)
     x = randn(normed.shape[0], H, dtype=torch.float32)
 
+    norm = Norm(torch.ones(H, device=GPU), 1e-5, torch.bfloat16)  # as in all layers but the last
+
     def place(n: int) -> moe_large.Placement:
         return moe_large.place_slots(ids[n], experts, tile)
 
@@ -213,7 +223,7 @@ def layer_times(
             moe_hopper.gate_up(inputs, scale, placed[n].tiles, layers[n], tile) for n in every
         ],
         "down": lambda: [moe_hopper.down(inner, placed[n].tiles, layers[n], H, tile) for n in every],
-        "combine": lambda: [moe_large.combine(parts, placed[n].place, gates, x) for n in every],
+        "combine": lambda: [moe_large.combine(parts, placed[n].place, gates, x, norm) for n in every],
     }
     return {name: graph_us(work) / len(layers) for name, work in works.items()}
 
@@ -267,11 +277,12 @@ def time_experts(experts: int, tokens: list[int], sweep: bool, fp8: bool, peaks:
 
 
 def whole_us(layers: list[Experts], ids: list[torch.Tensor], normed: torch.Tensor) -> float:
-    """A layer as the model calls it."""
+    """A layer as the model calls it, the next one's norm included."""
+    qkv = QkvWeights(torch.ones(H, device=GPU), pack_head(randn(0, H)))  # only its type is looked at
     gates = torch.full((normed.shape[0], 4), 0.25, device=GPU)
     x = randn(normed.shape[0], H, dtype=torch.float32)
     return graph_us(
-        lambda: [moe.moe(normed, i, gates, w, x) for i, w in zip(ids, layers, strict=True)]
+        lambda: [moe.moe(normed, i, gates, w, x, qkv, 1e-5) for i, w in zip(ids, layers, strict=True)]
     ) / len(layers)
 
 

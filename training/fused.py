@@ -44,6 +44,7 @@ class FusedOps:
         self.mask_functions = (causal, windowed)
         self.project = torch.compile(plain.project, dynamic=False)
         self.attend = torch.compile(sink_attention, dynamic=False)
+        self.add_experts = torch.compile(plain.add_experts, dynamic=False)
 
     def plan_attention(self, meta: AttentionMeta, shape: AttentionShape, block_size: int) -> plain.Plan:
         rows, seq_len = self.documents.shape
@@ -57,6 +58,7 @@ class FusedOps:
     def qkv(
         self,
         x: torch.Tensor,
+        normed: None,
         weights: QkvWeights,
         eps: float,
         rope: torch.Tensor,
@@ -72,6 +74,18 @@ class FusedOps:
         q, k, v = (t.unflatten(0, size) for t in (q, kv.k, kv.v))
         return self.attend(q, k, v, sinks, plan.masks[group]).flatten(0, 1)
 
+    def moe(
+        self,
+        normed: torch.Tensor,
+        expert_ids: torch.Tensor,
+        gates: torch.Tensor,
+        experts: plain.TrainedExperts,
+        x: torch.Tensor,
+        next_qkv: QkvWeights | None,
+        eps: float,
+    ) -> tuple[torch.Tensor, None]:
+        return self.add_experts(normed, expert_ids, gates, experts, x), None
+
     def record(self) -> Ops:
         return replace(
             plain.TRAINING_OPS,
@@ -81,6 +95,6 @@ class FusedOps:
             qkv_rope_cache=self.qkv,
             attention=self.attention,
             project_and_route=torch.compile(plain.project_and_route, dynamic=False),
-            moe=torch.compile(plain.moe, dynamic=False),
+            moe=self.moe,
             lm_head=torch.compile(plain.lm_head, dynamic=False),
         )

@@ -87,6 +87,7 @@ class Generator:
     def _qkv(
         self,
         x: torch.Tensor,
+        normed: None,
         weights: QkvWeights,
         eps: float,
         rope: torch.Tensor,

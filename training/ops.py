@@ -99,7 +99,14 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 def qkv_rope_cache(
-    x: torch.Tensor, weights: QkvWeights, eps: float, rope: torch.Tensor, plan: Plan, group: int, kv: Any
+    x: torch.Tensor,
+    normed: None,
+    weights: QkvWeights,
+    eps: float,
+    rope: torch.Tensor,
+    plan: Plan,
+    group: int,
+    kv: Any,
 ) -> torch.Tensor:
     q, kv.k, kv.v = project(x, weights, eps, rope, plan.shape)
     return q
@@ -138,7 +145,7 @@ def project_and_route(
     return x, *route(x, router, eps)
 
 
-def moe(
+def add_experts(
     normed: torch.Tensor,
     expert_ids: torch.Tensor,
     gates: torch.Tensor,
@@ -158,6 +165,19 @@ def moe(
     down_weight = experts.down.bfloat16().permute(1, 0, 2).flatten(1)  # [H, E * I]
     out = F.linear(active.bfloat16().flatten(1), down_weight)
     return x + out.float() + gate_of @ experts.down_bias.float()
+
+
+def moe(
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: TrainedExperts,
+    x: torch.Tensor,
+    next_qkv: QkvWeights | None,
+    eps: float,
+) -> tuple[torch.Tensor, None]:
+    """``project`` norms: nothing is made for the next layer."""
+    return add_experts(normed, expert_ids, gates, experts, x), None
 
 
 def lm_head(

@@ -136,13 +136,18 @@ class _Bench:
         def kv(number: int) -> torch.Tensor:
             return pools[number % len(pools)]
 
+        def experts(number: int, layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor | None]:
+            return ops.moe(normed, draws[number], gates, layer.experts, x, layer.qkv, _EPS)
+
+        ahead = experts(0, layers[0])[1]  # as every layer gets it but the first
+
         full, window = CacheGroup.FULL, CacheGroup.WINDOW
         works = {
-            "qkv": every(lambda n, w: ops.qkv_rope_cache(x, w.qkv, _EPS, rope, plan, full, kv(n))),
+            "qkv": every(lambda n, w: ops.qkv_rope_cache(x, ahead, w.qkv, _EPS, rope, plan, full, kv(n))),
             "full": every(lambda n, w: ops.attention(q, kv(n), w.sinks, plan, full)),
             "window": every(lambda n, w: ops.attention(q, kv(n), w.sinks, plan, window)),
             "route": every(lambda n, w: ops.project_and_route(attended, w.output, x, w.router, _EPS)),
-            "experts": every(lambda n, w: ops.moe(normed, draws[n], gates, w.experts, x)),
+            "experts": every(experts),
             "head": lambda: ops.lm_head(x, index, final, self._head, _EPS),
         }
         for name, work in works.items():

@@ -211,10 +211,12 @@ class Ops:
     # (embedding [V, H], token_ids [T]) -> x [T, H]
     embed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-    # (x, weights, eps, rope [T, D], plan, group, kv) -> q [T, Nq, D]
-    # Norm, QKV, bias, rotary; writes k and v of the new tokens into kv at the group's slots.
+    # (x, normed or None, weights, eps, rope [T, D], plan, group, kv) -> q [T, Nq, D]
+    # Norm, QKV, bias, rotary; writes k and v of the new tokens into kv at the group's slots. ``normed`` is
+    # what ``moe`` of the layer before returned for these weights and this eps: x is normed already.
     qkv_rope_cache: Callable[
-        [torch.Tensor, QkvWeights, float, torch.Tensor, Any, int, torch.Tensor], torch.Tensor
+        [torch.Tensor, torch.Tensor | None, QkvWeights, float, torch.Tensor, Any, int, torch.Tensor],
+        torch.Tensor,
     ]
 
     # (q, kv, sinks [Nq] float32, plan, group) -> [T, Nq * D]. After qkv_rope_cache of the same layer.
@@ -228,8 +230,13 @@ class Ops:
         tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     ]
 
-    # (normed, expert_ids, gates, experts, x) -> new x: x + sum of gate * expert(normed). May reuse x.
-    moe: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, torch.Tensor], torch.Tensor]
+    # (normed, expert_ids, gates, experts, x, the next layer's QkvWeights, eps)
+    # -> (new x: x + sum of gate * expert(normed), its norm for the next layer's qkv_rope_cache)
+    # May reuse x. The last layer has no next one (None). None is returned if qkv_rope_cache shall norm.
+    moe: Callable[
+        [torch.Tensor, torch.Tensor, torch.Tensor, Any, torch.Tensor, QkvWeights | None, float],
+        tuple[torch.Tensor, torch.Tensor | None],
+    ]
 
     # (x, logits_index [L], norm [H], head, eps) -> logits [L, V] float32
     lm_head: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, float], torch.Tensor]

@@ -9,14 +9,16 @@ whose kernel torch picks by shape: steps of equal shape are bit-identical, other
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from chorale.kernels import reference_moe
 from chorale.kernels.cells import write_cells
 from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference_attention import Plan, attention, plan_attention
-from chorale.kernels.reference_moe import moe, pack_experts
+from chorale.kernels.reference_moe import pack_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 def qkv_rope_cache(
     x: torch.Tensor,
+    normed: torch.Tensor | None,
     weights: QkvWeights,
     eps: float,
     rope: torch.Tensor,
@@ -68,7 +71,8 @@ def qkv_rope_cache(
 ) -> torch.Tensor:
     shape = plan.shape
     heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-    qkv = weights.linear(rms_norm(x, weights.norm, eps))  # [T, (Nq + 2 Nkv) * D]
+    normed = rms_norm(x, weights.norm, eps) if normed is None else normed
+    qkv = weights.linear(normed)  # [T, (Nq + 2 Nkv) * D]
     qkv = qkv.view(-1, heads + 2 * kv_heads, dim)  # heads in the order q, k, v
     rotated = rotate(qkv[:, : heads + kv_heads], rope)  # [T, Nq + Nkv, D]
     new = torch.stack((rotated[:, heads:], qkv[:, heads + kv_heads :]), dim=1)  # [T, 2, Nkv, D]
@@ -100,6 +104,18 @@ def project_and_route(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     x = output_projection(attended, linear, x)
     return x, *route(x, weights, eps)
+
+
+def moe(
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Any,
+    x: torch.Tensor,
+    next_qkv: QkvWeights | None,
+    eps: float,
+) -> tuple[torch.Tensor, None]:
+    return reference_moe.moe(normed, expert_ids, gates, experts, x), None
 
 
 def lm_head(

@@ -91,12 +91,14 @@ class GptOss:
         plan = ops.plan_attention(batch.attention, self.shape, kv[0].shape[3])
         rope = self.rope.index_select(0, batch.attention.positions)  # [T, D]: cos | sin
         x = ops.embed(self.weights.embedding, batch.token_ids)  # [T, H]
-        for layer, group, slot in self.layers:
-            q = ops.qkv_rope_cache(x, layer.qkv, eps, rope, plan, group, kv[slot])  # [T, Nq, D]
+        normed = None  # [T, H], if the layer before has normed x for this one
+        following = [*(layer.qkv for layer, *_ in self.layers[1:]), None]  # what reads each layer's result
+        for (layer, group, slot), next_qkv in zip(self.layers, following, strict=True):
+            q = ops.qkv_rope_cache(x, normed, layer.qkv, eps, rope, plan, group, kv[slot])  # [T, Nq, D]
             attended = ops.attention(q, kv[slot], layer.sinks, plan, group)  # [T, Nq * D]
             # [T, H], [T, H], [T, K], [T, K]
             x, normed, expert_ids, gates = ops.project_and_route(attended, layer.output, x, layer.router, eps)
-            x = ops.moe(normed, expert_ids, gates, layer.experts, x)  # [T, H]
+            x, normed = ops.moe(normed, expert_ids, gates, layer.experts, x, next_qkv, eps)  # [T, H], [T, H]
         return x
 
     @torch.inference_mode()

@@ -211,8 +211,12 @@ def test_qkv_rope_cache() -> None:
     kv = torch.zeros(6, 2, 2, size, 10)
     before = x.clone()
     weights = QkvWeights(norm, reference.pack_linear(weight, bias))
-    q = reference.qkv_rope_cache(x, weights, 1e-5, rope, plan, 0, kv)
+    q = reference.qkv_rope_cache(x, None, weights, 1e-5, rope, plan, 0, kv)
     assert torch.equal(x, before)
+    ahead, again = reference.rms_norm(x, norm, 1e-5), torch.zeros_like(kv)
+    unread = torch.full_like(x, torch.nan)
+    assert torch.equal(reference.qkv_rope_cache(unread, ahead, weights, 1e-5, rope, plan, 0, again), q)
+    assert torch.equal(again, kv)
     written = set()
     for token in range(tokens):
         normed = x[token] / (x[token].pow(2).mean() + 1e-5).sqrt() * norm

@@ -8,17 +8,20 @@ weights hold their columns (``experts.fragment_columns``) once, by whoever write
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from chorale.kernels.ops import QkvWeights
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.combine import add_parts, swiglu
 from chorale.kernels.triton.decode import column_of, load_tile, place_of
 from chorale.kernels.triton.experts import COLUMNS, Experts
 from chorale.kernels.triton.moe_large import can_be_large, moe_large
+from chorale.kernels.triton.norm import Norm
 from chorale.kernels.triton.sort import find_tile, sort_slots
 from chorale.kernels.triton.stream import can_stream, stream_moe
 
@@ -209,17 +212,51 @@ def _down_kernel(
 
 
 def moe(
-    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts, x: torch.Tensor
-) -> torch.Tensor:
-    """x [T, H] float32 += sum over the K chosen experts of gate * expert(normed); returns x."""
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Experts,
+    x: torch.Tensor,
+    next_qkv: QkvWeights | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """x [T, H] float32 += sum over the K chosen experts of gate * expert(normed); returns x and its norm.
+
+    The norm is ``next_qkv``'s, [T, H] in the dtype of its weights; None without it, and up to
+    ``tuning.SLIM_TOKENS`` tokens, for which QKV's own kernels norm.
+    """
     tokens, hidden = x.shape
-    top_k, num_slots = expert_ids.shape[1], expert_ids.numel()
     if tokens == 0:
-        return x
+        return x, None
+    norm = None
+    if next_qkv is not None and tokens > tuning.SLIM_TOKENS:
+        norm = Norm(next_qkv.norm, eps, next_qkv.linear.weight.dtype)
+    add = _adder(normed, expert_ids.numel(), experts, hidden)
+    return x, add(normed, expert_ids, gates, experts, x, norm)
+
+
+def _adder(
+    normed: torch.Tensor, num_slots: int, experts: Experts, hidden: int
+) -> Callable[..., torch.Tensor | None]:
+    """The products for so many slots: (normed, expert_ids, gates, experts, x, norm) -> x's norm."""
     if can_stream(normed, num_slots, experts):
-        return stream_moe(normed, expert_ids, gates, experts, x)
-    if can_be_large(experts, hidden, num_slots, x.device):
-        return moe_large(normed, expert_ids, gates, experts, x)
+        return stream_moe
+    if can_be_large(experts, hidden, num_slots, normed.device):
+        return moe_large
+    return _moe_of_tiles
+
+
+def _moe_of_tiles(
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Experts,
+    x: torch.Tensor,
+    norm: Norm | None,
+) -> torch.Tensor | None:
+    """At most 64 slots of one expert a program; any device and dtype."""
+    hidden = x.shape[1]
+    (tokens, top_k), num_slots = expert_ids.shape, expert_ids.numel()
     alone = num_slots <= tuning.LONE_SLOTS
     each = 1 if alone else tuning.tokens_each(num_slots, experts.num_experts)
     if alone:
@@ -247,8 +284,7 @@ def moe(
         hidden, packed.row_tiles, packed.chunks,
         TILES=tile.rows // 16, STAGES=tile.num_stages, num_warps=tile.num_warps, **common,
     )  # fmt: skip
-    add_parts(parts.view(tokens, top_k, hidden), x)
-    return x
+    return add_parts(parts.view(tokens, top_k, hidden), x, norm)
 
 
 def arrange(normed: torch.Tensor, experts: Experts) -> torch.Tensor:

@@ -21,7 +21,8 @@ import triton.language as tl
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.decode import column_of
 from chorale.kernels.triton.experts import COLUMNS, Experts
-from chorale.kernels.triton.launch import is_hopper
+from chorale.kernels.triton.launch import dependent, is_hopper, wait_for_previous
+from chorale.kernels.triton.norm import Norm, in_fours, normed_row
 
 _ENTRIES = 64  # of the list of tiles, written at once
 
@@ -234,19 +235,30 @@ def _combine_kernel(
     place_ptr,  # [T * K] int32
     gates_ptr,  # [T * K] float32
     x_ptr,  # [T, H] float32
+    norm_ptr,  # [H] float32 (if NORM, for which BLOCK is at least H)
+    normed_ptr,  # [T, H] (if NORM)
+    eps,
     H,
     K: tl.constexpr,
+    NORM: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    columns = tl.program_id(1) * BLOCK + in_fours(BLOCK)
     inside = columns < H
+    if NORM:
+        norm = tl.load(norm_ptr + columns, mask=inside, other=0.0)
+    wait_for_previous(PDL)
     x = tl.load(x_ptr + token * H + columns, mask=inside, other=0.0)
     for k in tl.static_range(K):
         row = tl.load(place_ptr + token * K + k).to(tl.int64)
         part = tl.load(parts_ptr + row * H + columns, mask=inside, other=0.0)
         x += part.to(tl.float32) * tl.load(gates_ptr + token * K + k)
     tl.store(x_ptr + token * H + columns, x, mask=inside)
+    if NORM:
+        normed = normed_row(x, norm, eps, H)
+        tl.store(normed_ptr + token * H + columns, normed.to(normed_ptr.dtype.element_ty), mask=inside)
 
 
 def gather(normed: torch.Tensor, place: torch.Tensor, experts: Experts) -> torch.Tensor:
@@ -274,12 +286,24 @@ def gather8(normed: torch.Tensor, place: torch.Tensor, experts: Experts) -> tupl
     return out, scale
 
 
-def combine(parts: torch.Tensor, place: torch.Tensor, gates: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """x [T, H] float32 += the sum of gates [T, K] times parts [T * K, H] (by expert); returns x."""
+def combine(
+    parts: torch.Tensor,
+    place: torch.Tensor,
+    gates: torch.Tensor,
+    x: torch.Tensor,
+    norm: Norm | None = None,
+) -> torch.Tensor | None:
+    """x [T, H] float32 += the sum of gates [T, K] times parts [T * K, H] (by expert); its norm [T, H], if one
+    is given: then a program makes a whole row."""
     tokens, hidden = x.shape
-    grid = (tokens, triton.cdiv(hidden, 1024))
-    _combine_kernel[grid](parts, place, gates, x, hidden, K=gates.shape[1], BLOCK=1024)
-    return x
+    normed = None if norm is None else torch.empty(tokens, hidden, dtype=norm.dtype, device=x.device)
+    block = 1024 if norm is None else triton.next_power_of_2(hidden)
+    _combine_kernel[tokens, triton.cdiv(hidden, block)](
+        parts, place, gates, x, x if norm is None else norm.weight, x if normed is None else normed,
+        0.0 if norm is None else norm.eps, hidden, K=gates.shape[1], NORM=norm is not None, BLOCK=block,
+        num_warps=4 if norm is None else tuning.ADD_NORM_WARPS, **dependent(x),
+    )  # fmt: skip
+    return normed
 
 
 def can_be_large(experts: Experts, hidden: int, num_slots: int, device: torch.device) -> bool:
@@ -293,9 +317,15 @@ def can_be_large(experts: Experts, hidden: int, num_slots: int, device: torch.de
 
 
 def moe_large(
-    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts, x: torch.Tensor
-) -> torch.Tensor:
-    """``moe.moe`` where ``can_be_large``: x [T, H] float32 += sum of gate * expert(normed); returns x.
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Experts,
+    x: torch.Tensor,
+    norm: Norm | None = None,
+) -> torch.Tensor | None:
+    """``moe.moe`` where ``can_be_large``: x [T, H] float32 += sum of gate * expert(normed); returns x's
+    ``norm``, if one is given.
 
     Scratch for each of the T * K slots: its input, SwiGLU's result (bfloat16, or e4m3 if the experts are
     packed for that) and down's (bfloat16).
@@ -310,4 +340,6 @@ def moe_large(
         inner = gate_up(inputs, scale, placed.tiles, experts, tile)
     else:
         inner = gate_up(gather(normed, placed.place, experts), None, placed.tiles, experts, tile)
-    return combine(down(inner, placed.tiles, experts, x.shape[1], tile), placed.place, gates, x)
+    parts = down(inner, placed.tiles, experts, x.shape[1], tile)
+    del inner  # a row's norm needs memory, too
+    return combine(parts, placed.place, gates, x, norm)

@@ -1,7 +1,10 @@
 """RMS norm over rows: the residual stream to what the matrix products read; alone, and with the addition to
-the residual stream before it (in one kernel, because the stream is float32 and its bytes are the time)."""
+the residual stream before it (in one kernel, because the stream is float32 and its bytes are the time). The
+sums that end the expert layer (``combine.py``, ``moe_large.py``) norm likewise, with ``normed_row``."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -9,6 +12,31 @@ import triton.language as tl
 
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """The RMS norm that a row is put through by the kernel that ends its sum."""
+
+    weight: torch.Tensor  # [H] float32
+    eps: float
+    dtype: torch.dtype  # of the result
+
+
+@triton.jit
+def in_fours(BLOCK: tl.constexpr):
+    """0..BLOCK-1, for rows some of which are float32, some bfloat16: a thread takes four numbers of either.
+
+    Left to itself the compiler gives it eight where it can, and a float32 row that is written goes to other
+    threads through shared memory first. All kernels here share it, so that squares are added in one order.
+    """
+    return tl.max_contiguous(tl.arange(0, BLOCK), 4)
+
+
+@triton.jit
+def normed_row(x, norm, eps, H):
+    """x, norm [BLOCK] float32, zeros past H."""
+    return x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / H + eps)) * norm
 
 
 @triton.jit
@@ -28,11 +56,10 @@ def _norm_kernel(
     row = token
     if INDEXED:
         row = tl.load(index_ptr + token)
-    columns = tl.arange(0, BLOCK)
+    columns = in_fours(BLOCK)
     inside = columns < H
     x = tl.load(x_ptr + row * H + columns, mask=inside, other=0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / H + eps)
-    normed = x * scale * tl.load(norm_ptr + columns, mask=inside, other=0.0)
+    normed = normed_row(x, tl.load(norm_ptr + columns, mask=inside, other=0.0), eps, H)
     tl.store(out_ptr + token * H + columns, normed.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -62,16 +89,6 @@ def rms_norm(
         **dependent(x),
     )
     return out
-
-
-@triton.jit
-def in_fours(BLOCK: tl.constexpr):
-    """0..BLOCK-1, for rows some of which are float32, some bfloat16: a thread takes four numbers of either.
-
-    Left to itself the compiler gives it eight where it can, and a float32 row that is written goes to other
-    threads through shared memory first.
-    """
-    return tl.max_contiguous(tl.arange(0, BLOCK), 4)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -105,7 +122,7 @@ def _add_norm_kernel(
     places = token * H + columns
     x = tl.load(x_ptr + places, mask=inside, other=0.0) + total
     tl.store(x_ptr + places, x, mask=inside)
-    normed = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / H + eps)) * norm
+    normed = normed_row(x, norm, eps, H)
     high = normed.to(high_ptr.dtype.element_ty)
     tl.store(high_ptr + places, high, mask=inside)
     if LOW:

@@ -188,6 +188,7 @@ def _rotate_kernel(
 
 def qkv_rope_cache(
     x: torch.Tensor,
+    normed: torch.Tensor | None,
     weights: QkvWeights,
     eps: float,
     rope: torch.Tensor,
@@ -224,7 +225,9 @@ def qkv_rope_cache(
     if tokens <= tuning.SLIM_TOKENS:
         qkv = parts(x, linear.weight, weights.norm)
     else:
-        qkv = product(rms_norm(x, weights.norm, eps, linear.weight.dtype), linear)
+        if normed is None:
+            normed = rms_norm(x, weights.norm, eps, linear.weight.dtype)
+        qkv = product(normed, linear)
     _rotate_kernel[(tokens, triton.cdiv(heads, 16))](
         qkv, x, linear.bias, eps, rope, slots, q, kv, **constants, HEADS=16,
         H=x.shape[1], SPLITS=qkv.shape[0] if tokens <= tuning.SLIM_TOKENS else 0,

@@ -24,6 +24,7 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.combine import add_parts, swiglu
 from chorale.kernels.triton.experts import COLUMNS, Experts, Matrices
 from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.norm import Norm
 from chorale.kernels.triton.sort import sort_slots
 from chorale.kernels.triton.stream_ptx import Loop, loop_text
 
@@ -393,15 +394,20 @@ def down(
 
 
 def stream_moe(
-    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts, x: torch.Tensor
-) -> torch.Tensor:
-    """``moe`` where ``can_stream``."""
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Experts,
+    x: torch.Tensor,
+    norm: Norm | None,
+) -> torch.Tensor | None:
+    """``moe`` where ``can_stream``: adds to x and returns its ``norm``, if one is given."""
     tokens, hidden = x.shape
     work = plan(expert_ids, experts.num_experts)
     inner = torch.empty(expert_ids.numel(), experts.intermediate, dtype=experts.dtype, device=x.device)
     gate_up(normed.to(experts.dtype), experts, work, tuning.stream_gate_up(tokens, work.mean), inner)
-    add_parts(down(inner, gates, experts, work, tuning.stream_down(tokens, work.mean), hidden), x)
-    return x
+    parts = down(inner, gates, experts, work, tuning.stream_down(tokens, work.mean), hidden)
+    return add_parts(parts, x, norm)
 
 
 def _further_tiles(work: Work, tile: tuning.Stream) -> int:

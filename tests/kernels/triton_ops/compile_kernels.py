@@ -75,10 +75,9 @@ def variants(asm: bool, hopper: bool) -> list[Variant]:
         ("sort", sort._sort_kernel, {"E": 32, "EXPERTS": 32, "CHUNK": 128}, {}, 8, 3),
         ("rank", sort._rank_kernel, {"SLOTS": 256, "PART": 16, "PDL": hopper}, {}, 4, 3),
         ("arrange", moe._arrange_kernel, {"BLOCK": 1024}, {"x_ptr": "*fp32"}, 4, 3),
-        ("sum", combine._sum_kernel, {"K": 4, "BLOCK": 1024, "PDL": hopper}, {"x_ptr": "*fp32"}, 4, 3),
         ("join", attention._join_kernel, {"NUM_Q": 64, "D": 64, "SPLITS": 16, "PDL": hopper}, {}, 1, 3),
     ]
-    found += _one_token(hopper) + _add_norm(hopper)
+    found += _one_token(hopper) + _add_norm(hopper) + _sums(hopper)
     for tokens in (256, 8192):
         tile = tuning.route(tokens)
         sizes = {"TOKENS": tile.tokens, "DEPTH": tile.depth, "STAGES": tile.num_stages, "SLICES": 8}
@@ -160,6 +159,22 @@ def _add_norm(hopper: bool) -> list[Variant]:
     ]
 
 
+def _sums(hopper: bool) -> list[Variant]:
+    """What ends the expert layer: columns of a token, or a whole row and its norm."""
+    plain = {"K": 4, "NORM": False, "BLOCK": 1024, "PDL": hopper}
+    normed = plain | {"NORM": True, "BLOCK": 4096}
+    fp32, warps = {"x_ptr": "*fp32"}, tuning.ADD_NORM_WARPS
+    large, wide = fp32 | {"parts_ptr": "*bf16"}, fp32 | {"normed_ptr": "*fp32"}
+    return [
+        ("sum", combine._sum_kernel, plain, wide, 4, 3),
+        ("sum norm", combine._sum_kernel, normed, fp32, warps, 3),
+        ("sum norm fp32", combine._sum_kernel, normed, wide, warps, 3),
+        ("combine", moe_large._combine_kernel, plain, large, 4, 3),
+        ("combine norm", moe_large._combine_kernel, normed, large, warps, 3),
+        ("combine norm fp32", moe_large._combine_kernel, normed, large | wide, warps, 3),
+    ]
+
+
 def streaming(hopper: bool) -> list[Variant]:
     """NVIDIA only: their loops are PTX."""
     found: list[Variant] = []
@@ -227,7 +242,6 @@ def e4m3_pages(target: GPUTarget, found: list[Variant]) -> list[Variant]:
 
 def large(hopper: bool) -> list[Variant]:
     """``moe_large``'s own kernels."""
-    fp32 = {"x_ptr": "*fp32"}
     sizes = {"EXPERTS": 128, "BLOCK": 256}
     cut = sizes | {"WIDE": 256, "MID": 0, "NARROW": 64, "TAIL": 0, "ENTRIES": 64}
     found: list[Variant] = [
@@ -236,7 +250,6 @@ def large(hopper: bool) -> list[Variant]:
         ("place with tails", moe_large._place_kernel, cut | {"TAIL": 32}, {}, 8, 3),
         ("place with mids", moe_large._place_kernel, cut | {"MID": 128}, {}, 8, 3),
         ("gather", moe_large._gather_kernel, {"K": 4, "BLOCK": 1024}, {}, 4, 3),
-        ("combine", moe_large._combine_kernel, {"K": 4, "BLOCK": 1024}, fp32 | {"parts_ptr": "*bf16"}, 4, 3),
     ]
     if hopper:  # the only one that has use for e4m3
         types = {"out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}

@@ -20,7 +20,9 @@ from chorale.kernels import mxfp4, reference, reference_moe
 from chorale.kernels import reference_attention as paged
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
 from chorale.kernels.triton import slim, tuning
+from chorale.kernels.triton.combine import add_parts
 from chorale.kernels.triton.decode import load_tile
+from chorale.kernels.triton.norm import Norm, rms_norm
 from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.kernels.triton.stream import _work_of
 
@@ -140,12 +142,29 @@ def test_qkv_rope_cache(tokens: int, dim: int, page: int, dtype: torch.dtype, hi
     for ops in (TRITON_OPS, reference.REFERENCE_OPS):
         kv = torch.zeros(6, 2, 2, page, dim, device=DEVICE, dtype=dtype)
         weights = QkvWeights(norm, ops.pack_linear(weight, bias))
-        q = ops.qkv_rope_cache(x, weights, 1e-5, rope, ops.plan_attention(meta, shape, page), 1, kv)
+        q = ops.qkv_rope_cache(x, None, weights, 1e-5, rope, ops.plan_attention(meta, shape, page), 1, kv)
         results.append((q, kv))
     (q, kv), (expected_q, expected_kv) = results
     assert torch.equal(kv != 0, expected_kv != 0)
     check(q, expected_q, dtype)
     check(kv, expected_kv, dtype)
+
+
+@each_dtype
+def test_qkv_of_rows_that_are_normed_already(dtype: torch.dtype) -> None:
+    """Nobody reads x then."""
+    hidden, tokens, shape = 200, 40, AttentionShape(6, 2, head_dim=32, sliding_window=128)
+    packed = TRITON_OPS.pack_linear((randn(320, hidden) / 14).to(dtype), randn(320, seed=2).to(dtype))
+    weights, rope = QkvWeights(1 + randn(hidden, seed=3) / 4, packed), randn(tokens, 32, seed=5)
+    table = torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)
+    meta = meta_of([(tokens, tokens)], (table, table), torch.arange(tokens, device=DEVICE))
+    plan, x = TRITON_OPS.plan_attention(meta, shape, 64), randn(tokens, hidden, seed=4)
+    normed, results = rms_norm(x, weights.norm, 1e-5, dtype), []
+    for given in ((x, None), (torch.full_like(x, torch.nan), normed)):
+        kv = torch.zeros(6, 2, 2, 64, 32, device=DEVICE, dtype=dtype)
+        results.append((TRITON_OPS.qkv_rope_cache(*given, weights, 1e-5, rope, plan, 1, kv), kv))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
 
 
 @each_dtype
@@ -275,12 +294,60 @@ def test_moe(tokens: int, choose: str, dtype: torch.dtype) -> None:
     tensors = expert_tensors(experts, hidden, inter, dtype)
     normed, x = randn(tokens, hidden, seed=5), randn(tokens, hidden, seed=6)
     gates = torch.softmax(randn(tokens, 4, seed=7), -1)
-    found = TRITON_OPS.moe(normed, ids, gates, TRITON_OPS.pack_experts(tensors), x.clone())
+    found = TRITON_OPS.moe(normed, ids, gates, TRITON_OPS.pack_experts(tensors), x.clone(), None, 1e-5)[0]
     expected = reference_moe.moe(normed, ids, gates, reference_moe.pack_experts(tensors), x.clone())
     check(found - x, expected - x, dtype)
     if DEVICE == "cuda":  # the interpreter runs one program after the other: nothing to find out there
-        again = TRITON_OPS.moe(normed, ids, gates, TRITON_OPS.pack_experts(tensors), x.clone())
+        again = TRITON_OPS.moe(normed, ids, gates, TRITON_OPS.pack_experts(tensors), x.clone(), None, 1e-5)[0]
         assert torch.equal(found, again)
+
+
+def check_norm(normed: torch.Tensor, x: torch.Tensor, norm: Norm) -> None:
+    """What the norm's own kernel makes, bit for bit, which is what the reference makes, rounded."""
+    assert normed.dtype == norm.dtype
+    assert torch.equal(normed, rms_norm(x, norm.weight, norm.eps, norm.dtype))
+    check(normed, reference.rms_norm(x, norm.weight, norm.eps), norm.dtype)
+
+
+@each_dtype
+@pytest.mark.parametrize("tokens", [1, 3, 16, 17, 40])
+def test_moe_norms_for_the_next_layer(tokens: int, dtype: torch.dtype) -> None:
+    """x is the same to the bit with and without; the norm is in what the next product computes in, which need
+    not be what the experts do."""
+    experts, hidden = 7, 160
+    torch.manual_seed(tokens)
+    ids = CHOICES["any"](tokens, experts).to(DEVICE)
+    packed = TRITON_OPS.pack_experts(expert_tensors(experts, hidden, 96, dtype))
+    normed, x = randn(tokens, hidden, seed=5), randn(tokens, hidden, seed=6)
+    gates, norm = torch.softmax(randn(tokens, 4, seed=7), -1), 1 + randn(hidden, seed=8) / 4
+    alone, ahead = TRITON_OPS.moe(normed, ids, gates, packed, x.clone(), None, 1e-5)
+    assert ahead is None
+    for other in (torch.float32, torch.bfloat16):
+        weights = QkvWeights(norm, TRITON_OPS.pack_linear(randn(32, hidden).to(other), randn(32).to(other)))
+        found, ahead = TRITON_OPS.moe(normed, ids, gates, packed, x.clone(), weights, 1e-5)
+        assert torch.equal(found, alone)
+        assert (ahead is None) == (tokens <= tuning.SLIM_TOKENS)
+        if ahead is not None:
+            check_norm(ahead, found, Norm(norm, 1e-5, other))
+
+
+@pytest.mark.parametrize("hidden", [160, 201])
+@pytest.mark.parametrize("each", [1, 4, 20])
+def test_parts_are_added_and_normed(hidden: int, each: int) -> None:
+    parts, x, weight = randn(19, each, hidden), randn(19, hidden, seed=1), 1 + randn(hidden, seed=2) / 4
+    parts[3, 0, 7] = x[5, 0] = torch.nan
+    alone = x.clone()
+    assert add_parts(parts, alone) is None
+    keep = [row for row in range(19) if row not in (3, 5)]
+    check(alone[keep], (x.double() + parts.double().sum(1))[keep], torch.float32)
+    for dtype in (torch.float32, torch.bfloat16):
+        norm, found = Norm(weight, 1e-5, dtype), x.clone()
+        normed = add_parts(parts, found, norm)
+        assert normed is not None
+        assert torch.equal(found[keep], alone[keep])
+        check_norm(normed[keep], found[keep], norm)
+        assert bool(normed[[3, 5]].isnan().all())
+        assert found.isnan().sum() == 2
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="their loop is PTX: see test_stream_ptx.py")
@@ -301,10 +368,10 @@ def test_streamed_moe(tokens: int, experts: int, hidden: int, inter: int) -> Non
     gates = torch.softmax(randn(tokens, 4, seed=7), -1)
     for choose in CHOICES.values():
         ids = choose(tokens, experts).to(DEVICE)
-        found = TRITON_OPS.moe(normed, ids, gates, packed, x.clone())
+        found = TRITON_OPS.moe(normed, ids, gates, packed, x.clone(), None, 1e-5)[0]
         expected = reference_moe.moe(normed.float(), ids, gates, theirs, x.clone())
         check(found - x, expected - x, torch.bfloat16)
-        assert torch.equal(found, TRITON_OPS.moe(normed, ids, gates, packed, x.clone()))
+        assert torch.equal(found, TRITON_OPS.moe(normed, ids, gates, packed, x.clone(), None, 1e-5)[0])
 
 
 @triton.jit

@@ -92,7 +92,7 @@ def test_qkv_writes_rounded_and_saturated_cells(tokens: int, dtype: torch.dtype,
     for ops, cell in ((TRITON_OPS, E4M3), (reference.REFERENCE_OPS, E4M3), (reference.REFERENCE_OPS, dtype)):
         kv = torch.zeros(6, 2, 2, page, dim, device=DEVICE, dtype=cell)
         weights = QkvWeights(norm, ops.pack_linear(weight, bias))
-        q = ops.qkv_rope_cache(x, weights, 1e-5, rope, ops.plan_attention(meta, shape, page), 1, kv)
+        q = ops.qkv_rope_cache(x, None, weights, 1e-5, rope, ops.plan_attention(meta, shape, page), 1, kv)
         results.append((q, kv.float()))
     (q, kv), (expected_q, expected), (_, exact) = results
     check(q, expected_q, dtype)

@@ -10,12 +10,13 @@ import dataclasses
 
 import pytest
 import torch
-from twins import CHOICES, DEVICE, check, expert_tensors, randn
+from twins import CHOICES, DEVICE, check, check_norm, expert_tensors, randn
 
 from chorale.kernels import mxfp4, reference_moe
 from chorale.kernels.ops import ExpertTensors
 from chorale.kernels.triton import moe_large, tuning
-from chorale.kernels.triton.experts import fragment_columns, pack_experts
+from chorale.kernels.triton.experts import Experts, fragment_columns, pack_experts
+from chorale.kernels.triton.norm import Norm
 
 HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 
@@ -115,14 +116,26 @@ def test_gathered_rows_are_in_fragment_order_and_padded(hidden: int) -> None:
     assert torch.equal(found[placed.place.cpu().long()], expected)
 
 
-def test_combining_sums_in_float32() -> None:
-    tokens, hidden = 23, 200
+@pytest.mark.parametrize("hidden", [200, 201])
+def test_combining_sums_in_float32(hidden: int) -> None:
+    tokens = 23
     ids = CHOICES["any"](tokens, 9)
     place = moe_large.place_slots(ids.to(DEVICE), 9, tuning.LargeTile(32, 16, 3)).place
     parts, gates, x = randn(tokens * 4, hidden), randn(tokens, 4, seed=1), randn(tokens, hidden, seed=2)
     chosen = parts[place.long()].view(tokens, 4, hidden).double()
     expected = x.double() + (chosen * gates.double()[:, :, None]).sum(1)
-    check(moe_large.combine(parts, place, gates, x.clone()), expected, torch.float32)
+    alone = x.clone()
+    assert moe_large.combine(parts, place, gates, alone) is None
+    check(alone, expected, torch.float32)
+    x[5, 0] = torch.nan
+    keep = [row for row in range(tokens) if row != 5]
+    for dtype in (torch.float32, torch.bfloat16):
+        norm, found = Norm(1 + randn(hidden, seed=3) / 4, 1e-5, dtype), x.clone()
+        normed = moe_large.combine(parts, place, gates, found, norm)
+        assert normed is not None
+        assert torch.equal(found[keep], alone[keep])
+        check_norm(normed[keep], found[keep], norm)
+        assert bool(normed[5].isnan().all())
 
 
 def test_gathering_with_a_fixed_scale_saturates() -> None:
@@ -140,6 +153,19 @@ def test_gathering_with_a_fixed_scale_saturates() -> None:
     columns = moe_large_columns(found.shape[1])
     expected = torch.nn.functional.pad(x / scale, (0, found.shape[1] - hidden)).clamp(-448, 448)[:, columns]
     assert torch.equal(found.float()[place.long()], expected.repeat_interleave(4, 0))
+
+
+def added(
+    normed: torch.Tensor, ids: torch.Tensor, gates: torch.Tensor, experts: Experts, x: torch.Tensor
+) -> torch.Tensor:
+    """The new x, the same with the next layer's norm and without."""
+    alone, found, norm = x.clone(), x.clone(), Norm(torch.ones_like(x[0]), 1e-5, torch.bfloat16)
+    assert moe_large.moe_large(normed, ids, gates, experts, alone) is None
+    ahead = moe_large.moe_large(normed, ids, gates, experts, found, norm)
+    assert ahead is not None
+    check_norm(ahead, found, norm)
+    assert torch.equal(alone, found)
+    return found
 
 
 def moe_large_columns(width: int) -> torch.Tensor:
@@ -207,10 +233,10 @@ def test_moe_large(
     normed, x = randn(tokens, hidden, seed=5).bfloat16(), randn(tokens, hidden, seed=6)
     gates = torch.softmax(randn(tokens, 4, seed=7), -1)
     monkeypatch.setattr(tuning, "large", lambda *_, fp8: tuning.LargeTile(*shape))
-    found = moe_large.moe_large(normed, ids, gates, packed, x.clone())
+    found = added(normed, ids, gates, packed, x)
     expected = reference_moe.moe(normed, ids, gates, reference_moe.pack_experts(tensors), x.clone())
     check(found - x, expected - x, torch.bfloat16)
-    assert torch.equal(found, moe_large.moe_large(normed, ids, gates, packed, x.clone()))
+    assert torch.equal(found, added(normed, ids, gates, packed, x))
 
 
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
@@ -245,10 +271,10 @@ def test_moe_large_in_fp8(
     normed, x = randn(tokens, hidden, seed=5).bfloat16(), randn(tokens, hidden, seed=6)
     gates = torch.softmax(randn(tokens, 4, seed=7), -1)
     monkeypatch.setattr(tuning, "large", lambda *_, fp8: tuning.LargeTile(*shape))
-    found = moe_large.moe_large(normed, ids, gates, packed, x.clone())
+    found = added(normed, ids, gates, packed, x)
     check(found - x, fp8_layer(normed, ids, gates, tensors), torch.bfloat16)
     for _ in range(5):
-        assert torch.equal(found, moe_large.moe_large(normed, ids, gates, packed, x.clone()))
+        assert torch.equal(found, added(normed, ids, gates, packed, x))
 
 
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
@@ -276,7 +302,7 @@ def test_every_kind_of_tile(
     normed, x = randn(len(ids), hidden, seed=5).bfloat16(), torch.zeros(len(ids), hidden, device=DEVICE)
     gates = torch.ones(len(ids), 1, device=DEVICE)
     monkeypatch.setattr(tuning, "large", lambda *_, fp8: tile)
-    found = moe_large.moe_large(normed, ids, gates, packed, x.clone())
+    found = added(normed, ids, gates, packed, x)
     if fp8:
         expected = fp8_layer(normed, ids, gates, tensors)
     else:
@@ -286,4 +312,4 @@ def test_every_kind_of_tile(
     rows = (found - expected).norm(dim=1) / expected.norm(dim=1)
     assert float(rows.max()) < 0.1, (int(rows.argmax()), ids[rows.argmax()])
     for _ in range(5):
-        assert torch.equal(found, moe_large.moe_large(normed, ids, gates, packed, x.clone()))
+        assert torch.equal(found, added(normed, ids, gates, packed, x))
