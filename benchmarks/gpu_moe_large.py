@@ -25,7 +25,7 @@ import torch
 from chorale.bench.gpu_time import graph_seconds
 from chorale.kernels import mxfp4, reference_attention, reference_moe
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, QkvWeights
-from chorale.kernels.triton import attention, moe, moe_hopper, moe_large, prefill, tuning
+from chorale.kernels.triton import attention, moe, moe_hopper, moe_large, moe_place, prefill, tuning
 from chorale.kernels.triton.experts import Experts, Matrices, pack_experts
 from chorale.kernels.triton.linear import pack_head
 from chorale.kernels.triton.norm import Norm
@@ -201,8 +201,8 @@ def layer_times(
 
     norm = Norm(torch.ones(H, device=GPU), 1e-5, torch.bfloat16)  # as in all layers but the last
 
-    def place(n: int) -> moe_large.Placement:
-        return moe_large.place_slots(ids[n], experts, tile)
+    def place(n: int) -> moe_place.Placement:
+        return moe_place.place_slots(ids[n], experts, tile)
 
     fp8 = layers[0].down_largest is not None
 

@@ -1,7 +1,7 @@
 """The expert layer for many slots an expert: prefill and large decode batches. Deterministic, no atomics.
 
-Slots ((token, expert) pairs) are counted and placed by expert in two kernels, and their inputs are copied to
-that order, so that a tile of inputs is one block that the copy engine fetches. The two products are
+Slots ((token, expert) pairs) are placed by expert (``moe_place``), and their inputs are copied to that order,
+so that a tile of inputs is one block that the copy engine fetches. The two products are
 ``moe_hopper``'s. An expert's slots are cut into wide tiles; what is left over, if it fits, becomes the tail
 of the last of them, which spares decoding the weights again, or one narrow tile, a mid one, or both. The
 longest come first, narrow ones last, where they even out what multiprocessors have to do. Down's results are
@@ -12,8 +12,6 @@ Only for what ``can_be_large`` says; everything else is ``moe``'s.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -22,155 +20,8 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.decode import column_of
 from chorale.kernels.triton.experts import COLUMNS, Experts
 from chorale.kernels.triton.launch import dependent, is_hopper, wait_for_previous
+from chorale.kernels.triton.moe_place import place_slots
 from chorale.kernels.triton.norm import Norm, in_fours, normed_row
-
-_ENTRIES = 64  # of the list of tiles, written at once
-
-
-@triton.jit(do_not_specialize=["num_slots"])
-def _count_kernel(
-    ids_ptr,  # [num_slots] int64
-    counts_ptr,  # [programs, EXPERTS] int32
-    num_slots,
-    EXPERTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    slots = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ids = tl.load(ids_ptr + slots, mask=slots < num_slots, other=-1).to(tl.int32)
-    experts = tl.arange(0, EXPERTS)
-    counts = tl.sum((ids[:, None] == experts[None, :]).to(tl.int32), 0)
-    tl.store(counts_ptr + tl.program_id(0) * EXPERTS + experts, counts)
-
-
-@triton.jit
-def _list_tiles(
-    totals,  # [EXPERTS] int32: slots of each expert
-    tiles_ptr,  # [1 + max_tiles, 4] int32
-    max_tiles,
-    EXPERTS: tl.constexpr,
-    WIDE: tl.constexpr,
-    MID: tl.constexpr,
-    NARROW: tl.constexpr,
-    TAIL: tl.constexpr,
-    ENTRIES: tl.constexpr,
-):
-    """Entry 0: how many there are. Then (expert, first slot, past the last), by kind: wide ones with a tail
-    (of more than WIDE slots), wide ones, mid ones (at most MID), narrow ones (at most NARROW).
-
-    An expert's last wide one may have a tail; then nothing is left over. TAIL or MID is 0.
-    """
-    experts = tl.arange(0, EXPERTS)[None, :]
-    begins = (tl.cumsum(totals, 0) - totals)[None, :]
-    full = totals // WIDE
-    rest = totals - full * WIDE
-    tails = ((full > 0) & (rest > 0) & (rest <= TAIL)).to(tl.int32)
-    wides = tl.where(tails > 0, full - 1, full + (rest > MID + NARROW).to(tl.int32))
-    left = tl.where(tails > 0, 0, tl.maximum(totals - wides * WIDE, 0))
-    mids = (left > NARROW).to(tl.int32)
-    narrows = (left > mids * MID).to(tl.int32)
-    # Of three kinds: how many an expert has, where its first one begins, and how much one takes. An expert
-    # has several of the wide ones alone.
-    if TAIL > 0:
-        ones, twos = tails, wides
-        one_begins, two_begins = begins + (wides * WIDE)[None, :], begins
-        one_most, two_most = WIDE + TAIL, WIDE
-    else:
-        ones, twos = wides, mids
-        one_begins, two_begins = begins, begins + (wides * WIDE)[None, :]
-        one_most, two_most = WIDE, MID
-    three_begins = begins + (wides * WIDE + mids * MID)[None, :]
-    one_ends, two_ends = tl.cumsum(ones, 0)[None, :], tl.cumsum(twos, 0)[None, :]
-    three_ends = tl.cumsum(narrows, 0)[None, :]
-    num_one, num_two, num_three = tl.sum(ones, 0), tl.sum(twos, 0), tl.sum(narrows, 0)
-    totals, ones, twos, narrows = totals[None, :], ones[None, :], twos[None, :], narrows[None, :]
-    if tl.program_id(0) == 0:
-        tl.store(tiles_ptr, num_one + num_two + num_three)
-    for begin in range(tl.program_id(0) * ENTRIES, max_tiles, tl.num_programs(0) * ENTRIES):
-        tile = begin + tl.arange(0, ENTRIES)
-        index = tile[:, None]
-        is_one = index < num_one
-        is_two = (index < num_one + num_two) & (index >= num_one)
-        ends = tl.where(is_one, one_ends, tl.where(is_two, two_ends, three_ends))
-        counts = tl.where(is_one, ones, tl.where(is_two, twos, narrows))
-        place = index - tl.where(is_one, 0, tl.where(is_two, num_one, num_one + num_two))
-        mine = (place < ends) & (place >= ends - counts)
-        its_begins = tl.where(is_one, one_begins, tl.where(is_two, two_begins, three_begins))
-        first = tl.sum(tl.where(mine, its_begins + (place - ends + counts) * WIDE, 0), 1)
-        past = tl.sum(tl.where(mine, begins + totals, 0), 1)
-        most = tl.where(tile < num_one, one_most, tl.where(tile < num_one + num_two, two_most, NARROW))
-        inside = tile < max_tiles
-        entry = tiles_ptr + 4 + tile * 4
-        tl.store(entry, tl.sum(tl.where(mine, experts, 0), 1), mask=inside)
-        tl.store(entry + 1, first, mask=inside)
-        tl.store(entry + 2, tl.minimum(past, first + most), mask=inside)
-
-
-@triton.jit(do_not_specialize=["num_slots", "max_tiles", "programs"])
-def _place_kernel(
-    ids_ptr,  # [num_slots] int64
-    counts_ptr,  # [programs, EXPERTS] int32
-    place_ptr,  # [num_slots] int32
-    tiles_ptr,  # [1 + max_tiles, 4] int32
-    num_slots,
-    max_tiles,
-    programs,
-    EXPERTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,
-    MID: tl.constexpr,
-    NARROW: tl.constexpr,
-    TAIL: tl.constexpr,
-    ENTRIES: tl.constexpr,
-):
-    experts = tl.arange(0, EXPERTS)
-    totals = tl.zeros((EXPERTS,), tl.int32)
-    earlier = tl.zeros((EXPERTS,), tl.int32)
-    me = tl.program_id(0)
-    for begin in range(0, programs, 32):
-        blocks = begin + tl.arange(0, 32)
-        counts = tl.load(
-            counts_ptr + blocks[:, None] * EXPERTS + experts[None, :],
-            mask=(blocks < programs)[:, None],
-            other=0,
-        )
-        totals += tl.sum(counts, 0)
-        earlier += tl.sum(tl.where((blocks < me)[:, None], counts, 0), 0)
-    slots = me * BLOCK + tl.arange(0, BLOCK)
-    inside = slots < num_slots
-    ids = tl.load(ids_ptr + slots, mask=inside, other=-1).to(tl.int32)
-    own = (ids[:, None] == experts[None, :]).to(tl.int32)
-    before = tl.cumsum(own, 0) - own + (tl.cumsum(totals, 0) - totals + earlier)[None, :]
-    tl.store(place_ptr + slots, tl.sum(own * before, 1), mask=inside)
-    _list_tiles(totals, tiles_ptr, max_tiles, EXPERTS, WIDE, MID, NARROW, TAIL, ENTRIES)
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Slots in the order of their experts, cut into tiles."""
-
-    place: torch.Tensor  # [T * K] int32: where each slot is
-    tiles: torch.Tensor  # [1 + max tiles, 4] int32: their number; expert, first place, past the last, unused
-
-
-def place_slots(expert_ids: torch.Tensor, num_experts: int, tile: tuning.LargeTile) -> Placement:
-    """expert_ids [T, K] int64. Stable: an expert's slots keep their order."""
-    num_slots, device = expert_ids.numel(), expert_ids.device
-    experts = triton.next_power_of_2(num_experts)
-    # Slots of one program. Each compares all of its own with all experts, and reads all programs' counts.
-    block = 64 if experts > 64 and num_slots <= 8192 else 256
-    programs = triton.cdiv(num_slots, block)
-    # What is left over may be a mid and a narrow one.
-    max_tiles = num_slots // tile.wide + num_experts * (2 if tile.middle else 1)
-    counts = torch.empty(programs, experts, dtype=torch.int32, device=device)
-    place = torch.empty(num_slots, dtype=torch.int32, device=device)
-    tiles = torch.empty(1 + max_tiles, 4, dtype=torch.int32, device=device)
-    _count_kernel[(programs,)](expert_ids, counts, num_slots, EXPERTS=experts, BLOCK=block, num_warps=8)
-    _place_kernel[(programs,)](
-        expert_ids, counts, place, tiles, num_slots, max_tiles, programs,
-        EXPERTS=experts, BLOCK=block, WIDE=tile.wide, MID=tile.middle, NARROW=tile.narrow, TAIL=tile.tail,
-        ENTRIES=_ENTRIES, num_warps=8,
-    )  # fmt: skip
-    return Placement(place, tiles)
 
 
 @triton.jit
@@ -182,10 +33,12 @@ def _gather_kernel(
     width,
     K: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     columns = column_of(places)
+    wait_for_previous(PDL)
     x = tl.load(x_ptr + token * H + columns, mask=columns < H, other=0.0).to(out_ptr.dtype.element_ty)
     for k in tl.static_range(K):
         row = tl.load(place_ptr + token * K + k).to(tl.int64)
@@ -210,10 +63,12 @@ def _gather8_kernel(
     K: tl.constexpr,
     BLOCK: tl.constexpr,  # at least width
     FIXED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, BLOCK)
     columns = column8_of(places)
+    wait_for_previous(PDL)
     x = tl.load(x_ptr + token * H + columns, mask=columns < H, other=0.0).to(tl.float32)
     if FIXED:
         scale = fixed
@@ -267,7 +122,7 @@ def gather(normed: torch.Tensor, place: torch.Tensor, experts: Experts) -> torch
     top_k, width = place.shape[0] // tokens, experts.gate_up.chunks * COLUMNS
     out = torch.empty(place.shape[0], width, dtype=experts.dtype, device=normed.device)
     grid = (tokens, triton.cdiv(width, 1024))
-    _gather_kernel[grid](normed, place, out, hidden, width, K=top_k, BLOCK=1024)
+    _gather_kernel[grid](normed, place, out, hidden, width, K=top_k, BLOCK=1024, **dependent(normed))
     return out
 
 
@@ -282,6 +137,7 @@ def gather8(normed: torch.Tensor, place: torch.Tensor, experts: Experts) -> tupl
     _gather8_kernel[(tokens,)](
         normed, place, out, scale, hidden, width, experts.gate_up_input_scale or 1.0,
         K=slots // tokens, BLOCK=block, FIXED=experts.gate_up_input_scale is not None, num_warps=8,
+        **dependent(normed),
     )  # fmt: skip
     return out, scale
 

@@ -239,3 +239,7 @@ def large(slots_each: float, *, fp8: bool = False) -> LargeTile:
     if slots_each <= 176:
         return LargeTile(128, 32, 7 if fp8 else 4, tail=32)  # 20b, 1,024 tokens: 385 us, in e4m3 363
     return LargeTile(256, 64, 5) if fp8 else LargeTile(256, 64, 3, mid=128)
+
+
+PLACE_AT_ONCE = 2048  # slots of moe_place that one kernel compares all with all; above, two count and place
+PLACE_PROGRAMS = 128  # that place: one for each multiprocessor, as far as their blocks allow

@@ -27,6 +27,7 @@ from chorale.kernels.triton import (
     moe,
     moe_hopper,
     moe_large,
+    moe_place,
     norm,
     prefill,
     qkv,
@@ -242,21 +243,21 @@ def e4m3_pages(target: GPUTarget, found: list[Variant]) -> list[Variant]:
 
 def large(hopper: bool) -> list[Variant]:
     """``moe_large``'s own kernels."""
-    sizes = {"EXPERTS": 128, "BLOCK": 256}
-    cut = sizes | {"WIDE": 256, "MID": 0, "NARROW": 64, "TAIL": 0, "ENTRIES": 64}
+    cut = {"EXPERTS": 128, "WIDE": 256, "MID": 0, "NARROW": 64, "TAIL": 0, "LISTERS": 4, "PDL": hopper}
+    few, many = cut | {"SLOTS": 1024, "PART": 8}, cut | {"GROUP": 1024, "BLOCK": 256}
     found: list[Variant] = [
-        ("count", moe_large._count_kernel, sizes, {}, 8, 3),
-        ("place", moe_large._place_kernel, cut, {}, 8, 3),
-        ("place with tails", moe_large._place_kernel, cut | {"TAIL": 32}, {}, 8, 3),
-        ("place with mids", moe_large._place_kernel, cut | {"MID": 128}, {}, 8, 3),
-        ("gather", moe_large._gather_kernel, {"K": 4, "BLOCK": 1024}, {}, 4, 3),
+        ("count", moe_place._count_kernel, {"EXPERTS": 128, "GROUP": 1024, "PDL": hopper}, {}, 8, 3),
+        ("place few", moe_place._place_few_kernel, few | {"TAIL": 32}, {}, 8, 3),
+        ("place fewest", moe_place._place_few_kernel, few | {"SLOTS": 512, "EXPERTS": 32}, {}, 8, 3),
+        ("place", moe_place._place_many_kernel, many | {"GROUP": 256, "BLOCK": 64}, {}, 8, 3),
+        ("place with tails", moe_place._place_many_kernel, many | {"TAIL": 32}, {}, 8, 3),
+        ("place with mids", moe_place._place_many_kernel, many | {"MID": 128}, {}, 8, 3),
+        ("gather", moe_large._gather_kernel, {"K": 4, "BLOCK": 1024, "PDL": hopper}, {}, 4, 3),
     ]
     if hopper:  # the only one that has use for e4m3
         types = {"out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
-        found.append(
-            ("gather8", moe_large._gather8_kernel, {"K": 4, "BLOCK": 4096, "FIXED": False}, types, 8, 3)
-        )
-        fixed = {"K": 4, "BLOCK": 4096, "FIXED": True}
+        fixed = {"K": 4, "BLOCK": 4096, "FIXED": True, "PDL": hopper}
+        found.append(("gather8", moe_large._gather8_kernel, fixed | {"FIXED": False}, types, 8, 3))
         found.append(("gather8 fixed", moe_large._gather8_kernel, fixed, types, 8, 3))
     return found
 

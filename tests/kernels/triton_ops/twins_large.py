@@ -14,7 +14,7 @@ from twins import CHOICES, DEVICE, check, check_norm, expert_tensors, randn
 
 from chorale.kernels import mxfp4, reference_moe
 from chorale.kernels.ops import ExpertTensors
-from chorale.kernels.triton import moe_large, tuning
+from chorale.kernels.triton import moe_large, moe_place, tuning
 from chorale.kernels.triton.experts import Experts, fragment_columns, pack_experts
 from chorale.kernels.triton.norm import Norm
 
@@ -54,6 +54,16 @@ def kind(slots: int, tile: tuning.LargeTile) -> int:
     return next((number for number, bound in enumerate(bounds) if slots > bound), 3)
 
 
+def listed(ids: torch.Tensor, experts: int, tile: tuning.LargeTile) -> list[list[int]]:
+    """The list of tiles: by kind, then expert, then place. Not where wide ones are no larger than narrow."""
+    found, first = [], 0
+    for expert, count in enumerate(torch.bincount(ids.reshape(-1), minlength=experts).tolist()):
+        for slots in cut(count, tile):
+            found.append([expert, first, first + slots])
+            first += slots
+    return sorted(found, key=lambda entry: kind(entry[2] - entry[1], tile))
+
+
 CUTS = [
     *[tuning.LargeTile(64, narrow, 3, tail=tail) for narrow, tail in ((16, 0), (16, 16), (32, 16))],
     *[tuning.LargeTile(32, narrow, 3, tail=tail) for narrow, tail in ((16, 32), (32, 0), (32, 16))],
@@ -84,7 +94,7 @@ def test_slots_are_placed_and_cut(tokens: int, experts: int, choose: str, tile: 
         ids = ids_of_counts([tile.mid + 1] * experts)
     else:
         ids = CHOICES[choose](tokens, experts)
-    placed = moe_large.place_slots(ids.to(DEVICE), experts, tile)
+    placed = moe_place.place_slots(ids.to(DEVICE), experts, tile)
     order = torch.sort(ids.reshape(-1), stable=True).indices
     assert torch.equal(placed.place.cpu().long()[order], torch.arange(ids.numel()))
     owner = torch.full((ids.numel(),), -1)
@@ -95,11 +105,49 @@ def test_slots_are_placed_and_cut(tokens: int, experts: int, choose: str, tile: 
         assert bool((owner[first:last] == -1).all())
         owner[first:last] = expert
     assert torch.equal(owner, ids.reshape(-1)[order])
-    kinds = [kind(last - first, tile) for _, first, last in entries]
-    assert tile.wide == tile.narrow or kinds == sorted(kinds)
+    assert tile.wide == tile.narrow or entries == listed(ids, experts, tile)
     for expert, count in enumerate(torch.bincount(ids.reshape(-1), minlength=experts).tolist()):
         mine = [last - first for owner, first, last in entries if owner == expert]
         assert sorted(mine) == sorted(cut(count, tile))
+
+
+def popular(slots: int, experts: int) -> torch.Tensor:
+    """Some experts have most slots, and the last ones perhaps none."""
+    return (torch.rand(slots, 1) ** 3 * experts).long()
+
+
+SPREADS = {
+    "even": lambda slots, experts: torch.randint(experts, (slots, 1)),
+    "popular": popular,
+    "first": lambda slots, _: torch.zeros(slots, 1, dtype=torch.int64),
+    "last": lambda slots, experts: torch.full((slots, 1), experts - 1),
+}
+ONCE, PROGRAMS = tuning.PLACE_AT_ONCE, tuning.PLACE_PROGRAMS
+
+
+@pytest.mark.parametrize(
+    ("spread", "each"),
+    [("even", 10), ("even", 100), ("popular", 100), ("popular", 1000), ("first", 100), ("last", 1000)],
+)
+@pytest.mark.parametrize(
+    ("slots", "experts"),
+    [
+        *[(511, 7), (512, 32), (513, 128), (1000, 20), (1024, 128), (1025, 32), (ONCE - 1, 128), (ONCE, 32)],
+        *[(ONCE + 1, 128), (5000, 20), (64 * PROGRAMS, 128), (64 * PROGRAMS + 1, 7)],
+        *[(128 * PROGRAMS + 1, 32), (256 * PROGRAMS + 1, 128)],  # the last: more than 32 groups
+    ],
+)
+def test_every_form_of_placing(slots: int, experts: int, spread: str, each: int) -> None:
+    """Around where the form, or a block of it, changes; ``each`` chooses the tile."""
+    torch.manual_seed(slots)
+    tile = tuning.large(each)
+    ids = SPREADS[spread](slots, experts)
+    placed = moe_place.place_slots(ids.to(DEVICE), experts, tile)
+    order = torch.sort(ids.reshape(-1), stable=True).indices
+    assert torch.equal(placed.place.cpu().long()[order], torch.arange(slots))
+    expected = listed(ids, experts, tile)
+    assert int(placed.tiles[0, 0]) == len(expected) < len(placed.tiles)
+    assert placed.tiles[1 : 1 + len(expected), :3].tolist() == expected
 
 
 @pytest.mark.parametrize("hidden", [160, 192])
@@ -108,7 +156,7 @@ def test_gathered_rows_are_in_fragment_order_and_padded(hidden: int) -> None:
     packed = pack_experts(expert_tensors(experts, hidden, 96, torch.float32))
     ids = CHOICES["any"](tokens, experts)
     normed = randn(tokens, hidden)
-    placed = moe_large.place_slots(ids.to(DEVICE), experts, tuning.LargeTile(32, 16, 3))
+    placed = moe_place.place_slots(ids.to(DEVICE), experts, tuning.LargeTile(32, 16, 3))
     found = moe_large.gather(normed, placed.place, packed).cpu()
     assert found.shape == (tokens * 4, 192)
     padded = torch.nn.functional.pad(normed.cpu(), (0, 192 - hidden)).view(tokens, 3, 64)
@@ -120,7 +168,7 @@ def test_gathered_rows_are_in_fragment_order_and_padded(hidden: int) -> None:
 def test_combining_sums_in_float32(hidden: int) -> None:
     tokens = 23
     ids = CHOICES["any"](tokens, 9)
-    place = moe_large.place_slots(ids.to(DEVICE), 9, tuning.LargeTile(32, 16, 3)).place
+    place = moe_place.place_slots(ids.to(DEVICE), 9, tuning.LargeTile(32, 16, 3)).place
     parts, gates, x = randn(tokens * 4, hidden), randn(tokens, 4, seed=1), randn(tokens, hidden, seed=2)
     chosen = parts[place.long()].view(tokens, 4, hidden).double()
     expected = x.double() + (chosen * gates.double()[:, :, None]).sum(1)
@@ -142,7 +190,7 @@ def test_gathering_with_a_fixed_scale_saturates() -> None:
     """In numbers that e4m3 has, because the interpreter rounds others wrongly (``twins_e4m3.py``)."""
     tokens, hidden, scale = 5, 160, 0.25
     ids = CHOICES["any"](tokens, 9).to(DEVICE)
-    place = moe_large.place_slots(ids, 9, tuning.LargeTile(32, 16, 3)).place
+    place = moe_place.place_slots(ids, 9, tuning.LargeTile(32, 16, 3)).place
     codes = torch.arange(tokens * hidden, dtype=torch.int64).to(torch.uint8).view(torch.float8_e4m3fn).float()
     x = (torch.where(codes.isnan(), 3.0, codes) * scale).view(tokens, hidden).to(DEVICE)
     x[1, 7], x[2, 9] = 1e6, -300.0

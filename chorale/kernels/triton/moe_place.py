@@ -1,0 +1,213 @@
+"""Slots ((token, expert) pairs) in the order of their experts, cut into tiles for ``moe_large``'s products.
+
+Few slots: one kernel, each of whose programs compares some slots with all. Many: one kernel counts, a second
+one places. A few programs of that kernel only write the list of tiles. Stable, and nothing depends on timing:
+programs do not meet, and those that make a histogram add integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.launch import dependent, wait_for_previous
+
+_LISTERS = 4  # programs that write the list of tiles
+_GROUP = 4  # blocks of slots that are counted together
+
+
+@triton.jit
+def _enter(tiles_ptr, place, expert, first, last, exists):
+    entry = tiles_ptr + 4 + place * 4
+    tl.store(entry, expert, mask=exists)
+    tl.store(entry + 1, first, mask=exists)
+    tl.store(entry + 2, last, mask=exists)
+
+
+@triton.jit
+def _list_tiles(
+    totals,  # [EXPERTS] int32: slots of each expert
+    tiles_ptr,  # [1 + max tiles, 4] int32
+    EXPERTS: tl.constexpr,
+    WIDE: tl.constexpr,
+    MID: tl.constexpr,
+    NARROW: tl.constexpr,
+    TAIL: tl.constexpr,
+    LISTERS: tl.constexpr,
+):
+    """Entry 0: how many there are. Then (expert, first slot, past the last), by kind: wide ones with a tail
+    (of more than WIDE slots), wide ones, mid ones (at most MID), narrow ones (at most NARROW).
+
+    An expert's last wide one may have a tail; then nothing is left over. TAIL or MID is 0. Programs below
+    LISTERS take every expert's wide ones in turn; of the others an expert has at most one.
+    """
+    experts, lister = tl.arange(0, EXPERTS), tl.program_id(0)
+    begins = tl.cumsum(totals, 0) - totals
+    full = totals // WIDE
+    rest = totals - full * WIDE
+    tails = ((full > 0) & (rest > 0) & (rest <= TAIL)).to(tl.int32)
+    wides = tl.where(tails > 0, full - 1, full + (rest > MID + NARROW).to(tl.int32))
+    left = tl.where(tails > 0, 0, tl.maximum(totals - wides * WIDE, 0))
+    mids = (left > NARROW).to(tl.int32)
+    narrows = (left > mids * MID).to(tl.int32)
+    others = tails if TAIL > 0 else mids  # the kind before or after the wide ones
+    most = WIDE + TAIL if TAIL > 0 else MID
+    num_wide, num_other = tl.sum(wides, 0), tl.sum(others, 0)
+    wide_at = tl.cumsum(wides, 0) - wides + (num_other if TAIL > 0 else 0)
+    for index in range(lister, tl.max(wides, 0), LISTERS):
+        first = begins + index * WIDE
+        last = tl.minimum(first + WIDE, begins + totals)
+        _enter(tiles_ptr, wide_at + index, experts, first, last, index < wides)
+    if lister == 0:
+        first = begins + wides * WIDE
+        place = tl.cumsum(others, 0) - others + (0 if TAIL > 0 else num_wide)
+        _enter(tiles_ptr, place, experts, first, tl.minimum(first + most, begins + totals), others > 0)
+    if lister == LISTERS - 1:
+        first = begins + wides * WIDE + mids * MID
+        place = num_wide + num_other + tl.cumsum(narrows, 0) - narrows
+        _enter(tiles_ptr, place, experts, first, begins + totals, narrows > 0)
+        tl.store(tiles_ptr, num_wide + num_other + tl.sum(narrows, 0))
+
+
+@triton.jit(do_not_specialize=["num_slots"])
+def _place_few_kernel(
+    ids_ptr,  # [num_slots] int64
+    place_ptr,  # [num_slots] int32
+    tiles_ptr,  # [1 + max tiles, 4] int32
+    num_slots,
+    SLOTS: tl.constexpr,  # at least num_slots
+    PART: tl.constexpr,  # of them are a program's
+    EXPERTS: tl.constexpr,
+    WIDE: tl.constexpr,
+    MID: tl.constexpr,
+    NARROW: tl.constexpr,
+    TAIL: tl.constexpr,
+    LISTERS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    slots = tl.arange(0, SLOTS)
+    inside = slots < num_slots
+    wait_for_previous(PDL)
+    ids = tl.load(ids_ptr + slots, mask=inside, other=0).to(tl.int32)
+    if tl.program_id(0) < LISTERS:
+        totals = tl.histogram(ids, EXPERTS, mask=inside)
+        _list_tiles(totals, tiles_ptr, EXPERTS, WIDE, MID, NARROW, TAIL, LISTERS)
+    else:
+        part = (tl.program_id(0) - LISTERS) * PART + tl.arange(0, PART)
+        own = tl.load(ids_ptr + part, mask=part < num_slots, other=0).to(tl.int32)
+        # A slot's place is how many keys are smaller than its own: another expert's, or an earlier slot's.
+        keys = tl.where(inside, ids * SLOTS + slots, 2**31 - 1)
+        before = keys[None, :] < (own * SLOTS + part)[:, None]
+        tl.store(place_ptr + part, tl.sum(before.to(tl.int32), 1), mask=part < num_slots)
+
+
+@triton.jit(do_not_specialize=["num_slots"])
+def _count_kernel(
+    ids_ptr,  # [num_slots] int64
+    counts_ptr,  # [groups, EXPERTS] int32
+    num_slots,
+    EXPERTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    slots = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
+    inside = slots < num_slots
+    wait_for_previous(PDL)
+    ids = tl.load(ids_ptr + slots, mask=inside, other=0).to(tl.int32)
+    counts = tl.histogram(ids, EXPERTS, mask=inside)
+    tl.store(counts_ptr + tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS), counts)
+
+
+@triton.jit
+def _sum_counts(counts_ptr, groups, own_group, EXPERTS: tl.constexpr):
+    """[EXPERTS] int32 of each expert: all slots, and those in groups before ``own_group``."""
+    experts = tl.arange(0, EXPERTS)[None, :]
+    totals = tl.zeros((EXPERTS,), tl.int32)
+    earlier = tl.zeros((EXPERTS,), tl.int32)
+    for first in range(0, groups, 32):
+        group = (first + tl.arange(0, 32))[:, None]
+        counts = tl.load(counts_ptr + group * EXPERTS + experts, mask=group < groups, other=0)
+        totals += tl.sum(counts, 0)
+        earlier += tl.sum(tl.where(group < own_group, counts, 0), 0)
+    return totals, earlier
+
+
+@triton.jit(do_not_specialize=["num_slots", "groups"])
+def _place_many_kernel(
+    ids_ptr,  # [num_slots] int64
+    counts_ptr,  # [groups, EXPERTS] int32: slots of each expert in every GROUP slots
+    place_ptr,  # [num_slots] int32
+    tiles_ptr,  # [1 + max tiles, 4] int32
+    num_slots,
+    groups,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,  # slots of a program, a part of a group
+    EXPERTS: tl.constexpr,
+    WIDE: tl.constexpr,
+    MID: tl.constexpr,
+    NARROW: tl.constexpr,
+    TAIL: tl.constexpr,
+    LISTERS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_previous(PDL)
+    if tl.program_id(0) < LISTERS:
+        totals, _ = _sum_counts(counts_ptr, groups, 0, EXPERTS)
+        _list_tiles(totals, tiles_ptr, EXPERTS, WIDE, MID, NARROW, TAIL, LISTERS)
+    else:
+        lanes = tl.arange(0, BLOCK)
+        begin = (tl.program_id(0) - LISTERS) * BLOCK
+        inside = begin + lanes < num_slots
+        own = tl.load(ids_ptr + begin + lanes, mask=inside, other=0).to(tl.int32)
+        slots = begin // GROUP * GROUP + tl.arange(0, GROUP)
+        ids = tl.load(ids_ptr + slots, mask=slots < begin, other=0).to(tl.int32)
+        totals, earlier = _sum_counts(counts_ptr, groups, begin // GROUP, EXPERTS)
+        earlier += tl.histogram(ids, EXPERTS, mask=slots < begin)
+        before = (own[:, None] == own[None, :]) & (lanes[:, None] < lanes[None, :])
+        place = tl.gather(tl.cumsum(totals, 0) - totals + earlier, own, 0) + tl.sum(before.to(tl.int32), 0)
+        tl.store(place_ptr + begin + lanes, place, mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Slots in the order of their experts, cut into tiles."""
+
+    place: torch.Tensor  # [T * K] int32: where each slot is
+    tiles: torch.Tensor  # [1 + max tiles, 4] int32: their number; expert, first place, past the last, unused
+
+
+def place_slots(expert_ids: torch.Tensor, num_experts: int, tile: tuning.LargeTile) -> Placement:
+    """expert_ids [T, K] int64. Stable: an expert's slots keep their order."""
+    num_slots, device = expert_ids.numel(), expert_ids.device
+    # What is left over may be a mid and a narrow one.
+    max_tiles = num_slots // tile.wide + num_experts * (2 if tile.middle else 1)
+    place = torch.empty(num_slots, dtype=torch.int32, device=device)
+    tiles = torch.empty(1 + max_tiles, 4, dtype=torch.int32, device=device)
+    experts = max(32, triton.next_power_of_2(num_experts))
+    common: dict[str, Any] = {
+        "EXPERTS": experts, "WIDE": tile.wide, "MID": tile.middle, "NARROW": tile.narrow, "TAIL": tile.tail,
+        "LISTERS": _LISTERS, "num_warps": 8, **dependent(expert_ids),
+    }  # fmt: skip
+    if num_slots <= tuning.PLACE_AT_ONCE:
+        slots = max(512, triton.next_power_of_2(num_slots))
+        part = slots // tuning.PLACE_PROGRAMS if slots >= 8 * tuning.PLACE_PROGRAMS else 8
+        grid = (_LISTERS + triton.cdiv(num_slots, part),)
+        _place_few_kernel[grid](expert_ids, place, tiles, num_slots, SLOTS=slots, PART=part, **common)
+        return Placement(place, tiles)
+    block = triton.next_power_of_2(triton.cdiv(num_slots, tuning.PLACE_PROGRAMS))
+    block = min(256, max(64, block))
+    group, programs = _GROUP * block, triton.cdiv(num_slots, block)
+    groups = triton.cdiv(num_slots, group)
+    counts = torch.empty(groups, experts, dtype=torch.int32, device=device)
+    _count_kernel[(groups,)](
+        expert_ids, counts, num_slots, EXPERTS=experts, GROUP=group, num_warps=8, **dependent(expert_ids)
+    )
+    _place_many_kernel[(_LISTERS + programs,)](
+        expert_ids, counts, place, tiles, num_slots, groups, GROUP=group, BLOCK=block, **common
+    )
+    return Placement(place, tiles)
