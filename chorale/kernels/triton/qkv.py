@@ -228,8 +228,9 @@ def qkv_rope_cache(
         if normed is None:
             normed = rms_norm(x, weights.norm, eps, linear.weight.dtype)
         qkv = product(normed, linear)
-    _rotate_kernel[(tokens, triton.cdiv(heads, 16))](
-        qkv, x, linear.bias, eps, rope, slots, q, kv, **constants, HEADS=16,
+    each = tuning.rotate_heads(tokens)
+    _rotate_kernel[(tokens, triton.cdiv(heads, each))](
+        qkv, x, linear.bias, eps, rope, slots, q, kv, **constants, HEADS=each,
         H=x.shape[1], SPLITS=qkv.shape[0] if tokens <= tuning.SLIM_TOKENS else 0,
         BLOCK=triton.next_power_of_2(x.shape[1]), **dependent(x),
     )  # fmt: skip

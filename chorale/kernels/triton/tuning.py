@@ -223,6 +223,7 @@ class LargeTile:
     programs: int = 1  # on one multiprocessor
     tail: int = 0
     mid: int = 0
+    resident: bool = False  # ``moe_resident``'s: wide and narrow are its 16
 
     @property
     def middle(self) -> int:

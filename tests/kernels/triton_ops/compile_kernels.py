@@ -34,6 +34,7 @@ from chorale.kernels.triton import (
     route,
     sample,
     slim,
+    slim_stream,
     sort,
     stream,
     thresholds,
@@ -122,7 +123,7 @@ def _one_token(hopper: bool) -> list[Variant]:
     tile16 = tuning.slim()
     part = {"K": 2880, "NORM": True, "ROWS": tile16.rows, "TOKENS": tile16.tokens, "DEPTH": tile16.depth}
     part |= {"SPLITS": 5, "STAGES": tile16.num_stages, "PDL": hopper}
-    add = {"HAS_BIAS": True, "SPLITS": 8, "BLOCK": 512, "PDL": hopper}
+    add = {"HAS_BIAS": True, "SPLITS": 8, "BLOCK": tuning.ADD_COLUMNS, "PDL": hopper}
     head16 = tuning.slim_head()
     whole_head = part | {"NORM": False, "DEPTH": head16.depth, "SPLITS": 1}
     return [
@@ -160,6 +161,26 @@ def _add_norm(hopper: bool) -> list[Variant]:
     ]
 
 
+def slim_streaming() -> list[Variant]:
+    """Hopper and later."""
+    found: list[Variant] = []
+    for tokens in (4, 8):
+        qkv_tile, output_tile = tuning.slim_qkv(tokens), tuning.slim_output(tokens)
+        if qkv_tile is not None:
+            sizes = slim_stream.constants_of(slim_stream.product_of(qkv_tile, tokens, 2880, 64, True))
+            warps = sizes["num_warps"]
+            sizes = {**HEADS, "H": 2880} | {k: v for k, v in sizes.items() if k != "num_warps"}
+            types = {"x_ptr": "*fp32"}
+            found.append((f"slim qkv {tokens}", slim_stream._qkv_kernel, sizes, types, warps, 3))
+        if output_tile is not None:
+            sizes = slim_stream.constants_of(slim_stream.product_of(output_tile, tokens, 4096, 0, True))
+            warps = sizes["num_warps"]
+            sizes = {"K": 4096, "HAS_BIAS": True} | {k: v for k, v in sizes.items() if k != "num_warps"}
+            types = {"residual_ptr": "*fp32"}
+            found.append((f"slim output {tokens}", slim_stream._project_kernel, sizes, types, warps, 3))
+    return found
+
+
 def _sums(hopper: bool) -> list[Variant]:
     """What ends the expert layer: columns of a token, or a whole row and its norm."""
     plain = {"K": 4, "NORM": False, "BLOCK": 1024, "PDL": hopper}
@@ -178,7 +199,7 @@ def _sums(hopper: bool) -> list[Variant]:
 
 def streaming(hopper: bool) -> list[Variant]:
     """NVIDIA only: their loops are PTX."""
-    found: list[Variant] = []
+    found: list[Variant] = slim_streaming() if hopper else []
     for tokens in (1, 8, 16, 64):
         direct = tokens <= tuning.DIRECT_TOKENS
         constants = {"K": 4, "SLOTS": 64 if direct and tokens > 1 else 0, "BY_SLOT": direct}
@@ -280,6 +301,7 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
     ]:
         constants = {"WIDE": tile.wide, "MID": tile.middle, "NARROW": tile.narrow, "TAIL": tile.tail}
         constants |= {"STAGES": tile.num_stages, "GATE_UP": is_gate_up, "FP8": fp8}
+        constants |= {"REST": moe_hopper.rest_of_steps(45, fp8)}
         other = tile.tail or tile.middle or tile.narrow
         width = "128" if fp8 else "64"
         layout = repr(NVMMASharedLayout(128, 8 if fp8 else 16))
@@ -287,7 +309,7 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
             "wide_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{tile.wide}, {width}],{layout}",
             "narrow_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{tile.narrow}, {width}],{layout}",
             "other_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{other}, {width}],{layout}",
-            "blocks_desc": f"u8[8, 128],{NVMMASharedLayout(128, 8)!r}",
+            "blocks_desc": f"u8[8, 8, 128],{NVMMASharedLayout(128, 8, rank=3)!r}",
             "scales_desc": f"u8[8, 64],{NVMMASharedLayout(64, 8)!r}",
         }
         types = {name: f"tensordesc<{box}>" for name, box in boxes.items()}
@@ -296,8 +318,9 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
         plain = source(kernel, constants, types)
         places = {(names.index(name),): value for name, value in constants.items()}
         compiled = triton.compile(
-            GluonASTSource(kernel, plain.signature, places, plain.attrs), target, {"num_warps": 8}
-        )
+            GluonASTSource(kernel, plain.signature, places, plain.attrs), target,
+            {"num_warps": 8} | ({"maxnreg": tile.registers} if tile.registers else {}),
+        )  # fmt: skip
         assert compiled.metadata.shared <= 227 * 1024, (tile, compiled.metadata.shared)
         sass = disassemble(compiled.asm["cubin"])
         bad = overwritten(sass)
