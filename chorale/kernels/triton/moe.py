@@ -239,11 +239,10 @@ def _adder(
     normed: torch.Tensor, num_slots: int, experts: Experts, hidden: int
 ) -> Callable[..., torch.Tensor | None]:
     """The products for so many slots: (normed, expert_ids, gates, experts, x, norm) -> x's norm."""
-    if can_stream(normed, num_slots, experts):
-        return stream_moe
-    if can_be_large(experts, hidden, num_slots, normed.device):
+    is_direct = normed.shape[0] <= tuning.DIRECT_TOKENS
+    if not is_direct and can_be_large(experts, hidden, num_slots, normed.device):
         return moe_large
-    return _moe_of_tiles
+    return stream_moe if can_stream(normed, num_slots, experts) else _moe_of_tiles
 
 
 def _moe_of_tiles(

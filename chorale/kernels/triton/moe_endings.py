@@ -8,13 +8,13 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
-def row_of(tile, p, g, expert, block, experts, rows, GATE_UP: gl.constexpr, TILES: gl.constexpr = 8):
-    """(which output column, and its place in [2, E, rows] or [E, rows]) of row 8 p + g of a block's tile."""
+def row_of(tile, p, g, expert, block, experts, rows, GATE_UP: gl.constexpr):
+    """(which output column, and its place in [2, E, rows] or [E, rows]) of row 8 p + g of one of 8 tiles."""
     if GATE_UP:  # of each 16 rows, 8 gates and their 8 ups
-        column = (block * TILES + tile) * 8 + g
+        column = block * 64 + tile * 8 + g
         place = (p * experts + expert) * rows + column
     else:
-        column = (block * TILES + tile) * 16 + p * 8 + g
+        column = block * 128 + tile * 16 + p * 8 + g
         place = expert * rows + column
     return column, place
 
@@ -57,8 +57,8 @@ def _to_fp8(x):
 
 @gluon.jit
 def _swiglu(acc, limit, alpha, TOKENS: gl.constexpr):
-    """[rows, TOKENS], of each 16 rows 8 gates and 8 ups -> [rows / 2, TOKENS]."""
-    gate, up = gl.split(gl.permute(gl.reshape(acc, [acc.shape[0] // 16, 2, 8, TOKENS]), (0, 2, 3, 1)))
+    """[128, TOKENS], of each 16 rows 8 gates and 8 ups -> [64, TOKENS]."""
+    gate, up = gl.split(gl.permute(gl.reshape(acc, [8, 2, 8, TOKENS]), (0, 2, 3, 1)))
     gate = gl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
     up = gl.minimum(up, limit, propagate_nan=tl.PropagateNan.ALL)
     up = gl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)
@@ -70,7 +70,7 @@ def _store(result, out_ptr, first, last, column, width, TOKENS: gl.constexpr, CO
     """result [TOKENS, COLUMNS] -> rows first.., columns column.. of out, up to row last and to width."""
     each: gl.constexpr = 128 // out_ptr.dtype.element_ty.primitive_bitwidth  # 16 bytes
     lanes: gl.constexpr = COLUMNS // each
-    layout: gl.constexpr = gl.BlockedLayout([1, each], [32 // lanes, lanes], [gl.num_warps(), 1], [1, 0])
+    layout: gl.constexpr = gl.BlockedLayout([1, each], [32 // lanes, lanes], [8, 1], [1, 0])
     result = gl.convert_layout(result, layout)
     rows = first + gl.arange(0, TOKENS, gl.SliceLayout(1, layout))
     columns = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
@@ -119,14 +119,14 @@ def finish(
             inner_scale, TOKENS // 2, GATE_UP, FP8,
         )  # fmt: skip
     else:
-        finish_piece(
+        _finish_piece(
             acc, bias, factor, x_scale_ptr, out_ptr, first, last, block, width, limit, alpha, inner_scale,
             TOKENS, GATE_UP, FP8,
         )  # fmt: skip
 
 
 @gluon.jit
-def finish_piece(
+def _finish_piece(
     acc,
     bias,
     factor,
@@ -144,7 +144,6 @@ def finish_piece(
     FP8: gl.constexpr,
 ):
     mma: gl.constexpr = acc.type.layout
-    COLUMNS: gl.constexpr = acc.shape[0]  # down's; half of them are gate_up's
     row: gl.constexpr = gl.SliceLayout(1, mma)
     bias = gl.convert_layout(bias, row, assert_trivial=True)
     if FP8:
@@ -161,10 +160,10 @@ def finish_piece(
         if FP8:
             inner = gl.reshape(_to_fp8(inner * inner_scale), [4, 4, 4, TOKENS])  # column: t, j, pairs
             inner = gl.reshape(gl.permute(inner, (3, 1, 0, 2)), [TOKENS, 64])  # place: j, t, pairs
-        else:  # column: chunk, t, j, q, pair. place: chunk, j, q, t, pair
-            inner = gl.reshape(inner.to(gl.bfloat16), [COLUMNS // 128, 4, 4, 2, 2, TOKENS])
-            inner = gl.reshape(gl.permute(inner, (5, 0, 2, 3, 1, 4)), [TOKENS, COLUMNS // 2])
-        _store(inner, out_ptr, first, last, block * (COLUMNS // 2), width, TOKENS, COLUMNS // 2)
+        else:
+            inner = gl.reshape(inner.to(gl.bfloat16), [4, 4, 2, 2, TOKENS])  # column: t, j, q, pair
+            inner = gl.reshape(gl.permute(inner, (4, 1, 2, 0, 3)), [TOKENS, 64])  # place: j, q, t, pair
+        _store(inner, out_ptr, first, last, block * 64, width, TOKENS, 64)
     else:
         acc = gl.permute(acc.to(gl.bfloat16), (1, 0))
-        _store(acc, out_ptr, first, last, block * COLUMNS, width, TOKENS, COLUMNS)
+        _store(acc, out_ptr, first, last, block * 128, width, TOKENS, 128)

@@ -18,7 +18,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from chorale.kernels.triton import moe_resident
 from chorale.kernels.triton.experts import COLUMNS, Experts, Matrices
 from chorale.kernels.triton.moe_endings import finish, row_of
 from chorale.kernels.triton.moe_multiply import GROUP8, multiply, multiply8, products_layout
@@ -310,7 +309,7 @@ def rest_of_steps(chunks: int, fp8: bool) -> int:
 
 
 @functools.cache
-def num_multiprocessors(device: torch.device) -> int:
+def _num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -330,7 +329,7 @@ def _launch(
     width, fp8 = 128 // x.element_size(), x.element_size() == 1
     inputs = gl.NVMMASharedLayout(128, 8 * x.element_size())
     limits = {"maxnreg": tile.registers} if tile.registers else {}
-    _product_kernel[(num_multiprocessors(x.device) * tile.programs,)](
+    _product_kernel[(_num_multiprocessors(x.device) * tile.programs,)](
         TensorDescriptor.from_tensor(x, [tile.wide, width], inputs),
         TensorDescriptor.from_tensor(x, [tile.narrow, width], inputs),
         TensorDescriptor.from_tensor(x, [tile.tail or tile.middle or tile.narrow, width], inputs),
@@ -358,22 +357,6 @@ def inner_scale(experts: Experts) -> float:
     return 448.0 / (experts.swiglu_limit * (experts.swiglu_limit + 1))
 
 
-def _resident(
-    x: torch.Tensor,
-    matrices: Matrices,
-    tiles: torch.Tensor,
-    bias: torch.Tensor,
-    out: torch.Tensor,
-    experts: Experts,
-    tile: LargeTile,
-    is_gate_up: bool,
-) -> torch.Tensor:
-    rows = experts.intermediate if is_gate_up else out.shape[1]
-    programs = num_multiprocessors(x.device)
-    moe_resident.product(x, matrices, tiles, bias, out, rows, experts, tile.num_stages, programs, is_gate_up)
-    return out
-
-
 def gate_up(
     x: torch.Tensor, x_scale: torch.Tensor | None, tiles: torch.Tensor, experts: Experts, tile: LargeTile
 ) -> torch.Tensor:
@@ -382,8 +365,6 @@ def gate_up(
     -> SwiGLU [slots, 64 chunks of down] in x's dtype (e4m3: times ``inner_scale``).
     """
     out = torch.empty(x.shape[0], experts.down.chunks * COLUMNS, dtype=x.dtype, device=x.device)
-    if tile.resident:
-        return _resident(x, experts.gate_up, tiles, experts.gate_up_bias, out, experts, tile, True)
     largest = out if experts.gate_up_largest is None else experts.gate_up_largest
     scale = out if x_scale is None else x_scale
     _launch(
@@ -398,8 +379,6 @@ def down(
 ) -> torch.Tensor:
     """inner as ``gate_up`` makes it -> [slots, H] bfloat16, by expert, without gates."""
     out = torch.empty(inner.shape[0], hidden, dtype=torch.bfloat16, device=inner.device)
-    if tile.resident:
-        return _resident(inner, experts.down, tiles, experts.down_bias, out, experts, tile, False)
     largest = out if experts.down_largest is None else experts.down_largest
     _launch(inner, experts.down, tiles, experts.down_bias, largest, out, out, hidden, experts, tile, False)
     return out

@@ -164,10 +164,11 @@ def combine(
 
 def can_be_large(experts: Experts, hidden: int, num_slots: int, device: torch.device) -> bool:
     """Hopper, bfloat16, sizes whose rows the copy engine can address, and enough slots an expert."""
+    least = tuning.large_from(experts.num_experts, fp8=experts.down_largest is not None)
     return (
         is_hopper(device)
         and experts.dtype == torch.bfloat16
-        and num_slots >= tuning.LARGE_SLOTS * experts.num_experts
+        and num_slots > least * experts.num_experts
         and hidden % 16 == 0
     )
 

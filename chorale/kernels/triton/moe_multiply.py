@@ -16,17 +16,16 @@ GROUP8 = gl.constexpr(6)  # steps in e4m3 between two waits for everything
 
 
 @gluon.constexpr_function
-def products_layout(tokens, fp8, warps=8):
-    """The layout of [16 warps, tokens] sums: a warp has 16 rows."""
-    return gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, tokens, 32 if fp8 else 16])
+def products_layout(tokens, fp8):
+    """The layout of [128, tokens] sums: a warp has 16 rows."""
+    return gl.NVMMADistributedLayout([3, 0], [8, 1], [16, tokens, 32 if fp8 else 16])
 
 
 @gluon.jit
-def halves(pair):
-    """(tiles, 2 chunks, ...) -> the two [tiles, ...]."""
-    tiles: gl.constexpr = pair.shape[0]
-    rest: gl.constexpr = pair.numel // (2 * tiles)
-    return gl.split(gl.permute(gl.reshape(pair, [tiles, 2, rest]), (0, 2, 1)))
+def _halves(pair):
+    """(8 tiles, 2 chunks, ...) -> the two [8, ...]."""
+    rest: gl.constexpr = pair.numel // 16
+    return gl.split(gl.permute(gl.reshape(pair, [8, 2, rest]), (0, 2, 1)))
 
 
 @gluon.jit
@@ -66,8 +65,8 @@ def multiply(
     for chunk in range(0, chunks - ODD, 2):
         stage = step % STAGES
         mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
-        left_packed, right_packed = halves(load_words(w_smem, stage))
-        left_scale, right_scale = halves(s_smem.index(stage).load(SCALES))
+        left_packed, right_packed = _halves(load_words(w_smem, stage))
+        left_scale, right_scale = _halves(s_smem.index(stage).load(SCALES))
         left_x = x_smem.index(stage * 2).slice(0, TOKENS, 0).permute((1, 0))
         right_x = x_smem.index(stage * 2 + 1).slice(0, TOKENS, 0).permute((1, 0))
         left = chunk_operand(left_packed, left_scale, operand)
@@ -89,8 +88,8 @@ def multiply(
     if ODD:
         stage = step % STAGES
         mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
-        left_packed, _ = halves(load_words(w_smem, stage))
-        left_scale, _ = halves(s_smem.index(stage).load(SCALES))
+        left_packed, _ = _halves(load_words(w_smem, stage))
+        left_scale, _ = _halves(s_smem.index(stage).load(SCALES))
         left_x = x_smem.index(stage * 2).slice(0, TOKENS, 0).permute((1, 0))
         left = chunk_operand(left_packed, left_scale, operand)
         acc = warpgroup_mma(left, left_x, acc, is_async=True)

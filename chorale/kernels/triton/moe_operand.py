@@ -63,50 +63,35 @@ _KEEP = gl.constexpr(
     """
 )
 
-
-@gluon.constexpr_function
-def _by_warp(tiles, stride, rank):
-    """A layout's bases for warps that have a row tile each; a tile is ``stride`` of its first dimension."""
-    return [[stride << n] + [0] * (rank - 1) for n in range(tiles.bit_length() - 1)]
-
-
-@gluon.constexpr_function
-def words_layout(tiles):
-    """[tiles, (2 chunks, 4), (8 lanes, 16 bytes)]"""
-    return gl.DistributedLinearLayout(
+# [8 tiles, (2 chunks, 4), (8 lanes, 16 bytes)], and their scales [8, (chunk, g, t / 2, p)].
+WORDS = gl.constexpr(
+    gl.DistributedLinearLayout(
         [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 0, 8], [0, 4, 0]],
         [[0, 0, 16], [0, 0, 32], [0, 0, 64], [0, 1, 0], [0, 2, 0]],
-        _by_warp(tiles, 1, 3),
+        [[1, 0, 0], [2, 0, 0], [4, 0, 0]],
         [],
-        [tiles, 8, 128],
+        [8, 8, 128],
     )
-
-
-@gluon.constexpr_function
-def scales_layout(tiles):
-    """[tiles, (chunk, g, t / 2, p)]: a lane's of both chunks."""
-    return gl.DistributedLinearLayout(
+)
+SCALES = gl.constexpr(
+    gl.DistributedLinearLayout(
         [[0, 1], [0, 32]],
         [[0, 0], [0, 2], [0, 4], [0, 8], [0, 16]],
-        _by_warp(tiles, 1, 2),
+        [[1, 0], [2, 0], [4, 0]],
         [],
-        [tiles, 64],
+        [8, 64],
     )
-
-
-@gluon.constexpr_function
-def _rows_layout(tiles):
-    """One chunk's (tile, g, t / 2, p) by (t % 2, j, pair): a row shares its scale."""
-    return gl.DistributedLinearLayout(
+)
+# One chunk's (tile, g, t / 2, p) by (t % 2, j, pair): a row shares its scale.
+_ROWS = gl.constexpr(
+    gl.DistributedLinearLayout(
         [[0, 1], [1, 0], [0, 2], [0, 4]],
         [[0, 8], [2, 0], [4, 0], [8, 0], [16, 0]],
-        _by_warp(tiles, 32, 2),
+        [[32, 0], [64, 0], [128, 0]],
         [],
-        [32 * tiles, 16],
+        [256, 16],
     )
-
-
-SCALES = gl.constexpr(scales_layout(8))
+)
 # Both chunks' (tile, chunk, g, t / 2) by (t % 2, byte): a row shares its two scales.
 _ROWS8 = gl.constexpr(
     gl.DistributedLinearLayout(
@@ -122,35 +107,33 @@ _ROWS8 = gl.constexpr(
 @gluon.jit
 def load_words(w_smem, stage):
     """A step's packed bytes."""
-    return w_smem.index(stage).load(words_layout(8))
+    return w_smem.index(stage).load(WORDS)
 
 
 @gluon.jit
-def _scaled(half, scale, TILES: gl.constexpr):
-    half = gl.reshape(half, [TILES, 8, 2, 2, 4, 2, 2])  # tile, g, t / 2, t % 2, j, p, pair
-    half = gl.reshape(gl.permute(half, (0, 1, 2, 5, 3, 4, 6)), [32 * TILES, 16])
-    return gl.convert_layout(half, _rows_layout(TILES), assert_trivial=True) * scale
+def _scaled(half, scale):
+    half = gl.reshape(half, [8, 8, 2, 2, 4, 2, 2])  # tile, g, t / 2, t % 2, j, p, pair
+    half = gl.reshape(gl.permute(half, (0, 1, 2, 5, 3, 4, 6)), [256, 16])
+    return gl.convert_layout(half, _ROWS, assert_trivial=True) * scale
 
 
 @gluon.jit
 def chunk_operand(packed, exponents, operand: gl.constexpr):
-    """One chunk: packed bytes [tiles, 512], exponents [tiles, 32] -> [16 tiles, 64] bfloat16."""
-    TILES: gl.constexpr = packed.shape[0]
-    rows: gl.constexpr = gl.SliceLayout(1, _rows_layout(TILES))
-    scale = (gl.reshape(exponents, [32 * TILES]).to(gl.uint16) << 7).to(gl.bfloat16, bitcast=True)
-    scale = gl.expand_dims(gl.convert_layout(scale, rows, assert_trivial=True), 1)
+    """One chunk: packed bytes [8, 512], exponents [8, 32] -> [128, 64] bfloat16."""
+    scale = (gl.reshape(exponents, [256]).to(gl.uint16) << 7).to(gl.bfloat16, bitcast=True)
+    scale = gl.expand_dims(gl.convert_layout(scale, gl.SliceLayout(1, _ROWS), assert_trivial=True), 1)
     near, far = gl.inline_asm_elementwise(
         _UNPACK,
         "=r,=r,=r,=r,r",
-        [gl.reshape(packed, [TILES, 32, 16])],
+        [gl.reshape(packed, [8, 32, 16])],
         dtype=(gl.bfloat16, gl.bfloat16),
         is_pure=True,
         pack=4,
     )
-    both = gl.join(_scaled(near, scale, TILES), _scaled(far, scale, TILES))
-    both = gl.reshape(both, [TILES, 8, 2, 2, 2, 4, 2, 2])  # tile, g, t / 2, p | t % 2, j, pair, near or far
+    both = gl.join(_scaled(near, scale), _scaled(far, scale))
+    both = gl.reshape(both, [8, 8, 2, 2, 2, 4, 2, 2])  # tile, g, t / 2, p | t % 2, j, pair, near or far
     both = gl.permute(both, (0, 3, 1, 5, 7, 2, 4, 6))  # row: tile, p, g. column: j, near or far, t, pair
-    return gl.convert_layout(gl.reshape(both, [16 * TILES, 64]), operand, assert_trivial=True)
+    return gl.convert_layout(gl.reshape(both, [128, 64]), operand, assert_trivial=True)
 
 
 @gluon.jit

@@ -324,7 +324,7 @@ def _slots(
 
 
 def can_stream(normed: torch.Tensor, num_slots: int, experts: Experts) -> bool:
-    """Whether these kernels can do it; if so they are the fastest for so few slots an expert."""
+    """Whether these kernels can do it, and so few slots an expert are what they are for."""
     whole = normed.shape[1] % COLUMNS == 0 and experts.intermediate % COLUMNS == 0
     few = (
         num_slots <= tuning.STREAM_SLOTS_EACH * experts.num_experts or normed.shape[0] <= tuning.DIRECT_TOKENS

@@ -126,7 +126,7 @@ def down(tokens_each: int) -> Tile:
 
 
 STREAM_TOKENS = 256  # up to here the streaming expert products, if an expert gets no more slots than this:
-STREAM_SLOTS_EACH = 12  # on average. 64 tokens of 20b have 8; above, tiles of many tokens (moe_large.py)
+STREAM_SLOTS_EACH = 12  # on average; fewer where moe_large can be used (``large_from``)
 DIRECT_TOKENS = 16  # up to here their columns are the tokens as they come; above, slots sorted by expert
 
 
@@ -205,7 +205,11 @@ def num_splits(rows: int, kv_heads: int, max_context: int) -> int:
     return splits
 
 
-LARGE_SLOTS = 12  # slots an expert from which moe_large is used where it can be
+def large_from(num_experts: int, *, fp8: bool) -> int:
+    """Slots an expert beyond which moe_large is used where it can be. Sustained, microseconds a layer, uneven
+    routing, stream and large: 128 experts, 4 slots 474 and 510, 6 slots 595 and 547, 8 slots 572 and 548; 32
+    experts, 8 slots 143 and 147, 12 slots 182 and 163. In e4m3, fewer keep their inputs in bfloat16."""
+    return 11 if fp8 else 5 if num_experts > 64 else 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +227,6 @@ class LargeTile:
     programs: int = 1  # on one multiprocessor
     tail: int = 0
     mid: int = 0
-    resident: bool = False  # ``moe_resident``'s: wide and narrow are its 16
 
     @property
     def middle(self) -> int:
@@ -233,12 +236,15 @@ class LargeTile:
 
 def large(slots_each: float, *, fp8: bool = False) -> LargeTile:
     """By the mean number of slots an expert gets, and whether inputs are e4m3."""
-    if slots_each <= 20 and not fp8:
-        return LargeTile(32, 16, 8)  # 20b, 128 tokens: 181.8 us, 64 wide 186.6; 120b, 256: 662 and 766
+    if slots_each <= 24 and not fp8:
+        # 20b, 128 tokens: 165 us, one program a multiprocessor 176; 120b, 256: 531 and 592; 512: 623 and 670
+        return LargeTile(32, 16, 6, registers=80, programs=2)
     if slots_each <= 48:
         return LargeTile(64, 32, 8)
+    if slots_each <= 96 and not fp8:
+        return LargeTile(64, 32, 4, registers=80, programs=2)  # 20b, 512 tokens: 317 us, 128 wide 356
     if slots_each <= 176:
-        return LargeTile(128, 32, 7 if fp8 else 4, tail=32)  # 20b, 1,024 tokens: 385 us, in e4m3 363
+        return LargeTile(128, 32, 7 if fp8 else 4, tail=32)  # 20b, 1,024 tokens: 458 us, 64 wide 539
     return LargeTile(256, 64, 5) if fp8 else LargeTile(256, 64, 3, mid=128)
 
 

@@ -72,7 +72,7 @@ def pretend() -> None:
     launch._has_dependent_launch = lambda device: True
     for module in (launch, experts, moe_large):
         module.is_hopper = lambda device: True  # type: ignore[attr-defined]
-    moe_hopper.num_multiprocessors = lambda device: 132
+    moe_hopper._num_multiprocessors = lambda device: 132
     linear.product = qkv.product = route.product = _product
     linear.float32_product = route.float32_product = _float32_product
 
