@@ -269,7 +269,8 @@ def project_and_route(
         else:
             y = product(attended.to(linear.weight.dtype), linear)
         return *_route_few(x, y, weights, eps, ids, gates), ids, gates
-    in_halves = tokens >= tuning.ROUTE_HALVES and weights.linear.halves is not None
+    in_halves = weights.linear.halves is not None
+    in_halves &= tokens >= tuning.route_in_halves_from(weights.linear.weight.shape[0])
     y, bias = _projected(attended.to(linear.weight.dtype), linear)
     normed, low = add_norm(x, y, bias, weights.norm, eps, dtype, with_low=in_halves)
     if low is None:
