@@ -109,8 +109,8 @@ ROUTE_HALVES = 1024  # of 32 experts: see below
 
 def route_in_halves_from(num_experts: int) -> int:
     """Tokens from which the router's product is cuBLAS's, in bfloat16 halves. With output projection and
-    addition, three tf32 passes and halves: 32 experts, 512 tokens 38.3 and 38.6 us, 1,024 63.5 and 60.1, 1,536
-    90.7 and 80.6; 128 experts, 256 tokens 32.5 and 34.9, 512 61.8 and 43.5, 1,024 86.6 and 64.8."""
+    addition, three tf32 passes and halves, us: 32 experts, 512 tokens 38.3 and 38.6, 1,024 63.5 and 60.1,
+    1,536 90.7 and 80.6; 128 experts, 256 tokens 32.5 and 34.9, 512 61.8 and 43.5, 1,024 86.6 and 64.8."""
     return ROUTE_HALVES // 2 if num_experts > 64 else ROUTE_HALVES
 
 
