@@ -243,6 +243,8 @@ class LargeTile:
 
 def large(slots_each: float, *, fp8: bool = False) -> LargeTile:
     """By the mean number of slots an expert gets, and whether inputs are e4m3."""
+    if slots_each <= 10 and not fp8:
+        return LargeTile(16, 8, 6, registers=80, programs=2, tail=8)  # 120b, 256 tokens: 525 us, 32 wide 541
     if slots_each <= 24 and not fp8:
         # 20b, 128 tokens: 165 us, one program a multiprocessor 176; 120b, 256: 531 and 592; 512: 623 and 670
         return LargeTile(32, 16, 6, registers=80, programs=2)

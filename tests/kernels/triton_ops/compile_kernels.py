@@ -288,6 +288,8 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
     kernel = moe_hopper._product_kernel
     names = list(inspect.signature(kernel.fn).parameters)
     for tile, is_gate_up, fp8 in [
+        (tuning.large(8), True, False),
+        (tuning.large(8), False, False),
         (tuning.large(16), True, False),
         (tuning.large(32), True, False),
         (tuning.large(128), True, False),

@@ -129,7 +129,7 @@ def resolved_for(config: ModelConfig) -> Resolved:
         max_model_len=4096,
         max_num_seqs=80,
         num_gpu_blocks_override=80,
-        max_num_batched_tokens=2304,
+        max_num_batched_tokens=8192,
     )
     return resolve(
         options, config, DEVICE.hardware, can_overlap=True, can_capture=True, e4m3_pages=TRITON_OPS.e4m3_pages

@@ -69,6 +69,7 @@ CUTS = [
     *[tuning.LargeTile(32, narrow, 3, tail=tail) for narrow, tail in ((16, 32), (32, 0), (32, 16))],
     *[tuning.LargeTile(wide, 16, 3, mid=32) for wide in (64, 128, 32)],  # the last has none
     tuning.LargeTile(64, 32, 3, mid=32),
+    tuning.LargeTile(16, 8, 3, tail=8),
     tuning.LargeTile(64, 8, 3, mid=16),
     tuning.LargeTile(64, 32, 3, mid=48),
 ]
@@ -335,6 +336,7 @@ def test_moe_large_in_fp8(
         *[tuning.LargeTile(256, narrow, 3, mid=128) for narrow in (32, 64)],
         tuning.LargeTile(128, 32, 4, mid=64),
         tuning.LargeTile(32, 16, 6, registers=80, programs=2),
+        tuning.LargeTile(16, 8, 6, registers=80, programs=2, tail=8),
     ],
     ids=lambda tile: f"{tile.wide}-{tile.mid}-{tile.narrow}-{tile.tail}",
 )
