@@ -25,8 +25,8 @@ from chorale.runtime.grammar import GrammarRows, Masks, open_masks
 from chorale.runtime.worker import Worker
 
 _LAYERS = 2  # one of either kind
-# Steps without a graph are of any size; kernels change with it, at multiples of these.
-_EAGER_STEP, _EAGER_DENSE = 32, 2048
+# Steps without a graph are of any size: their kernels are those of one of the two nearest of these.
+_EAGER_SIZES = (*range(16, 128, 16), *range(128, 2048, 32), *range(2048, 8192 + 1, 1024))
 Action = Callable[[Worker], None]
 
 
@@ -125,13 +125,8 @@ def masked_plans(limits: EngineLimits) -> Iterator[StepPlan]:
 
 
 def eager_sizes(most: int) -> list[int]:
-    """Tokens of steps without a graph, up to ``most``, such that kernels do not change in between."""
-    dense = range(_EAGER_STEP, _EAGER_DENSE, _EAGER_STEP)
-    sizes = {size for size in dense if size < most}
-    while most >= _EAGER_DENSE:
-        sizes.add(most)
-        most //= 2
-    return sorted(sizes | {most})
+    """Tokens of steps without a graph, up to ``most``, that launch whatever such steps can launch."""
+    return [*(size for size in _EAGER_SIZES if size < most), most]
 
 
 def eager_plan(tokens: int, rows: int, limits: EngineLimits, *, filtered: bool) -> StepPlan:
