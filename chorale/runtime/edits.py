@@ -10,8 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from chorale.engine.types import RowStart, SamplingSpec
+
+FIRST_ROOM = 256  # tokens after the prompt, before the history has to grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class RowEdits:
         "_counts",
         "_frequency",
         "_history",
+        "_limit",
         "_min_tokens",
         "_num_prompt",
         "_presence",
@@ -65,10 +69,9 @@ class RowEdits:
         )
         self._bad_words = _bad_words(spec, vocab_size, device)
         limit = max_len if spec.max_tokens is None else self._num_prompt + max(1, spec.max_tokens)
-        # No longer than the sequence can get: a thousand rows of the model's length would be a gigabyte.
-        self._history = torch.zeros(min(limit, max_len) + 1, dtype=torch.int64, device=device)
+        self._limit = min(limit, max_len) + 1
         known = torch.from_numpy(start.token_ids.astype("int64")).to(device)
-        self._history[: len(known)] = known
+        self._history = _longer(known, len(known) + FIRST_ROOM, self._limit)
         self._counts: torch.Tensor | None = None  # [V] float32, of output tokens
         if self._presence or self._frequency:
             output = known[self._num_prompt :]
@@ -122,9 +125,17 @@ class RowEdits:
 
     def record(self, token_id: torch.Tensor, position: int) -> None:
         """Remember the token [1] int64 that was sampled for ``position``."""
+        if position >= len(self._history):
+            self._history = _longer(self._history, 2 * position + 1, self._limit)
         self._history[position : position + 1] = token_id
         if self._counts is not None:
             self._counts.index_add_(0, token_id, torch.ones(1, device=self._counts.device))
+
+
+def _longer(history: torch.Tensor, wanted: int, limit: int) -> torch.Tensor:
+    """history with zeros after it. It grows with its sequence: a thousand rows of the model's length at once
+    would be a gigabyte, and nobody has counted it."""
+    return F.pad(history, (0, max(0, min(wanted, limit) - len(history))))
 
 
 def _ids(token_ids: tuple[int, ...], vocab_size: int, device: torch.device) -> torch.Tensor:

@@ -83,6 +83,11 @@ def _token_bytes(model: ModelConfig) -> int:
     return (8 * model.hidden_size + 3 * model.num_experts_per_tok * model.intermediate_size) * 4
 
 
+def edit_bytes(model: ModelConfig, num_rows: int) -> int:
+    """What rows may ask for beside the step: counts of output tokens, for penalties (``edits.py``)."""
+    return num_rows * model.vocab_size * 4
+
+
 def graph_bytes(model: ModelConfig, sizes: Sequence[int], num_graphs: int, max_pages: int) -> int:
     """Of captured steps: the largest one's tensors (the pool is shared), what stays between steps (two block
     tables, logits or hidden states), and the graphs themselves. ``sizes``: of decode steps, ascending."""

@@ -22,6 +22,7 @@ from chorale.runtime.memory import (
     PoolRequest,
     activation_bytes,
     check_one_fits,
+    edit_bytes,
     gib,
     graph_bytes,
     kv_geometry,
@@ -117,7 +118,7 @@ def resolve(
     graph_rows = _graph_rows(config, decide, seqs, can_capture)
     fixed = weight_bytes(model, dtype) + activation_bytes(model, tokens, seqs, dtype)
     if not cpu:
-        fixed += CUDA_RESERVE + _graph_bytes(config, model, graph_rows, block_size)
+        fixed += CUDA_RESERVE + _graph_bytes(config, model, graph_rows, block_size) + edit_bytes(model, seqs)
     longest, num_blocks = _pool(config, model, hardware, decide, geometry, kv_dtype, seqs, fixed)
     return Resolved(
         limits=EngineLimits(
