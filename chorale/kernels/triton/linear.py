@@ -24,13 +24,11 @@ class Linear:
 
     weight: torch.Tensor  # [N, K] contiguous
     bias: torch.Tensor | None  # [N]
-    arrivals: torch.Tensor  # [MOST_ARRIVALS] int32, zeros between kernels: programs that are done, by tile
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """weight [N, K] as in the checkpoint: rows are already what a program streams."""
-    arrivals = torch.zeros(tuning.MOST_ARRIVALS, dtype=torch.int32, device=weight.device)
-    return Linear(weight.contiguous(), bias if bias is None else bias.contiguous(), arrivals)
+    return Linear(weight.contiguous(), bias if bias is None else bias.contiguous())
 
 
 def pack_head(weight: torch.Tensor) -> Linear:

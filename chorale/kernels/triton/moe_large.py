@@ -5,7 +5,7 @@ so that a tile of inputs is one block that the copy engine fetches. The two prod
 ``moe_hopper``'s. An expert's slots are cut into wide tiles; what is left over, if it fits, becomes the tail
 of the last of them, which spares decoding the weights again, or one narrow tile, a mid one, or both. The
 longest come first, narrow ones last, where they even out what multiprocessors have to do. Down's results are
-rounded to bfloat16, one row a slot, and summed in float32.
+rounded to bfloat16, one row a slot, and summed in float32 by a kernel that also norms for the next layer.
 
 Only for what ``can_be_large`` says; everything else is ``moe``'s.
 """

@@ -2,8 +2,9 @@
 
 One token: one kernel. A program makes rows ``i`` and ``i + D/2`` of one head, which rotary turns together;
 the norm's scale is one number, so it is applied after the product, and all weights are on their way before
-the program waits for its input. More tokens: a product (``slim.py``, or norm kernel and cuBLAS), and a kernel
-that rotates and writes.
+the program waits for its input. Up to 8 tokens, where ``slim_stream.py`` can: one kernel, too. Else a product
+(up to 16 tokens ``slim.py``'s, which norms; above, cuBLAS's, of rows that the layer before has normed or, in
+the first, a norm kernel), and a kernel that rotates and writes.
 """
 
 from __future__ import annotations
@@ -200,6 +201,8 @@ def qkv_rope_cache(
     tokens, dim = x.shape[0], shape.head_dim
     heads = shape.num_heads + 2 * shape.num_kv_heads
     q = torch.empty(tokens, shape.num_heads, dim, dtype=linear.weight.dtype, device=x.device)
+    if tokens == 0:
+        return q
     slots = plan.meta.slots[group]
     constants = {
         "NUM_Q": shape.num_heads,

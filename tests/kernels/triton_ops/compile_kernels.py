@@ -74,6 +74,14 @@ def variants(asm: bool, hopper: bool) -> list[Variant]:
             3,
         ),
         ("rotate", qkv._rotate_kernel, {**HEADS, **whole, "PDL": hopper}, {"x_ptr": "*fp32"}, 4, 3),
+        (
+            "rotate parts",
+            qkv._rotate_kernel,
+            {**HEADS, **whole, "HEADS": tuning.rotate_heads(16), "SPLITS": 5, "PDL": hopper},
+            {"x_ptr": "*fp32", "qkv_ptr": "*fp32"},
+            4,
+            3,
+        ),
         ("sort", sort._sort_kernel, {"E": 32, "EXPERTS": 32, "CHUNK": 128}, {}, 8, 3),
         ("rank", sort._rank_kernel, {"SLOTS": 256, "PART": 16, "PDL": hopper}, {}, 4, 3),
         ("arrange", moe._arrange_kernel, {"BLOCK": 1024}, {"x_ptr": "*fp32"}, 4, 3),
@@ -129,7 +137,7 @@ def _one_token(hopper: bool) -> list[Variant]:
     return [
         ("slim head", slim._part_kernel, whole_head, {}, head16.num_warps, 3),
         ("slim", slim._part_kernel, part, {"x_ptr": "*fp32"}, tile16.num_warps, 3),
-        ("add", slim._add_kernel, add, {"residual_ptr": "*fp32"}, 4, 3),
+        ("add", slim._add_kernel, add, {"residual_ptr": "*fp32"}, 1, 3),
         ("output", linear._resident_kernel, resident | {"ROWS": tile.rows}, out, tile.num_warps, 3),
         ("head", linear._stream_kernel, stream, out, head.num_warps, 3),
         ("qkv", qkv._one_kernel, one, {"x_ptr": "*fp32"}, pair.num_warps, 3),
@@ -292,6 +300,9 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
         (tuning.large(8), False, False),
         (tuning.large(16), True, False),
         (tuning.large(32), True, False),
+        (tuning.large(32, fp8=True), True, True),
+        (tuning.large(64), True, False),
+        (tuning.large(64), False, False),
         (tuning.large(128), True, False),
         (tuning.large(128, fp8=True), True, True),
         (tuning.large(1024), True, False),
@@ -323,7 +334,9 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
             GluonASTSource(kernel, plain.signature, places, plain.attrs), target,
             {"num_warps": 8} | ({"maxnreg": tile.registers} if tile.registers else {}),
         )  # fmt: skip
-        assert compiled.metadata.shared <= 227 * 1024, (tile, compiled.metadata.shared)
+        # Of a multiprocessor's 228 KiB each program takes one more.
+        room = 228 * 1024 // tile.programs - 1024
+        assert compiled.metadata.shared <= room, (tile, compiled.metadata.shared)
         sass = disassemble(compiled.asm["cubin"])
         bad = overwritten(sass)
         assert not bad, (tile, fp8, bad[:5])

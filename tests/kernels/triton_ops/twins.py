@@ -151,6 +151,28 @@ def test_qkv_rope_cache(tokens: int, dim: int, page: int, dtype: torch.dtype, hi
 
 
 @each_dtype
+def test_no_tokens(dtype: torch.dtype) -> None:
+    """Nothing is read or written: kernels for few tokens take the last one's place for those that are not."""
+    hidden, shape = 320, AttentionShape(6, 2, head_dim=64, sliding_window=128)
+    none, table = torch.zeros(0, dtype=torch.int64, device=DEVICE), torch.zeros(1, 2).int().to(DEVICE)
+    plan = TRITON_OPS.plan_attention(meta_of([(5, 0)], (table, table), none), shape, 64)
+    packed = TRITON_OPS.pack_linear(randn(640, hidden).to(dtype), randn(640, seed=1).to(dtype))
+    output = TRITON_OPS.pack_linear(randn(hidden, 384).to(dtype), None)
+    weights, router = QkvWeights(randn(hidden), packed), random_router(TRITON_OPS, 8, hidden, dtype)
+    experts = TRITON_OPS.pack_experts(expert_tensors(8, hidden, 96, dtype))
+    x, kv = randn(0, hidden), torch.zeros(2, 2, 2, 64, 64, device=DEVICE, dtype=dtype)
+    q = TRITON_OPS.qkv_rope_cache(x, None, weights, 1e-5, randn(0, 64), plan, 0, kv)
+    assert (q.shape, q.dtype) == ((0, 6, 64), dtype)
+    assert not kv.any()
+    x, normed, ids, gates = TRITON_OPS.project_and_route(q.view(0, 384), output, x, router, 1e-5)
+    assert (normed.dtype, normed.shape, ids.shape, gates.shape) == (dtype, (0, hidden), (0, 4), (0, 4))
+    x, ahead = TRITON_OPS.moe(normed, ids, gates, experts, x, weights, 1e-5)
+    assert (x.shape, ahead) == ((0, hidden), None)
+    logits = TRITON_OPS.lm_head(x, none, weights.norm, TRITON_OPS.pack_head(packed.weight), 1e-5)
+    assert logits.shape == (0, 640)
+
+
+@each_dtype
 def test_qkv_of_rows_that_are_normed_already(dtype: torch.dtype) -> None:
     """Nobody reads x then."""
     hidden, tokens, shape = 200, 40, AttentionShape(6, 2, head_dim=32, sliding_window=128)
