@@ -163,13 +163,13 @@ def stream_out(tile: tuning.Slim, case: Case, layer: Layer) -> None:
 
 # rows, depth, warps, stages; programs
 SPLIT = [
-    ((64, 64, 4, 3), 264),  # what tuning has
+    ((64, 128, 4, 3), 264),  # what tuning has
+    ((64, 64, 4, 3), 264),
     ((64, 64, 4, 2), 264),
     ((64, 64, 4, 4), 264),
     ((64, 64, 4, 3), 396),
     ((64, 64, 8, 3), 264),
     ((64, 128, 4, 2), 264),
-    ((64, 128, 4, 3), 264),
     ((64, 128, 4, 4), 264),
     ((64, 128, 8, 3), 264),
     ((64, 256, 4, 2), 264),
@@ -252,10 +252,10 @@ def variants() -> dict[str, dict[str, Op]]:
     for shape, programs in SPLIT:
         name = f"split {'x'.join(map(str, shape))} p{programs}"
         first = (shape, programs) == SPLIT[0]
-        heads = ((16, 4), (8, 4), (4, 4), (2, 4), (4, 2)) if first else ((4, 4),)
+        heads = ((4, 4), (16, 4), (8, 4), (2, 4), (4, 2)) if first else ((4, 4),)
         for each in heads:
             qkv[f"{name} rotate {each[0]}x{each[1]}"] = functools.partial(split_qkv, shape, programs, *each)
-        blocks = ((512, 4), (256, 2), (128, 1), (128, 4), (64, 1)) if first else ((128, 1),)
+        blocks = ((128, 1), (512, 4), (256, 2), (128, 4), (64, 1)) if first else ((128, 1),)
         for each in blocks:
             out[f"{name} add {each[0]}x{each[1]}"] = functools.partial(split_out, shape, programs, *each)
     for early in EARLY:
@@ -385,8 +385,8 @@ def whole(
     alone: float,
     dry: bool,
 ) -> None:
-    """Both ops in one chain: as they are, and the best of each."""
-    pairs = {"first": tuple(next(iter(some)) for some in every.values())}
+    """Both ops in one chain: as split products, and the best of each."""
+    pairs = {"split": tuple(next(iter(some)) for some in every.values())}
     if len(best) == 2:
         pairs["best"] = (best["qkv"][1], best["out"][1])
     for label, (qkv, out) in pairs.items():
