@@ -26,7 +26,7 @@ LOGIT_ROWS = 256  # rows of logits at once: 206 MB; the head is no slower in pie
 KEPT_ROWS = 64  # graphs of up to so many rows leave their logits behind; copying more would be felt
 GRAPH_BYTES = 4 * 2**20  # of one captured step beside its tensors
 # Compiled kernels, libraries' work spaces, and what the allocator cannot use of what it holds.
-CUDA_RESERVE = 3 * GIB // 2
+CUDA_RESERVE = 7 * GIB // 4
 CPU_TOKENS = 4096  # of every row; a CPU does not keep more sequences than that busy at length
 
 

@@ -215,8 +215,11 @@ def num_splits(rows: int, kv_heads: int, max_context: int) -> int:
 def large_from(num_experts: int, *, fp8: bool) -> int:
     """Slots an expert beyond which moe_large is used where it can be. Sustained, microseconds a layer, uneven
     routing, stream and large: 128 experts, 4 slots 474 and 510, 6 slots 595 and 547, 8 slots 572 and 548; 32
-    experts, 8 slots 143 and 147, 12 slots 182 and 163. In e4m3, fewer keep their inputs in bfloat16."""
-    return 11 if fp8 else 5 if num_experts > 64 else 8
+    experts, 8 slots 143 and 147, 12 slots 182 and 163. In e4m3, few keep their inputs in bfloat16: 11, or as
+    many as the streaming products take at most (``STREAM_TOKENS`` of 128 experts: 8)."""
+    if fp8:
+        return min(11, STREAM_TOKENS * 4 // num_experts)
+    return 5 if num_experts > 64 else 8
 
 
 @dataclass(frozen=True, slots=True)

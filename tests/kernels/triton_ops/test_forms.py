@@ -1,0 +1,50 @@
+"""Which of the expert products' forms so many tokens get: nothing falls between two of them."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+def forms(monkeypatch: pytest.MonkeyPatch, num_experts: int, fp8: bool, hopper: bool) -> dict[int, str]:
+    """By number of tokens, each of which chooses four experts, at gpt-oss's sizes in bfloat16."""
+    from chorale.kernels.triton import moe, moe_large
+
+    monkeypatch.setattr(moe_large, "is_hopper", lambda device: hopper)
+    monkeypatch.setattr(torch.version, "hip", None)
+    experts: Any = SimpleNamespace(
+        num_experts=num_experts,
+        dtype=torch.bfloat16,
+        intermediate=2880,
+        down_largest=torch.zeros(1) if fp8 else None,
+    )
+    found = {}
+    for tokens in (*range(1, 1100), 2048, 8192, 16384):
+        normed: Any = SimpleNamespace(shape=(tokens, 2880), is_cuda=True, device=torch.device("cpu"))
+        found[tokens] = moe._adder(normed, 4 * tokens, experts, 2880).__name__
+    return found
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize(("num_experts", "last", "last_of_fp8"), [(32, 64, 88), (128, 160, 256)])
+def test_hopper_streams_and_then_multiplies_large_tiles(
+    num_experts: int, last: int, last_of_fp8: int, fp8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = forms(monkeypatch, num_experts, fp8, hopper=True)
+    last = last_of_fp8 if fp8 else last
+    for tokens, form in found.items():
+        assert form == ("stream_moe" if tokens <= last else "moe_large"), tokens
+
+
+@pytest.mark.parametrize(("num_experts", "last"), [(32, 96), (128, 256)])
+def test_other_chips_of_nvidia_stream_and_then_take_plain_tiles(
+    num_experts: int, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tokens, form in forms(monkeypatch, num_experts, fp8=False, hopper=False).items():
+        assert form == ("stream_moe" if tokens <= last else "_moe_of_tiles"), tokens
