@@ -2,7 +2,7 @@
 
     python tests/kernels/triton_ops/compile_kernels.py cuda:90 hip:gfx942 ["gate_up 16" ...] [-v]
 
-With names: those only. With -v: shared memory of each. Run by ``test_interpreter.py``.
+With names: those only. With -v: shared memory of each. Run by ``test_compiles.py``.
 """
 
 from __future__ import annotations
