@@ -9,7 +9,7 @@ import triton.language as tl
 
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
-from chorale.kernels.triton.norm import Norm, in_fours, normed_row
+from chorale.kernels.triton.norm import Norm, in_fours, normed_row, sum_ending
 
 
 @triton.jit
@@ -52,13 +52,12 @@ def add_parts(parts: torch.Tensor, x: torch.Tensor, norm: Norm | None = None) ->
     """x [T, H] float32 += parts [T, K, H] float32 over K, always in this order; its norm [T, H], if one is
     given: then a program makes a whole row."""
     tokens, each, hidden = parts.shape
-    normed = None if norm is None else torch.empty(tokens, hidden, dtype=norm.dtype, device=x.device)
+    normed, ending = sum_ending(norm, x)
     block = triton.next_power_of_2(hidden)
     if norm is None:
         block = min(1024, block) if tokens > 8 else 256
     _sum_kernel[tokens, triton.cdiv(hidden, block)](
-        parts, x, x if norm is None else norm.weight, x if normed is None else normed,
-        0.0 if norm is None else norm.eps, hidden, K=each, NORM=norm is not None, BLOCK=block,
+        parts, x, *ending, hidden, K=each, NORM=norm is not None, BLOCK=block,
         num_warps=block // 256 or 1 if norm is None else tuning.ADD_NORM_WARPS, **dependent(x),
     )  # fmt: skip
     return normed

@@ -21,7 +21,7 @@ from chorale.kernels.triton.decode import column_of
 from chorale.kernels.triton.experts import COLUMNS, Experts
 from chorale.kernels.triton.launch import dependent, is_hopper, wait_for_previous
 from chorale.kernels.triton.moe_place import place_slots
-from chorale.kernels.triton.norm import Norm, in_fours, normed_row
+from chorale.kernels.triton.norm import Norm, in_fours, normed_row, sum_ending
 
 
 @triton.jit
@@ -152,11 +152,10 @@ def combine(
     """x [T, H] float32 += the sum of gates [T, K] times parts [T * K, H] (by expert); its norm [T, H], if one
     is given: then a program makes a whole row."""
     tokens, hidden = x.shape
-    normed = None if norm is None else torch.empty(tokens, hidden, dtype=norm.dtype, device=x.device)
+    normed, ending = sum_ending(norm, x)
     block = 1024 if norm is None else triton.next_power_of_2(hidden)
     _combine_kernel[tokens, triton.cdiv(hidden, block)](
-        parts, place, gates, x, x if norm is None else norm.weight, x if normed is None else normed,
-        0.0 if norm is None else norm.eps, hidden, K=gates.shape[1], NORM=norm is not None, BLOCK=block,
+        parts, place, gates, x, *ending, hidden, K=gates.shape[1], NORM=norm is not None, BLOCK=block,
         num_warps=4 if norm is None else tuning.ADD_NORM_WARPS, **dependent(x),
     )  # fmt: skip
     return normed

@@ -23,6 +23,19 @@ class Norm:
     dtype: torch.dtype  # of the result
 
 
+def sum_ending(
+    norm: Norm | None, x: torch.Tensor
+) -> tuple[torch.Tensor | None, tuple[torch.Tensor, torch.Tensor, float]]:
+    """Where a kernel that ends a sum x [T, H] puts its norm, and its arguments norm_ptr, normed_ptr and eps.
+
+    Without a norm, x stands in for what is not read.
+    """
+    if norm is None:
+        return None, (x, x, 0.0)
+    normed = torch.empty(x.shape, dtype=norm.dtype, device=x.device)
+    return normed, (norm.weight, normed, norm.eps)
+
+
 @triton.jit
 def in_fours(BLOCK: tl.constexpr):
     """0..BLOCK-1, for rows some of which are float32, some bfloat16: a thread takes four numbers of either.
