@@ -20,8 +20,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,26 +42,30 @@ pytestmark = [
 ]
 TEXTS = random_texts((1, 2, 17, 127, 128, 129, 1000, 4096), 32, 199_000)
 TABLE: dict[str, dict[str, Errors]] = {}
-OF = [24]  # layers: what is measured now
+Note = Callable[[str, dict[str, Errors], float], None]  # (what was measured, its errors, when it began)
 
 
-def note(name: str, found: dict[str, Errors], began: float) -> None:
-    TABLE[f"{OF[0]} layers: {name}"] = found
+def record(layers: int, name: str, found: dict[str, Errors], began: float) -> None:
+    TABLE[f"{layers} layers: {name}"] = found
     seconds = time.perf_counter() - began
     for part, errors in found.items():
         if errors.positions:
             print(f"\n  {name:38s} {part:8s} {errors}", end="")
     print(f"  [{seconds:.1f} s]", flush=True)
-    if record := os.environ.get("CHORALE_GPU_RECORD"):
-        Path(record).write_text(
+    if path := os.environ.get("CHORALE_GPU_RECORD"):
+        Path(path).write_text(
             json.dumps({key: {k: asdict(v) for k, v in value.items()} for key, value in TABLE.items()})
         )
 
 
 @pytest.fixture(scope="module", params=[24, 4], ids=lambda layers: f"{layers} layers")
 def layers(request: pytest.FixtureRequest) -> int:
-    OF[0] = int(request.param)
-    return OF[0]
+    return int(request.param)
+
+
+@pytest.fixture(scope="module")
+def note(layers: int) -> Note:
+    return partial(record, layers)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +105,7 @@ def exact(folder: Path) -> list[Scored]:
 
 
 @pytest.fixture(scope="module")
-def yardstick(folder: Path, exact: list[Scored]) -> list[Scored]:
+def yardstick(folder: Path, exact: list[Scored], note: Note) -> list[Scored]:
     began = time.perf_counter()
     found = by_reference(folder, "bfloat16")
     note("reference, bfloat16", parts(found, exact), began)
@@ -117,7 +122,7 @@ def in_every_way(core: EngineCore) -> Iterator[tuple[str, list[Scored]]]:
     yield "64 rows", score(core, TEXTS, copies=8, prompts=False)
 
 
-def test_bfloat16(folder: Path, exact: list[Scored], yardstick: list[Scored]) -> None:
+def test_bfloat16(folder: Path, exact: list[Scored], yardstick: list[Scored], note: Note) -> None:
     with engine(folder, TEXTS, device="cuda", ops="triton") as core:
         assert core.limits.max_num_batched_tokens == 8192
         faults = []
@@ -140,7 +145,7 @@ def fault(
     return []
 
 
-def test_e4m3_pages(folder: Path, exact: list[Scored], coarse: float) -> None:
+def test_e4m3_pages(folder: Path, exact: list[Scored], coarse: float, note: Note) -> None:
     began = time.perf_counter()
     yardstick = by_reference(folder, "bfloat16", "fp8")
     note("reference, bfloat16, e4m3 pages", parts(yardstick, exact), began)
@@ -151,7 +156,7 @@ def test_e4m3_pages(folder: Path, exact: list[Scored], coarse: float) -> None:
     assert not fault(found, exact, yardstick, coarse)
 
 
-def test_e4m3_expert_inputs(folder: Path, exact: list[Scored], coarse: float) -> None:
+def test_e4m3_expert_inputs(folder: Path, exact: list[Scored], coarse: float, note: Note) -> None:
     began = time.perf_counter()
     with engine(folder, TEXTS, device="cuda", ops="triton", moe_activation_dtype="fp8") as core:
         found = parts(score(core, TEXTS), exact)
