@@ -104,9 +104,7 @@ Op = Callable[[Case, Layer], None]
 
 
 def splits_for(tile: tuning.Tile, rows: int, depth: int, programs: int) -> int:
-    tiles, steps = -(-rows // tile.rows), -(-depth // tile.depth)
-    each = -(-steps // max(1, min(steps, programs // tiles)))
-    return -(-steps // each)
+    return tuning.slim_splits(triton.cdiv(rows, tile.rows), triton.cdiv(depth, tile.depth), programs)
 
 
 def rotate(case: Case, layer: Layer, parts: torch.Tensor, heads: int, warps: int) -> None:

@@ -243,7 +243,7 @@ def widest(filler: Filler, steps: int, **sampling: Any) -> None:
     filler.steps(steps)
 
 
-# What a row can ask of the sampler. No ``max_tokens``: its history is as long as it can be.
+# What a row can ask of the sampler. No ``max_tokens``: its history may grow to the model's length.
 SPECIAL: dict[str, Any] = {
     "top_p": 0.9, "top_k": 50, "min_p": 0.01, "frequency_penalty": 0.3, "repetition_penalty": 1.1,
     "logit_bias": {9: 1.0}, "logprobs": 20,

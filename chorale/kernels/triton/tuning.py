@@ -85,9 +85,9 @@ def slim_head() -> Tile:
     return Tile(64, 16, 128, 4, 3)
 
 
-def slim_splits(tiles: int, steps: int) -> int:
+def slim_splits(tiles: int, steps: int, programs: int = NUM_PROGRAMS) -> int:
     """Parts of a contraction of ``steps`` tiles: enough programs, none without work."""
-    wanted = max(1, min(steps, NUM_PROGRAMS // tiles))
+    wanted = max(1, min(steps, programs // tiles))
     each = -(-steps // wanted)
     return -(-steps // each)
 
