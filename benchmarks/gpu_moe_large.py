@@ -208,8 +208,8 @@ def layer_times(
 
     def gather(n: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         if fp8:
-            return moe_large.gather8(normed, placed[n].place, layers[n])
-        return moe_large.gather(normed, placed[n].place, layers[n]), None
+            return moe_large.gather8(normed, placed[n], layers[n], tile)
+        return moe_large.gather(normed, placed[n], layers[n], tile), None
 
     placed = [place(n) for n in range(len(ids))]
     inputs, scale = gather(0)
@@ -259,7 +259,7 @@ def time_experts(experts: int, tokens: list[int], sweep: bool, fp8: bool, peaks:
         normed = randn(count, H)
         ids = [draw(count, experts) for _ in layers]
         each = count * 4 / experts
-        shapes = [tuning.large(each, fp8=fp8)]
+        shapes = [tuning.large(each, experts, fp8=fp8)]
         if sweep:
             near = min((32, 128, 256, 1024), key=lambda size: abs(size - each))
             shapes = [tuning.LargeTile(*shape) for shape in WIDES[fp8, near]]

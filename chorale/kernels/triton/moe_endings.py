@@ -8,13 +8,13 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
-def row_of(tile, p, g, expert, block, experts, rows, GATE_UP: gl.constexpr):
-    """(which output column, and its place in [2, E, rows] or [E, rows]) of row 8 p + g of one of 8 tiles."""
+def row_of(tile, p, g, expert, experts, rows, GATE_UP: gl.constexpr):
+    """(which output column, and its place in [2, E, rows] or [E, rows]) of row 8 p + g of a tile."""
     if GATE_UP:  # of each 16 rows, 8 gates and their 8 ups
-        column = block * 64 + tile * 8 + g
+        column = tile * 8 + g
         place = (p * experts + expert) * rows + column
     else:
-        column = block * 128 + tile * 16 + p * 8 + g
+        column = tile * 16 + p * 8 + g
         place = expert * rows + column
     return column, place
 
@@ -57,8 +57,9 @@ def _to_fp8(x):
 
 @gluon.jit
 def _swiglu(acc, limit, alpha, TOKENS: gl.constexpr):
-    """[128, TOKENS], of each 16 rows 8 gates and 8 ups -> [64, TOKENS]."""
-    gate, up = gl.split(gl.permute(gl.reshape(acc, [8, 2, 8, TOKENS]), (0, 2, 3, 1)))
+    """[16 tiles, TOKENS], of each 16 rows 8 gates and 8 ups -> [8 tiles, 8, TOKENS]."""
+    tiles: gl.constexpr = acc.shape[0] // 16
+    gate, up = gl.split(gl.permute(gl.reshape(acc, [tiles, 2, 8, TOKENS]), (0, 2, 3, 1)))
     gate = gl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
     up = gl.minimum(up, limit, propagate_nan=tl.PropagateNan.ALL)
     up = gl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)
@@ -66,23 +67,39 @@ def _swiglu(acc, limit, alpha, TOKENS: gl.constexpr):
 
 
 @gluon.jit
-def _store(result, out_ptr, first, last, column, width, TOKENS: gl.constexpr, COLUMNS: gl.constexpr):
-    """result [TOKENS, COLUMNS] -> rows first.., columns column.. of out, up to row last and to width."""
-    each: gl.constexpr = 128 // out_ptr.dtype.element_ty.primitive_bitwidth  # 16 bytes
+def _store(
+    result, out_ptr, first, last, column, width, TOKENS: gl.constexpr, COLUMNS: gl.constexpr,
+    WARPS: gl.constexpr, ZEROS: gl.constexpr, STRIDE: gl.constexpr = 0,
+):  # fmt: skip
+    """result [TOKENS, COLUMNS] -> rows first.., columns column.. of out, up to row last and to width.
+
+    ``ZEROS``: the other rows become that. ``STRIDE``: 4 columns together, STRIDE from one four to the next.
+    """
+    each: gl.constexpr = 4 if STRIDE > 0 else 128 // out_ptr.dtype.element_ty.primitive_bitwidth  # 16 bytes
     lanes: gl.constexpr = COLUMNS // each
-    layout: gl.constexpr = gl.BlockedLayout([1, each], [32 // lanes, lanes], [8, 1], [1, 0])
+    layout: gl.constexpr = gl.BlockedLayout([1, each], [32 // lanes, lanes], [WARPS, 1], [1, 0])
     result = gl.convert_layout(result, layout)
     rows = first + gl.arange(0, TOKENS, gl.SliceLayout(1, layout))
-    columns = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+    columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+    if STRIDE > 0:
+        columns = columns // 4 * STRIDE + columns % 4
+    columns += column
     places = gl.expand_dims(rows.to(gl.int64) * width, 1) + gl.expand_dims(columns, 0)
-    mask = gl.expand_dims(rows < last, 1) & gl.expand_dims(columns < width, 0)
+    inside = gl.expand_dims(rows < last, 1)
+    mask = gl.expand_dims(columns < width, 0)
+    if ZEROS:
+        inside, result = gl.broadcast(inside, result)
+        result = gl.where(inside, result, gl.zeros_like(result))
+    else:
+        mask = inside & mask
     gl.store(out_ptr + places, result, mask=mask)
 
 
 @gluon.jit
 def _split_slots(acc, TOKENS: gl.constexpr):
-    """[128, TOKENS] -> the first and the second half of the slots."""
-    return gl.split(gl.permute(gl.reshape(acc, [128, 2, TOKENS // 2]), (0, 2, 1)))
+    """[rows, TOKENS] -> the first and the second half of the slots."""
+    rows: gl.constexpr = acc.shape[0]
+    return gl.split(gl.permute(gl.reshape(acc, [rows, 2, TOKENS // 2]), (0, 2, 1)))
 
 
 @gluon.jit
@@ -155,15 +172,22 @@ def _finish_piece(
         else:
             acc *= 1.0 / inner_scale
     acc += gl.expand_dims(bias, 1)
+    WARPS: gl.constexpr = acc.shape[0] // 16
     if GATE_UP:
         inner = _swiglu(acc, limit, alpha, TOKENS)
         if FP8:
             inner = gl.reshape(_to_fp8(inner * inner_scale), [4, 4, 4, TOKENS])  # column: t, j, pairs
             inner = gl.reshape(gl.permute(inner, (3, 1, 0, 2)), [TOKENS, 64])  # place: j, t, pairs
+            _store(inner, out_ptr, first, last, block * 64, width, TOKENS, 64, WARPS, True)
         else:
-            inner = gl.reshape(inner.to(gl.bfloat16), [4, 4, 2, 2, TOKENS])  # column: t, j, q, pair
-            inner = gl.reshape(gl.permute(inner, (4, 1, 2, 0, 3)), [TOKENS, 64])  # place: j, q, t, pair
-        _store(inner, out_ptr, first, last, block * 64, width, TOKENS, 64)
+            quarters: gl.constexpr = WARPS // 2  # of 64 columns
+            inner = gl.reshape(inner.to(gl.bfloat16), [quarters, 4, 2, 2, TOKENS])  # column: t, j, q, pair
+            inner = gl.reshape(gl.permute(inner, (4, 1, 2, 0, 3)), [TOKENS, 16 * quarters])  # j, q, t, pair
+            if WARPS == 8:
+                _store(inner, out_ptr, first, last, block * 64, width, TOKENS, 64, WARPS, True)
+            else:  # half of 64 columns: two values of t
+                column = block // 2 * 64 + block % 2 * 4
+                _store(inner, out_ptr, first, last, column, width, TOKENS, 32, WARPS, True, 8)
     else:
         acc = gl.permute(acc.to(gl.bfloat16), (1, 0))
-        _store(acc, out_ptr, first, last, block * 128, width, TOKENS, 128)
+        _store(acc, out_ptr, first, last, block * 16 * WARPS, width, TOKENS, 16 * WARPS, WARPS, False)

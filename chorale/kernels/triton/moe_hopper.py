@@ -19,9 +19,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from chorale.kernels.triton.experts import COLUMNS, Experts, Matrices
+from chorale.kernels.triton.launch import dependent, wait_for_previous
 from chorale.kernels.triton.moe_endings import finish, row_of
-from chorale.kernels.triton.moe_multiply import GROUP8, multiply, multiply8, products_layout
-from chorale.kernels.triton.moe_operand import SCALES
+from chorale.kernels.triton.moe_multiply import GROUP8, multiply, multiply8, products_layout, scale_boxes
+from chorale.kernels.triton.moe_operand import SCALES8
 from chorale.kernels.triton.tuning import LargeTile
 
 # Triton 3.9's name, and that of versions before.
@@ -42,6 +43,36 @@ def _fetch_inputs(desc, smem, stage, first, chunk, bar):
     for i in gl.static_range(128 // box):
         x = smem.index(stage * (128 // box) + i).slice(0, slots, 0)
         _copy(desc, [first, chunk * 64 + i * box], bar, x)
+
+
+@gluon.jit
+def _expect(
+    bar, slots, row_bytes: gl.constexpr, weight_bytes: gl.constexpr, BOUND: gl.constexpr,
+    NARROW: gl.constexpr, MOST: gl.constexpr,
+):  # fmt: skip
+    """What a step of a tile with so many slots brings."""
+    if slots > BOUND:
+        mbarrier.expect(bar, MOST * row_bytes + weight_bytes)
+    elif slots > NARROW:
+        if BOUND > NARROW:
+            mbarrier.expect(bar, BOUND * row_bytes + weight_bytes)
+    else:
+        mbarrier.expect(bar, NARROW * row_bytes + weight_bytes)
+
+
+@gluon.jit
+def _fetch_weights(
+    blocks_desc, scales_desc, w_smem, s_smem, stage, tile, chunk, bar, UNITS: gl.constexpr,
+    SCALES: gl.constexpr,
+):  # fmt: skip
+    TILES: gl.constexpr = blocks_desc.block_shape[0]
+    for unit in gl.static_range(UNITS):
+        words = w_smem.index(stage * UNITS + unit)
+        _copy(blocks_desc, [tile + unit * TILES, chunk * 4, 0], bar, words)
+    width: gl.constexpr = scales_desc.block_shape[1] // 2  # of a chunk
+    for box in gl.static_range(SCALES):
+        scales = s_smem.index(stage * SCALES + box)
+        _copy(scales_desc, [tile + box * 8, chunk * width], bar, scales)
 
 
 @gluon.jit
@@ -66,39 +97,54 @@ def _fetch(
     NARROW: gl.constexpr,
     TAIL: gl.constexpr,
     STAGES: gl.constexpr,
+    UNITS: gl.constexpr,
+    PDL: gl.constexpr,
 ):
     """The fetching warp: every step of every tile that this program has."""
-    boxes: gl.constexpr = 128 // wide_desc.block_shape[1]
+    TILES: gl.constexpr = blocks_desc.block_shape[0]
+    SCALES: gl.constexpr = scale_boxes(UNITS, TILES)
     BOUND: gl.constexpr = _most_of_second(WIDE, MID, NARROW, TAIL)
+    ROW: gl.constexpr = 16 * wide_desc.dtype.primitive_bitwidth  # bytes of a slot's 128 columns
+    WEIGHTS: gl.constexpr = UNITS * TILES * 1024 + SCALES * 512
+    # What list of tiles there is, the kernel before the one before has written.
     items = gl.load(tiles_ptr) * row_blocks
+    ahead = gl.minimum((chunks + 1) // 2, STAGES)
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         entry = tiles_ptr + 4 + (item // row_blocks) * 4
         expert = gl.load(entry)
         first = gl.load(entry + 1)
         slots = gl.load(entry + 2) - first
-        tile = expert * row_tiles + item % row_blocks * 8
+        tile = expert * row_tiles + item % row_blocks * (UNITS * TILES)
+        if step == 0:  # weights of the first steps, while the kernel before still makes their inputs
+            for early in range(ahead):
+                bar = ready.index(early)
+                _expect(bar, slots, ROW, WEIGHTS, BOUND, NARROW, WIDE + TAIL)
+                _fetch_weights(
+                    blocks_desc, scales_desc, w_smem, s_smem, early, tile, 2 * early, bar, UNITS, SCALES
+                )
+            wait_for_previous(PDL)
         for chunk in range(0, chunks, 2):
             stage = step % STAGES
-            mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
             bar = ready.index(stage)
+            if step >= ahead:
+                mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
+                _expect(bar, slots, ROW, WEIGHTS, BOUND, NARROW, WIDE + TAIL)
+                _fetch_weights(
+                    blocks_desc, scales_desc, w_smem, s_smem, stage, tile, chunk, bar, UNITS, SCALES
+                )
             if slots > BOUND:
-                mbarrier.expect(bar, boxes * (WIDE + TAIL) * 128 + 8192 + 512)
                 _fetch_inputs(wide_desc, x_smem, stage, first, chunk, bar)
                 if TAIL > 0:
                     _fetch_inputs(other_desc, tail_smem, stage, first + WIDE, chunk, bar)
             elif slots > NARROW:
                 if BOUND > NARROW:
-                    mbarrier.expect(bar, boxes * BOUND * 128 + 8192 + 512)
                     if TAIL > 0:
                         _fetch_inputs(wide_desc, x_smem, stage, first, chunk, bar)
                     else:
                         _fetch_inputs(other_desc, x_smem, stage, first, chunk, bar)
             else:
-                mbarrier.expect(bar, boxes * NARROW * 128 + 8192 + 512)
                 _fetch_inputs(narrow_desc, x_smem, stage, first, chunk, bar)
-            _copy(scales_desc, [tile, chunk * 32], bar, s_smem.index(stage))
-            _copy(blocks_desc, [tile, chunk * 4, 0], bar, w_smem.index(stage))
             step += 1
 
 
@@ -133,17 +179,22 @@ def _tile(
     GATE_UP: gl.constexpr,
     FP8: gl.constexpr,
     REST: gl.constexpr,
+    WARPS: gl.constexpr,
+    UNITS: gl.constexpr,
+    OVERLAP: gl.constexpr,
 ):
-    """One tile: 128 weight rows times slots first .. last - 1, and what follows on it. Returns step."""
-    mma: gl.constexpr = products_layout(TOKENS, FP8)
-    lanes = gl.arange(0, 128, gl.SliceLayout(1, mma))
-    column, place = row_of(lanes >> 4, lanes >> 3 & 1, lanes & 7, expert, block, experts, rows, GATE_UP)
-    bias = gl.load(bias_ptr + place, mask=column < rows, other=0.0).to(gl.float32)
-    factor = bias
+    """One tile: UNITS times 16 WARPS weight rows times slots first .. last - 1, and what follows on it.
+    Returns step."""
+    mma: gl.constexpr = products_layout(TOKENS, FP8, WARPS)
+    lanes = gl.arange(0, 16 * WARPS, gl.SliceLayout(1, mma))
+    factor = 0
     if FP8:
-        tile = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, SCALES)), 1)
-        byte = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, SCALES)), 0)
-        its_column, its_place = row_of(tile, byte & 1, byte >> 2 & 7, expert, block, experts, rows, GATE_UP)
+        gl.static_assert(WARPS == 8 and UNITS == 1)
+        its_tile, p, g = block * 8 + (lanes >> 4), lanes >> 3 & 1, lanes & 7
+        column, place = row_of(its_tile, p, g, expert, experts, rows, GATE_UP)
+        tile = block * 8 + gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, SCALES8)), 1)
+        byte = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, SCALES8)), 0)
+        its_column, its_place = row_of(tile, byte & 1, byte >> 2 & 7, expert, experts, rows, GATE_UP)
         largest = gl.load(largest_ptr + its_place, mask=its_column < rows, other=254).to(gl.int32)
         exponent = gl.load(largest_ptr + place, mask=column < rows, other=254).to(gl.int32)
         groups = (chunks + 1) // (2 * GROUP8)
@@ -153,20 +204,32 @@ def _tile(
         )  # fmt: skip
         # 2^(largest - 254), from its exponent field.
         factor = (gl.maximum(exponent - 127, 0) << 23).to(gl.float32, bitcast=True)
+        accs = (acc,)
+        tails = (tail,)
     else:
-        acc, tail, step = multiply(
-            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, chunks, mma, TOKENS, TAIL, STAGES, REST,
+        accs, tails, step = multiply(
+            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, chunks, TOKENS, TAIL, STAGES, WARPS, UNITS,
+            OVERLAP, REST,
         )  # fmt: skip
-    if TAIL > 0:
+    biases = ()
+    for unit in gl.static_range(UNITS):
+        tile = (block * UNITS + unit) * WARPS + (lanes >> 4)
+        column, place = row_of(tile, lanes >> 3 & 1, lanes & 7, expert, experts, rows, GATE_UP)
+        bias = gl.load(bias_ptr + place, mask=column < rows, other=0.0).to(gl.float32)
+        biases += (bias,)
+    for unit in gl.static_range(UNITS):
+        row_block = block * UNITS + unit
+        end = last
+        if TAIL > 0:
+            finish(
+                tails[unit], biases[unit], factor, x_scale_ptr, out_ptr, first + TOKENS, last, row_block,
+                width, limit, alpha, inner_scale, TAIL, GATE_UP, FP8,
+            )  # fmt: skip
+            end = first + TOKENS
         finish(
-            tail, bias, factor, x_scale_ptr, out_ptr, first + TOKENS, last, block, width, limit, alpha,
-            inner_scale, TAIL, GATE_UP, FP8,
+            accs[unit], biases[unit], factor, x_scale_ptr, out_ptr, first, end, row_block, width, limit,
+            alpha, inner_scale, TOKENS, GATE_UP, FP8,
         )  # fmt: skip
-        last = first + TOKENS
-    finish(
-        acc, bias, factor, x_scale_ptr, out_ptr, first, last, block, width, limit, alpha, inner_scale, TOKENS,
-        GATE_UP, FP8,
-    )  # fmt: skip
     return step
 
 
@@ -200,10 +263,15 @@ def _compute(
     GATE_UP: gl.constexpr,
     FP8: gl.constexpr,
     REST: gl.constexpr,
+    WARPS: gl.constexpr,
+    UNITS: gl.constexpr,
+    OVERLAP: gl.constexpr,
+    PDL: gl.constexpr,
 ):
     """The computing warps."""
     BOUND: gl.constexpr = _most_of_second(WIDE, MID, NARROW, TAIL)
     items = gl.load(tiles_ptr) * row_blocks
+    wait_for_previous(PDL)  # x_scale; and nobody still reads out's memory
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         entry = tiles_ptr + 4 + (item // row_blocks) * 4
@@ -215,20 +283,20 @@ def _compute(
             step = _tile(
                 bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
                 empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
-                inner_scale, zero, WIDE, TAIL, STAGES, GATE_UP, FP8, REST,
+                inner_scale, zero, WIDE, TAIL, STAGES, GATE_UP, FP8, REST, WARPS, UNITS, OVERLAP,
             )  # fmt: skip
         elif last - first > NARROW:
             if BOUND > NARROW:  # with tails: a loop without, because asking at each step would slow it down
                 step = _tile(
                     bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
                     empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
-                    inner_scale, zero, BOUND, 0, STAGES, GATE_UP, FP8, REST,
+                    inner_scale, zero, BOUND, 0, STAGES, GATE_UP, FP8, REST, WARPS, UNITS, OVERLAP,
                 )  # fmt: skip
         else:
             step = _tile(
                 bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
                 empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
-                inner_scale, zero, NARROW, 0, STAGES, GATE_UP, FP8, REST,
+                inner_scale, zero, NARROW, 0, STAGES, GATE_UP, FP8, REST, WARPS, UNITS, OVERLAP,
             )  # fmt: skip
 
 
@@ -238,7 +306,7 @@ def _product_kernel(
     narrow_desc,  # the same, box [NARROW, 128 bytes]
     other_desc,  # the same, box [TAIL or MID, 128 bytes] (if there is one of them)
     blocks_desc,  # the packed bytes, [row tiles, chunks x 4, 128], box [8, 8, 128]: one copy a step
-    scales_desc,  # [row tiles, chunks x 32] uint8, box [8, 64]
+    scales_desc,  # [row tiles, chunks x 32] uint8, box [8, 64]; or pairs as 16 bits (not FP8)
     tiles_ptr,  # [1 + tiles, 4] int32: moe_large's Placement
     bias_ptr,  # [2, E, I] or [E, H]
     largest_ptr,  # like bias, uint8: each row's largest exponent (if FP8)
@@ -262,6 +330,9 @@ def _product_kernel(
     GATE_UP: gl.constexpr,
     FP8: gl.constexpr,
     REST: gl.constexpr,  # FP8: steps that groups leave over; else 1 if the last is half a step
+    UNITS: gl.constexpr,
+    OVERLAP: gl.constexpr,
+    PDL: gl.constexpr,
 ):
     boxes: gl.constexpr = 128 // wide_desc.block_shape[1]
     x_smem = gl.allocate_shared_memory(
@@ -272,8 +343,12 @@ def _product_kernel(
         tail_smem = gl.allocate_shared_memory(
             wide_desc.dtype, [STAGES * boxes, TAIL, wide_desc.block_shape[1]], wide_desc.layout
         )
-    w_smem = gl.allocate_shared_memory(gl.uint8, [STAGES, 8, 8, 128], blocks_desc.layout)
-    s_smem = gl.allocate_shared_memory(gl.uint8, [STAGES, 8, 64], scales_desc.layout)
+    WARPS: gl.constexpr = blocks_desc.block_shape[0]
+    w_smem = gl.allocate_shared_memory(gl.uint8, [STAGES * UNITS, WARPS, 8, 128], blocks_desc.layout)
+    SCALES: gl.constexpr = scale_boxes(UNITS, WARPS)
+    s_smem = gl.allocate_shared_memory(
+        scales_desc.dtype, [STAGES * SCALES, 8, scales_desc.block_shape[1]], scales_desc.layout
+    )
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -286,7 +361,8 @@ def _product_kernel(
                 (
                     tiles_ptr, bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem,
                     ready, empty, row_blocks, chunks, rows, width, limit, alpha, experts, inner_scale, zero,
-                    WIDE, MID, NARROW, TAIL, STAGES, GATE_UP, FP8, REST,
+                    WIDE, MID, NARROW, TAIL, STAGES, GATE_UP, FP8, REST, WARPS, UNITS, OVERLAP,
+                    PDL,
                 ),
             ),
             (
@@ -294,7 +370,7 @@ def _product_kernel(
                 (
                     wide_desc, narrow_desc, other_desc, blocks_desc, scales_desc, tiles_ptr, x_smem,
                     tail_smem, w_smem, s_smem, ready, empty, row_blocks, row_tiles, chunks, WIDE, MID, NARROW,
-                    TAIL, STAGES,
+                    TAIL, STAGES, UNITS, PDL,
                 ),
             ),
         ],
@@ -328,24 +404,28 @@ def _launch(
 ) -> None:
     width, fp8 = 128 // x.element_size(), x.element_size() == 1
     inputs = gl.NVMMASharedLayout(128, 8 * x.element_size())
+    row_tiles = triton.cdiv(out.shape[1], 8 if is_gate_up else 16)  # gate_up's: down reads all of its columns
+    scales = matrices.scales.view(-1, matrices.chunks * 32)
+    scales = scales if fp8 else scales.view(torch.uint16)
     limits = {"maxnreg": tile.registers} if tile.registers else {}
     _product_kernel[(_num_multiprocessors(x.device) * tile.programs,)](
         TensorDescriptor.from_tensor(x, [tile.wide, width], inputs),
         TensorDescriptor.from_tensor(x, [tile.narrow, width], inputs),
         TensorDescriptor.from_tensor(x, [tile.tail or tile.middle or tile.narrow, width], inputs),
         TensorDescriptor.from_tensor(
-            matrices.blocks.view(torch.uint8).view(-1, matrices.chunks * 4, 128), [8, 8, 128],
+            matrices.blocks.view(torch.uint8).view(-1, matrices.chunks * 4, 128), [tile.warps, 8, 128],
             gl.NVMMASharedLayout(128, 8, rank=3),
         ),
         TensorDescriptor.from_tensor(
-            matrices.scales.view(-1, matrices.chunks * 32), [8, 64], gl.NVMMASharedLayout(64, 8)
+            scales, [8, 64 // scales.element_size()], gl.NVMMASharedLayout(64, 8 * scales.element_size())
         ),
         tiles, bias, largest, x_scale, out,
-        triton.cdiv(matrices.row_tiles, 8), matrices.row_tiles, matrices.chunks, rows, out.shape[1],
+        triton.cdiv(row_tiles, tile.warps * tile.units), matrices.row_tiles, matrices.chunks, rows,
+        out.shape[1],
         experts.swiglu_limit, experts.swiglu_alpha, experts.num_experts, inner_scale(experts), 0,
         WIDE=tile.wide, MID=tile.middle, NARROW=tile.narrow, TAIL=tile.tail, STAGES=tile.num_stages,
         GATE_UP=is_gate_up, FP8=fp8, REST=rest_of_steps(matrices.chunks, fp8),
-        num_warps=8, **limits,
+        UNITS=tile.units, OVERLAP=tile.overlap, num_warps=tile.warps, **limits, **dependent(x),
     )  # fmt: skip
 
 

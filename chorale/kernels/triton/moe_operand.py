@@ -63,33 +63,57 @@ _KEEP = gl.constexpr(
     """
 )
 
-# [8 tiles, (2 chunks, 4), (8 lanes, 16 bytes)], and their scales [8, (chunk, g, t / 2, p)].
-WORDS = gl.constexpr(
-    gl.DistributedLinearLayout(
+
+@gluon.constexpr_function
+def _tile_bases(warps, rank, step=1):
+    """Of a layout's warps, which are its first dimension."""
+    return [[step * warp] + [0] * (rank - 1) for warp in (1, 2, 4)[: warps.bit_length() - 1]]
+
+
+@gluon.constexpr_function
+def words_layout(warps):
+    """[tiles, (2 chunks, 4), (8 lanes, 16 bytes)]."""
+    return gl.DistributedLinearLayout(
         [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 0, 8], [0, 4, 0]],
         [[0, 0, 16], [0, 0, 32], [0, 0, 64], [0, 1, 0], [0, 2, 0]],
-        [[1, 0, 0], [2, 0, 0], [4, 0, 0]],
+        _tile_bases(warps, 3),
         [],
-        [8, 8, 128],
+        [warps, 8, 128],
     )
-)
-SCALES = gl.constexpr(
+
+
+@gluon.constexpr_function
+def scales_layout(warps):
+    """Pairs (p) of scales of eight tiles: [tiles, (chunk, g, t / 2)]; four warps have two tiles each."""
+    return gl.DistributedLinearLayout(
+        [[0, 16]] + ([[4, 0]] if warps == 4 else []),
+        [[0, 0], [0, 1], [0, 2], [0, 4], [0, 8]],
+        _tile_bases(warps, 2),
+        [],
+        [8, 32],
+    )
+
+
+@gluon.constexpr_function
+def _rows_layout(warps):
+    """One chunk's (tile, g, t / 2, p) by (t % 2, j, pair): a row shares its scale."""
+    return gl.DistributedLinearLayout(
+        [[0, 1], [1, 0], [0, 2], [0, 4]],
+        [[0, 8], [2, 0], [4, 0], [8, 0], [16, 0]],
+        _tile_bases(warps, 2, 32),
+        [],
+        [32 * warps, 16],
+    )
+
+
+# Scales one by one: [8 tiles, (chunk, g, t / 2, p)].
+SCALES8 = gl.constexpr(
     gl.DistributedLinearLayout(
         [[0, 1], [0, 32]],
         [[0, 0], [0, 2], [0, 4], [0, 8], [0, 16]],
         [[1, 0], [2, 0], [4, 0]],
         [],
         [8, 64],
-    )
-)
-# One chunk's (tile, g, t / 2, p) by (t % 2, j, pair): a row shares its scale.
-_ROWS = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [[0, 1], [1, 0], [0, 2], [0, 4]],
-        [[0, 8], [2, 0], [4, 0], [8, 0], [16, 0]],
-        [[32, 0], [64, 0], [128, 0]],
-        [],
-        [256, 16],
     )
 )
 # Both chunks' (tile, chunk, g, t / 2) by (t % 2, byte): a row shares its two scales.
@@ -105,35 +129,47 @@ _ROWS8 = gl.constexpr(
 
 
 @gluon.jit
-def load_words(w_smem, stage):
-    """A step's packed bytes."""
-    return w_smem.index(stage).load(WORDS)
+def scales_of(pairs):
+    """[tiles, n] uint16, two exponents each -> [tiles, 2 n] bfloat16. Both stay halves of one register, which
+    a multiplication takes as it is."""
+    first, second = gl.inline_asm_elementwise(
+        "{ .reg .b32 t; prmt.b32 t, $2, 0, 0x4140; shl.b32 t, t, 7; mov.b32 {$0, $1}, t; }",
+        "=h,=h,r",
+        [pairs.to(gl.uint32)],
+        dtype=(gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=1,
+    )
+    both = gl.join(first, second)
+    return gl.reshape(both, [pairs.shape[0], 2 * pairs.shape[1]])
 
 
 @gluon.jit
-def _scaled(half, scale):
-    half = gl.reshape(half, [8, 8, 2, 2, 4, 2, 2])  # tile, g, t / 2, t % 2, j, p, pair
-    half = gl.reshape(gl.permute(half, (0, 1, 2, 5, 3, 4, 6)), [256, 16])
-    return gl.convert_layout(half, _ROWS, assert_trivial=True) * scale
+def _scaled(half, scale, TILES: gl.constexpr):
+    half = gl.reshape(half, [TILES, 8, 2, 2, 4, 2, 2])  # tile, g, t / 2, t % 2, j, p, pair
+    half = gl.reshape(gl.permute(half, (0, 1, 2, 5, 3, 4, 6)), [32 * TILES, 16])
+    return gl.convert_layout(half, _rows_layout(TILES), assert_trivial=True) * scale
 
 
 @gluon.jit
-def chunk_operand(packed, exponents, operand: gl.constexpr):
-    """One chunk: packed bytes [8, 512], exponents [8, 32] -> [128, 64] bfloat16."""
-    scale = (gl.reshape(exponents, [256]).to(gl.uint16) << 7).to(gl.bfloat16, bitcast=True)
-    scale = gl.expand_dims(gl.convert_layout(scale, gl.SliceLayout(1, _ROWS), assert_trivial=True), 1)
+def chunk_operand(packed, scale, operand: gl.constexpr):
+    """One chunk: packed bytes [tiles, 512], its ``scales_of`` [tiles, 32] -> [16 tiles, 64] bfloat16."""
+    TILES: gl.constexpr = packed.shape[0]
+    rows: gl.constexpr = gl.SliceLayout(1, _rows_layout(TILES))
+    scale = gl.reshape(scale, [32 * TILES])
+    scale = gl.expand_dims(gl.convert_layout(scale, rows, assert_trivial=True), 1)
     near, far = gl.inline_asm_elementwise(
         _UNPACK,
         "=r,=r,=r,=r,r",
-        [gl.reshape(packed, [8, 32, 16])],
+        [gl.reshape(packed, [TILES, 32, 16])],
         dtype=(gl.bfloat16, gl.bfloat16),
         is_pure=True,
         pack=4,
     )
-    both = gl.join(_scaled(near, scale), _scaled(far, scale))
-    both = gl.reshape(both, [8, 8, 2, 2, 2, 4, 2, 2])  # tile, g, t / 2, p | t % 2, j, pair, near or far
+    both = gl.join(_scaled(near, scale, TILES), _scaled(far, scale, TILES))
+    both = gl.reshape(both, [TILES, 8, 2, 2, 2, 4, 2, 2])  # tile, g, t / 2, p | t % 2, j, pair, near or far
     both = gl.permute(both, (0, 3, 1, 5, 7, 2, 4, 6))  # row: tile, p, g. column: j, near or far, t, pair
-    return gl.convert_layout(gl.reshape(both, [128, 64]), operand, assert_trivial=True)
+    return gl.convert_layout(gl.reshape(both, [16 * TILES, 64]), operand, assert_trivial=True)
 
 
 @gluon.jit

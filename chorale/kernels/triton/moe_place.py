@@ -30,6 +30,29 @@ def _enter(tiles_ptr, place, expert, first, last, exists):
 
 
 @triton.jit
+def _cut(totals, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr, TAIL: tl.constexpr):
+    """totals [EXPERTS] int32, slots of each expert -> how many wide tiles, others (with a tail; or mid ones)
+    and narrow ones that makes."""
+    full = totals // WIDE
+    rest = totals - full * WIDE
+    tails = ((full > 0) & (rest > 0) & (rest <= TAIL)).to(tl.int32)
+    wides = tl.where(tails > 0, full - 1, full + (rest > MID + NARROW).to(tl.int32))
+    left = tl.where(tails > 0, 0, tl.maximum(totals - wides * WIDE, 0))
+    mids = (left > NARROW).to(tl.int32)
+    narrows = (left > mids * MID).to(tl.int32)
+    others = tails if TAIL > 0 else mids
+    return wides, others, narrows
+
+
+@triton.jit
+def _begins(totals, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr, TAIL: tl.constexpr):
+    """Where each expert's slots begin: after the last tile of the expert before."""
+    wides, others, narrows = _cut(totals, WIDE, MID, NARROW, TAIL)
+    sizes = wides * WIDE + others * (WIDE + TAIL if TAIL > 0 else MID) + narrows * NARROW
+    return tl.cumsum(sizes, 0) - sizes
+
+
+@triton.jit
 def _list_tiles(
     totals,  # [EXPERTS] int32: slots of each expert
     tiles_ptr,  # [1 + max tiles, 4] int32
@@ -47,16 +70,9 @@ def _list_tiles(
     LISTERS take every expert's wide ones in turn; of the others an expert has at most one.
     """
     experts, lister = tl.arange(0, EXPERTS), tl.program_id(0)
-    begins = tl.cumsum(totals, 0) - totals
-    full = totals // WIDE
-    rest = totals - full * WIDE
-    tails = ((full > 0) & (rest > 0) & (rest <= TAIL)).to(tl.int32)
-    wides = tl.where(tails > 0, full - 1, full + (rest > MID + NARROW).to(tl.int32))
-    left = tl.where(tails > 0, 0, tl.maximum(totals - wides * WIDE, 0))
-    mids = (left > NARROW).to(tl.int32)
-    narrows = (left > mids * MID).to(tl.int32)
-    others = tails if TAIL > 0 else mids  # the kind before or after the wide ones
-    most = WIDE + TAIL if TAIL > 0 else MID
+    wides, others, narrows = _cut(totals, WIDE, MID, NARROW, TAIL)
+    begins = _begins(totals, WIDE, MID, NARROW, TAIL)
+    most = WIDE + TAIL if TAIL > 0 else MID  # of the kind before or after the wide ones
     num_wide, num_other = tl.sum(wides, 0), tl.sum(others, 0)
     wide_at = tl.cumsum(wides, 0) - wides + (num_other if TAIL > 0 else 0)
     for index in range(lister, tl.max(wides, 0), LISTERS):
@@ -68,7 +84,7 @@ def _list_tiles(
         place = tl.cumsum(others, 0) - others + (0 if TAIL > 0 else num_wide)
         _enter(tiles_ptr, place, experts, first, tl.minimum(first + most, begins + totals), others > 0)
     if lister == LISTERS - 1:
-        first = begins + wides * WIDE + mids * MID
+        first = begins + wides * WIDE + (0 if TAIL > 0 else others * MID)
         place = num_wide + num_other + tl.cumsum(narrows, 0) - narrows
         _enter(tiles_ptr, place, experts, first, begins + totals, narrows > 0)
         tl.store(tiles_ptr, num_wide + num_other + tl.sum(narrows, 0))
@@ -94,16 +110,18 @@ def _place_few_kernel(
     inside = slots < num_slots
     wait_for_previous(PDL)
     ids = tl.load(ids_ptr + slots, mask=inside, other=0).to(tl.int32)
+    totals = tl.histogram(ids, EXPERTS, mask=inside)
     if tl.program_id(0) < LISTERS:
-        totals = tl.histogram(ids, EXPERTS, mask=inside)
         _list_tiles(totals, tiles_ptr, EXPERTS, WIDE, MID, NARROW, TAIL, LISTERS)
     else:
         part = (tl.program_id(0) - LISTERS) * PART + tl.arange(0, PART)
         own = tl.load(ids_ptr + part, mask=part < num_slots, other=0).to(tl.int32)
-        # A slot's place is how many keys are smaller than its own: another expert's, or an earlier slot's.
+        # How many keys are smaller than a slot's own: another expert's, or an earlier slot's.
         keys = tl.where(inside, ids * SLOTS + slots, 2**31 - 1)
         before = keys[None, :] < (own * SLOTS + part)[:, None]
-        tl.store(place_ptr + part, tl.sum(before.to(tl.int32), 1), mask=part < num_slots)
+        left_out = _begins(totals, WIDE, MID, NARROW, TAIL) - (tl.cumsum(totals, 0) - totals)
+        place = tl.sum(before.to(tl.int32), 1) + tl.gather(left_out, own, 0)
+        tl.store(place_ptr + part, place, mask=part < num_slots)
 
 
 @triton.jit(do_not_specialize=["num_slots"])
@@ -169,7 +187,8 @@ def _place_many_kernel(
         totals, earlier = _sum_counts(counts_ptr, groups, begin // GROUP, EXPERTS)
         earlier += tl.histogram(ids, EXPERTS, mask=slots < begin)
         before = (own[:, None] == own[None, :]) & (lanes[:, None] < lanes[None, :])
-        place = tl.gather(tl.cumsum(totals, 0) - totals + earlier, own, 0) + tl.sum(before.to(tl.int32), 0)
+        begins = _begins(totals, WIDE, MID, NARROW, TAIL)
+        place = tl.gather(begins + earlier, own, 0) + tl.sum(before.to(tl.int32), 0)
         tl.store(place_ptr + begin + lanes, place, mask=inside)
 
 
@@ -179,6 +198,7 @@ class Placement:
 
     place: torch.Tensor  # [T * K] int32: where each slot is
     tiles: torch.Tensor  # [1 + max tiles, 4] int32: their number; expert, first place, past the last, unused
+    rows: int  # places at most
 
 
 def place_slots(expert_ids: torch.Tensor, num_experts: int, tile: tuning.LargeTile) -> Placement:
@@ -189,6 +209,7 @@ def place_slots(expert_ids: torch.Tensor, num_experts: int, tile: tuning.LargeTi
     place = torch.empty(num_slots, dtype=torch.int32, device=device)
     tiles = torch.empty(1 + max_tiles, 4, dtype=torch.int32, device=device)
     experts = max(32, triton.next_power_of_2(num_experts))
+    rows = num_slots + min(num_experts, num_slots) * tile.most_left_out
     common: dict[str, Any] = {
         "EXPERTS": experts, "WIDE": tile.wide, "MID": tile.middle, "NARROW": tile.narrow, "TAIL": tile.tail,
         "LISTERS": _LISTERS, "num_warps": 8, **dependent(expert_ids),
@@ -198,7 +219,7 @@ def place_slots(expert_ids: torch.Tensor, num_experts: int, tile: tuning.LargeTi
         part = slots // tuning.PLACE_PROGRAMS if slots >= 8 * tuning.PLACE_PROGRAMS else 8
         grid = (_LISTERS + triton.cdiv(num_slots, part),)
         _place_few_kernel[grid](expert_ids, place, tiles, num_slots, SLOTS=slots, PART=part, **common)
-        return Placement(place, tiles)
+        return Placement(place, tiles, rows)
     block = triton.next_power_of_2(triton.cdiv(num_slots, tuning.PLACE_PROGRAMS))
     block = min(256, max(64, block))
     group, programs = _GROUP * block, triton.cdiv(num_slots, block)
@@ -210,4 +231,4 @@ def place_slots(expert_ids: torch.Tensor, num_experts: int, tile: tuning.LargeTi
     _place_many_kernel[(_LISTERS + programs,)](
         expert_ids, counts, place, tiles, num_slots, groups, GROUP=group, BLOCK=block, **common
     )
-    return Placement(place, tiles)
+    return Placement(place, tiles, rows)

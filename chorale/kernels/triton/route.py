@@ -47,26 +47,38 @@ def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) ->
 
 
 @triton.jit
+def _keys(logits, experts, EXPERTS: tl.constexpr):
+    """Integers in the order of the logits, of equals the first expert largest: one reduction finds the best
+    and who it is. NaN has no order and counts as 0."""
+    bits = tl.where(logits == logits, logits + 0.0, 0.0).to(tl.int32, bitcast=True)  # -0 + 0 is 0
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ordered.to(tl.int64) << 32) | (EXPERTS - 1 - experts).to(tl.int64)
+
+
+@triton.jit
+def _logits_of(keys):
+    ordered = (keys >> 32).to(tl.int32)
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _choose(logits, token, ids_ptr, gates_ptr, E: tl.constexpr, K: tl.constexpr, EXPERTS: tl.constexpr):
     """logits [EXPERTS] float32, -inf past E: the K largest (of equals the first) and their softmax."""
-    experts = tl.arange(0, EXPERTS)
     width: tl.constexpr = triton.next_power_of_2(K)
     places = tl.arange(0, width)
-    values = tl.full((width,), -float("inf"), tl.float32)
-    ids = tl.zeros((width,), tl.int32)
-    # NaN has no order: such a row takes any experts that exist, and its gates are NaN.
+    best = tl.full((width,), -(2**63), tl.int64)
+    # A row with NaN takes any experts that exist, and its gates are NaN.
     broken = tl.sum((logits != logits).to(tl.int32), 0) > 0
-    logits = tl.where(logits == logits, logits, 0.0)
+    keys = _keys(logits, tl.arange(0, EXPERTS), EXPERTS)
     for k in tl.static_range(K):
-        best = tl.max(logits, 0)
-        expert = tl.minimum(tl.min(tl.where(logits == best, experts, EXPERTS), 0), E - 1)
-        value = tl.sum(tl.where(experts == expert, logits, 0.0), 0)
-        values = tl.where(places == k, value, values)
-        ids = tl.where(places == k, expert, ids)
-        logits = tl.where(experts == expert, -float("inf"), logits)
+        most = tl.max(keys, 0)
+        best = tl.where(places == k, most, best)
+        keys = tl.where(keys == most, -(2**63), keys)
+    ids = tl.minimum(EXPERTS - 1 - (best & 0xFFFFFFFF), E - 1)
+    values = tl.where(places < K, _logits_of(best), -float("inf"))
     mass = tl.exp(values - tl.max(values, 0))
     gates = tl.where(broken, float("nan"), mass / tl.sum(mass, 0))
-    tl.store(ids_ptr + token * K + places, ids.to(tl.int64), mask=places < K)
+    tl.store(ids_ptr + token * K + places, ids, mask=places < K)
     tl.store(gates_ptr + token * K + places, gates, mask=places < K)
 
 
@@ -83,24 +95,21 @@ def _choose_all(
     TOKENS: tl.constexpr,
 ):
     """``_choose`` for logits [TOKENS, EXPERTS] at once."""
-    experts = tl.arange(0, EXPERTS)[None, :]
     width: tl.constexpr = triton.next_power_of_2(K)
     places = tl.arange(0, width)[None, :]
-    values = tl.full((TOKENS, width), -float("inf"), tl.float32)
-    ids = tl.zeros((TOKENS, width), tl.int32)
+    best = tl.full((TOKENS, width), -(2**63), tl.int64)
     broken = tl.sum((logits != logits).to(tl.int32), 1) > 0
-    logits = tl.where(logits == logits, logits, 0.0)
+    keys = _keys(logits, tl.arange(0, EXPERTS)[None, :], EXPERTS)
     for k in tl.static_range(K):
-        best = tl.max(logits, 1)
-        expert = tl.minimum(tl.min(tl.where(logits == best[:, None], experts, EXPERTS), 1), E - 1)
-        value = tl.sum(tl.where(experts == expert[:, None], logits, 0.0), 1)
-        values = tl.where(places == k, value[:, None], values)
-        ids = tl.where(places == k, expert[:, None], ids)
-        logits = tl.where(experts == expert[:, None], -float("inf"), logits)
+        most = tl.max(keys, 1)[:, None]
+        best = tl.where(places == k, most, best)
+        keys = tl.where(keys == most, -(2**63), keys)
+    ids = tl.minimum(EXPERTS - 1 - (best & 0xFFFFFFFF), E - 1)
+    values = tl.where(places < K, _logits_of(best), -float("inf"))
     mass = tl.exp(values - tl.max(values, 1)[:, None])
     gates = tl.where(broken[:, None], float("nan"), mass / tl.sum(mass, 1)[:, None])
     mask = inside[:, None] & (places < K)
-    tl.store(ids_ptr + tokens[:, None] * K + places, ids.to(tl.int64), mask=mask)
+    tl.store(ids_ptr + tokens[:, None] * K + places, ids, mask=mask)
     tl.store(gates_ptr + tokens[:, None] * K + places, gates, mask=mask)
 
 

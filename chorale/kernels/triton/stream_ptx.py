@@ -83,8 +83,7 @@ def _begin(loop: Loop) -> Iterator[str]:
         yield from _load_inputs(loop, j, "there")
     for result in range(loop.outputs):
         yield f"mov.f32 ${result}, 0f00000000;"
-    yield "mov.b32 place, 0; and.b32 a, a, 2; mad.lo.s32 pick_low, a, 0x0101, 0x4040;"
-    yield "add.s32 pick_high, pick_low, 0x0101;"  # odd groups of 32: lanes with t >= 2, bytes 2 and 3
+    yield "mov.b32 place, 0; and.b32 a, a, 2; mad.lo.s32 pick, a, 0x0101, 0x4140;"
 
 
 def _round(loop: Loop) -> Iterator[str]:
@@ -116,7 +115,7 @@ def _registers(loop: Loop) -> Iterator[str]:
     parts = [f"p{k}_{part}" for k in range(2) for part in range(4)]
     yield f".reg .b32 {', '.join(inputs + parts)};"
     yield ".reg .b32 w0, w1, w2, w3, a, b, c, low, high, scale, zeros, left;"
-    yield ".reg .b32 pick_low, pick_high, own, own_scale, first, first_scale, to, place;"
+    yield ".reg .b16 half0, half1; .reg .b32 both, pick, own, own_scale, first, first_scale, to, place;"
     yield f".reg .b64 {', '.join(f'wp{r}, sp{r}' for r in range(loop.tiles))};"
     yield f".reg .b64 {', '.join(f'xp{n}' for n in range(loop.columns))};"
     yield f".reg .pred next, more, last, {', '.join(f'there{n}, both{n}' for n in range(loop.columns))};"
@@ -151,8 +150,10 @@ def _multiply(loop: Loop, r: int, j: int) -> Iterator[str]:
     at = _place(loop, r, j)
     yield f"ld.shared.v4.b32 {{w0, w1, w2, w3}}, [own + {16 * at}];"
     yield f"ld.shared.b32 scale, [own_scale + {4 * at}];"
-    yield "prmt.b32 low, scale, 0, pick_low; shl.b32 low, low, 7;"  # the scale's byte is an exponent
-    yield "prmt.b32 high, scale, 0, pick_high; shl.b32 high, high, 7;"
+    # Two bytes are exponents, of rows g and g + 8: the first two in even groups of 32, in odd ones (lanes
+    # with t >= 2) the others. The last line costs nothing: a multiplication can take a half for both.
+    yield "prmt.b32 both, scale, 0, pick; shl.b32 both, both, 7;"
+    yield "mov.b32 {half0, half1}, both; mov.b32 low, {half0, half0}; mov.b32 high, {half1, half1};"
     for k in range(5):
         if k < 4:
             yield from _decode(f"w{k}", f"p{k % 2}")

@@ -167,7 +167,7 @@ def stream_down(tokens: int, slots_each: float) -> Stream:
         return Stream(1, 1, 1, 5, 1, 5)  # 6.4 us
     if tokens <= 8:
         # 8 tokens: 27.9 and 38.4 us
-        return Stream(2, 1, 2, 3, 3, 1) if slots_each >= 1 else Stream(1, 1, 1, 3, 2, 3)
+        return Stream(2, 1, 2, 3, 3, 1)
     if tokens <= DIRECT_TOKENS:
         return Stream(1, 2, 2, 3, 1, 1)  # 16 tokens: 44.9 and 72.0 us
     # 64 tokens: 47.1 and 125 us
@@ -214,12 +214,12 @@ def num_splits(rows: int, kv_heads: int, max_context: int) -> int:
 
 def large_from(num_experts: int, *, fp8: bool) -> int:
     """Slots an expert beyond which moe_large is used where it can be. Sustained, microseconds a layer, uneven
-    routing, stream and large: 128 experts, 4 slots 474 and 510, 6 slots 595 and 547, 8 slots 572 and 548; 32
-    experts, 8 slots 143 and 147, 12 slots 182 and 163. In e4m3, few keep their inputs in bfloat16: 11, or as
+    routing, stream and large: 128 experts, 4 slots 483 and 484, 6 slots 597 and 520, 8 slots 614 and 527; 32
+    experts, 8 slots 151 and 145, 12 slots 186 and 154. In e4m3, few keep their inputs in bfloat16: 11, or as
     many as the streaming products take at most (``STREAM_TOKENS`` of 128 experts: 8)."""
     if fp8:
         return min(11, STREAM_TOKENS * 4 // num_experts)
-    return 5 if num_experts > 64 else 8
+    return 5 if num_experts > 64 else 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +228,8 @@ class LargeTile:
 
     ``tail``: a power of two; so many more slots a wide tile may take, as a second product of the same decoded
     weights (0: none). ``mid``: slots of a third kind, for what is left over (0: none; nor with a tail).
+    ``warps`` that compute make 16 weight rows each, ``units`` times in a step. ``overlap``: a chunk's product
+    is in flight while the next chunk is decoded, for which its operand needs registers of its own.
     """
 
     wide: int
@@ -237,27 +239,49 @@ class LargeTile:
     programs: int = 1  # on one multiprocessor
     tail: int = 0
     mid: int = 0
+    warps: int = 8
+    units: int = 1
+    overlap: bool = True
 
     @property
     def middle(self) -> int:
         """``mid``, or 0 if such tiles would be of no use."""
         return self.mid if self.narrow < self.mid < self.wide and not self.tail else 0
 
+    @property
+    def most_left_out(self) -> int:
+        """Places of an expert's last tile that can have no slot."""
+        rest = self.wide - self.middle - self.narrow
+        return max(self.tail, self.narrow, self.middle - self.narrow, rest) - 1
 
-def large(slots_each: float, *, fp8: bool = False) -> LargeTile:
-    """By the mean number of slots an expert gets, and whether inputs are e4m3."""
-    if slots_each <= 10 and not fp8:
-        return LargeTile(16, 8, 6, registers=80, programs=2, tail=8)  # 120b, 256 tokens: 525 us, 32 wide 541
-    if slots_each <= 24 and not fp8:
-        # 20b, 128 tokens: 165 us, one program a multiprocessor 176; 120b, 256: 531 and 592; 512: 623 and 670
-        return LargeTile(32, 16, 6, registers=80, programs=2)
+
+def large(slots_each: float, num_experts: int, *, fp8: bool = False) -> LargeTile:
+    """By the mean number of slots an expert gets, and whether inputs are e4m3.
+
+    Microseconds a layer, sustained (docs/kernels.md)."""
+    if fp8:
+        return _large_fp8(slots_each)
+    if slots_each <= 10:
+        return LargeTile(16, 8, 4, registers=80, programs=3, warps=4, units=3)  # 120b, 256 tokens: 527
+    if slots_each <= 24 and num_experts > 64:
+        return LargeTile(32, 16, 3, registers=120, programs=2, warps=4, units=5)  # 120b, 512: 597, else 650
+    if slots_each <= 24:
+        return LargeTile(32, 16, 4, registers=120, programs=2, warps=4, units=3)  # 20b, 128: 156, 5 units 181
+    if slots_each <= 48:
+        return LargeTile(64, 32, 4, units=3)  # 20b, 256: 193, four warps 199
+    if slots_each <= 96:
+        return LargeTile(64, 32, 3, registers=120, programs=2, warps=4, units=3)  # 20b, 512: 315
+    if slots_each <= 176:
+        return LargeTile(128, 32, 4, tail=32)  # 20b, 1,024: 459
+    return LargeTile(256, 64, 3, mid=128)  # 120b, 8,192: 3,250
+
+
+def _large_fp8(slots_each: float) -> LargeTile:
     if slots_each <= 48:
         return LargeTile(64, 32, 8)
-    if slots_each <= 96 and not fp8:
-        return LargeTile(64, 32, 4, registers=80, programs=2)  # 20b, 512 tokens: 317 us, 128 wide 356
     if slots_each <= 176:
-        return LargeTile(128, 32, 7 if fp8 else 4, tail=32)  # 20b, 1,024 tokens: 458 us, 64 wide 539
-    return LargeTile(256, 64, 5) if fp8 else LargeTile(256, 64, 3, mid=128)
+        return LargeTile(128, 32, 7, tail=32)
+    return LargeTile(256, 64, 5, tail=32)  # 120b, 8,192: 2,505, without a tail 2,530
 
 
 PLACE_AT_ONCE = 2048  # slots of moe_place that one kernel compares all with all; above, two count and place

@@ -223,7 +223,7 @@ def streaming(hopper: bool) -> list[Variant]:
     return found
 
 
-def around_the_model() -> list[Variant]:
+def around_the_model(asm: bool) -> list[Variant]:
     """The inputs of a decode step, filters and sampling."""
     numbers = dict.fromkeys(
         ("rows_ptr", "computed_ptr", "new_token_ptr", "new_page_ptr", "pages_ptr", "keys_ptr"), "*i32"
@@ -257,7 +257,7 @@ def around_the_model() -> list[Variant]:
         found.append((f"pass {name}", thresholds._pass_kernel, each | cut, types, 4, 3))
         found.append((f"settle {name}", thresholds._settle_kernel, each, types, 1, 3))
     for filtered in (False, True):
-        constants = {"BLOCK": 1024, "BLOCKS": 8, "FILTERED": filtered, "MASKED": filtered}
+        constants = {"BLOCK": 1024, "BLOCKS": 8, "FILTERED": filtered, "MASKED": filtered, "ASM": asm}
         found.append((f"pieces {filtered}", sample._pieces_kernel, constants, chosen, 4, 3))
     return found
 
@@ -272,22 +272,27 @@ def e4m3_pages(target: GPUTarget, found: list[Variant]) -> list[Variant]:
 
 def large(hopper: bool) -> list[Variant]:
     """``moe_large``'s own kernels."""
-    cut = {"EXPERTS": 128, "WIDE": 256, "MID": 0, "NARROW": 64, "TAIL": 0, "LISTERS": 4, "PDL": hopper}
-    few, many = cut | {"SLOTS": 1024, "PART": 8}, cut | {"GROUP": 1024, "BLOCK": 256}
+    cut = {"WIDE": 256, "MID": 0, "NARROW": 64, "TAIL": 0}
+    placing = cut | {"EXPERTS": 128, "LISTERS": 4, "PDL": hopper}
+    few, many = placing | {"SLOTS": 1024, "PART": 8}, placing | {"GROUP": 1024, "BLOCK": 256}
+    mids = {"MID": 128}
+    rows = cut | {"K": 4, "BLOCK": 1024, "PDL": hopper}
     found: list[Variant] = [
         ("count", moe_place._count_kernel, {"EXPERTS": 128, "GROUP": 1024, "PDL": hopper}, {}, 8, 3),
         ("place few", moe_place._place_few_kernel, few | {"TAIL": 32}, {}, 8, 3),
+        ("place few with mids", moe_place._place_few_kernel, few | mids, {}, 8, 3),
         ("place fewest", moe_place._place_few_kernel, few | {"SLOTS": 512, "EXPERTS": 32}, {}, 8, 3),
         ("place", moe_place._place_many_kernel, many | {"GROUP": 256, "BLOCK": 64}, {}, 8, 3),
         ("place with tails", moe_place._place_many_kernel, many | {"TAIL": 32}, {}, 8, 3),
-        ("place with mids", moe_place._place_many_kernel, many | {"MID": 128}, {}, 8, 3),
-        ("gather", moe_large._gather_kernel, {"K": 4, "BLOCK": 1024, "PDL": hopper}, {}, 4, 3),
+        ("place with mids", moe_place._place_many_kernel, many | mids, {}, 8, 3),
+        ("gather", moe_large._gather_kernel, rows, {}, 4, 3),
+        ("gather with mids", moe_large._gather_kernel, rows | mids, {}, 4, 3),
     ]
     if hopper:  # the only one that has use for e4m3
         types = {"out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
-        fixed = {"K": 4, "BLOCK": 4096, "FIXED": True, "PDL": hopper}
+        fixed = rows | {"BLOCK": 4096, "FIXED": True}
         found.append(("gather8", moe_large._gather8_kernel, fixed | {"FIXED": False}, types, 8, 3))
-        found.append(("gather8 fixed", moe_large._gather8_kernel, fixed, types, 8, 3))
+        found.append(("gather8 with mids", moe_large._gather8_kernel, fixed | mids, types, 8, 3))
     return found
 
 
@@ -296,25 +301,21 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
     kernel = moe_hopper._product_kernel
     names = list(inspect.signature(kernel.fn).parameters)
     for tile, is_gate_up, fp8 in [
-        (tuning.large(8), True, False),
-        (tuning.large(8), False, False),
-        (tuning.large(16), True, False),
-        (tuning.large(32), True, False),
-        (tuning.large(32, fp8=True), True, True),
-        (tuning.large(64), True, False),
-        (tuning.large(64), False, False),
-        (tuning.large(128), True, False),
-        (tuning.large(128, fp8=True), True, True),
-        (tuning.large(1024), True, False),
-        (tuning.large(1024), False, False),
-        (tuning.large(1024, fp8=True), True, True),
-        (tuning.large(1024, fp8=True), False, True),
-        (tuning.LargeTile(256, 32, 3, mid=128), True, False),
-        (tuning.LargeTile(256, 64, 3), True, False),
+        *[(tuning.large(8, 128), is_gate_up, False) for is_gate_up in (True, False)],
+        (tuning.large(16, 128), True, False),
+        (tuning.large(16, 32), True, False),
+        (tuning.large(32, 32), True, False),
+        *[(tuning.large(64, 32), is_gate_up, False) for is_gate_up in (True, False)],
+        (tuning.large(128, 32), True, False),
+        *[(tuning.large(1024, 32), is_gate_up, False) for is_gate_up in (True, False)],
+        *[(tuning.large(each, 32, fp8=True), True, True) for each in (32, 128, 1024)],
+        (tuning.large(1024, 32, fp8=True), False, True),
+        (tuning.LargeTile(16, 8, 2, 80, 3, tail=8, warps=4, units=5, overlap=False), True, False),
     ]:
         constants = {"WIDE": tile.wide, "MID": tile.middle, "NARROW": tile.narrow, "TAIL": tile.tail}
         constants |= {"STAGES": tile.num_stages, "GATE_UP": is_gate_up, "FP8": fp8}
-        constants |= {"REST": moe_hopper.rest_of_steps(45, fp8)}
+        constants |= {"REST": moe_hopper.rest_of_steps(45, fp8), "UNITS": tile.units, "PDL": True}
+        constants |= {"OVERLAP": tile.overlap}
         other = tile.tail or tile.middle or tile.narrow
         width = "128" if fp8 else "64"
         layout = repr(NVMMASharedLayout(128, 8 if fp8 else 16))
@@ -322,8 +323,10 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
             "wide_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{tile.wide}, {width}],{layout}",
             "narrow_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{tile.narrow}, {width}],{layout}",
             "other_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{other}, {width}],{layout}",
-            "blocks_desc": f"u8[8, 8, 128],{NVMMASharedLayout(128, 8, rank=3)!r}",
-            "scales_desc": f"u8[8, 64],{NVMMASharedLayout(64, 8)!r}",
+            "blocks_desc": f"u8[{tile.warps}, 8, 128],{NVMMASharedLayout(128, 8, rank=3)!r}",
+            "scales_desc": f"u8[8, 64],{NVMMASharedLayout(64, 8)!r}"
+            if fp8
+            else f"u16[8, 32],{NVMMASharedLayout(64, 16)!r}",
         }
         types = {name: f"tensordesc<{box}>" for name, box in boxes.items()}
         types |= {"largest_ptr": "*u8", "x_scale_ptr": "*fp32", "inner_scale": "fp32"}
@@ -332,7 +335,7 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
         places = {(names.index(name),): value for name, value in constants.items()}
         compiled = triton.compile(
             GluonASTSource(kernel, plain.signature, places, plain.attrs), target,
-            {"num_warps": 8} | ({"maxnreg": tile.registers} if tile.registers else {}),
+            {"num_warps": tile.warps} | ({"maxnreg": tile.registers} if tile.registers else {}),
         )  # fmt: skip
         # Of a multiprocessor's 228 KiB each program takes one more.
         room = 228 * 1024 // tile.programs - 1024
@@ -380,9 +383,8 @@ def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
     nvidia = target.backend == "cuda"
     hopper = nvidia and int(target.arch) >= 90
     found = variants(nvidia, hopper)
-    found += (
-        around_the_model() + e4m3_pages(target, found) + (streaming(hopper) if nvidia else []) + large(hopper)
-    )
+    found += around_the_model(nvidia) + e4m3_pages(target, found)
+    found += (streaming(hopper) if nvidia else []) + large(hopper)
     if target.arch == 90 and (not wanted or "product" in wanted):
         compile_products(target, verbose)
     for name, kernel, constants, types, warps, stages in found:

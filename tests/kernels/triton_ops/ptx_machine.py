@@ -78,6 +78,9 @@ class Warp:
 
     def instruction(self, line: str, guard: Lanes) -> None:
         name, _, rest = line.partition(" ")
+        if name == "mov.b32" and "{" in rest:
+            self.move_halves(rest)
+            return
         operands = [part.strip(" {}") for part in re.split(r",", rest)] if rest else []
         handler: Callable[..., None] = getattr(self, name.split(".")[0])
         handler(name, operands, guard)
@@ -101,6 +104,15 @@ class Warp:
             self.results[operands[0]] = np.zeros(32, np.float32)
         else:
             self.set(operands[0], self.get(operands[1]), name[-2:])
+
+    def move_halves(self, rest: str) -> None:
+        """``{low, high}, word`` or ``word, {low, high}``."""
+        names = re.findall(r"\w+", rest)
+        if rest.lstrip().startswith("{"):
+            word = self.get(names[2])
+            self.values[names[0]], self.values[names[1]] = word & np.uint64(0xFFFF), word >> np.uint64(16)
+        else:
+            self.set(names[0], self.get(names[2]) << np.uint64(16) | self.get(names[1]))
 
     def mad(self, name: str, operands: list[str], _: Lanes) -> None:
         to, a, b, c = operands

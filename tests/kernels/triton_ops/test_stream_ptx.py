@@ -53,7 +53,7 @@ def test_other_depths(group: int, groups: int, rounds: int) -> None:
     [
         ("wait_group 1", "wait_group 2"),
         ("0x81C081C0, 0x28", "0x81C081C0, 0x3c"),
-        ("scale, 0, pick_high", "scale, 0, pick_low"),
+        ("0x4140", "0x4041"),
         ("selp.b32 own, first", "selp.b32 own, own"),
         ("@both0 ld.global", "@next ld.global"),
     ],

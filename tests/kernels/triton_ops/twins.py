@@ -325,9 +325,12 @@ def test_moe(tokens: int, choose: str, dtype: torch.dtype) -> None:
 
 
 def check_norm(normed: torch.Tensor, x: torch.Tensor, norm: Norm) -> None:
-    """What the norm's own kernel makes, bit for bit, which is what the reference makes, rounded."""
+    """What the norm's own kernel makes, which is what the reference makes: squares may be added in another
+    order, and then a number be rounded the other way."""
     assert normed.dtype == norm.dtype
-    assert torch.equal(normed, rms_norm(x, norm.weight, norm.eps, norm.dtype))
+    expected = rms_norm(x, norm.weight, norm.eps, norm.dtype).double()
+    unit = 2.0**-7 if norm.dtype == torch.bfloat16 else 2.0**-20
+    assert bool(((normed.double() - expected).abs() <= unit * expected.abs()).all())
     check(normed, reference.rms_norm(x, norm.weight, norm.eps), norm.dtype)
 
 

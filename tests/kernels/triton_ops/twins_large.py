@@ -54,14 +54,31 @@ def kind(slots: int, tile: tuning.LargeTile) -> int:
     return next((number for number, bound in enumerate(bounds) if slots > bound), 3)
 
 
+def size(slots: int, tile: tuning.LargeTile) -> int:
+    """Places of the tile that holds so many slots."""
+    sizes = (tile.wide + tile.tail, tile.wide, tile.middle or tile.wide, tile.narrow)
+    return sizes[kind(slots, tile)] if slots > tile.narrow else tile.narrow
+
+
 def listed(ids: torch.Tensor, experts: int, tile: tuning.LargeTile) -> list[list[int]]:
     """The list of tiles: by kind, then expert, then place. Not where wide ones are no larger than narrow."""
     found, first = [], 0
     for expert, count in enumerate(torch.bincount(ids.reshape(-1), minlength=experts).tolist()):
         for slots in cut(count, tile):
             found.append([expert, first, first + slots])
-            first += slots
+            first += size(slots, tile)
     return sorted(found, key=lambda entry: kind(entry[2] - entry[1], tile))
+
+
+def places(ids: torch.Tensor, experts: int, tile: tuning.LargeTile) -> torch.Tensor:
+    """Where each slot is, by the list: an expert's in the order of its tiles."""
+    ids, found = ids.reshape(-1), torch.full((ids.numel(),), -1)
+    entries = sorted(listed(ids, experts, tile), key=lambda entry: entry[1])
+    for expert in range(experts):
+        mine = [torch.arange(first, last) for owner, first, last in entries if owner == expert]
+        if mine:
+            found[ids == expert] = torch.cat(mine)
+    return found
 
 
 CUTS = [
@@ -97,16 +114,21 @@ def test_slots_are_placed_and_cut(tokens: int, experts: int, choose: str, tile: 
         ids = CHOICES[choose](tokens, experts)
     placed = moe_place.place_slots(ids.to(DEVICE), experts, tile)
     order = torch.sort(ids.reshape(-1), stable=True).indices
-    assert torch.equal(placed.place.cpu().long()[order], torch.arange(ids.numel()))
-    owner = torch.full((ids.numel(),), -1)
+    place = placed.place.cpu().long()
+    assert bool((place[order].diff() > 0).all())
+    assert int(place[order[0]]) == 0
+    owner = torch.full((placed.rows,), -1)
     assert int(placed.tiles[0, 0]) < len(placed.tiles)
     entries = placed.tiles[1 : 1 + int(placed.tiles[0, 0]), :3].tolist()
     for expert, first, last in entries:
         assert 0 <= first < last <= first + tile.wide + tile.tail
         assert bool((owner[first:last] == -1).all())
         owner[first:last] = expert
-    assert torch.equal(owner, ids.reshape(-1)[order])
+    assert torch.equal(owner[place], ids.reshape(-1))
+    assert int((owner >= 0).sum()) == ids.numel()
     assert tile.wide == tile.narrow or entries == listed(ids, experts, tile)
+    ends = [first + size(last - first, tile) for _, first, last in entries]
+    assert max(ends) <= placed.rows
     for expert, count in enumerate(torch.bincount(ids.reshape(-1), minlength=experts).tolist()):
         mine = [last - first for owner, first, last in entries if owner == expert]
         assert sorted(mine) == sorted(cut(count, tile))
@@ -128,7 +150,7 @@ ONCE, PROGRAMS = tuning.PLACE_AT_ONCE, tuning.PLACE_PROGRAMS
 
 @pytest.mark.parametrize(
     ("spread", "each"),
-    [("even", 10), ("even", 100), ("popular", 100), ("popular", 1000), ("first", 100), ("last", 1000)],
+    [("even", 10), ("popular", 50), ("even", 100), ("popular", 1000), ("first", 100), ("last", 1000)],
 )
 @pytest.mark.parametrize(
     ("slots", "experts"),
@@ -141,25 +163,40 @@ ONCE, PROGRAMS = tuning.PLACE_AT_ONCE, tuning.PLACE_PROGRAMS
 def test_every_form_of_placing(slots: int, experts: int, spread: str, each: int) -> None:
     """Around where the form, or a block of it, changes; ``each`` chooses the tile."""
     torch.manual_seed(slots)
-    tile = tuning.large(each)
+    tile = tuning.large(each, experts)
     ids = SPREADS[spread](slots, experts)
     placed = moe_place.place_slots(ids.to(DEVICE), experts, tile)
-    order = torch.sort(ids.reshape(-1), stable=True).indices
-    assert torch.equal(placed.place.cpu().long()[order], torch.arange(slots))
+    assert torch.equal(placed.place.cpu().long(), places(ids, experts, tile))
     expected = listed(ids, experts, tile)
     assert int(placed.tiles[0, 0]) == len(expected) < len(placed.tiles)
     assert placed.tiles[1 : 1 + len(expected), :3].tolist() == expected
 
 
+@pytest.mark.parametrize(
+    "tile",
+    [
+        tuning.LargeTile(32, 16, 3),
+        tuning.LargeTile(16, 8, 3, tail=8),
+        tuning.LargeTile(64, 8, 3, mid=16),
+    ],
+    ids=lambda tile: f"{tile.wide}-{tile.mid}-{tile.narrow}-{tile.tail}",
+)
 @pytest.mark.parametrize("hidden", [160, 192])
-def test_gathered_rows_are_in_fragment_order_and_padded(hidden: int) -> None:
+def test_gathered_rows_are_in_fragment_order_and_padded(hidden: int, tile: tuning.LargeTile) -> None:
     tokens, experts = 37, 9
     packed = pack_experts(expert_tensors(experts, hidden, 96, torch.float32))
     ids = CHOICES["any"](tokens, experts)
     normed = randn(tokens, hidden)
-    placed = moe_place.place_slots(ids.to(DEVICE), experts, tuning.LargeTile(32, 16, 3))
-    found = moe_large.gather(normed, placed.place, packed).cpu()
-    assert found.shape == (tokens * 4, 192)
+    placed = moe_place.place_slots(ids.to(DEVICE), experts, tile)
+    found = moe_large.gather(normed, placed, packed, tile).cpu()
+    assert found.shape == (placed.rows, 192)
+    owned = torch.zeros(placed.rows, dtype=torch.bool)
+    owned[placed.place.cpu().long()] = True
+    ends = placed.tiles[1 : 1 + int(placed.tiles[0, 0]), 1:3].tolist()
+    for first, last in ends:
+        left_out = found[last : first + size(last - first, tile)]
+        assert not bool(owned[last : first + size(last - first, tile)].any())
+        assert bool((left_out == 0).all())
     padded = torch.nn.functional.pad(normed.cpu(), (0, 192 - hidden)).view(tokens, 3, 64)
     expected = padded[:, :, fragment_columns()].view(tokens, 192).repeat_interleave(4, 0)
     assert torch.equal(found[placed.place.cpu().long()], expected)
@@ -169,8 +206,9 @@ def test_gathered_rows_are_in_fragment_order_and_padded(hidden: int) -> None:
 def test_combining_sums_in_float32(hidden: int) -> None:
     tokens = 23
     ids = CHOICES["any"](tokens, 9)
-    place = moe_place.place_slots(ids.to(DEVICE), 9, tuning.LargeTile(32, 16, 3)).place
-    parts, gates, x = randn(tokens * 4, hidden), randn(tokens, 4, seed=1), randn(tokens, hidden, seed=2)
+    placed = moe_place.place_slots(ids.to(DEVICE), 9, tuning.LargeTile(32, 16, 3))
+    place = placed.place
+    parts, gates, x = randn(placed.rows, hidden), randn(tokens, 4, seed=1), randn(tokens, hidden, seed=2)
     chosen = parts[place.long()].view(tokens, 4, hidden).double()
     expected = x.double() + (chosen * gates.double()[:, :, None]).sum(1)
     alone = x.clone()
@@ -191,17 +229,21 @@ def test_gathering_with_a_fixed_scale_saturates() -> None:
     """In numbers that e4m3 has, because the interpreter rounds others wrongly (``twins_e4m3.py``)."""
     tokens, hidden, scale = 5, 160, 0.25
     ids = CHOICES["any"](tokens, 9).to(DEVICE)
-    place = moe_place.place_slots(ids, 9, tuning.LargeTile(32, 16, 3)).place
+    tile = tuning.LargeTile(32, 16, 3)
+    placed = moe_place.place_slots(ids, 9, tile)
     codes = torch.arange(tokens * hidden, dtype=torch.int64).to(torch.uint8).view(torch.float8_e4m3fn).float()
     x = (torch.where(codes.isnan(), 3.0, codes) * scale).view(tokens, hidden).to(DEVICE)
     x[1, 7], x[2, 9] = 1e6, -300.0
     packed = pack_experts(expert_tensors(9, hidden, 96, torch.float32))
     packed = dataclasses.replace(packed, gate_up_input_scale=scale)
-    found, scales = moe_large.gather8(x, place, packed)
-    assert bool((scales == scale).all())
+    found, scales = moe_large.gather8(x, placed, packed, tile)
+    place = placed.place.long()
+    assert bool((scales[place] == scale).all())
     columns = moe_large_columns(found.shape[1])
     expected = torch.nn.functional.pad(x / scale, (0, found.shape[1] - hidden)).clamp(-448, 448)[:, columns]
-    assert torch.equal(found.float()[place.long()], expected.repeat_interleave(4, 0))
+    assert torch.equal(found.float()[place], expected.repeat_interleave(4, 0))
+    for _, first, last in placed.tiles[1 : 1 + int(placed.tiles[0, 0]), :3].tolist():
+        assert bool((found[last : first + size(last - first, tile)].float() == 0).all())
 
 
 def added(
@@ -262,6 +304,8 @@ def fp8_layer(
         (128, 32, 5),
         (128, 32, 4, 0, 1, 32),
         (64, 32, 4, 80, 2),
+        (16, 8, 3, 80, 3, 0, 0, 4, 3),
+        (64, 32, 3, 120, 2, 0, 0, 4, 3),
     ],
 )
 @pytest.mark.parametrize("choose", CHOICES)
