@@ -25,6 +25,7 @@ CPU_MOST = 16 * GIB
 LOGIT_ROWS = 256  # rows of logits at once: 206 MB; the head is no slower in pieces of this size
 KEPT_ROWS = 64  # graphs of up to so many rows leave their logits behind; copying more would be felt
 GRAPH_BYTES = 4 * 2**20  # of one captured step beside its tensors
+LEFT_OUT = 192  # places without a slot in an expert's last tile, at most (LargeTile.most_left_out)
 # Compiled kernels, libraries' work spaces, and what the allocator cannot use of what it holds.
 CUDA_RESERVE = 7 * GIB // 4
 CPU_TOKENS = 4096  # of every row; a CPU does not keep more sequences than that busy at length
@@ -76,7 +77,9 @@ def activation_bytes(model: ModelConfig, num_tokens: int, num_rows: int, dtype: 
     """An upper estimate for one step: hidden states and expert work by token, logits and noise by row."""
     decoded = 3 * model.hidden_size * model.intermediate_size * DTYPE_BYTES[dtype]  # one expert, unpacked
     rows = min(num_rows, LOGIT_ROWS)
-    return num_tokens * _token_bytes(model) + rows * model.vocab_size * 4 * 2 + 2 * decoded
+    # A tile's places without a slot, of two of the expert layer's tensors at once.
+    left_out = model.num_local_experts * LEFT_OUT * (model.hidden_size + model.intermediate_size) * 2
+    return num_tokens * _token_bytes(model) + left_out + rows * model.vocab_size * 4 * 2 + 2 * decoded
 
 
 def _token_bytes(model: ModelConfig) -> int:
