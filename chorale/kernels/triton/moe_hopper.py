@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
@@ -404,7 +403,6 @@ def _launch(
 ) -> None:
     width, fp8 = 128 // x.element_size(), x.element_size() == 1
     inputs = gl.NVMMASharedLayout(128, 8 * x.element_size())
-    row_tiles = triton.cdiv(out.shape[1], 8 if is_gate_up else 16)  # gate_up's: down reads all of its columns
     scales = matrices.scales.view(-1, matrices.chunks * 32)
     scales = scales if fp8 else scales.view(torch.uint16)
     limits = {"maxnreg": tile.registers} if tile.registers else {}
@@ -420,7 +418,7 @@ def _launch(
             scales, [8, 64 // scales.element_size()], gl.NVMMASharedLayout(64, 8 * scales.element_size())
         ),
         tiles, bias, largest, x_scale, out,
-        triton.cdiv(row_tiles, tile.warps * tile.units), matrices.row_tiles, matrices.chunks, rows,
+        tile.row_blocks(out.shape[1], is_gate_up=is_gate_up), matrices.row_tiles, matrices.chunks, rows,
         out.shape[1],
         experts.swiglu_limit, experts.swiglu_alpha, experts.num_experts, inner_scale(experts), 0,
         WIDE=tile.wide, MID=tile.middle, NARROW=tile.narrow, TAIL=tile.tail, STAGES=tile.num_stages,

@@ -248,6 +248,13 @@ class LargeTile:
         """``mid``, or 0 if such tiles would be of no use."""
         return self.mid if self.narrow < self.mid < self.wide and not self.tail else 0
 
+    def row_blocks(self, columns: int, *, is_gate_up: bool) -> int:
+        """Of a program's weight rows, enough to make so many columns: gate_up makes one of two rows.
+
+        A checkpoint's rows may be fewer: down reads whole chunks of gate_up's columns, so all are written."""
+        rows = columns * 2 if is_gate_up else columns
+        return -(-rows // (16 * self.warps * self.units))
+
     @property
     def most_left_out(self) -> int:
         """Places of an expert's last tile that can have no slot."""

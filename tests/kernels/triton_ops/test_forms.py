@@ -48,3 +48,19 @@ def test_other_chips_of_nvidia_stream_and_then_take_plain_tiles(
 ) -> None:
     for tokens, form in forms(monkeypatch, num_experts, fp8=False, hopper=False).items():
         assert form == ("stream_moe" if tokens <= last else "_moe_of_tiles"), tokens
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("slots_each", [4, 8, 12, 16, 32, 64, 128, 1024])
+@pytest.mark.parametrize("num_experts", [8, 32, 128])
+def test_large_tiles_make_every_column(num_experts: int, slots_each: int, fp8: bool) -> None:
+    """Of 96 columns down reads 128; what nobody wrote could be NaN."""
+    from chorale.kernels.triton import tuning
+
+    tile = tuning.large(slots_each, num_experts, fp8=fp8)
+    each = 16 * tile.warps * tile.units
+    for inter in (32, 96, 128, 352, 2880):
+        columns = -(-inter // 64) * 64
+        blocks = tile.row_blocks(columns, is_gate_up=True)
+        assert (blocks - 1) * each < 2 * columns <= blocks * each
+    assert tile.row_blocks(2880, is_gate_up=False) * each >= 2880
