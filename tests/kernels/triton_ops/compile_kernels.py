@@ -208,7 +208,7 @@ def _sums(hopper: bool) -> list[Variant]:
 def streaming(hopper: bool) -> list[Variant]:
     """NVIDIA only: their loops are PTX."""
     found: list[Variant] = slim_streaming() if hopper else []
-    for tokens in (1, 8, 16, 64):
+    for tokens in (1, 2, 8, 16, 64):
         direct = tokens <= tuning.DIRECT_TOKENS
         constants = {"K": 4, "SLOTS": 64 if direct and tokens > 1 else 0, "BY_SLOT": direct}
         constants |= {"SORTED": not direct, "EXPERTS": 128}
