@@ -1,10 +1,14 @@
 """The products of ``moe_large`` for Hopper, in Gluon: warps with roles.
 
-A program stays on its multiprocessor and takes every n-th (tile of slots, 128 weight rows). One warp fetches:
-inputs, packed weights and scales, up to ``STAGES`` steps of 128 columns ahead, through the copy engine. Eight
-warps compute: each decodes its 16 rows of a step in registers, as the first operand of wgmma, while the
-tensor cores still work on the half step before (``moe_multiply.py``), and finishes them (``moe_endings.py``).
-Weights are packed in the order of that operand (``experts.py``), so decoding moves nothing between threads.
+A program stays on its multiprocessor and takes every n-th (tile of slots, block of weight rows). One warp
+fetches: inputs, packed weights and scales, up to ``STAGES`` steps of 128 columns ahead, through the copy
+engine. ``WARPS`` (4 or 8) compute: each decodes its 16 rows of a step in registers, ``UNITS`` times, as the
+first operand of wgmma, while the tensor cores still work on the half step before (``moe_multiply.py``), and
+finishes them (``moe_endings.py``). Weights are packed in the order of that operand (``experts.py``), so
+decoding moves nothing between threads.
+
+Weights of a program's first steps are on their way before it waits for the kernel that makes its inputs. What
+it reads until then, the list of tiles, was made by an earlier one, which that kernel has waited for.
 """
 
 from __future__ import annotations
@@ -105,7 +109,6 @@ def _fetch(
     BOUND: gl.constexpr = _most_of_second(WIDE, MID, NARROW, TAIL)
     ROW: gl.constexpr = 16 * wide_desc.dtype.primitive_bitwidth  # bytes of a slot's 128 columns
     WEIGHTS: gl.constexpr = UNITS * TILES * 1024 + SCALES * 512
-    # What list of tiles there is, the kernel before the one before has written.
     items = gl.load(tiles_ptr) * row_blocks
     ahead = gl.minimum((chunks + 1) // 2, STAGES)
     step = 0
@@ -311,7 +314,7 @@ def _product_kernel(
     largest_ptr,  # like bias, uint8: each row's largest exponent (if FP8)
     x_scale_ptr,  # [slots] float32: what gate_up's inputs were divided by (if FP8)
     out_ptr,  # [slots, width]
-    row_blocks,  # of 128 weight rows
+    row_blocks,  # of UNITS x 16 weight rows a warp: LargeTile.row_blocks
     row_tiles,  # of 16
     chunks,  # of 64 columns
     rows,  # of a matrix: gate_up's I, down's H

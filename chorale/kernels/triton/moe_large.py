@@ -4,8 +4,10 @@ Slots ((token, expert) pairs) are placed by expert (``moe_place``), and their in
 so that a tile of inputs is one block that the copy engine fetches. The two products are
 ``moe_hopper``'s. An expert's slots are cut into wide tiles; what is left over, if it fits, becomes the tail
 of the last of them, which spares decoding the weights again, or one narrow tile, a mid one, or both. The
-longest come first, narrow ones last, where they even out what multiprocessors have to do. Down's results are
-rounded to bfloat16, one row a slot, and summed in float32 by a kernel that also norms for the next layer.
+longest come first, narrow ones last, where they even out what multiprocessors have to do. Every tile has all
+of its places: those without a slot hold zeros, which cost the tensor cores less power than a neighbour's
+slots (``docs/kernels.md``). Down's results are rounded to bfloat16, one row a slot, and summed in float32 by
+a kernel that also norms for the next layer.
 
 Only for what ``can_be_large`` says; everything else is ``moe``'s.
 """

@@ -1,7 +1,8 @@
-"""The products of ``moe_hopper``: 128 weight rows of a tile, over the whole contraction.
+"""The products of ``moe_hopper``: some weight rows of a tile, over the whole contraction.
 
-Shared memory holds ``STAGES`` steps of 128 columns. The fetching warp says on ``ready`` that one is there,
-the computing warps on ``empty`` that they have read one.
+Shared memory holds ``STAGES`` steps of 128 columns. A unit is 16 weight rows a warp; those of a step share
+its inputs, and each has its sums. The fetching warp says on ``ready`` that a step is there, the computing
+warps on ``empty`` that they have read it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Packed weights to the tensor cores' first operand, in registers: what ``moe_hopper`` multiplies with.
 
-A step is eight row tiles by two chunks (128 rows by 128 columns): 512 lanes' words of 16 bytes, and 64 bytes
-of scales a tile. A warp has a row tile. All that is done to a layout here is a change of names: which thread
+A unit of a step is a row tile (16 rows) a warp by two chunks (128 columns): two words of 16 bytes a lane, and
+64 bytes of scales a tile. All that is done to a layout here is a change of names: which thread
 has which value is as ``experts.py`` packed it, and every ``convert_layout`` asserts that it moves nothing.
 """
 
