@@ -280,7 +280,8 @@ def large(slots_each: float, num_experts: int, *, fp8: bool = False) -> LargeTil
     if slots_each <= 48 and num_experts <= 64:
         return LargeTile(64, 32, 4, units=3)  # 20b, 256: 193, as below 199
     if slots_each <= 96:
-        return LargeTile(64, 32, 3, registers=120, programs=2, warps=4, units=3)  # 20b, 512: 315; 120b, 1,024: 800
+        # 20b, 512: 315; 120b, 1,024: 800
+        return LargeTile(64, 32, 3, registers=120, programs=2, warps=4, units=3)
     if slots_each <= 176:
         return LargeTile(128, 32, 4, tail=32)  # 20b, 1,024: 459
     return LargeTile(256, 64, 3, mid=128)  # 120b, 8,192: 3,250
