@@ -90,6 +90,54 @@ def _chunk(
 
 
 @gluon.jit
+def _replaced(values, place: gl.constexpr, value):
+    return values[:place] + (value,) + values[place + 1 :]  # noqa: RUF005  (Gluon has no stars)
+
+
+@gluon.jit
+def _step(
+    x_smem,
+    tail_smem,
+    w_smem,
+    s_smem,
+    ready,
+    empty,
+    step,
+    has_previous,  # a step of this tile, whose last product ends in here
+    before,
+    accs,
+    tails,
+    TOKENS: gl.constexpr,
+    TAIL: gl.constexpr,
+    STAGES: gl.constexpr,
+    WARPS: gl.constexpr,
+    OVERLAP: gl.constexpr,
+    HALF: gl.constexpr,  # its first chunk alone
+):
+    """Both chunks of each unit. Returns the last one's operand, and the sums."""
+    UNITS: gl.constexpr = len(accs)
+    stage = step % STAGES
+    mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
+    for unit in gl.static_range(UNITS):
+        left, right = _halves(w_smem.index(stage * UNITS + unit).load(words_layout(WARPS)))
+        left_scale, right_scale = _halves(_load_scales(s_smem, stage, unit, UNITS, WARPS))
+        acc = accs[unit]
+        tail = tails[unit]
+        before, acc, tail = _chunk(
+            left, left_scale, before, x_smem, tail_smem, stage * 2, acc, tail, TOKENS, TAIL, OVERLAP
+        )
+        if unit == 0:
+            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=has_previous)
+        if not HALF:
+            before, acc, tail = _chunk(
+                right, right_scale, before, x_smem, tail_smem, stage * 2 + 1, acc, tail, TOKENS, TAIL, OVERLAP
+            )
+        accs = _replaced(accs, unit, acc)
+        tails = _replaced(tails, unit, tail)
+    return before, accs, tails
+
+
+@gluon.jit
 def multiply(
     x_smem,
     tail_smem,
@@ -122,48 +170,20 @@ def multiply(
             tails += (0,)
     before = gl.zeros([16 * WARPS, 64], gl.bfloat16, gl.DotOperandLayout(0, mma, 2))
     for chunk in range(0, chunks - ODD, 2):
-        stage = step % STAGES
-        mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
-        for unit in gl.static_range(UNITS):
-            left, right = _halves(w_smem.index(stage * UNITS + unit).load(words_layout(WARPS)))
-            left_scale, right_scale = _halves(_load_scales(s_smem, stage, unit, UNITS, WARPS))
-            acc = accs[unit]
-            tail = tails[unit]
-            before, acc, tail = _chunk(
-                left, left_scale, before, x_smem, tail_smem, stage * 2, acc, tail, TOKENS, TAIL, OVERLAP
-            )
-            if unit == 0:
-                mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=chunk > 0)
-            before, acc, tail = _chunk(
-                right, right_scale, before, x_smem, tail_smem, stage * 2 + 1, acc, tail, TOKENS, TAIL, OVERLAP
-            )
-            accs = _replaced(accs, unit, acc)
-            tails = _replaced(tails, unit, tail)
+        before, accs, tails = _step(
+            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, chunk > 0, before, accs, tails, TOKENS,
+            TAIL, STAGES, WARPS, OVERLAP, False,
+        )  # fmt: skip
         step += 1
     if ODD:
-        stage = step % STAGES
-        mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
-        for unit in gl.static_range(UNITS):
-            left, _ = _halves(w_smem.index(stage * UNITS + unit).load(words_layout(WARPS)))
-            left_scale, _ = _halves(_load_scales(s_smem, stage, unit, UNITS, WARPS))
-            acc = accs[unit]
-            tail = tails[unit]
-            before, acc, tail = _chunk(
-                left, left_scale, before, x_smem, tail_smem, stage * 2, acc, tail, TOKENS, TAIL, OVERLAP
-            )
-            if unit == 0:
-                mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=chunks > 1)
-            accs = _replaced(accs, unit, acc)
-            tails = _replaced(tails, unit, tail)
+        before, accs, tails = _step(
+            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, chunks > 1, before, accs, tails, TOKENS,
+            TAIL, STAGES, WARPS, OVERLAP, True,
+        )  # fmt: skip
         step += 1
     accs, tails = _finished(accs, tails, before, TAIL)
     mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
     return accs, tails, step
-
-
-@gluon.jit
-def _replaced(values, place: gl.constexpr, value):
-    return values[:place] + (value,) + values[place + 1 :]  # noqa: RUF005  (Gluon has no stars)
 
 
 @gluon.jit
