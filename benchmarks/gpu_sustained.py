@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from gpu_moe_large import H, random_experts, say
 
+from chorale.bench.gpu_time import captured, event_seconds
 from chorale.kernels.triton import moe_large, stream, tuning
 from chorale.kernels.triton.experts import Experts
 from chorale.kernels.triton.norm import Norm, add_norm
@@ -78,18 +79,9 @@ def uneven(tokens: int, experts: int, generator: torch.Generator) -> torch.Tenso
 
 def sustained(work: Work, warm: float, seconds: float) -> tuple[float, str]:
     """(Microseconds of a replay, clock and power near its end); ``warm`` seconds do not count."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
+    graph, state = captured(work), ""
+    once = event_seconds(graph.replay, 1)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    graph.replay()
-    begin.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    once, state = begin.elapsed_time(end) / 1e3, ""
     for span in (warm, seconds):
         count = max(2, int(span / once))
         begin.record()

@@ -23,11 +23,16 @@ def event_seconds(work: Callable[[], Any], repeats: int) -> float:
     return statistics.median(times)
 
 
-def graph_seconds(work: Callable[[], Any], repeats: int = 9) -> float:
-    """Median seconds of one replay of ``work`` as a CUDA graph."""
+def captured(work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """``work`` as a CUDA graph, after one run that compiles what it needs."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    return event_seconds(graph.replay, repeats)
+    return graph
+
+
+def graph_seconds(work: Callable[[], Any], repeats: int = 9) -> float:
+    """Median seconds of one replay of ``work`` as a CUDA graph."""
+    return event_seconds(captured(work).replay, repeats)

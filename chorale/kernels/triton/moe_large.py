@@ -207,7 +207,7 @@ def combine(
     block = 1024 if norm is None else triton.next_power_of_2(hidden)
     _combine_kernel[tokens, triton.cdiv(hidden, block)](
         parts, place, gates, x, *ending, hidden, K=gates.shape[1], NORM=norm is not None, BLOCK=block,
-        num_warps=4, **dependent(x),
+        num_warps=tuning.COMBINE_WARPS, **dependent(x),
     )  # fmt: skip
     return normed
 

@@ -41,7 +41,8 @@ def in_fours(BLOCK: tl.constexpr):
     """0..BLOCK-1, for rows some of which are float32, some bfloat16: a thread takes four numbers of either.
 
     Left to itself the compiler gives it eight where it can, and a float32 row that is written goes to other
-    threads through shared memory first. All kernels here share it, so that squares are added in one order.
+    threads through shared memory first. All kernels here share it, so that those of as many warps add squares
+    in one order.
     """
     return tl.max_contiguous(tl.arange(0, BLOCK), 4)
 

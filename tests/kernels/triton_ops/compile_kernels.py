@@ -199,9 +199,9 @@ def _sums(hopper: bool) -> list[Variant]:
         ("sum", combine._sum_kernel, plain, wide, 4, 3),
         ("sum norm", combine._sum_kernel, normed, fp32, warps, 3),
         ("sum norm fp32", combine._sum_kernel, normed, wide, warps, 3),
-        ("combine", moe_large._combine_kernel, plain, large, 4, 3),
-        ("combine norm", moe_large._combine_kernel, normed, large, warps, 3),
-        ("combine norm fp32", moe_large._combine_kernel, normed, large | wide, warps, 3),
+        ("combine", moe_large._combine_kernel, plain, large, tuning.COMBINE_WARPS, 3),
+        ("combine norm", moe_large._combine_kernel, normed, large, tuning.COMBINE_WARPS, 3),
+        ("combine norm fp32", moe_large._combine_kernel, normed, large | wide, tuning.COMBINE_WARPS, 3),
     ]
 
 

@@ -53,11 +53,15 @@ def test_other_chips_of_nvidia_stream_and_then_take_plain_tiles(
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("slots_each", [4, 8, 12, 16, 32, 64, 128, 1024])
 @pytest.mark.parametrize("num_experts", [8, 32, 128])
-def test_large_tiles_make_every_column(num_experts: int, slots_each: int, fp8: bool) -> None:
+def test_large_tiles_make_every_column_and_fit_their_memory(
+    num_experts: int, slots_each: int, fp8: bool
+) -> None:
     """Of 96 columns down reads 128; what nobody wrote could be NaN."""
     from chorale.kernels.triton import tuning
+    from chorale.runtime.memory import LEFT_OUT
 
     tile = tuning.large(slots_each, num_experts, fp8=fp8)
+    assert tile.most_left_out <= LEFT_OUT
     each = 16 * tile.warps * tile.units
     for inter in (32, 96, 128, 352, 2880):
         columns = -(-inter // 64) * 64

@@ -324,13 +324,15 @@ def test_moe(tokens: int, choose: str, dtype: torch.dtype) -> None:
         assert torch.equal(found, again)
 
 
-def check_norm(normed: torch.Tensor, x: torch.Tensor, norm: Norm) -> None:
-    """What the norm's own kernel makes, which is what the reference makes: squares may be added in another
-    order, and then a number be rounded the other way."""
+def check_norm(
+    normed: torch.Tensor, x: torch.Tensor, norm: Norm, *, same_order: bool = DEVICE == "cpu"
+) -> None:
+    """What the norm's own kernel makes, which is what the reference makes, rounded: bit for bit, where
+    squares are added in the same order. On a GPU ``moe_large`` has other warps: a last bit may differ."""
     assert normed.dtype == norm.dtype
-    expected = rms_norm(x, norm.weight, norm.eps, norm.dtype).double()
+    alone = rms_norm(x, norm.weight, norm.eps, norm.dtype)
     unit = 2.0**-7 if norm.dtype == torch.bfloat16 else 2.0**-20
-    assert bool(((normed.double() - expected).abs() <= unit * expected.abs()).all())
+    torch.testing.assert_close(normed, alone, rtol=0.0 if same_order else unit, atol=0.0)
     check(normed, reference.rms_norm(x, norm.weight, norm.eps), norm.dtype)
 
 
@@ -370,7 +372,7 @@ def test_parts_are_added_and_normed(hidden: int, each: int) -> None:
         normed = add_parts(parts, found, norm)
         assert normed is not None
         assert torch.equal(found[keep], alone[keep])
-        check_norm(normed[keep], found[keep], norm)
+        check_norm(normed[keep], found[keep], norm, same_order=True)
         assert bool(normed[[3, 5]].isnan().all())
         assert found.isnan().sum() == 2
 

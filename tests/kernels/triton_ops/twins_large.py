@@ -57,7 +57,7 @@ def kind(slots: int, tile: tuning.LargeTile) -> int:
 def size(slots: int, tile: tuning.LargeTile) -> int:
     """Places of the tile that holds so many slots."""
     sizes = (tile.wide + tile.tail, tile.wide, tile.middle or tile.wide, tile.narrow)
-    return sizes[kind(slots, tile)] if slots > tile.narrow else tile.narrow
+    return sizes[kind(slots, tile)]
 
 
 def listed(ids: torch.Tensor, experts: int, tile: tuning.LargeTile) -> list[list[int]]:
