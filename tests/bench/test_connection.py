@@ -63,7 +63,9 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 async def serve(handler: Handler) -> tuple[asyncio.Server, Target]:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await handler(reader, writer)
+            # Cancelled with the loop, while it waits: before 3.12 asyncio takes that for a fault.
+            with contextlib.suppress(asyncio.CancelledError):
+                await handler(reader, writer)
         finally:
             writer.close()
             with contextlib.suppress(ConnectionError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import copy
+import gc
 import json
 import random
 import re
@@ -149,9 +150,13 @@ def _judge_stream(path: str, text: str) -> str | None:
 # --------------------------------------------------------------------------- from the description
 
 
-def generated(fuzzer: Fuzzer, count: int, number: int) -> None:
+def described() -> list[Any]:
+    """schemathesis's operations."""
+    return [found.ok() for found in schemathesis.openapi.from_dict(describe()).get_all_operations()]
+
+
+def generated(fuzzer: Fuzzer, operations: list[Any], count: int, number: int) -> None:
     """Requests that schemathesis draws from the OpenAPI description, as valid and as invalid ones."""
-    operations = [found.ok() for found in schemathesis.openapi.from_dict(describe()).get_all_operations()]
     with_body = [operation for operation in operations if operation.body]
     per_operation = max(1, count // (2 * len(with_body)))
     for operation in operations:
@@ -260,25 +265,30 @@ def _graft(container: Any, key: Any, chance: random.Random) -> None:
 
 def fuzz(count: int, number: int) -> Fuzzer:
     """``count`` requests, half of each kind."""
+    # Python before 3.11.8 takes a parse within another for a fault (gh-106905): one in a finalizer, which
+    # writes a traceback, or in a thread. So what ran before is finalized now, and schemathesis imports its
+    # hundreds of modules, which pytest parses to rewrite them, here.
+    gc.collect()
+    operations = described()
     loop = asyncio.new_event_loop()
     try:
-        return loop.run_until_complete(_opened(loop, count, number))
+        return loop.run_until_complete(_opened(loop, operations, count, number))
     finally:
         loop.close()
 
 
-async def _opened(loop: asyncio.AbstractEventLoop, count: int, number: int) -> Fuzzer:
+async def _opened(loop: asyncio.AbstractEventLoop, operations: list[Any], count: int, number: int) -> Fuzzer:
     """The app lives in this loop; the drawing, which is synchronous, in a thread that posts to it."""
     async with make_state(engine()) as state:
         transport = httpx2.ASGITransport(app=create_app(state), raise_app_exceptions=False)
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as http:
             fuzzer = Fuzzer(http, _Posting(loop))  # type: ignore[arg-type]
-            await asyncio.to_thread(_both, fuzzer, count, number)
+            await asyncio.to_thread(_both, fuzzer, operations, count, number)
             return fuzzer
 
 
-def _both(fuzzer: Fuzzer, count: int, number: int) -> None:
-    generated(fuzzer, count // 2, number)
+def _both(fuzzer: Fuzzer, operations: list[Any], count: int, number: int) -> None:
+    generated(fuzzer, operations, count // 2, number)
     mutated(fuzzer, count - sum(fuzzer.statuses.values()), number)
 
 

@@ -23,10 +23,13 @@ async def serve(routes: Mapping[str, Handler]) -> AsyncIterator[int]:
     """Yields the port. A path that is not in ``routes`` is a 404."""
 
     open_writers: set[asyncio.StreamWriter] = set()
+    answering: set[asyncio.Task[None] | None] = set()
 
     async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         open_writers.add(writer)
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        answering.add(asyncio.current_task())
+        # Cancelled at the end, if it is still answering: before 3.12 asyncio takes that for a fault.
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             head = await reader.readuntil(b"\r\n\r\n")
             path = head.split(b" ")[1].decode().partition("?")[0]
             await routes.get(path, answer("404 Not Found"))(writer, head)
@@ -41,4 +44,7 @@ async def serve(routes: Mapping[str, Handler]) -> AsyncIterator[int]:
         for writer in open_writers:  # the client may have left in the middle of a body
             writer.transport.abort()
         await server.wait_closed()
-        await asyncio.sleep(0)
+        tasks = [task for task in answering if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -45,4 +46,16 @@ def make_browser(
 
 
 def run(coroutine: Any) -> Any:
-    return asyncio.run(coroutine)
+    """Its outcome; asserts that no task or future is left with a fault that nobody has seen: the collector
+    would write it into the log, some time, of whoever runs then."""
+    lost: list[dict[str, Any]] = []
+
+    async def watched() -> Any:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
+        return await coroutine
+
+    try:
+        return asyncio.run(watched())
+    finally:
+        gc.collect()
+        assert not lost, lost

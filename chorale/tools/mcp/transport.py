@@ -232,6 +232,7 @@ class Duplex:
         for future, _ in self._waiting.values():
             if not future.done():
                 future.set_exception(self._fault)
+                future.exception()  # seen: whoever failed to send the question has the fault already
 
 
 class SsePair(Duplex):
