@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from chorale.client.wire import (
+    DECODE_ERRORS,
     Beat,
     FromEngine,
     Hello,
@@ -99,7 +99,7 @@ class EngineLinks:
                 return
             try:
                 message = decode_from_engine(data)
-            except msgspec.DecodeError as error:
+            except DECODE_ERRORS as error:
                 log.error("dropped a message of the engine that does not decode: %s", error)
                 continue
             self._on_message(message)
@@ -112,7 +112,7 @@ class EngineLinks:
                 return
             try:
                 beat = decode_beat(data)
-            except msgspec.DecodeError as error:
+            except DECODE_ERRORS as error:
                 log.error("dropped a heartbeat that does not decode: %s", error)
                 continue
             self._on_beat(beat)

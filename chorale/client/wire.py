@@ -97,6 +97,9 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     info: EngineInfo | None = None  # from "ready" on
 
 
+# What decoding raises for what is no such message; a tag that is not UTF-8 is no error of msgspec's own.
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

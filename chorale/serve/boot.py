@@ -136,7 +136,7 @@ def take_failure(directory: str | Path) -> Failure | None:
         data = path.read_bytes()
         path.unlink()
         return msgspec.msgpack.decode(data, type=Failure)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from chorale.client.base import EngineInfo, EngineStatus
-from chorale.client.wire import Beat, beats_address, decode_beat
+from chorale.client.wire import DECODE_ERRORS, Beat, beats_address, decode_beat
 from chorale.serve.boot import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -181,7 +181,7 @@ class EngineKeeper:
                 beat = decode_beat(beats.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            except msgspec.DecodeError as error:
+            except DECODE_ERRORS as error:
                 log.error("dropped a heartbeat that does not decode: %s", error)
                 continue
             if beat.pid == self.pid:

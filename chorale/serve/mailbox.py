@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
-import msgspec
 import zmq
 
 from chorale.client.wire import (
+    DECODE_ERRORS,
     Died,
     Dropped,
     FromEngine,
@@ -83,7 +83,7 @@ class Mailbox:
             self._last_seen[client] = self._clock()
             try:
                 yield client, decode_to_engine(data)
-            except msgspec.DecodeError as error:
+            except DECODE_ERRORS as error:
                 log.error("dropped a client's message that does not decode: %s", error)
 
     def own(self, client: bytes, request_id: str, num_choices: int) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chorale.harmony.json_text import loads
+from chorale.harmony.json_text import MAX_DEPTH, loads
 
 TEXT = st.text(st.characters())  # surrogates too
 JSON = st.recursive(
@@ -36,3 +36,25 @@ def test_half_a_pair_becomes_one_replacement() -> None:
     with pytest.raises(ValueError, match="control character"):
         loads('"a\nb"')
     assert loads('"a\nb"', strict=False) == "a\nb"
+
+
+@pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: {"a": v}, lambda v: ["[{", {"a": 0, "b": [v]}]])
+def test_nesting_has_a_bound_far_below_the_interpreters(wrap: Any) -> None:
+    value: Any = 0
+    per_level = json.dumps(wrap(0)).count("]") + json.dumps(wrap(0)).count("}")
+    depth = 0
+    while depth + per_level <= MAX_DEPTH:
+        value, depth = wrap(value), depth + per_level
+    assert loads(json.dumps(value)) == value
+    assert loads(json.dumps(value), max_depth=depth) == value
+    for text in (json.dumps(value), json.dumps(value).encode()):
+        with pytest.raises(ValueError, match="nested more than"):
+            loads(text, max_depth=depth - 1)
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 900, 950, 1000, 5000, 100_000])
+def test_what_is_too_deep_is_refused_and_not_half_read(depth: int) -> None:
+    for text in ("[" * depth + "]" * depth, '{"a":' * depth + "0" + "}" * depth):
+        with pytest.raises((ValueError, RecursionError)):
+            loads(text)
+    assert loads("[" + "[]," * depth + "[]]") == [[]] * (depth + 1)

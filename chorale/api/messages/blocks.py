@@ -20,7 +20,7 @@ from chorale.api.output import (
 )
 from chorale.api.state import ServerState
 from chorale.errors import EngineError
-from chorale.harmony.json_text import loads
+from chorale.harmony.json_text import MAX_CALL_DEPTH, loads
 
 _STOPS: dict[EndReason, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -112,7 +112,7 @@ def _block(answer: MessageAnswer, item: FoldedItem) -> dict[str, Any] | None:
 def call_input(text: str) -> dict[str, Any]:
     """Arguments as an object; those that were cut by the token limit have no value yet."""
     try:
-        value = loads(text)
+        value = loads(text, max_depth=MAX_CALL_DEPTH)
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -15,7 +15,7 @@ from chorale.api.client_tools import prompt_name
 from chorale.api.output import CLIENT_CALLS, ItemOpened
 from chorale.api.prompt import FUNCTIONS
 from chorale.api.responses.stored import Item
-from chorale.harmony.json_text import loads
+from chorale.harmony.json_text import MAX_CALL_DEPTH, loads
 from chorale.harmony.messages import Message
 
 # Items that answer a call, and so stand behind it.
@@ -65,7 +65,7 @@ def call_object(opened: ItemOpened, status: str, text: str) -> Item:
 def _arguments(text: str) -> dict[str, Any]:
     """An object, whatever was written: a call that was cut has none yet."""
     try:
-        found = loads(text, strict=False)
+        found = loads(text, strict=False, max_depth=MAX_CALL_DEPTH)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -83,12 +83,12 @@ def _apply_patch_call(item: Mapping[str, Any], path: str) -> Item:
         raise RequestError(
             f"{path}.operation.type: must be one of {', '.join(_OPERATIONS)}", param=f"{path}.operation.type"
         )
-    operation = {"type": kind, "path": read_string(given, "path", f"{path}.operation")}
-    if kind != "delete_file":
-        diff = given.get("diff")
-        if not isinstance(diff, str):
-            raise RequestError(f"{path}.operation.diff: must be a string", param=f"{path}.operation.diff")
-        operation["diff"] = diff
+    # Empty ones too: a model that named no path hears so from the client, which sends its call back with it.
+    operation = {"type": kind}
+    for key in ("path",) if kind == "delete_file" else ("path", "diff"):
+        if not isinstance(given.get(key), str):
+            raise RequestError(f"{path}.operation.{key}: must be a string", param=f"{path}.operation.{key}")
+        operation[key] = given[key]
     return _call(item, "apc", path) | {"operation": operation}
 
 

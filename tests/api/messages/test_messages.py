@@ -264,6 +264,7 @@ def test_a_message_may_be_continued() -> None:
         ("[1]", {}),
         ("", {}),
         ('{"\\ud800": "\\udc00"}', {"\ufffd": "\ufffd"}),
+        *[('{"a": ' + "[" * n + "]" * n + "}", {}) for n in (48, 900, *range(960, 990), 5000)],
     ],
 )
 def test_calls_without_a_grammar_are_told_whole(written: str, told: Any) -> None:

@@ -248,6 +248,36 @@ def test_half_a_surrogate_pair_in_arguments_breaks_nothing(tool: dict[str, Any],
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    "written", ["", "{}", "null", '{"path":3,"diff":[],"type":"x","commands":4}', "[" * 3000]
+)
+@pytest.mark.parametrize("kind", ["apply_patch", "shell", "local_shell", "tool_search", "custom"])
+def test_a_call_that_says_nothing_useful_can_be_sent_back(kind: str, written: str) -> None:
+    """As the client has it, with what it answered: the model then reads what was wrong."""
+    tool = {"tool_search": SEARCH, "custom": CUSTOM}.get(kind, {"type": kind})
+    answers: dict[str, Any] = {"local_shell": {"output": "no"}, "tool_search": {"tools": []}}
+    answers |= {"apply_patch": {"status": "failed", "output": "no path"}, "custom": {"output": "no"}}
+
+    async def scenario() -> None:
+        async with serve(calls("note" if kind == "custom" else kind, written), ANSWER) as server:
+            status, body = await server.post(input="x", tools=[tool])
+            assert status == 200, body
+            [call] = body["output"]
+            answer = {
+                "type": f"{call['type']}_output",
+                "call_id": call["call_id"],
+                **answers.get(kind, {"output": []}),
+            }
+            if kind == "tool_search":
+                answer["type"] = "tool_search_output"
+            status, body = await server.post(
+                input=[{"role": "user", "content": "x"}, call, answer], tools=[tool]
+            )
+            assert status == 200, body
+
+    run(scenario)
+
+
 OUTPUTS: dict[str, tuple[dict[str, Any], str]] = {
     "local_shell": ({"output": '{"output":"a.py"}'}, '{"output":"a.py"}'),
     "shell": (

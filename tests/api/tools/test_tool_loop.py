@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
 from responses_helpers import TOOL, VOCAB
 from scripted_tools import Runner, ScriptedService, Server, plain, result, run, served
 
@@ -91,6 +92,27 @@ def test_a_call_that_is_cut_does_not_run() -> None:
             body = await server.respond(input="x", tools=[CODE])
             assert (body["status"], body["output"][0]["status"]) == ("incomplete", "incomplete")
             assert server.tools.boxes[0].calls == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "written", ["", "[" * 5000, '{"id":' * 5000, '{"query": "\\ud83d', '{"query": "\\ud83d"}', "9" * 9000]
+)
+@pytest.mark.parametrize("name", ["search", "open", "find"])
+def test_whatever_a_cut_call_of_the_browser_says_it_can_be_told_and_sent_back(
+    name: str, written: str
+) -> None:
+    async def scenario() -> None:
+        script = f"<|channel|>analysis to=browser.{name} code<|message|>{written}"
+        async with served(script, script, FINAL) as server:
+            body = await server.respond(input="x", tools=[WEB])
+            assert (body["status"], body["output"][0]["status"]) == ("incomplete", "incomplete")
+            assert b'"response.incomplete"' in await server.stream(input="x", tools=[WEB])
+            again = await server.respond(
+                input=[*body["output"], {"role": "user", "content": "x"}], tools=[WEB]
+            )
+            assert again["status"] == "completed"
 
     run(scenario)
 
