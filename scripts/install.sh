@@ -4,16 +4,22 @@
 # On a Linux machine without an NVIDIA driver the plain torch of the package index would bring several GB of
 # CUDA libraries. uv can pick the CPU build by itself (--torch-backend); pip cannot, so there we ask for the
 # release that CPU builds are commonly mirrored for (TORCH_CPU) and let pip take a "+cpu" build if it finds one.
+# Who runs the tests gets Triton too, which CPU builds do not bring; without it the kernels' tests are skipped.
 set -eu
 venv=$1 requirement=$2
 TORCH_CPU=${TORCH_CPU:-torch==2.13.0}
 
 has_gpu() { command -v nvidia-smi >/dev/null 2>&1 || [ -e /dev/kfd ]; }
 
+no_triton() { echo "no Triton here; the tests of the kernels will be skipped" >&2; }
+
 if command -v uv >/dev/null 2>&1; then
     echo "installing $requirement with uv ..."
-    uv pip install --quiet --python "$venv/bin/python" --torch-backend=auto -e "$requirement" ||
-        uv pip install --quiet --python "$venv/bin/python" -e "$requirement"
+    pip="uv pip install --quiet --python $venv/bin/python"
+    $pip --torch-backend=auto -e "$requirement" || $pip -e "$requirement"
+    case $requirement in
+        .\[*) $pip -e ".[kernels]" || no_triton ;;
+    esac
 else
     echo "installing $requirement with pip (a minute or two the first time) ..."
     pip="$venv/bin/python -m pip --disable-pip-version-check --quiet"
@@ -21,4 +27,7 @@ else
         $pip install "$TORCH_CPU" || echo "no $TORCH_CPU here; taking the newest torch" >&2
     fi
     $pip install -e "$requirement"
+    case $requirement in
+        .\[*) $pip install -e ".[kernels]" || no_triton ;;
+    esac
 fi
