@@ -92,14 +92,17 @@ class Sources(Generic[Item]):
                 if pair is not None:
                     yield pair[1]
                 else:
-                    await self._reap()
+                    self._reap()
         finally:
             await self._close()
 
-    async def _reap(self) -> None:
-        """Let go of the tasks that have ended; raises what one of them raised."""
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
+    def _reap(self) -> None:
+        """Let go of the tasks that have ended; raises what one of them raised.
+
+        Of two that end together the first None finds both, and the second finds nobody. It must not wait
+        then: those that are left may be waiting for their items to be read.
+        """
+        for task in [task for task in self._tasks if task.done()]:
             self._tasks.discard(task)
             task.result()
 

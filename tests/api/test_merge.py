@@ -52,6 +52,25 @@ def test_a_source_may_leave_its_place_to_another() -> None:
     asyncio.run(asyncio.wait_for(main(), 5))
 
 
+@pytest.mark.parametrize("counts", [(0, 0, 1), (0, 0, 5), (1, 1, 5), (1, 0, 2, 3)])
+def test_sources_that_end_together_do_not_hold_up_the_others(counts: tuple[int, ...]) -> None:
+    async def main(num_steps: int) -> None:
+        async def source(number: int, count: int) -> AsyncGenerator[tuple[int, int]]:
+            for item in range(count):
+                for _ in range(num_steps):
+                    await asyncio.sleep(0)
+                yield number, item
+
+        sources: Sources[tuple[int, int]] = Sources()
+        for number, count in enumerate(counts):
+            sources.add(source(number, count))
+        found = [item async for item in sources.read()]
+        assert sorted(found) == [(n, item) for n, count in enumerate(counts) for item in range(count)]
+
+    for num_steps in range(4):  # who ends together with whom depends on how long each takes for an item
+        asyncio.run(asyncio.wait_for(main(num_steps), 5))
+
+
 @pytest.mark.parametrize("num_others", [0, 1, 3])
 def test_an_error_ends_all_and_closing_closes_all(num_others: int) -> None:
     async def main() -> None:
