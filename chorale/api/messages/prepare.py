@@ -117,10 +117,13 @@ def _effort(request: CountRequest) -> str | None:
 
 
 def _continued(messages: list[Message]) -> Message | None:
-    """The assistant's message that the request ends with: the model goes on from its text."""
-    last = messages[-1]
-    if last.role != "assistant":
+    """The assistant's message that the request ends with: the model goes on from its text.
+
+    There may be no message at all: blocks that say nothing here (encrypted by another server) are none.
+    """
+    if not messages or messages[-1].role != "assistant":
         return None
+    last = messages[-1]
     if last.recipient is not None:
         raise RequestError("messages: a tool_use at the end needs its tool_result", param="messages")
     return last

@@ -257,6 +257,27 @@ def test_a_message_may_be_continued() -> None:
 
 
 @pytest.mark.parametrize(
+    "blocks",
+    [
+        [],
+        [{"type": "redacted_thinking", "data": "x"}],
+        [{"type": "thinking", "thinking": "", "signature": "of another server"}],
+    ],
+)
+def test_an_assistants_message_that_says_nothing_is_not_continued(blocks: list[Any]) -> None:
+    async def main(server: Server) -> None:
+        silent = {"role": "assistant", "content": blocks}
+        for messages in ([silent], [*USER, silent]):
+            body = (await post(server, messages=messages)).json()
+            assert body["content"] == [{"type": "text", "text": "Hello there.", "citations": None}]
+            assert server.prompt.endswith("<|end|><|start|>assistant")
+            counted = await post(server, "/v1/messages/count_tokens", max_tokens=None, messages=messages)
+            assert counted.json() == {"input_tokens": len(server.client.requests[-1].prompt_token_ids)}
+
+    with_server(playing(ANSWER), main)
+
+
+@pytest.mark.parametrize(
     ("written", "told"),
     [
         ('{"a": 1}', {"a": 1}),
