@@ -93,7 +93,8 @@ async def build_prompt(state: ServerState, request: CountRequest) -> Prompt:
         assert tail.channel is not None
         assert isinstance(tail.content, str)
         header = (CHANNEL, *state.vocab.encode(tail.channel), MESSAGE)
-        prompt += [*header, *state.vocab.encode(tail.content)]
+        # A thought that was omitted has its text in the signature only, which token_ids are of.
+        prompt += tail.token_ids or (*header, *state.vocab.encode(tail.content))
     return Prompt(prompt, header, rules)
 
 

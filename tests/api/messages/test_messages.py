@@ -23,7 +23,7 @@ from scripted_helpers import (
     served,
 )
 
-from chorale.client.scripted import ScriptedClient
+from chorale.client.scripted import Script, ScriptedClient
 from chorale.errors import EngineDeadError
 
 ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hello there.<|return|>"
@@ -254,6 +254,25 @@ def test_a_message_may_be_continued() -> None:
         assert response.status_code == 400
 
     with_server(playing(" 42.<|return|>"), main)
+
+
+@pytest.mark.parametrize("display", ["summarized", "omitted"])
+def test_a_thought_that_was_cut_goes_on_from_its_exact_tokens(display: str) -> None:
+    async def main(server: Server) -> None:
+        thinking = {**THINKING, "display": display}
+        cut = (await post(server, max_tokens=5, thinking=thinking)).json()
+        assert cut["stop_reason"] == "max_tokens"
+        messages = [*USER, {"role": "assistant", "content": cut["content"]}]
+        body = (await post(server, messages=messages, thinking=thinking)).json()
+        first, second = (request.prompt_token_ids for request in server.client.requests)
+        assert second == [*first, *half]
+        assert body["content"][-1]["text"] == "Hello there."
+
+    half = [*ids(ANALYSIS), *ids("Thi"), *ids("nk")]  # not how the text of it is encoded
+    assert half != ids(ANALYSIS + "Think")
+    rest = ids(NEXT + FINAL + "Hello there.<|return|>")
+    count = iter([half, rest])
+    with_server(ScriptedClient(lambda request, index: Script(next(count))), main)
 
 
 @pytest.mark.parametrize(
