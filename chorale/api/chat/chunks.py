@@ -51,6 +51,7 @@ class ChunkWriter:
         self._kind: ItemKind | None = None
         self._num_calls = 0
         self._builtin = CallWriter()
+        self._annotations: list[dict[str, Any]] = []
         self._num_chars = 0  # of the content so far
         self._text_start = 0  # where the open message's text begins in it
         self._seen: set[ItemKind] = set()  # kinds that have text already
@@ -130,18 +131,19 @@ class ChunkWriter:
 
     def _on_tool(self, item: OutputEvent, out: list[bytes]) -> None:
         """News of tools of the server, and citations of what they found."""
-        delta = None
         if isinstance(item, Cited):
-            delta = {"annotations": [annotation(item.citation, self._text_start)]}
+            self._annotations.append(annotation(item.citation, self._text_start))
         elif isinstance(item, ToolProgressed):
             delta = self._builtin.progressed(item.progress)
+            if delta is not None:
+                out.append(self._chunk(delta))
         elif isinstance(item, ToolOutcome) and isinstance(item.result, ToolResult):
             self._builtin.came(item.result)
-        if delta is not None:
-            out.append(self._chunk(delta))
 
     def _on_ended(self, ended: TurnEnded, out: list[bytes]) -> None:
         self.ended = ended
+        if self._annotations:  # all at once: OpenAI's SDK cannot add up a second list without an index
+            out.append(self._chunk({"annotations": self._annotations}))
         if ended.reason in ("abort", "error"):
             return  # the caller writes the error
         reason = self._answer.finish_reason(ended)

@@ -259,5 +259,16 @@ def test_the_sdk_reads_both_forms() -> None:
                 for choice in chunk.choices:
                     text += choice.delta.content or ""
             assert text == CITED_TEXT
+        async with served(SEARCH, PYTHON, CITED, SEARCH, PYTHON, CITED) as server:
+            sdk = openai.AsyncOpenAI(
+                api_key="none", base_url="http://test/v1", http_client=server.http, max_retries=0
+            )
+            begin: Any = sdk.chat.completions.stream
+            async with begin(model="gpt-oss-test", messages=USER, tools=tools) as stream:
+                summed = (await stream.get_final_completion()).choices[0].message
+            assert summed.content == CITED_TEXT
+            assert len(summed.annotations) == 2
+            told = await chat(server, tools=tools)
+            assert [note.to_dict() for note in summed.annotations] == told["annotations"]
 
     run(scenario)
