@@ -72,6 +72,8 @@ async def stream_chat(
         )
         for index in range(chat.n)
     ]
+    # Choices begin together and in order, whichever speaks first: OpenAI's SDK lists them as they begin.
+    opening = b"".join([writer.feed(()) for writer in writers])
     turns = run_turns(
         state.client,
         state.vocab,
@@ -85,6 +87,8 @@ async def stream_chat(
                 data = writers[batch[0][0]].feed(batch[0][1])
             else:
                 data = b"".join([writers[index].feed(events) for index, events in batch])
+            if opening:
+                data, opening = opening + data, b""
             if data:
                 yield data
             if folds:

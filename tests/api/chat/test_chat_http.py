@@ -365,6 +365,18 @@ def test_the_sdk_stream_helper_and_parse() -> None:
     assert final.usage == parsed.usage
 
 
+def test_the_sdk_adds_up_choices_whichever_speaks_first() -> None:
+    async def main(server: Server) -> None:
+        messages: Any = [{"role": "user", "content": "hi"}]
+        async with server.sdk.chat.completions.stream(model="demo", messages=messages, n=3) as stream:
+            completion = await stream.get_final_completion()
+        assert [choice.message.content for choice in completion.choices] == ["One.", "Two.", "Three."]
+
+    late = "<|channel|>commentary to=nobody"  # a header that is longer than the others
+    texts = (late + "<|message|>One.", late + FINAL + "Two.", FINAL + "Three.")
+    with_server(playing(*[text + "<|return|>" for text in texts]), main)
+
+
 def test_the_sdk_stream_helper_with_a_tool() -> None:
     strict = json.loads(json.dumps(TOOLS))
     strict[0]["function"] |= {"strict": True, "parameters": {"type": "object", "properties": {}}}
