@@ -100,6 +100,7 @@ async def _prepare(state: ServerState, request: ResponsesRequest, prompt: Prompt
         parallel_tool_calls=request.parallel_tool_calls,
         stream_interval=state.config.stream_interval if request.stream or request.background else NEVER,
         ensure_answer=not request.ignore_eos,
+        ignore_eos=bool(request.ignore_eos),
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",
         arrival_time=time.time(),

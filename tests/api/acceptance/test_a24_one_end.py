@@ -26,3 +26,12 @@ def test_nothing_after_the_return(face: str, stream: bool) -> None:
         assert outcome.text == "One."
 
     acceptance(playing(FINAL + "One.<|return|>" + "<|start|>assistant" + FINAL + "Again.<|return|>"), main)
+
+
+@pytest.mark.parametrize(("face", "stream"), WAYS)
+def test_what_is_asked_for_beyond_the_return_is_told(face: str, stream: bool) -> None:
+    async def main(server: Server) -> None:
+        outcome = await server.ask(face, stream, ignore_eos=True)
+        assert outcome.text == "One.\n\nAgain."
+
+    acceptance(playing(FINAL + "One.<|return|>" + "<|start|>assistant" + FINAL + "Again.<|return|>"), main)
