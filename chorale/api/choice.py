@@ -44,7 +44,7 @@ from chorale.harmony.messages import (
 )
 from chorale.harmony.parser import Parser
 from chorale.harmony.render import ASSISTANT, FINAL
-from chorale.harmony.vocab import CHANNEL, END, MESSAGE, NUM_RANKS, START, Vocabulary
+from chorale.harmony.vocab import CHANNEL, END, ENDOFTEXT, MESSAGE, NUM_RANKS, RETURN, START, Vocabulary
 
 __all__ = ["Choice", "Round", "TurnOptions"]
 
@@ -194,6 +194,8 @@ class Choice(CompactingRounds):
             self._on_event(event, token)
             if self.ended:
                 return
+        if self._options.ignore_eos and token in (RETURN, ENDOFTEXT):  # within a message, or behind its end
+            self._parser = Parser(self.vocab, role=None, tool_names=self._tool_names)
 
     def _on_event(self, event: HarmonyEvent, token: int | None) -> None:
         if isinstance(event, ContentDelta):
@@ -290,8 +292,6 @@ class Choice(CompactingRounds):
             self._await_tool(self._calling, event)
             return
         self._close("incomplete" if cut else "completed", event.token_ids)
-        if event.terminator is Terminator.RETURN and self._options.ignore_eos:
-            self._parser = Parser(self.vocab, role=None, tool_names=self._tool_names)
         if self._called and not self._options.parallel_tool_calls:
             self.end("tool_calls")
 

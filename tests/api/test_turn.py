@@ -343,8 +343,12 @@ def test_prefill_continues_a_message() -> None:
     assert fold.ended.usage.output_tokens == len(ids(" world<|return|>"))
 
 
-def test_ignore_eos_reads_on_after_return() -> None:
-    text = FINAL + "a<|return|><|start|>assistant" + FINAL + "b"
+@pytest.mark.parametrize(
+    "between",
+    ["<|return|>", "<|return|><|return|>", "<|end|><|return|>", "<|return|><|endoftext|><|return|>"],
+)
+def test_ignore_eos_reads_on_after_return(between: str) -> None:
+    text = FINAL + f"a{between}<|start|>assistant" + FINAL + "b"
     fold = one(text, ignore_eos=True, ensure_answer=False)
     assert [i.text for i in fold.items] == ["a", "b"]
 
