@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -307,6 +308,16 @@ def test_chat_without_limits_runs_to_the_window(llm: LLM) -> None:
         ({"logprobs": 21}, ValueError, "logprobs"),
         ({"stop": [""]}, ValueError, "empty"),
         ({"stop": "x", "detokenize": False}, ValueError, "detokenize"),
+        ({"temperature": None}, TypeError, "temperature"),
+        ({"top_p": "0.5"}, TypeError, "top_p"),
+        ({"seed": 1.5}, TypeError, "seed"),
+        ({"max_tokens": 2.5}, TypeError, "max_tokens"),
+        ({"logprobs": 1.0}, TypeError, "logprobs"),
+        ({"logit_bias": {5: None}}, TypeError, "logit_bias"),
+        ({"logit_bias": [5]}, TypeError, "logit_bias"),
+        ({"stop": [1]}, TypeError, "stop"),
+        ({"stop": 1}, TypeError, "stop"),
+        ({"bad_words": "word"}, TypeError, "bad_words"),
     ],
 )
 def test_bad_sampling_params(given: dict[str, Any], error: type[Exception], word: str) -> None:
@@ -324,9 +335,18 @@ def test_token_ids_out_of_range(llm: LLM) -> None:
         ("stop_token_ids", [201088]),
         ("allowed_token_ids", [-1]),
         ("logit_bias", {10**7: 1.0}),
+        ("logit_bias", {"5": 1.0}),
+        ("stop_token_ids", [1.5]),
     ):
         with pytest.raises(ValueError, match=name):
             llm.generate([[1]], SamplingParams(**{name: value}))
+
+
+def test_numbers_of_numpy_are_numbers(llm: LLM) -> None:
+    given = {"seed": np.int64(7), "temperature": np.float32(0.5), "max_tokens": np.int32(4)}
+    params = SamplingParams(**given, logit_bias={np.int64(100): np.float32(5.0)})
+    assert params == SamplingParams(seed=7, temperature=0.5, max_tokens=4, logit_bias={100: 5.0})
+    assert len(llm.generate([[1]], params)[0].outputs[0].token_ids) == 4
 
 
 def test_unknown_and_needless_arguments_of_llm(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

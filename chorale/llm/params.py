@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 from chorale.api.structured import constraint_of
@@ -65,7 +66,9 @@ class StructuredOutputsParams:
         """Raises ``ValueError`` for what cannot be enforced."""
         ((way, value),) = self._given().items()
         try:
-            found = constraint_of(way, list(value) if way == "choice" else value, f"structured_outputs.{way}")
+            if way == "choice" and not isinstance(value, str):  # whose letters are not choices
+                value = list(value)
+            found = constraint_of(way, value, f"structured_outputs.{way}")
         except RequestError as error:
             raise ValueError(error.message) from None
         try:
@@ -117,7 +120,7 @@ class SamplingParams(_Fields):
     def __init__(self, **given: Any) -> None:
         names = [field.name for field in fields(_Fields)]
         check_names("SamplingParams", given, names)
-        super().__init__(**{name: value for name, value in given.items() if name in names})
+        super().__init__(**{name: _plain(name, value) for name, value in given.items() if name in names})
         _check(self)
 
     @classmethod
@@ -169,6 +172,41 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "logprobs": (0, 20),
     "prompt_logprobs": (0, 20),
 }
+_INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+_OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
+_TEXTS = ("stop", "bad_words")
+
+
+def _plain(name: str, value: Any) -> Any:
+    """``value`` as the engine reads it; numpy's numbers become Python's. Raises ``TypeError``.
+
+    What is wrong here would fail in the engine's thread, and end every other prompt with it.
+    """
+    if name in _OPTIONAL and value is None:
+        return None
+    if name in _INTEGERS:
+        if not isinstance(value, Integral):
+            raise TypeError(f"{name} must be a whole number, not {value!r}")
+        return int(value)
+    if name in _BOUNDS:
+        if not isinstance(value, Real):
+            raise TypeError(f"{name} must be a number, not {value!r}")
+        return value if isinstance(value, int) else float(value)
+    if name == "logit_bias" and value is not None:
+        if not isinstance(value, Mapping) or not all(isinstance(bias, Real) for bias in value.values()):
+            raise TypeError(f"logit_bias must have a number for each token id, not {value!r}")
+        return {token: float(bias) for token, bias in value.items()}
+    is_one = name == "stop" and isinstance(value, str)
+    if name in _TEXTS and value is not None and not is_one and not _are_texts(value):
+        raise TypeError(f"{name} must be a list of texts, not {value!r}")
+    return value
+
+
+def _are_texts(value: object) -> bool:
+    """A text itself is none: its letters would be taken one by one."""
+    if isinstance(value, str) or not isinstance(value, Collection):
+        return False
+    return all(isinstance(text, str) for text in value)
 
 
 def _check(params: SamplingParams) -> None:
@@ -195,7 +233,7 @@ def to_spec(
     num_prompt_tokens: int,
     make_grammar: Callable[[Constraint, int], str],
 ) -> SamplingSpec:
-    """Token ids only; output is bounded by the window. Raises ``ValueError`` for ids out of range.
+    """Token ids only; output is bounded by the window. Raises ``ValueError`` for what is no token id.
 
     ``make_grammar(constraint, max_tokens)``: the grammar of an output that the constraint is for.
     """
@@ -203,7 +241,7 @@ def to_spec(
     limit = room if params.max_tokens is None else min(params.max_tokens, room)
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         for token in getattr(params, name) or ():
-            if not 0 <= token < info.vocab_size:
+            if not isinstance(token, Integral) or not 0 <= int(token) < info.vocab_size:
                 raise ValueError(f"{name}: {token} is not a token id (0 to {info.vocab_size - 1})")
     constraint = params.constraint()
     return SamplingSpec(

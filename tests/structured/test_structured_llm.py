@@ -61,3 +61,5 @@ def test_what_cannot_be_enforced_is_an_error_before_anything_runs(llm: LLM) -> N
         llm.generate("x", params(json={"not": {}}))
     with pytest.raises(ValueError, match=r"structured_outputs\.regex"):
         llm.generate("x", params(regex="("))
+    with pytest.raises(ValueError, match=r"structured_outputs\.choice"):
+        llm.generate("x", params(choice="word"))  # its letters are not meant
