@@ -142,6 +142,22 @@ def test_stop_token_ids_and_the_models_own_end(llm: LLM) -> None:
     assert ignored[0].outputs[0].token_ids == [RETURN] * 3
 
 
+def test_the_stop_token_is_text_where_it_is_wanted(llm: LLM) -> None:
+    """As on the server; special tokens are text only where they are not skipped."""
+    vocab, include = load_vocabulary(), {"include_stop_str_in_output": True}
+    cases = [
+        ({"stop_token_ids": [100]}, 100, ""),
+        ({"stop_token_ids": [100], **include}, 100, vocab.decode([100])),
+        (include, RETURN, ""),
+        ({**include, "skip_special_tokens": False}, RETURN, "<|return|>"),
+        ({"skip_special_tokens": False}, RETURN, ""),
+    ]
+    for given, token, text in cases:
+        params = SamplingParams(logit_bias={token: 100.0}, **given)
+        choice = llm.generate([[9]], params)[0].outputs[0]
+        assert (choice.finish_reason, choice.token_ids, choice.text) == ("stop", [token], text)
+
+
 def test_special_tokens_and_detokenize(llm: LLM) -> None:
     bias = {"logit_bias": {START: 100.0}, "max_tokens": 2}
     shown, hidden, none = (
@@ -278,6 +294,18 @@ def test_a_chat_turn_is_split_into_reasoning_answer_and_calls() -> None:
     read_turn(output, SamplingParams(stop="STOP"), tools, vocab)
     assert (output.reasoning, output.text) == ("Let me look.", "Blue. ")
     assert [(call.name, call.arguments) for call in output.tool_calls] == [("sky", '{"at": 1}')]
+
+
+def test_a_chat_turn_shows_the_stop_token_where_it_is_wanted() -> None:
+    vocab = load_vocabulary()
+    header = [CHANNEL, *vocab.encode("final"), MESSAGE]
+    said = vocab.encode("The sky is blue")
+    for include, text in ((False, "The sky is"), (True, "The sky is blue")):
+        output = CompletionOutput(0, token_ids=[*header, *said], finish_reason="stop", stop_reason=said[-1])
+        params = SamplingParams(stop_token_ids=[said[-1]], include_stop_str_in_output=include)
+        read_turn(output, params, (), vocab)
+        assert output.text == text
+        assert output.token_ids[-1] == said[-1]
 
 
 def test_chat_without_limits_runs_to_the_window(llm: LLM) -> None:

@@ -30,7 +30,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One choice. ``token_ids`` includes the stop token, ``text`` does not.
+    """One choice. ``token_ids`` includes the stop token, ``text`` only with ``include_stop_str_in_output``.
 
     ``finish_reason``: "stop", "length", "abort" or "error" (then ``error`` says why). ``stop_reason``: the
     stop string or stop token id; None for the model's own end. ``reasoning`` and ``tool_calls`` are set by
@@ -85,8 +85,9 @@ class ChoiceBuilder:
         for place, token in enumerate(chunk.token_ids):
             self.output.token_ids.append(token)
             self._add_logprobs(chunk.logprobs[place] if chunk.logprobs else None)
-            if token == chunk.stop_token_id and place == len(chunk.token_ids) - 1:
-                break  # the stop token is no text
+            is_stop = token == chunk.stop_token_id and place == len(chunk.token_ids) - 1
+            if is_stop and not self._params.include_stop_str_in_output:
+                break
             matched = self._add_text(token)
             if matched is not None:
                 self._finish("stop", matched)

@@ -20,14 +20,14 @@ def read_turn(
     """Fill ``reasoning``, ``text`` and ``tool_calls`` from ``output.token_ids``.
 
     Preambles (commentary for the user) stand before the final text. A stop string has ended the turn already
-    (it counts wherever it appears); here it is cut from the text in which it stands.
+    (it counts wherever it appears); here it is cut from the text in which it stands, as is a stop token.
     """
     parser = Parser(vocab, tool_names=[f"{_FUNCTIONS}{tool.name}" for tool in tools])
     reasoning: list[str] = []
     text: list[str] = []
     calls: list[tuple[str, list[str]]] = []
     target: list[str] = text
-    for event in [*parser.feed_all(output.token_ids), *parser.finish()]:
+    for event in [*parser.feed_all(_shown(output, params, vocab)), *parser.finish()]:
         if isinstance(event, MessageStart):
             target = text
             if event.recipient is not None:
@@ -40,6 +40,14 @@ def read_turn(
     output.text = _until_stop("".join(text), params)
     output.reasoning = _until_stop("".join(reasoning), params) or None
     output.tool_calls = [ToolCall(name, "".join(parts)) for name, parts in calls]
+
+
+def _shown(output: CompletionOutput, params: SamplingParams, vocab: Vocabulary) -> list[int]:
+    """Without an extra stop token, unless that is wanted. A special one is no text, and may end a message."""
+    stop = output.stop_reason
+    if params.include_stop_str_in_output or not isinstance(stop, int) or vocab.is_special(stop):
+        return output.token_ids
+    return output.token_ids[:-1]
 
 
 def _until_stop(text: str, params: SamplingParams) -> str:
