@@ -127,6 +127,16 @@ def test_stop_strings_end_a_choice_and_token_ids_agree(llm: LLM) -> None:
         assert found.text == free.text[: free.text.index(stop) + len(stop) * include]
 
 
+def test_min_tokens_holds_for_stop_strings_too(llm: LLM) -> None:
+    """As in vLLM: a stop string that ends within the first tokens is text like any other."""
+    vocab = load_vocabulary()
+    forced = {"logit_bias": dict.fromkeys(vocab.encode(" dog"), 100.0), "max_tokens": 6, "stop": "og d"}
+    for min_tokens, text in ((0, " d"), (2, " dog d"), (4, " dog dog dog d"), (6, " dog" * 6)):
+        choice = llm.generate([[9]], SamplingParams(**forced, min_tokens=min_tokens))[0].outputs[0]
+        assert choice.text == text
+        assert choice.finish_reason == ("stop" if min_tokens < 6 else "length")
+
+
 def test_stop_token_ids_and_the_models_own_end(llm: LLM) -> None:
     found = [
         llm.generate([[9]], SamplingParams(logit_bias={token: 100.0}, stop_token_ids=[100, CALL]))[0].outputs[
@@ -306,6 +316,14 @@ def test_a_chat_turn_shows_the_stop_token_where_it_is_wanted() -> None:
         read_turn(output, params, (), vocab)
         assert output.text == text
         assert output.token_ids[-1] == said[-1]
+
+
+def test_a_chat_turn_is_cut_at_the_stop_string_that_counted() -> None:
+    vocab = load_vocabulary()
+    ids = [CHANNEL, *vocab.encode("final"), MESSAGE, *vocab.encode("One. Two. Three.")]
+    output = CompletionOutput(0, token_ids=ids)
+    read_turn(output, SamplingParams(stop=".", min_tokens=5), (), vocab)
+    assert output.text == "One. Two"
 
 
 def test_chat_without_limits_runs_to_the_window(llm: LLM) -> None:

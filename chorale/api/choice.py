@@ -228,7 +228,8 @@ class Choice(CompactingRounds):
             return
         kind, name, phase = self._route(start)
         stop = self._options.stop if phase == "final_answer" else ()
-        stops = StopFilter(stop, self._options.include_stop) if stop else None
+        num_early = self._options.min_tokens - len(self.sampled)
+        stops = StopFilter(stop, self._options.include_stop, num_early) if stop else None
         form = self._options.call_forms.get(name) if name is not None else None
         namespace = None
         if form is not None:

@@ -100,7 +100,7 @@ LIMITS: dict[str, Limit] = {
     "max_completion_tokens": _integer(1, INT32_MAX, "as max_tokens", "the window"),
     "max_output_tokens": _integer(1, INT32_MAX, "as max_tokens, over every tool turn", "the window"),
     "completions.max_tokens": _integer(0, INT32_MAX, "0 with echo scores the prompt", "16"),
-    "min_tokens": _integer(0, INT32_MAX, "no stop token before this many", "0"),
+    "min_tokens": _integer(0, INT32_MAX, "no stop token, and no stop string, before this many", "0"),
     "thinking_token_budget": _integer(0, INT32_MAX, "analysis tokens before the answer is forced"),
     "truncate_prompt_tokens": _integer(-1, INT32_MAX, "keep the last k prompt tokens; -1: what fits"),
     # choices and details

@@ -35,6 +35,7 @@ class TurnOptions:
     function_names: frozenset[str] = frozenset()  # declared and callable; empty: no call is ever reported
     call_forms: Mapping[str, CallForm] = field(default_factory=dict)  # of those that are no plain functions
     stop: tuple[str, ...] = ()  # stop strings, on final text only
+    min_tokens: int = 0  # no stop string ends the turn before it has more tokens
     include_stop: bool = False  # the stop string (or extra stop token) is part of the text
     parallel_tool_calls: bool = True  # False: the turn ends after the first call
     stream_interval: int = 1  # tokens per wake-up after the first

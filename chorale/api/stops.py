@@ -13,9 +13,11 @@ class StopFilter:
     string never does.
     """
 
-    __slots__ = ("_held", "_stops")
+    __slots__ = ("_held", "_num_early", "_stops")
 
-    def __init__(self, stops: tuple[str, ...], include: bool) -> None:
+    def __init__(self, stops: tuple[str, ...], include: bool, num_early: int = 0) -> None:
+        """``num_early``: tokens to come in which no stop string may end (what ``min_tokens`` leaves)."""
+        self._num_early = num_early
         self._stops = StopStrings(stops, include=include)
         self._held: list[tuple[int, TokenLogprobs | None, int]] = []  # token, logprobs, characters left
 
@@ -26,7 +28,11 @@ class StopFilter:
         for position, (token, logprobs) in enumerate(tokens):
             # Several tokens that became readable together share one character run; the last one carries it.
             self._held.append((token, logprobs, len(text) if position == len(tokens) - 1 else 0))
-        emit, matched = self._stops.feed(text)
+        self._num_early -= len(tokens)
+        if self._num_early >= 0:
+            emit, matched = self._stops.pass_over(text), None
+        else:
+            emit, matched = self._stops.feed(text)
         return emit, self._release(len(emit)), matched
 
     def flush(self) -> tuple[str, list[tuple[int, TokenLogprobs | None]]]:

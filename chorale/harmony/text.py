@@ -52,21 +52,35 @@ class StopStrings:
         if self._matched is not None:
             return "", self._matched
         buffer = self._held + text
-        if self._pattern.search(buffer) is not None:
-            return self._finish(buffer)
-        keep = self._partial_len(buffer)
-        self._held = buffer[len(buffer) - keep :]
-        return buffer[: len(buffer) - keep], None
+        if self._pattern.search(buffer) is not None and (place := self._first_place(buffer)) is not None:
+            return self._finish(buffer, *place)
+        return self._hold(buffer), None
+
+    def pass_over(self, text: str) -> str:
+        """What can be shown now of text in which no stop string may end, though one may begin."""
+        return self._hold(self._held + text)
 
     def flush(self) -> str:
         """What was held back, once no more text comes."""
         held, self._held = self._held, ""
         return held
 
-    def _finish(self, buffer: str) -> tuple[str, str]:
-        places = ((buffer.find(stop), stop) for stop in self._stops)
-        end, size = min((at + len(stop), -len(stop)) for at, stop in places if at >= 0)
-        begin = end + size
+    def _first_place(self, buffer: str) -> tuple[int, int] | None:
+        """Begin and end of the stop string that counts. One within what is held was passed over."""
+        held = len(self._held)
+        places = ((buffer.find(stop, max(0, held + 1 - len(stop))), stop) for stop in self._stops)
+        found = [(at + len(stop), -len(stop)) for at, stop in places if at >= 0]
+        if not found:
+            return None
+        end, size = min(found)
+        return end + size, end
+
+    def _hold(self, buffer: str) -> str:
+        shown = len(buffer) - self._partial_len(buffer)
+        self._held = buffer[shown:]
+        return buffer[:shown]
+
+    def _finish(self, buffer: str, begin: int, end: int) -> tuple[str, str]:
         self._matched = buffer[begin:end]
         self._held = ""
         return buffer[: end if self._include else begin], self._matched

@@ -102,7 +102,11 @@ class ChoiceBuilder:
         params = self._params
         if not params.detokenize or (params.skip_special_tokens and self._vocab.is_special(token)):
             return None
-        text, matched = self._stops.feed(self._decoder.feed(token))
+        text, matched = self._decoder.feed(token), None
+        if len(self.output.token_ids) > params.min_tokens:
+            text, matched = self._stops.feed(text)
+        else:
+            text = self._stops.pass_over(text)
         self._text.append(text)
         return matched
 

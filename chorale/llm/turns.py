@@ -12,6 +12,7 @@ from chorale.llm.outputs import CompletionOutput, ToolCall
 from chorale.llm.params import SamplingParams
 
 _FUNCTIONS = "functions."
+Piece = tuple[str, bool]  # of a text, and whether a stop string that ends in it counts
 
 
 def read_turn(
@@ -23,11 +24,14 @@ def read_turn(
     (it counts wherever it appears); here it is cut from the text in which it stands, as is a stop token.
     """
     parser = Parser(vocab, tool_names=[f"{_FUNCTIONS}{tool.name}" for tool in tools])
-    reasoning: list[str] = []
-    text: list[str] = []
-    calls: list[tuple[str, list[str]]] = []
-    target: list[str] = text
-    for event in [*parser.feed_all(_shown(output, params, vocab)), *parser.finish()]:
+    reasoning: list[Piece] = []
+    text: list[Piece] = []
+    calls: list[tuple[str, list[Piece]]] = []
+    target: list[Piece] = text
+    token_ids = _shown(output, params, vocab)
+    early = parser.feed_all(token_ids[: params.min_tokens])
+    late = [*parser.feed_all(token_ids[params.min_tokens :]), *parser.finish()]
+    for event, counts in [*((event, False) for event in early), *((event, True) for event in late)]:
         if isinstance(event, MessageStart):
             target = text
             if event.recipient is not None:
@@ -36,10 +40,10 @@ def read_turn(
             elif event.channel == "analysis":
                 target = reasoning
         elif isinstance(event, ContentDelta):
-            target.append(event.text)
-    output.text = _until_stop("".join(text), params)
-    output.reasoning = _until_stop("".join(reasoning), params) or None
-    output.tool_calls = [ToolCall(name, "".join(parts)) for name, parts in calls]
+            target.append((event.text, counts))
+    output.text = _until_stop(text, params)
+    output.reasoning = _until_stop(reasoning, params) or None
+    output.tool_calls = [ToolCall(name, "".join(text for text, _ in pieces)) for name, pieces in calls]
 
 
 def _shown(output: CompletionOutput, params: SamplingParams, vocab: Vocabulary) -> list[int]:
@@ -50,7 +54,7 @@ def _shown(output: CompletionOutput, params: SamplingParams, vocab: Vocabulary) 
     return output.token_ids[:-1]
 
 
-def _until_stop(text: str, params: SamplingParams) -> str:
+def _until_stop(pieces: list[Piece], params: SamplingParams) -> str:
     stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
-    shown, _ = stops.feed(text)
-    return shown + stops.flush()
+    shown = [stops.feed(text)[0] if counts else stops.pass_over(text) for text, counts in pieces]
+    return "".join(shown) + stops.flush()

@@ -260,6 +260,21 @@ def test_stop_string_over_several_tokens(step: int) -> None:
     assert included.text("message") == "abc\n\nUser:"
 
 
+def test_a_stop_string_within_min_tokens_is_text() -> None:
+    text = FINAL + "a. b. c. d.<|return|>"
+    for min_tokens, shown in (
+        (0, "a"),
+        (4, "a"),
+        (5, "a. b"),
+        (6, "a. b"),
+        (7, "a. b. c"),
+        (99, "a. b. c. d."),
+    ):
+        fold = one(text, stop=(".",), min_tokens=min_tokens)
+        assert fold.text("message") == shown
+    assert ids(text)[4] == ids(".")[0]
+
+
 def test_text_that_only_began_like_a_stop_is_shown() -> None:
     assert one(FINAL + "a STO<|return|>", stop=("STOP",)).text("message") == "a STO"
     assert one(FINAL + "a STO", stop=("STOP",)).text("message") == "a STO"

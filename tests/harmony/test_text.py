@@ -76,6 +76,28 @@ def test_stop_strings_do_not_depend_on_the_cuts(stops: list[str], pieces: list[s
         assert len(shown) + (0 if include else len(matched)) == min(ends)
 
 
+@given(
+    st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4),
+    st.lists(st.text("ab\nc", max_size=5), max_size=6),
+    st.lists(st.text("ab\nc", max_size=5), max_size=6),
+    st.booleans(),
+)
+def test_a_stop_that_ends_in_what_is_passed_over_does_not_count(
+    stops: list[str], early: list[str], late: list[str], include: bool
+) -> None:
+    matcher = StopStrings(stops, include)
+    shown, matched = "".join(map(matcher.pass_over, early)), None
+    for piece in late:
+        more, matched = matcher.feed(piece)
+        shown += more
+    shown += matcher.flush()
+    text, passed = "".join([*early, *late]), len("".join(early))
+    ends = [end for end in range(passed + 1, len(text) + 1) if text[:end].endswith(tuple(stops))]
+    assert (matched is not None) == bool(ends)
+    cut = 0 if include else len(matched or "")
+    assert shown == (text[: ends[0] - cut] if ends else text)
+
+
 def test_nothing_that_could_begin_a_stop_is_shown_early() -> None:
     matcher = StopStrings(["STOP"])
     assert matcher.feed("a S") == ("a ", None)

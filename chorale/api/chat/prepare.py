@@ -94,6 +94,7 @@ async def _prepare(
         function_names=rules.callable_names,
         call_forms=rules.call_forms,
         stop=tuple(chat.stop or ()),
+        min_tokens=sampling.min_tokens,
         include_stop=bool(chat.include_stop_str_in_output),
         parallel_tool_calls=chat.parallel_tool_calls,
         stream_interval=state.config.stream_interval if chat.stream else NEVER,

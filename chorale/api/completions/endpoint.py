@@ -82,6 +82,7 @@ async def _job(
     options = TurnOptions(
         request_id=f"cmpl-{secrets.token_hex(12)}",
         stop=tuple(completion.stop or ()),
+        min_tokens=sampling.min_tokens,
         include_stop=bool(completion.include_stop_str_in_output),
         stream_interval=state.config.stream_interval if completion.stream else NEVER,
         progress=completion.stream and (completion.return_token_ids or completion.continuous_usage),

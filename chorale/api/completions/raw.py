@@ -58,7 +58,7 @@ class RawChoice:
         self._raw = raw
         self._eos = eos
         self._decoder = TextDecoder(vocab)
-        stops = StopFilter(options.stop, options.include_stop) if options.stop else None
+        stops = StopFilter(options.stop, options.include_stop, options.min_tokens) if options.stop else None
         self._item = OpenItem(0, "message", stops)
         self._pending: list[OutputEvent] = []
         self._opened = False

@@ -60,6 +60,7 @@ async def prepare(state: ServerState, request: MessagesRequest) -> Prepared:
         request_id=f"msg-{secrets.token_hex(12)}",
         function_names=prompt.rules.callable_names,
         stop=tuple(request.stop_sequences or ()),
+        min_tokens=sampling.min_tokens,
         include_stop=bool(request.include_stop_str_in_output),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
         stream_interval=state.config.stream_interval if request.stream else NEVER,

@@ -96,6 +96,7 @@ async def _prepare(state: ServerState, request: ResponsesRequest, prompt: Prompt
         function_names=rules.callable_names,
         call_forms=rules.call_forms,
         stop=tuple(request.stop or ()),
+        min_tokens=sampling.min_tokens,
         include_stop=bool(request.include_stop_str_in_output),
         parallel_tool_calls=request.parallel_tool_calls,
         stream_interval=state.config.stream_interval if request.stream or request.background else NEVER,

@@ -91,6 +91,14 @@ def test_the_stream() -> None:
     }
 
 
+def test_stop_strings_and_min_tokens() -> None:
+    client = playing(FINAL + "One. Two.<|return|>")
+    for min_tokens, content in ((0, "One"), (5, "One. Two"), (50, "One. Two.")):
+        fields = {"stop": ["."], "min_tokens": min_tokens, "max_tokens": 100}
+        body = with_server(client, lambda server, fields=fields: server.chat(**fields)).json()
+        assert body["choices"][0]["message"]["content"] == content
+
+
 def test_a_tool_call_in_body_and_stream() -> None:
     async def both(server: Server) -> tuple[Any, Any]:
         return (await server.chat(tools=TOOLS)).json(), events_of(await server.chat(tools=TOOLS, stream=True))

@@ -183,6 +183,9 @@ def test_stop_strings() -> None:
         assert body["choices"][0]["stop_reason"] == "there"
         body, _ = await both(server, stop="there", include_stop_str_in_output=True)
         assert body["choices"][0]["text"].endswith("Hello there")
+        for min_tokens, stop in ((0, "Hm"), (3, "Hm"), (4, "there")):  # "Hm" is the fourth token
+            body, _ = await both(server, stop=["Hm", "there"], min_tokens=min_tokens)
+            assert body["choices"][0]["stop_reason"] == stop
 
     with_server(playing(RAW), main)
 

@@ -186,6 +186,8 @@ def test_stop_sequences_and_limits() -> None:
         assert without_ids(body) == without_ids(streamed)
         assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "there")
         assert body["content"][-1]["text"] == "Hello "
+        body, _ = await both(server, stop_sequences=["there"], min_tokens=50, max_tokens=100)
+        assert (body["stop_reason"], body["content"][-1]["text"]) == ("end_turn", "Hello there.")
 
     with_server(playing(ANSWER), main)
     cut = with_server(playing(FINAL + "Hello"), lambda s: post(s)).json()
