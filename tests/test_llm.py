@@ -78,6 +78,15 @@ def test_every_form_of_prompt(llm: LLM) -> None:
     assert len({output.request_id for output in outputs}) == len(outputs)
 
 
+def test_prompts_of_different_salts_share_no_pages(llm: LLM) -> None:
+    ids, params = list(range(300, 400)), SamplingParams(max_tokens=1)
+    cached = [
+        llm.generate({"prompt_token_ids": ids, "cache_salt": salt, "multi_modal_data": None}, params)[0]
+        for salt in ("one", "one", "two")
+    ]
+    assert [output.num_cached_tokens for output in cached] == [0, 96, 0]
+
+
 def test_special_tokens_in_raw_prompts(llm: LLM) -> None:
     output = llm.generate("<|start|>user<|message|>x<|end|>", SamplingParams(max_tokens=1))[0]
     assert output.prompt_token_ids[0] == START
@@ -209,6 +218,9 @@ def test_a_sequence_that_fails_alone_says_so(llm: LLM) -> None:
         ([[1] * 512], ContextLengthError),
         ([1.5], TypeError),
         ({"multi_modal_data": 1}, ValueError),
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, ValueError),
+        ({"prompt": "a", "cache_salt": 1}, TypeError),
+        ({"prompt": {"prompt": "a"}}, TypeError),
         (None, ValueError),
     ],
 )

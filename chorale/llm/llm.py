@@ -190,6 +190,7 @@ class LLM:
                 prompt_token_ids=prompt.token_ids,
                 sampling=spec,
                 arrival_time=time.time(),
+                cache_salt=prompt.cache_salt,
             )
         )
         async with contextlib.aclosing(stream):  # left early, it aborts the request

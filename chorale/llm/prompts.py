@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from chorale.api.chat.messages import split_instructions, to_harmony
@@ -29,6 +29,7 @@ OnePrompt = str | Mapping[str, Any] | Sequence[int]
 class Prompt:
     text: str | None  # None: came as token ids
     token_ids: list[int]
+    cache_salt: str = ""
 
 
 def read_prompts(
@@ -38,7 +39,8 @@ def read_prompts(
 ) -> list[Prompt]:
     """One or several, as text, ``{"prompt": text}``, ``{"prompt_token_ids": ids}`` or ids.
 
-    Special tokens in text are read as such, as on ``/v1/completions``. Raises ``TypeError``, ``ValueError``.
+    A dictionary may have a ``cache_salt`` beside them, and nothing else. Special tokens in text are read as
+    such, as on ``/v1/completions``. Raises ``TypeError``, ``ValueError``.
     """
     if (prompts is None) == (prompt_token_ids is None):
         raise ValueError("give either prompts or prompt_token_ids")
@@ -58,17 +60,26 @@ def _is_id(value: object) -> bool:
 
 def _read_one(prompt: Any, vocab: Vocabulary) -> Prompt:
     if isinstance(prompt, Mapping):
-        known = [name for name in ("prompt_token_ids", "prompt") if name in prompt]
-        if not known:
-            raise ValueError(
-                f"a prompt dictionary needs 'prompt' or 'prompt_token_ids', not {sorted(prompt)}"
-            )
-        prompt = prompt[known[0]]
+        return _read_dictionary(prompt, vocab)
     if isinstance(prompt, str):
         return Prompt(prompt, vocab.encode_with_special(prompt))
     if isinstance(prompt, Sequence) and all(_is_id(item) for item in prompt):
         return Prompt(None, list(prompt))
     raise TypeError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
+
+
+def _read_dictionary(prompt: Mapping[str, Any], vocab: Vocabulary) -> Prompt:
+    given = {name: value for name, value in prompt.items() if value is not None}
+    salt = given.pop("cache_salt", "")
+    text = given.pop("prompt", None)
+    content = given.pop("prompt_token_ids", text)  # vLLM's token prompts may tell their text, too
+    if given or content is None:
+        raise ValueError(
+            f"a prompt dictionary has 'prompt' or 'prompt_token_ids', and 'cache_salt', not {sorted(prompt)}"
+        )
+    if not isinstance(salt, str) or isinstance(content, Mapping):
+        raise TypeError("a prompt is text or a list of token ids, and its cache_salt a text")
+    return replace(_read_one(content, vocab), cache_salt=salt)
 
 
 def check_prompt(prompt: Prompt, info: EngineInfo) -> None:
