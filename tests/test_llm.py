@@ -407,6 +407,14 @@ def test_numbers_of_numpy_are_numbers(llm: LLM) -> None:
     assert len(llm.generate([[1]], params)[0].outputs[0].token_ids) == 4
 
 
+def test_max_logprobs_is_kept(folder: Path) -> None:
+    with LLM(str(folder), **OPTIONS, max_logprobs=2) as made:
+        assert made.generate([[1]], SamplingParams(logprobs=2, max_tokens=1))[0].outputs[0].logprobs
+        for name in ("logprobs", "prompt_logprobs"):
+            with pytest.raises(ValueError, match=f"{name} must be at most 2"):
+                made.generate([[1]], SamplingParams(**{name: 3}))
+
+
 def test_unknown_and_needless_arguments_of_llm(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(TypeError, match="max_model_len"):
         LLM(str(folder), max_model_length=100)

@@ -38,8 +38,14 @@ def resolve_sampling(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
     prompt_param: str = "messages",
+    logprobs_param: str = "top_logprobs",
 ) -> SamplingSpec:
     """``max_tokens`` of None: up to the window. Raises ``ContextLengthError`` or ``RequestError``."""
+    for param, number in ((logprobs_param, logprobs), ("prompt_logprobs", prompt_logprobs)):
+        if number is not None and number > info.max_logprobs:
+            raise RequestError(
+                f"{param}: this server gives at most {info.max_logprobs} (--max-logprobs)", param=param
+            )
     limit = fit_max_tokens(info, num_prompt_tokens, max_tokens, prompt_param)
     min_tokens = fields.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
+from chorale.engine.types import MAX_LOGPROBS, EngineStats, GenerateRequest, TokenChunk
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +35,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     ops: str = "reference"
     parameters: int = 0
     enable_prefix_caching: bool = True
+    max_logprobs: int = MAX_LOGPROBS  # alternatives that a request may ask for
     # generation_config.json: sampling defaults by vLLM's names (temperature, top_p, ...)
     default_sampling: dict[str, float] = {}
     notes: tuple[str, ...] = ()  # one line each: whatever is degraded

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from chorale.engine.types import SamplingSpec
+from chorale.engine.types import MAX_LOGPROBS, SamplingSpec
 
 INT32_MAX = 2**31 - 1
 MAX_CHOICES = 16_384  # of one request; the server's own limit is far below
-MAX_LOGPROBS = 20
 SMALLEST = 5e-324  # above 0
 
 # name -> (lowest, highest), both allowed; a NaN is in no range

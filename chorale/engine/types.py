@@ -30,6 +30,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 # --------------------------------------------------------------------------- client side
 
 
+MAX_LOGPROBS = 20  # alternatives at each position
+
 # ``TokenChunk.error`` of a request that left itself nothing to sample: its fault, not the engine's.
 ALL_FORBIDDEN = "every token was forbidden by the request's own constraints (grammar, allowed ids, bad words)"
 

@@ -233,10 +233,14 @@ def to_spec(
     num_prompt_tokens: int,
     make_grammar: Callable[[Constraint, int], str],
 ) -> SamplingSpec:
-    """Token ids only; output is bounded by the window. Raises ``ValueError`` for what is no token id.
+    """Token ids only; output is bounded by the window. Raises ``ValueError`` for what is no token id, and for
+    more log-probabilities than the engine was made for.
 
     ``make_grammar(constraint, max_tokens)``: the grammar of an output that the constraint is for.
     """
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > info.max_logprobs:
+            raise ValueError(f"{name} must be at most {info.max_logprobs} (max_logprobs)")
     room = info.max_model_len - num_prompt_tokens
     limit = room if params.max_tokens is None else min(params.max_tokens, room)
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):

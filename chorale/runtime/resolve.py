@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chorale.config import EngineConfig
-from chorale.engine.types import EngineLimits
+from chorale.engine.types import MAX_LOGPROBS, EngineLimits
 from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
 from chorale.runtime.buckets import MIXED_ROWS, MIXED_TOKENS, chosen_sizes, context_sizes, row_sizes
@@ -55,6 +55,7 @@ class Resolved:
     graph_rows: tuple[int, ...]  # rows of the decode steps that are captured; empty: none is
     decisions: tuple[Decision, ...]
     notes: tuple[str, ...]
+    max_logprobs: int = MAX_LOGPROBS
 
 
 class _Decider:
@@ -140,6 +141,7 @@ def resolve(
         geometry=geometry,
         graph_rows=graph_rows,
         decisions=tuple(decide.decisions),
+        max_logprobs=_max_logprobs(config, decide),
         notes=tuple(decide.notes),
     )
 
@@ -211,6 +213,16 @@ def _overlap(config: EngineConfig, decide: _Decider, can_overlap: bool) -> Liter
     reason = "the device runs beside the host" if can_overlap else "the device is the host itself"
     depth = decide.pick("overlap_depth", None if asked is None else int(asked), int(can_overlap), reason)
     return 1 if depth else 0
+
+
+def _max_logprobs(config: EngineConfig, decide: _Decider) -> int:
+    """-1 is vLLM's word for no limit."""
+    if 0 <= config.max_logprobs <= MAX_LOGPROBS:
+        return config.max_logprobs
+    decide.notes.append(
+        f"max_logprobs is {MAX_LOGPROBS} instead of {config.max_logprobs}: no request gets more"
+    )
+    return MAX_LOGPROBS
 
 
 def check_ranks(config: EngineConfig) -> None:

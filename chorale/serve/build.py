@@ -345,6 +345,7 @@ def _info(
         ops=model.ops.name,
         parameters=model.weights.num_parameters,
         enable_prefix_caching=limits.enable_prefix_caching,
+        max_logprobs=resolved.max_logprobs,
         default_sampling=sampling,
         notes=resolved.notes,
         startup_seconds=seconds,

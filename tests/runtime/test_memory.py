@@ -101,6 +101,14 @@ def test_a_length_that_nobody_asked_for_gives_way() -> None:
     assert (asked.limits.max_model_len, asked.notes) == (4096, ())
 
 
+def test_more_log_probabilities_than_any_request_gets_are_a_note() -> None:
+    assert [decide(TINY, cpu(16), max_logprobs=asked).max_logprobs for asked in (0, 5, 20)] == [0, 5, 20]
+    for asked in (-1, 50):
+        found = decide(TINY, cpu(16), max_logprobs=asked)
+        assert found.max_logprobs == 20
+        assert "max_logprobs" in found.notes[-1]
+
+
 def test_a_length_that_was_asked_for_is_an_error_whose_ways_out_work() -> None:
     asked = {"max_model_len": 131072}
     with pytest.raises(ConfigError, match=r"GiB more\. Pick one") as refused:

@@ -77,6 +77,7 @@ async def _job(
         logprobs=completion.logprobs,
         prompt_logprobs=completion.num_prompt_logprobs,
         prompt_param="prompt",
+        logprobs_param="logprobs",
     )
     sampling = await with_raw_grammar(state.grammars, structured.constraint, completion, sampling)
     options = TurnOptions(

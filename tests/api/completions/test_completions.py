@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -152,6 +153,23 @@ def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str) 
     response = with_server(playing(RAW), lambda s: s.complete("hi", **fields))
     assert response.status_code == 400
     assert (response.json()["error"]["param"], response.json()["error"]["code"]) == (param, code)
+
+
+def test_the_servers_own_limit_of_logprobs() -> None:
+    async def main(server: Server) -> None:
+        for response, param in (
+            (await server.complete(logprobs=4), "logprobs"),
+            (await server.complete(prompt_logprobs=4), "prompt_logprobs"),
+            (await server.chat(logprobs=True, top_logprobs=4), "top_logprobs"),
+        ):
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == param
+            assert "at most 3 (--max-logprobs)" in response.json()["error"]["message"]
+        assert (await server.complete(logprobs=3)).status_code == 200
+
+    client = playing(RAW)
+    client.info_value = msgspec.structs.replace(client.info_value, max_logprobs=3)
+    with_server(client, main)
 
 
 def test_defaults_and_limits() -> None:
