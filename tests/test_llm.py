@@ -407,6 +407,16 @@ def test_numbers_of_numpy_are_numbers(llm: LLM) -> None:
     assert len(llm.generate([[1]], params)[0].outputs[0].token_ids) == 4
 
 
+def test_the_models_own_defaults(folder: Path) -> None:
+    own = {"temperature": 0.5, "top_k": 7.0, "presence_penalty": 1.5, "max_new_tokens": 3}
+    expected = SamplingParams(temperature=0.5, top_k=7, presence_penalty=1.5, max_tokens=3)
+    with LLM(str(folder), **OPTIONS, override_generation_config=own) as made:
+        assert made.get_default_sampling_params() == expected
+        chat = made.chat([{"role": "user", "content": "Hi"}])
+        for output in (*made.generate([[1]]), *chat):
+            assert len(output.outputs[0].token_ids) <= 3
+
+
 def test_max_logprobs_is_kept(folder: Path) -> None:
     with LLM(str(folder), **OPTIONS, max_logprobs=2) as made:
         assert made.generate([[1]], SamplingParams(logprobs=2, max_tokens=1))[0].outputs[0].logprobs

@@ -119,7 +119,8 @@ class LLM:
         """One conversation (a list of messages), or a list of them.
 
         The prompt is the server's for the same messages. Each output's ``text`` is the answer; ``reasoning``
-        and ``tool_calls`` stand beside it. Without ``sampling_params`` an answer may be as long as fits.
+        and ``tool_calls`` stand beside it. Without ``sampling_params`` an answer may be as long as fits, or
+        as the model's ``max_new_tokens``.
         """
         several: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         described = read_tools(tools)
@@ -151,7 +152,10 @@ class LLM:
     # ------------------------------------------------------------------ running
 
     def _chat_defaults(self) -> SamplingParams:
-        return SamplingParams.from_defaults(self.info.default_sampling, max_tokens=None)
+        defaults = self.info.default_sampling
+        if "max_new_tokens" in defaults:
+            return SamplingParams.from_defaults(defaults)
+        return SamplingParams.from_defaults(defaults, max_tokens=None)
 
     def _run(
         self,

@@ -19,7 +19,10 @@ from chorale.grammar.matcher import check_constraint
 from chorale.harmony.text import encode_words
 from chorale.harmony.vocab import Vocabulary
 
-_MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_MODEL_DEFAULTS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 _REFUSED = {
     "guided_decoding": "its name is structured_outputs",
     "logits_processors": "Python logits processors are not supported",
@@ -129,6 +132,8 @@ class SamplingParams(_Fields):
         known = {name: value for name, value in defaults.items() if name in _MODEL_DEFAULTS}
         if "top_k" in known:
             known["top_k"] = int(known["top_k"])
+        if "max_new_tokens" in defaults:
+            known["max_tokens"] = int(defaults["max_new_tokens"])
         return cls(**{**known, **given})
 
     def constraint(self) -> Constraint | None:
