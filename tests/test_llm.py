@@ -407,6 +407,27 @@ def test_numbers_of_numpy_are_numbers(llm: LLM) -> None:
     assert len(llm.generate([[1]], params)[0].outputs[0].token_ids) == 4
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "error"),
+    [
+        ("scheduling_policy", "prority", ConfigError),
+        ("device", "gpu", ConfigError),
+        ("dtype", "float16", ConfigError),
+        ("max_model_len", "4k", ConfigError),
+        ("max_model_len", 0, ConfigError),
+        ("max_num_seqs", 0, ConfigError),
+        ("block_size", 0, ConfigError),
+        ("gpu_memory_utilization", 1.5, ConfigError),
+        ("override_generation_config", {"temprature": 1.0}, TypeError),
+        ("override_generation_config", {"temperature": -1.0}, ValueError),
+    ],
+)
+def test_bad_options_of_llm_are_named(folder: Path, option: str, value: Any, error: type[Exception]) -> None:
+    word = "temp" if isinstance(value, dict) else option
+    with pytest.raises(error, match=word.replace("_", "[-_]")):
+        LLM(str(folder), **{**OPTIONS, option: value})
+
+
 def test_the_models_own_defaults(folder: Path) -> None:
     own = {"temperature": 0.5, "top_k": 7.0, "presence_penalty": 1.5, "max_new_tokens": 3}
     expected = SamplingParams(temperature=0.5, top_k=7, presence_penalty=1.5, max_tokens=3)

@@ -19,7 +19,7 @@ from chorale.cli.values import read_value
 from chorale.config import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
 from chorale.runtime.cache_dtype import cache_dtype
-from chorale.runtime.resolve import check_ranks
+from chorale.runtime.resolve import check_ranks, check_sizes
 
 # Hosts that mean "every interface": compared with what the operator asked for, never a default of ours.
 OPEN_ADDRESSES = ("0.0.0.0", "::", "[::]", "")
@@ -245,8 +245,6 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
         raise ConfigError("--ssl-cert-reqs must be 0, 1 or 2")
     if server.ssl_cert_reqs and not (server.ssl_certfile and server.ssl_ca_certs):
         raise ConfigError("--ssl-cert-reqs needs --ssl-certfile and --ssl-ca-certs")
-    if not 0 < engine.gpu_memory_utilization <= 1:
-        raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
     if not 0 <= server.port <= 65535:
         raise ConfigError("--port must be between 0 and 65535")
     if server.stream_interval < 1:
@@ -257,11 +255,8 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
         raise ConfigError(f"--dtype {engine.dtype}: gpt-oss runs in bfloat16 or float32")
     cache_dtype(engine.kv_cache_dtype)
     check_ranks(engine)
+    check_sizes(engine)
     if engine.moe_activation_dtype not in ("auto", "bfloat16", "fp8"):
         raise ConfigError(f"--moe-activation-dtype {engine.moe_activation_dtype}: auto, bfloat16 or fp8")
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
-        value = getattr(engine, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
     if bool(server.ssl_keyfile) != bool(server.ssl_certfile):
         raise ConfigError("--ssl-keyfile and --ssl-certfile go together")

@@ -7,11 +7,14 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
+
+import msgspec
 
 from chorale.api.rules import TurnRules
 from chorale.api.tool_choice import Function
@@ -19,11 +22,12 @@ from chorale.client.base import EngineInfo
 from chorale.client.local import LocalClient
 from chorale.config import EngineConfig
 from chorale.engine.types import GenerateRequest, SamplingSpec
+from chorale.errors import ConfigError
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.frames import raw_grammar, turn_grammar
 from chorale.harmony.vocab import RETURN, load_vocabulary
 from chorale.llm.outputs import ChoiceBuilder, PositionLogprobs, RequestOutput, position_logprobs
-from chorale.llm.params import SamplingParams, check_names, to_spec
+from chorale.llm.params import MODEL_DEFAULTS, SamplingParams, check_names, to_spec
 from chorale.llm.progress import progress_bar
 from chorale.llm.prompts import (
     ChatMessages,
@@ -245,7 +249,16 @@ def _config(model: str, options: dict[str, Any]) -> EngineConfig:
         log.warning("LLM: %s has no effect: %s", name, _IGNORED[name])
         del options[name]
     check_names("LLM", options, names)
-    return EngineConfig(model=model, **options)
+    given = {name: value for name, value in options.items() if value is not None}  # None: decide for me
+    try:
+        config = msgspec.convert({"model": os.fspath(model), **given}, EngineConfig)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$.")
+        raise ConfigError(f"LLM: {place.rstrip('`')}: {reason}") from None
+    override = config.override_generation_config or {}
+    check_names("override_generation_config", override, MODEL_DEFAULTS)
+    SamplingParams.from_defaults(override)  # raises for values that no request may have
+    return config
 
 
 def _for_each(

@@ -19,8 +19,8 @@ from chorale.grammar.matcher import check_constraint
 from chorale.harmony.text import encode_words
 from chorale.harmony.vocab import Vocabulary
 
-_MODEL_DEFAULTS = (
-    *("temperature", "top_p", "top_k", "min_p"),
+MODEL_DEFAULTS = (  # of generation_config.json
+    *("temperature", "top_p", "top_k", "min_p", "max_new_tokens"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 _REFUSED = {
@@ -129,11 +129,11 @@ class SamplingParams(_Fields):
     @classmethod
     def from_defaults(cls, defaults: dict[str, float], **given: Any) -> SamplingParams:
         """``generation_config.json`` first, then what is given."""
-        known = {name: value for name, value in defaults.items() if name in _MODEL_DEFAULTS}
+        known = {name: value for name, value in defaults.items() if name in MODEL_DEFAULTS}
         if "top_k" in known:
             known["top_k"] = int(known["top_k"])
-        if "max_new_tokens" in defaults:
-            known["max_tokens"] = int(defaults["max_new_tokens"])
+        if "max_new_tokens" in known:
+            known["max_tokens"] = int(known.pop("max_new_tokens"))
         return cls(**{**known, **given})
 
     def constraint(self) -> Constraint | None:

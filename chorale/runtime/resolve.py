@@ -233,9 +233,20 @@ def check_ranks(config: EngineConfig) -> None:
         )
 
 
+def check_sizes(config: EngineConfig) -> None:
+    """Numbers that mean nothing, whatever the model and the machine."""
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
+
+
 def _refuse(config: EngineConfig, model: ModelConfig) -> None:
     """What no machine can run, and what this version does not do."""
     check_ranks(config)
+    check_sizes(config)
     if config.max_model_len is not None and config.max_model_len > model.max_position_embeddings:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} is more than the model's {model.max_position_embeddings}"
