@@ -107,6 +107,10 @@ class Load:
         return outcome
 
 
+# What an event that must be parsed has in it. Within a text quotes are escaped, so text holds none of these.
+_UNUSUAL = (b'"choices":[]', b'"usage":{', b'"error"')
+
+
 async def _read(connection: EventConnection, begin: float, outcome: Outcome) -> None:
     last = 0.0
     while events := await connection.wait():
@@ -114,7 +118,7 @@ async def _read(connection: EventConnection, begin: float, outcome: Outcome) -> 
             if last == 0.0:
                 if _has_text(event, outcome):
                     last, outcome.ttft = now, now - begin
-            elif b'"choices":[]' not in event and b'"usage":{' not in event and event != b"[DONE]":
+            elif not any(mark in event for mark in _UNUSUAL) and event != b"[DONE]":
                 outcome.itl.append(now - last)  # the usual piece: not parsed
                 last = now
             elif event != b"[DONE]" and _has_text(event, outcome):

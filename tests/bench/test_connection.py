@@ -131,9 +131,23 @@ async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.write(HEAD + chunked(event, []))
 
 
+async def fail_later(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As a server does whose engine dies in mid-answer."""
+    await reader.readuntil(b"\r\n\r\n")
+    pieces = b"".join(b'data: {"choices":[{"text":"t"}]}\n\n' for _ in range(2))
+    writer.write(
+        HEAD + chunked(pieces + b'data: {"error":{"message":"the engine died"}}\n\ndata: [DONE]\n\n', [])
+    )
+
+
 @pytest.mark.parametrize(
     ("handler", "words"),
-    [(refuse, "HTTP 404"), (vanish, "closed the connection"), (fail, "the engine died")],
+    [
+        (refuse, "HTTP 404"),
+        (vanish, "closed the connection"),
+        (fail, "the engine died"),
+        (fail_later, "the engine died"),
+    ],
 )
 def test_faults_are_outcomes(handler: Handler, words: str) -> None:
     outcomes = asyncio.run(load(handler, [Job("{}", 1)] * 2, Pace()))
