@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from chorale.cli.ending import signals_as_exceptions
 from chorale.cli.fingerprint import fingerprint
 from chorale.cli.help import Formatter
 from chorale.cli.settings import merge
@@ -114,7 +115,8 @@ def startup(arguments: list[str]) -> int:
     from chorale.bench.startup import startup as measure
 
     merge(rest, os.environ)  # a wrong option is an error here, not a server that never starts
-    found = measure(rest, cold=given.num_iters_cold, warm=given.num_iters_warm, timeout=given.timeout)
+    with signals_as_exceptions():
+        found = measure(rest, cold=given.num_iters_cold, warm=given.num_iters_warm, timeout=given.timeout)
     return _conclude("startup", found, given.json)
 
 

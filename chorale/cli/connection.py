@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx2
 
+from chorale.cli.ending import signals_as_exceptions
 from chorale.errors import ChoraleError, ConfigError
 
 DEFAULT_URL = "http://localhost:8000/v1"
@@ -64,7 +65,7 @@ def connect(
         with httpx2.Client(base_url=url.rstrip("/"), headers=headers, timeout=_timeout()) as client:
             yield Connection(client, model or _first_model(client, url), url)
         return
-    with _private_server(serve_arguments) as client:
+    with signals_as_exceptions(), _private_server(serve_arguments) as client:
         yield Connection(client, model or _first_model(client, "the private server"), "a private server")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -118,3 +120,26 @@ def test_a_pipe_gets_the_answer_and_not_the_reasoning(capsys: pytest.CaptureFixt
 
 def test_escape_sequences_of_the_model_are_shown_not_run() -> None:
     assert printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\n"
+
+
+def children(process: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("command", ["chat demo", "bench startup"])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_server_that_a_command_has_started_ends_with_it(command: str, number: signal.Signals) -> None:
+    line = [sys.executable, "-m", "chorale", *command.split()]
+    process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (servers := children(process.pid)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)  # it is there before the command knows it
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+        assert not [pid for pid in servers if Path(f"/proc/{pid}").exists()]
+    finally:
+        process.kill()
+        process.communicate()
