@@ -6,11 +6,15 @@ Started by the supervisor as ``python -m chorale.serve.api_process``, with an ``
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 
 from chorale.api.server import Stop
+from chorale.errors import ChoraleError, ConfigError
 from chorale.serve.boot import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
     EXIT_OK,
     ApiStart,
     configure_logging,
@@ -20,6 +24,8 @@ from chorale.serve.boot import (
     read_start,
 )
 from chorale.serve.http import make_client, serve_http
+
+log = logging.getLogger(__name__)
 
 
 async def serve(start: ApiStart) -> None:
@@ -37,8 +43,12 @@ def main() -> int:
     configure_logging(start.server.log_level, f"api-{start.process}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the server listens for it: the supervisor's business
     die_with_parent(start.parent_pid)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(serve(start))
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(serve(start))
+    except ChoraleError as error:
+        log.error("%s", error)
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
     return EXIT_OK
 
 

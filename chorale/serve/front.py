@@ -18,8 +18,8 @@ import msgspec
 
 from chorale.api.server import Stop
 from chorale.client.remote import RemoteClient
-from chorale.errors import ChoraleError
-from chorale.serve.boot import ApiStart
+from chorale.errors import ChoraleError, ConfigError
+from chorale.serve.boot import EXIT_CONFIG, ApiStart
 from chorale.serve.keeper import end, spawn
 from chorale.serve.watch import Deaths, WatchLimits
 
@@ -105,6 +105,8 @@ class WorkersFront:
             if self._num_drains:
                 return
             log.error("API process %d ended with code %d", process.pid, code)
+            if code == EXIT_CONFIG:  # it has said why, and would again
+                raise ConfigError("an API process cannot run as it is configured")
             delay = self._deaths.add(time.monotonic())
             if delay is None:
                 raise ChoraleError("the API processes died too often")

@@ -22,7 +22,9 @@ from pathlib import Path
 
 from chorale.api.server import Stop, bind_sockets
 from chorale.config import EngineConfig, ServerConfig
+from chorale.errors import ChoraleError, ConfigError
 from chorale.serve.boot import (
+    EXIT_CONFIG,
     EXIT_FAILED,
     EXIT_OK,
     ApiStart,
@@ -163,8 +165,11 @@ class Supervisor:
             return EXIT_OK
         if not engine.done():
             error = front.exception()
-            log.error("the HTTP side ended%s", f": {error}" if error else "", exc_info=error)
-            return EXIT_FAILED
+            said = error is None or isinstance(error, ChoraleError)  # then where it was raised adds nothing
+            log.error(
+                "the HTTP side ended%s", f": {error}" if error else "", exc_info=None if said else error
+            )
+            return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
         error = engine.exception()
         if error is not None:
             log.error("the engine could not be watched", exc_info=error)

@@ -85,10 +85,15 @@ def fetch(port: int, path: str, headers: dict[str, str]) -> tuple[int | None, by
 
 
 @contextlib.asynccontextmanager
-async def serve(**given: Any) -> AsyncIterator[Server]:
+async def serve(*, stderr: int | None = None, **given: Any) -> AsyncIterator[Server]:
     environment = os.environ | {"CHORALE_API_KEY": "secret-of-the-environment"}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(SCRIPT), json.dumps(given), stdout=asyncio.subprocess.PIPE, env=environment
+        sys.executable,
+        str(SCRIPT),
+        json.dumps(given),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=stderr,
+        env=environment,
     )
     server = Server(process)
     reading = asyncio.ensure_future(read_events(server))
@@ -149,6 +154,31 @@ def test_health_is_red_with_progress_while_loading_and_sigterm_does_not_wait_for
             s.process.terminate()
             assert await ended(s, 5.0) == 0
             assert not is_alive(engine)
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ({"ssl_certfile": "/no/cert", "ssl_keyfile": "/no/key"}, 2),
+        ({"ssl_certfile": __file__, "ssl_keyfile": __file__}, 2),  # readable, and not PEM
+        ({"response_store": "/"}, 1),
+    ],
+    ids=["no file", "no certificate", "store"],
+)
+@pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
+def test_files_that_cannot_be_used_are_named_without_a_traceback(
+    server: dict[str, int], fault: dict[str, str], code: int
+) -> None:
+    async def scene() -> None:
+        limits = {"backoff": 0.01}
+        async with serve(server=server | fault, limits=limits, stderr=asyncio.subprocess.PIPE) as s:
+            assert s.process.stderr is not None
+            said = (await s.process.stderr.read()).decode()
+            assert await ended(s) == code
+            assert all(path in said for path in fault.values()), said
+            assert "Traceback" not in said, said
 
     run(scene())
 
