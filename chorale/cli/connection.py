@@ -58,7 +58,8 @@ def connect(
     url: str | None, model: str | None, api_key: str | None, serve_arguments: list[str]
 ) -> Iterator[Connection]:
     """Use ``url``; else a server already at the default place (if no model was named); else start one."""
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    # As bytes, and without the line end of a file that it came from: the server reads it so.
+    headers = {"authorization": f"Bearer {api_key.strip()}".encode()} if api_key else {}
     if url is None and not serve_arguments and _answers(DEFAULT_URL):
         url = DEFAULT_URL
     if url is not None:

@@ -81,6 +81,7 @@ def merge(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     values |= _from_environment(environment)
     values |= {k: Setting(v, "command line") for k, v in given.items()}
     _add_key_file(values)
+    _trim_keys(values)
     notices = _notices(values, environment)
     engine, server = _build(values)
     return Settings(engine, server, values, tuple(notices))
@@ -111,9 +112,25 @@ def _add_key_file(values: dict[str, Setting]) -> None:
         lines = Path(setting.value).read_text("utf-8").splitlines()
     except OSError as error:
         raise ConfigError(f"--api-key-file {setting.value}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--api-key-file {setting.value}: is not text") from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys:
         raise ConfigError(f"--api-key-file {setting.value}: no key in it")
+    values["api-key"] = Setting(keys, setting.origin)
+
+
+def _trim_keys(values: dict[str, Setting]) -> None:
+    """Keys as clients can send them: blanks around one, as a secret's last line end, are no part of a header.
+
+    An empty one is an error: who sends no more than the word Bearer would have it.
+    """
+    setting = values.get("api-key")
+    if setting is None:
+        return
+    keys = tuple(key.strip() for key in setting.value)
+    if not all(keys):
+        raise ConfigError(f"--api-key ({setting.origin}): a key is empty")
     values["api-key"] = Setting(keys, setting.origin)
 
 

@@ -153,6 +153,17 @@ def test_keys_come_from_flag_file_or_environment_and_are_never_shown(tmp_path: P
     assert merge(["--api-key", "a", "b"], {"VLLM_API_KEY": "secret"}).api_keys == ("a", "b")
 
 
+def test_keys_are_what_a_client_can_send(tmp_path: Path) -> None:
+    assert merge([], {"CHORALE_API_KEY": "secret\n"}).api_keys == ("secret",)
+    assert merge(["--api-key", " a ", "b"], {}).api_keys == ("a", "b")
+    for none in ("", " \n"):
+        with pytest.raises(ConfigError, match="empty"):
+            merge(["--api-key", "a", none], {})
+    (tmp_path / "keys").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not text"):
+        merge(["--api-key-file", str(tmp_path / "keys")], {})
+
+
 def test_lists_of_values_end_at_the_next_option() -> None:
     settings = merge(["demo", "--served-model-name", "a", "b", "--port", "1"], {})
     assert settings.server.served_model_names == ("a", "b")
