@@ -52,6 +52,7 @@ class Screen:
         self._started = time.perf_counter()
         self._ready_once = False
         self._failed = False
+        self._port = settings.server.port
         self._console.print(f"chorale {__version__}: {settings.engine.model}")
 
     def notice(self, text: str) -> None:
@@ -60,6 +61,8 @@ class Screen:
     # ------------------------------------------------------------------ callbacks
 
     def on_listening(self, sockets: list[socket]) -> None:
+        if self._port == 0 and self._settings.server.uds is None:
+            self._port = sockets[0].getsockname()[1]  # what the system chose
         self._console.print(
             f"listening at {self._url()}; /health is 503 until the model is ready", markup=False
         )
@@ -145,7 +148,7 @@ class Screen:
             return f"unix:{server.uds}"
         scheme = "https" if server.ssl_certfile else "http"
         host = "localhost" if server.host in ("127.0.0.1", *OPEN_ADDRESSES) else server.host
-        return f"{scheme}://{host}:{server.port}"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._port}"
 
 
 def _label(name: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import socket
+from collections.abc import Sequence
 
 from chorale.cli.banner import Screen
 from chorale.cli.settings import merge
@@ -15,11 +17,14 @@ INFO = EngineInfo(
 
 
 def shown(
-    arguments: list[str], *statuses: tuple[EngineStatus, EngineInfo | None], stop: bool = False
+    arguments: list[str],
+    *statuses: tuple[EngineStatus, EngineInfo | None],
+    stop: bool = False,
+    sockets: Sequence[socket.socket] = (),
 ) -> list[str]:
     output = io.StringIO()
     screen = Screen(merge(arguments, {"CHORALE_API_KEY": "sk-canary"}), output)
-    screen.on_listening([])
+    screen.on_listening(list(sockets))
     for status, info in statuses:
         screen.on_status(status, info)
     if stop:
@@ -42,6 +47,18 @@ def test_phases_then_a_banner_of_at_most_a_dozen_lines() -> None:
     assert len(lines) - lines.index("") <= 12
     assert "sk-canary" not in text
     assert "warning" not in text  # nothing is degraded
+
+
+def test_the_address_can_be_used() -> None:
+    """An IPv6 address stands in brackets, and the port is the one that is listened on."""
+    assert "http://[::1]:9000/v1" in "\n".join(
+        shown(["--host", "::1", "--port", "9000"], (EngineStatus("ready"), INFO))
+    )
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        lines = shown(["--port", "0"], (EngineStatus("ready"), INFO), sockets=[bound])
+        assert f"http://localhost:{bound.getsockname()[1]}/v1" in "\n".join(lines)
+    assert not any("localhost:0" in line for line in lines)
 
 
 def test_what_is_degraded_is_one_warning_line() -> None:
