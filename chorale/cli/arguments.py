@@ -158,6 +158,8 @@ def _read_file_items(loaded: Mapping[Any, Any], path: str) -> list[tuple[str, An
             flag, negated = find_flag(str(key))
             if flag.name == "config":
                 raise ConfigError("a configuration file cannot name another one")
+            if raw is None:  # a key without a value, as templates leave it: not set
+                continue
             value = read_value(flag, raw)
         except ConfigError as error:
             raise ConfigError(f"--config {path}: {error.message.replace('option --', 'key ')}") from None

@@ -185,7 +185,7 @@ def _build(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerConfig]:
         fields["server"]["default_reasoning_effort"] = _default_effort(fields["cli"]["template_defaults"])
     for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
         if name in fields["server"]:
-            fields["server"][name] = tuple(fields["server"][name])
+            fields["server"][name] = _texts(name, fields["server"][name])
     fields["server"]["tools"] = tool_config(fields["tools"])
     if "cudagraph_capture_sizes" in fields["engine"]:
         fields["engine"]["cudagraph_capture_sizes"] = _sizes(fields["engine"]["cudagraph_capture_sizes"])
@@ -221,6 +221,14 @@ def _sizes(items: Sequence[str]) -> tuple[int, ...]:
         return tuple(int(part) for item in items for part in str(item).strip("[]").split(",") if part.strip())
     except ValueError:
         raise ConfigError(f"--cudagraph-capture-sizes {' '.join(items)}: not numbers of rows") from None
+
+
+def _texts(name: str, given: Any) -> tuple[str, ...]:
+    """A JSON list of texts, or one text."""
+    items = [given] if isinstance(given, str) else given
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise ConfigError(f"""--{name.replace("_", "-")}: must be a list of texts, such as '["*"]'""")
+    return tuple(items)
 
 
 def _default_effort(given: Any) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from chorale.cli.config import render
 from chorale.cli.flags import FLAGS
-from chorale.cli.settings import merge
+from chorale.cli.settings import Setting, merge
 from chorale.cli.values import parse_size
 from chorale.config import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
@@ -122,6 +122,8 @@ def test_bad_sizes(text: str) -> None:
         (["--config", "none.toml"], ".yaml"),
         (["--config", "none.yaml"], "No such file"),
         (["--ssl-keyfile", "k"], "--ssl-certfile"),
+        (["--allowed-origins", "5"], "--allowed-origins: must be a list"),
+        (["--allowed-headers", '[["x"]]'], "--allowed-headers: must be a list"),
         (["-z"], "unknown option -z"),
     ],
 )
@@ -135,6 +137,21 @@ def test_a_mistake_in_the_file_names_file_and_key(tmp_path: Path) -> None:
     path.write_text("max-num-sequences: 3\n")
     with pytest.raises(ConfigError, match=r"c\.yaml.*max-num-sequences.*max-num-seqs"):
         merge(["--config", str(path)], {})
+
+
+def test_a_key_of_the_file_without_a_value_is_not_set(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("".join(f"{name}:\n" for name in FLAGS if name != "config"))
+    assert merge(["--config", str(path)], {}) == dataclasses.replace(
+        merge([], {}), values={"config": Setting(str(path), "command line")}
+    )
+    path.write_text("no-enable-prefix-caching:\n")
+    assert merge(["--config", str(path)], {}).values.keys() == {"config"}
+
+
+def test_one_origin_is_not_its_letters() -> None:
+    server = merge(["--allowed-origins", '"https://a"', "--allowed-methods", '["GET"]'], {}).server
+    assert (server.allowed_origins, server.allowed_methods) == (("https://a",), ("GET",))
 
 
 def test_known_but_unneeded_flags_say_so_once() -> None:
