@@ -102,12 +102,19 @@ class Session:
             self._reset()
             print("(forgotten)")
         elif name == "/save" and argument:
-            Path(argument).write_text(json.dumps(self.messages, indent=1, ensure_ascii=False), "utf-8")
-            print(f"(wrote {argument})")
+            self._save(Path(argument))
         elif name == "/effort" and argument in ("low", "medium", "high"):
             self._effort = argument
         else:
             print(HELP)
+
+    def _save(self, path: Path) -> None:
+        try:
+            path.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False), "utf-8")
+        except OSError as error:
+            print(f"chorale: error: cannot write {path}: {error.strerror}", file=sys.stderr)
+        else:
+            print(f"(wrote {path})")
 
     def ask(self, text: str) -> int:
         """Send one message and print the answer; a failed one is taken back. Exit code 0 or 1."""

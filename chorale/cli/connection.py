@@ -32,18 +32,24 @@ class Connection:
     where: str
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """POST with ``stream: true``; yields each event. Raises ``ChoraleError`` in the server's words."""
-        with self.client.stream("POST", path, json=body | {"stream": True}) as response:
-            if response.status_code != 200:
-                response.read()
-                raise ChoraleError(_error_text(response))
-            for line in response.iter_lines():
-                if not line.startswith("data:") or line == "data: [DONE]":
-                    continue
-                event = json.loads(line[5:])
-                if event.get("error"):
-                    raise ChoraleError(str(event["error"].get("message", event["error"])))
-                yield event
+        """POST with ``stream: true``; yields each event.
+
+        Raises ``ChoraleError`` in the server's words, or with what became of the connection.
+        """
+        try:
+            with self.client.stream("POST", path, json=body | {"stream": True}) as response:
+                if response.status_code != 200:
+                    response.read()
+                    raise ChoraleError(_error_text(response))
+                for line in response.iter_lines():
+                    if not line.startswith("data:") or line == "data: [DONE]":
+                        continue
+                    event = json.loads(line[5:])
+                    if event.get("error"):
+                        raise ChoraleError(str(event["error"].get("message", event["error"])))
+                    yield event
+        except httpx2.HTTPError as error:
+            raise ChoraleError(f"no answer from {self.where} ({error})") from error
 
 
 def _error_text(response: httpx2.Response) -> str:
@@ -63,7 +69,11 @@ def connect(
     if url is None and not serve_arguments and _answers(DEFAULT_URL):
         url = DEFAULT_URL
     if url is not None:
-        with httpx2.Client(base_url=url.rstrip("/"), headers=headers, timeout=_timeout()) as client:
+        try:
+            client = httpx2.Client(base_url=url.rstrip("/"), headers=headers, timeout=_timeout())
+        except httpx2.InvalidURL as error:
+            raise ConfigError(f"--url {url}: {error}") from None
+        with client:
             yield Connection(client, model or _first_model(client, url), url)
         return
     with signals_as_exceptions(), _private_server(serve_arguments) as client:
@@ -88,7 +98,10 @@ def _first_model(client: httpx2.Client, where: str) -> str:
         raise ConfigError(f"no server at {where} ({error}); start one with: chorale serve") from None
     if response.status_code != 200:
         raise ChoraleError(_error_text(response))
-    return str(response.json()["data"][0]["id"])
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise ChoraleError(f"what answers at {where} is no OpenAI-compatible server") from None
 
 
 @contextlib.contextmanager

@@ -79,8 +79,9 @@ def show_chat(events: Iterable[dict[str, Any]], printer: Printer) -> Answer:
                 answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
     except KeyboardInterrupt:
         answer.finish_reason = "interrupted"
+    finally:
+        printer.end()  # also of an answer that breaks off: what follows must not be in its style
     answer.seconds = time.perf_counter() - started
-    printer.end()
     return answer
 
 

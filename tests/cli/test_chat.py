@@ -1,0 +1,67 @@
+"""A conversation in the terminal outlives what goes wrong in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from chorale.cli.chat import Session, parser
+from chorale.cli.connection import Connection
+from chorale.cli.main import main
+
+
+class Stream(httpx2.SyncByteStream):
+    """An answer that breaks off, unless its prompt is "whole"."""
+
+    def __init__(self, whole: bool) -> None:
+        self._whole = whole
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b'data: {"choices":[{"delta":{"content":"some"}}]}\n\n'
+        if not self._whole:
+            raise httpx2.RemoteProtocolError("cut")
+
+
+def answer(request: httpx2.Request) -> httpx2.Response:
+    text = json.loads(request.content)["messages"][-1]["content"]
+    if text == "gone":
+        raise httpx2.ConnectError("refused")
+    return httpx2.Response(200, stream=Stream(text == "whole"))
+
+
+@pytest.fixture
+def session() -> Session:
+    options = parser("chat", "")
+    options.set_defaults(system_prompt=None, reasoning_effort=None)
+    client = httpx2.Client(transport=httpx2.MockTransport(answer), base_url="http://test/v1")
+    return Session(Connection(client, "m", "http://test/v1"), options.parse_args([]))
+
+
+@pytest.mark.parametrize(("text", "words"), [("gone", "refused"), ("broken off", "cut")])
+def test_a_server_that_goes_is_an_error_of_that_message(
+    session: Session, text: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert session.ask(text) == 1
+    assert f"error: no answer from http://test/v1 ({words})" in capsys.readouterr().err
+    assert session.ask("whole") == 0
+    assert [message["content"] for message in session.messages] == ["whole", "some"]
+
+
+def test_a_file_that_cannot_be_written_does_not_end_the_conversation(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["whole", f"/save {tmp_path}", f"/save {tmp_path}/all.json", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    assert session.loop() == 0
+    assert "cannot write" in capsys.readouterr().err
+    assert len(json.loads((tmp_path / "all.json").read_text())) == 2
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_an_address_that_is_none(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--url", "http://localhost:abc/v1", "-q", "x"]) == 2
+    assert "--url http://localhost:abc/v1: Invalid port" in capsys.readouterr().err
