@@ -32,6 +32,11 @@ class Target:
         path = split.path + (f"?{split.query}" if split.query else "")
         return split.hostname or "localhost", split.port or (443 if secure else 80), secure, path or "/"
 
+    @property
+    def authority(self) -> str:
+        """Host and port as the address has them: what the Host header says, an IPv6 address in brackets."""
+        return urlsplit(self.url).netloc.rpartition("@")[2]
+
 
 @dataclass(slots=True)
 class Reply:
@@ -92,12 +97,12 @@ class EventConnection(asyncio.Protocol):
 
     async def request(self, target: Target, body: bytes) -> None:
         """Send; then read with ``events``."""
-        host, _, _, path = target.parts
+        *_, path = target.parts
         self.reply, self._in_head, self._streams, self._chunked, self._left = Reply(), True, False, False, -1
         self._events.clear()
         self.on_event = []
         lines = [
-            f"POST {path} HTTP/1.1", f"host: {host}", "content-type: application/json",
+            f"POST {path} HTTP/1.1", f"host: {target.authority}", "content-type: application/json",
             f"content-length: {len(body)}", *(f"{name}: {value}" for name, value in target.headers),
         ]  # fmt: skip
         assert self._transport is not None

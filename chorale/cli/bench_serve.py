@@ -107,7 +107,8 @@ def parser() -> argparse.ArgumentParser:
 def run(_: str, arguments: list[str]) -> int:
     given = parser().parse_args(arguments)
     check(given)
-    base = (given.base_url or f"http://{given.host}:{given.port}").rstrip("/")
+    host = f"[{given.host}]" if ":" in given.host else given.host
+    base = (given.base_url or f"http://{host}:{given.port}").rstrip("/")
     endpoint = given.endpoint or BACKENDS[given.backend]
     headers = list(_pairs(given.header, "--header"))
     key = os.environ.get("OPENAI_API_KEY")
@@ -136,8 +137,38 @@ def check(given: argparse.Namespace) -> None:
     unknown = [name for name in given.percentile_metrics.split(",") if name not in TITLES]
     if unknown:
         raise ConfigError(f"--percentile-metrics: {unknown[0]!r} is none of {', '.join(TITLES)}")
+    if not isinstance(given.extra_body, dict):
+        raise ConfigError("--extra-body must be a JSON object")
+    # What is read after the load only: then it would be for nothing.
+    _percentiles(given.metric_percentiles)
+    _pairs(given.metadata, "--metadata")
+    if saves(given):
+        _make_folder((given.result_dir / (given.result_filename or "file")).parent)
     if given.dataset_name != "random" and given.dataset_path is None:
         raise ConfigError(f"--dataset-name {given.dataset_name} needs --dataset-path")
+
+
+def saves(given: argparse.Namespace) -> bool:
+    return bool(given.save_result or given.save_detailed or given.result_filename)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--result-dir {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--result-dir {folder}: cannot be written to")
+
+
+def _percentiles(text: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    if not all(0 <= share <= 100 for share in found):
+        raise ConfigError(f"--metric-percentiles {text}: must be numbers from 0 to 100, with commas between")
+    return found
 
 
 def _pairs(texts: list[str], flag: str) -> list[tuple[str, str]]:
@@ -151,7 +182,7 @@ def first_model(base: str, headers: list[tuple[str, str]]) -> str:
     try:
         answer = httpx2.get(base + "/v1/models", headers=dict(headers), timeout=10)
         return str(answer.json()["data"][0]["id"])
-    except (httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, IndexError, TypeError) as error:
         raise ChoraleError(f"no server answers at {base} ({type(error).__name__}: {error})") from error
 
 
@@ -198,7 +229,7 @@ def loaded(
 
 def conclude(given: argparse.Namespace, model: str, outcomes: list[Outcome], seconds: float) -> int:
     summary = summarise(outcomes, seconds)
-    percentiles = [float(text) for text in given.metric_percentiles.split(",")]
+    percentiles = _percentiles(given.metric_percentiles)
     metrics = given.percentile_metrics.split(",")
     print(
         block(
@@ -208,7 +239,7 @@ def conclude(given: argparse.Namespace, model: str, outcomes: list[Outcome], sec
     )  # fmt: skip
     for error in sorted(set(summary.errors))[:5]:
         print(f"{summary.errors.count(error)} failed: {error}")
-    if given.save_result or given.save_detailed or given.result_filename:
+    if saves(given):
         record: dict[str, Any] = {
             "kind": "serve", "machine": fingerprint(), "date": time.strftime("%Y%m%d-%H%M%S"),
             "backend": given.backend, "model_id": model, "label": given.label,
@@ -233,7 +264,6 @@ def write(given: argparse.Namespace, model: str, record: dict[str, Any]) -> Path
         given.result_filename
         or f"{given.label or given.backend}-{load}-{model.split('/')[-1]}-{record['date']}.json"
     )
-    given.result_dir.mkdir(parents=True, exist_ok=True)
     path = Path(given.result_dir / name)
     path.write_text(json.dumps(record, indent=1), "utf-8")
     return path

@@ -159,6 +159,11 @@ def test_a_server_that_is_not_there_is_an_outcome() -> None:
     assert "Error" in outcomes[0].error
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "[::1]:8000", "example.com"])
+def test_the_host_header_is_that_of_the_address(host: str) -> None:
+    assert Target(f"https://user:word@{host}/v1").authority == host
+
+
 def test_starts_follow_the_rate() -> None:
     starts = list(Pace(rate=50.0, seed=3).starts(4000))
     assert starts[0] == 0.0

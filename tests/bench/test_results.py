@@ -143,6 +143,11 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
         (["serve", "--percentile-metrics", "speed"], "speed"),
         (["serve", "--dataset-name", "custom"], "--dataset-path"),
         (["serve", "--random-range-ratio", "1"], "--random-range-ratio"),
+        (["serve", "--metric-percentiles", "half"], "--metric-percentiles half"),
+        (["serve", "--metric-percentiles", "99,101"], "from 0 to 100"),
+        (["serve", "--metadata", "gpu"], "--metadata 'gpu'"),
+        (["serve", "--extra-body", "5"], "--extra-body must be a JSON object"),
+        (["serve", "--save-result", "--result-dir", f"{__file__}/results"], "--result-dir"),
         (["latency", "--batch-size", "0"], "--batch-size"),
         (["startup", "--no-such-flag"], "no-such-flag"),
     ],
@@ -155,5 +160,6 @@ def test_wrong_arguments_are_explained(
 
 
 def test_no_server_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "serve", "--port", "9", "--num-prompts", "1"]) == 1
-    assert "no server answers" in capsys.readouterr().err
+    for where in (["--port", "9"], ["--host", "::1", "--port", "9"], ["--base-url", "http://localhost:x"]):
+        assert main(["bench", "serve", *where, "--num-prompts", "1"]) == 1
+        assert "no server answers" in capsys.readouterr().err
