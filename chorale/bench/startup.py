@@ -22,28 +22,37 @@ from chorale.errors import ChoraleError
 _PROMPT = {"prompt": "The first token", "max_tokens": 1, "temperature": 0}
 
 
-def startup(serve_arguments: Sequence[str], *, cold: int, warm: int, timeout: float) -> dict[str, Any]:
+def startup(
+    serve_arguments: Sequence[str], *, cold: int, warm: int, timeout: float, api_keys: Sequence[str] = ()
+) -> dict[str, Any]:
     """Medians of ``cold`` starts (empty caches of compiled kernels and of the demo), then of ``warm`` ones.
 
+    ``api_keys``: those that the arguments or the environment give the server; not shown in the result.
     What the system has read of the checkpoint stays in its memory: only a fresh machine is colder.
     Raises ``ChoraleError`` if a server does not become healthy in ``timeout`` seconds.
     """
-    found: dict[str, Any] = {"arguments": " ".join(serve_arguments)}
+    shown = " ".join(serve_arguments)
+    for key in api_keys:
+        shown = shown.replace(key, "***")
+    found: dict[str, Any] = {"arguments": shown}
+    api_key = next(iter(api_keys), None)
     with tempfile.TemporaryDirectory() as kept:
         for name, count in (("cold", cold), ("warm", warm)):
             runs = []
+            if name == "warm" and count:
+                _start(serve_arguments, kept, timeout, api_key)  # fills the caches that the warm starts use
             for _ in range(count):
                 with tempfile.TemporaryDirectory() as fresh:
-                    runs.append(_start(serve_arguments, fresh if name == "cold" else kept, timeout))
-            if name == "cold" and warm and count:
-                _start(serve_arguments, kept, timeout)  # fills the caches that the warm starts use
+                    runs.append(_start(serve_arguments, fresh if name == "cold" else kept, timeout, api_key))
             for place, what in enumerate(("healthy", "first_token")):
                 if runs:
                     found[f"{name}_{what}_seconds"] = statistics.median(run[place] for run in runs)
     return found
 
 
-def _start(serve_arguments: Sequence[str], cache: str, timeout: float) -> tuple[float, float]:
+def _start(
+    serve_arguments: Sequence[str], cache: str, timeout: float, api_key: str | None
+) -> tuple[float, float]:
     """(seconds to healthy, seconds to the first token) of one server, which is stopped again."""
     port = _free_port()
     command = [sys.executable, "-m", "chorale", "serve", *serve_arguments, "--port", str(port)]
@@ -59,7 +68,8 @@ def _start(serve_arguments: Sequence[str], cache: str, timeout: float) -> tuple[
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
     try:
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=timeout) as client:
+        headers = {"authorization": f"Bearer {api_key}".encode()} if api_key else {}
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=timeout, headers=headers) as client:
             healthy = _wait(client, server, begin, timeout)
             model = client.get("/v1/models").json()["data"][0]["id"]
             answer = client.post("/v1/completions", json=_PROMPT | {"model": model})

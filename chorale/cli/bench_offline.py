@@ -114,9 +114,12 @@ def startup(arguments: list[str]) -> int:
     given, rest = made.parse_known_args(arguments)
     from chorale.bench.startup import startup as measure
 
-    merge(rest, os.environ)  # a wrong option is an error here, not a server that never starts
+    settings = merge(rest, os.environ)  # a wrong option is an error here, not a server that never starts
     with signals_as_exceptions():
-        found = measure(rest, cold=given.num_iters_cold, warm=given.num_iters_warm, timeout=given.timeout)
+        found = measure(
+            rest, cold=given.num_iters_cold, warm=given.num_iters_warm, timeout=given.timeout,
+            api_keys=settings.api_keys,
+        )  # fmt: skip
     return _conclude("startup", found, given.json)
 
 
