@@ -31,6 +31,16 @@ svg text { fill: var(--soft); font-size: 12px }
 """
 
 
+# By kind of result, what its section cannot do without. Which percentiles there are was the caller's choice.
+NEEDED = {
+    "serve": ("completed", "output_throughput", "median_ttft_ms", "median_tpot_ms"),
+    "throughput": (),
+    "latency": (),
+    "startup": (),
+    "kernels": ("kernels",),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Series:
     """Points of one plot: (x, y, label)."""
@@ -51,6 +61,11 @@ def read(path: Path) -> dict[str, Any]:
         result = json.loads(path.read_text("utf-8"))
         if not isinstance(result, dict) or "kind" not in result:
             raise ValueError("it has no 'kind'")
+        if result["kind"] not in NEEDED:
+            raise ValueError(f"{result['kind']!r} is none of {', '.join(NEEDED)}")
+        missing = [name for name in NEEDED[result["kind"]] if name not in result]
+        if missing:
+            raise ValueError(f"it has no {missing[0]!r}")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not a result of chorale bench ({error})") from error
     return result
@@ -88,7 +103,7 @@ def _serve(results: Sequence[dict[str, Any]]) -> str:
     rows = [
         (
             _label(each), each["completed"], each["output_throughput"], each["median_ttft_ms"],
-            each["p99_ttft_ms"], each["median_tpot_ms"],
+            each.get("p99_ttft_ms", ""), each["median_tpot_ms"],
         )
         for each in ordered
     ]  # fmt: skip

@@ -133,10 +133,16 @@ def kernels(arguments: list[str]) -> int:
     made.add_argument("--peak-tflop-s", type=float, default=694.0, help="measured bf16 rate of this GPU")
     made.add_argument("--output-json", "--json", dest="json", type=Path, help="where the result is written")
     given = made.parse_args(arguments)
+    try:
+        sizes = [int(text) for text in given.batch_sizes.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--batch-sizes {given.batch_sizes}: must be numbers, with commas between"
+        ) from None
     from chorale.bench.kernels import measure_kernels
 
     rows = measure_kernels(
-        SHAPES[given.model], [int(text) for text in given.batch_sizes.split(",")], given.context,
+        SHAPES[given.model], sizes, given.context,
         layers=given.layers, peak_bytes=given.peak_tb_s * 1e12, peak_flops=given.peak_tflop_s * 1e12,
     )  # fmt: skip
     print(f"{'kernel':<10} {'case':<24} {'us':>9} {'GB/s':>8} {'TFLOP/s':>9} {'share':>7}")

@@ -128,11 +128,18 @@ def test_the_report_is_one_page_that_asks_for_nothing(tmp_path: Path) -> None:
     assert page([]).startswith("<!doctype html>")
 
 
-def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["[]", '{"kind": "serve"}', '{"kind": "speed"}', '{"kind": "kernels"}'])
+def test_a_file_that_is_no_result_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    path.write_text("[]")
+    path.write_text(text)
     with pytest.raises(ConfigError, match=r"x\.json"):
         read(path)
+
+
+def test_the_report_takes_whatever_percentiles_were_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"kind": "serve"} | to_json(summarise(GOOD, 2.0), [50.0, 90.0])))
+    assert "median TTFT" in page([read(path)])
 
 
 @pytest.mark.parametrize(
@@ -146,6 +153,7 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
         (["serve", "--metric-percentiles", "half"], "--metric-percentiles half"),
         (["serve", "--metric-percentiles", "99,101"], "from 0 to 100"),
         (["serve", "--metadata", "gpu"], "--metadata 'gpu'"),
+        (["kernels", "--batch-sizes", "1,many"], "--batch-sizes 1,many"),
         (["serve", "--extra-body", "5"], "--extra-body must be a JSON object"),
         (["serve", "--save-result", "--result-dir", f"{__file__}/results"], "--result-dir"),
         (["latency", "--batch-size", "0"], "--batch-size"),
