@@ -119,25 +119,34 @@ def _bind_inet(family: int, kind: int, protocol: int, address: object) -> socket
 
 def _bind_unix(path: Path) -> socket.socket:
     """A socket file for its owner only. A file left by a dead server is replaced; a live one is not."""
+    try:
+        _clear_place(path)
+        bound = socket.socket(socket.AF_UNIX)
+        try:
+            bound.bind(str(path))
+            path.chmod(0o600)
+            bound.listen(BACKLOG)
+        except OSError:
+            bound.close()
+            raise
+    except OSError as error:
+        raise ConfigError(f"--uds {path}: {error.strerror or error}") from None  # "path too long" has none
+    bound.setblocking(False)
+    return bound
+
+
+def _clear_place(path: Path) -> None:
+    """Remove the file of a server that has died. Raises ``ConfigError`` for what must stay."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.stat().st_mode):
             raise ConfigError(f"--uds {path}: exists and is not a socket")
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(str(path))
-                raise ConfigError(f"--uds {path}: another server listens there")
             except OSError:
                 path.unlink()
-    bound = socket.socket(socket.AF_UNIX)
-    try:
-        bound.bind(str(path))
-        path.chmod(0o600)
-        bound.listen(BACKLOG)
-    except OSError as error:
-        bound.close()
-        raise ConfigError(f"--uds {path}: {error.strerror}") from None
-    bound.setblocking(False)
-    return bound
+            else:
+                raise ConfigError(f"--uds {path}: another server listens there")
 
 
 def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:

@@ -73,6 +73,8 @@ def _dispatch(command: str, rest: list[str]) -> int:
         return 130
     except BrokenPipeError:
         return 1
+    except OSError as error:  # a file that cannot be read or written, a full disk: the system's words do
+        return _fail(str(error), 1)
 
 
 def _fail(message: str, code: int) -> int:

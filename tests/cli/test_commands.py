@@ -55,6 +55,18 @@ def test_an_export_without_a_folder_is_an_error(line: str, capsys: pytest.Captur
     assert "usage: chorale" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("line", ["vocab export {}/x", "bench report {} --out {}/x.html"])
+def test_a_place_that_cannot_be_written_to_is_one_line(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "result.json"
+    file.write_text('{"kind": "latency"}')
+    assert main(line.replace("{}", str(file)).split()) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("chorale: error: ")
+    assert str(file) in shown
+
+
 def test_help_of_serve_fits_a_terminal_and_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--help"]) == 0
     shown = capsys.readouterr().out
