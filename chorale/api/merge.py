@@ -65,7 +65,7 @@ class Sources(Generic[Item]):
     def __init__(self) -> None:
         self._waiting: deque[AsyncGenerator[Item]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._queue: asyncio.Queue[tuple[int, Item] | None] = asyncio.Queue(1)
+        self._queue: asyncio.Queue[Item | None] = asyncio.Queue()
 
     def __bool__(self) -> bool:
         return bool(self._waiting or self._tasks)
@@ -86,15 +86,30 @@ class Sources(Generic[Item]):
                         self._waiting.popleft()
                     continue
                 while self._waiting:
-                    reading = _read(0, self._waiting.popleft(), self._queue)
-                    self._tasks.add(asyncio.create_task(reading))
-                pair = await self._queue.get()
-                if pair is not None:
-                    yield pair[1]
+                    self._tasks.add(asyncio.create_task(self._feed(self._waiting.popleft())))
+                said = await self._queue.get()
+                if said is not None:
+                    yield said
                 else:
                     self._reap()
+                self._queue.task_done()
         finally:
             await self._close()
+
+    def unread(self) -> list[Item]:
+        """After an error: what the sources had said by then, and nobody has read."""
+        items = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        return [item for item in items if item is not None]
+
+    async def _feed(self, source: AsyncGenerator[Item]) -> None:
+        """Says an item first and waits for its reader then, so that none is lost. None: the end."""
+        try:
+            async for item in source:
+                self._queue.put_nowait(item)
+                await self._queue.join()
+        finally:
+            await source.aclose()
+            self._queue.put_nowait(None)
 
     def _reap(self) -> None:
         """Let go of the tasks that have ended; raises what one of them raised.

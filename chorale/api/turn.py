@@ -120,6 +120,8 @@ async def drive(
     except ChoraleError as error:
         if not yielded:
             raise
+        for batch in job.sources.unread():
+            yield batch  # of events that their choices have given away already
         _fail(choices, error)
         yield _take(choices)
     finally:

@@ -71,6 +71,40 @@ def test_sources_that_end_together_do_not_hold_up_the_others(counts: tuple[int, 
         asyncio.run(asyncio.wait_for(main(num_steps), 5))
 
 
+@pytest.mark.parametrize("num_steps", range(8))
+def test_what_was_said_before_an_error_is_not_lost(num_steps: int) -> None:
+    async def main() -> None:
+        said: list[tuple[int, int]] = []
+
+        async def source(number: int) -> AsyncGenerator[tuple[int, int]]:
+            for item in range(20):
+                await asyncio.sleep(0)
+                said.append((number, item))
+                yield number, item
+
+        async def failing() -> AsyncGenerator[tuple[int, int]]:
+            for _ in range(num_steps):
+                await asyncio.sleep(0)
+            raise ValueError("no")
+            yield 0, 0
+
+        sources: Sources[tuple[int, int]] = Sources()
+        for added in (source(1), failing(), source(2), source(3)):
+            sources.add(added)
+        found: list[tuple[int, int]] = []
+
+        async def read() -> None:
+            async for item in sources.read():
+                found.append(item)
+                await asyncio.sleep(0)
+
+        with pytest.raises(ValueError, match="no"):
+            await read()
+        assert [*found, *sources.unread()] == said
+
+    asyncio.run(asyncio.wait_for(main(), 5))
+
+
 @pytest.mark.parametrize("num_others", [0, 1, 3])
 def test_an_error_ends_all_and_closing_closes_all(num_others: int) -> None:
     async def main() -> None:

@@ -13,6 +13,7 @@ from scripted_tools import Runner, ScriptedService, Server, plain, result, run, 
 from chorale.api.toolloop import MAX_UNKNOWN
 from chorale.client.base import EngineStatus
 from chorale.client.scripted import Script
+from chorale.errors import EngineDeadError
 from chorale.tools.base import CodeOutput, Progress, ToolCall, ToolResult
 
 THINK = "<|channel|>analysis<|message|>I need a tool.<|end|><|start|>assistant"
@@ -371,6 +372,32 @@ def test_choices_run_their_tools_side_by_side() -> None:
             assert len({key for key, _ in server.tools.opened}) == 3
             prompts = [len(request.prompt_token_ids) for request in server.client.requests]
             assert body["usage"]["prompt_tokens"] == sum(prompts), "the shared prompt counts once"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("num_tokens", range(6))
+def test_an_engine_that_dies_in_one_choice_is_the_error_of_all(num_tokens: int) -> None:
+    """Whatever the others were about to say: their items are closed, or the fold would refuse their ends."""
+
+    async def scenario() -> None:
+        def source(request: Any, index: int) -> Script:
+            number = request.request_id.split(".")[1:]
+            if not number:
+                return Script(ids(PYTHON))
+            if number[0] == "0":
+                return Script(ids("<|channel|>final<|message|>Here it ends")[:num_tokens], error=dead)
+            return Script(ids(PYTHON if int(number[1]) < 9 else FINAL), tokens_per_step=4)
+
+        dead = EngineDeadError("the engine is gone")
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "tools": [CODE], "n": 4}
+        async with served(FINAL) as server:
+            server.client.source = source
+            status, body = await server.post("/v1/chat/completions", **asked)
+            assert (status, body["error"]["message"]) == (503, "the engine is gone")
+            streamed = await server.stream("/v1/chat/completions", store=True, **asked)
+            assert b"the engine is gone" in streamed
+            assert streamed.endswith(b"data: [DONE]\n\n")
 
     run(scenario)
 
