@@ -15,7 +15,7 @@ import torch
 from chorale import LLM, SamplingParams
 from chorale.api.prompt import DEFAULT_EFFORT
 from chorale.engine.types import TokenChunk
-from chorale.errors import ChoraleError, ConfigError, ContextLengthError
+from chorale.errors import ChoraleError, ConfigError, ContextLengthError, EngineDeadError
 from chorale.harmony.messages import Conversation, DeveloperContent, Message, SystemContent
 from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import (
@@ -455,6 +455,8 @@ def test_unknown_and_needless_arguments_of_llm(folder: Path, caplog: pytest.LogC
     ):
         assert "trust_remote_code has no effect" in caplog.text
         made.shutdown()  # twice is fine
+        with pytest.raises(EngineDeadError, match="shut down"):
+            made.generate([[1]])
     with pytest.raises(ConfigError):
         LLM(str(folder / "nothing"))
 

@@ -22,7 +22,7 @@ from chorale.client.base import EngineInfo
 from chorale.client.local import LocalClient
 from chorale.config import EngineConfig
 from chorale.engine.types import GenerateRequest, SamplingSpec
-from chorale.errors import ConfigError
+from chorale.errors import ConfigError, EngineDeadError
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.frames import raw_grammar, turn_grammar
 from chorale.harmony.vocab import RETURN, load_vocabulary
@@ -104,7 +104,7 @@ class LLM:
 
         ``use_tqdm``: a progress bar, on a terminal. A sequence that fails alone has ``finish_reason``
         "error". Raises ``ValueError`` and its like for bad arguments before anything runs, ``EngineError``
-        if the engine fails.
+        if the engine fails or was shut down.
         """
         read = read_prompts(prompts, prompt_token_ids, self._vocab)
         return self._run(
@@ -168,6 +168,8 @@ class LLM:
         show: bool,
         make_grammar: Callable[[Constraint, int], str] = _raw,
     ) -> list[RequestOutput]:
+        if self._loop.closed:
+            raise EngineDeadError("the engine was shut down")
         work = []
         for prompt, own in zip(prompts, params, strict=True):
             check_prompt(prompt, self.info)
