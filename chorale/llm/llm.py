@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from chorale.api.rules import TurnRules
-from chorale.api.tool_choice import Function
 from chorale.client.base import EngineInfo
 from chorale.client.local import LocalClient
 from chorale.config import EngineConfig
@@ -27,7 +26,7 @@ from chorale.grammar.constraint import Constraint
 from chorale.grammar.frames import raw_grammar, turn_grammar
 from chorale.harmony.vocab import RETURN, load_vocabulary
 from chorale.llm.outputs import ChoiceBuilder, PositionLogprobs, RequestOutput, position_logprobs
-from chorale.llm.params import MODEL_DEFAULTS, SamplingParams, check_names, to_spec
+from chorale.llm.params import MODEL_DEFAULTS, SamplingParams, check_compiles, check_names, to_spec
 from chorale.llm.progress import progress_bar
 from chorale.llm.prompts import (
     ChatMessages,
@@ -62,8 +61,8 @@ _IGNORED = {
 _UNLIMITED = sys.maxsize // 2  # queued prompts: an offline batch may be of any size
 
 
-def _raw(constraint: Constraint, max_tokens: int) -> str:
-    return raw_grammar(constraint)
+def _raw(constraint: Constraint | None, max_tokens: int) -> str:
+    return "" if constraint is None else raw_grammar(constraint)
 
 
 class LLM:
@@ -123,22 +122,28 @@ class LLM:
         """One conversation (a list of messages), or a list of them.
 
         The prompt is the server's for the same messages. Each output's ``text`` is the answer; ``reasoning``
-        and ``tool_calls`` stand beside it. Without ``sampling_params`` an answer may be as long as fits, or
-        as the model's ``max_new_tokens``.
+        and ``tool_calls`` stand beside it; the arguments of a ``strict`` tool satisfy its schema. Without
+        ``sampling_params`` an answer may be as long as fits, or as the model's ``max_new_tokens``.
         """
         several: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        described = read_tools(tools)
+        functions = read_tools(tools)
+        described = [function.tool for function in functions]
         prompts = [render_chat(some, described, reasoning_effort, self._vocab) for some in several]
         params = _for_each(sampling_params, self._chat_defaults, len(prompts))
-        functions = [Function(tool) for tool in described]
 
-        def turn(answer: Constraint, max_tokens: int) -> str:
-            return turn_grammar(TurnRules(functions=functions, answer=answer).frames(max_tokens))
+        def turn(answer: Constraint | None, max_tokens: int) -> str:
+            rules = TurnRules(functions=functions, answer=answer)
+            if not rules.binds:
+                return ""
+            frames = rules.frames(max_tokens)
+            for constraint in frames.constraints():
+                check_compiles(constraint)
+            return turn_grammar(frames)
 
         outputs = self._run(prompts, params, use_tqdm, turn)
         for output, own in zip(outputs, params, strict=True):
             for choice in output.outputs:
-                read_turn(choice, own, described, self._vocab)
+                read_turn(choice, own, functions, self._vocab)
         return outputs
 
     def shutdown(self) -> None:
@@ -166,7 +171,7 @@ class LLM:
         prompts: list[Prompt],
         params: list[SamplingParams],
         show: bool,
-        make_grammar: Callable[[Constraint, int], str] = _raw,
+        make_grammar: Callable[[Constraint | None, int], str] = _raw,
     ) -> list[RequestOutput]:
         if self._loop.closed:
             raise EngineDeadError("the engine was shut down")

@@ -74,11 +74,16 @@ class StructuredOutputsParams:
             found = constraint_of(way, value, f"structured_outputs.{way}")
         except RequestError as error:
             raise ValueError(error.message) from None
-        try:
-            _compiled(found)
-        except ValueError as error:
-            raise ValueError(f"{found.param}: {error}") from None
+        check_compiles(found)
         return found
+
+
+def check_compiles(constraint: Constraint) -> None:
+    """Raises ``ValueError`` naming what asked for it."""
+    try:
+        _compiled(constraint)
+    except ValueError as error:
+        raise ValueError(f"{constraint.param}: {error}") from None
 
 
 @functools.lru_cache(maxsize=64)
@@ -224,11 +229,15 @@ def _check(params: SamplingParams) -> None:
     if any(not stop for stop in params.stop_strings):
         raise ValueError("stop must not contain an empty string")
     if params._wanted() is not None:
-        for name in ("min_tokens", "ignore_eos", "allowed_token_ids"):
-            if getattr(params, name):
-                raise ValueError(f"{name} cannot be kept together with structured_outputs")
+        _check_beside(params, "structured_outputs")
     if params.stop_strings and not params.detokenize:
         raise ValueError("stop needs detokenize=True: stop strings are found in the text")
+
+
+def _check_beside(params: SamplingParams, binding: str) -> None:
+    for name in ("min_tokens", "ignore_eos", "allowed_token_ids"):
+        if getattr(params, name):
+            raise ValueError(f"{name} cannot be kept together with {binding}")
 
 
 def to_spec(
@@ -236,12 +245,12 @@ def to_spec(
     info: EngineInfo,
     vocab: Vocabulary,
     num_prompt_tokens: int,
-    make_grammar: Callable[[Constraint, int], str],
+    make_grammar: Callable[[Constraint | None, int], str],
 ) -> SamplingSpec:
     """Token ids only; output is bounded by the window. Raises ``ValueError`` for what is no token id, and for
     more log-probabilities than the engine was made for.
 
-    ``make_grammar(constraint, max_tokens)``: the grammar of an output that the constraint is for.
+    ``make_grammar(constraint, max_tokens)``: the grammar of an output that the constraint is for; "": none.
     """
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) > info.max_logprobs:
@@ -252,7 +261,9 @@ def to_spec(
         for token in getattr(params, name) or ():
             if not isinstance(token, Integral) or not 0 <= int(token) < info.vocab_size:
                 raise ValueError(f"{name}: {token} is not a token id (0 to {info.vocab_size - 1})")
-    constraint = params.constraint()
+    grammar = make_grammar(params.constraint(), limit)
+    if grammar:
+        _check_beside(params, "structured_outputs or strict tools")
     return SamplingSpec(
         n=params.n,
         temperature=params.temperature,
@@ -272,5 +283,5 @@ def to_spec(
         seed=params.seed,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
-        grammar="" if constraint is None else make_grammar(constraint, limit),
+        grammar=grammar,
     )

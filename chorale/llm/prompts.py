@@ -10,10 +10,10 @@ from chorale.api.chat.messages import split_instructions, to_harmony
 from chorale.api.prompt import (
     check_distinct,
     developer_message,
-    function_tool,
     reasoning_effort,
     system_message,
 )
+from chorale.api.tool_choice import Function
 from chorale.client.base import EngineInfo
 from chorale.config import ServerConfig
 from chorale.errors import ContextLengthError
@@ -95,20 +95,20 @@ def check_prompt(prompt: Prompt, info: EngineInfo) -> None:
         )
 
 
-def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[ToolDescription, ...]:
+def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Function, ...]:
     """Tools as the chat API has them. Raises ``RequestError`` or ``ValueError``."""
     read = []
     for position, tool in enumerate(tools or ()):
         path = f"tools[{position}]"
         if tool.get("type") != "function" or not isinstance(tool.get("function"), Mapping):
             raise ValueError(f"{path}: only {{'type': 'function', 'function': {{...}}}} is supported")
-        read.append(function_tool(tool["function"], f"{path}.function"))
-    check_distinct(read, "tools")
+        read.append(Function.read(tool["function"], f"{path}.function"))
+    check_distinct([function.tool for function in read], "tools")
     return tuple(read)
 
 
 def render_chat(
-    messages: ChatMessages, tools: tuple[ToolDescription, ...], effort: str | None, vocab: Vocabulary
+    messages: ChatMessages, tools: Sequence[ToolDescription], effort: str | None, vocab: Vocabulary
 ) -> Prompt:
     """The same token ids as the server's for these messages. Raises ``RequestError`` naming the message."""
     instructions, num_leading = split_instructions(messages)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from chorale.harmony.messages import ContentDelta, MessageStart, ToolDescription
+from chorale.api.tool_choice import Function
+from chorale.harmony.messages import ContentDelta, MessageStart
 from chorale.harmony.parser import Parser
 from chorale.harmony.text import StopStrings
 from chorale.harmony.vocab import Vocabulary
@@ -16,7 +17,7 @@ Piece = tuple[str, bool]  # of a text, and whether a stop string that ends in it
 
 
 def read_turn(
-    output: CompletionOutput, params: SamplingParams, tools: Iterable[ToolDescription], vocab: Vocabulary
+    output: CompletionOutput, params: SamplingParams, tools: Iterable[Function], vocab: Vocabulary
 ) -> None:
     """Fill ``reasoning``, ``text`` and ``tool_calls`` from ``output.token_ids``.
 

@@ -10,6 +10,7 @@ import pytest
 from schema_cases import BIAS, SCHEMAS, valid
 
 from chorale import LLM, SamplingParams
+from chorale.harmony.vocab import CALL, load_vocabulary
 from chorale.llm import StructuredOutputsParams
 
 LOGIT_BIAS = {int(token): bias for token, bias in BIAS.items()}
@@ -56,6 +57,24 @@ def test_chat(llm: LLM) -> None:
         assert valid(json.loads(choice.text), SCHEMAS["string"])
 
 
+def tool(**schema: object) -> dict[str, object]:
+    return {"type": "function", "function": {"name": "get", "parameters": schema, "strict": True}}
+
+
+def test_strict_tools_bind_when_they_are_called(llm: LLM) -> None:
+    lures = load_vocabulary().encode_with_special("<|call|><|end|> to=functions.get<|channel|>commentary")
+    bias = dict.fromkeys(lures, 12.0) | LOGIT_BIAS
+    own = SamplingParams(n=16, seed=1, logit_bias=bias, max_tokens=300)
+    schema = {"type": "object", "properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"]}
+    (output,) = llm.chat([{"role": "user", "content": "hi"}], own, tools=[tool(**schema)])
+    called = [choice for choice in output.outputs if choice.stop_reason == CALL]
+    assert len(called) >= 2
+    for choice in called:
+        (made,) = choice.tool_calls
+        assert made.name == "get"
+        assert valid(json.loads(made.arguments), schema)
+
+
 def test_what_cannot_be_enforced_is_an_error_before_anything_runs(llm: LLM) -> None:
     with pytest.raises(ValueError, match="not"):
         llm.generate("x", params(json={"not": {}}))
@@ -63,3 +82,8 @@ def test_what_cannot_be_enforced_is_an_error_before_anything_runs(llm: LLM) -> N
         llm.generate("x", params(regex="("))
     with pytest.raises(ValueError, match=r"structured_outputs\.choice"):
         llm.generate("x", params(choice="word"))  # its letters are not meant
+    messages = [{"role": "user", "content": "hi"}]
+    with pytest.raises(ValueError, match=r"tools\[0\]\.function\.parameters"):
+        llm.chat(messages, tools=[tool(type="object", properties={"a": {"not": {}}}, required=["a"])])
+    with pytest.raises(ValueError, match="ignore_eos"):
+        llm.chat(messages, SamplingParams(ignore_eos=True), tools=[tool(type="object")])
