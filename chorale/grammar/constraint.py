@@ -23,6 +23,7 @@ _JSON_OPTIONS = {"whitespace_pattern": WHITESPACE}
 # What may hide a "<" in Lark: strings, comments, regular expressions. Read left to right. Line breaks are
 # let through where llguidance may refuse them: what it refuses never compiles.
 _LARK_TEXT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\])+/', re.DOTALL)
+_DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(?:2019-09|2020-12))/schema#?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def json_schema(schema: Mapping[str, Any], param: str) -> Constraint:
     depth = _depth(schema, 2 * MAX_DEPTH + 4)
     if depth > 2 * MAX_DEPTH + 2:  # "properties" stand between an object and those within it
         raise _refusal(f"the schema is nested deeper than {MAX_DEPTH} objects", param)
-    body = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    body = json.dumps(_in_known_dialect(schema), ensure_ascii=False, separators=(",", ":"))
     check_size(body, param)
     _check_multiples(schema, param)
     return Constraint("json", body, param)
@@ -104,6 +105,18 @@ def check_size(body: str, param: str) -> None:
         raise _refusal(f"longer than {MAX_BYTES} bytes", param)
     if any(0xD800 <= ord(char) <= 0xDFFF for char in body):
         raise _refusal("holds a lone surrogate", param)
+
+
+def _in_known_dialect(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The compiler looks ``$schema`` up in the few that it has, to the letter. Others mean the newest."""
+    if "$schema" not in schema:
+        return schema
+    rest = {name: value for name, value in schema.items() if name != "$schema"}
+    found = _DIALECT.fullmatch(str(schema["$schema"]))
+    if found is None:
+        return rest
+    scheme = "http" if found[1].startswith("draft-") else "https"
+    return {"$schema": f"{scheme}://json-schema.org/{found[1]}/schema", **rest}
 
 
 def _depth(value: Any, limit: int) -> int:

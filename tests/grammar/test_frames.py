@@ -176,3 +176,33 @@ def test_errors_are_one_short_line() -> None:
         assert "\n" not in str(caught.value)
         assert "200005" not in str(caught.value)
     assert explain("") == "cannot be compiled"
+
+
+@pytest.mark.parametrize(
+    "dialect",
+    [
+        "http://json-schema.org/draft-07/schema#",
+        "https://json-schema.org/draft-07/schema#",  # as many write it
+        "http://json-schema.org/draft-04/schema",
+        "https://json-schema.org/draft/2020-12/schema",
+        "http://json-schema.org/draft/2019-09/schema#",
+        "http://json-schema.org/schema#",
+        "my own",
+        7,
+    ],
+)
+def test_a_schema_may_name_any_dialect(dialect: object) -> None:
+    found = make.json_schema({"$schema": dialect, "type": "integer"}, "p")
+    check_constraint(found)
+    for text, allowed in (("17", True), ('"x"', False)):
+        assert compile_grammar(raw_grammar(found)).consume_tokens(VOCAB.encode(text)) is allowed
+
+
+def test_an_older_dialect_keeps_its_meaning() -> None:
+    """A list of ``items`` is a tuple's up to 2019-09; later that is ``prefixItems``."""
+    pair = {"type": "array", "items": [{"type": "integer"}, {"type": "boolean"}], "additionalItems": False}
+    for scheme in ("http", "https"):
+        found = make.json_schema({"$schema": f"{scheme}://json-schema.org/draft-07/schema#", **pair}, "p")
+        matcher = compile_grammar(raw_grammar(found))
+        assert matcher.consume_tokens(VOCAB.encode("[1, true]"))
+        assert matcher.is_accepting()
