@@ -38,6 +38,14 @@ GENERATION = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "max_new_tokens"),
 )
+# The smallest values that can be meant (nan is below them all), beside those of ``check_sizes``.
+LEAST = {
+    **dict.fromkeys(("stream-interval", "max-body-bytes", "response-store-ttl"), 1),
+    **dict.fromkeys(("h11-max-header-count", "h11-max-incomplete-event-size"), 1),
+    **dict.fromkeys(("response-store-max-items", "response-store-max-bytes"), 1),
+    **dict.fromkeys(("num-threads", "shutdown-timeout", "max-background-responses"), 0),
+}
+MOST = 2**63 - 1  # what a message between processes carries; no infinite time, either
 # vLLM's other names for the same thing.
 SYNONYMS = {
     "generation-config": {"vllm": "none"},
@@ -263,6 +271,21 @@ def _without_unset(config: type, values: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if v is not None and k in names}
 
 
+def _check_numbers(engine: EngineConfig, server: ServerConfig) -> None:
+    """The rest of the numbers: none below what can be meant, none that a message cannot carry."""
+    rooms = {"engine": engine, "server": server, "tools": server.tools}
+    for flag in FLAGS.values():
+        room, _, attribute = (flag.target or "").partition(".")
+        if flag.kind not in ("int", "size", "float") or room not in rooms:
+            continue
+        value = getattr(rooms[room], attribute)
+        least = LEAST.get(flag.name, -MOST)
+        if value is not None and not least <= value:
+            raise ConfigError(f"--{flag.name} must be at least {least}")
+        if value is not None and not value <= MOST:
+            raise ConfigError(f"--{flag.name} {value}: is too large")
+
+
 def _check(engine: EngineConfig, server: ServerConfig) -> None:
     if engine.override_generation_config is not None:
         _check_generation(engine.override_generation_config)
@@ -272,8 +295,6 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
         raise ConfigError("--ssl-cert-reqs needs --ssl-certfile and --ssl-ca-certs")
     if not 0 <= server.port <= 65535:
         raise ConfigError("--port must be between 0 and 65535")
-    if server.stream_interval < 1:
-        raise ConfigError("--stream-interval must be at least 1")
     if not 1 <= server.api_server_count <= 64:
         raise ConfigError("--api-server-count must be between 1 and 64")
     if engine.dtype not in ("auto", "float32", "bfloat16"):
@@ -283,5 +304,6 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
     check_sizes(engine)
     if engine.moe_activation_dtype not in ("auto", "bfloat16", "fp8"):
         raise ConfigError(f"--moe-activation-dtype {engine.moe_activation_dtype}: auto, bfloat16 or fp8")
+    _check_numbers(engine, server)
     if bool(server.ssl_keyfile) != bool(server.ssl_certfile):
         raise ConfigError("--ssl-keyfile and --ssl-certfile go together")
