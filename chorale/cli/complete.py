@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from chorale.cli.chat import parser, prompt, sampling
 from chorale.cli.connection import Connection, connect
-from chorale.cli.terminal import printable
+from chorale.cli.terminal import Answer, printable
 from chorale.errors import ChoraleError
 
 
@@ -17,7 +18,7 @@ def run(arguments: list[str]) -> int:
     with connect(given.url, given.model_name, key, [given.model] if given.model else []) as connection:
         options = {"max_tokens": 128} | sampling(given)
         if given.quick is not None:
-            return _complete(connection, given.quick, options)
+            return _complete(connection, given.quick, options, given.stats)
         while True:
             try:
                 text = input(prompt())
@@ -26,15 +27,17 @@ def run(arguments: list[str]) -> int:
                     print()
                 return 0
             if text:
-                _complete(connection, text, options)
+                _complete(connection, text, options, given.stats)
 
 
-def _complete(connection: Connection, prompt: str, options: dict[str, object]) -> int:
+def _complete(connection: Connection, prompt: str, options: dict[str, object], stats: bool) -> int:
+    answer, started = Answer(), time.perf_counter()
+    body = {"model": connection.model, "prompt": prompt, "stream_options": {"include_usage": True}}
     try:
-        for event in connection.stream(
-            "completions", {"model": connection.model, "prompt": prompt} | options
-        ):
+        for event in connection.stream("completions", body | options):
+            answer.usage = event.get("usage") or answer.usage
             for choice in event.get("choices", []):
+                answer.seconds_to_first = answer.seconds_to_first or time.perf_counter() - started
                 sys.stdout.write(printable(choice.get("text") or ""))
                 sys.stdout.flush()
     except ChoraleError as error:
@@ -43,4 +46,7 @@ def _complete(connection: Connection, prompt: str, options: dict[str, object]) -
     except KeyboardInterrupt:
         pass
     print()
+    if stats:
+        answer.seconds = time.perf_counter() - started
+        print(f"({answer.stats})", file=sys.stderr)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from chorale.cli import complete
 from chorale.cli.chat import Session, parser
 from chorale.cli.connection import Connection
 from chorale.cli.main import main
@@ -65,3 +67,23 @@ def test_a_file_that_cannot_be_written_does_not_end_the_conversation(
 def test_an_address_that_is_none(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--url", "http://localhost:abc/v1", "-q", "x"]) == 2
     assert "--url http://localhost:abc/v1: Invalid port" in capsys.readouterr().err
+
+
+def test_complete_shows_its_speed_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        assert json.loads(request.content)["stream_options"] == {"include_usage": True}
+        events = [{"choices": [{"text": "two"}]}, {"choices": [], "usage": {"completion_tokens": 7}}]
+        return httpx2.Response(200, text="".join(f"data: {json.dumps(event)}\n\n" for event in events))
+
+    @contextlib.contextmanager
+    def connected(*_: object) -> Iterator[Connection]:
+        client = httpx2.Client(transport=httpx2.MockTransport(answer), base_url="http://test/v1")
+        yield Connection(client, "m", "http://test/v1")
+
+    monkeypatch.setattr(complete, "connect", connected)
+    assert main(["complete", "-q", "one"]) == 0
+    assert capsys.readouterr() == ("two\n", "")
+    assert main(["complete", "-q", "one", "--stats"]) == 0
+    assert "(7 tokens, " in capsys.readouterr().err
