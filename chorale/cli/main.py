@@ -62,8 +62,8 @@ def _dispatch(command: str, rest: list[str]) -> int:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else "; chorale --help lists the commands"
         return _fail(f"unknown command {command!r}{hint}", 2)
-    module = importlib.import_module(COMMANDS[command][0])
     try:
+        module = importlib.import_module(COMMANDS[command][0])  # takes long enough to be interrupted
         return int(module.run(rest))
     except ConfigError as error:
         return _fail(error.message, 2)

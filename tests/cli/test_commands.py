@@ -84,6 +84,14 @@ def test_unknown_command_offers_the_nearest(capsys: pytest.CaptureFixture[str]) 
     assert "did you mean serve" in capsys.readouterr().err
 
 
+def test_an_interrupt_while_a_command_is_imported_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    assert main(["serve"]) == 130
+
+
 def test_unknown_flag_exits_2_with_one_line() -> None:
     done = run("serve", "--max-modle-len", "1")
     assert done.returncode == 2
