@@ -32,7 +32,7 @@ def error_body(error: ChoraleError, request_id: str | None = None) -> dict[str, 
 def error_answer(error: ChoraleError, scope: Scope, request_id: str) -> Response:
     """The answer in the form of the path that was asked."""
     response = error_response(error)
-    path = scope["path"].removeprefix(scope.get("root_path", "")) if scope.get("root_path") else scope["path"]
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
     if path != PATHS[0] and not path.startswith(f"{PATHS[0]}/"):
         return response
     kept = ("retry-after", "www-authenticate")

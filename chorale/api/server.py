@@ -160,7 +160,6 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        root_path=config.root_path,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         ssl_keyfile=config.ssl_keyfile,

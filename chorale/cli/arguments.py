@@ -48,7 +48,10 @@ def read_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]
         if option.path:
             values[flag.name] = _merged(values.get(flag.name), _take_part(flag, option, rest))
         else:
-            values[flag.name] = _take_value(flag, negated, option.inline, rest, f"--{flag.name}")
+            value = _take_value(flag, negated, option.inline, rest, f"--{flag.name}")
+            if flag.adds:
+                value = [*values.get(flag.name, ()), *value]
+            values[flag.name] = value
     return positionals, values
 
 

@@ -96,7 +96,9 @@ SERVER_FLAGS = (
     Flag("uds", "str", "server.uds", "listen on a unix socket instead"),
     Flag("root-path", "str", "server.root_path", "path prefix of a proxy in front"),
     Flag("api-server-count", "int", "server.api_server_count", "HTTP processes", aliases=("asc",)),
-    Flag("api-key", "list", "cli.api_key", "keys that clients must send (better: CHORALE_API_KEY)"),
+    Flag(
+        "api-key", "list", "cli.api_key", "keys that clients must send (better: CHORALE_API_KEY)", adds=True
+    ),
     Flag("api-key-file", "str", "cli.api_key_file", "file with one key a line"),
     Flag("stream-interval", "int", "server.stream_interval", "tokens per stream event after the first"),
     Flag("shutdown-timeout", "float", "server.shutdown_timeout", "seconds for running requests on SIGTERM"),

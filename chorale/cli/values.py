@@ -27,6 +27,7 @@ class Flag:
     note: str = ""
     harmless: tuple[Any, ...] = ()  # values that ask for nothing: neither a line nor an error
 
+    adds: bool = False  # given again, a list grows; other flags keep what was said last
     always: bool = False  # what it turns on cannot be turned off: asking for that is worth a line, too
 
     def asks(self, value: Any) -> bool:

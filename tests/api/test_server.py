@@ -89,6 +89,26 @@ def test_serving_on_a_unix_socket(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("root_path", ["/llm", "/llm/"])
+def test_a_proxy_may_keep_its_prefix_or_take_it_away(root_path: str) -> None:
+    async def main() -> None:
+        async with full_server(root_path=root_path) as server:
+            for path, status in {
+                "/version": 200,
+                "/llm/version": 200,
+                "/llmx/version": 404,
+                "/llm": 404,
+            }.items():
+                assert (
+                    await call(server.port, "GET", path, headers={"host": "example.org"})
+                ).status == status, path
+            for path in ("/v1/messages", "/llm/v1/messages"):
+                answer = await call(server.port, "POST", path, [])
+                assert (answer.status, answer.json["type"]) == (400, "error")  # Anthropic's form
+
+    asyncio.run(main())
+
+
 def test_one_of_several_processes_leaves_the_unix_socket_to_the_others(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
 

@@ -176,6 +176,7 @@ def test_keys_come_from_flag_file_or_environment_and_are_never_shown(tmp_path: P
     assert "secret" not in render(settings)
     assert merge([], {"VLLM_API_KEY": "secret"}).api_keys == ("secret",)
     assert merge(["--api-key", "a", "b"], {"VLLM_API_KEY": "secret"}).api_keys == ("a", "b")
+    assert merge(["--api-key", "a", "--api-key=b", "--port", "1"], {}).api_keys == ("a", "b")
 
 
 def test_keys_are_what_a_client_can_send(tmp_path: Path) -> None:
