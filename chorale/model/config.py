@@ -22,6 +22,7 @@ FULL, WINDOW = 0, 1  # the values of engine.types.CacheGroup, which this package
 MXFP4_GROUP = 32  # weights that share one scale
 
 _EOS_OF_GPT_OSS = (200002, 199999, 200012)  # <|return|>, <|endoftext|>, <|call|>
+_MAX_LAYERS = 4096  # gpt-oss has 24 and 36; some objects are made for each before any file is read
 _LAYER_GROUPS = {"full_attention": FULL, "sliding_attention": WINDOW}
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
@@ -184,12 +185,14 @@ def _check_architecture(fields: Fields) -> None:
 def _read_layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
     """Absent (the reference layout): even layers are windowed."""
     value = fields.raw.get("layer_types")
+    if layers > _MAX_LAYERS:
+        raise fields.error("num_hidden_layers", f"{layers} is more than {_MAX_LAYERS}")
     if value is None:
         return tuple("full_attention" if i % 2 else "sliding_attention" for i in range(layers))
     if not isinstance(value, list) or len(value) != layers:
         raise fields.error("layer_types", f"must list one kind for each of the {layers} layers")
     for i, kind in enumerate(value):
-        if kind not in _LAYER_GROUPS:
+        if not isinstance(kind, str) or kind not in _LAYER_GROUPS:
             raise fields.error(f"layer_types[{i}]", f"{kind!r} is not one of {sorted(_LAYER_GROUPS)}")
     return tuple(value)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from chorale.errors import ModelConfigError
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the published ones have about 2 KB
 MAX_COUNT = 2**31 - 1
+MAX_NUMBER = 1e30  # a whole number of JSON may be too large for a float, and sums of these must not overflow
 
 
 class Fields:
@@ -31,13 +31,22 @@ class Fields:
             raise self.error(name, f"must be a positive whole number, not {_show(value)}")
         return value
 
-    def number(self, key: str, *, default: float | None = None, minimum: float | None = None) -> float:
+    def number(
+        self,
+        key: str,
+        *,
+        default: float | None = None,
+        minimum: float | None = None,
+        maximum: float = MAX_NUMBER,
+    ) -> float:
         """A finite number: more than 0, or at least ``minimum`` where one is given."""
         name, value = self._find(key, (), default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise self.error(name, f"must be a finite number, not {_show(value)}")
         if value < minimum if minimum is not None else value <= 0:
             raise self.error(name, f"is too small: {_show(value)}")
+        if value > maximum:
+            raise self.error(name, f"is too large: {_show(value)}")
         return float(value)
 
     def section(self, key: str) -> Fields:
