@@ -217,6 +217,10 @@ def _read_rope(fields: Fields) -> RopeConfig:
     if not isinstance(truncate, bool):
         raise rope.error("truncate", "must be true or false")
     explicit = rope.raw.get("attention_factor")
+    if explicit is None and rope.raw.get("mscale") and rope.raw.get("mscale_all_dim"):
+        raise rope.error("mscale", "is not read: where gpt-oss scales otherwise, it says attention_factor")
+    if rope.raw.get("partial_rotary_factor", 1) not in (None, 1):
+        raise rope.error("partial_rotary_factor", "must be 1: gpt-oss turns whole heads")
     return RopeConfig(
         theta=theta,
         factor=rope.number("factor"),

@@ -139,6 +139,8 @@ def test_missing_keys_are_named(key: str) -> None:
         ("original_max_position_embeddings", {"rope_scaling": rope(original_max_position_embeddings=None)}),
         ("beta_fast", {"rope_scaling": rope(beta_fast=0.5)}),
         ("truncate", {"rope_scaling": rope(truncate="no")}),
+        ("mscale", {"rope_scaling": rope(mscale=1.0, mscale_all_dim=0.5)}),
+        ("partial_rotary_factor", {"rope_scaling": rope(partial_rotary_factor=0.5)}),
         ("rope_theta", {"rope_theta": 0}),
         ("rope_theta", {"rope_theta": float("nan")}),
         ("rope_theta", {"rope_theta": 10**400}),
