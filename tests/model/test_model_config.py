@@ -69,6 +69,32 @@ def test_generation_config(tmp_path: Path) -> None:
     assert loaded.default_sampling == {"temperature": 0.7, "top_k": 40.0}
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("eos_token_id", "</s>"),
+        ("temperature", -0.1),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("min_p", 3),
+        ("repetition_penalty", 0),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", 10**400),
+    ],
+)
+def test_bad_values_of_generation_config_name_it(key: str, value: object) -> None:
+    with pytest.raises(ModelConfigError, match=f"^generation_config.json: {key}: "):
+        ModelConfig.from_dict(published(), generation={key: value})
+
+
+def test_what_generation_config_leaves_open() -> None:
+    generation = {"eos_token_id": None, "top_k": -1, "min_p": None}
+    config = ModelConfig.from_dict(published(), generation=generation)
+    assert config.eos_token_ids == (200002,)
+    assert config.default_sampling == {"top_k": -1.0}
+
+
 def test_layer_slots() -> None:
     config = make_config(
         **{**SHAPES["20b"], "layers": 5},
