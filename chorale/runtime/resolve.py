@@ -11,6 +11,7 @@ from typing import Literal
 from chorale.config import EngineConfig
 from chorale.engine.types import MAX_LOGPROBS, EngineLimits
 from chorale.errors import ConfigError
+from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.model.config import ModelConfig
 from chorale.runtime.buckets import MIXED_ROWS, MIXED_TOKENS, chosen_sizes, context_sizes, row_sizes
 from chorale.runtime.cache_dtype import E4M3, cache_dtype
@@ -247,6 +248,10 @@ def _refuse(config: EngineConfig, model: ModelConfig) -> None:
     """What no machine can run, and what this version does not do."""
     check_ranks(config)
     check_sizes(config)
+    if model.vocab_size > VOCAB_SIZE:
+        raise ConfigError(
+            f"config.json: vocab_size: {model.vocab_size} is more than harmony's {VOCAB_SIZE} tokens"
+        )
     if config.max_model_len is not None and config.max_model_len > model.max_position_embeddings:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} is more than the model's {model.max_position_embeddings}"

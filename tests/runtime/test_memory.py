@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,12 @@ def test_no_room_at_all_is_an_error() -> None:
 def test_what_cannot_run_is_refused_by_name(asked: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         decide(OSS_20B, H200, **asked)
+
+
+def test_rows_beyond_the_vocabulary_are_refused() -> None:
+    """They have no text: the first to be sampled, or among the likeliest, would end its request."""
+    with pytest.raises(ConfigError, match=r"config\.json: vocab_size: 201216 is more than"):
+        decide(replace(OSS_20B, vocab_size=201216), H200)
 
 
 def test_what_was_asked_for_is_kept() -> None:
