@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from chorale.errors import ConfigError
+
 Progress = Callable[[str, float, str], None]
 
 DEMO_NOTICE = (
@@ -29,14 +31,18 @@ def ensure_demo(progress: Progress | None = None, *, cache_dir: Path | None = No
 
     ``cache_dir``: default ``$XDG_CACHE_HOME/chorale``, else ``~/.cache/chorale``. Written beside and renamed,
     so that a crash leaves no half checkpoint and two processes may race. Raises ``CheckpointError`` if the
-    archive is not the one that was shipped.
+    archive is not the one that was shipped, ``ConfigError`` if the folder cannot be written.
     """
     cache = cache_dir if cache_dir is not None else default_cache_dir()
     folder = cache / _NAME
     if not (folder / "config.json").exists():
         if progress is not None:
             progress("load", 0.0, "expanding the demo checkpoint (once)")
-        _write(folder)
+        try:
+            _write(folder)
+        except OSError as fault:
+            hint = "XDG_CACHE_HOME names another place"
+            raise ConfigError(f"{folder}: the demo cannot be written there: {fault}; {hint}") from fault
     return folder
 
 

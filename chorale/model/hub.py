@@ -43,9 +43,12 @@ def resolve_model(
     """
     if model == DEMO:
         return ensure_demo(progress)
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder.resolve()
+    try:
+        folder = Path(model).expanduser()
+        if folder.is_dir():
+            return folder.resolve()
+    except (OSError, RuntimeError) as fault:  # too long a name, a folder that is not ours; no such home
+        raise ConfigError(f"model {model!r}: {fault}") from fault
     if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ConfigError(f"model {model!r}: no such folder")
     return _download(model, revision, download_dir, progress)

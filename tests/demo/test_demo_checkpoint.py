@@ -11,7 +11,7 @@ import pytest
 
 from chorale import demo
 from chorale.demo import ARCHIVE, DEMO_NOTICE, SHA256, default_cache_dir, ensure_demo, export_demo
-from chorale.errors import CheckpointError
+from chorale.errors import CheckpointError, ConfigError
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 
@@ -60,9 +60,15 @@ def test_a_crash_leaves_no_half_checkpoint(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("chorale.demo.archive.save_file", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(ConfigError, match=r"demo-.*No space.*XDG_CACHE_HOME"):
         ensure_demo(cache_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file/chorale/demo-.*XDG_CACHE_HOME"):
+        ensure_demo(cache_dir=tmp_path / "file" / "chorale")
 
 
 def test_a_damaged_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

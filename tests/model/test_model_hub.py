@@ -149,6 +149,12 @@ def test_folders(tmp_path: Path) -> None:
             resolve_model(name)
 
 
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/model", "a" * 300, "/absent/" + "a" * 300])
+def test_folders_that_the_system_does_not_take(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^model '{name}': "):
+        resolve_model(name)
+
+
 def test_names_that_are_neither(tmp_path: Path) -> None:
     result = resolve(tmp_path, "white space/model", HF_HUB_OFFLINE="1")
     assert "neither a folder nor a hub id" in result["error"]
