@@ -15,7 +15,7 @@ import torch
 from chorale.errors import CheckpointError
 from chorale.model.config import ModelConfig
 from chorale.model.layouts import Layout, TensorSpec, detect_layout, tensor_specs
-from chorale.model.safetensors_file import SafetensorsFile
+from chorale.model.safetensors_file import SafetensorsFile, check_name
 
 INDEX_NAME = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 16 * 2**20
@@ -77,7 +77,8 @@ def _open_files(folder: Path) -> tuple[list[SafetensorsFile], dict[str, Safetens
     where: dict[str, SafetensorsFile] = {}
     for name in names:
         if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name}: named by {INDEX_NAME} but missing")
+            problem = f"named by {INDEX_NAME} but missing" if listed else "not a file, or a link to none"
+            raise CheckpointError(f"{folder / name}: {problem}")
         file = SafetensorsFile(folder / name)
         files.append(file)
         for tensor in file.entries:
@@ -93,6 +94,8 @@ def _open_files(folder: Path) -> tuple[list[SafetensorsFile], dict[str, Safetens
 def _read_index(path: Path) -> dict[str, str]:
     """tensor -> file name. The names are plain: an index must not point outside its folder."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise CheckpointError(f"{path}: not a file")
         if path.stat().st_size > _MAX_INDEX_BYTES:
             raise CheckpointError(f"{path}: larger than {_MAX_INDEX_BYTES} bytes")
         raw = json.loads(path.read_bytes())
@@ -102,10 +105,16 @@ def _read_index(path: Path) -> dict[str, str]:
     if not isinstance(listed, dict) or not listed:
         raise CheckpointError(f"{path}: weight_map: missing or empty")
     for tensor, name in listed.items():
-        plain = isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
-        if not plain:
+        check_name(path, tensor)
+        if not isinstance(name, str) or not _is_plain(name):
             raise CheckpointError(f"{path}: {tensor}: {str(name)[:80]!r} is not a safetensors file name")
     return listed
+
+
+def _is_plain(name: str) -> bool:
+    """255 bytes are what file systems take."""
+    fits = name.isprintable() and len(name.encode()) <= 255
+    return fits and Path(name).name == name and name.endswith(".safetensors")
 
 
 def _check_names(folder: Path, specs: list[TensorSpec], where: dict[str, SafetensorsFile]) -> None:

@@ -23,6 +23,8 @@ from chorale.errors import CheckpointError
 # The format allows 100 MB. The longest gpt-oss header (120b in one file) is about 130 KB, and parsed JSON
 # takes some ten times its text, so a tighter limit keeps a hostile file from costing a gigabyte.
 MAX_HEADER_BYTES = 8 * 2**20
+_MAX_NAME = 256  # characters; gpt-oss's longest tensor name has about 60
+_LFS_POINTER = b"version "  # what a clone without Git LFS holds instead begins so
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8": torch.uint8}
 
@@ -72,6 +74,8 @@ def _read_header(path: Path, read: Any, size: int) -> tuple[dict[str, Any], int]
     prefix = read(8)
     if len(prefix) < 8:
         raise CheckpointError(f"{path}: {size} bytes is too short for a safetensors file")
+    if prefix == _LFS_POINTER:
+        raise CheckpointError(f"{path}: a Git LFS pointer, not the file itself: git lfs pull fetches it")
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(f"{path}: header of {length} bytes is over the limit of {MAX_HEADER_BYTES}")
@@ -115,7 +119,14 @@ def _check_entries(path: Path, header: dict[str, Any], data_size: int) -> dict[s
     return entries
 
 
+def check_name(path: Path, name: str) -> None:
+    """A tensor's name stands in messages, which are one line and go to terminals."""
+    if not name.isprintable() or len(name) > _MAX_NAME:
+        raise CheckpointError(f"{path}: {name[:80]!r} is not the name of a tensor")
+
+
 def _check_entry(path: Path, name: str, raw: Any) -> Entry:
+    check_name(path, name)
     if not isinstance(raw, dict) or set(raw) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{path}: {name}: must have exactly dtype, shape and data_offsets")
     dtype, shape, offsets = raw["dtype"], raw["shape"], raw["data_offsets"]

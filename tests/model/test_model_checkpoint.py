@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import shutil
@@ -151,6 +152,9 @@ def test_a_tensor_in_two_files(folder: Path) -> None:
         ('{"weight_map": {"a": 3}}', "a: '3' is not"),
         ('{"weight_map": {"a": "absent.safetensors"}}', "absent.safetensors: named by"),
         (f'{{"weight_map": {{"a": "{SHARD}"}}}}', "a: listed in"),
+        (json.dumps({"weight_map": {"a": "x" * 300 + ".safetensors"}}), "is not a safetensors file name"),
+        ('{"weight_map": {"a": "b\\n.safetensors"}}', r"a: 'b\n.safetensors' is not"),
+        (f'{{"weight_map": {{"a\\u001b[2J": "{SHARD}"}}}}', r"'a\x1b[2J' is not the name"),
         ("[" * 100_000, "cannot be read"),
     ],
 )
@@ -159,6 +163,33 @@ def test_bad_index(folder: Path, content: str, expected: str) -> None:
     message = complaint(folder)
     assert INDEX_NAME in message
     assert expected in message
+
+
+def test_an_index_that_is_no_file_is_not_waited_for(folder: Path) -> None:
+    (folder / INDEX_NAME).unlink()
+    os.mkfifo(folder / INDEX_NAME)
+    assert f"{INDEX_NAME}: not a file" in complaint(folder)
+
+
+def test_a_link_to_nothing(folder: Path) -> None:
+    """As the hub's cache has them where a blob was removed."""
+    (folder / INDEX_NAME).unlink()
+    (folder / SHARD).unlink()
+    (folder / SHARD).symlink_to("../../blobs/removed")
+    assert f"{SHARD}: not a file, or a link to none" in complaint(folder)
+
+
+def test_a_clone_without_lfs(folder: Path) -> None:
+    (folder / SHARD).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4792272488\n")
+    assert f"{SHARD}: a Git LFS pointer" in complaint(folder)
+
+
+@pytest.mark.parametrize("name", ["red\n\x1b[31m", "a" * 100_000])
+def test_names_that_a_terminal_should_not_get(folder: Path, name: str) -> None:
+    edit(folder, lambda tensors: tensors.update({name: torch.zeros(3)}), index=False)
+    message = complaint(folder)
+    assert message.isprintable()
+    assert len(message) < 1000
 
 
 def test_another_model(tmp_path: Path) -> None:
