@@ -9,6 +9,7 @@ read: the published one (``GptOssForCausalLM``, in its old ``rope_scaling`` and 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +93,8 @@ class ModelConfig:
         generation = Path(folder) / "generation_config.json"
         return cls.from_dict(
             read_json_object(path),
-            generation=read_json_object(generation) if generation.exists() else {},
+            # A link to nothing (the hub's cache, a blob removed) is not the same as no such file.
+            generation=read_json_object(generation) if os.path.lexists(generation) else {},
             where=str(path),
         )
 

@@ -67,6 +67,8 @@ class Fields:
 def read_json_object(path: Path) -> Mapping[str, Any]:
     """Parse a small JSON file. Raises ``ModelConfigError`` naming it."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise ModelConfigError(f"{path}: not a file, or a link to none")
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ModelConfigError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
         value = json.loads(path.read_bytes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -189,6 +190,18 @@ def test_bad_values_name_their_key(key: str, changes: dict[str, Any]) -> None:
 def test_unreadable_files_are_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelConfigError, match=r"config\.json"):
+        ModelConfig.load(tmp_path)
+
+
+def test_a_pipe_and_a_link_to_nothing_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(published()))
+    generation = tmp_path / "generation_config.json"
+    os.mkfifo(generation)
+    with pytest.raises(ModelConfigError, match=r"generation_config\.json: not a file"):
+        ModelConfig.load(tmp_path)
+    generation.unlink()
+    generation.symlink_to("../../blobs/removed")
+    with pytest.raises(ModelConfigError, match=r"generation_config\.json: not a file, or a link to none"):
         ModelConfig.load(tmp_path)
 
 
