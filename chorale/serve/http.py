@@ -14,8 +14,9 @@ from chorale.api.responses.store import open_store
 from chorale.api.server import Stop, serve_app
 from chorale.api.state import ServerState
 from chorale.client.remote import RemoteClient
+from chorale.errors import ConfigError
 from chorale.grammar.matcher import warm
-from chorale.harmony.vocab import Vocabulary, load_vocabulary
+from chorale.harmony.vocab import Vocabulary, VocabularyError, load_vocabulary
 from chorale.serve.boot import ApiStart
 from chorale.tools.base import ToolService
 from chorale.tools.service import start_tools
@@ -34,7 +35,10 @@ def make_client(start: ApiStart) -> RemoteClient:
 
 async def serve_http(client: RemoteClient, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
     """Serve until ``stop``, a signal, or a failure; the drain included. The caller closes ``client``."""
-    vocab = await asyncio.to_thread(load_vocabulary)
+    try:
+        vocab = await asyncio.to_thread(load_vocabulary)
+    except VocabularyError as fault:
+        raise ConfigError(str(fault)) from fault
     tools = await start_tools(start.server.tools, os.environ, lambda text: len(vocab.encode(text)))
     for name, reason in tools.missing.items():
         logger.warning("the tool %s is not available: %s", name, reason)

@@ -184,6 +184,23 @@ def test_files_that_cannot_be_used_are_named_without_a_traceback(
 
 
 @pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
+def test_a_vocabulary_that_is_not_there_is_named_without_a_traceback(
+    server: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", "/absent")
+
+    async def scene() -> None:
+        async with serve(server=server, limits={"backoff": 0.01}, stderr=asyncio.subprocess.PIPE) as s:
+            assert s.process.stderr is not None
+            said = (await s.process.stderr.read()).decode()
+            assert await ended(s) == 2
+            assert "/absent/o200k_base.tiktoken" in said, said
+            assert "Traceback" not in said, said
+
+    run(scene())
+
+
+@pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
 def test_sigterm_ends_everything_in_order(server: dict[str, int]) -> None:
     async def scene() -> None:
         async with serve(server=server) as s:
