@@ -125,6 +125,19 @@ def test_ends_that_keep_the_session(sandbox: Sandbox) -> None:
     assert kept.content == "5\n"
 
 
+def test_what_a_cell_defines_is_found_in_main(sandbox: Sandbox) -> None:
+    fork = "multiprocessing.get_context('fork')"
+    _, pickled, imported, mapped = cells(
+        sandbox,
+        "import multiprocessing, pickle\nclass A: pass\ndef square(x): return x * x",
+        "isinstance(pickle.loads(pickle.dumps(A())), A)",
+        "from __main__ import A as B\nB is A",
+        f"with {fork}.Pool(1) as pool: print(pool.map_async(square, [3]).get(4))",
+    )
+    assert pickled.content == imported.content == "True\n"
+    assert mapped.content == "[9]\n"
+
+
 def test_time_is_bounded_and_the_session_survives(sandbox: Sandbox) -> None:
     quick = Sandbox(sandbox.kind, SandboxLimits(seconds=0.5, memory_bytes=LIMITS.memory_bytes))
     timed, kept = cells(quick, "y = 1\nimport time\nprint('before')\ntime.sleep(60)", "y")

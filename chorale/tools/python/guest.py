@@ -16,6 +16,7 @@ import linecache
 import os
 import signal
 import sys
+import types
 
 
 class OutOfTime(BaseException):
@@ -24,7 +25,10 @@ class OutOfTime(BaseException):
 
 class Cells(code.InteractiveInterpreter):
     def __init__(self) -> None:
-        super().__init__({"__name__": "__main__", "__doc__": None, "__builtins__": __builtins__})
+        # A module, and the one that is found by its name: pickle, multiprocessing, unittest and
+        # ``from __main__ import`` look there for what a cell defined.
+        self.module = sys.modules["__main__"] = types.ModuleType("__main__")
+        super().__init__(vars(self.module))
         self.status = "k"
         self.count = 0
         self.to_code = codeop.Compile()
