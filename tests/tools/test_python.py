@@ -125,6 +125,22 @@ def test_ends_that_keep_the_session(sandbox: Sandbox) -> None:
     assert kept.content == "5\n"
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sys.stdout = None; print(1)",
+        "sys.stderr = None; sys.exit(1)",
+        "sys.stderr.close(); 1 / 0",
+        "sys.excepthook = lambda *_: 1 / 0\n1 / 0",
+        "class E:\n    def __str__(self): 1 / 0\nsys.exit(E())",
+    ],
+)
+def test_code_that_breaks_what_shows_its_errors_keeps_the_session(code: str) -> None:
+    broken, kept = cells(sandbox_of("bubblewrap"), f"import os, sys; y = 5\n{code}", "os.write(1, b'%d' % y)")
+    assert not broken.failed
+    assert kept.content.startswith("5")
+
+
 def test_what_a_cell_defines_is_found_in_main(sandbox: Sandbox) -> None:
     fork = "multiprocessing.get_context('fork')"
     _, pickled, imported, mapped = cells(

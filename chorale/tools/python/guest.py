@@ -16,6 +16,7 @@ import linecache
 import os
 import signal
 import sys
+import traceback
 import types
 
 
@@ -76,11 +77,15 @@ def run(cells: Cells, source: str, seconds: float) -> str:
     signal.signal(signal.SIGALRM, out_of_time)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        return cells.run_cell(source)
+        try:
+            return cells.run_cell(source)
+        except SystemExit as end:
+            sys.stderr.write(f"SystemExit: {end.code}\n")
+            return "e"
     except OutOfTime:
         return "t"
-    except SystemExit as end:
-        sys.stderr.write(f"SystemExit: {end.code}\n")
+    except BaseException:  # a stderr or an excepthook of the code's own failed: the variables are still good
+        os.write(1, traceback.format_exc().encode("utf-8", "backslashreplace"))
         return "e"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -136,7 +141,7 @@ def main() -> None:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except (OSError, ValueError):
+            except Exception:  # closed, or something that is no stream: the code may put anything there
                 pass
         os.write(1, b"\0" + request["nonce"].encode() + status.encode() + b"\0")
 
