@@ -324,6 +324,28 @@ def test_nothing_is_left_running() -> None:
     assert tree_bytes(os.getpid()) > 2**20
 
 
+def test_a_session_that_dies_between_calls_leaves_no_directory() -> None:
+    sandbox = sandbox_of("bubblewrap")
+
+    async def work() -> None:
+        pool = SessionPool(sandbox)
+        session, _ = await pool.take("cntr_a", None)
+        directory = Path(str(session._directory))
+        _ = [
+            item
+            async for item in session.run("import os, threading; threading.Timer(0.1, os._exit, [1]).start()")
+        ]
+        while session.alive:
+            await asyncio.sleep(0.02)
+        assert directory.exists()
+        _, fresh = await pool.take("cntr_a", None)
+        assert fresh
+        assert not directory.exists()
+        await pool.aclose()
+
+    run(work())
+
+
 def test_sessions_make_room_and_idle_ones_end() -> None:
     sandbox = sandbox_of("bubblewrap")
 

@@ -47,6 +47,8 @@ class SessionPool:
                 return found[1], False
             self._num_starting += 1
             try:
+                if found is not None:
+                    await found[1].close()  # it died between two calls: its directory is still there
                 return await self._start(container_id, memory_bytes), True
             finally:
                 self._num_starting -= 1
