@@ -61,6 +61,14 @@ for line in sys.stdin:
     elif KIND == "wrong-id":
         say({"jsonrpc": "2.0", "id": 10**9, "result": {}})
         say({"jsonrpc": "2.0", "id": number, "result": {"content": [{"type": "text", "text": "right"}]}})
+    elif KIND == "odd-id":
+        for odd in ([], {}, None, "1", 1.5):
+            say({"jsonrpc": "2.0", "id": odd, "result": {}})
+        say({"jsonrpc": "2.0", "id": number, "result": {"content": [{"type": "text", "text": "right"}]}})
+    elif KIND == "huge-progress":
+        note = {"progressToken": "call_1", "progress": 10**400, "total": float("inf"), "message": "m"}
+        say({"jsonrpc": "2.0", "method": "notifications/progress", "params": note})
+        say({"jsonrpc": "2.0", "id": number, "result": {"content": []}})
     elif KIND == "no-result":
         say({"jsonrpc": "2.0", "id": number, "result": [1]})
     elif KIND == "chatter":

@@ -81,6 +81,9 @@ def test_odd_but_usable_programs() -> None:
     assert talk("odd")[0] == ["a b", "a.b", "echo"]
     assert talk("wide")[0] == ["echo"]
     assert talk("wrong-id")[1][-1].text == "right"  # type: ignore[index]
+    assert talk("odd-id")[1][-1].text == "right"  # type: ignore[index]
+    note, _ = talk("huge-progress")[1]  # type: ignore[misc]
+    assert note == McpProgress("m", None, None)
     assert talk("asks")[0] == ["echo"]
     chatter = talk("chatter")[1]
     assert sum(isinstance(item, McpProgress) for item in chatter) > 0  # type: ignore[union-attr]

@@ -15,6 +15,7 @@ from chorale.tools.mcp.wire import VERSIONS, McpFault, Message, notification, re
 from chorale.version import __version__
 
 _MAX_PAGES = 20
+_MAX_NUMBER = 2.0**53  # of progress; what is beyond, or infinite, says nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +229,9 @@ def read_progress(message: Message) -> McpProgress | None:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < _MAX_NUMBER:
+        return None
+    return float(value)
 
 
 def read_outcome(result: Mapping[str, Any], limits: McpLimits) -> CallOutcome:

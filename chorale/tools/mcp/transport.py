@@ -210,7 +210,8 @@ class Duplex:
 
     def _received(self, message: Message) -> None:
         if is_response(message):
-            waiting = self._waiting.get(message.get("id"))
+            number = message.get("id")  # anything at all: an object cannot be looked up
+            waiting = self._waiting.get(number) if isinstance(number, int) else None
             if waiting is not None and not waiting[0].done():
                 waiting[0].set_result(message)
             return
