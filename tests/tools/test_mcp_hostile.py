@@ -217,13 +217,15 @@ def test_headers_and_token_arrive() -> None:
     async def work() -> None:
         async with serve({"/mcp": record}) as port:
             url = f"http://127.0.0.1:{port}/mcp"
-            request = McpRequest("x", url, headers={"X-Team": "otters"}, authorization="t0ken")
+            headers = {"X-Team": "otters", "X-Town": "Orléans"}
+            request = McpRequest("x", url, headers=headers, authorization="t0ken")
             client = client_of(from_request(request), LIMITS, "chain key", allow_private=True)
             with pytest.raises(McpFault):
                 await client.connect()
 
     run(work())
     assert "x-team: otters" in heads[0]
+    assert "x-town: orléans" in heads[0]
     assert "authorization: bearer t0ken" in heads[0]
     assert f"x-session-id: {session_header('chain key')}" in heads[0]
     assert "chain key" not in heads[0]

@@ -59,9 +59,10 @@ class NotThisTransport(McpFault):
 def http_client(
     headers: Mapping[str, str], policy: AddressPolicy, resolve: Resolve = system_resolve
 ) -> httpx2.AsyncClient:
+    encoded = {name.encode("ascii"): value.encode("latin-1") for name, value in headers.items()}
     return httpx2.AsyncClient(
         transport=JudgingTransport(policy, resolve=resolve, max_connections=8),
-        headers={"accept-encoding": "identity"} | dict(headers),
+        headers={b"accept-encoding": b"identity"} | encoded,
         timeout=httpx2.Timeout(10.0, read=_IDLE_SECONDS),
         follow_redirects=False,
         trust_env=False,
