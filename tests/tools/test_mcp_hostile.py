@@ -95,6 +95,26 @@ def test_odd_but_usable_programs() -> None:
     assert talk("error")[1][-1].is_error  # type: ignore[index]
 
 
+def test_a_reply_while_a_program_is_ended_starts_no_second_one(tmp_path: Path) -> None:
+    """A server may ask something when its input ends."""
+    starts = tmp_path / "starts"
+    program = (
+        "import json, sys\n"
+        f"open({str(starts)!r}, 'a').write('x')\n"
+        "hello = {'id': 1, 'result': {'protocolVersion': '2025-11-25'}}\n"
+        "for line in sys.stdin: print(json.dumps(hello), flush=True)\n"
+        "print(json.dumps({'id': 'q', 'method': 'ping'}), flush=True)\n"
+    )
+
+    async def work() -> None:
+        client = McpClient([lambda: Stdio([sys.executable, "-S", "-c", program], {})], LIMITS)
+        await client.connect()
+        await client.aclose()
+
+    run(work())
+    assert starts.read_text() == "x"
+
+
 def test_a_missing_program() -> None:
     async def work() -> None:
         client = McpClient([lambda: Stdio(["/nonexistent/program"], {})], LIMITS)

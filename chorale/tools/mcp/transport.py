@@ -303,6 +303,8 @@ class Stdio(Duplex):
 
     async def _start(self) -> asyncio.subprocess.Process:
         if self._process is None:
+            if self._fault is not None:  # closed: a reply that is still on its way starts no second program
+                raise self._fault
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     *self._argv,
@@ -341,6 +343,7 @@ class Stdio(Duplex):
             raise McpFault("the server's program ended") from None
 
     async def aclose(self) -> None:
+        self._ended(McpFault("the connection to the server is closed"))
         process, self._process = self._process, None
         if process is not None:
             if process.stdin is not None:
