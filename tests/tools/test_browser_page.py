@@ -120,6 +120,16 @@ def test_charsets() -> None:
     assert "héllo" in page_of(fetched('<meta charset="latin-1"><p>héllo'.encode("latin-1"))).text
     assert "h" in page_of(fetched(b"<p>h\xff", charset="hex")).text
     assert "日本" in page_of(fetched("<p>日本".encode("shift_jis"), charset="shift_jis")).text
+    assert "日本" in page_of(fetched("日本".encode("utf-16"), "text/plain", charset="utf-16")).text
+
+
+@pytest.mark.parametrize(
+    "charset",
+    ["idna", "punycode", "undefined", "unicode_escape", "Raw-Unicode_Escape", "utf-7", "utf7", "a\0b"],
+)
+@pytest.mark.parametrize("kind", ["text/html", "text/plain"])
+def test_a_charset_that_no_page_has_is_not_believed(charset: str, kind: str) -> None:
+    assert "a\\ud800 +2AA- b-" in page_of(fetched(b"a\\ud800 +2AA- b-", kind, charset=charset)).text
 
 
 @pytest.mark.parametrize(

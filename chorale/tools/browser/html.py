@@ -5,6 +5,7 @@ Links become 【id†text†domain】 and keep their order; scripts, styles and 
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -111,15 +112,19 @@ def _parse(body: bytes, charset: str | None) -> Any:
         raise ToolFault(f"the page cannot be parsed: {error}") from None
 
 
+# Python's own: they do not replace what is damaged, make halves of surrogate pairs, or take quadratic time.
+_NOT_OF_PAGES = frozenset({"idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape", "utf-7"})
+
+
 def _is_codec(name: str) -> bool:
-    """Whether Python decodes text with it; "hex" and its like are codecs too, and are not."""
+    """Whether pages are written in it; "hex" and its like are codecs too, and are not."""
     try:
         b"a".decode(name)
+        return codecs.lookup(name).name not in _NOT_OF_PAGES
     except LookupError:
         return False
-    except ValueError:  # a codec of several bytes a character
-        return True
-    return True
+    except ValueError:  # a codec of several bytes a character, or a name with a NUL
+        return "\0" not in name and codecs.lookup(name).name not in _NOT_OF_PAGES
 
 
 def _declares_charset(body: bytes) -> bool:
