@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -48,6 +49,15 @@ async def _health(_request: Request) -> Response:
     return Response()
 
 
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """An open SSE connection, and the calls whose answers go there."""
+
+    session: str
+    queue: asyncio.Queue[Message] = field(default_factory=lambda: asyncio.Queue(maxsize=1024))
+    calls: set[asyncio.Task[None]] = field(default_factory=set)
+
+
 class _Door:
     """Who may come in: the key, and on a loopback address only local names and origins."""
 
@@ -68,8 +78,8 @@ class _Door:
     def _refusal(self, request: Request) -> Response | None:
         if self._local:
             origin = request.headers.get("origin")
-            names = [urlsplit(f"//{request.headers.get('host', '')}").hostname]
-            names += [urlsplit(origin).hostname] if origin is not None else []
+            names = [_hostname(f"//{request.headers.get('host', '')}")]
+            names += [_hostname(origin)] if origin is not None else []
             if any(name not in ("localhost", "127.0.0.1", "::1") for name in names):
                 return Response("this server answers to local names only", 403)
         if self._digest is not None and request.url.path != "/health":
@@ -79,11 +89,17 @@ class _Door:
         return None
 
 
+def _hostname(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
 class _Face:
     def __init__(self, server: ToolServer) -> None:
         self._server = server
-        self._streams: dict[str, tuple[asyncio.Queue[Message], str]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._streams: dict[str, _Stream] = {}
 
     # ------------------------------------------------------------------ streamable HTTP
 
@@ -101,7 +117,7 @@ class _Face:
         if message.get("method") == "initialize":
             session = secrets.token_hex(16)
             headers["mcp-session-id"] = session
-        if "id" not in message or "method" not in message:
+        if message.get("id") is None or message.get("method") is None:
             return Response(status_code=202)
         answers = self._server.answer(message, _session(request, session))
         if message["method"] == "tools/call" and "text/event-stream" in request.headers.get("accept", ""):
@@ -119,20 +135,21 @@ class _Face:
     async def _stream(self, request: Request) -> AsyncIterator[bytes]:
         name = secrets.token_hex(16)
         session = _session(request, name)
-        queue: asyncio.Queue[Message] = asyncio.Queue(maxsize=1024)
-        self._streams[name] = (queue, session)
+        stream = self._streams[name] = _Stream(session)
         try:
             yield f"event: endpoint\ndata: /messages?session_id={name}\n\n".encode()
             while True:
                 try:
                     async with asyncio.timeout(_PING_SECONDS):
-                        message = await queue.get()
+                        message = await stream.queue.get()
                 except TimeoutError:
                     yield b": still here\n\n"
                 else:
                     yield _event(message)
         finally:
             del self._streams[name]
+            for call in stream.calls:
+                call.cancel()  # nobody reads its answer: it would wait for room in the queue for good
             if "x-session-id" not in request.headers:
                 await self._server.end(session)
 
@@ -143,15 +160,15 @@ class _Face:
         message = await _read(request)
         if isinstance(message, Response):
             return message
-        task = asyncio.create_task(self._answer(message, *stream))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = asyncio.create_task(self._answer(message, stream))
+        stream.calls.add(task)
+        task.add_done_callback(stream.calls.discard)
         return Response("Accepted", 202)
 
-    async def _answer(self, message: Message, queue: asyncio.Queue[Message], session: str) -> None:
-        async with contextlib.aclosing(self._server.answer(message, session)) as answers:
+    async def _answer(self, message: Message, stream: _Stream) -> None:
+        async with contextlib.aclosing(self._server.answer(message, stream.session)) as answers:
             async for answer in answers:
-                await queue.put(answer)
+                await stream.queue.put(answer)
 
 
 async def _read(request: Request) -> Message | Response:

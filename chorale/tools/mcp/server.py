@@ -28,6 +28,7 @@ from chorale.tools.base import (
 )
 from chorale.tools.mcp.wire import (
     INVALID_PARAMS,
+    INVALID_REQUEST,
     METHOD_NOT_FOUND,
     VERSIONS,
     Message,
@@ -63,9 +64,11 @@ class ToolServer:
         number, method = message.get("id"), message.get("method")
         params = message.get("params")
         params = params if isinstance(params, dict) else {}
-        if number is None or not isinstance(method, str):
+        if number is None or method is None:
             return
-        if method == "initialize":
+        if not isinstance(method, str):
+            yield failure(number, INVALID_REQUEST, "the method must be a string")
+        elif method == "initialize":
             yield success(number, await self._initialize(params, session))
         elif method == "ping":
             yield success(number, {})
