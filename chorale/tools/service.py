@@ -138,10 +138,20 @@ class Service:
     async def _toolsets(
         self, requests: tuple[McpRequest, ...], session_key: str
     ) -> tuple[list[McpToolset], list[McpListing]]:
-        """Servers are asked side by side: the slowest one is the wait."""
-        opened = await asyncio.gather(
-            *(self._open_server(request, session_key, n) for n, request in enumerate(requests))
-        )
+        """Servers are asked side by side: the slowest one is the wait. Cancelled, none stays connected."""
+        asked = [
+            asyncio.create_task(self._open_server(request, session_key, n))
+            for n, request in enumerate(requests)
+        ]
+        try:
+            opened = await asyncio.gather(*asked)
+        except BaseException:
+            for task in asked:
+                task.cancel()
+            for found in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(found, tuple) and found[0] is not None:
+                    await found[0].aclose()
+            raise
         toolsets: dict[str, McpToolset] = {}
         listings: list[McpListing] = []
         for toolset, listing in opened:
@@ -168,6 +178,10 @@ class Service:
             if client is not None:
                 await client.aclose()
             return None, McpListing(request.server_label, (), fault.message)
+        except BaseException:
+            if client is not None:
+                await client.aclose()
+            raise
 
     def _server_of(self, request: McpRequest) -> Server:
         if request.server_url is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -113,6 +114,43 @@ def test_a_reply_while_a_program_is_ended_starts_no_second_one(tmp_path: Path) -
 
     run(work())
     assert starts.read_text() == "x"
+
+
+def test_nobody_stays_connected_when_opening_is_cancelled(tmp_path: Path) -> None:
+    """One server had answered, one had not: the first one's program ran on."""
+    file = tmp_path / "mcp.json"
+    command = [sys.executable, "-S", str(LIAR)]
+    file.write_text(
+        json.dumps(
+            {
+                "mcpServers": {
+                    kind: {"command": command[0], "args": [*command[1:], kind]}
+                    for kind in ("plain", "silent")
+                }
+            }
+        )
+    )
+
+    async def work() -> None:
+        service = await start_tools(ToolConfig(mcp_config=str(file)), {}, count_words)
+        request = RequestTools(mcp=(McpRequest("plain"), McpRequest("silent")))
+        opening = asyncio.create_task(service.open(request, session_key="k"))
+        while "plain" not in service._listings:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.05)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert children() == before
+        await service.aclose()
+
+    before = children()
+    run(work())
+
+
+def children() -> set[str]:
+    tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
+    return {pid for task in tasks for pid in (task / "children").read_text().split()}
 
 
 def test_a_missing_program() -> None:
