@@ -72,6 +72,11 @@ def test_domains_cover_what_is_below_them() -> None:
     assert in_domains("python.org", ("Python.org.",))
     assert not in_domains("evilpython.org", ("python.org",))
     assert in_domains("anything", ())
+    for domain in ("münchen.de", "MÜNCHEN.de", "xn--mnchen-3ya.de"):
+        for host in ("xn--mnchen-3ya.de", "www.münchen.de", "www.xn--mnchen-3ya.de"):
+            assert in_domains(parse_url(f"http://{host}/").host, (domain,))
+    assert not in_domains("munchen.de", ("münchen.de",))
+    assert not in_domains("e.org", ("é.org/e.org",))
 
 
 def run(fetcher: Fetcher, url: str, **options: tuple[str, ...]) -> Fetched:

@@ -55,6 +55,16 @@ def domain_of(url: str) -> str:
 
 def in_domains(host: str, domains: tuple[str, ...]) -> bool:
     """Whether ``host`` is one of ``domains`` or below one. No domains: every host is."""
-    lowered = host.lower().rstrip(".")
-    wanted = [domain.lower().strip().strip(".") for domain in domains]
+    lowered = _ascii(host.lower().rstrip("."))
+    wanted = [_ascii(domain.lower().strip().strip(".")) for domain in domains]
     return not wanted or any(lowered == domain or lowered.endswith("." + domain) for domain in wanted)
+
+
+def _ascii(host: str) -> str:
+    """An international name in the form that the network knows: "xn--" and its letters mean the same host."""
+    if host.isascii():
+        return host
+    try:
+        return httpx2.URL(scheme="http", host=host).raw_host.decode("ascii")
+    except (httpx2.InvalidURL, ValueError, UnicodeError):
+        return host
