@@ -379,6 +379,11 @@ def test_a_server_that_died_is_reached_again(tmp_path: Path) -> None:
         ('{"mcpServers": {"a": {"url": "file:///x"}}}', "only http"),
         ('{"mcpServers": {"a": {"command": "x", "env": {"K": "${NOT_SET}"}}}}', "no NOT_SET"),
         ('{"mcpServers": {"a": {"command": 3}}}', "not a string"),
+        ('{"mcpServers": {"a": {"command": "x", "args": "run.py"}}}', "args must be a list"),
+        ('{"mcpServers": {"a": {"command": "x", "args": 5}}}', "args must be a list"),
+        ('{"mcpServers": {"a": {"command": "x", "env": ["A=b"]}}}', "env must be an object"),
+        ('{"mcpServers": {"a": {"url": "http://e.org/", "headers": 5}}}', "headers must be an object"),
+        ('{"mcpServers": {"a": {"url": "http://e.org/", "headers": {"x": "日本"}}}}', "cannot be sent"),
     ],
 )
 def test_files_that_cannot_be_meant(tmp_path: Path, text: str, reason: str) -> None:

@@ -154,18 +154,26 @@ def _entry(label: str, entry: Any, environment: Mapping[str, str]) -> Server:
     if "url" in entry:
         url = _filled(entry["url"], environment)
         parse_url(url)
-        headers = {str(k): _filled(v, environment) for k, v in dict(entry.get("headers") or {}).items()}
+        headers = _strings(entry, "headers", environment)
+        for name, value in headers.items():
+            if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+                raise ValueError(f"the header {name[:80]!r} cannot be sent")
         older = entry.get("type") == "sse"
         urls = ((url, older),) if "type" in entry else _guesses(url)
         return HttpServer(urls, headers, trusted=True)
-    argv = (
-        _filled(entry["command"], environment),
-        *(_filled(a, environment) for a in entry.get("args") or ()),
-    )
+    args = entry.get("args") or []
+    if not isinstance(args, list):
+        raise ValueError("args must be a list")
+    argv = tuple(_filled(word, environment) for word in [entry["command"], *args])
     basic = {name: environment[name] for name in ("PATH", "HOME", "LANG") if name in environment}
-    return StdioServer(
-        argv, basic | {str(k): _filled(v, environment) for k, v in dict(entry.get("env") or {}).items()}
-    )
+    return StdioServer(argv, basic | _strings(entry, "env", environment))
+
+
+def _strings(entry: Mapping[str, Any], field_name: str, environment: Mapping[str, str]) -> dict[str, str]:
+    given = entry.get(field_name) or {}
+    if not isinstance(given, dict):
+        raise ValueError(f"{field_name} must be an object")
+    return {str(name): _filled(value, environment) for name, value in given.items()}
 
 
 def _filled(value: Any, environment: Mapping[str, str]) -> str:
