@@ -9,10 +9,24 @@ import signal
 
 
 def kill_group(process: asyncio.subprocess.Process) -> None:
-    """For processes started with ``start_new_session``; a no-op once it has been waited for."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+    """For processes started with ``start_new_session``: also what one that has ended left in its group.
+
+    A number is not given away while a group bears it: if a process has it again, the group is not ours.
+    """
+    if process.returncode is not None and _exists(process.pid):
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 async def end_process(process: asyncio.subprocess.Process) -> None:

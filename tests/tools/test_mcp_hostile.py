@@ -153,6 +153,24 @@ def children() -> set[str]:
     return {pid for task in tasks for pid in (task / "children").read_text().split()}
 
 
+def test_what_a_program_leaves_behind_is_ended(tmp_path: Path) -> None:
+    """It ends by itself when its input does; a process that it started would live on."""
+    script = f"sleep 600 </dev/null >/dev/null 2>&1 & echo $! >{tmp_path}/pid; while read line; do :; done"
+
+    async def work() -> None:
+        client = McpClient([lambda: Stdio(["/bin/sh", "-c", script], {})], LIMITS)
+        with pytest.raises(McpFault, match="no handshake"):
+            await client.connect()
+
+    run(work())
+    state = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    for _ in range(100):
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.02)
+    pytest.fail("the process is still there")
+
+
 def test_a_missing_program() -> None:
     async def work() -> None:
         client = McpClient([lambda: Stdio(["/nonexistent/program"], {})], LIMITS)
