@@ -11,23 +11,19 @@ TORCH_CPU=${TORCH_CPU:-torch==2.13.0}
 
 has_gpu() { command -v nvidia-smi >/dev/null 2>&1 || [ -e /dev/kfd ]; }
 
-no_triton() { echo "no Triton here; the tests of the kernels will be skipped" >&2; }
-
 if command -v uv >/dev/null 2>&1; then
     echo "installing $requirement with uv ..."
-    pip="uv pip install --quiet --python $venv/bin/python"
-    $pip --torch-backend=auto -e "$requirement" || $pip -e "$requirement"
-    case $requirement in
-        .\[*) $pip -e ".[kernels]" || no_triton ;;
-    esac
+    install="uv pip install --quiet --python $venv/bin/python"
+    $install --torch-backend=auto -e "$requirement" || $install -e "$requirement"
 else
     echo "installing $requirement with pip (a minute or two the first time) ..."
-    pip="$venv/bin/python -m pip --disable-pip-version-check --quiet"
+    install="$venv/bin/python -m pip --disable-pip-version-check --quiet install"
     if [ "$(uname -s)" = Linux ] && ! has_gpu && ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
-        $pip install "$TORCH_CPU" || echo "no $TORCH_CPU here; taking the newest torch" >&2
+        $install "$TORCH_CPU" || echo "no $TORCH_CPU here; taking the newest torch" >&2
     fi
-    $pip install -e "$requirement"
-    case $requirement in
-        .\[*) $pip install -e ".[kernels]" || no_triton ;;
-    esac
+    $install -e "$requirement"
 fi
+
+case $requirement in
+    .\[*) $install -e ".[kernels]" || echo "no Triton here; the tests of the kernels will be skipped" >&2 ;;
+esac
