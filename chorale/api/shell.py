@@ -68,9 +68,7 @@ class Shell:
         exchange = _Exchange(scope, body, send, config.enable_request_id_headers)
         scope.setdefault("state", {})["request_id"] = exchange.id
         scope["app"] = self  # Starlette's routes raise for a wrong method only inside of an app
-        if (
-            config.root_path
-        ):  # read where a path begins with it: proxies that keep their prefix are served, too
+        if config.root_path:  # dropped from a path that begins with it: a proxy may keep its prefix
             scope["root_path"] = config.root_path.rstrip("/")
         self._state.lifecycle.num_requests += 1
         try:
