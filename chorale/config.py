@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 Dtype = Literal["auto", "float32", "bfloat16"]
+# What --override-generation-config may set, by the names of generation_config.json.
+GENERATION = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "max_new_tokens"),
+)
 BrowserChoice = Literal["none", "auto", "searxng", "exa", "you", "brave", "tavily", "offline"]
 PythonChoice = Literal["none", "auto", "gvisor", "docker", "podman", "bubblewrap", "dangerously_use_uv"]
 

@@ -16,7 +16,7 @@ from chorale.cli.arguments import read_arguments, read_config_file
 from chorale.cli.flags import FLAGS
 from chorale.cli.known import KNOWN_ENVIRONMENT, KNOWN_FAMILIES, SILENT_FAMILIES
 from chorale.cli.values import read_value
-from chorale.config import EngineConfig, ServerConfig, ToolConfig
+from chorale.config import GENERATION, EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
 from chorale.runtime.cache_dtype import cache_dtype
 from chorale.runtime.resolve import check_ranks, check_sizes
@@ -33,11 +33,6 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "uvicorn-log-level",
 }
 KEY_VARIABLES = ("CHORALE_API_KEY", "VLLM_API_KEY")
-# What --override-generation-config may set.
-GENERATION = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "max_new_tokens"),
-)
 # The smallest values that can be meant (nan is below them all), beside those of ``check_sizes``.
 LEAST = {
     **dict.fromkeys(("stream-interval", "max-body-bytes", "response-store-ttl"), 1),

@@ -19,14 +19,14 @@ import msgspec
 from chorale.api.rules import TurnRules
 from chorale.client.base import EngineInfo
 from chorale.client.local import LocalClient
-from chorale.config import EngineConfig
+from chorale.config import GENERATION, EngineConfig
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.errors import ConfigError, EngineDeadError
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.frames import raw_grammar, turn_grammar
 from chorale.harmony.vocab import RETURN, load_vocabulary
 from chorale.llm.outputs import ChoiceBuilder, PositionLogprobs, RequestOutput, position_logprobs
-from chorale.llm.params import MODEL_DEFAULTS, SamplingParams, check_compiles, check_names, to_spec
+from chorale.llm.params import SamplingParams, check_compiles, check_names, to_spec
 from chorale.llm.progress import progress_bar
 from chorale.llm.prompts import (
     ChatMessages,
@@ -263,7 +263,7 @@ def _config(model: str, options: dict[str, Any]) -> EngineConfig:
         reason, _, place = str(error).partition(" - at `$.")
         raise ConfigError(f"LLM: {place.rstrip('`')}: {reason}") from None
     override = config.override_generation_config or {}
-    check_names("override_generation_config", override, MODEL_DEFAULTS)
+    check_names("override_generation_config", override, GENERATION)
     SamplingParams.from_defaults(override)  # raises for values that no request may have
     return config
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from chorale.api.structured import constraint_of
 from chorale.client.base import EngineInfo
+from chorale.config import GENERATION
 from chorale.engine.types import SamplingSpec
 from chorale.errors import RequestError
 from chorale.grammar.constraint import Constraint
@@ -19,10 +20,6 @@ from chorale.grammar.matcher import check_constraint
 from chorale.harmony.text import encode_words
 from chorale.harmony.vocab import Vocabulary
 
-MODEL_DEFAULTS = (  # of generation_config.json
-    *("temperature", "top_p", "top_k", "min_p", "max_new_tokens"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-)
 _REFUSED = {
     "guided_decoding": "its name is structured_outputs",
     "logits_processors": "Python logits processors are not supported",
@@ -134,7 +131,7 @@ class SamplingParams(_Fields):
     @classmethod
     def from_defaults(cls, defaults: dict[str, float], **given: Any) -> SamplingParams:
         """``generation_config.json`` first, then what is given."""
-        known = {name: value for name, value in defaults.items() if name in MODEL_DEFAULTS}
+        known = {name: value for name, value in defaults.items() if name in GENERATION}
         if "top_k" in known:
             known["top_k"] = int(known["top_k"])
         if "max_new_tokens" in known:
