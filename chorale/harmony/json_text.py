@@ -23,6 +23,15 @@ def loads(text: str | bytes, *, strict: bool = True, max_depth: int = MAX_DEPTH)
     return _whole(value) if _count(text, "\\u") else value
 
 
+def read_object(text: str, *, strict: bool = True, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
+    """The object that a model wrote; an empty one for anything else, as of a call that was cut."""
+    try:
+        value = loads(text, strict=strict, max_depth=max_depth)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def _count(text: str | bytes, mark: str) -> int:
     return text.count(mark) if isinstance(text, str) else text.count(mark.encode())
 

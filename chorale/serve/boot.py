@@ -21,7 +21,7 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from chorale.client.wire import engine_address
+from chorale.client.wire import DECODE_ERRORS, engine_address
 from chorale.config import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
 from chorale.serve import logs
@@ -136,7 +136,7 @@ def take_failure(directory: str | Path) -> Failure | None:
         data = path.read_bytes()
         path.unlink()
         return msgspec.msgpack.decode(data, type=Failure)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, *DECODE_ERRORS):
         return None
 
 

@@ -20,7 +20,7 @@ from chorale.api.output import (
 )
 from chorale.api.state import ServerState
 from chorale.errors import EngineError
-from chorale.harmony.json_text import MAX_CALL_DEPTH, loads
+from chorale.harmony.json_text import MAX_CALL_DEPTH, read_object
 
 _STOPS: dict[EndReason, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -111,8 +111,4 @@ def _block(answer: MessageAnswer, item: FoldedItem) -> dict[str, Any] | None:
 
 def call_input(text: str) -> dict[str, Any]:
     """Arguments as an object; those that were cut by the token limit have no value yet."""
-    try:
-        value = loads(text, max_depth=MAX_CALL_DEPTH)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return read_object(text, max_depth=MAX_CALL_DEPTH)

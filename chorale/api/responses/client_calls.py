@@ -15,7 +15,7 @@ from chorale.api.client_tools import prompt_name
 from chorale.api.output import CLIENT_CALLS, ItemOpened
 from chorale.api.prompt import FUNCTIONS
 from chorale.api.responses.stored import Item
-from chorale.harmony.json_text import MAX_CALL_DEPTH, loads
+from chorale.harmony.json_text import MAX_CALL_DEPTH, read_object
 from chorale.harmony.messages import Message
 
 # Items that answer a call, and so stand behind it.
@@ -49,7 +49,7 @@ def call_object(opened: ItemOpened, status: str, text: str) -> Item:
         if opened.namespace is not None:
             item["namespace"] = opened.namespace
         return item
-    given = _arguments(text)
+    given = read_object(text, strict=False, max_depth=MAX_CALL_DEPTH)
     if opened.kind == "local_shell_call":
         item["action"] = _local_action(given)
     elif opened.kind == "shell_call":
@@ -60,15 +60,6 @@ def call_object(opened: ItemOpened, status: str, text: str) -> Item:
     else:
         item |= {"execution": "client", "arguments": given}
     return item
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """An object, whatever was written: a call that was cut has none yet."""
-    try:
-        found = loads(text, strict=False, max_depth=MAX_CALL_DEPTH)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _local_action(given: Mapping[str, Any]) -> dict[str, Any]:

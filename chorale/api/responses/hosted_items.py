@@ -13,7 +13,7 @@ import msgspec
 
 from chorale.api.output import BUILTIN_ITEMS, FoldedItem, ItemOpened
 from chorale.api.responses.stored import Item, StoredItem
-from chorale.harmony.json_text import loads
+from chorale.harmony.json_text import read_object
 from chorale.harmony.messages import Message
 from chorale.tools.base import (
     BrowserDetail,
@@ -129,11 +129,7 @@ def action_of_progress(progress: Progress) -> SearchAction | OpenPageAction | Fi
 
 def written_action(item: FoldedItem) -> SearchAction | OpenPageAction | FindAction:
     """Of a call that never ran, from what the model wrote of it."""
-    try:
-        given = loads(item.text)
-    except (ValueError, RecursionError):
-        given = {}
-    given = given if isinstance(given, Mapping) else {}
+    given = read_object(item.text)
     if item.opened.name == "open":
         page = given.get("id")
         return OpenPageAction(page if isinstance(page, str) else None)
