@@ -223,7 +223,7 @@ def streaming(hopper: bool) -> list[Variant]:
     return found
 
 
-def around_the_model() -> list[Variant]:
+def around_the_model(asm: bool) -> list[Variant]:
     """The inputs of a decode step, filters and sampling."""
     numbers = dict.fromkeys(
         ("rows_ptr", "computed_ptr", "new_token_ptr", "new_page_ptr", "pages_ptr", "keys_ptr"), "*i32"
@@ -257,7 +257,7 @@ def around_the_model() -> list[Variant]:
         found.append((f"pass {name}", thresholds._pass_kernel, each | cut, types, 4, 3))
         found.append((f"settle {name}", thresholds._settle_kernel, each, types, 1, 3))
     for filtered in (False, True):
-        constants = {"BLOCK": 1024, "BLOCKS": 8, "FILTERED": filtered, "MASKED": filtered}
+        constants = {"BLOCK": 1024, "BLOCKS": 8, "FILTERED": filtered, "MASKED": filtered, "ASM": asm}
         found.append((f"pieces {filtered}", sample._pieces_kernel, constants, chosen, 4, 3))
     return found
 
@@ -383,7 +383,7 @@ def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
     nvidia = target.backend == "cuda"
     hopper = nvidia and int(target.arch) >= 90
     found = variants(nvidia, hopper)
-    found += around_the_model() + e4m3_pages(target, found)
+    found += around_the_model(nvidia) + e4m3_pages(target, found)
     found += (streaming(hopper) if nvidia else []) + large(hopper)
     if target.arch == 90 and (not wanted or "product" in wanted):
         compile_products(target, verbose)
