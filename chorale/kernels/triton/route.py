@@ -4,7 +4,8 @@ Few tokens: a program makes some experts' logits of one token, and the last of a
 chooses. Many: the addition to the residual stream and the norm are one kernel (``norm.add_norm``); then a
 program takes some tokens, all experts and a part of the hidden size; again the last to arrive adds the parts
 up (in one order, whoever is last) and chooses. The product is three tf32 passes: as good as float32, because
-a rounded logit can choose another expert. A whole chunk of prompt, in bfloat16: inputs and weights are taken
+a rounded logit can choose another expert. Weights that were bfloat16, as the published ones are, take two
+passes in bfloat16: inputs as two halves. A whole chunk of prompt, in bfloat16: inputs and weights are taken
 apart into two bfloat16 halves each, and cuBLAS multiplies (all but low by low: 2^-17).
 """
 
@@ -32,18 +33,19 @@ class Router:
     bias: torch.Tensor  # [E] float32
     # [2 E, H] bfloat16: the weight rounded, then what rounding took away. None: experts are not in bfloat16.
     halves: torch.Tensor | None
+    is_bfloat16: bool  # nothing was taken away
     arrivals: torch.Tensor  # [MOST_ARRIVALS] int32, zeros between kernels: programs that are done, by tile
 
 
 def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) -> Router:
     """weight [E, H] and bias [E] float32; ``dtype``: what the experts compute in."""
-    weight, halves = weight.contiguous(), None
+    weight, halves, is_bfloat16 = weight.contiguous(), None, False
     if dtype == torch.bfloat16:
         high = weight.to(dtype)
-        # The second half is zeros, for weights that were bfloat16.
-        halves = torch.cat((high, (weight - high.float()).to(dtype)))
+        low = (weight - high.float()).to(dtype)
+        halves, is_bfloat16 = torch.cat((high, low)), not bool(low.any())
     arrivals = torch.zeros(tuning.MOST_ARRIVALS, dtype=torch.int32, device=weight.device)
-    return Router(weight, bias.contiguous(), halves, arrivals)
+    return Router(weight, bias.contiguous(), halves, is_bfloat16, arrivals)
 
 
 @triton.jit
@@ -169,7 +171,7 @@ def _few_kernel(
 def _many_kernel(
     x_ptr,  # [T, H] float32
     norm_ptr,  # [H] float32
-    w_ptr,  # [E, H] float32
+    w_ptr,  # [E, H] float32 or bfloat16
     b_ptr,  # [E] float32
     logits_ptr,  # [SLICES, T, E] float32: partial, and without the norm's scale
     squares_ptr,  # [SLICES, T] float32
@@ -206,7 +208,13 @@ def _many_kernel(
         squares += tl.sum(x * x, 1)
         x = x * tl.load(norm_ptr + k + depth, mask=some, other=0.0)[None, :]
         w = tl.load(weights + k, mask=some[:, None] & real[None, :], other=0.0)
-        logits = tl.dot(x, w, logits, input_precision=PRECISION)
+        if w.dtype == tl.bfloat16 and PRECISION != "ieee":
+            high = x.to(tl.bfloat16)
+            low = (x - high.to(tl.float32)).to(tl.bfloat16)
+            logits = tl.dot(high, w, logits)
+            logits = tl.dot(low, w, logits)
+        else:
+            logits = tl.dot(x, w.to(tl.float32), logits, input_precision=PRECISION)
     places = tokens[:, None] * E + experts[None, :]
     mask = inside[:, None] & real[None, :]
     last = True
@@ -331,8 +339,11 @@ def _route_many(
     slices = triton.cdiv(steps, triton.cdiv(steps, tuning.route_slices(tiles)))  # none without work
     partial = torch.empty(slices * tokens * (num_experts + 1), dtype=torch.float32, device=x.device)
     on_nvidia = x.is_cuda and torch.version.hip is None
+    weight = linear.weight
+    if linear.is_bfloat16:
+        weight = linear.halves[:num_experts]
     _many_kernel[(tiles, slices)](
-        x, weights.norm, linear.weight, linear.bias, partial, partial[slices * tokens * num_experts :],
+        x, weights.norm, weight, linear.bias, partial, partial[slices * tokens * num_experts :],
         linear.arrivals, ids, gates, tokens, eps, hidden,
         E=num_experts, K=weights.top_k, EXPERTS=triton.next_power_of_2(num_experts),
         TOKENS=tile.tokens, DEPTH=tile.depth, SLICES=slices, STAGES=tile.num_stages,

@@ -95,7 +95,10 @@ def variants(asm: bool, hopper: bool) -> list[Variant]:
         constants = {"E": 32, "K": 4, "EXPERTS": 32, **sizes, **exact}
         types = {"x_ptr": "*fp32", "w_ptr": "*fp32", "b_ptr": "*fp32"}
         types |= {"squares_ptr": "*fp32", "arrivals_ptr": "*i32"}
-        found.append((f"route {tile.tokens}", route._many_kernel, constants, types, tile.num_warps, 3))
+        for kind in ("fp32", "bf16"):
+            name = f"route {tile.tokens} {kind}"
+            mine = types | {"w_ptr": f"*{kind}"}
+            found.append((name, route._many_kernel, constants, mine, tile.num_warps, 3))
     for window in (0, 128):
         constants, tile = {**HEADS, "WINDOW": window}, tuning.decode(1, window > 0)
         decode = {"SPLITS": 1 if window else 16, "ROWS": 16, "KEYS": tile.depth, "PDL": hopper}

@@ -199,7 +199,12 @@ def test_head(tokens: int, dtype: torch.dtype) -> None:
     check(found, reference.lm_head(x, index, norm, reference.pack_head(head), 1e-5), dtype)
 
 
-ROUTERS = {"few": {}, "many": {"FEW_LOGITS": 0}, "halves": {"FEW_LOGITS": 0, "ROUTE_HALVES": 1}}
+ROUTERS = {
+    "few": {},
+    "many": {"FEW_LOGITS": 0},
+    "many, rounded": {"FEW_LOGITS": 0},
+    "halves": {"FEW_LOGITS": 0, "ROUTE_HALVES": 1},
+}
 
 
 @pytest.fixture(params=ROUTERS)
@@ -210,8 +215,12 @@ def router(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-def random_router(ops: Ops, experts: int, hidden: int, dtype: torch.dtype) -> RouterWeights:
+def random_router(
+    ops: Ops, experts: int, hidden: int, dtype: torch.dtype, *, rounded: bool = False
+) -> RouterWeights:
+    """``rounded``: to bfloat16, as published weights are."""
     weight, bias = randn(experts, hidden, seed=2) / hidden**0.5, randn(experts, seed=3)
+    weight = weight.bfloat16().float() if rounded else weight
     norm = 1 + randn(hidden, seed=1) / 4
     return RouterWeights(norm, ops.pack_router(weight, bias, dtype), 4, dtype)
 
@@ -226,21 +235,21 @@ def test_project_and_route(
     """The new x against the reference; the rest against what the reference makes of the new x."""
     weight, bias = (randn(hidden, depth, seed=4) / 9).to(dtype), randn(hidden, seed=5).to(dtype)
     attended, x = randn(tokens, depth, seed=6).to(dtype), randn(tokens, hidden, seed=7)
-    computed = torch.bfloat16 if router == "halves" else dtype
+    rounded = router == "many, rounded"
+    computed = torch.bfloat16 if rounded or router == "halves" else dtype
+    packed = random_router(TRITON_OPS, experts, hidden, computed, rounded=rounded)
+    assert packed.linear.is_bfloat16 == rounded
     found, normed, ids, gates = TRITON_OPS.project_and_route(
-        attended,
-        TRITON_OPS.pack_linear(weight, bias),
-        x.clone(),
-        random_router(TRITON_OPS, experts, hidden, computed),
-        1e-5,
+        attended, TRITON_OPS.pack_linear(weight, bias), x.clone(), packed, 1e-5
     )
     check(found, reference.output_projection(attended, reference.pack_linear(weight, bias), x), dtype)
-    theirs = random_router(reference.REFERENCE_OPS, experts, hidden, computed)
+    theirs = random_router(reference.REFERENCE_OPS, experts, hidden, computed, rounded=rounded)
     expected = reference.route(found, theirs, 1e-5)
     assert normed.dtype == computed
     check(normed, expected[0], computed)
     assert torch.equal(ids, expected[1])
-    assert float((gates - expected[2]).abs().max()) < (2e-5 if router == "halves" else 2e-6)
+    in_halves = rounded or router == "halves"
+    assert float((gates - expected[2]).abs().max()) < (2e-5 if in_halves else 2e-6)
 
 
 def test_halves_lose_nothing_of_weights_that_were_bfloat16() -> None:
