@@ -27,6 +27,7 @@ from chorale.kernels import mxfp4, reference_attention, reference_moe
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, QkvWeights
 from chorale.kernels.triton import attention, moe, moe_hopper, moe_large, moe_place, prefill, tuning
 from chorale.kernels.triton.experts import Experts, Matrices, pack_experts
+from chorale.kernels.triton.launch import chip_of
 from chorale.kernels.triton.linear import pack_head
 from chorale.kernels.triton.norm import Norm
 
@@ -333,9 +334,11 @@ def time_attention(sweep: bool) -> None:
             theirs = reference_attention.plan_attention(small.meta, small.shape, 64)
             exact = reference_attention.attention(q.float(), kv.float(), sinks, theirs, group)
             flops = rows * length * 4 * 4096 * (length / 2 if group == 0 else 128)
-            chosen = tuning.prefill
-            for shape in [tuning.PrefillTile(*s) for s in shapes] if sweep else [chosen(bool(group))]:
-                tuning.prefill = lambda _, shape=shape: shape
+            chip, chosen = chip_of(q.device), prefill.chip_of
+            own = chip.prefill_tile(is_window=group != 0)
+            for shape in [tuning.PrefillTile(*s) for s in shapes] if sweep else [own]:
+                forced = dataclasses.replace(chip, prefill=shape, prefill_window=shape)
+                prefill.chip_of = lambda _, forced=forced: forced
                 try:
                     found = torch.empty_like(q)
                     prefill.prefill(q, kv, sinks, small, group, found)
@@ -349,7 +352,7 @@ def time_attention(sweep: bool) -> None:
                 except Exception as problem:
                     say(f"attention {shape}: {type(problem).__name__} {str(problem)[:150]}")
                 finally:
-                    tuning.prefill = chosen
+                    prefill.chip_of = chosen
 
 
 # ------------------------------------------------------------------ compiling ahead, in parallel
@@ -367,7 +370,8 @@ def compile_one(job: tuple[str, tuple[Any, ...], int]) -> None:
             moe_large.moe_large(normed, ids, gates, experts, x)
         else:
             plan, q, kv, sinks = prompts(2, 256)
-            tuning.prefill = lambda _: tuning.PrefillTile(*shape)
+            tile = tuning.PrefillTile(*shape)
+            prefill.chip_of = lambda _: dataclasses.replace(tuning.H200, prefill=tile, prefill_window=tile)
             prefill.prefill(q, kv, sinks, plan, number, torch.empty_like(q))
         torch.cuda.synchronize()
     except Exception as error:

@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.ops import AttentionMeta, AttentionShape
-from chorale.kernels.triton import tuning
 from chorale.kernels.triton.cells import cells_of, from_cell, query_of
-from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.launch import chip_of, dependent, wait_for_previous
 from chorale.kernels.triton.prefill import prefill
 
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -39,7 +38,9 @@ def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) 
         if value & (value - 1) or value < (16 if name == "head_dim" else 1):
             raise ValueError(f"ops triton: {name} {value} is not a power of two of at least 16")
     rows = meta.context_lens.shape[0]
-    return Plan(meta, shape, block_size, tuning.num_splits(rows, shape.num_kv_heads, meta.max_context_len))
+    chip = chip_of(meta.context_lens.device)
+    splits = chip.context_splits(rows, shape.num_kv_heads, meta.max_context_len)
+    return Plan(meta, shape, block_size, splits)
 
 
 @triton.jit
@@ -202,7 +203,7 @@ def _decode(
 ) -> None:
     meta, shape, rows = plan.meta, plan.shape, plan.meta.context_lens.shape[0]
     splits = 1 if group else plan.num_splits
-    tile = tuning.decode(rows, group != 0)
+    tile = chip_of(q.device).decode_tile(rows, is_window=group != 0)
     parts = stats = out
     if splits > 1:
         count = rows * shape.num_heads * splits

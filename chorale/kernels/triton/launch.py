@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from chorale.kernels.triton.tuning import H200, Chip, chip
+
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr, HAND_OVER: tl.constexpr = True):
@@ -29,6 +31,17 @@ def wait_for_previous(PDL: tl.constexpr, HAND_OVER: tl.constexpr = True):
 @functools.cache
 def _has_dependent_launch(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def chip_of(device: torch.device) -> Chip:
+    """Its table; without a GPU (Triton's interpreter) an H200's."""
+    if device.type != "cuda":
+        return H200
+    found = torch.cuda.get_device_properties(device)
+    hip = torch.version.hip is not None
+    name = found.gcnArchName.split(":")[0] if hip else f"sm_{found.major}{found.minor}"
+    return chip(name, found.multi_processor_count)
 
 
 @functools.cache

@@ -13,8 +13,6 @@ it reads until then, the list of tiles, was made by an earlier one, which that k
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -22,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from chorale.kernels.triton.experts import COLUMNS, Experts, Matrices
-from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.launch import chip_of, dependent, wait_for_previous
 from chorale.kernels.triton.moe_endings import finish, row_of
 from chorale.kernels.triton.moe_multiply import GROUP8, multiply, multiply8, products_layout, scale_boxes
 from chorale.kernels.triton.moe_operand import SCALES8
@@ -386,11 +384,6 @@ def rest_of_steps(chunks: int, fp8: bool) -> int:
     return (chunks + 1) // 2 % GROUP8.value if fp8 else chunks % 2
 
 
-@functools.cache
-def _num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _launch(
     x: torch.Tensor,
     matrices: Matrices,
@@ -409,7 +402,7 @@ def _launch(
     scales = matrices.scales.view(-1, matrices.chunks * 32)
     scales = scales if fp8 else scales.view(torch.uint16)
     limits = {"maxnreg": tile.registers} if tile.registers else {}
-    _product_kernel[(_num_multiprocessors(x.device) * tile.programs,)](
+    _product_kernel[(chip_of(x.device).multiprocessors * tile.programs,)](
         TensorDescriptor.from_tensor(x, [tile.wide, width], inputs),
         TensorDescriptor.from_tensor(x, [tile.narrow, width], inputs),
         TensorDescriptor.from_tensor(x, [tile.tail or tile.middle or tile.narrow, width], inputs),

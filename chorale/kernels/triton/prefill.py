@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.triton import tuning
 from chorale.kernels.triton.cells import from_cell, query_of
+from chorale.kernels.triton.launch import chip_of
 
 if TYPE_CHECKING:
     from chorale.kernels.triton.attention import Plan
@@ -226,7 +226,7 @@ def prefill(
     """Writes rows with more than one new token into out [T, Nq, D]; leaves the others."""
     meta, shape, rows = plan.meta, plan.shape, plan.meta.context_lens.shape[0]
     padded = triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)
-    tile = tuning.prefill(bool(group))
+    tile = chip_of(q.device).prefill_tile(is_window=group != 0)
     tokens = max(1, tile.rows // padded)
     table = meta.block_tables[group]
     _prefill_kernel[(shape.num_kv_heads, q.shape[0] // tokens + rows)](

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from chorale.kernels.ops import RouterWeights
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.launch import chip_of, dependent, wait_for_previous
 from chorale.kernels.triton.linear import Linear, float32_product, product, project_add
 from chorale.kernels.triton.norm import add_norm, in_fours
 from chorale.kernels.triton.slim import parts
@@ -336,7 +336,8 @@ def _route_many(
     tile = tuning.route(tokens)
     tiles = triton.cdiv(tokens, tile.tokens)
     steps = triton.cdiv(hidden, tile.depth)
-    slices = triton.cdiv(steps, triton.cdiv(steps, tuning.route_slices(tiles)))  # none without work
+    each = triton.cdiv(steps, chip_of(x.device).route_slices(tiles))
+    slices = triton.cdiv(steps, each)  # none without work
     partial = torch.empty(slices * tokens * (num_experts + 1), dtype=torch.float32, device=x.device)
     on_nvidia = x.is_cuda and torch.version.hip is None
     weight = linear.weight

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.triton import slim_stream, tuning
-from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.launch import chip_of, dependent, wait_for_previous
 from chorale.kernels.triton.tuning import Tile
 
 
@@ -82,14 +82,15 @@ def _add_kernel(
 def parts(x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None = None) -> torch.Tensor:
     """x [T, K] (times ``norm`` [K]) by weight [N, K] -> [SPLITS, T, N] float32, to be added up. T <= 16."""
     rows, depth = weight.shape
-    tile = tuning.slim()
-    splits = tuning.slim_splits(triton.cdiv(rows, tile.rows), triton.cdiv(depth, tile.depth))
+    chip = chip_of(x.device)
+    tile = chip.slim
+    splits = chip.slim_splits(triton.cdiv(rows, tile.rows), triton.cdiv(depth, tile.depth))
     return _parts(x, weight, norm, tile, splits)
 
 
 def whole(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [T, K] by weight [N, K] of so many rows that nothing has to be split -> [T, N] float32. T <= 16."""
-    return _parts(x, weight, None, tuning.slim_head(), 1)[0]
+    return _parts(x, weight, None, chip_of(x.device).slim_head, 1)[0]
 
 
 def _parts(

@@ -1,18 +1,18 @@
-"""Block sizes, by kernel and regime, in one place. Torch-free and Triton-free.
+"""Block sizes, by kernel, regime and architecture, in one place. Torch-free and Triton-free.
 
-Only the H200 entries were ever run; other architectures use them unverified (``docs/kernels.md``).
+First what all chips share, then the table of each chip, then kernels that only some chips run. Times are an
+H200's; nothing was ever run on another (``docs/kernels.md``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 FEW_LOGITS = 1024  # (token, expert) pairs: up to here a program routes one token, above it takes several
 MOST_ARRIVALS = 512  # tiles of one kernel that wait for their last program
 LONE_SLOTS = 8  # up to here each (token, expert) pair is its own tile and nothing is sorted
 RANK_LIMIT = 1024  # (token, expert) pairs that are sorted by comparing all with all
 SORT_LIMIT = 4096  # (token, expert) pairs that one program sorts; above, torch sorts
-NUM_PROGRAMS = 264  # enough to fill the device: two for each of an H200's 132 multiprocessors
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,6 @@ def qkv_row() -> Tile:
 
 
 SLIM_TOKENS = 16  # up to here our own split product is ahead of cuBLAS
-
-
-def slim() -> Tile:
-    """Dense products of 2 to ``SLIM_TOKENS`` tokens: QKV 11.0 us, output 8.2 (64 deep: 12.2 and 9.3)."""
-    return Tile(64, 16, 128, 4, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +75,6 @@ def rotate_heads(tokens: int) -> int:
     return 4 if tokens <= SLIM_TOKENS else 16
 
 
-def slim_head() -> Tile:
-    """The head for as many: 279 us at 8 tokens, where cuBLAS takes 292."""
-    return Tile(64, 16, 128, 4, 3)
-
-
-def slim_splits(tiles: int, steps: int, programs: int = NUM_PROGRAMS) -> int:
-    """Parts of a contraction of ``steps`` tiles: enough programs, none without work."""
-    wanted = max(1, min(steps, programs // tiles))
-    each = -(-steps // wanted)
-    return -(-steps // each)
-
-
 def experts_each(tokens: int, num_experts: int) -> int:
     """Experts whose logits one program makes, for few tokens."""
     return 1 if tokens * num_experts <= 64 else 4
@@ -116,13 +99,6 @@ def route_in_halves_from(num_experts: int) -> int:
     return ROUTE_HALVES // 2 if num_experts > 64 else ROUTE_HALVES
 
 
-def route_slices(tiles: int) -> int:
-    """Parts of the hidden size: each is a program, and tiles that are split need an arrival counter."""
-    if tiles > MOST_ARRIVALS:
-        return 1
-    return max(1, min(15, NUM_PROGRAMS // tiles))
-
-
 def gate_up(tokens_each: int) -> Tile:
     """``rows``: half of them gates, half ups. ``depth`` is fixed by the packed layout (64)."""
     if tokens_each == 1:
@@ -132,6 +108,105 @@ def gate_up(tokens_each: int) -> Tile:
 
 def down(tokens_each: int) -> Tile:
     return gate_up(tokens_each)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTile:
+    """Query rows (tokens x heads of a group) and keys of a prefill tile; ``pairs``: two such at once."""
+
+    rows: int
+    keys: int
+    pairs: bool
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """An architecture's own table, for kernels that run on all of them; an H200's unless said otherwise."""
+
+    multiprocessors: int  # of its largest; a device's own number takes the place of it
+    shared: (
+        int  # bytes of shared memory for all programs of a multiprocessor; two fit, of any of these kernels
+    )
+    # Dense products of 2 to ``SLIM_TOKENS`` tokens: QKV 11.0 us, output 8.2 (64 deep: 12.2 and 9.3).
+    slim: Tile = Tile(64, 16, 128, 4, 3)
+    # The head for as many: 279 us at 8 tokens, where cuBLAS takes 292.
+    slim_head: Tile = Tile(64, 16, 128, 4, 3)
+    # One new token a row; ``depth`` counts keys, and the context is split by them. 64 x 1,280: 43.5 us, 128
+    # keys 42.8, four warps 56; up to 16 rows of a window layer 3.0 us, with the first shape 3.5.
+    decode: Tile = Tile(0, 1, 64, 2, 3)
+    decode_few_window: Tile = Tile(0, 1, 128, 4, 2)
+    # 8,192 tokens, TFLOP/s: 449, without pairs 424; in window layers pairs are of no use.
+    prefill: PrefillTile = PrefillTile(64, 64, True, 4, 2)
+    prefill_window: PrefillTile = PrefillTile(64, 64, False, 4, 2)
+
+    @property
+    def programs(self) -> int:
+        """Enough to fill it."""
+        return 2 * self.multiprocessors
+
+    def decode_tile(self, rows: int, *, is_window: bool) -> Tile:
+        return self.decode_few_window if is_window and rows <= 16 else self.decode
+
+    def prefill_tile(self, *, is_window: bool) -> PrefillTile:
+        return self.prefill_window if is_window else self.prefill
+
+    def context_splits(self, rows: int, kv_heads: int, max_context: int) -> int:
+        """Parts of the context that decode attention reads at once: a power of two up to 64."""
+        tiles = -(-max_context // self.decode.depth)
+        splits = 1
+        while splits < 64 and splits < tiles and rows * kv_heads * splits < self.programs:
+            splits *= 2
+        return splits
+
+    def slim_splits(self, tiles: int, steps: int) -> int:
+        """Parts of a contraction of ``steps`` tiles: enough programs, none without work."""
+        return slim_splits(tiles, steps, self.programs)
+
+    def route_slices(self, tiles: int) -> int:
+        """Parts of the hidden size: each is a program, and tiles that are split need an arrival counter."""
+        if tiles > MOST_ARRIVALS:
+            return 1
+        return max(1, min(15, self.programs // tiles))
+
+
+def slim_splits(tiles: int, steps: int, programs: int) -> int:
+    wanted = max(1, min(steps, programs // tiles))
+    each = -(-steps // wanted)
+    return -(-steps // each)
+
+
+KIB = 1024
+H200 = Chip(132, 228 * KIB)
+# By what compilers call them. All but the H200's follow from its table, the hardware's sizes and the compiler
+# (two programs of every kernel fit a multiprocessor, no registers are spilled): never run.
+CHIPS = {
+    "sm_80": Chip(  # A100: makes e4m3 of integers, and pairs of such tiles take more registers than it has
+        108,
+        164 * KIB,
+        prefill=PrefillTile(64, 64, False, 4, 2),
+    ),
+    "sm_90": H200,
+    "sm_100": Chip(148, 228 * KIB),  # B200
+    "gfx942": Chip(  # MI300X, MI325X: a quarter of the shared memory, so fewer steps ahead
+        304,
+        64 * KIB,
+        slim=Tile(64, 16, 128, 4, 2),
+        slim_head=Tile(64, 16, 128, 4, 2),
+        prefill=PrefillTile(64, 64, False, 4, 2),
+    ),
+    "gfx950": Chip(256, 160 * KIB),  # MI350X, MI355X
+}
+
+
+def chip(architecture: str, multiprocessors: int) -> Chip:
+    """The table of ``sm_XY`` or ``gfxXYZ``: its own, or of its family the one that asks for least."""
+    family = (
+        "sm_100" if architecture.startswith("sm_10") else "sm_80"
+    )  # 12.0 has an A100's size, not a B200's
+    least = family if architecture.startswith("sm_") else "gfx942"
+    return replace(CHIPS.get(architecture, CHIPS[least]), multiprocessors=multiprocessors)
 
 
 STREAM_TOKENS = 256  # up to here the streaming expert products, if an expert gets no more slots than this:
@@ -182,38 +257,6 @@ def tokens_each(num_slots: int, num_experts: int) -> int:
     """Tokens of a grouped tile: 16, 32 or 64, by the mean number of slots an expert gets."""
     mean = num_slots / num_experts
     return 16 if mean <= 16 else 32 if mean <= 48 else 64
-
-
-DECODE_KEYS = 64  # keys of one decode-attention tile; by it the context is split
-
-
-def decode(rows: int, window: bool) -> Tile:
-    """Decode attention; ``depth`` counts keys."""
-    return Tile(0, 1, 128, 4, 2) if window and rows <= 16 else Tile(0, 1, DECODE_KEYS, 2, 3)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillTile:
-    """Query rows (tokens x heads of a group) and keys of a prefill tile; ``pairs``: two such at once."""
-
-    rows: int
-    keys: int
-    pairs: bool
-    num_warps: int
-    num_stages: int
-
-
-def prefill(is_window: bool) -> PrefillTile:
-    return PrefillTile(64, 64, not is_window, 4, 2)
-
-
-def num_splits(rows: int, kv_heads: int, max_context: int) -> int:
-    """Parts of the context that decode attention reads at once: a power of two up to 64."""
-    tiles = -(-max_context // DECODE_KEYS)
-    splits = 1
-    while splits < 64 and splits < tiles and rows * kv_heads * splits < NUM_PROGRAMS:
-        splits *= 2
-    return splits
 
 
 def large_from(num_experts: int, *, fp8: bool) -> int:

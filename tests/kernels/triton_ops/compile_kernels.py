@@ -61,7 +61,7 @@ WIDE = {"norm_ptr", "rope_ptr", "sinks_ptr", "part_ptr", "parts_ptr", "stat_ptr"
 Variant = tuple[str, Any, dict[str, Any], dict[str, str], int, int]
 
 
-def variants(asm: bool, hopper: bool) -> list[Variant]:
+def variants(chip: tuning.Chip, asm: bool, hopper: bool) -> list[Variant]:
     """(name, kernel, constants, types that differ, warps, stages), all in bfloat16 at 20b's sizes."""
     whole = {"HEADS": 16, "H": 2880, "SPLITS": 0, "BLOCK": 4096}
     found: list[Variant] = [
@@ -87,7 +87,7 @@ def variants(asm: bool, hopper: bool) -> list[Variant]:
         ("arrange", moe._arrange_kernel, {"BLOCK": 1024}, {"x_ptr": "*fp32"}, 4, 3),
         ("join", attention._join_kernel, {"NUM_Q": 64, "D": 64, "SPLITS": 16, "PDL": hopper}, {}, 1, 3),
     ]
-    found += _one_token(hopper) + _add_norm(hopper) + _sums(hopper)
+    found += _one_token(chip, hopper) + _add_norm(hopper) + _sums(hopper)
     for tokens in (256, 8192):
         tile = tuning.route(tokens)
         sizes = {"TOKENS": tile.tokens, "DEPTH": tile.depth, "STAGES": tile.num_stages, "SLICES": 8}
@@ -100,11 +100,11 @@ def variants(asm: bool, hopper: bool) -> list[Variant]:
             mine = types | {"w_ptr": f"*{kind}"}
             found.append((name, route._many_kernel, constants, mine, tile.num_warps, 3))
     for window in (0, 128):
-        constants, tile = {**HEADS, "WINDOW": window}, tuning.decode(1, window > 0)
+        constants, tile = {**HEADS, "WINDOW": window}, chip.decode_tile(1, is_window=window > 0)
         decode = {"SPLITS": 1 if window else 16, "ROWS": 16, "KEYS": tile.depth, "PDL": hopper}
         name, warps, stages = f"decode {window}", tile.num_warps, tile.num_stages
         found.append((name, attention._decode_kernel, constants | decode, {}, warps, stages))
-        many = tuning.prefill(window > 0)
+        many = chip.prefill_tile(is_window=window > 0)
         sizes = {"GROUP": 8, "TOKENS": many.rows // 8, "KEYS": many.keys, "PAIRS": many.pairs}
         constants |= sizes | {"STAGES": many.num_stages}
         found.append((f"prefill {window}", prefill._prefill_kernel, constants, {}, many.num_warps, 3))
@@ -122,7 +122,7 @@ def variants(asm: bool, hopper: bool) -> list[Variant]:
     return found
 
 
-def _one_token(hopper: bool) -> list[Variant]:
+def _one_token(chip: tuning.Chip, hopper: bool) -> list[Variant]:
     resident = {"HAS_BIAS": True, "ADD": True, "K": 4096, "CHUNK": 1024, "PDL": hopper}
     tile, head, pair = tuning.output_row(), tuning.head_row(), tuning.qkv_row()
     stream = {"ROWS": head.rows, "DEPTH": head.depth, "STAGES": head.num_stages, "PDL": hopper}
@@ -131,12 +131,11 @@ def _one_token(hopper: bool) -> list[Variant]:
     wide = dict.fromkeys(("x_ptr", "sum_ptr", "w_ptr", "b_ptr"), "*fp32") | {"arrivals_ptr": "*i32"}
     out = {"out_ptr": "*fp32"}
     chosen = {"E": 32, "K": 4, "EXPERTS": 32, "TOKENS": 16, "PDL": hopper}
-    tile16 = tuning.slim()
+    tile16, head16 = chip.slim, chip.slim_head
     part = {"K": 2880, "NORM": True, "ROWS": tile16.rows, "TOKENS": tile16.tokens, "DEPTH": tile16.depth}
     part |= {"SPLITS": 5, "STAGES": tile16.num_stages, "PDL": hopper}
     add = {"HAS_BIAS": True, "SPLITS": 8, "BLOCK": tuning.ADD_COLUMNS, "PDL": hopper}
-    head16 = tuning.slim_head()
-    whole_head = part | {"NORM": False, "DEPTH": head16.depth, "SPLITS": 1}
+    whole_head = part | {"NORM": False, "DEPTH": head16.depth, "SPLITS": 1, "STAGES": head16.num_stages}
     return [
         ("slim head", slim._part_kernel, whole_head, {}, head16.num_warps, 3),
         ("slim", slim._part_kernel, part, {"x_ptr": "*fp32"}, tile16.num_warps, 3),
@@ -273,15 +272,17 @@ def e4m3_pages(target: GPUTarget, found: list[Variant]) -> list[Variant]:
     return [(f"{v[0]} fp8", v[1], v[2], v[3] | types, v[4], v[5]) for v in found if v[0] in touching]
 
 
-def large(hopper: bool) -> list[Variant]:
-    """``moe_large``'s own kernels."""
+def large() -> list[Variant]:
+    """``moe_large``'s own kernels, for Hopper."""
     cut = {"WIDE": 256, "MID": 0, "NARROW": 64, "TAIL": 0}
-    placing = cut | {"EXPERTS": 128, "LISTERS": 4, "PDL": hopper}
+    placing = cut | {"EXPERTS": 128, "LISTERS": 4, "PDL": True}
     few, many = placing | {"SLOTS": 1024, "PART": 8}, placing | {"GROUP": 1024, "BLOCK": 256}
     mids = {"MID": 128}
-    rows = cut | {"K": 4, "BLOCK": 1024, "PDL": hopper}
-    found: list[Variant] = [
-        ("count", moe_place._count_kernel, {"EXPERTS": 128, "GROUP": 1024, "PDL": hopper}, {}, 8, 3),
+    rows = cut | {"K": 4, "BLOCK": 1024, "PDL": True}
+    types = {"out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
+    fixed = rows | {"BLOCK": 4096, "FIXED": True}
+    return [
+        ("count", moe_place._count_kernel, {"EXPERTS": 128, "GROUP": 1024, "PDL": True}, {}, 8, 3),
         ("place few", moe_place._place_few_kernel, few | {"TAIL": 32}, {}, 8, 3),
         ("place few with mids", moe_place._place_few_kernel, few | mids, {}, 8, 3),
         ("place fewest", moe_place._place_few_kernel, few | {"SLOTS": 512, "EXPERTS": 32}, {}, 8, 3),
@@ -290,13 +291,9 @@ def large(hopper: bool) -> list[Variant]:
         ("place with mids", moe_place._place_many_kernel, many | mids, {}, 8, 3),
         ("gather", moe_large._gather_kernel, rows, {}, 4, 3),
         ("gather with mids", moe_large._gather_kernel, rows | mids, {}, 4, 3),
+        ("gather8", moe_large._gather8_kernel, fixed | {"FIXED": False}, types, 8, 3),
+        ("gather8 with mids", moe_large._gather8_kernel, fixed | mids, types, 8, 3),
     ]
-    if hopper:  # the only one that has use for e4m3
-        types = {"out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
-        fixed = rows | {"BLOCK": 4096, "FIXED": True}
-        found.append(("gather8", moe_large._gather8_kernel, fixed | {"FIXED": False}, types, 8, 3))
-        found.append(("gather8 with mids", moe_large._gather8_kernel, fixed | mids, types, 8, 3))
-    return found
 
 
 def compile_products(target: GPUTarget, verbose: bool) -> None:
@@ -382,12 +379,21 @@ def target_of(text: str) -> GPUTarget:
     return GPUTarget("cuda", int(arch), 32) if backend == "cuda" else GPUTarget("hip", arch, 64)
 
 
+def spilled(compiled: Any) -> int:
+    """Registers that a thread keeps in memory, or, for NVIDIA, stores to there."""
+    if "cubin" in compiled.asm:
+        return len(re.findall(r"\bSTL\b", disassemble(compiled.asm["cubin"])))
+    return int(re.findall(r"\.vgpr_spill_count:\s+(\d+)", compiled.asm["amdgcn"])[-1])
+
+
 def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
     nvidia = target.backend == "cuda"
     hopper = nvidia and int(target.arch) >= 90
-    found = variants(nvidia, hopper)
+    chip = tuning.CHIPS[f"sm_{target.arch}" if nvidia else str(target.arch)]
+    found = variants(chip, nvidia, hopper)
     found += around_the_model(nvidia) + e4m3_pages(target, found)
-    found += (streaming(hopper) if nvidia else []) + large(hopper)
+    found += streaming(hopper) if nvidia else []
+    found += large() if target.arch == 90 else []
     if target.arch == 90 and (not wanted or "product" in wanted):
         compile_products(target, verbose)
     for name, kernel, constants, types, warps, stages in found:
@@ -396,7 +402,9 @@ def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
         compiled = triton.compile(
             source(kernel, constants, types), target, {"num_warps": warps, "num_stages": stages}
         )
-        assert len(compiled.asm["cubin" if target.backend == "cuda" else "hsaco"]) > 1000, name
+        assert len(compiled.asm["cubin" if nvidia else "hsaco"]) > 1000, name
+        assert 2 * compiled.metadata.shared <= chip.shared, f"{name}: two programs do not fit"
+        assert spilled(compiled) <= 2, f"{name}: {spilled(compiled)} registers do not fit"
         if verbose:
             print(f"{target.arch} {name:12} shared {compiled.metadata.shared:7} bytes", flush=True)
 

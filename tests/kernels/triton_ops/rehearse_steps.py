@@ -24,7 +24,7 @@ from triton.runtime.jit import JITFunction
 
 from chorale.config import EngineConfig
 from chorale.kernels.crew import Crew
-from chorale.kernels.triton import experts, launch, linear, moe_hopper, moe_large, qkv, route
+from chorale.kernels.triton import experts, launch, linear, moe_large, qkv, route
 from chorale.kernels.triton.compiling import Compiling
 from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.model.config import ModelConfig
@@ -72,7 +72,6 @@ def pretend() -> None:
     launch._has_dependent_launch = lambda device: True
     for module in (launch, experts, moe_large):
         module.is_hopper = lambda device: True  # type: ignore[attr-defined]
-    moe_hopper._num_multiprocessors = lambda device: 132
     linear.product = qkv.product = route.product = _product
     linear.float32_product = route.float32_product = _float32_product
 

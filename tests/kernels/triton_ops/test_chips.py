@@ -1,0 +1,74 @@
+"""Which table a device gets, and what its own number of multiprocessors changes."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+@pytest.fixture
+def chip_of() -> Iterator[Callable[[torch.device], Any]]:
+    from chorale.kernels.triton import launch
+
+    launch.chip_of.cache_clear()
+    yield launch.chip_of
+    launch.chip_of.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("properties", "hip", "table", "programs"),
+    [
+        ({"major": 9, "minor": 0, "multi_processor_count": 132}, None, "sm_90", 264),
+        ({"major": 9, "minor": 0, "multi_processor_count": 114}, None, "sm_90", 228),
+        ({"major": 8, "minor": 0, "multi_processor_count": 108}, None, "sm_80", 216),
+        ({"major": 8, "minor": 9, "multi_processor_count": 142}, None, "sm_80", 284),
+        ({"major": 10, "minor": 0, "multi_processor_count": 148}, None, "sm_100", 296),
+        ({"major": 10, "minor": 3, "multi_processor_count": 148}, None, "sm_100", 296),
+        ({"major": 12, "minor": 0, "multi_processor_count": 170}, None, "sm_80", 340),
+        ({"gcnArchName": "gfx942:sramecc+:xnack-", "multi_processor_count": 304}, "7.0", "gfx942", 608),
+        ({"gcnArchName": "gfx950:sramecc+", "multi_processor_count": 256}, "7.0", "gfx950", 512),
+        ({"gcnArchName": "gfx90a:sramecc+", "multi_processor_count": 104}, "7.0", "gfx942", 208),
+    ],
+)
+def test_a_device_gets_its_table(
+    properties: dict[str, object],
+    hip: str | None,
+    table: str,
+    programs: int,
+    chip_of: Callable[[torch.device], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from chorale.kernels.triton import tuning
+
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**properties))
+    found = chip_of(torch.device("cuda"))
+    assert found == replace(tuning.CHIPS[table], multiprocessors=programs // 2)
+    assert found.programs == programs
+
+
+def test_without_a_gpu_shapes_are_an_h200s(chip_of: Callable[[torch.device], Any]) -> None:
+    from chorale.kernels.triton import tuning
+
+    assert chip_of(torch.device("cpu")) is tuning.H200
+
+
+def test_more_multiprocessors_take_more_parts() -> None:
+    from chorale.kernels.triton.tuning import CHIPS
+
+    h200, large = CHIPS["sm_90"], CHIPS["gfx942"]
+    # Rows x kv heads x parts: 264 programs fill the one, 608 the other.
+    assert h200.context_splits(1, 8, 131072) == 64
+    assert (h200.context_splits(8, 8, 131072), large.context_splits(8, 8, 131072)) == (8, 16)
+    assert (h200.slim_splits(80, 23), large.slim_splits(80, 23)) == (3, 6)
+    assert (h200.route_slices(64), large.route_slices(64)) == (4, 9)
+    assert h200.route_slices(513) == 1
+    assert h200.context_splits(1, 8, 100) == 2  # no more than tiles of keys, as a power of two
