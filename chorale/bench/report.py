@@ -126,7 +126,8 @@ def _plain(results: Sequence[dict[str, Any]]) -> str:
     names = [
         name for name, value in results[0].items() if isinstance(value, int | float | str) and name != "kind"
     ]
-    return _table(names, [[each.get(name, "") for name in names] for each in results])
+    titles = [name.replace("_", " ") for name in names]
+    return _table(titles, [[each.get(name, "") for name in names] for each in results])
 
 
 def _kernels(results: Sequence[dict[str, Any]]) -> str:
@@ -147,38 +148,54 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
+        return f"{value:,.{2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0}f}"
     return html.escape(f"{value:,}" if isinstance(value, int) else str(value))
+
+
+def _ticks(most: float) -> list[float]:
+    """Round numbers from zero to the first that is not below ``most``."""
+    rough = most / 4
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * 0.999)
+    return [step * n for n in range(math.ceil(most / step * 0.999) + 1)]
 
 
 def _plot(series: Series, width: int = 900, height: int = 320) -> str:
     """A curve through the points, axes from zero."""
-    left, bottom, top = 70, 40, 24
-    most_x = max((x for x, _, _ in series.points), default=0.0) * 1.08 or 1.0
-    most_y = max((y for _, y, _ in series.points), default=0.0) * 1.12 or 1.0
+    left, right, bottom, top = 70, 40, 40, 34
+    across = _ticks(max((x for x, _, _ in series.points), default=0.0) or 1.0)
+    up = _ticks(max((y for _, y, _ in series.points), default=0.0) or 1.0)
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return left + x / most_x * (width - left - 20), height - bottom - y / most_y * (height - bottom - top)
+        return (
+            left + x / across[-1] * (width - left - right),
+            height - bottom - y / up[-1] * (height - bottom - top),
+        )
 
     marks = []
-    for step in range(5):
-        x, y = most_x * step / 4, most_y * step / 4
+    for x in across:
         at_x, base = place(x, 0)
+        marks.append(f"<text x={at_x:.1f} y={base + 18:.1f} text-anchor=middle>{x:,.10g}</text>")
+    for y in up:
         _, at_y = place(0, y)
-        marks.append(f"<line class=axis x1={left} x2={width - 20} y1={at_y:.1f} y2={at_y:.1f} />")
-        marks.append(f"<text x={left - 8} y={at_y + 4:.1f} text-anchor=end>{y:,.0f}</text>")
-        marks.append(f"<text x={at_x:.1f} y={base + 18:.1f} text-anchor=middle>{x:,.1f}</text>")
+        marks.append(f"<line class=axis x1={left} x2={width - right} y1={at_y:.1f} y2={at_y:.1f} />")
+        marks.append(f"<text x={left - 8} y={at_y + 4:.1f} text-anchor=end>{y:,.10g}</text>")
     places = [(*place(x, y), label) for x, y, label in series.points]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places)
     dots = "".join(
-        f"<circle class=dot cx={x:.1f} cy={y:.1f} r=4 />"
-        f"<text x={x + 7:.1f} y={y - 7:.1f}>{html.escape(label)}</text>"
-        for x, y, label in places
+        f"<circle class=dot cx={x:.1f} cy={y:.1f} r=4 />{_name(x, y, label, left)}" for x, y, label in places
     )
     words = html.escape(f"{series.title}: {series.y} by {series.x}")
     curve = f'<polyline class=curve points="{line}" />'
     inner = f"<text x={left} y=14>{words}</text>" + "".join(marks) + curve + dots
     return f'<svg viewBox="0 0 {width} {height}">{inner}</svg>'
+
+
+def _name(x: float, y: float, label: str, left: int) -> str:
+    """Above a point and to its left, where a curve that rises is not; to its right beside the axis."""
+    room = x - 6 - 7 * len(label) > left
+    at, above, anchor = (x - 6, 8, "end") if room else (x, 18, "start")
+    return f"<text x={at:.1f} y={y - above:.1f} text-anchor={anchor}>{html.escape(label)}</text>"
 
 
 def _bars(title: str, bars: Sequence[tuple[str, float]], width: int = 900) -> str:

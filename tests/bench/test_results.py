@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from chorale.bench.load import Outcome
 from chorale.bench.metrics import block, percentile, summarise, to_json
 from chorale.bench.prompts import RandomLengths, file_prompts, job, random_prompts
-from chorale.bench.report import page, read, write_report
+from chorale.bench.report import _ticks, page, read, write_report
 from chorale.cli.main import main
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary
@@ -126,6 +127,35 @@ def test_the_report_is_one_page_that_asks_for_nothing(tmp_path: Path) -> None:
     assert text.index("1 at once") < text.index("8 at once") < text.index("64 at once")
     assert text.count("<svg") == 3
     assert page([]).startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("most", [0.02, 0.3, 1.0, 7.4, 9.99, 37.6, 1024.0, 29893.0, 2.5e6])
+def test_an_axis_has_a_few_round_numbers(most: float) -> None:
+    ticks = _ticks(most)
+    assert ticks[0] == 0
+    assert ticks[-2] < most <= ticks[-1] * 1.001
+    assert 3 <= len(ticks) <= 6
+    assert all(len(f"{tick:.10g}".replace(".", "").rstrip("0").lstrip("0")) <= 3 for tick in ticks)
+
+
+def test_names_of_points_stay_inside_the_plot() -> None:
+    records = [
+        {"kind": "serve", "max_concurrency": limit, "completed": 1, "median_ttft_ms": ttft}
+        | {"output_throughput": speed, "median_tpot_ms": tpot}
+        for limit, speed, ttft, tpot in (
+            (1, 680.0, 7.4, 1.46),
+            (64, 9343.0, 357.0, 6.1),
+            (1024, 27679.0, 1405.0, 34.8),
+        )
+    ]
+    found = re.findall(r"<text x=([\d.]+) y=([\d.]+) text-anchor=(\w+)>(\d+ at once)", page(records))
+    assert len(found) == 6
+    for x, y, anchor, name in found:
+        ends = (
+            (float(x) - 7 * len(name), float(x)) if anchor == "end" else (float(x), float(x) + 7 * len(name))
+        )
+        assert 70 <= ends[0] < ends[1] <= 900
+        assert 14 < float(y) < 320
 
 
 @pytest.mark.parametrize("text", ["[]", '{"kind": "serve"}', '{"kind": "speed"}', '{"kind": "kernels"}'])
