@@ -155,6 +155,7 @@ class TextChunkWriter:
         self._slow = request.logprobs is not None or request.return_token_ids or request.continuous_usage
         self._template = Template(text.answer.object([text.choice(PLACEHOLDER, None)]))
         self._started = False
+        self._prompt_token_ids = text.prompt.token_ids if request.return_token_ids else None
         self._progress: TurnProgress | None = None
         self._usage: Usage | None = None
         self.ended: TurnEnded | None = None
@@ -183,7 +184,7 @@ class TextChunkWriter:
         self._started = True
         if self._text.answer.request.echo:
             prompt_text, logprobs = self._text.echoed(None if scored is None else scored.logprobs)
-            out.append(event(self._text.answer.object([self._text.choice(prompt_text, logprobs)])))
+            out.append(self._event(self._text.choice(prompt_text, logprobs)))
 
     def _on_delta(self, delta: ItemDelta, out: list[bytes]) -> None:
         if not self._slow:
@@ -203,4 +204,10 @@ class TextChunkWriter:
         if request.return_token_ids:
             choice["token_ids"] = [] if progress is None else list(progress.token_ids)
         usage = self._usage if request.continuous_usage else None
-        return event(self._text.answer.object([choice], None if usage is None else usage_object(usage)))
+        return self._event(choice, None if usage is None else usage_object(usage))
+
+    def _event(self, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
+        """The first chunk of a choice names the prompt's tokens, as the body's choice does."""
+        if self._prompt_token_ids is not None:
+            choice["prompt_token_ids"], self._prompt_token_ids = self._prompt_token_ids, None
+        return event(self._text.answer.object([choice], usage))

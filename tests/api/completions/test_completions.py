@@ -268,6 +268,23 @@ def test_prompt_logprobs_and_token_ids() -> None:
     with_server(scoring(RAW), main)
 
 
+@pytest.mark.parametrize("fields", [{}, {"echo": True}, {"echo": True, "max_tokens": 0}])
+def test_a_stream_names_the_tokens_of_each_prompt_once(fields: dict[str, Any]) -> None:
+    async def main(server: Server) -> None:
+        asked = {"n": 2, "return_token_ids": True, **fields}
+        prompts = ["one two", "three"]
+        body = (await server.complete(prompts, **asked)).json()
+        chunks = events_of(await server.complete(prompts, stream=True, **asked))
+        firsts: dict[int, Any] = {}
+        for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+            assert ("prompt_token_ids" in choice) == (choice["index"] not in firsts)
+            firsts.setdefault(choice["index"], choice)
+        named = {index: choice["prompt_token_ids"] for index, choice in firsts.items()}
+        assert named == {choice["index"]: choice["prompt_token_ids"] for choice in body["choices"]}
+
+    with_server(playing(RAW), main)
+
+
 def test_continuous_usage() -> None:
     async def main(server: Server) -> list[int]:
         options = {"include_usage": True, "continuous_usage_stats": True}
