@@ -34,14 +34,17 @@ _ONE_DEVICE = "one engine on one device is served now"
 _TEXT = "gpt-oss reads text only"
 _ADAPTERS = "adapters are not served: their requests would fail"
 _NODES = "one machine is served"
+_LOADING = "weights are read in parallel, straight to where they stay"
+_SPECULATION = "speculative decoding is not served yet"
 
 _NOT_NEEDED: tuple[Flag, ...] = (
     *_known(
         "not needed",
         _HARMONY,
-        "tool-call-parser reasoning-parser reasoning-parser-plugin tool-parser-plugin reasoning-config "
+        "tool-call-parser reasoning-parser reasoning-parser-plugin tool-parser-plugin "
         "chat-template-content-format tokenizer tokenizer-mode tokenizer-revision",
     ),
+    *_known("not needed", _HARMONY, "reasoning-config", kind="json"),
     *_known("not needed", _HARMONY, "skip-tokenizer-init enable-reasoning", kind="bool"),
     *_known(
         "not needed",
@@ -53,8 +56,8 @@ _NOT_NEEDED: tuple[Flag, ...] = (
     ),
     *_known("not needed", "no remote code is ever run", "trust-remote-code", kind="bool"),
     *_known("not needed", "no remote code is ever run", "code-revision"),
-    *_known("not needed", _KERNELS, "moe-backend attention-backend attention-config kernel-config"),
-    *_known("not needed", _KERNELS, "mm-encoder-attn-backend linear-backend"),
+    *_known("not needed", _KERNELS, "moe-backend attention-backend mm-encoder-attn-backend linear-backend"),
+    *_known("not needed", _KERNELS, "attention-config kernel-config", kind="json"),
     *_known("not needed", _KERNELS, "disable-cascade-attn enable-flashinfer-autotune", kind="bool"),
     *_known("not needed", _COMPILE, "optimization-level performance-mode"),
     *_known(
@@ -73,9 +76,9 @@ _NOT_NEEDED: tuple[Flag, ...] = (
     *_known(
         "not needed",
         _TEXT,
-        "mm-processor-cache-gb mm-processor-cache-type allowed-local-media-path allowed-media-domains "
-        "mm-encoder-tp-mode",
+        "mm-processor-cache-gb mm-processor-cache-type allowed-local-media-path mm-encoder-tp-mode",
     ),
+    *_known("not needed", _TEXT, "allowed-media-domains", kind="list"),
     *_known(
         "not needed",
         _TEXT,
@@ -85,10 +88,11 @@ _NOT_NEEDED: tuple[Flag, ...] = (
     ),
     *_known(
         "not needed",
-        "weights are read in parallel, straight to where they stay",
-        "safetensors-load-strategy max-parallel-loading-workers model-loader-extra-config ignore-patterns "
-        "pt-load-map-location",
+        _LOADING,
+        "safetensors-load-strategy max-parallel-loading-workers pt-load-map-location",
     ),
+    *_known("not needed", _LOADING, "model-loader-extra-config", kind="json"),
+    *_known("not needed", _LOADING, "ignore-patterns", kind="list"),
     *_known("not needed", "progress is always shown", "use-tqdm-on-load", kind="bool"),
     *_known("not needed", "every structured answer is made by llguidance", "guided-decoding-backend"),
     *_known(
@@ -139,9 +143,11 @@ _NO_EFFECT: tuple[Flag, ...] = (
         "logprobs-mode",
         harmless=("raw_logprobs",),
     ),
-    *_known("no effect", "speculative decoding is not served yet", "speculative-config", kind="json"),
+    *_known("no effect", _SPECULATION, "speculative-config", kind="json"),
     *_known(
-        "no effect", "speculative decoding is not served yet", "speculative-model num-speculative-tokens"
+        "no effect",
+        _SPECULATION,
+        "speculative-model num-speculative-tokens spec-model spec-method spec-tokens",
     ),
     *_known(
         "no effect",
@@ -154,9 +160,10 @@ _NO_EFFECT: tuple[Flag, ...] = (
         "no effect",
         _ONE_DEVICE,
         "distributed-executor-backend data-parallel-backend data-parallel-address data-parallel-rpc-port "
-        "all2all-backend eplb-config ubatch-size worker-cls worker-extension-cls",
+        "all2all-backend ubatch-size worker-cls worker-extension-cls",
         harmless=("mp", "uni"),
     ),
+    *_known("no effect", _ONE_DEVICE, "eplb-config", kind="json"),
     *_known(
         "no effect",
         _ONE_DEVICE,
@@ -236,7 +243,7 @@ _REFUSED: tuple[Flag, ...] = (
     *_known("refused", _NODES, "node-rank data-parallel-rank data-parallel-start-rank", harmless=("0",)),
     *_known("no effect", _NODES, "master-addr master-port"),
     *_known("refused", "code of others is not loaded into the server; put it in a proxy", "middleware"),
-    *_known("refused", "code of others is not loaded into the engine", "logits-processors"),
+    *_known("refused", "code of others is not loaded into the engine", "logits-processors", kind="list"),
     *_known("refused", "gRPC is not served", "grpc", kind="bool"),
     *_known("refused", "only the whole server is served", "tokens-only", kind="bool"),
     *_known("refused", "layers of a window of 128 tokens need it", "disable-sliding-window", kind="bool"),

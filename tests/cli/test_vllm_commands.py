@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from chorale.cli.flags import FLAGS, SHORT_FLAGS
 from chorale.cli.known import KNOWN_FLAGS
 from chorale.cli.settings import merge
 from chorale.errors import ConfigError
@@ -49,6 +50,12 @@ ACCEPTED = [
     ("openai/gpt-oss-20b --override-generation-config '{\"temperature\": 0.7, \"top_p\": 0.9}'", 0),
     ("openai/gpt-oss-120b --data-parallel-size 1 --pipeline-parallel-size 1", 0),
     ("openai/gpt-oss-120b --data-parallel-size 8 --enable-expert-parallel", 2),
+    ("openai/gpt-oss-120b -dp 8 -dpl 8 -dpa 10.0.0.1 -dpp 13345 -dpb ray -ep", 6),
+    ("openai/gpt-oss-120b -pp 1 -dcp 1 -pcp 1 -dpn 0 -dpr 0 -n 1 -r 0 -dph -dpe", 2),
+    ("openai/gpt-oss-120b --spec-method eagle3 --spec-model RedHatAI/x --spec-tokens 7", 3),
+    ("openai/gpt-oss-120b -ac.backend FLASH_ATTN --kernel-config.moe_backend=marlin", 2),
+    ("openai/gpt-oss-120b --eplb-config.window_size 3 --model-loader-extra-config '{\"concurrency\": 8}'", 2),
+    ("openai/gpt-oss-120b --ignore-patterns a b --allowed-media-domains c d", 2),
     ("openai/gpt-oss-120b --distributed-executor-backend ray --disable-custom-all-reduce", 2),
     ("openai/gpt-oss-20b --trust-remote-code --dtype auto --load-format auto", 1),
     ("openai/gpt-oss-20b --quantization mxfp4 --dtype bfloat16", 1),
@@ -68,6 +75,8 @@ REFUSED = [
     ("-tp 8", "one device"),
     ("--headless", "one machine"),
     ("--nnodes 2", "one machine"),
+    ("-n 2 -r 1", "one machine"),
+    ("-dpn 1", "one machine"),
     ("--middleware my.Auth", "proxy"),
     ("--logits-processors my.Guard", "code of others"),
     ("--ssl-cert-reqs 2", "--ssl-ca-certs"),
@@ -101,6 +110,10 @@ def test_what_is_refused_has_a_reason(line: str, words: str) -> None:
     assert "\n" not in caught.value.message
 
 
+def test_the_short_options_are_of_flags() -> None:
+    assert set(SHORT_FLAGS.values()) <= FLAGS.keys()
+
+
 def test_every_known_flag_has_a_reason() -> None:
     assert all(flag.note and flag.target is None for flag in KNOWN_FLAGS)
 
@@ -127,6 +140,18 @@ def test_a_file_may_say_the_same(tmp_path: Path) -> None:
     assert settings.server.default_reasoning_effort == "low"
     assert settings.server.log_level == "debug"
     assert settings.notices == ()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["attention-config", "kernel-config", "reasoning-config", "eplb-config", "model-loader-extra-config"],
+)
+def test_a_file_may_nest_what_is_json(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"{name}:\n  backend: x\n  sizes: [1, 2]\n")
+    settings = merge(["--config", str(path)], {})
+    assert settings.values[name].value == {"backend": "x", "sizes": [1, 2]}
+    assert len(settings.notices) == 1
 
 
 def test_variables_of_vllm() -> None:
