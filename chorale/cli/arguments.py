@@ -14,10 +14,10 @@ from chorale.cli.values import Flag, read_value
 from chorale.errors import ConfigError
 
 
-def find_flag(name: str) -> tuple[Flag, bool]:
+def find_flag(name: str, what: str = "option --") -> tuple[Flag, bool]:
     """The flag behind a name (dashes or underscores, ``no-`` forms, aliases) and whether it is negated.
 
-    Raises ``ConfigError`` with the nearest names for an unknown one.
+    Raises ``ConfigError`` with the nearest names for an unknown one; ``what`` is how names are written there.
     """
     wanted = name.replace("_", "-")
     wanted = ALIASES.get(wanted, wanted)
@@ -26,8 +26,9 @@ def find_flag(name: str) -> tuple[Flag, bool]:
     if wanted.startswith("no-") and wanted[3:] in FLAGS and FLAGS[wanted[3:]].kind == "bool":
         return FLAGS[wanted[3:]], True
     near = difflib.get_close_matches(wanted, [*FLAGS, *ALIASES], n=2, cutoff=0.6)
-    hint = f"; did you mean {' or '.join('--' + n for n in near)}?" if near else ""
-    raise ConfigError(f"unknown option --{wanted}{hint}")
+    dashes = what.partition(" ")[2]
+    hint = f"; did you mean {' or '.join(dashes + n for n in near)}?" if near else ""
+    raise ConfigError(f"unknown {what}{wanted}{hint}")
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -146,7 +147,7 @@ def read_config_file(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: not valid YAML: {error}") from None
+        raise ConfigError(f"--config {path}: not valid YAML: {' '.join(str(error).split())}") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
@@ -158,14 +159,14 @@ def _read_file_items(loaded: Mapping[Any, Any], path: str) -> list[tuple[str, An
     items = []
     for key, raw in loaded.items():
         try:
-            flag, negated = find_flag(str(key))
+            flag, negated = find_flag(str(key), "key ")
             if flag.name == "config":
                 raise ConfigError("a configuration file cannot name another one")
             if raw is None:  # a key without a value, as templates leave it: not set
                 continue
             value = read_value(flag, raw)
         except ConfigError as error:
-            raise ConfigError(f"--config {path}: {error.message.replace('option --', 'key ')}") from None
+            raise ConfigError(f"--config {path}: {error.message}") from None
         except ValueError as error:
             raise ConfigError(f"--config {path}: {key}: {error}") from None
         if flag.kind == "bool" and value is False and not negated:

@@ -82,10 +82,24 @@ def _parse_json(text: str) -> Any:
         ) from None
 
 
+def _parse_int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+
+
+def _parse_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+
+
 READERS: dict[Kind, Callable[[str], Any]] = {
     "str": str,
-    "int": int,
-    "float": float,
+    "int": _parse_int,
+    "float": _parse_float,
     "bool": _parse_bool,
     "list": str,
     "json": _parse_json,

@@ -114,7 +114,8 @@ def test_bad_sizes(text: str) -> None:
     [
         (["--max-modle-len", "3"], "--max-model-len"),
         (["--port"], "--port needs a value"),
-        (["--port", "eighty"], "--port"),
+        (["--port", "eighty"], "--port: 'eighty' is not a whole number"),
+        (["--gpu-memory-utilization", "90%"], "--gpu-memory-utilization: '90%' is not a number"),
         (["--scheduling-policy", "lifo"], "fcfs"),
         (["a", "b"], "one model at a time"),
         (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization"),
@@ -145,6 +146,24 @@ def test_a_mistake_in_the_file_names_file_and_key(tmp_path: Path) -> None:
     path.write_text("max-num-sequences: 3\n")
     with pytest.raises(ConfigError, match=r"c\.yaml.*max-num-sequences.*max-num-seqs"):
         merge(["--config", str(path)], {})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("--port: 1\n", "unknown key --port; did you mean port?"),
+        ("port: 1.5\n", "port: '1.5' is not a whole number"),
+        ("port: [\n", "not valid YAML"),
+        ("max-model-len: max-num: 3\n", "not valid YAML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_in_its_own_spelling(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        merge(["--config", str(path)], {})
+    assert words in caught.value.message
+    assert "\n" not in caught.value.message
 
 
 def test_a_key_of_the_file_without_a_value_is_not_set(tmp_path: Path) -> None:
