@@ -82,6 +82,16 @@ def _parse_json(text: str) -> Any:
         ) from None
 
 
+def _check_texts(items: list[Any]) -> None:
+    """Raises ``ValueError``: ``- `` in a file is nothing, and must not become a key or a name "None".
+
+    Entries may be secret, so they are counted and not shown.
+    """
+    for number, item in enumerate(items, 1):
+        if item is None or isinstance(item, (bool, dict, list)):
+            raise ValueError(f"value {number} is not a text")
+
+
 def _parse_int(text: str) -> int:
     try:
         return int(text)
@@ -114,6 +124,9 @@ def read_value(flag: Flag, value: Any) -> Any:
         return None
     if flag.kind == "list":
         items = value if isinstance(value, list) else [value]
+        # What is not acted on has its own answer, whatever stands in it.
+        if flag.target is not None:
+            _check_texts(items)
         return tuple(str(item) for item in items)
     if flag.kind == "json" and not isinstance(value, str):
         return value

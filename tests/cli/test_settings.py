@@ -209,6 +209,17 @@ def test_keys_are_what_a_client_can_send(tmp_path: Path) -> None:
         merge(["--api-key-file", str(tmp_path / "keys")], {})
 
 
+@pytest.mark.parametrize("name", ["api-key", "served-model-name", "tool-server"])
+@pytest.mark.parametrize("items", ["[a, null]", "{a: b}", "[[a]]", "true", "[a, {b: c}]"])
+def test_what_is_no_text_in_a_file_is_not_made_one(name: str, items: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"{name}: {items}\n")
+    with pytest.raises(ConfigError, match=rf"{name}: value \d is not a text$"):
+        merge(["--config", str(path)], {})
+    path.write_text(f"{name}: [a, 1]\n")
+    assert merge(["--config", str(path)], {}).values[name].value == ("a", "1")
+
+
 def test_lists_of_values_end_at_the_next_option() -> None:
     settings = merge(["demo", "--served-model-name", "a", "b", "--port", "1"], {})
     assert settings.server.served_model_names == ("a", "b")
