@@ -76,8 +76,8 @@ def merge(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     positionals, given = read_arguments(arguments)
     if len(positionals) > 1:
         raise ConfigError(f"one model at a time: unexpected argument {positionals[1]!r}")
-    if positionals:
-        given.setdefault("model", positionals[0])
+    if positionals and given.setdefault("model", positionals[0]) != positionals[0]:
+        raise ConfigError(f"one model at a time: {positionals[0]!r} is named, and --model {given['model']!r}")
     values: dict[str, Setting] = {}
     if "config" in given:
         values |= {k: Setting(v, "file") for k, v in read_config_file(given["config"]).items()}

@@ -118,6 +118,7 @@ def test_bad_sizes(text: str) -> None:
         (["--gpu-memory-utilization", "90%"], "--gpu-memory-utilization: '90%' is not a number"),
         (["--scheduling-policy", "lifo"], "fcfs"),
         (["a", "b"], "one model at a time"),
+        (["a", "--model", "b"], "one model at a time: 'a' is named, and --model 'b'"),
         (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization"),
         (["--moe-activation-dtype", "int8"], "auto, bfloat16 or fp8"),
         (["--config", "none.toml"], ".yaml"),
