@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from chorale.api import limits
+from chorale.api import fields, limits
 from chorale.api.chat.prepare import conversation, hosted_tools, prepare, read_rules
 from chorale.api.chat.request import parse_chat
 from chorale.api.http import json_response, parse_model, read_json
@@ -22,19 +22,26 @@ from chorale.api.toolbox import close_tools
 from chorale.errors import RequestError
 from chorale.harmony.vocab import Vocabulary
 
+Model = TypeVar("Model", bound=BaseModel)
+
 _THREAD_CHARS = 32 * 1024  # above this encoding moves to a thread: it would hold up other streams
 _THREAD_TOKENS = 8 * 1024  # the same for lists of tokens: a million take half a second
 
 
-class TokenizeRequest(BaseModel):
-    """``add_special_tokens`` is accepted: gpt-oss puts none before a prompt."""
+class Shown(BaseModel):
+    """What both forms say of the answer."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    return_token_strs: bool = False
+
+
+class TokenizeRequest(Shown):
+    """``add_special_tokens`` is accepted: gpt-oss puts none before a prompt."""
 
     model: str | None = None
     prompt: str
     add_special_tokens: bool = True
-    return_token_strs: bool = False
 
 
 class DetokenizeRequest(BaseModel):
@@ -55,28 +62,37 @@ async def tokenize(state: ServerState, request: Request) -> Response:
     """{prompt} as /v1/completions reads it (special tokens by name), or {messages, tools} as chat renders."""
     data = await read_json(request, state.config)
     if "messages" in data:
-        with_strings = data.pop("return_token_strs", False) is True
-        return await _answer(state, await encode_chat(state, data), with_strings)
-    parsed = parse_model(TokenizeRequest, data)
+        given = {key: data.pop(key) for key in Shown.model_fields if key in data}
+        shown = _parse(Shown, given)
+        return await _answer(state, await encode_chat(state, data), shown.return_token_strs)
+    parsed = _parse(TokenizeRequest, data)
     check_model(state, parsed.model)
     return await _answer(state, await encode_prompt(state.vocab, parsed.prompt), parsed.return_token_strs)
 
 
+def _parse(model: type[Model], data: dict[str, Any]) -> Model:
+    return parse_model(model, fields.triage(data, model.model_fields, {}, {}))
+
+
 async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
     """The ids that /v1/chat/completions would start from; a prompt beyond the window is counted too."""
-    opened = data.pop("add_generation_prompt", True) is not False  # chat itself always opens the answer
+    # Chat itself always opens the answer, or goes on with its last message: the rest is its to check.
+    closed = data.get("add_generation_prompt") is False and not data.get("continue_final_message")
+    if closed:
+        del data["add_generation_prompt"]
     chat = parse_chat(data)
     check_model(state, chat.model)
     hosted = hosted_tools(chat)
     if chat.continue_final_message or hosted.wanted:
         prepared = await prepare(state, chat)
         await close_tools(prepared.options.tools)
-        return prepared.prompt_token_ids if opened or not hosted.wanted else prepared.prompt_token_ids[:-2]
-    rendered = await encode_conversation(
-        conversation(state, chat, chat.messages, *read_rules(chat)), state.vocab
-    )
+        token_ids = prepared.prompt_token_ids
+    else:
+        token_ids = await encode_conversation(
+            conversation(state, chat, chat.messages, *read_rules(chat)), state.vocab
+        )
     # The last two ids are <|start|>assistant, which asks for the answer.
-    return rendered if opened else rendered[:-2]
+    return token_ids[:-2] if closed else token_ids
 
 
 async def encode_prompt(vocab: Vocabulary, text: str) -> list[int]:
@@ -111,7 +127,7 @@ async def detokenize(state: ServerState, request: Request) -> Response:
 
 
 def _decode(state: ServerState, data: dict[str, Any]) -> Response:
-    parsed = parse_model(DetokenizeRequest, data)
+    parsed = _parse(DetokenizeRequest, data)
     check_model(state, parsed.model)
     try:
         return json_response({"prompt": state.vocab.decode(parsed.tokens)})

@@ -293,6 +293,9 @@ def test_tokenize_and_back(repeats: int) -> None:
     served(test)
 
 
+_CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So"}]}
+
+
 @pytest.mark.parametrize(
     ("path", "data", "status", "param"),
     [
@@ -307,6 +310,16 @@ def test_tokenize_and_back(repeats: int) -> None:
         ("/tokenize", {}, 400, "prompt"),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
         ("/tokenize", {"prompt": "a", "nonsense": 1}, 400, "nonsense"),
+        ("/tokenize", {"prompt": "a", "return_token_strs": "yes"}, 400, "return_token_strs"),
+        ("/tokenize", {**_CHAT, "return_token_strs": "yes"}, 400, "return_token_strs"),
+        ("/tokenize", {**_CHAT, "add_generation_prompt": "no"}, 400, "add_generation_prompt"),
+        (
+            "/tokenize",
+            {**_CHAT, "continue_final_message": True, "add_generation_prompt": True},
+            400,
+            "add_generation_prompt",
+        ),
+        ("/tokenize", {**_CHAT, "nonsense": 1}, 400, "nonsense"),
     ],
 )
 def test_tokenize_faults(path: str, data: dict[str, Any], status: int, param: str) -> None:
@@ -314,6 +327,31 @@ def test_tokenize_faults(path: str, data: dict[str, Any], status: int, param: st
         answer = await call(server.port, "POST", path, data)
         assert answer.status == status
         assert answer.json["error"]["param"] == param
+
+    served(test)
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "hint"),
+    [("/tokenize", {"promt": "a"}, "prompt"), ("/detokenize", {"token": [1]}, "tokens")],
+)
+def test_an_unknown_name_is_offered_the_nearest(path: str, data: dict[str, Any], hint: str) -> None:
+    async def test(server: Running) -> None:
+        answer = await call(server.port, "POST", path, data)
+        assert answer.status == 400
+        assert answer.json["error"]["code"] == "unknown_parameter"
+        assert f"did you mean '{hint}'?" in answer.json["error"]["message"]
+
+    served(test)
+
+
+@pytest.mark.parametrize("data", [{"prompt": "a"}, _CHAT])
+def test_null_is_not_set(data: dict[str, Any]) -> None:
+    async def test(server: Running) -> None:
+        nulls = {"model": None, "add_special_tokens": None, "return_token_strs": None}
+        answer = await call(server.port, "POST", "/tokenize", {**data, **nulls})
+        assert answer.status == 200
+        assert answer.json == (await call(server.port, "POST", "/tokenize", data)).json
 
     served(test)
 
@@ -331,6 +369,12 @@ def test_a_chat_is_tokenized_as_it_would_be_asked() -> None:
         assert asked.json["usage"]["prompt_tokens"] == answer.json["count"]
         closed = await call(server.port, "POST", "/tokenize", {**chat, "add_generation_prompt": False})
         assert closed.json["tokens"] == tokens[:-2]
+        continued = {**chat, "messages": [*chat["messages"], {"role": "assistant", "content": "So"}],
+                     "continue_final_message": True}  # fmt: skip
+        open_ended = (await call(server.port, "POST", "/tokenize", continued)).json
+        assert server.state.vocab.decode(open_ended["tokens"]).endswith("<|message|>So")
+        explicit = {**continued, "add_generation_prompt": False}
+        assert (await call(server.port, "POST", "/tokenize", explicit)).json == open_ended
         fault = await call(server.port, "POST", "/tokenize", {"messages": [{"role": "nobody"}]})
         assert fault.status == 400
 
