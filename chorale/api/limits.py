@@ -102,7 +102,6 @@ LIMITS: dict[str, Limit] = {
     "completions.max_tokens": _integer(0, INT32_MAX, "0 with echo scores the prompt", "16"),
     "min_tokens": _integer(0, INT32_MAX, "no stop token, and no stop string, before this many", "0"),
     "thinking_token_budget": _integer(0, INT32_MAX, "analysis tokens before the answer is forced"),
-    "truncate_prompt_tokens": _integer(-1, INT32_MAX, "keep the last k prompt tokens; -1: what fits"),
     # choices and details
     "n": _integer(1, 16, "choices", "1"),
     "best_of": _integer(1, 16, "must equal n", "n"),
@@ -117,7 +116,6 @@ LIMITS: dict[str, Limit] = {
     "priority": _integer(
         -INT32_MAX - 1, INT32_MAX, "lower runs first under --scheduling-policy priority", "0"
     ),
-    "timeout": Limit("number", 0, 86_400, "seconds that the request may take", exclusive_min=True),
     # lists and streams
     "limit": _integer(1, 100, "entries of one page", "20"),
     "starting_after": _integer(0, INT64_MAX, "sequence number after which a stream resumes", "0"),
