@@ -7,6 +7,7 @@ error that offers the nearest one; a known name that Chorale does not need is on
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +97,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
         raw = environment.get(variable)
         if raw:
             try:
-                value = read_value(FLAGS[name], raw.lower() if name == "uvicorn-log-level" else raw)
+                value = read_value(FLAGS[name], _level(raw) if name == "uvicorn-log-level" else raw)
             except ValueError as error:
                 raise ConfigError(f"{variable}: {error}") from None
             found[name] = Setting(value, "environment")
@@ -105,6 +106,12 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
             found["api-key"] = Setting((environment[variable],), "environment")
             break
     return found
+
+
+def _level(raw: str) -> str:
+    """As vLLM hands it to Python's logging, which has two names for some levels: WARN, FATAL."""
+    number = logging.getLevelNamesMapping().get(raw.upper())
+    return raw.lower() if number is None else logging.getLevelName(number).lower()
 
 
 def _add_key_file(values: dict[str, Setting]) -> None:

@@ -154,6 +154,14 @@ def test_a_file_may_nest_what_is_json(name: str, tmp_path: Path) -> None:
     assert len(settings.notices) == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "level"),
+    [("WARN", "warning"), ("FATAL", "error"), ("CRITICAL", "error"), ("info", "info"), ("trace", "debug")],
+)
+def test_levels_have_the_names_of_logging(given: str, level: str) -> None:
+    assert merge([], {"VLLM_LOGGING_LEVEL": given}).server.log_level == level
+
+
 def test_variables_of_vllm() -> None:
     environment = {
         "VLLM_API_KEY": "k", "VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_SYSTEM_START_DATE": "2026-01-01",
