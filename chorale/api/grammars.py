@@ -27,14 +27,14 @@ class GrammarChecker:
     def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
         self._cache_bytes = cache_bytes
         self._threads: ThreadPoolExecutor | None = None
-        self._verdicts: OrderedDict[tuple[str, str], str | None] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[str, str, bool], str | None] = OrderedDict()
         self._size = 0
         self._num_pending = 0
 
     async def check(self, constraints: Sequence[Constraint]) -> None:
         """Raises ``RequestError`` (param: the field) for the first one that cannot be used."""
         for constraint in constraints:
-            key = (constraint.kind, constraint.body)
+            key = (constraint.kind, constraint.body, constraint.tight)
             if key not in self._verdicts:
                 self._remember(key, await self._compile(constraint))
             self._verdicts.move_to_end(key)
@@ -65,12 +65,12 @@ class GrammarChecker:
             self._num_pending -= 1
         return None
 
-    def _remember(self, key: tuple[str, str], verdict: str | None) -> None:
+    def _remember(self, key: tuple[str, str, bool], verdict: str | None) -> None:
         if key not in self._verdicts:  # else another request was faster
             self._size += _ENTRY_BYTES + len(key[1])
         self._verdicts[key] = verdict
         while self._size > self._cache_bytes and len(self._verdicts) > 1:
-            (_, body), _ = self._verdicts.popitem(last=False)
+            (_, body, _), _ = self._verdicts.popitem(last=False)
             self._size -= _ENTRY_BYTES + len(body)
 
     def close(self) -> None:

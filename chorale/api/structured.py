@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from chorale.errors import RequestError
@@ -20,8 +20,9 @@ from chorale.harmony.messages import ResponseFormat
 DEFAULT_NAME = "response"
 _SCHEMA_KEYS = ("name", "schema", "strict", "description", "type")
 _WAYS = ("json", "json_object", "regex", "choice", "grammar")
+_TIGHT = "disable_any_whitespace"
 # Of vLLM's options: these ask for what is so anyway.
-_HARMLESS_OPTIONS = ("disable_any_whitespace", "disable_fallback", "backend", "_backend")
+_HARMLESS_OPTIONS = ("disable_fallback", "backend", "_backend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,9 @@ def read_structured(fields: Any) -> Constraint | None:
         if way in _WAYS:
             if value is not None and value is not False:
                 asked.append((way, value, param))
+        elif way == _TIGHT:
+            if not isinstance(value, bool | None):
+                raise _invalid("must be true or false", param)
         elif value and way not in _HARMLESS_OPTIONS:
             raise _unsupported("is not supported", param)
     for way in ("json", "regex", "choice", "grammar"):
@@ -90,7 +94,11 @@ def read_structured(fields: Any) -> Constraint | None:
     if len(asked) > 1:
         names = ", ".join(param for _, _, param in asked)
         raise _invalid(f"{names} exclude each other", asked[1][2])
-    return constraint_of(*asked[0]) if asked else None
+    if not asked:
+        return None
+    constraint = constraint_of(*asked[0])
+    tight = bool((fields.structured_outputs or {}).get(_TIGHT))
+    return replace(constraint, tight=True) if tight and constraint.is_json else constraint
 
 
 def constraint_of(way: str, value: Any, param: str) -> Constraint:

@@ -19,7 +19,8 @@ MAX_DEPTH = 32  # objects within objects
 MAX_MULTIPLE = 10_000  # multipleOf becomes an automaton of that many states: 10^4 take 20 ms, 10^6 5 s
 WHITESPACE = "( |\n[ \t]{0,64})"
 
-_JSON_OPTIONS = {"whitespace_pattern": WHITESPACE}
+_JSON_OPTIONS: dict[str, Any] = {"whitespace_pattern": WHITESPACE}
+_TIGHT_OPTIONS: dict[str, Any] = {"whitespace_flexible": False}
 # What may hide a "<" in Lark: strings, comments, regular expressions. Read left to right. Line breaks are
 # let through where llguidance may refuse them: what it refuses never compiles.
 _LARK_TEXT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\])+/', re.DOTALL)
@@ -28,11 +29,15 @@ _DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(?:2019-09
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """``body``: the text of a JSON Schema, or of a Lark grammar. ``param``: the field that asked for it."""
+    """``body``: the text of a JSON Schema, or of a Lark grammar. ``param``: the field that asked for it.
+
+    ``tight``: JSON without any blank between its parts.
+    """
 
     kind: Literal["json", "lark"]
     body: str
     param: str
+    tight: bool = False
 
     @property
     def is_json(self) -> bool:
@@ -41,7 +46,8 @@ class Constraint:
     def entry(self, name: str) -> dict[str, Any]:
         """Its place in a list of grammars, where others refer to it as ``@name``."""
         if self.kind == "json":
-            return {"name": name, "json_schema": {**json.loads(self.body), "x-guidance": _JSON_OPTIONS}}
+            options = _TIGHT_OPTIONS if self.tight else _JSON_OPTIONS
+            return {"name": name, "json_schema": {**json.loads(self.body), "x-guidance": options}}
         return {"name": name, "lark_grammar": self.body}
 
 

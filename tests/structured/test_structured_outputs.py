@@ -136,6 +136,26 @@ def test_every_way_of_asking(client: LocalClient, fields: dict[str, Any], check:
     run(client, main)
 
 
+def test_disable_any_whitespace_leaves_no_blank(client: LocalClient) -> None:
+    schema = obj(a={"type": "boolean"}, b={"type": "array", "items": {"type": "boolean"}, "maxItems": 2})
+    blanks = {str(VOCAB.encode(text)[0]): 100.0 for text in (" ", "\n")}
+    common = {"logit_bias": {**BIAS, **blanks}, "max_tokens": 400, "seed": 3}
+
+    async def main(server: Server) -> None:
+        async def one(tight: bool) -> str:
+            asked = {"json": schema, "disable_any_whitespace": tight}
+            _, body = await server.post("/v1/completions", prompt="x:", structured_outputs=asked, **common)
+            text: str = body["choices"][0]["text"]
+            assert valid(json.loads(text), schema)
+            return text
+
+        assert " " in await one(False)
+        text = await one(True)
+        assert text == json.dumps(json.loads(text), separators=(",", ":"))
+
+    run(client, main)
+
+
 def test_a_length_cut_is_reported(client: LocalClient) -> None:
     schema = obj(s={"type": "string", "minLength": 200})
 

@@ -118,6 +118,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "structured_outputs.structural_tag",
         "unsupported_value",
     ),
+    (
+        {"structured_outputs": {"json": {}, "disable_any_whitespace": "yes"}},
+        "structured_outputs.disable_any_whitespace",
+        "invalid_value",
+    ),
     ({"guided_whitespace_pattern": " *"}, "guided_whitespace_pattern", "unsupported_parameter"),
     ({"thinking_token_budget": -1}, "thinking_token_budget", "below_min_value"),
     ({"chat_template": "{{ x }}"}, "chat_template", "unsupported_parameter"),
