@@ -40,6 +40,8 @@ HARMLESS: dict[str, str] = {
     "prompt_cache_options": "the prefix cache finds equal prefixes by itself",
     "prompt_cache_retention": "the prefix cache finds equal prefixes by itself",
     "request_id": "ids are ours; name a request with the X-Request-Id header",
+    "session_id": "a label for routers; the prefix cache finds equal prefixes by itself",
+    "truncation_side": "the prompt is never cut",
     "spaces_between_special_tokens": "special tokens are not part of the text",
     "detokenize": "text is always returned",
     "guided_decoding_backend": "there is one; it supports every kind",
@@ -51,8 +53,13 @@ REFUSED: dict[str, Refusal] = {
     "length_penalty": Refusal("beam search is not offered", neutral=(1, 1.0)),
     "early_stopping": Refusal("beam search is not offered"),
     "kv_transfer_params": Refusal("there is no disaggregated prefill"),
+    "ec_transfer_params": Refusal("there is no disaggregated prefill"),
     "vllm_xargs": Refusal("there are no engine extensions"),
     "truncate_prompt_tokens": Refusal("the prompt is never cut; send one that fits", neutral=()),
+    "logprob_token_ids": Refusal("log-probabilities are those of the likeliest tokens"),
+    "repetition_detection": Refusal("answers are not watched for repetition; see repetition_penalty"),
+    "stream_interval": Refusal("the server decides it: --stream-interval"),
+    "watermarking": Refusal("answers are not watermarked"),
     "guided_whitespace_pattern": Refusal(
         "JSON is written with one space or line break at most, where it may"
     ),

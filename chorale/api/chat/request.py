@@ -27,6 +27,7 @@ REFUSED: dict[str, Refusal] = fields.REFUSED | {
     "documents": Refusal("put documents into a message"),
     "echo": Refusal("answers never repeat the prompt"),
     "moderation": Refusal("there is no moderation model"),
+    "return_prompt_text": Refusal("/tokenize shows a chat's tokens, and /detokenize their text"),
     "best_of": Refusal("removed from the API; use n", neutral=(1,)),
 }
 

@@ -54,6 +54,13 @@ VLLM = [
     "kv_transfer_params",
     "vllm_xargs",
     "request_id",
+    "session_id",
+    "truncation_side",
+    "logprob_token_ids",
+    "repetition_detection",
+    "stream_interval",
+    "watermarking",
+    "ec_transfer_params",
 ]
 VLLM_CHAT = [
     "add_generation_prompt",
@@ -64,6 +71,7 @@ VLLM_CHAT = [
     "mm_processor_kwargs",
     "include_reasoning",
     "thinking_token_budget",
+    "return_prompt_text",
 ]
 
 
