@@ -60,10 +60,11 @@ class Committer:
             return
         self._commit_pages(sequence, end)
         state = sequence.request
-        if entry in result.prompt_logprobs and not state.prompt_done:
+        if sequence.sampling.prompt_logprobs is not None and not state.prompt_done:
             if state.prompt_logprobs is None:
                 state.prompt_logprobs = [None]  # the first prompt token has no context
-            state.prompt_logprobs += result.prompt_logprobs[entry]
+            # A chunk of the last prompt token alone, which may be the only one, scores none.
+            state.prompt_logprobs += result.prompt_logprobs.get(entry, [])
         if sequence.is_leader and grant.start < sequence.num_prompt <= end:
             if not state.prompt_done:
                 self.num_prompt_tokens += sequence.num_prompt

@@ -195,6 +195,19 @@ def test_logprobs_across_a_preemption_equal_transformers(checkpoint: Path) -> No
 # --------------------------------------------------------------------------- faults
 
 
+@pytest.mark.parametrize("chunk", [1, 2048])
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_each_prompt_token_has_its_place_in_prompt_logprobs(
+    checkpoint: Path, length: int, chunk: int
+) -> None:
+    """That of the first is None, also where no other follows."""
+    core, prompt = make_engine(checkpoint, max_num_batched_tokens=chunk), random_prompt(length)
+    for choice in run(core, [request("p", prompt, n=2, prompt_logprobs=0, max_tokens=2)])["p"]:
+        assert choice.prompt_logprobs is not None
+        found = [entry and entry.token_id for entry in choice.prompt_logprobs]
+        assert found == [None, *prompt[1:]]
+
+
 def test_a_sequence_that_can_have_no_token_ends_alone(checkpoint: Path) -> None:
     """Every allowed id is a bad word: that sequence ends with an error, its neighbours do not notice."""
     core = make_engine(checkpoint)
