@@ -476,3 +476,16 @@ def test_a_choice_does_not_depend_on_how_its_tokens_arrive() -> None:
             builder.feed(TokenChunk("r", 0, [], finish_reason="length"))
             found.add((builder.output.text, builder.output.finish_reason, tuple(builder.output.token_ids)))
         assert len(found) == 1
+
+
+@pytest.mark.parametrize("stop", [None, ["zz"], ["\ufffd"]])
+def test_a_character_that_is_broken_off_is_shown_as_on_the_server(stop: list[str] | None) -> None:
+    vocab = load_vocabulary()
+    first, *rest = vocab.encode("🦊")
+    assert rest
+    cut = [*vocab.encode("a"), first]
+    for ids, shown in ((cut, "a\ufffd"), ([*cut, END, *vocab.encode("b")], "a\ufffdb")):
+        builder = ChoiceBuilder(0, SamplingParams(stop=stop), vocab, RETURN)
+        builder.feed(TokenChunk("r", 0, ids))
+        builder.feed(TokenChunk("r", 0, [], finish_reason="length"))
+        assert builder.output.text == (shown if stop != ["\ufffd"] else "a")

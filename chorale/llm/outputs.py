@@ -94,16 +94,24 @@ class ChoiceBuilder:
                 return
         if chunk.finish_reason is not None:
             own_end = chunk.stop_token_id == self._model_end
+            self._show(self._decoder.flush())
             self._text.append(self._stops.flush())
             self.output.error = chunk.error
             self._finish(chunk.finish_reason, None if own_end else chunk.stop_token_id)
 
     def _add_text(self, token: int) -> str | None:
+        """A character that a hidden special token breaks off is shown as U+FFFD, as on the server."""
         params = self._params
-        if not params.detokenize or (params.skip_special_tokens and self._vocab.is_special(token)):
+        if not params.detokenize:
             return None
-        text, matched = self._decoder.feed(token), None
-        if len(self.output.token_ids) > params.min_tokens:
+        if params.skip_special_tokens and self._vocab.is_special(token):
+            return self._show(self._decoder.flush())
+        return self._show(self._decoder.feed(token))
+
+    def _show(self, text: str) -> str | None:
+        """The stop string that ends in ``text``, if one does."""
+        matched = None
+        if len(self.output.token_ids) > self._params.min_tokens:
             text, matched = self._stops.feed(text)
         else:
             text = self._stops.pass_over(text)
