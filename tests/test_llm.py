@@ -376,6 +376,9 @@ def test_chat_without_limits_runs_to_the_window(llm: LLM) -> None:
         ({"stop": [1]}, TypeError, "stop"),
         ({"stop": 1}, TypeError, "stop"),
         ({"bad_words": "word"}, TypeError, "bad_words"),
+        ({"bad_words": ["word", ""]}, ValueError, "bad_words"),
+        ({"stop_token_ids": 5}, TypeError, "stop_token_ids"),
+        ({"allowed_token_ids": "5"}, TypeError, "allowed_token_ids"),
     ],
 )
 def test_bad_sampling_params(given: dict[str, Any], error: type[Exception], word: str) -> None:
@@ -398,6 +401,20 @@ def test_token_ids_out_of_range(llm: LLM) -> None:
     ):
         with pytest.raises(ValueError, match=name):
             llm.generate([[1]], SamplingParams(**{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("allowed_token_ids", []),
+        ("logit_bias", {5: float("nan")}),
+        ("logit_bias", {5: float("-inf")}),
+        ("logit_bias", {5: 1e7}),
+    ],
+)
+def test_what_the_engine_would_refuse_is_known_before_anything_runs(llm: LLM, name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        llm.generate([[1], [2]], [SamplingParams(), SamplingParams(**{name: value})])
 
 
 def test_numbers_of_numpy_are_numbers(llm: LLM) -> None:

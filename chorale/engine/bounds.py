@@ -11,6 +11,7 @@ from chorale.engine.types import MAX_LOGPROBS, SamplingSpec
 
 INT32_MAX = 2**31 - 1
 MAX_CHOICES = 16_384  # of one request; the server's own limit is far below
+MOST_BIAS = 1e6
 SMALLEST = 5e-324  # above 0
 
 # name -> (lowest, highest), both allowed; a NaN is in no range
@@ -38,8 +39,8 @@ def sampling_fault(sampling: SamplingSpec, vocab_size: int) -> str | None:
             return f"{name} must be from {low:g} to {high:g}, not {value!r}"
     if sampling.allowed_token_ids is not None and not sampling.allowed_token_ids:
         return "allowed_token_ids is empty: no token could be sampled"
-    if not all(-1e6 <= value <= 1e6 for value in sampling.logit_bias.values()):
-        return "logit_bias holds a value that is not a finite number"
+    if not all(-MOST_BIAS <= value <= MOST_BIAS for value in sampling.logit_bias.values()):
+        return f"logit_bias holds a value that is not from {-MOST_BIAS:g} to {MOST_BIAS:g}"
     if not all(sampling.bad_words):
         return "bad_words holds an empty sequence"
     for name, ids in _token_ids(sampling):

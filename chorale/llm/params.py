@@ -13,6 +13,7 @@ from typing import Any
 from chorale.api.structured import constraint_of
 from chorale.client.base import EngineInfo
 from chorale.config import GENERATION
+from chorale.engine.bounds import sampling_fault
 from chorale.engine.types import SamplingSpec
 from chorale.errors import RequestError
 from chorale.grammar.constraint import Constraint
@@ -182,6 +183,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 _INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
 _OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
 _TEXTS = ("stop", "bad_words")
+_IDS = ("stop_token_ids", "allowed_token_ids")
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -206,6 +208,8 @@ def _plain(name: str, value: Any) -> Any:
     is_one = name == "stop" and isinstance(value, str)
     if name in _TEXTS and value is not None and not is_one and not _are_texts(value):
         raise TypeError(f"{name} must be a list of texts, not {value!r}")
+    if name in _IDS and value is not None and (isinstance(value, str) or not isinstance(value, Collection)):
+        raise TypeError(f"{name} must be a list of token ids, not {value!r}")
     return value
 
 
@@ -223,8 +227,9 @@ def _check(params: SamplingParams) -> None:
             raise ValueError(f"{name} must be from {low:g} to {high:g}, not {value!r}")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ValueError(f"min_tokens {params.min_tokens} is more than max_tokens {params.max_tokens}")
-    if any(not stop for stop in params.stop_strings):
-        raise ValueError("stop must not contain an empty string")
+    for name, texts in (("stop", params.stop_strings), ("bad_words", params.bad_words or ())):
+        if not all(texts):  # of bad_words it would be the space before a word
+            raise ValueError(f"{name} must not contain an empty string")
     if params._wanted() is not None:
         _check_beside(params, "structured_outputs")
     if params.stop_strings and not params.detokenize:
@@ -244,8 +249,8 @@ def to_spec(
     num_prompt_tokens: int,
     make_grammar: Callable[[Constraint | None, int], str],
 ) -> SamplingSpec:
-    """Token ids only; output is bounded by the window. Raises ``ValueError`` for what is no token id, and for
-    more log-probabilities than the engine was made for.
+    """Token ids only; output is bounded by the window. Raises ``ValueError`` for what is no token id, for
+    more log-probabilities than the engine was made for, and for whatever else the engine would refuse.
 
     ``make_grammar(constraint, max_tokens)``: the grammar of an output that the constraint is for; "": none.
     """
@@ -261,7 +266,7 @@ def to_spec(
     grammar = make_grammar(params.constraint(), limit)
     if grammar:
         _check_beside(params, "structured_outputs or strict tools")
-    return SamplingSpec(
+    spec = SamplingSpec(
         n=params.n,
         temperature=params.temperature,
         top_p=params.top_p,
@@ -282,3 +287,7 @@ def to_spec(
         prompt_logprobs=params.prompt_logprobs,
         grammar=grammar,
     )
+    fault = sampling_fault(spec, info.vocab_size)  # the engine would say it too, but only once others run
+    if fault is not None:
+        raise ValueError(fault)
+    return spec
