@@ -39,7 +39,7 @@ LEAST = {
     **dict.fromkeys(("stream-interval", "max-body-bytes", "response-store-ttl"), 1),
     **dict.fromkeys(("h11-max-header-count", "h11-max-incomplete-event-size"), 1),
     **dict.fromkeys(("response-store-max-items", "response-store-max-bytes"), 1),
-    **dict.fromkeys(("num-threads", "shutdown-timeout", "max-background-responses"), 0),
+    **dict.fromkeys(("shutdown-timeout", "max-background-responses"), 0),
 }
 MOST = 2**63 - 1  # what a message between processes carries; no infinite time, either
 # vLLM's other names for the same thing.

@@ -124,12 +124,15 @@ class PoolRequest:
 
 
 def size_pool(config: EngineConfig, hardware: Hardware, request: PoolRequest) -> PoolSize:
-    """How many pages, by the first of: the override, the bytes asked for, a share of the memory."""
+    """How many pages, by the first of: the override, the bytes asked for, a share of the memory.
+
+    Raises ``ConfigError`` for more than all of the memory.
+    """
     per_block = request.geometry.bytes_per_block
-    if config.num_gpu_blocks_override is not None:
-        return PoolSize(config.num_gpu_blocks_override, "--num-gpu-blocks-override")
-    if config.kv_cache_memory_bytes is not None:
-        return PoolSize(config.kv_cache_memory_bytes // per_block, "--kv-cache-memory-bytes")
+    asked = _asked_size(config, per_block)
+    if asked is not None:
+        _check_memory(asked, per_block, hardware)
+        return asked
     budget, reason = _budget(config, hardware, request.fixed)
     blocks = max(budget, 0) // per_block
     length = min(request.max_model_len, CPU_TOKENS if hardware.kind == "cpu" else request.max_model_len)
@@ -137,6 +140,24 @@ def size_pool(config: EngineConfig, hardware: Hardware, request: PoolRequest) ->
     if blocks > useful:
         return PoolSize(useful, f"room for {request.max_num_seqs} sequences of {length} tokens")
     return PoolSize(blocks, reason)
+
+
+def _asked_size(config: EngineConfig, per_block: int) -> PoolSize | None:
+    if config.num_gpu_blocks_override is not None:
+        return PoolSize(config.num_gpu_blocks_override, "--num-gpu-blocks-override")
+    if config.kv_cache_memory_bytes is not None:
+        return PoolSize(config.kv_cache_memory_bytes // per_block, "--kv-cache-memory-bytes")
+    return None
+
+
+def _check_memory(size: PoolSize, per_block: int, hardware: Hardware) -> None:
+    """All of it, not what is free: others may give theirs back, and an allocation that fails says so."""
+    wanted, most = size.num_blocks * per_block, hardware.total_bytes
+    if wanted > most:
+        raise ConfigError(
+            f"{size.reason}: {size.num_blocks} KV pages take {gib(wanted)}; "
+            f"{hardware.name} has {gib(most)}, which holds {most // per_block}"
+        )
 
 
 def _budget(config: EngineConfig, hardware: Hardware, fixed: int) -> tuple[int, str]:
@@ -152,29 +173,41 @@ def _budget(config: EngineConfig, hardware: Hardware, fixed: int) -> tuple[int, 
     )
 
 
-def check_one_fits(size: PoolSize, request: PoolRequest, kv_dtype: str, hardware: Hardware) -> None:
+def check_one_fits(
+    config: EngineConfig, size: PoolSize, request: PoolRequest, kv_dtype: str, hardware: Hardware
+) -> None:
     """Raises ``ConfigError`` with computed ways out if one sequence of ``max_model_len`` does not fit."""
-    geometry = request.geometry
-    needed = geometry.blocks_for(request.max_model_len)
+    per_block = request.geometry.bytes_per_block
+    needed = request.geometry.blocks_for(request.max_model_len)
     if size.num_blocks >= needed:
         return
-    missing = (needed - size.num_blocks) * geometry.bytes_per_block
-    fits = geometry.tokens_in(size.num_blocks)
-    ways = [f"--kv-cache-memory-bytes {needed * geometry.bytes_per_block} (if that much is free)"]
-    if hardware.kind == "cuda":
-        ways.append("a larger --gpu-memory-utilization")
+    missing = gib((needed - size.num_blocks) * per_block)
+    ways = _ways_to_fit(config, needed, per_block, kv_dtype, hardware)
+    fits = request.geometry.tokens_in(size.num_blocks)
     if fits >= 2:
-        ways.insert(0, f"--max-model-len {fits} (saves {gib(missing)})")
-    if kv_dtype == "float32":
-        saved = needed * geometry.bytes_per_block // 2
-        ways.append(f"--kv-cache-dtype bfloat16 (saves {gib(saved)})")
-    if kv_dtype == "bfloat16":
-        ways.append(f"--kv-cache-dtype fp8 (saves {gib(needed * geometry.bytes_per_block // 2)}, less exact)")
+        ways.insert(0, f"--max-model-len {fits} (saves {missing})")
     raise ConfigError(
         f"one sequence of --max-model-len {request.max_model_len} needs {needed} KV pages, "
-        f"{gib(needed * geometry.bytes_per_block)}; the pool has {size.num_blocks} ({size.reason}): "
-        f"{gib(missing)} more. Pick one: " + "; ".join(ways)
+        f"{gib(needed * per_block)}; the pool has {size.num_blocks} ({size.reason}): "
+        f"{missing} more. Pick one: " + "; ".join(ways)
     )
+
+
+def _ways_to_fit(
+    config: EngineConfig, needed: int, per_block: int, kv_dtype: str, hardware: Hardware
+) -> list[str]:
+    """How the pool comes to ``needed`` pages, by what has decided its size (see ``size_pool``)."""
+    if config.num_gpu_blocks_override is not None:  # whatever the pages' bytes are, and the memory's
+        return [f"--num-gpu-blocks-override {needed}, or none"]
+    total = needed * per_block
+    ways = [f"--kv-cache-memory-bytes {total} (if that much is free)"]
+    if hardware.kind == "cuda" and config.kv_cache_memory_bytes is None:
+        ways.append("a larger --gpu-memory-utilization")
+    if kv_dtype == "float32":
+        ways.append(f"--kv-cache-dtype bfloat16 (saves {gib(total // 2)})")
+    if kv_dtype == "bfloat16":
+        ways.append(f"--kv-cache-dtype fp8 (saves {gib(total // 2)}, less exact)")
+    return ways
 
 
 def gib(num_bytes: int) -> str:

@@ -202,7 +202,7 @@ def _pool(
         decide.pick("max_model_len", None, fits, "what the KV pool holds")
         wanted = fits
     else:
-        check_one_fits(size, request, kv_dtype, hardware)
+        check_one_fits(config, size, request, kv_dtype, hardware)
         decide.pick("max_model_len", asked, wanted, "the model's own")
     memory = gib(size.num_blocks * geometry.bytes_per_block)
     decide.pick("num_blocks", config.num_gpu_blocks_override, size.num_blocks, f"{memory}, {size.reason}")
@@ -236,10 +236,17 @@ def check_ranks(config: EngineConfig) -> None:
 
 def check_sizes(config: EngineConfig) -> None:
     """Numbers that mean nothing, whatever the model and the machine."""
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+    least = {
+        "max_model_len": 2,  # a token, and one after it
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 1,
+        "block_size": 1,
+        "num_threads": 0,
+    }
+    for name, minimum in least.items():
         value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
+        if value is not None and value < minimum:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {minimum}")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
 

@@ -124,6 +124,34 @@ def test_a_length_that_was_asked_for_is_an_error_whose_ways_out_work() -> None:
         decide(OSS_20B, cpu(18), kv_cache_memory_bytes=int(enough[1]) - 10**6, **asked)
 
 
+def test_the_ways_out_are_those_of_what_decided_the_size() -> None:
+    """An override counts before bytes and memory are looked at, and bytes before the share of the memory."""
+    with pytest.raises(ConfigError, match="Pick one") as refused:
+        decide(OSS_20B, H200, max_model_len=4096, num_gpu_blocks_override=20)
+    ways = refused.value.message.partition("Pick one: ")[2]
+    enough = re.search(r"--num-gpu-blocks-override (\d+)", ways)
+    assert enough is not None
+    assert not re.search("kv-cache|utilization", ways)
+    decide(OSS_20B, H200, max_model_len=4096, num_gpu_blocks_override=int(enough[1]))
+    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes") as refused:
+        decide(OSS_20B, H200, max_model_len=4096, kv_cache_memory_bytes=10**6)
+    assert "utilization" not in refused.value.message
+
+
+@pytest.mark.parametrize("hardware", [cpu(16), H200], ids=["cpu", "H200"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"num_gpu_blocks_override": 10**9},
+        {"kv_cache_memory_bytes": 2**40},
+        {"num_gpu_blocks_override": 1024, "block_size": 10**7},
+    ],
+)
+def test_a_pool_beyond_the_memory_is_refused(hardware: Hardware, asked: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(asked)).replace('_', '-')}: .* KV pages take .* has"):
+        decide(OSS_20B, hardware, **asked)
+
+
 def test_no_room_at_all_is_an_error() -> None:
     with pytest.raises(ConfigError, match="the pool has 0"):
         decide(OSS_120B, cpu(16))
@@ -133,6 +161,8 @@ def test_no_room_at_all_is_an_error() -> None:
     ("asked", "word"),
     [
         ({"tensor_parallel_size": 2}, "tensor-parallel-size"),
+        ({"max_model_len": 1}, "max-model-len"),
+        ({"num_threads": -1}, "num-threads"),
         ({"max_model_len": 200_000}, "131072"),
     ],
 )
@@ -180,4 +210,4 @@ def test_fp8_pages_are_refused_where_the_ops_have_none() -> None:
 
 def test_a_pool_that_is_too_small_names_fp8_as_a_way_out() -> None:
     with pytest.raises(ConfigError, match="--kv-cache-dtype fp8 \\(saves"):
-        decide(OSS_20B, H200, max_model_len=131072, num_gpu_blocks_override=99)
+        decide(OSS_20B, H200, max_model_len=131072, kv_cache_memory_bytes=2**28)
