@@ -11,6 +11,7 @@ import numpy as np
 
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec
+from chorale.errors import ChoraleError, ConfigError
 
 _WORDS = 199_000  # ordinary tokens
 
@@ -29,10 +30,12 @@ class Batch:
 def play(core: EngineCore, batch: Batch, output_len: int | None = None) -> float:
     """Seconds from the first request to the last token. The stop ids are ignored.
 
-    Raises ``RuntimeError`` if the engine made another number of tokens than were asked for.
+    Raises ``ConfigError`` for lengths that the engine does not hold, ``ChoraleError`` if it refused a
+    request, ``RuntimeError`` if it made another number of tokens than were asked for.
     """
     generator = np.random.default_rng(batch.seed)
     wanted = batch.output_len if output_len is None else output_len
+    _check_lengths(core, batch.input_len, wanted)
     for row in range(batch.rows):
         core.add_request(
             GenerateRequest(
@@ -45,10 +48,23 @@ def play(core: EngineCore, batch: Batch, output_len: int | None = None) -> float
         )
     begin, made = time.perf_counter(), 0
     while core.has_work:
-        made += sum(len(chunk.token_ids) for chunk in core.step())
+        chunks = core.step()
+        made += sum(len(chunk.token_ids) for chunk in chunks)
+        errors = [chunk.error for chunk in chunks if chunk.error]
+        if errors:
+            raise ChoraleError(f"a request failed: {errors[0]}")
     if made != batch.rows * wanted:
         raise RuntimeError(f"{made} tokens were made where {batch.rows * wanted} were asked for")
     return time.perf_counter() - begin
+
+
+def _check_lengths(core: EngineCore, input_len: int, output_len: int) -> None:
+    """The engine would end such answers early, and the figures would be of something else."""
+    most = core.limits.max_model_len
+    if input_len + output_len > most:
+        raise ConfigError(
+            f"--input-len {input_len} and --output-len {output_len} are more than --max-model-len {most}"
+        )
 
 
 def latency(core: EngineCore, batch: Batch, *, warmups: int, repeats: int) -> dict[str, Any]:

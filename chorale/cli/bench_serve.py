@@ -125,13 +125,15 @@ def run(_: str, arguments: list[str]) -> int:
 
 def check(given: argparse.Namespace) -> None:
     """Raises ``ConfigError`` for values that make no load."""
-    for name in ("num_prompts", "input_len", "port"):
-        if getattr(given, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
+    least = dict.fromkeys(("num_prompts", "input_len", "output_len", "port"), 1)
+    least |= dict.fromkeys(("max_concurrency", "client_processes"), 1)
+    least |= dict.fromkeys(("num_warmups", "random_prefix_len"), 0)
+    for name, minimum in least.items():
+        value = getattr(given, name)
+        if value is not None and value < minimum:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {minimum}")
     if given.request_rate <= 0 or given.burstiness <= 0:
         raise ConfigError("--request-rate and --burstiness must be above 0")
-    if given.max_concurrency is not None and given.max_concurrency < 1:
-        raise ConfigError("--max-concurrency must be at least 1")
     if not 0 <= given.random_range_ratio < 1:
         raise ConfigError("--random-range-ratio must be at least 0 and below 1")
     unknown = [name for name in given.percentile_metrics.split(",") if name not in TITLES]

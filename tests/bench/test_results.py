@@ -177,6 +177,11 @@ def test_the_report_takes_whatever_percentiles_were_asked_for(tmp_path: Path) ->
     [
         (["nothing"], "unknown benchmark"),
         (["serve", "--num-prompts", "0"], "--num-prompts"),
+        (["serve", "--num-warmups", "-1"], "--num-warmups must be at least 0"),
+        (["serve", "--output-len", "0"], "--output-len must be at least 1"),
+        (["serve", "--random-prefix-len", "-1"], "--random-prefix-len"),
+        (["serve", "--client-processes", "0"], "--client-processes"),
+        (["serve", "--max-concurrency", "0"], "--max-concurrency"),
         (["serve", "--percentile-metrics", "speed"], "speed"),
         (["serve", "--dataset-name", "custom"], "--dataset-path"),
         (["serve", "--random-range-ratio", "1"], "--random-range-ratio"),
@@ -194,6 +199,31 @@ def test_wrong_arguments_are_explained(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (
+            ["latency", "--batch-size", "1"],
+            2,
+            "--input-len 60 and --output-len 5 are more than --max-model-len 64",
+        ),
+        (["throughput", "--num-prompts", "1"], 2, "--max-model-len 64"),
+        (
+            ["throughput", "--num-prompts", "1", "--input-len", "9", "--temperature", "-1"],
+            1,
+            "temperature must",
+        ),
+    ],
+)
+def test_what_the_engine_cannot_do_is_explained(
+    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--max-model-len", "64", "--num-threads", "1", "--device", "cpu"]
+    what, *rest = arguments
+    assert main(["bench", what, "--input-len", "60", "--output-len", "5", *rest, *small]) == code
     assert words in capsys.readouterr().err
 
 
