@@ -139,8 +139,11 @@ def _has_text(event: bytes, outcome: Outcome) -> bool:
     if event == b"[DONE]":
         return False
     data = json.loads(event)
-    if data.get("error"):
-        outcome.error = str(data["error"].get("message", data["error"]))
+    if not isinstance(data, dict):
+        raise ValueError(f"an event that is no JSON object: {event[:80]!r}")
+    error = data.get("error")
+    if error:  # some servers say no more than the text
+        outcome.error = str(error.get("message", error) if isinstance(error, dict) else error)
         return False
     usage = data.get("usage")
     if usage:

@@ -140,9 +140,21 @@ async def fail_later(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
     )
 
 
+async def fail_in_a_word(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(HEAD + chunked(b'data: {"error":"overloaded"}\n\ndata: [DONE]\n\n', []))
+
+
+async def send_a_list(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(HEAD + chunked(b"data: []\n\ndata: [DONE]\n\n", []))
+
+
 @pytest.mark.parametrize(
     ("handler", "words"),
     [
+        (fail_in_a_word, "overloaded"),
+        (send_a_list, "no JSON object"),
         (refuse, "HTTP 404"),
         (vanish, "closed the connection"),
         (fail, "the engine died"),
