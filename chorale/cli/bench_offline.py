@@ -43,7 +43,22 @@ def _lengths(made: argparse.ArgumentParser, input_len: int, output_len: int) -> 
     made.add_argument("--output-len", type=int, default=output_len, help="tokens of an answer")
     made.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--output-json", "--json", dest="json", type=Path, help="where the result is written")
+    _output(made)
+
+
+def _output(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--output-json", "--json", dest="json", type=_result_file, help="where the result is written"
+    )
+
+
+def _result_file(text: str) -> Path:
+    """Looked at before anything is measured: afterwards it would be for nothing."""
+    path = Path(text)
+    place = path if path.exists() else path.parent
+    if path.is_dir() or not path.parent.is_dir() or not os.access(place, os.W_OK):
+        raise ConfigError(f"--output-json {path}: cannot be written to")
+    return path
 
 
 def _conclude(kind: str, found: dict[str, Any], path: Path | None, **more: Any) -> int:
@@ -110,7 +125,7 @@ def startup(arguments: list[str]) -> int:
     made.add_argument("--num-iters-cold", type=int, default=1, help="starts with empty caches")
     made.add_argument("--num-iters-warm", type=int, default=3, help="starts with filled ones")
     made.add_argument("--timeout", type=float, default=600.0, help="seconds that one start may take")
-    made.add_argument("--output-json", "--json", dest="json", type=Path, help="where the result is written")
+    _output(made)
     given, rest = made.parse_known_args(arguments)
     from chorale.bench.startup import startup as measure
 
@@ -131,7 +146,7 @@ def kernels(arguments: list[str]) -> int:
     made.add_argument("--layers", type=int, default=8, help="of weights, so that no cache holds them")
     made.add_argument("--peak-tb-s", type=float, default=4.62, help="measured read bandwidth of this GPU")
     made.add_argument("--peak-tflop-s", type=float, default=694.0, help="measured bf16 rate of this GPU")
-    made.add_argument("--output-json", "--json", dest="json", type=Path, help="where the result is written")
+    _output(made)
     given = made.parse_args(arguments)
     try:
         sizes = [int(text) for text in given.batch_sizes.split(",")]

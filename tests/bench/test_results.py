@@ -192,6 +192,8 @@ def test_the_report_takes_whatever_percentiles_were_asked_for(tmp_path: Path) ->
         (["serve", "--extra-body", "5"], "--extra-body must be a JSON object"),
         (["serve", "--save-result", "--result-dir", f"{__file__}/results"], "--result-dir"),
         (["latency", "--batch-size", "0"], "--batch-size"),
+        (["latency", "--output-json", f"{__file__}/result.json"], "--output-json"),
+        (["startup", "--json", "/"], "--output-json /: cannot be written to"),
         (["startup", "--no-such-flag"], "no-such-flag"),
     ],
 )
