@@ -19,13 +19,19 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+# Upon this code the SDK's tool runner, which asks for a thread first, goes on without one.
+THREAD_UNSUPPORTED = "thread_unsupported_request"
+_CODES = (THREAD_UNSUPPORTED,)  # those of Anthropic's, which its clients look for in the details
 
 
 def error_body(error: ChoraleError, request_id: str | None = None) -> dict[str, Any]:
     """The type follows the status; the message names the field."""
     default = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _TYPES.get(error.status, default)
-    body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": error.message}}
+    told: dict[str, Any] = {"type": kind, "message": error.message}
+    if error.code in _CODES:
+        told["details"] = {"error_code": error.code, "unsupported": [error.param]}
+    body: dict[str, Any] = {"type": "error", "error": told}
     return body if request_id is None else {**body, "request_id": request_id}
 
 

@@ -24,10 +24,14 @@ StopString = Annotated[str, Field(min_length=1), limits.utf8_bytes("stop_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A field we know and cannot honour. ``neutral`` values ask for nothing and are let through."""
+    """A field we know and cannot honour. ``neutral`` values ask for nothing and are let through.
+
+    ``code``: of the error, where clients know one for it.
+    """
 
     reason: str
     neutral: tuple[Any, ...] = (False, [], {}, "")
+    code: str = "unsupported_parameter"
 
 
 HARMLESS: dict[str, str] = {
@@ -155,7 +159,7 @@ def triage(
 
 def _check_refused(key: str, value: Any, refusal: Refusal) -> None:
     if value is not None and value not in refusal.neutral:
-        raise RequestError(f"'{key}': {refusal.reason}", param=key, code="unsupported_parameter")
+        raise RequestError(f"'{key}': {refusal.reason}", param=key, code=refusal.code)
 
 
 def _unknown(key: str, names: set[str]) -> RequestError:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from chorale.api import fields, limits
+from chorale.api.anthropic_errors import THREAD_UNSUPPORTED
 from chorale.api.body import parse_model
 from chorale.api.fields import Refusal, SamplingFields, StopString
 from chorale.errors import RequestError
@@ -29,6 +30,7 @@ REFUSED: dict[str, Refusal] = {
     "inference_geo": Refusal("this server is where it is", neutral=("", "global", "not_available")),
     "speed": Refusal("there is one speed", neutral=("", "standard")),
     "fallbacks": Refusal("there is one model"),
+    "thread": Refusal("no conversation is held here; send all of its messages", code=THREAD_UNSUPPORTED),
     "stop": Refusal("it is spelled stop_sequences here", neutral=()),
 } | {
     name: fields.REFUSED[name]

@@ -414,6 +414,7 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
         ({"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
         ({"speed": "fast"}, "speed"),
+        ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread"),
         ({"stop": ["x"]}, "stop"),
         ({"max_tokenz": 5}, "max_tokens"),
     ],
@@ -490,6 +491,28 @@ def test_the_sdk_reads_bodies_streams_counts_and_errors() -> None:
             await client.messages.create(max_tokens=0, model="demo", messages=USER)  # type: ignore[arg-type]
 
     with_server(playing(CALLS), main)
+
+
+def test_the_sdks_tool_runner_goes_on_without_the_thread_that_it_asks_for() -> None:
+    @anthropic.beta_async_tool
+    async def f(a: int) -> str:
+        """F."""
+        return str(a + 1)
+
+    async def main(server: Server) -> None:
+        refused = await post(server, thread={"type": "create"})
+        told = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        assert (refused.status_code, refused.json()["error"]["details"]) == (400, told)
+        runner = sdk(server).beta.messages.tool_runner(
+            model="demo",
+            max_tokens=100,
+            messages=USER,  # type: ignore[arg-type]
+            tools=[f],
+        )
+        kinds = [message.content[-1].type async for message in runner]
+        assert kinds == ["tool_use", "text"]
+
+    with_server(in_rounds(CALLS, ANSWER), main)
 
 
 def test_the_sdk_raises_an_error_within_a_stream() -> None:
