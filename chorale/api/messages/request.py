@@ -22,9 +22,12 @@ HARMLESS: dict[str, str] = {
     "user_profile_id": "a label of Anthropic's accounts",
     "workspace_id": "a label of Anthropic's accounts",
     "betas": "features are named by their fields",
+    "billing_policy": "nobody is billed",
+    "fallback_credit_token": "nobody is billed",
 }
 
 REFUSED: dict[str, Refusal] = {
+    "compaction": Refusal("conversations are summarized by /v1/responses/compact"),
     "container": Refusal("there are no containers"),
     "mcp_servers": Refusal("MCP servers are reached through /v1/responses and Chat Completions"),
     "inference_geo": Refusal("this server is where it is", neutral=("", "global", "not_available")),

@@ -9,6 +9,10 @@ from typing import Any
 import anthropic
 import httpx2
 import pytest
+from anthropic.types.beta.message_count_tokens_params import MessageCountTokensParams as BetaCountParams
+from anthropic.types.beta.message_create_params import MessageCreateParamsBase as BetaCreateParams
+from anthropic.types.message_count_tokens_params import MessageCountTokensParams
+from anthropic.types.message_create_params import MessageCreateParamsBase
 from scripted_helpers import (
     ANALYSIS,
     FINAL,
@@ -23,6 +27,7 @@ from scripted_helpers import (
     served,
 )
 
+from chorale.api.messages.request import HARMLESS, REFUSED, MessagesRequest
 from chorale.client.scripted import Script, ScriptedClient
 from chorale.errors import EngineDeadError
 
@@ -491,6 +496,13 @@ def test_the_sdk_reads_bodies_streams_counts_and_errors() -> None:
             await client.messages.create(max_tokens=0, model="demo", messages=USER)  # type: ignore[arg-type]
 
     with_server(playing(CALLS), main)
+
+
+@pytest.mark.parametrize(
+    "sent", [MessageCreateParamsBase, BetaCreateParams, MessageCountTokensParams, BetaCountParams]
+)
+def test_no_field_of_the_sdk_is_unknown(sent: Any) -> None:
+    assert set(sent.__annotations__) <= {*MessagesRequest.model_fields, *HARMLESS, *REFUSED}
 
 
 def test_the_sdks_tool_runner_goes_on_without_the_thread_that_it_asks_for() -> None:
