@@ -134,9 +134,9 @@ def explain(error: str) -> str:
     for prefix in ("failed to compile JSON schema: ", "): "):
         _, found, rest = line.partition(prefix)
         line = rest if found and rest else line
-    line = line.removeprefix("Parser Error: ").partition("; consider ")[
-        0
-    ]  # its advice is for grammar authors
+    line = line.removeprefix("Parser Error: ")
+    for advice in ("; consider ", " Enable '"):  # for those who write grammars, or set its options
+        line = line.partition(advice)[0]
     if line.startswith("NoExtension"):
         return "nothing satisfies it"
     return line[:300]

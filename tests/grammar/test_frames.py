@@ -178,6 +178,12 @@ def test_errors_are_one_short_line() -> None:
     assert explain("") == "cannot be compiled"
 
 
+def test_errors_name_no_option_that_a_client_cannot_set() -> None:
+    overlapping = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+    with pytest.raises(ValueError, match=r"^oneOf constraints are not supported\.$"):
+        check_constraint(make.json_schema(overlapping, "p"))
+
+
 @pytest.mark.parametrize(
     "dialect",
     [
