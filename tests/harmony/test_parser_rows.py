@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from chorale.harmony.header import ToolNames
 from chorale.harmony.messages import ContentDelta, HarmonyEvent, MessageEnd, MessageStart, Repair, Terminator
 from chorale.harmony.parser import Parser
 from chorale.harmony.vocab import Vocabulary
@@ -324,3 +325,17 @@ def test_utf8_split_over_tokens_is_held_and_flushed(vocab: Vocabulary) -> None:
     parser.feed(snowman[0])
     end = list(parser.feed(200002))
     assert end[0] == ContentDelta("\ufffd", 1)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("functions.get_wether", "functions.get_weather"),
+        ("functions.del", None),
+        ("functions.zzz", None),
+        ("container.exec", None),
+    ],
+)
+def test_a_namespace_does_not_make_names_alike(written: str, meant: str | None) -> None:
+    """A call of a function that was never declared must not become one of another function."""
+    assert ToolNames(["functions.add", "functions.get_weather", "browser.search"]).nearest(written) == meant
