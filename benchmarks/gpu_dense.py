@@ -17,7 +17,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,8 @@ Op = Callable[[Case, Layer], None]
 
 
 def splits_for(tile: tuning.Tile, rows: int, depth: int, programs: int) -> int:
-    return tuning.slim_splits(triton.cdiv(rows, tile.rows), triton.cdiv(depth, tile.depth), programs)
+    chip = replace(tuning.H200, multiprocessors=programs // 2)
+    return chip.slim_splits(triton.cdiv(rows, tile.rows), triton.cdiv(depth, tile.depth))
 
 
 def rotate(case: Case, layer: Layer, parts: torch.Tensor, heads: int, warps: int) -> None:

@@ -6,8 +6,11 @@ reason. Names are vLLM's flag names. Secrets (API keys, hub token) are never hel
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from chorale.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 # What --override-generation-config may set, by the names of generation_config.json.
@@ -118,3 +121,11 @@ class ServerConfig:
     system_start_date: str | None = None  # pins "Current date" (YYYY-MM-DD)
     reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"
     tools: ToolConfig = ToolConfig()
+
+
+def check_least(given: object, least: Mapping[str, int]) -> None:
+    """Raises ``ConfigError`` for the first attribute that is below its least value; None is not set."""
+    for name, minimum in least.items():
+        value = getattr(given, name)
+        if value is not None and value < minimum:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {minimum}")

@@ -19,6 +19,7 @@ from chorale.bench.prompts import CHAT_ENDPOINT, RandomLengths, file_prompts, jo
 from chorale.bench.workers import run_load
 from chorale.cli.fingerprint import fingerprint
 from chorale.cli.help import Formatter
+from chorale.config import check_least
 from chorale.errors import ChoraleError, ConfigError
 from chorale.harmony.vocab import load_vocabulary
 from chorale.runtime.hardware import cpu_count
@@ -128,10 +129,7 @@ def check(given: argparse.Namespace) -> None:
     least = dict.fromkeys(("num_prompts", "input_len", "output_len", "port"), 1)
     least |= dict.fromkeys(("max_concurrency", "client_processes"), 1)
     least |= dict.fromkeys(("num_warmups", "random_prefix_len"), 0)
-    for name, minimum in least.items():
-        value = getattr(given, name)
-        if value is not None and value < minimum:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least {minimum}")
+    check_least(given, least)
     if given.request_rate <= 0 or given.burstiness <= 0:
         raise ConfigError("--request-rate and --burstiness must be above 0")
     if not 0 <= given.random_range_ratio < 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from chorale.config import EngineConfig
+from chorale.config import EngineConfig, check_least
 from chorale.engine.types import MAX_LOGPROBS, EngineLimits
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import VOCAB_SIZE
@@ -243,10 +243,7 @@ def check_sizes(config: EngineConfig) -> None:
         "block_size": 1,
         "num_threads": 0,
     }
-    for name, minimum in least.items():
-        value = getattr(config, name)
-        if value is not None and value < minimum:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least {minimum}")
+    check_least(config, least)
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
 

@@ -126,9 +126,8 @@ class Chip:
     """An architecture's own table, for kernels that run on all of them; an H200's unless said otherwise."""
 
     multiprocessors: int  # of its largest; a device's own number takes the place of it
-    shared: (
-        int  # bytes of shared memory for all programs of a multiprocessor; two fit, of any of these kernels
-    )
+    # Bytes of shared memory for all programs of a multiprocessor; two fit, of any of these kernels.
+    shared: int
     # Dense products of 2 to ``SLIM_TOKENS`` tokens: QKV 11.0 us, output 8.2 (64 deep: 12.2 and 9.3).
     slim: Tile = Tile(64, 16, 128, 4, 3)
     # The head for as many: 279 us at 8 tokens, where cuBLAS takes 292.
@@ -162,19 +161,15 @@ class Chip:
 
     def slim_splits(self, tiles: int, steps: int) -> int:
         """Parts of a contraction of ``steps`` tiles: enough programs, none without work."""
-        return slim_splits(tiles, steps, self.programs)
+        wanted = max(1, min(steps, self.programs // tiles))
+        each = -(-steps // wanted)
+        return -(-steps // each)
 
     def route_slices(self, tiles: int) -> int:
         """Parts of the hidden size: each is a program, and tiles that are split need an arrival counter."""
         if tiles > MOST_ARRIVALS:
             return 1
         return max(1, min(15, self.programs // tiles))
-
-
-def slim_splits(tiles: int, steps: int, programs: int) -> int:
-    wanted = max(1, min(steps, programs // tiles))
-    each = -(-steps // wanted)
-    return -(-steps // each)
 
 
 KIB = 1024
@@ -202,10 +197,9 @@ CHIPS = {
 
 def chip(architecture: str, multiprocessors: int) -> Chip:
     """The table of ``sm_XY`` or ``gfxXYZ``: its own, or of its family the one that asks for least."""
-    family = (
-        "sm_100" if architecture.startswith("sm_10") else "sm_80"
-    )  # 12.0 has an A100's size, not a B200's
-    least = family if architecture.startswith("sm_") else "gfx942"
+    least = "gfx942"
+    if architecture.startswith("sm_"):  # 12.0 has less shared memory than even an A100, not a B200's
+        least = "sm_100" if architecture.startswith("sm_10") else "sm_80"
     return replace(CHIPS.get(architecture, CHIPS[least]), multiprocessors=multiprocessors)
 
 

@@ -58,9 +58,8 @@ INT32 = {
 BYTES = {"scales_ptr"}
 WIDE = {"norm_ptr", "rope_ptr", "sinks_ptr", "part_ptr", "parts_ptr", "stat_ptr", "gates_ptr", "logits_ptr"}
 
-MOST_SPILLED = (
-    5  # registers a thread, once: gate_up of 9 to 16 tokens, which is ahead all the same (Triton 3.6)
-)
+# Registers a thread, of one kernel: gate_up of 9 to 16 tokens, which is ahead all the same (Triton 3.6).
+MOST_SPILLED = 5
 Variant = tuple[str, Any, dict[str, Any], dict[str, str], int, int]
 
 
