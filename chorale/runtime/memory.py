@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chorale.config import EngineConfig
+from chorale.engine.types import CacheGroup
 from chorale.errors import ConfigError
 from chorale.model.config import MXFP4_GROUP, ModelConfig
 from chorale.runtime.buckets import MIXED_TOKENS
@@ -157,6 +158,16 @@ def _check_memory(size: PoolSize, per_block: int, hardware: Hardware) -> None:
         raise ConfigError(
             f"{size.reason}: {size.num_blocks} KV pages take {gib(wanted)}; "
             f"{hardware.name} has {gib(most)}, which holds {most // per_block}"
+        )
+
+
+def check_rows(rows: int, max_model_len: int, block_size: int, hardware: Hardware) -> None:
+    """Raises ``ConfigError`` if the block tables of so many rows (``Buffers``) are more than all memory."""
+    each = len(CacheGroup) * (-(-max_model_len // block_size) + 1) * 4
+    if rows * each > hardware.total_bytes:
+        raise ConfigError(
+            f"--max-num-seqs {rows}: their block tables take {gib(rows * each)}; "
+            f"{hardware.name} has {gib(hardware.total_bytes)}"
         )
 
 

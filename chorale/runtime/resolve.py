@@ -23,6 +23,7 @@ from chorale.runtime.memory import (
     PoolRequest,
     activation_bytes,
     check_one_fits,
+    check_rows,
     edit_bytes,
     gib,
     graph_bytes,
@@ -116,6 +117,7 @@ def resolve(
         2048 if cpu else 8192,
         f"tokens of a step on {hardware.kind}",
     )
+    check_rows(seqs, config.max_model_len or model.max_position_embeddings, block_size, hardware)
     geometry = kv_geometry(model, block_size, kv_dtype)
     graph_rows = _graph_rows(config, decide, seqs, can_capture)
     fixed = weight_bytes(model, dtype) + activation_bytes(model, tokens, seqs, dtype)

@@ -171,6 +171,14 @@ def test_what_cannot_run_is_refused_by_name(asked: dict[str, Any], word: str) ->
         decide(OSS_20B, H200, **asked)
 
 
+@pytest.mark.parametrize("hardware", [H200, cpu(23)])
+def test_rows_whose_tables_are_beyond_the_memory_are_refused(hardware: Hardware) -> None:
+    """What a row's table takes is known before anything is read; a hundred thousand rows are fine."""
+    assert decide(TINY, hardware, max_num_seqs=100_000).limits.max_num_seqs == 100_000
+    with pytest.raises(ConfigError, match=r"^--max-num-seqs 1000000000: their block tables take \d+"):
+        decide(TINY, hardware, max_num_seqs=10**9)
+
+
 def test_rows_beyond_the_vocabulary_are_refused() -> None:
     """They have no text: the first to be sampled, or among the likeliest, would end its request."""
     with pytest.raises(ConfigError, match=r"config\.json: vocab_size: 201216 is more than"):

@@ -255,12 +255,11 @@ def tokens_each(num_slots: int, num_experts: int) -> int:
 
 def large_from(num_experts: int, *, fp8: bool) -> int:
     """Slots an expert beyond which moe_large is used where it can be. Sustained, microseconds a layer, uneven
-    routing, stream and large: 128 experts, 4 slots 483 and 484, 6 slots 597 and 520, 8 slots 614 and 527; 32
-    experts, 8 slots 151 and 145, 12 slots 186 and 154. In e4m3, few keep their inputs in bfloat16: 11, or as
-    many as the streaming products take at most (``STREAM_TOKENS`` of 128 experts: 8)."""
-    if fp8:
-        return min(11, STREAM_TOKENS * 4 // num_experts)
-    return 5 if num_experts > 64 else 7
+    routing, stream and large: 32 experts, 24 tokens (3 slots) 117 and 117, 32 tokens 128 and 118, 48 140 and
+    123; 128 experts, 64 tokens (2 slots) 398 and 407, 96 444 and 437, 128 469 and 442. In e4m3, few keep
+    their inputs in bfloat16: 11, or as many as the streaming products take at most (``STREAM_TOKENS`` of 128
+    experts: 8)."""
+    return min(11, STREAM_TOKENS * 4 // num_experts) if fp8 else 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,12 +308,17 @@ def large(slots_each: float, num_experts: int, *, fp8: bool = False) -> LargeTil
     Microseconds a layer, sustained (docs/kernels.md)."""
     if fp8:
         return _large_fp8(slots_each)
-    if slots_each <= 10:
-        return LargeTile(16, 8, 4, registers=80, programs=3, warps=4, units=3)  # 120b, 256 tokens: 527
+    if slots_each <= (4.5 if num_experts > 64 else 9):
+        # 20b, 64 tokens: 138, with three programs 149; 128 tokens of 120b 442, 160 486 (with three 481).
+        return LargeTile(16, 8, 3, registers=64, programs=4, warps=4, units=3, overlap=False)
+    if slots_each <= 10 and num_experts > 64:
+        return LargeTile(16, 8, 4, registers=80, programs=3, warps=4, units=3)  # 120b, 256: 527, four 541
     if slots_each <= 24 and num_experts > 64:
-        return LargeTile(32, 16, 3, registers=120, programs=2, warps=4, units=5)  # 120b, 512: 597, else 650
+        return LargeTile(32, 16, 3, registers=120, programs=2, warps=4, units=5)  # 120b, 512: 597, else 615
+    if slots_each <= 20:  # 20b, 96 tokens: 141, 128: 158, 160: 156; as below 145, 159, 162; 192: 198 and 190
+        return LargeTile(32, 16, 2, registers=64, programs=4, warps=4, units=3, overlap=False)
     if slots_each <= 24:
-        return LargeTile(32, 16, 4, registers=120, programs=2, warps=4, units=3)  # 20b, 128: 156, 5 units 181
+        return LargeTile(32, 16, 4, registers=120, programs=2, warps=4, units=3)
     if slots_each <= 48 and num_experts <= 64:
         return LargeTile(64, 32, 4, units=3)  # 20b, 256: 193, as below 199
     if slots_each <= 96:

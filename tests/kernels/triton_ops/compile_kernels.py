@@ -303,9 +303,11 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
     kernel = moe_hopper._product_kernel
     names = list(inspect.signature(kernel.fn).parameters)
     for tile, is_gate_up, fp8 in [
+        *[(tuning.large(8, 32), is_gate_up, False) for is_gate_up in (True, False)],
         *[(tuning.large(8, 128), is_gate_up, False) for is_gate_up in (True, False)],
         (tuning.large(16, 128), True, False),
         (tuning.large(16, 32), True, False),
+        (tuning.large(24, 32), True, False),
         (tuning.large(32, 32), True, False),
         *[(tuning.large(64, 32), is_gate_up, False) for is_gate_up in (True, False)],
         (tuning.large(128, 32), True, False),
