@@ -67,7 +67,7 @@ class ToolNames:
             alike = [n for n in self._names if same(n) == same(name)]
             if len(alike) == 1:
                 return alike[0]
-        close = self._misspelt(name) or starts
+        close = self._misspelt(name)
         return close[0] if close else None
 
     def _misspelt(self, name: str) -> list[str]:

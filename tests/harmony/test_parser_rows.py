@@ -332,6 +332,8 @@ def test_utf8_split_over_tokens_is_held_and_flushed(vocab: Vocabulary) -> None:
     [
         ("functions.get_wether", "functions.get_weather"),
         ("functions.del", None),
+        ("functions.add_user", None),
+        ("functions.addjson", "functions.add"),
         ("functions.zzz", None),
         ("container.exec", None),
     ],
