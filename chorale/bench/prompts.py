@@ -74,7 +74,8 @@ def file_prompts(path: Path, kind: str, vocab: Vocabulary, output_tokens: int | 
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str, int]]:
-    for line in path.read_text("utf-8").splitlines():
+    # Only at line feeds: a text may hold other line ends (U+2028) as they are.
+    for line in path.read_text("utf-8").split("\n"):
         if line.strip():
             entry = json.loads(line)
             yield str(entry["prompt"]), "", int(entry.get("output_tokens") or 0)

@@ -77,6 +77,8 @@ def test_files_of_prompts(tmp_path: Path) -> None:
     lines.write_text('{"prompt": "Hello there", "output_tokens": 9}\n\n{"prompt": "x"}\n')
     found = file_prompts(lines, "custom", load_vocabulary(), None)
     assert [(each.num_tokens, each.output_tokens) for each in found] == [(2, 9), (1, 128)]
+    lines.write_text('{"prompt": "a\u2028b\x85"}\r\n', encoding="utf-8")
+    assert file_prompts(lines, "custom", load_vocabulary(), None)[0].content == "a\u2028b\x85"
     share = tmp_path / "b.json"
     share.write_text(
         json.dumps([{"conversations": [{"value": "a b"}, {"value": "c d e"}]}, {"conversations": []}])
