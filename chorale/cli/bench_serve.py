@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--random-prefix-len", type=int, default=0, help="tokens that all prompts begin with")
     what.add_argument("--ignore-eos", action="store_true", help="always make the whole output length")
     what.add_argument("--seed", type=int, default=0)
-    what.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON", help="sent with each body")
+    what.add_argument("--extra-body", type=_json, default={}, metavar="JSON", help="sent with each body")
     for name in _SAMPLING:
         what.add_argument("--" + name.replace("_", "-"), type=int if name == "top_k" else float)
     pace = made.add_argument_group("how fast")
@@ -103,6 +103,13 @@ def parser() -> argparse.ArgumentParser:
         result.add_argument(f"--{name}", help=argparse.SUPPRESS)  # the vocabulary is built in
     result.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)
     return made
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--extra-body {text!r}: is not JSON ({error})") from None
 
 
 def run(_: str, arguments: list[str]) -> int:
@@ -143,13 +150,20 @@ def check(given: argparse.Namespace) -> None:
     _percentiles(given.metric_percentiles)
     _pairs(given.metadata, "--metadata")
     if saves(given):
-        _make_folder((given.result_dir / (given.result_filename or "file")).parent)
+        _check_place(given)
     if given.dataset_name != "random" and given.dataset_path is None:
         raise ConfigError(f"--dataset-name {given.dataset_name} needs --dataset-path")
 
 
 def saves(given: argparse.Namespace) -> bool:
     return bool(given.save_result or given.save_detailed or given.result_filename)
+
+
+def _check_place(given: argparse.Namespace) -> None:
+    path = given.result_dir / (given.result_filename or "file")
+    if path.is_dir():
+        raise ConfigError(f"--result-filename {given.result_filename}: is a folder")
+    _make_folder(path.parent)
 
 
 def _make_folder(folder: Path) -> None:
@@ -181,9 +195,18 @@ def _pairs(texts: list[str], flag: str) -> list[tuple[str, str]]:
 def first_model(base: str, headers: list[tuple[str, str]]) -> str:
     try:
         answer = httpx2.get(base + "/v1/models", headers=dict(headers), timeout=10)
+        if answer.status_code != 200:
+            raise ChoraleError(_refusal(base, answer))
         return str(answer.json()["data"][0]["id"])
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, IndexError, TypeError) as error:
         raise ChoraleError(f"no server answers at {base} ({type(error).__name__}: {error})") from error
+
+
+def _refusal(base: str, answer: httpx2.Response) -> str:
+    words = f"{base}/v1/models: HTTP {answer.status_code}: {answer.text[:300]}"
+    if answer.status_code == 401:
+        words += "; a key is read from OPENAI_API_KEY, as vLLM's bench reads it, or comes with --header"
+    return words
 
 
 def make_jobs(given: argparse.Namespace, endpoint: str, model: str) -> list[Job]:
@@ -260,10 +283,8 @@ def conclude(given: argparse.Namespace, model: str, outcomes: list[Outcome], sec
 
 def write(given: argparse.Namespace, model: str, record: dict[str, Any]) -> Path:
     load = f"concurrency{given.max_concurrency}" if given.max_concurrency else f"{given.request_rate}qps"
-    name = (
-        given.result_filename
-        or f"{given.label or given.backend}-{load}-{model.split('/')[-1]}-{record['date']}.json"
-    )
+    label = (given.label or given.backend).replace("/", "_")  # a model's name, say: no folder is meant
+    name = given.result_filename or f"{label}-{load}-{model.split('/')[-1]}-{record['date']}.json"
     path = Path(given.result_dir / name)
     path.write_text(json.dumps(record, indent=1), "utf-8")
     return path

@@ -8,12 +8,14 @@ import random
 import re
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from chorale.bench.load import Outcome
 from chorale.bench.metrics import block, percentile, summarise, to_json
 from chorale.bench.prompts import RandomLengths, file_prompts, job, random_prompts
 from chorale.bench.report import _ticks, page, read, write_report
+from chorale.cli.bench_serve import parser, write
 from chorale.cli.main import main
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary
@@ -192,6 +194,8 @@ def test_the_report_takes_whatever_percentiles_were_asked_for(tmp_path: Path) ->
         (["serve", "--metadata", "gpu"], "--metadata 'gpu'"),
         (["kernels", "--batch-sizes", "1,many"], "--batch-sizes 1,many"),
         (["serve", "--extra-body", "5"], "--extra-body must be a JSON object"),
+        (["serve", "--extra-body", "{top_k: 5}"], "--extra-body '{top_k: 5}': is not JSON"),
+        (["serve", "--result-dir", "/", "--result-filename", "tmp"], "--result-filename tmp: is a folder"),
         (["serve", "--save-result", "--result-dir", f"{__file__}/results"], "--result-dir"),
         (["latency", "--batch-size", "0"], "--batch-size"),
         (["latency", "--output-json", f"{__file__}/result.json"], "--output-json"),
@@ -235,3 +239,23 @@ def test_no_server_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     for where in (["--port", "9"], ["--host", "::1", "--port", "9"], ["--base-url", "http://localhost:x"]):
         assert main(["bench", "serve", *where, "--num-prompts", "1"]) == 1
         assert "no server answers" in capsys.readouterr().err
+
+
+def test_a_server_that_answers_otherwise_is_told_from_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = httpx2.Response(401, json={"error": {"message": "a valid API key is needed"}})
+    monkeypatch.setattr(httpx2, "get", lambda *_, **__: refusal)
+    assert main(["bench", "serve", "--num-prompts", "1"]) == 1
+    shown = capsys.readouterr().err
+    assert "HTTP 401" in shown
+    assert "a valid API key is needed" in shown
+    assert "OPENAI_API_KEY" in shown
+    assert "no server answers" not in shown
+
+
+def test_a_label_is_no_folder(tmp_path: Path) -> None:
+    given = parser().parse_args(["--label", "openai/gpt-oss-20b", "--result-dir", str(tmp_path)])
+    path = write(given, "openai/gpt-oss-20b", {"date": "today"})
+    assert path.parent == tmp_path
+    assert json.loads(path.read_text()) == {"date": "today"}
