@@ -6,6 +6,7 @@ keeps the phases with their seconds. It never holds a key.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -75,8 +76,10 @@ class Screen:
         elif status.state in ("dead", "failed"):
             self._end_live()
             self._failed = status.state == "failed"
-            word = "error" if self._failed else "the engine died and is restarting"
-            self._console.print(f"{word}: {status.message}", markup=False)
+            if self._failed:  # where every other error of the command line is, also when stdout is a log file
+                print(f"chorale: error: {status.message}", file=sys.stderr)
+            else:
+                self._console.print(f"the engine died and is restarting: {status.message}", markup=False)
 
     def on_stopping(self) -> None:
         self._end_live()

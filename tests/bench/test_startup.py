@@ -32,3 +32,8 @@ def test_a_server_with_a_key_is_measured(tmp_path: Path, monkeypatch: pytest.Mon
     out = tmp_path / "startup.json"
     assert main(["bench", "startup", "--num-iters-warm", "0", "--output-json", str(out)]) == 0
     assert json.loads(out.read_text())["cold_first_token_seconds"] > 0
+
+
+def test_why_a_server_ended_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "startup", str(tmp_path / "none"), "--num-iters-warm", "0"]) == 1
+    assert "no such folder" in capsys.readouterr().err

@@ -6,6 +6,8 @@ import io
 import socket
 from collections.abc import Sequence
 
+import pytest
+
 from chorale.cli.banner import Screen
 from chorale.cli.settings import merge
 from chorale.client.base import EngineInfo, EngineStatus
@@ -71,9 +73,10 @@ def test_what_is_degraded_is_one_warning_line() -> None:
     ]
 
 
-def test_a_failure_is_said_once() -> None:
+def test_a_failure_is_said_once_where_errors_are(capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(["x"], (EngineStatus("failed", message="model 'x': no such folder"), None), stop=True)
-    assert lines[-1] == "error: model 'x': no such folder"
+    assert lines[-1].startswith("listening at")
+    assert capsys.readouterr().err == "chorale: error: model 'x': no such folder\n"
 
 
 def test_a_death_and_a_restart() -> None:
