@@ -171,7 +171,8 @@ def banner(
     longest = f"{info.max_model_len:,} tokens"
     pool = f"{info.num_kv_tokens:,} tokens in {info.kv_cache_dtype}"
     yield f"KV cache  {pool}: {full:.1f} requests at the full {longest}"
-    yield f"API       {url}/v1    metrics {url}/metrics    docs {url}/docs"
+    docs = "" if settings.server.disable_docs else f"    docs {url}/docs"
+    yield f"API       {url}/v1    metrics {url}/metrics{docs}"
     if settings.server.uds is None:
         yield f"page      {url}/ to talk to it in a browser, and charts"
     yield f"auth      {f'{len(settings.api_keys)} API key(s)' if settings.api_keys else 'none'}"

@@ -45,10 +45,16 @@ def test_phases_then_a_banner_of_at_most_a_dozen_lines() -> None:
     assert any(line.startswith("load weights: ") and "6.9 GB" in line for line in lines)
     assert "KV cache  262,144 tokens in fp8_e4m3: 2.0 requests at the full 131,072 tokens" in lines
     assert "http://localhost:9000/v1" in text
+    assert "docs http://localhost:9000/docs" in text
     assert "auth      1 API key(s)" in lines
     assert len(lines) - lines.index("") <= 12
     assert "sk-canary" not in text
     assert "warning" not in text  # nothing is degraded
+
+
+def test_docs_that_are_off_are_not_shown() -> None:
+    lines = shown(["--disable-fastapi-docs"], (EngineStatus("ready"), INFO))
+    assert not any("/docs" in line for line in lines)
 
 
 def test_the_address_can_be_used() -> None:
