@@ -123,9 +123,9 @@ def _label(result: dict[str, Any]) -> str:
 
 
 def _plain(results: Sequence[dict[str, Any]]) -> str:
-    names = [
-        name for name, value in results[0].items() if isinstance(value, int | float | str) and name != "kind"
-    ]
+    # One may have what another has not: a start with empty caches only, say.
+    found = {name: value for each in results for name, value in each.items()}
+    names = [name for name, value in found.items() if isinstance(value, int | float | str) and name != "kind"]
     titles = [name.replace("_", " ") for name in names]
     return _table(titles, [[each.get(name, "") for name in names] for each in results])
 
