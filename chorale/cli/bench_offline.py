@@ -13,6 +13,7 @@ from chorale.cli.ending import signals_as_exceptions
 from chorale.cli.fingerprint import fingerprint
 from chorale.cli.help import Formatter
 from chorale.cli.settings import merge
+from chorale.config import check_least
 from chorale.errors import ConfigError
 from chorale.model.config_writer import SHAPES
 from chorale.runtime.hardware import cpu_count
@@ -96,6 +97,7 @@ def latency(arguments: list[str]) -> int:
     given, rest = made.parse_known_args(arguments)
     if min(given.batch_size, given.input_len, given.output_len, given.num_iters) < 1:
         raise ConfigError("--batch-size, --input-len, --output-len and --num-iters must be at least 1")
+    check_least(given, {"seed": 0})
     from chorale.bench import offline
 
     core, model = _build(rest)
@@ -112,6 +114,7 @@ def throughput(arguments: list[str]) -> int:
     given, rest = made.parse_known_args(arguments)
     if min(given.num_prompts, given.input_len, given.output_len) < 1:
         raise ConfigError("--num-prompts, --input-len and --output-len must be at least 1")
+    check_least(given, {"seed": 0})
     from chorale.bench import offline
 
     core, model = _build(rest)
@@ -127,6 +130,11 @@ def startup(arguments: list[str]) -> int:
     made.add_argument("--timeout", type=float, default=600.0, help="seconds that one start may take")
     _output(made)
     given, rest = made.parse_known_args(arguments)
+    check_least(given, {"num_iters_cold": 0, "num_iters_warm": 0})
+    if given.num_iters_cold + given.num_iters_warm == 0:
+        raise ConfigError("--num-iters-cold 0 and --num-iters-warm 0 leave nothing to measure")
+    if not given.timeout > 0:
+        raise ConfigError("--timeout must be above 0")
     from chorale.bench.startup import startup as measure
 
     settings = merge(rest, os.environ)  # a wrong option is an error here, not a server that never starts
@@ -179,8 +187,8 @@ def make_checkpoint(arguments: list[str]) -> int:
     made.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     made.add_argument("--threads", type=int, default=min(12, cpu_count()), help="that write")
     given = made.parse_args(arguments)
-    if given.folder.exists() and any(given.folder.iterdir()):
-        raise ConfigError(f"{given.folder} is not empty")
+    check_least(given, {"threads": 1})
+    _check_new_folder(given.folder)
     import torch
 
     from chorale.model.checkpoint_writer import write_random_checkpoint
@@ -196,6 +204,13 @@ def make_checkpoint(arguments: list[str]) -> int:
     size = sum(path.stat().st_size for path in given.folder.iterdir())
     print(f"{given.folder}: {size / 1e9:.1f} GB in {time.perf_counter() - begin:.1f} s")
     return 0
+
+
+def _check_new_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty")
 
 
 def report(arguments: list[str]) -> int:

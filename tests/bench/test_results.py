@@ -198,9 +198,16 @@ def test_the_report_takes_whatever_percentiles_were_asked_for(tmp_path: Path) ->
         (["serve", "--result-dir", "/", "--result-filename", "tmp"], "--result-filename tmp: is a folder"),
         (["serve", "--save-result", "--result-dir", f"{__file__}/results"], "--result-dir"),
         (["latency", "--batch-size", "0"], "--batch-size"),
+        (["latency", "--seed", "-1"], "--seed must be at least 0"),
+        (["throughput", "--seed", "-1"], "--seed must be at least 0"),
         (["latency", "--output-json", f"{__file__}/result.json"], "--output-json"),
         (["startup", "--json", "/"], "--output-json /: cannot be written to"),
         (["startup", "--no-such-flag"], "no-such-flag"),
+        (["startup", "--num-iters-warm", "-1"], "--num-iters-warm must be at least 0"),
+        (["startup", "--num-iters-cold", "0", "--num-iters-warm", "0"], "nothing to measure"),
+        (["startup", "--timeout", "nan"], "--timeout must be above 0"),
+        (["make-checkpoint", "20b", __file__], "not a folder"),
+        (["make-checkpoint", "20b", "/new", "--threads", "0"], "--threads must be at least 1"),
     ],
 )
 def test_wrong_arguments_are_explained(
@@ -239,6 +246,13 @@ def test_no_server_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     for where in (["--port", "9"], ["--host", "::1", "--port", "9"], ["--base-url", "http://localhost:x"]):
         assert main(["bench", "serve", *where, "--num-prompts", "1"]) == 1
         assert "no server answers" in capsys.readouterr().err
+
+
+def test_a_column_is_shown_that_only_a_later_result_has() -> None:
+    cold = {"kind": "startup", "cold_healthy_seconds": 9.5}
+    shown = page([cold, cold | {"warm_healthy_seconds": 3.25}])
+    assert "<th>warm healthy seconds</th>" in shown
+    assert "<td>3.25</td>" in shown
 
 
 def test_a_server_that_answers_otherwise_is_told_from_none(
