@@ -338,6 +338,38 @@ def test_a_chat_turn_is_cut_at_the_stop_string_that_counted() -> None:
     assert output.text == "One. Two"
 
 
+@pytest.mark.parametrize(
+    ("messages", "error"),
+    [
+        ("Hi", TypeError),
+        (["Hi"], TypeError),
+        ([{"role": "user", "content": "Hi"}, "Hi"], TypeError),
+        (None, TypeError),
+        ([[]], ValueError),
+        ([[{"role": "user", "content": "Hi"}], []], ValueError),
+    ],
+)
+def test_bad_messages(llm: LLM, messages: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"list of dictionaries|at least one message"):
+        llm.chat(messages, SamplingParams(max_tokens=1))
+
+
+def test_an_empty_batch_has_no_outputs(llm: LLM) -> None:
+    assert llm.generate([]) == []
+    assert llm.chat([]) == []
+
+
+def test_tools_that_are_none_are_explained(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="tools"):
+        llm.chat([{"role": "user", "content": "Hi"}], tools=["add"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("params", [{"temperature": 1}, [{"temperature": 1}], 5])
+def test_sampling_params_of_another_kind_are_explained(llm: LLM, params: Any) -> None:
+    with pytest.raises(TypeError, match="must be a SamplingParams"):
+        llm.generate(["a"], params)
+
+
 def test_chat_without_limits_runs_to_the_window(llm: LLM) -> None:
     output = llm.chat([{"role": "user", "content": "Hi"}])[0]
     choice = output.outputs[0]
@@ -353,6 +385,7 @@ def test_chat_without_limits_runs_to_the_window(llm: LLM) -> None:
         ({"temprature": 1.0}, TypeError, "temperature"),
         ({"guided_decoding": {}}, ValueError, "structured_outputs"),
         ({"structured_outputs": {}}, ValueError, "exactly one"),
+        ({"structured_outputs": "yes|no"}, TypeError, "structured_outputs must be"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, ValueError, "exactly one"),
         ({"structured_outputs": {"jsn": {}}}, TypeError, "jsn"),
         ({"structured_outputs": {"regex": "a"}, "min_tokens": 2}, ValueError, "min_tokens"),

@@ -33,6 +33,7 @@ from chorale.llm.prompts import (
     OnePrompt,
     Prompt,
     check_prompt,
+    read_conversations,
     read_prompts,
     read_tools,
     render_chat,
@@ -125,7 +126,7 @@ class LLM:
         and ``tool_calls`` stand beside it; the arguments of a ``strict`` tool satisfy its schema. Without
         ``sampling_params`` an answer may be as long as fits, or as the model's ``max_new_tokens``.
         """
-        several: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        several = read_conversations(messages)
         functions = read_tools(tools)
         described = [function.tool for function in functions]
         prompts = [render_chat(some, described, reasoning_effort, self._vocab) for some in several]
@@ -275,6 +276,8 @@ def _for_each(
         return [default()] * count
     if isinstance(given, SamplingParams):
         return [given] * count
+    if not isinstance(given, Sequence) or not all(isinstance(each, SamplingParams) for each in given):
+        raise TypeError("sampling_params must be a SamplingParams, or a list with one for each prompt")
     if len(given) != count:
         raise ValueError(f"{len(given)} sampling_params for {count} prompts")
     return list(given)

@@ -146,7 +146,11 @@ class SamplingParams(_Fields):
 
     def _wanted(self) -> StructuredOutputsParams | None:
         given = self.structured_outputs
-        return StructuredOutputsParams(**given) if isinstance(given, Mapping) else given
+        if isinstance(given, Mapping):
+            return StructuredOutputsParams(**given)
+        if given is None or isinstance(given, StructuredOutputsParams):
+            return given
+        raise TypeError(f"structured_outputs must be StructuredOutputsParams or their names, not {given!r}")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

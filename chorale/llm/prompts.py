@@ -95,12 +95,30 @@ def check_prompt(prompt: Prompt, info: EngineInfo) -> None:
         )
 
 
+def read_conversations(messages: ChatMessages | Sequence[ChatMessages]) -> list[ChatMessages]:
+    """One conversation, or several (of an empty batch: none). Raises ``TypeError``, ``ValueError``."""
+    given: Any = messages
+    several = [given] if isinstance(given, Sequence) and given and isinstance(given[0], Mapping) else given
+    if not _is_list(several) or not all(
+        _is_list(some) and all(isinstance(message, Mapping) for message in some) for some in several
+    ):
+        raise TypeError("messages must be a list of dictionaries (one conversation), or a list of such lists")
+    if not all(several):
+        raise ValueError("a conversation needs at least one message")
+    return list(several)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
 def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Function, ...]:
     """Tools as the chat API has them. Raises ``RequestError`` or ``ValueError``."""
     read = []
     for position, tool in enumerate(tools or ()):
         path = f"tools[{position}]"
-        if tool.get("type") != "function" or not isinstance(tool.get("function"), Mapping):
+        described = isinstance(tool, Mapping) and tool.get("type") == "function"
+        if not described or not isinstance(tool.get("function"), Mapping):
             raise ValueError(f"{path}: only {{'type': 'function', 'function': {{...}}}} is supported")
         read.append(Function.read(tool["function"], f"{path}.function"))
     check_distinct([function.tool for function in read], "tools")
