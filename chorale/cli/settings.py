@@ -220,7 +220,9 @@ def tool_config(values: dict[str, Any]) -> ToolConfig:
             raise ConfigError("tool timeouts must be above 0 and at most 3600 seconds")
     if config.python_memory_bytes < 64 * 2**20:
         raise ConfigError("--python-tool-memory must be at least 64 MiB")
-    if config.python_processes < 1 or config.python_sessions < 1 or config.fetch_bytes < 1024:
+    if config.fetch_bytes < 1024:
+        raise ConfigError("--browser-tool-bytes must be at least 1024")
+    if config.python_processes < 1 or config.python_sessions < 1:
         raise ConfigError("--python-tool-processes and --python-tool-sessions must be at least 1")
     return config
 

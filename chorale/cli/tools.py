@@ -44,12 +44,10 @@ def run(arguments: list[str]) -> int:
     if positionals == ["check"]:
         return check(config)
     if len(positionals) == 2 and positionals[0] == "serve" and positionals[1] in ("browser", "python"):
-        return serve(
-            positionals[1],
-            config,
-            str(values.get("host", "127.0.0.1")),
-            int(values.get("port", DEFAULT_PORT)),
-        )
+        host, port = str(values.get("host", "127.0.0.1")), int(values.get("port", DEFAULT_PORT))
+        if not 0 <= port <= 65535:
+            raise ConfigError("--port must be between 0 and 65535")
+        return serve(positionals[1], config, host, port)
     raise ConfigError("say: chorale tools serve browser, chorale tools serve python, or chorale tools check")
 
 

@@ -39,6 +39,11 @@ def test_values_that_cannot_be_meant(arguments: tuple[str, ...], capsys: pytest.
     assert "error" in capsys.readouterr().err
 
 
+def test_a_page_that_is_too_small_names_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--browser-tool-bytes", "10"]) == 2
+    assert "--browser-tool-bytes must be at least 1024" in capsys.readouterr().err
+
+
 def test_check_says_what_there_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +62,7 @@ def test_check_says_what_there_is(
         ["dance"],
         ["check", "--model", "x"],
         ["serve", "browser", "--browser-tool", "exa"],
+        ["serve", "browser", "--port", "99999"],
     ],
 )
 def test_commands_that_cannot_be_meant(
