@@ -15,9 +15,11 @@ from chorale.config import BrowserChoice, PythonChoice, ToolConfig
 from chorale.errors import ConfigError
 from chorale.tools.browser.backends import SERVICES, HttpSearch, SearchBackend
 from chorale.tools.browser.offline import load_folder
+from chorale.tools.faults import ToolFault
 from chorale.tools.net.addresses import AddressPolicy
 from chorale.tools.net.fetch import Fetcher, FetchLimits
 from chorale.tools.net.transport import Resolve, system_resolve
+from chorale.tools.net.urls import parse_url
 from chorale.tools.python.sandbox import (
     SAFE_KINDS,
     Sandbox,
@@ -68,8 +70,17 @@ def choose_backend(
         raise ConfigError(
             f"--browser-tool {wanted} needs its address: --browser-tool-url http://HOST:PORT/search"
         )
+    _check_address(config.search_url)
     found.available["browser"] = f"{wanted}, pages from the web"
     return HttpSearch(service, service_fetcher, key, config.search_url)
+
+
+def _check_address(url: str | None) -> None:
+    try:
+        if url:
+            parse_url(url)
+    except ToolFault as fault:
+        raise ConfigError(f"--browser-tool-url {url}: {fault.message}") from None
 
 
 def _first_service(config: ToolConfig, environment: Mapping[str, str]) -> BrowserChoice:

@@ -29,6 +29,7 @@ from chorale.tools.mcp.client import McpClient, McpLimits
 from chorale.tools.mcp.servers import (
     Server,
     client_of,
+    fault_of,
     from_flag,
     from_request,
     namespace_name,
@@ -282,7 +283,11 @@ async def start_tools(config: ToolConfig, environment: Mapping[str, str], count:
             await fetcher.aclose()
         raise
     for label, server in servers.items():
-        found.available[label] = "MCP program" if not hasattr(server, "urls") else "MCP server"
+        fault = fault_of(server)
+        if fault is not None:
+            found.missing[label] = fault
+        else:
+            found.available[label] = "MCP program" if not hasattr(server, "urls") else "MCP server"
     if config.mcp_requests:
         found.available["mcp"] = "servers that a request names"
     service = Service(config, count, found, backend, pool, page_fetchers, servers)

@@ -128,6 +128,12 @@ def test_names_of_containers_are_harmless() -> None:
         ({"browser": "exa"}, {}, "EXA_API_KEY"),
         ({"browser": "you"}, {}, "YDC_API_KEY"),
         ({"browser": "searxng"}, {}, "--browser-tool-url"),
+        (
+            {"browser": "searxng", "search_url": "ftp://x/search"},
+            {},
+            "--browser-tool-url ftp://x/search: only",
+        ),
+        ({"browser": "searxng", "search_url": "localhost:8080"}, {}, "--browser-tool-url localhost:8080"),
         ({"browser": "offline", "offline_pages": "/nonexistent"}, {}, "does not exist"),
         (
             {"servers": ("demo",)},
@@ -154,6 +160,23 @@ def test_keys_choose_the_service_of_the_demo() -> None:
 
     assert run(name(EXA_API_KEY="k")) == "exa, pages from the web"
     assert run(name(YDC_API_KEY="k", TAVILY_API_KEY="t")) == "you, pages from the web"
+
+
+def test_a_missing_program_is_a_line_not_an_error(tmp_path: Path) -> None:
+    (tmp_path / "here").write_text("#!/bin/sh\n")
+    (tmp_path / "here").chmod(0o755)
+    file = tmp_path / "mcp.json"
+    servers = {"good": {"command": "here"}, "bad": {"command": "nowhere", "args": ["-y"]}}
+    file.write_text(json.dumps({"mcpServers": servers}))
+
+    async def lines() -> tuple[dict[str, str], dict[str, str]]:
+        service = await started({"PATH": str(tmp_path)}, mcp_config=str(file))
+        await service.aclose()
+        return dict(service.available), dict(service.missing)
+
+    available, missing = run(lines())
+    assert available["good"] == "MCP program"
+    assert missing == {"bad": "its program 'nowhere' is not installed"}
 
 
 def test_a_missing_sandbox_is_a_line_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

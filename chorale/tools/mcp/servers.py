@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +53,16 @@ class StdioServer:
 
 
 Server = HttpServer | StdioServer
+
+
+def fault_of(server: Server) -> str | None:
+    """Why an operator's program can never start here; of an address that is known only once it is asked."""
+    if not isinstance(server, StdioServer):
+        return None
+    program, places = server.argv[0], os.get_exec_path(dict(server.environment))
+    if shutil.which(program, path=os.pathsep.join(places)) is None:
+        return f"its program {program!r} is not installed"
+    return None
 
 
 def session_header(session_key: str) -> str:
