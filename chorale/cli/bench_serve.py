@@ -137,7 +137,7 @@ def check(given: argparse.Namespace) -> None:
     least |= dict.fromkeys(("max_concurrency", "client_processes"), 1)
     least |= dict.fromkeys(("num_warmups", "random_prefix_len"), 0)
     check_least(given, least)
-    if given.request_rate <= 0 or given.burstiness <= 0:
+    if not (given.request_rate > 0 and given.burstiness > 0):  # nan is neither
         raise ConfigError("--request-rate and --burstiness must be above 0")
     if not 0 <= given.random_range_ratio < 1:
         raise ConfigError("--random-range-ratio must be at least 0 and below 1")

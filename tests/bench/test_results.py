@@ -193,6 +193,8 @@ def test_the_report_takes_whatever_percentiles_were_asked_for(tmp_path: Path) ->
         (["serve", "--metric-percentiles", "99,101"], "from 0 to 100"),
         (["serve", "--metadata", "gpu"], "--metadata 'gpu'"),
         (["kernels", "--batch-sizes", "1,many"], "--batch-sizes 1,many"),
+        (["serve", "--num-prompts", "1", "--request-rate", "nan"], "--request-rate"),
+        (["serve", "--num-prompts", "1", "--burstiness", "nan"], "--burstiness"),
         (["serve", "--extra-body", "5"], "--extra-body must be a JSON object"),
         (["serve", "--extra-body", "{top_k: 5}"], "--extra-body '{top_k: 5}': is not JSON"),
         (["serve", "--result-dir", "/", "--result-filename", "tmp"], "--result-filename tmp: is a folder"),
