@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp
 
 from chorale.api import (
     chat,
@@ -24,7 +24,7 @@ from chorale.api import (
 )
 from chorale.api.auth import guard_routes
 from chorale.api.metered import MeteredClient
-from chorale.api.shell import Shell, unknown_path
+from chorale.api.shell import Layer, Shell, unknown_path
 from chorale.api.state import ServerState
 
 
@@ -39,7 +39,7 @@ def create_app(state: ServerState, api_key_hashes: Iterable[bytes] = ()) -> Shel
     hashes = tuple(api_key_hashes)
     routes = guard_routes(all_routes(metered), hashes)
     router = Router(routes, redirect_slashes=False, default=unknown_path)
-    return Shell(_with_cors(router, state), metered, bool(hashes))
+    return Shell(router, metered, bool(hashes), _cors(state))
 
 
 def all_routes(state: ServerState) -> list[Route]:
@@ -59,12 +59,13 @@ def all_routes(state: ServerState) -> list[Route]:
     ]
 
 
-def _with_cors(app: ASGIApp, state: ServerState) -> ASGIApp:
+def _cors(state: ServerState) -> Layer | None:
+    """What lets pages of the allowed origins in; None unless there are any."""
     config = state.config
     if not config.allowed_origins:
-        return app
-    return CORSMiddleware(
-        app,
+        return None
+    return partial(
+        CORSMiddleware,
         allow_origins=config.allowed_origins,
         allow_methods=config.allowed_methods,
         allow_headers=config.allowed_headers,

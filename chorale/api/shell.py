@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -22,6 +22,8 @@ from chorale.errors import ChoraleError, MethodNotAllowedError, NotFoundError, R
 
 logger = logging.getLogger("chorale.api")
 access_logger = logging.getLogger("chorale.access")
+
+Layer = Callable[[ASGIApp], ASGIApp]
 
 CLIENT_LEFT = 499  # in the log and the metrics only: nothing was sent
 _UNMATCHED = "none"
@@ -54,8 +56,11 @@ class _Exchange:
 
 
 class Shell:
-    def __init__(self, app: ASGIApp, state: ServerState, has_keys: bool) -> None:
-        self._app = app
+    """``cors`` is around the app and around every error, which a page could not read without its headers."""
+
+    def __init__(self, app: ASGIApp, state: ServerState, has_keys: bool, cors: Layer | None = None) -> None:
+        self._app = app if cors is None else cors(app)
+        self._cors = cors
         self._state = state
         self.state = state  # for the server: how to drain and to cut
         self.has_keys = has_keys
@@ -101,7 +106,10 @@ class Shell:
             await exchange.body.discard()
         response = error_answer(error, exchange.scope, exchange.id)
         response.headers.update(headers or {})
-        await response(exchange.scope, exchange.body, exchange.send)
+        # Around a refused preflight it would answer in place of the error.
+        cors = self._cors if exchange.method != "OPTIONS" else None
+        answer = response if cors is None else cors(response)
+        await answer(exchange.scope, exchange.body, exchange.send)
 
     def _record(self, exchange: _Exchange) -> None:
         elapsed = time.perf_counter() - exchange.started

@@ -458,6 +458,32 @@ def test_cors_is_off_unless_asked_for() -> None:
     served(on, allowed_origins=("https://a.example",))
 
 
+def test_a_page_of_an_allowed_origin_can_read_errors_too() -> None:
+    """Without the header a browser tells its page nothing but that the request failed."""
+
+    async def test(server: Running) -> None:
+        origin = {"origin": "https://a.example"}
+        for method, path, body, status in (
+            ("GET", "/nope", None, 404),
+            ("GET", "/v1/models/none", None, 404),
+            ("POST", "/tokenize", {}, 400),
+            ("DELETE", "/tokenize", None, 405),
+        ):
+            answer = await call(server.port, method, path, body, origin)
+            allowed = answer.headers["access-control-allow-origin"]
+            assert (answer.status, allowed) == (status, "https://a.example")
+            assert "retry-after" in answer.headers["access-control-expose-headers"]
+            other = await call(server.port, method, path, body, {"origin": "https://b.example"})
+            assert "access-control-allow-origin" not in other.headers
+
+    async def keyed(server: Running) -> None:
+        answer = await call(server.port, "GET", "/v1/models", None, {"origin": "https://a.example"})
+        assert (answer.status, answer.headers["access-control-allow-origin"]) == (401, "https://a.example")
+
+    served(test, allowed_origins=("https://a.example",))
+    served(keyed, keys=(hash_key(KEY),), allowed_origins=("https://a.example",))
+
+
 def test_the_http_process_imports_no_torch() -> None:
     code = (
         "import sys, chorale.api.app, chorale.api.server; "
