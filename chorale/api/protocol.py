@@ -2,6 +2,7 @@
 
 Limits, in a subclass made for one configuration: header bytes and count (431), header time (408), the time
 for which a client may refuse to read (the connection is dropped). Errors are OpenAI error objects.
+Offers of another protocol are passed over, as HTTP lets a server do.
 Kept small on purpose: it leans on a few of uvicorn's methods, and ``tests/api/test_protocol.py`` holds it to
 them over real sockets.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from chorale.api.http import error_response
@@ -20,6 +22,30 @@ from chorale.errors import ChoraleError, HeadersTooLargeError, RequestError, Req
 WRITE_TIMEOUT_SECONDS = 60.0
 # How long a refused client is still read (and ignored), so that it sees the answer and not a reset.
 _LINGER_SECONDS = 2.0
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class _Parser(httptools.HttpRequestParser):
+    """Reads on behind a head that offers another protocol.
+
+    Java's client offers HTTP/2 (``Upgrade: h2c``) with the first request of each connection. httptools stops
+    at such a head: what follows is for whoever speaks the other protocol. Nobody here does, so the body would
+    be lost or, once it comes in a piece of its own, be read as the next request.
+    """
+
+    def __init__(self, protocol: GuardedProtocol) -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+
+    def feed_data(self, data: Any) -> None:
+        parser, rest = self, memoryview(data)
+        while True:
+            try:
+                return httptools.HttpRequestParser.feed_data(parser, rest)
+            except httptools.HttpParserUpgrade as offer:
+                rest = rest[offer.args[0] :]
+                parser = self._protocol.pass_over()
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -29,6 +55,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = _Parser(self)
+        self._offered = False  # the head that was read offers another protocol; its body is to come
         self._in_head = True
         self._head_is_new = True
         self._num_head_bytes = 0
@@ -71,6 +99,10 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._offered:  # this one stands in for it
+            self._offered = False
+            return
+        self._offered = self.parser.should_upgrade()
         self._in_head = False
         self._num_head_bytes = 0
         self._cancel_head_timer()
@@ -82,9 +114,18 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._offered:  # httptools takes the head for all of it
+            return
         self._in_head = self._head_is_new = True
         if self._refusal is None:
             super().on_message_complete()
+
+    def pass_over(self) -> _Parser:
+        """A parser that reads the body of the offer, behind a head that says where that ends."""
+        framing = [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] in _FRAMING]
+        self.parser = parser = _Parser(self)
+        parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *framing, b"\r\n"]))
+        return parser
 
     # ---------------------------------------------------------------- time
 

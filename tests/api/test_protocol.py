@@ -97,6 +97,55 @@ def test_pipelined_and_kept_alive_requests_are_each_counted_alone() -> None:
     served(test)
 
 
+OFFER = HEAD + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'content-length: 7\r\n\r\n{"a":1}',
+        b'transfer-encoding: chunked\r\n\r\n3\r\n{"a\r\n4\r\n":1}\r\n0\r\n\r\n',
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_offer_of_another_protocol_is_passed_over(body: bytes, at_once: bool) -> None:
+    """Java's HTTP client offers HTTP/2 with the first request of each connection, its body included."""
+
+    async def test(server: Running, probe: Probe) -> None:
+        reader, writer = await connect(server.port)
+        everything = (OFFER + body) * 2 + HEAD + b'content-length: 7\r\n\r\n{"b":2}'
+        pieces = [everything] if at_once else [bytes([byte]) for byte in everything]
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0)
+        for expected in ({"a": 1}, {"a": 1}, {"b": 2}):
+            answer = await asyncio.wait_for(read_answer(reader), 5)
+            assert (answer.status, answer.json) == (200, expected)
+        writer.close()
+
+    served(test)
+
+
+def test_the_body_of_an_offer_is_no_request() -> None:
+    """Nor is it once the head was a piece of its own."""
+
+    async def test(server: Running, probe: Probe) -> None:
+        reader, writer = await connect(server.port)
+        hidden = b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        writer.write(OFFER + b"content-length: %d\r\n\r\n" % len(hidden))
+        await asyncio.sleep(0.2)
+        writer.write(hidden)
+        answer = await asyncio.wait_for(read_answer(reader), 5)
+        assert (answer.status, answer.code) == (400, "invalid_json")
+        writer.write(b"GET /echo HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n")
+        assert (await asyncio.wait_for(read_answer(reader), 5)).status == 415
+        writer.write(HEAD + b"content-length: 2\r\n\r\n{}")
+        assert (await asyncio.wait_for(read_answer(reader), 5)).status == 200
+        writer.close()
+
+    served(test)
+
+
 def test_dripped_headers_end_in_408() -> None:
     async def test(server: Running, probe: Probe) -> None:
         reader, writer = await connect(server.port)
