@@ -29,7 +29,7 @@ class UpdateConversation(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    metadata: _Metadata = Field(default_factory=dict)
+    metadata: _Metadata
 
 
 class CreateItems(BaseModel):
@@ -44,7 +44,10 @@ def read_create(data: dict[str, Any]) -> CreateConversation:
 
 
 def read_update(data: dict[str, Any]) -> UpdateConversation:
-    return parse_model(UpdateConversation, triage(data, UpdateConversation.model_fields, {}, {}))
+    kept = triage(data, UpdateConversation.model_fields, {}, {})
+    if "metadata" in data:  # left out, it would empty what a client forgot to name
+        kept.setdefault("metadata", {})
+    return parse_model(UpdateConversation, kept)
 
 
 def read_items(data: dict[str, Any]) -> CreateItems:

@@ -128,6 +128,21 @@ def test_what_is_refused(method: str, path: str, body: Any, param: str) -> None:
     run(scenario)
 
 
+def test_an_update_that_names_no_metadata_changes_nothing() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            api = server.sdk.conversations
+            made = await api.create(metadata={"topic": "tea"})
+            answer = await server.http.post(f"/v1/conversations/{made.id}", json={})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "metadata"
+            assert answer.json()["error"]["code"] == "missing_required_parameter"
+            assert await api.retrieve(made.id) == made
+            assert (await api.update(made.id, metadata=None)).metadata == {}
+
+    run(scenario)
+
+
 def test_owners_do_not_see_each_other() -> None:
     async def scenario() -> None:
         keys = (hash_key("mine"), hash_key("yours"))
