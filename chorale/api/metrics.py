@@ -129,7 +129,7 @@ COUNTERS: dict[str, tuple[str, Labels]] = {
 _HTTP_NAMES = frozenset({"http_requests", "http_request_duration_seconds"})
 
 _ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
-    "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens computed"),
+    "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens, cached ones included"),
     "vllm:generation_tokens": ("generation_tokens", "Tokens sampled"),
     "vllm:prefix_cache_queries": ("prefix_cache_queries", "Tokens asked of the prefix cache"),
     "vllm:prefix_cache_hits": ("prefix_cache_hits", "Tokens found in the prefix cache"),
