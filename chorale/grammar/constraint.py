@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import quote
 
 from chorale.errors import RequestError
 
@@ -24,6 +25,12 @@ _TIGHT_OPTIONS: dict[str, Any] = {"whitespace_flexible": False}
 # What may hide a "<" in Lark: strings, comments, regular expressions. Read left to right. Line breaks are
 # let through where llguidance may refuse them: what it refuses never compiles.
 _LARK_TEXT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\])+/', re.DOTALL)
+# Keywords whose value is read as an address, and what may stand in one beside letters and digits.
+_ADDRESSES = ("$ref", "$id")
+_ADDRESS_CHARS = "%/#?:@!$&'()*+,;=~"
+# Keywords that map names to schemas, and those whose value is no schema at all.
+_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_VALUES = ("const", "enum", "default", "examples")
 _DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(?:2019-09|2020-12))/schema#?")
 
 
@@ -56,7 +63,7 @@ def json_schema(schema: Mapping[str, Any], param: str) -> Constraint:
     depth = _depth(schema, 2 * MAX_DEPTH + 4)
     if depth > 2 * MAX_DEPTH + 2:  # "properties" stand between an object and those within it
         raise _refusal(f"the schema is nested deeper than {MAX_DEPTH} objects", param)
-    body = json.dumps(_in_known_dialect(schema), ensure_ascii=False, separators=(",", ":"))
+    body = json.dumps(_addressed(_in_known_dialect(schema)), ensure_ascii=False, separators=(",", ":"))
     check_size(body, param)
     _check_multiples(schema, param)
     return Constraint("json", body, param)
@@ -123,6 +130,27 @@ def _in_known_dialect(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         return rest
     scheme = "http" if found[1].startswith("draft-") else "https"
     return {"$schema": f"{scheme}://json-schema.org/{found[1]}/schema", **rest}
+
+
+def _addressed(value: Any) -> Any:
+    """The schema with its references as addresses are written: the compiler takes no other characters.
+
+    Definitions are named in any script, and after types (``List[int]``); libraries write ``$ref`` with the
+    name as it is.
+    """
+    if isinstance(value, list):
+        return [_addressed(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _keyword(key, item) for key, item in value.items()}
+
+
+def _keyword(key: str, value: Any) -> Any:
+    if key in _ADDRESSES and isinstance(value, str):
+        return quote(value, safe=_ADDRESS_CHARS, errors="replace")
+    if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+        return {name: _addressed(schema) for name, schema in value.items()}
+    return value if key in _VALUES else _addressed(value)
 
 
 def _depth(value: Any, limit: int) -> int:

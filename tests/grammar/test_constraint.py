@@ -1,0 +1,53 @@
+"""What of a schema is written differently for the compiler: its references, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from chorale.grammar.constraint import json_schema
+from chorale.grammar.frames import raw_grammar
+from chorale.grammar.matcher import check_constraint, compile_grammar
+from chorale.harmony.vocab import load_vocabulary
+
+
+def accepts(schema: dict[str, Any], text: str) -> bool:
+    constraint = json_schema(schema, "p")
+    check_constraint(constraint)
+    matcher = compile_grammar(raw_grammar(constraint))
+    tokens = load_vocabulary().encode(text)
+    return matcher.validate_tokens(tokens) == len(tokens)
+
+
+@pytest.mark.parametrize("name", ["住所", "Größe", "list of int", "List[int]", "Map<string>", "a%20b"])
+def test_a_definition_may_have_any_name(name: str) -> None:
+    """As a client's library writes the reference: with the name as it is, or escaped as in an address."""
+    schema = {"$ref": f"#/$defs/{name}", "$defs": {name.replace("%20", " "): {"type": "boolean"}}}
+    assert accepts(schema, "true")
+    assert not accepts(schema, "7")
+
+
+def test_an_id_may_be_a_title() -> None:
+    inner = {"type": "object", "properties": {"a": {"$ref": "#/definitions/é"}}, "required": ["a"]}
+    assert accepts({"$id": "My Schema", **inner, "definitions": {"é": {"type": "null"}}}, '{"a":null}')
+
+
+def test_references_are_found_wherever_schemas_stand() -> None:
+    reference = {"$ref": "#/$defs/名"}
+    places: list[dict[str, Any]] = [
+        {"anyOf": [{"type": "null"}, {"type": "array", "items": reference, "minItems": 1}]},
+        {"type": "array", "prefixItems": [reference], "minItems": 1},
+    ]
+    for place in places:
+        assert accepts({**place, "$defs": {"名": {"const": 5}}}, "[5]")
+    # Names of properties that spell keywords are names.
+    spelled = {"type": "object", "properties": {"const": reference, "$ref": reference}, "required": ["const"]}
+    assert accepts({**spelled, "$defs": {"名": {"const": 5}}}, '{"const":5,"$ref":5}')
+
+
+def test_values_are_left_as_they_are() -> None:
+    value = {"$ref": "#/住 所", "$id": "a b"}
+    assert accepts({"const": value}, json.dumps(value, ensure_ascii=False))
+    assert accepts({"enum": [value]}, json.dumps(value, ensure_ascii=False))
