@@ -7,7 +7,7 @@ it). One request may ask once.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,11 +38,13 @@ FREE = Structured()
 
 def read_format(value: Mapping[str, Any] | None, param: str) -> Structured:
     """OpenAI's form; the schema nested (Chat) or flat (Responses). Raises ``RequestError``."""
-    kind = (value or {}).get("type", "text")
-    if value is None or kind == "text":
+    if value is None:
         return FREE
-    if kind == "json_object":
-        return Structured(make.json_object(param))
+    kind = value.get("type", "text")
+    if kind in ("text", "json_object"):
+        # Other servers take a schema beside json_object: to pass it over would promise what is not kept.
+        _check_keys([key for key, given in value.items() if given is not None], ("type",), param)
+        return FREE if kind == "text" else Structured(make.json_object(param))
     if kind != "json_schema":
         raise _unsupported(f"type {str(kind)[:64]!r} is not one of text, json_object, json_schema", param)
     nested = value.get("json_schema", value)
@@ -50,12 +52,16 @@ def read_format(value: Mapping[str, Any] | None, param: str) -> Structured:
         param = f"{param}.json_schema"
     if not isinstance(nested, Mapping):
         raise _invalid("must be an object", param)
-    for key in nested:
-        if key not in _SCHEMA_KEYS:
+    _check_keys(nested, _SCHEMA_KEYS, param)
+    return _read_schema(nested, param)
+
+
+def _check_keys(given: Iterable[str], known: Sequence[str], param: str) -> None:
+    for key in given:
+        if key not in known:
             raise RequestError(
                 f"{param}: unknown key '{key[:64]}'", param=f"{param}.{key[:64]}", code="unknown_parameter"
             )
-    return _read_schema(nested, param)
 
 
 def _read_schema(value: Mapping[str, Any], param: str) -> Structured:
