@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from chorale.bench.connection import EventConnection, HttpFault, Target, open_connection
 
@@ -49,14 +49,25 @@ class Pace:
     burstiness: float = 1.0  # 1: Poisson; less: burstier; more: more even
     concurrency: int | None = None
     seed: int = 0
+    ramp: Literal["", "linear", "exponential"] = ""  # from rate, at the first request, to last_rate
+    last_rate: float = float("inf")
 
     def starts(self, count: int) -> Iterator[float]:
         """Seconds from the beginning at which each request may start."""
         generator, now = random.Random(self.seed), 0.0
-        for _ in range(count):
+        for number in range(count):
             yield now
-            if self.rate != float("inf"):
-                now += generator.gammavariate(self.burstiness, 1.0 / (self.rate * self.burstiness))
+            rate = self._rate(number / max(count - 1, 1))
+            if rate != float("inf"):
+                now += generator.gammavariate(self.burstiness, 1.0 / (rate * self.burstiness))
+
+    def _rate(self, progress: float) -> float:
+        """Requests a second after this share of the requests."""
+        if self.ramp == "linear":
+            return self.rate + (self.last_rate - self.rate) * progress
+        if self.ramp == "exponential":
+            return float(self.rate * (self.last_rate / self.rate) ** progress)
+        return self.rate
 
 
 class Load:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ class Summary:
     max_concurrent_requests: int
     latencies: dict[str, list[float]]  # by metric, of completed requests
     errors: tuple[str, ...]
+    request_goodput: float | None = None  # requests a second that met every goal, if there are any
 
     @property
     def request_throughput(self) -> float:
@@ -57,8 +58,12 @@ class Summary:
         return tokens / self.duration if self.duration else 0.0
 
 
-def summarise(outcomes: Sequence[Outcome], duration: float) -> Summary:
+def summarise(
+    outcomes: Sequence[Outcome], duration: float, goals: Mapping[str, float] | None = None
+) -> Summary:
+    """``goals``: milliseconds that a request's ttft, tpot and e2el may have, to be counted as good."""
     good = [each for each in outcomes if not each.error]
+    met = sum(_meets(each, goals) for each in good) if goals else 0
     return Summary(
         completed=len(good),
         failed=len(outcomes) - len(good),
@@ -74,7 +79,14 @@ def summarise(outcomes: Sequence[Outcome], duration: float) -> Summary:
             "e2el": [each.latency * 1e3 for each in good],
         },
         errors=tuple(each.error for each in outcomes if each.error),
+        request_goodput=(met / duration if duration else 0.0) if goals else None,
     )
+
+
+def _meets(outcome: Outcome, goals: Mapping[str, float]) -> bool:
+    """One token has no time between tokens: 0, as in vLLM's count."""
+    took = {"ttft": outcome.ttft, "tpot": outcome.tpot or 0.0, "e2el": outcome.latency}
+    return all(took[name] * 1e3 <= most for name, most in goals.items())
 
 
 def _busiest_second(outcomes: Sequence[Outcome]) -> float:
@@ -109,6 +121,7 @@ def block(
     percentiles: Sequence[float],
 ) -> str:
     """The printed result. Raises ``KeyError`` for a metric that is not in ``TITLES``."""
+    goodput = summary.request_goodput
     lines = [
         " Serving Benchmark Result ".center(WIDTH, "="),
         _line("Successful requests:", summary.completed),
@@ -123,6 +136,7 @@ def block(
         _line("Total input tokens:", summary.total_input_tokens),
         _line("Total generated tokens:", summary.total_output_tokens),
         _line("Request throughput (req/s):", summary.request_throughput),
+        *([] if goodput is None else [_line("Request goodput (req/s):", goodput)]),
         _line("Output token throughput (tok/s):", summary.output_throughput),
         _line("Peak output token throughput (tok/s):", summary.max_output_tokens_per_s),
         _line("Peak concurrent requests:", float(summary.max_concurrent_requests)),
@@ -151,6 +165,7 @@ def to_json(summary: Summary, percentiles: Sequence[float]) -> dict[str, Any]:
         "total_input_tokens": summary.total_input_tokens,
         "total_output_tokens": summary.total_output_tokens,
         "request_throughput": summary.request_throughput,
+        "request_goodput": summary.request_goodput,
         "output_throughput": summary.output_throughput,
         "total_token_throughput": summary.total_token_throughput,
         "max_output_tokens_per_s": summary.max_output_tokens_per_s,

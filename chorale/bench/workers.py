@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from chorale.bench.connection import Target
@@ -39,7 +39,8 @@ def share(pace: Pace, number: int, of: int) -> Pace:
     limit = pace.concurrency
     if limit is not None:
         limit = limit // of + (1 if number < limit % of else 0)
-    return Pace(pace.rate / of, pace.burstiness, limit, pace.seed + number)
+    rates = {"rate": pace.rate / of, "last_rate": pace.last_rate / of}
+    return replace(pace, concurrency=limit, seed=pace.seed + number, **rates)
 
 
 def _in_workers(

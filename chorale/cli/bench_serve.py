@@ -17,6 +17,7 @@ from chorale.bench.load import Job, Outcome, Pace
 from chorale.bench.metrics import TITLES, block, summarise, to_json
 from chorale.bench.prompts import CHAT_ENDPOINT, RandomLengths, file_prompts, job, random_prompts
 from chorale.bench.workers import run_load
+from chorale.cli.bench_pace import add_pace, goals_of, pace_of, ramp_words
 from chorale.cli.fingerprint import fingerprint
 from chorale.cli.help import Formatter
 from chorale.config import check_least
@@ -76,6 +77,8 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--output-len", "--random-output-len", dest="output_len", type=int, help="tokens of an answer"
     )
+    for name in ("custom", "sharegpt"):
+        what.add_argument(f"--{name}-output-len", type=int, metavar="N", help=f"the same, of {name}")
     what.add_argument("--random-range-ratio", type=float, default=0.0, help="lengths vary by this share")
     what.add_argument("--random-prefix-len", type=int, default=0, help="tokens that all prompts begin with")
     what.add_argument("--ignore-eos", action="store_true", help="always make the whole output length")
@@ -83,15 +86,13 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--extra-body", type=_json, default={}, metavar="JSON", help="sent with each body")
     for name in _SAMPLING:
         what.add_argument("--" + name.replace("_", "-"), type=int if name == "top_k" else float)
-    pace = made.add_argument_group("how fast")
-    pace.add_argument("--request-rate", type=float, default=float("inf"), help="requests a second")
-    pace.add_argument("--burstiness", type=float, default=1.0, help="1: Poisson; below, in bursts")
-    pace.add_argument("--max-concurrency", type=int, help="most requests at once")
-    pace.add_argument("--num-warmups", type=int, default=0, help="requests before it counts")
-    pace.add_argument("--client-processes", type=int, help="default: one for each 256 requests at once")
+    add_pace(made)
     result = made.add_argument_group("results")
     result.add_argument("--percentile-metrics", default="ttft,tpot,itl", help="also e2el")
     result.add_argument("--metric-percentiles", default="99")
+    result.add_argument(
+        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="count requests within ttft, tpot, e2el"
+    )
     result.add_argument("--save-result", action="store_true", help="write a JSON file")
     result.add_argument("--save-detailed", action="store_true", help="with each request in it")
     result.add_argument("--result-dir", type=Path, default=Path())
@@ -114,7 +115,7 @@ def _json(text: str) -> Any:
 
 def run(_: str, arguments: list[str]) -> int:
     given = parser().parse_args(arguments)
-    check(given)
+    pace = check(given)
     host = f"[{given.host}]" if ":" in given.host else given.host
     base = (given.base_url or f"http://{host}:{given.port}").rstrip("/")
     endpoint = given.endpoint or BACKENDS[given.backend]
@@ -125,20 +126,22 @@ def run(_: str, arguments: list[str]) -> int:
     model = given.served_model_name or given.model or first_model(base, headers)
     jobs = make_jobs(given, endpoint, model)
     target = Target(base + endpoint, tuple(headers))
-    pace = Pace(given.request_rate, given.burstiness, given.max_concurrency, given.seed)
+    if pace.ramp:
+        print(ramp_words(pace))
     warm_up(target, jobs, given.num_warmups)
     outcomes, seconds = loaded(target, pace, jobs[given.num_warmups :], given)
     return conclude(given, model, outcomes, seconds)
 
 
-def check(given: argparse.Namespace) -> None:
+def check(given: argparse.Namespace) -> Pace:
     """Raises ``ConfigError`` for values that make no load."""
     least = dict.fromkeys(("num_prompts", "input_len", "output_len", "port"), 1)
+    if given.custom_output_len == -1:  # vLLM's word for what the file says
+        given.custom_output_len = None
+    least |= dict.fromkeys(("custom_output_len", "sharegpt_output_len"), 1)
     least |= dict.fromkeys(("max_concurrency", "client_processes"), 1)
     least |= dict.fromkeys(("num_warmups", "random_prefix_len"), 0)
     check_least(given, least)
-    if not (given.request_rate > 0 and given.burstiness > 0):  # nan is neither
-        raise ConfigError("--request-rate and --burstiness must be above 0")
     if not 0 <= given.random_range_ratio < 1:
         raise ConfigError("--random-range-ratio must be at least 0 and below 1")
     unknown = [name for name in given.percentile_metrics.split(",") if name not in TITLES]
@@ -149,10 +152,12 @@ def check(given: argparse.Namespace) -> None:
     # What is read after the load only: then it would be for nothing.
     _percentiles(given.metric_percentiles)
     _pairs(given.metadata, "--metadata")
+    goals_of(given.goodput)
     if saves(given):
         _check_place(given)
     if given.dataset_name != "random" and given.dataset_path is None:
         raise ConfigError(f"--dataset-name {given.dataset_name} needs --dataset-path")
+    return pace_of(given)
 
 
 def saves(given: argparse.Namespace) -> bool:
@@ -223,7 +228,8 @@ def make_jobs(given: argparse.Namespace, endpoint: str, model: str) -> list[Job]
             random_prompts(count, lengths, given.seed, as_text=as_text, prefix=given.random_prefix_len)
         )
     else:
-        found = file_prompts(given.dataset_path, given.dataset_name, load_vocabulary(), given.output_len)
+        length = getattr(given, f"{given.dataset_name}_output_len") or given.output_len
+        found = file_prompts(given.dataset_path, given.dataset_name, load_vocabulary(), length)
         prompts = [found[number % len(found)] for number in range(count)]
     return [
         job(each, endpoint=endpoint, model=model, ignore_eos=given.ignore_eos, extra=extra)
@@ -251,7 +257,7 @@ def loaded(
 
 
 def conclude(given: argparse.Namespace, model: str, outcomes: list[Outcome], seconds: float) -> int:
-    summary = summarise(outcomes, seconds)
+    summary = summarise(outcomes, seconds, goals_of(given.goodput))
     percentiles = _percentiles(given.metric_percentiles)
     metrics = given.percentile_metrics.split(",")
     print(
@@ -269,6 +275,8 @@ def conclude(given: argparse.Namespace, model: str, outcomes: list[Outcome], sec
             "num_prompts": given.num_prompts,
             "request_rate": "inf" if given.request_rate == float("inf") else given.request_rate,
             "burstiness": given.burstiness, "max_concurrency": given.max_concurrency,
+            "ramp_up_strategy": given.ramp_up_strategy, "ramp_up_start_rps": given.ramp_up_start_rps,
+            "ramp_up_end_rps": given.ramp_up_end_rps,
         } | dict(_pairs(given.metadata, "--metadata")) | to_json(summary, percentiles)  # fmt: skip
         if given.save_detailed:
             record |= {
@@ -282,7 +290,10 @@ def conclude(given: argparse.Namespace, model: str, outcomes: list[Outcome], sec
 
 
 def write(given: argparse.Namespace, model: str, record: dict[str, Any]) -> Path:
-    load = f"concurrency{given.max_concurrency}" if given.max_concurrency else f"{given.request_rate}qps"
+    load = given.ramp_up_strategy and f"ramp-up-{given.ramp_up_start_rps:g}qps-{given.ramp_up_end_rps:g}qps"
+    load = load or (
+        f"concurrency{given.max_concurrency}" if given.max_concurrency else f"{given.request_rate}qps"
+    )
     label = (given.label or given.backend).replace("/", "_")  # a model's name, say: no folder is meant
     name = given.result_filename or f"{label}-{load}-{model.split('/')[-1]}-{record['date']}.json"
     path = Path(given.result_dir / name)

@@ -6,16 +6,20 @@ import html.parser
 import json
 import random
 import re
+from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import httpx2
 import pytest
 
-from chorale.bench.load import Outcome
+from chorale.bench.load import Outcome, Pace
 from chorale.bench.metrics import block, percentile, summarise, to_json
 from chorale.bench.prompts import RandomLengths, file_prompts, job, random_prompts
 from chorale.bench.report import _ticks, page, read, write_report
-from chorale.cli.bench_serve import parser, write
+from chorale.bench.workers import share
+from chorale.cli.bench_pace import goals_of
+from chorale.cli.bench_serve import check, make_jobs, parser, write
 from chorale.cli.main import main
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary
@@ -56,6 +60,46 @@ def test_the_block_has_the_lines_that_scripts_read() -> None:
     assert text.splitlines()[0] == "============ Serving Benchmark Result ============"
     assert "-----Time per Output Token (excl. 1st token)------" in text
     assert {len(line) for line in text.splitlines() if line[0] in "=-"} == {50}
+
+
+def test_goodput_counts_requests_that_met_every_goal() -> None:
+    """vLLM's line and key; one token has no time between tokens, and a failed request is never good."""
+    lone = Outcome(start=0.0, ttft=0.05, latency=0.05, prompt_tokens=1, output_tokens=1)
+    made = [*GOOD, lone, BAD]
+    assert summarise(made, 2.0).request_goodput is None
+    assert summarise(made, 2.0, goals_of(["ttft:200", "tpot:100.5"])).request_goodput == 1.0
+    assert summarise(made, 2.0, goals_of(["e2el:1300.001"])).request_goodput == 1.5
+    summary = summarise(made, 2.0, goals_of(["ttft:0"]))
+    assert to_json(summary, [99.0])["request_goodput"] == 0.0
+    text = block(summary, rate=4.0, concurrency=None, metrics=["ttft"], percentiles=[99.0])
+    lines = [line.partition(":")[0] for line in text.splitlines()]
+    assert lines.index("Request goodput (req/s)") == lines.index("Request throughput (req/s)") + 1
+    assert "goodput" not in block(
+        summarise(made, 2.0), rate=4.0, concurrency=None, metrics=["ttft"], percentiles=[99.0]
+    )
+
+
+@pytest.mark.parametrize(("strategy", "middle"), [("linear", 55.0), ("exponential", 31.6)])
+def test_a_ramp_ends_at_its_last_rate(strategy: Literal["linear", "exponential"], middle: float) -> None:
+    """Requests a second around the beginning, the middle and the end; workers share it."""
+    pace = Pace(10.0, 1e6, ramp=strategy, last_rate=100.0)  # so even that gaps say the rate
+    starts = list(pace.starts(1001))
+    rates = [1 / (later - earlier) for earlier, later in pairwise(starts)]
+    assert [rates[0], rates[500], rates[-1]] == pytest.approx([10.0, middle, 100.0], rel=0.02)
+    part = share(pace, 1, 4)
+    assert (part.rate, part.last_rate, part.ramp) == (2.5, 25.0, strategy)
+
+
+def test_lengths_of_answers_by_dataset(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "x", "output_tokens": 9}\n')
+    for length, expected in (("5", 5), ("-1", 9)):
+        given = parser().parse_args(
+            ["--dataset-name", "custom", "--dataset-path", str(path), "--custom-output-len", length]
+        )
+        check(given)
+        body = json.loads(make_jobs(given, "/v1/completions", "m")[0].body)
+        assert body["max_tokens"] == expected
 
 
 def test_result_keys_are_those_of_vllm() -> None:
@@ -195,6 +239,13 @@ def test_the_report_takes_whatever_percentiles_were_asked_for(tmp_path: Path) ->
         (["kernels", "--batch-sizes", "1,many"], "--batch-sizes 1,many"),
         (["serve", "--num-prompts", "1", "--request-rate", "nan"], "--request-rate"),
         (["serve", "--num-prompts", "1", "--burstiness", "nan"], "--burstiness"),
+        (["serve", "--ramp-up-strategy", "linear"], "needs --ramp-up-start-rps"),
+        (["serve", "--ramp-up-end-rps", "5"], "need --ramp-up-strategy"),
+        (["serve", "--ramp-up-strategy", "linear", "--request-rate", "5"], "only one of them"),
+        (["serve", "--ramp-up-strategy", "exponential", "--ramp-up-start-rps", "0"], "above 0"),
+        (["serve", "--goodput", "ttft:200", "itl:5"], "--goodput 'itl:5'"),
+        (["serve", "--goodput", "ttft:soon"], "--goodput 'ttft:soon'"),
+        (["serve", "--sharegpt-output-len", "0"], "--sharegpt-output-len must be at least 1"),
         (["serve", "--extra-body", "5"], "--extra-body must be a JSON object"),
         (["serve", "--extra-body", "{top_k: 5}"], "--extra-body '{top_k: 5}': is not JSON"),
         (["serve", "--result-dir", "/", "--result-filename", "tmp"], "--result-filename tmp: is a folder"),
