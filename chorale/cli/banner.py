@@ -6,7 +6,6 @@ keeps the phases with their seconds. It never holds a key.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from chorale.cli.error import print_error
 from chorale.cli.settings import OPEN_ADDRESSES, Settings
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.version import __version__
@@ -76,8 +76,8 @@ class Screen:
         elif status.state in ("dead", "failed"):
             self._end_live()
             self._failed = status.state == "failed"
-            if self._failed:  # where every other error of the command line is, also when stdout is a log file
-                print(f"chorale: error: {status.message}", file=sys.stderr)
+            if self._failed:
+                print_error(status.message)
             else:
                 self._console.print(f"the engine died and is restarting: {status.message}", markup=False)
 

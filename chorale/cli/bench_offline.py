@@ -95,9 +95,7 @@ def latency(arguments: list[str]) -> int:
     made.add_argument("--num-iters", type=int, default=3, help="runs that count")
     _lengths(made, 32, 128)
     given, rest = made.parse_known_args(arguments)
-    if min(given.batch_size, given.input_len, given.output_len, given.num_iters) < 1:
-        raise ConfigError("--batch-size, --input-len, --output-len and --num-iters must be at least 1")
-    check_least(given, {"seed": 0})
+    check_least(given, {"batch_size": 1, "input_len": 1, "output_len": 1, "num_iters": 1, "seed": 0})
     from chorale.bench import offline
 
     core, model = _build(rest)
@@ -112,9 +110,7 @@ def throughput(arguments: list[str]) -> int:
     made.add_argument("--num-prompts", type=int, default=1000, help="requests")
     _lengths(made, 1024, 128)
     given, rest = made.parse_known_args(arguments)
-    if min(given.num_prompts, given.input_len, given.output_len) < 1:
-        raise ConfigError("--num-prompts, --input-len and --output-len must be at least 1")
-    check_least(given, {"seed": 0})
+    check_least(given, {"num_prompts": 1, "input_len": 1, "output_len": 1, "seed": 0})
     from chorale.bench import offline
 
     core, model = _build(rest)

@@ -77,8 +77,8 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--output-len", "--random-output-len", dest="output_len", type=int, help="tokens of an answer"
     )
-    for name in ("custom", "sharegpt"):
-        what.add_argument(f"--{name}-output-len", type=int, metavar="N", help=f"the same, of {name}")
+    for name, kind in (("custom", answer_length), ("sharegpt", int)):
+        what.add_argument(f"--{name}-output-len", type=kind, metavar="N", help=f"the same, of {name}")
     what.add_argument("--random-range-ratio", type=float, default=0.0, help="lengths vary by this share")
     what.add_argument("--random-prefix-len", type=int, default=0, help="tokens that all prompts begin with")
     what.add_argument("--ignore-eos", action="store_true", help="always make the whole output length")
@@ -104,6 +104,12 @@ def parser() -> argparse.ArgumentParser:
         result.add_argument(f"--{name}", help=argparse.SUPPRESS)  # the vocabulary is built in
     result.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)
     return made
+
+
+def answer_length(text: str) -> int | None:
+    """-1 is vLLM's word for what the file says."""
+    length = int(text)
+    return None if length == -1 else length
 
 
 def _json(text: str) -> Any:
@@ -136,8 +142,6 @@ def run(_: str, arguments: list[str]) -> int:
 def check(given: argparse.Namespace) -> Pace:
     """Raises ``ConfigError`` for values that make no load."""
     least = dict.fromkeys(("num_prompts", "input_len", "output_len", "port"), 1)
-    if given.custom_output_len == -1:  # vLLM's word for what the file says
-        given.custom_output_len = None
     least |= dict.fromkeys(("custom_output_len", "sharegpt_output_len"), 1)
     least |= dict.fromkeys(("max_concurrency", "client_processes"), 1)
     least |= dict.fromkeys(("num_warmups", "random_prefix_len"), 0)
@@ -289,13 +293,18 @@ def conclude(given: argparse.Namespace, model: str, outcomes: list[Outcome], sec
     return 0 if summary.completed else 1
 
 
+def _load_words(given: argparse.Namespace) -> str:
+    """In a file's name."""
+    if given.ramp_up_strategy:
+        return f"ramp-up-{given.ramp_up_start_rps:g}qps-{given.ramp_up_end_rps:g}qps"
+    return f"concurrency{given.max_concurrency}" if given.max_concurrency else f"{given.request_rate}qps"
+
+
 def write(given: argparse.Namespace, model: str, record: dict[str, Any]) -> Path:
-    load = given.ramp_up_strategy and f"ramp-up-{given.ramp_up_start_rps:g}qps-{given.ramp_up_end_rps:g}qps"
-    load = load or (
-        f"concurrency{given.max_concurrency}" if given.max_concurrency else f"{given.request_rate}qps"
-    )
     label = (given.label or given.backend).replace("/", "_")  # a model's name, say: no folder is meant
-    name = given.result_filename or f"{label}-{load}-{model.split('/')[-1]}-{record['date']}.json"
+    name = (
+        given.result_filename or f"{label}-{_load_words(given)}-{model.split('/')[-1]}-{record['date']}.json"
+    )
     path = Path(given.result_dir / name)
     path.write_text(json.dumps(record, indent=1), "utf-8")
     return path

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chorale.cli.connection import Connection, connect
+from chorale.cli.error import print_error
 from chorale.cli.help import Formatter
 from chorale.cli.terminal import Answer, Printer, show_chat
 from chorale.errors import ChoraleError
@@ -112,7 +113,7 @@ class Session:
         try:
             path.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False), "utf-8")
         except OSError as error:
-            print(f"chorale: error: cannot write {path}: {error.strerror}", file=sys.stderr)
+            print_error(f"cannot write {path}: {error.strerror}")
         else:
             print(f"(wrote {path})")
 
@@ -130,7 +131,7 @@ class Session:
             answer = show_chat(self._connection.stream("chat/completions", body), Printer())
         except ChoraleError as error:
             self.messages.pop()
-            print(f"chorale: error: {error.message}", file=sys.stderr)
+            print_error(error.message)
             return 1
         self._keep(answer)
         return 0

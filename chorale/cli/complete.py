@@ -8,6 +8,7 @@ import time
 
 from chorale.cli.chat import parser, prompt, sampling
 from chorale.cli.connection import Connection, connect
+from chorale.cli.error import print_error
 from chorale.cli.terminal import Answer, printable
 from chorale.errors import ChoraleError
 
@@ -41,7 +42,7 @@ def _complete(connection: Connection, prompt: str, options: dict[str, object], s
                 sys.stdout.write(printable(choice.get("text") or ""))
                 sys.stdout.flush()
     except ChoraleError as error:
-        print(f"chorale: error: {error.message}", file=sys.stderr)
+        print_error(error.message)
         return 1
     except KeyboardInterrupt:
         pass

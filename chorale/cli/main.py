@@ -9,6 +9,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from chorale.cli.error import print_error
 from chorale.errors import ChoraleError, ConfigError
 from chorale.version import __version__
 
@@ -78,5 +79,5 @@ def _dispatch(command: str, rest: list[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"chorale: error: {message}", file=sys.stderr)
+    print_error(message)
     return code

@@ -290,6 +290,11 @@ def _check_numbers(engine: EngineConfig, server: ServerConfig) -> None:
             raise ConfigError(f"--{flag.name} {value}: is too large")
 
 
+def check_port(port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise ConfigError("--port must be between 0 and 65535")
+
+
 def _check(engine: EngineConfig, server: ServerConfig) -> None:
     if engine.override_generation_config is not None:
         _check_generation(engine.override_generation_config)
@@ -297,8 +302,7 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
         raise ConfigError("--ssl-cert-reqs must be 0, 1 or 2")
     if server.ssl_cert_reqs and not (server.ssl_certfile and server.ssl_ca_certs):
         raise ConfigError("--ssl-cert-reqs needs --ssl-certfile and --ssl-ca-certs")
-    if not 0 <= server.port <= 65535:
-        raise ConfigError("--port must be between 0 and 65535")
+    check_port(server.port)
     if not 1 <= server.api_server_count <= 64:
         raise ConfigError("--api-server-count must be between 1 and 64")
     if engine.dtype not in ("auto", "float32", "bfloat16"):

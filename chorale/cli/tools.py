@@ -15,7 +15,7 @@ from typing import Any, cast
 from chorale.cli.arguments import read_arguments
 from chorale.cli.flags import FLAGS, TOOL_FLAGS
 from chorale.cli.help import wants_help
-from chorale.cli.settings import OPEN_ADDRESSES, tool_config
+from chorale.cli.settings import OPEN_ADDRESSES, check_port, tool_config
 from chorale.config import ToolConfig
 from chorale.errors import ConfigError
 
@@ -45,8 +45,7 @@ def run(arguments: list[str]) -> int:
         return check(config)
     if len(positionals) == 2 and positionals[0] == "serve" and positionals[1] in ("browser", "python"):
         host, port = str(values.get("host", "127.0.0.1")), int(values.get("port", DEFAULT_PORT))
-        if not 0 <= port <= 65535:
-            raise ConfigError("--port must be between 0 and 65535")
+        check_port(port)
         return serve(positionals[1], config, host, port)
     raise ConfigError("say: chorale tools serve browser, chorale tools serve python, or chorale tools check")
 

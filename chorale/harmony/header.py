@@ -67,15 +67,14 @@ class ToolNames:
             alike = [n for n in self._names if same(n) == same(name)]
             if len(alike) == 1:
                 return alike[0]
-        close = self._misspelt(name)
-        return close[0] if close else None
+        return self._misspelt(name)
 
-    def _misspelt(self, name: str) -> list[str]:
+    def _misspelt(self, name: str) -> str | None:
         """What differs in few letters behind the namespace: with it, any two short names look alike."""
         namespace = name[: name.find(".") + 1]
         own = [n.removeprefix(namespace) for n in self._names if n.startswith(namespace)]
         close = difflib.get_close_matches(name.removeprefix(namespace), own, 1, 0.75)
-        return [namespace + found for found in close]
+        return namespace + close[0] if close else None
 
 
 def _last_part(name: str) -> str:
