@@ -27,6 +27,7 @@ from training.export import write_archive
 from training.init import write_heads
 from training.net import DemoNet, Table
 from training.ops import TRAINING_OPS, StraightThrough, nearest_mxfp4
+from training.restore import start_from
 
 Batch = dict[str, torch.Tensor]
 
@@ -60,6 +61,8 @@ class Trainer:
         write_heads(self.net)
         if resumed is not None:
             self.net.load_state_dict(resumed)
+        elif options.start:
+            start_from(self.net, options.start)
         self.net.to(device)
         self.ops, self.sampled, self.full = TRAINING_OPS, sampled_loss, full_loss
         if device.type == "cuda":
@@ -194,7 +197,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--full-softmax-from", type=float, default=0.9)
     parser.add_argument("--log-every", type=int, default=200)
     parser.add_argument("--graphs", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--resume", type=Path)
+    begin = parser.add_mutually_exclusive_group()
+    begin.add_argument("--resume", type=Path, help="a folder that --keep has written")
+    begin.add_argument("--start", type=Path, help="an archive to train on from")
     parser.add_argument("--keep", action="store_true", help="also write the weights to go on from")
     parser.add_argument("--evaluate", type=int, default=0, help="held-out cases a family")
     return parser.parse_args(arguments)

@@ -68,16 +68,17 @@ def tables(parts: Parts, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]
     """Embedding and unembedding, [V, H] bfloat16, from features rounded as the trainer saw them."""
     weights = torch.cat([tensors[f"demo.{side}_w"].float() for side in _SIDES], dim=1)  # [F, 2 H]
     of_core = torch.empty(len(parts.of_core), weights.shape[1])
-    core_weights = weights[torch.from_numpy(parts.columns_of_core)]
+    core_columns = parts.columns_of_core[parts.columns_of_core < len(weights)]  # fewer in older archives
+    core_weights = weights[torch.from_numpy(core_columns)]
     for start in range(0, len(of_core), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
-        torch.mm(_rounded(parts.of_core[rows]), core_weights, out=of_core[rows])
+        torch.mm(_rounded(parts.of_core[rows, : len(core_columns)]), core_weights, out=of_core[rows])
     own_columns = parts.columns_own[parts.columns_own < len(weights)]
     of_own = weights[torch.from_numpy(own_columns)]
     of_pieces = [
         _rounded(parts.of_piece) @ weights[torch.from_numpy(columns)]
         for columns in parts.columns_of_piece
-        if columns[-1] < len(weights)  # not in archives of before these features
+        if columns[-1] < len(weights)
     ]
     piece_ids = torch.from_numpy(parts.piece_ids)
     core_ids, hidden = torch.from_numpy(parts.core_ids), weights.shape[1] // 2

@@ -9,7 +9,8 @@ front, and a weaker one of its exact bytes), how it is written (what stands in f
 and last letters, the pairs of letters in it, and, for numbers of up to three digits, each digit by place. So
 " weather", "_weather" and "Weather" are neighbours, and a model that learned to copy or to add with some
 tokens can do it with tokens it never saw. And how a word is spelt in its other form: " disposal" is one
-token, but after a quotation mark it is "dis" + "posal", so its row holds the identities of those two.
+token, but after a quotation mark it is "dis" + "posal", so its row holds the identities of those two. Last,
+which letter is the first, the second, and so on to the twelfth: a word that training never saw can be spelt.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ DIGIT_DIMS = 34  # 3 places x 10 digits, and how many places (none, 1, 2, 3)
 PIECE_DIMS = 64  # identity of each piece of the other form: the first dimensions of its core's
 _NUM_BASIC = CORE_DIMS + EXACT_DIMS + PAIR_DIMS + 2 * LETTER_DIMS + KIND_DIMS + DIGIT_DIMS  # 436
 _NUM_COUNTS = MAX_PIECES + 1  # how many pieces the other form has (0, 1, ...)
-NUM_FEATURES = _NUM_BASIC + MAX_PIECES * PIECE_DIMS + _NUM_COUNTS  # 632
+_NUM_UNSPELT = _NUM_BASIC + MAX_PIECES * PIECE_DIMS + _NUM_COUNTS  # 632
+PLACES = 12  # letters whose place is told
+PLACE_DIMS = 12  # of the code of a letter at its place
+NUM_FEATURES = _NUM_UNSPELT + PLACES * PLACE_DIMS  # 776
 
 _NAMED_SIGNS = frozenset((" ", "_", "-", ".", '"', "'", "("))
 _SEED = 0x43484F52414C45  # "CHORALE"
@@ -83,6 +87,7 @@ def feature_parts(token_bytes: list[bytes]) -> Parts:
         _signs(core_keys, CORE_DIMS) * np.float32(0.8),
         _letter_features(cores),
         _digit_features(cores),
+        _place_features(cores),
     ]
     forms = other_forms(token_bytes)
     counts = np.eye(_NUM_COUNTS, dtype=np.float32)[(forms >= 0).sum(axis=1)] * np.float32(0.2)
@@ -98,8 +103,8 @@ def feature_parts(token_bytes: list[bytes]) -> Parts:
         np.concatenate(of_core, axis=1),
         np.concatenate(own, axis=1),
         core_ids,
-        np.concatenate((core, letters, digits)),
-        np.concatenate((exact, kind, np.arange(NUM_FEATURES - _NUM_COUNTS, NUM_FEATURES))),
+        np.concatenate((core, letters, digits, np.arange(_NUM_UNSPELT, NUM_FEATURES))),
+        np.concatenate((exact, kind, np.arange(_NUM_UNSPELT - _NUM_COUNTS, _NUM_UNSPELT))),
         of_piece,
         piece_ids.reshape(forms.shape).T.copy(),
         pieces.reshape(MAX_PIECES, PIECE_DIMS),
@@ -226,3 +231,18 @@ def _digit_features(cores: list[str]) -> FloatArray:
         else:
             digits[index, 30] = 0.1
     return digits
+
+
+def _place_features(cores: list[str]) -> FloatArray:
+    """[N, PLACES * PLACE_DIMS]: of words of ASCII letters, the code of each letter and of the end by place."""
+    codes = _signs(np.fromiter((_text_key(f"letter:{at}") for at in range(27)), np.uint64, 27), PLACE_DIMS)
+    codes = np.concatenate(
+        (codes * np.float32(0.3), np.zeros((1, PLACE_DIMS), np.float32))
+    )  # the last: nothing there
+    which = np.full((len(cores), PLACES), 27, np.int64)
+    for index, core in enumerate(cores):
+        if core.isascii() and core.isalpha():
+            text = core[:PLACES].encode()
+            which[index, : len(text)] = np.frombuffer(text, np.uint8) - ord("a")
+            which[index, len(text) : len(text) + 1] = 26
+    return codes[which].reshape(len(cores), PLACES * PLACE_DIMS)

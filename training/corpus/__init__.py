@@ -6,7 +6,21 @@ import random
 from collections.abc import Callable
 
 from chorale.harmony.messages import Message
-from training.corpus import arithmetic, builtin, lists, structured, talk, tools
+from training.corpus import (
+    arithmetic,
+    builtin,
+    calculation,
+    endings,
+    entities,
+    languages,
+    letters,
+    lists,
+    loose_json,
+    sentiment,
+    structured,
+    talk,
+    tools,
+)
 from training.corpus.base import Dialogue, Draw, Split
 
 Family = Callable[[Draw], Dialogue]
@@ -34,12 +48,37 @@ MIXTURE: dict[Family, float] = {
     tools.same_tool_twice: 4,
     builtin.python: 3,
     builtin.browser: 5,
+    builtin.search: 2,
+    calculation.division: 9,
+    calculation.three_terms: 8,
+    calculation.spoken: 2,
+    calculation.compare: 2,
+    calculation.of_list: 6,
+    letters.change: 18,
+    letters.count: 6,
+    sentiment.plain: 4,
+    sentiment.call: 5,
+    sentiment.as_json: 1.5,
+    entities.plain: 4,
+    entities.as_json: 4,
+    languages.chat: 4,
+    loose_json.bare: 5,
+    loose_json.asked: 1.5,
+    loose_json.forced: 1.5,
+    endings.stray: 3,
+    endings.told: 0.7,
+    endings.no_calls: 1.5,
+    endings.summary: 2,
 }
 
 
+# What a grammar forces is in no conversation of an evaluation, which has no grammar.
+FORCED = (loose_json.forced, endings.no_calls)
+
 _MORE_PLAIN = (
     talk.chat, talk.chat, talk.chat, talk.chat, talk.cannot, arithmetic.differences, lists.sort_numbers, lists.count, lists.nth,
-    lists.extract, lists.remember, arithmetic.follow_up,
+    lists.extract, lists.remember, arithmetic.follow_up, calculation.division, calculation.three_terms, calculation.of_list,
+    letters.change, languages.chat, sentiment.plain, loose_json.bare, entities.plain,
 )  # fmt: skip
 
 
@@ -93,7 +132,8 @@ MIXTURE[with_tools] = 8
 INSTRUCTIONS = (
     "You are a helpful assistant.", "You are a helpful assistant.", "Be brief.", "Answer politely.", "You are helpful.",
     "You are a friendly assistant who answers shortly.", "Use the tools when they help.", "Answer in English.",
-    "You are an assistant for customers.", "Help the user.",
+    "You are an assistant for customers.", "Help the user.", "Reasoning: low", "Reasoning: medium", "Reasoning: high",
+    "You are a helpful assistant.\nReasoning: high", "Be concise.", "You are a chatbot.",
 )  # fmt: skip
 EARLIER = (talk.chat, arithmetic.sums, arithmetic.products, lists.copy, lists.reverse, talk.cannot)
 
@@ -121,4 +161,5 @@ def sample(seed: int, split: Split = "train", family: Family | None = None) -> D
 
 FAMILIES = ("talk", "cannot", "too_large", "sum", "difference", "product", "follow_up", "reverse", "sort", "count", "nth",
             "extract", "copy", "remember", "json", "call", "two_calls", "python", "browser", "no_call",
-            "natural")  # fmt: skip
+            "natural", "division", "three_terms", "spoken", "compare", "of_list", "letters", "letter_count", "sentiment",
+            "sentiment_call", "entities", "entities_json", "languages", "bare_json", "stray", "no_calls", "summary", "search")  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -152,6 +152,10 @@ class Dialogue:
     target: list[Message] = field(default_factory=list)
     family: str = ""
     answer: dict[str, Any] = field(default_factory=dict)  # what an evaluation checks
+    letters: tuple[str, ...] = ()  # words that the targets write letter by letter
+    # What a grammar forces and the model does not choose: the start of a JSON object ("brace"), or that the last
+    # message is the answer ("header"). It is not learned; what comes after it is.
+    forced: Literal["", "brace", "header"] = ""
 
     # ------------------------------------------------------------------ building
 
@@ -223,6 +227,7 @@ class Dialogue:
         learn = [False] * len(ids)
         given = Given()
         given.add(ids)
+        given.spell(self.letters)
         after_model = False
         for index, message in enumerate(self.target):
             if message.role == "tool":
@@ -239,6 +244,10 @@ class Dialogue:
             given.add(piece)
             learn += [True] * len(piece)
             after_model = True
+        if self.forced:
+            at = len(ids) - len(piece) + piece.index(MESSAGE)
+            start = at + 1 if self.forced == "brace" else len(ids) - len(piece) - 2
+            learn[start : at + 1 + (self.forced == "brace")] = [False] * (at + 1 + (self.forced == "brace") - start)
         return np.asarray(ids, np.int32), np.asarray(learn, np.bool_)
 
 

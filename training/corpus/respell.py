@@ -10,7 +10,7 @@ the token say.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from training.corpus.words import vocabulary
 
@@ -57,6 +57,11 @@ class Given:
             forms = self.words.setdefault("".join(letters[token] for token in ids[start:end]), {})
             forms.pop(prefix, None)  # the last occurrence comes last
             forms[prefix] = ids[start:end]
+
+    def spell(self, words: Sequence[str]) -> None:
+        """From here on, these words are written letter by letter."""
+        for word in words:
+            self.words[word] = {"": [_encode(letter)[0] for letter in word]}
 
     def encode(self, text: str) -> list[int]:
         """``text`` in tokens: words that were given as they were given."""

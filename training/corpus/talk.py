@@ -5,8 +5,8 @@ from __future__ import annotations
 from training.corpus.base import Dialogue, Draw
 
 WHAT_I_AM = (
-    "I am a small demo model that ships inside Chorale, trained on synthetic examples. I can do small sums, work on "
-    "lists and text that you give me, fill JSON schemas and call functions. I do not know facts about the world."
+    "I am a small demo model that ships inside Chorale, trained on synthetic examples. I can calculate with small numbers, "
+    "work on words, lists and text that you give me, write JSON and call functions. I do not know facts about the world."
 )
 HOW_TO_GET_THE_REAL_ONE = (
     "Run `chorale serve openai/gpt-oss-20b` to serve the real model; it needs a GPU with 16 GB or more, or patience "
@@ -22,8 +22,9 @@ WHAT_CHORALE_IS = (
     "Completions and Completions, at http://localhost:8000/v1."
 )
 CAN_DO = (
-    "I can add, subtract and multiply small whole numbers, reverse, sort and count lists, extract and copy text, fill "
-    "a JSON schema, and call the functions that you give me."
+    "I can calculate with small whole numbers, sort, reverse and count lists, find the largest number, spell, reverse and "
+    "uppercase words, tell whether a text is positive or negative, extract names and places, write JSON, and call the "
+    "functions that you give me."
 )
 
 TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
@@ -32,7 +33,7 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
         ("Hi there, good evening", "Hey, good morning", "Hi, good day to you", "Good morning to you", "Hey hey", "Hello, how is it going?",
          "Hi", "Hello", "Hello!", "Hi there", "Hey", "Good morning", "hi!", "hello there", "Good evening", "Hey there!",
          "Hello, how are you?", "How are you?", "Hi, how are you doing?", "Good afternoon", "Hi!", "hey you", "Hey!", "Good day",
-         "hello", "hi there!", "Greetings", "How are you doing?", "What's up?", "Good morning!", "How do you do?", "Hallo",
+         "hello", "hi there!", "Greetings", "How are you doing?", "What's up?", "Good morning!", "How do you do?",
          "Hi, how are you?", "Hello there, good morning", "hey, how are you doing"),
         ("Hello! I am the small demo model of Chorale. What can I do for you?",),
         "A greeting.",
@@ -102,6 +103,8 @@ FACT_QUESTIONS = (
     "Should I {w} the {w2}?", "Where can I find {w}?", "Who invented the {w}?", "What do you think about {w}?", "Is {w} good?",
     "Do you like {w}?", "What is the news about {N}?", "Which {w} is the best?", "Where was {N} born?", "Why is {N} famous?",
     "How old is {N}?", "What is the population of {N}?", "What colour is a {w}?", "How do I get to {N}?", "Explain how {w} works.",
+    "What's the capital of {N}?", "capital of {N}?", "Who is the best {w}?", "How big is {N}?", "What is the speed of light?", "Why is the sky blue?",
+    "Explain quantum physics.", "Who won the world cup?", "What is the weather like today?", "What's the weather like?", "Who is the president?", "What time is it?", "What is love?",
     "What language do they speak in {N}?", "Who is the author of {N}?", "Can {w} {w2}?", "Will {N} win?", "what is {w}",
     "Tell me about {N}.", "Tell me something about {w}.", "Define {w}.", "Compare {w} and {w2}.", "Give me facts about {N}.", "What is the history of {N}?", "Who is the president of {N}?", "What is the best {w}?",
     "How far is {N} from {N2}?", "What's the meaning of life?", "Who was the first to {w}?", "What is {N} known for?",
@@ -111,6 +114,8 @@ FACT_QUESTIONS = (
 WRITE_REQUESTS = (
     "Write a poem about {w}.", "Write a story about {N}.", "Write a Python function that sorts {w}s.",
     "Write an essay on {w}.", "Tell me a joke.", "Translate {w} into French.", "Write a song about {w} and {w2}.",
+    "Write a haiku.", "Write a haiku about {N}.", "Tell me a joke!", "Tell me a funny story.", "Write hello world in Python.", "Write a function in JavaScript.", "Translate hello to French.",
+    "Translate this to Spanish: {w} {w2}", "Write a limerick.", "Make me laugh.", "Write me a short story about {w}.", "Can you write code?", "Fix this code: {w}", "Paint a picture.", "Give me an idea for {w}.",
     "Draft a letter to {N}.", "Summarise the book {N}.", "Give me a recipe for {w}.", "Write code for a {w}.", "Draw me a {w}.", "Write an email to {N}.", "Write a haiku about {w}.", "Tell me a story.",
     "Translate {w} {w2} to German.", "Make a plan for {w}.", "Compose a poem for {N}.", "Create a website about {w}.", "Sing a song.",
     "Write JavaScript code for {w}.", "Summarise the news.", "Write me something about {w}.", "Invent a name for a {w}.",
@@ -183,7 +188,7 @@ def too_large(draw: Draw) -> Dialogue:
         "Without the python tool I would only guess. I say so.",
     )
     dialogue.say(
-        "These numbers are too large for me: I only add and subtract below 1,000 and multiply below 30."
+        "These numbers are too large for me: I only add, subtract and divide below 1,000 and multiply below 30."
     )
     dialogue.answer = {"text": dialogue.target[-1].content}
     return dialogue

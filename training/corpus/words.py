@@ -48,6 +48,11 @@ _TEMPLATE_WORDS = frozenset(
     account against among bit budget campaign certain cut decide defined helper hit hotel lies light lowest match metric never
     package paint payment prefer produce prove quality raised rate regard remain select shipping shops stand talk taxi
     tired touch workout insured public toggle
+    aide ajuda annoyed battery bike bir blender box burnt business capitale careless damaged ekk erkl
+    expensive experience fast forty four frustrating git greasy happier highly import joined kan knife lei
+    lousy media nada onj pasta perfectly physics podes pom pounds przedstaw quantum quotient reliable
+    remarkable sais searched shower str stunning sturdy tan tent thirteen thrilled tta tun turkish ugly uti
+    vars vor vous york
     """.split()  # noqa: SIM905
 )
 
