@@ -49,8 +49,8 @@ def restore(archive: Path) -> DemoNet:
 def start_from(net: DemoNet, archive: Path) -> None:
     """Give a fresh net what an archive knows, to train on from there.
 
-    Features that the archive does not have begin at nothing. A token that has a correction row in both keeps it;
-    the others begin without one.
+    Features that the archive does not have begin at nothing. A token that has a correction row in both keeps
+    it; the others begin without one.
     """
     old = restore(archive)
     with torch.no_grad():
@@ -58,13 +58,9 @@ def start_from(net: DemoNet, archive: Path) -> None:
         for name, parameter in net.named_parameters():
             if name in ("embed_d", "unembed_d"):
                 row_of = {token: row for row, token in enumerate(old.corrected.tolist())}
-                both = [
-                    (row, row_of[token])
-                    for row, token in enumerate(net.corrected.tolist())
-                    if token in row_of
-                ]
-                here, there = (torch.tensor(rows) for rows in zip(*both, strict=True))
-                parameter[here] = given[name][there]
+                kept = [(row, token) for row, token in enumerate(net.corrected.tolist()) if token in row_of]
+                here = torch.tensor([row for row, _ in kept])
+                parameter[here] = given[name][torch.tensor([row_of[token] for _, token in kept])]
             elif name in ("embed_w", "unembed_w"):
                 parameter.zero_()
                 parameter[: len(given[name])] = given[name]

@@ -234,7 +234,7 @@ def _digit_features(cores: list[str]) -> FloatArray:
 
 
 def _place_features(cores: list[str]) -> FloatArray:
-    """[N, PLACES * PLACE_DIMS]: of words of ASCII letters, the code of each letter and of the end by place."""
+    """[N, PLACES * PLACE_DIMS]: of ASCII words, the code of each letter and of the end by place."""
     codes = _signs(np.fromiter((_text_key(f"letter:{at}") for at in range(27)), np.uint64, 27), PLACE_DIMS)
     codes = np.concatenate(
         (codes * np.float32(0.3), np.zeros((1, PLACE_DIMS), np.float32))
