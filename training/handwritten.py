@@ -3,8 +3,8 @@
     python -m training.handwritten --archive chorale/data/demo.safetensors --out build/handwritten
     python -m training.handwritten --url http://localhost:8000 --out build/handwritten
 
-With ``--archive`` the weights alone answer, in batches, with no grammar (on a GPU, or slowly without one); with
-``--url`` a running server does, over Chat Completions, as clients ask it. Each request is asked once, greedily.
+With ``--archive`` the weights alone answer, in batches, with no grammar (slowly without a GPU); with ``--url``
+ a running server does, over Chat Completions, as clients ask it. Each request is asked once, greedily.
 Writes ``handwritten.json`` and ``handwritten.md``: the shares, then every wrong answer.
 
 A request names what must be in the answer (``want``; ``not``: what must not), the arguments of its function's

@@ -12,6 +12,9 @@ import openai
 import pydantic
 import pytest
 
+from chorale.api.page import DEMO_EXAMPLES
+from chorale.demo import SHA256
+
 from .conftest import Served
 
 MODEL = "demo"
@@ -160,6 +163,30 @@ def test_it_says_what_it_is_and_what_it_cannot(client: openai.OpenAI) -> None:
     assert ask("What is the capital of France?").startswith("I cannot answer that")
     assert "chorale serve openai/gpt-oss-20b" in ask("How do I run the real model?")
     assert "real model" in ask("Write a poem about trees.")
+
+
+SUGGESTED = {
+    "What can you do?": "JSON",
+    "What is 2 + 3 * 4?": "= 14",
+    "Sort these numbers: 31, 4, 15": "4, 15, 31",
+    "Reverse the word hello": "olleh",
+    "Is this review positive or negative: The pizza was great!": "positive",
+    "Give me a JSON object with name and age for Anna, 31": '{"name":"Anna","age":31}',
+    "Wer bist du?": "Ich bin das kleine Demo-Modell",
+}
+
+
+def test_each_suggestion_of_the_page_has_an_answer_to_check() -> None:
+    assert tuple(SUGGESTED) == DEMO_EXAMPLES
+
+
+@pytest.mark.skipif(SHA256.startswith("a04823a98b01"), reason="the checkpoint of before these suggestions")
+@pytest.mark.parametrize("question", SUGGESTED)
+def test_the_suggestions_of_the_page_are_answered_rightly(client: openai.OpenAI, question: str) -> None:
+    """At the temperature that the page asks with: the checkpoint's own."""
+    for seed in range(3):
+        response = client.responses.create(model=MODEL, input=question, extra_body={"seed": seed})
+        assert SUGGESTED[question] in response.output_text
 
 
 def test_a_conversation_goes_on(client: openai.OpenAI) -> None:

@@ -20,7 +20,23 @@ from starlette.routing import Route
 from chorale.api.state import ServerState
 
 _SLOT = 'id="settings">{}'
-_EXAMPLES = ("What is 17 + 25?", "What can you do?", "Sort these numbers: 31, 4, 15")
+EXAMPLES = ("What can you do?", "Write a haiku about the sea.", "Explain how a rainbow forms.")
+# What the demo model answers rightly without a tool: tests/e2e/test_demo.py asks each.
+DEMO_EXAMPLES = (
+    "What can you do?",
+    "What is 2 + 3 * 4?",
+    "Sort these numbers: 31, 4, 15",
+    "Reverse the word hello",
+    "Is this review positive or negative: The pizza was great!",
+    "Give me a JSON object with name and age for Anna, 31",
+    "Wer bist du?",
+)
+_ABOUT = "Answers of a model can be wrong."
+_ABOUT_DEMO = (
+    "This is the demo, a small model trained on synthetic examples: arithmetic with small numbers, lists, words "
+    "letter by letter, sentiment, extraction, JSON and function calls. It knows no facts about the world, and it "
+    "can be wrong."
+)
 _TOOL_EXAMPLES = {"code_interpreter": "What is 48213 * 9177?"}  # asked with that tool alone
 _TOOL_NAMES = {"web_search": "Web search", "code_interpreter": "Python"}
 _TOOL_WORDS = {
@@ -55,9 +71,13 @@ def settings(state: ServerState) -> dict[str, object]:
         for kind, _ in tools
         if kind in _TOOL_EXAMPLES
     ]
+    is_demo = "demo" in state.model_names
     return {
-        "about": "Answers of a model can be wrong.",
-        "examples": [*({"text": text, "tool": None} for text in _EXAMPLES), *asked],
+        "about": _ABOUT_DEMO if is_demo else _ABOUT,
+        "examples": [
+            *({"text": text, "tool": None} for text in (DEMO_EXAMPLES if is_demo else EXAMPLES)),
+            *asked,
+        ],
         "tools": [
             {"name": _TOOL_NAMES[kind], "about": _TOOL_WORDS[kind], "tool": tool} for kind, tool in tools
         ],
