@@ -3,13 +3,13 @@
     python -m training.handwritten --archive chorale/data/demo.safetensors --out build/handwritten
     python -m training.handwritten --url http://localhost:8000 --out build/handwritten
 
-With ``--archive`` the weights alone answer, in batches, with no grammar (slowly without a GPU); with ``--url``
- a running server does, over Chat Completions, as clients ask it. Each request is asked once, greedily.
-Writes ``handwritten.json`` and ``handwritten.md``: the shares, then every wrong answer.
+With ``--archive`` the weights alone answer, in batches, with no grammar (slowly without a GPU); with
+``--url`` a running server does, over Chat Completions, as clients ask it. Each request is asked once,
+greedily. Writes ``handwritten.json`` and ``handwritten.md``: the shares, then every wrong answer.
 
-A request names what must be in the answer (``want``; ``not``: what must not), the arguments of its function's
-call (``arguments``) or the JSON (``json``), or only that the answer ends within 200 tokens (``stops``). All answers
-must end by themselves.
+A request names what must be in the answer (``want``; ``not``: what must not), the arguments of its call
+(``arguments``) or the JSON (``json``), or only that the answer ends within 200 tokens (``stops``). All
+answers must end by themselves.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ DEMO_EXAMPLES = (
 )
 _ABOUT = "Answers of a model can be wrong."
 _ABOUT_DEMO = (
-    "This is the demo, a small model trained on synthetic examples: arithmetic with small numbers, lists, words "
-    "letter by letter, sentiment, extraction, JSON and function calls. It knows no facts about the world, and it "
-    "can be wrong."
+    "This is the demo, a small model trained on synthetic examples: arithmetic with small numbers, lists, "
+    "words letter by letter, sentiment, extraction, JSON and function calls. It knows no facts about the "
+    "world, and it can be wrong."
 )
 _TOOL_EXAMPLES = {"code_interpreter": "What is 48213 * 9177?"}  # asked with that tool alone
 _TOOL_NAMES = {"web_search": "Web search", "code_interpreter": "Python"}
