@@ -18,8 +18,8 @@ from chorale.errors import ConfigError
 Progress = Callable[[str, float, str], None]
 
 DEMO_NOTICE = (
-    "demo: a small model trained on synthetic examples (arithmetic with small numbers, lists, words letter by "
-    "letter, sentiment, extraction, JSON, function calls); it knows no facts about the world"
+    "demo: a small model trained on synthetic examples (arithmetic with small numbers, lists, words letter "
+    "by letter, sentiment, extraction, JSON, function calls); it knows no facts about the world"
 )
 ARCHIVE = Path(__file__).parents[1] / "data" / "demo.safetensors"
 SHA256 = "a04823a98b0113895f900ebb2b170f3d981c499fa926ef1a0de60ca511e9dc3c"

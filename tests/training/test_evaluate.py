@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from training.corpus import MIXTURE, tools
-from training.evaluate import Case, held_out_cases, main, parse, run_cases
+from training.corpus import tools
+from training.evaluate import EVALUATED, Case, held_out_cases, main, parse, run_cases
 from training.report import markdown, merge
 
 
 def test_options_choose_the_runs() -> None:
     everything = parse(["--archive", "demo.safetensors"])
     assert (everything.splits, everything.temperatures) == (("eval", "hard"), (0.0, 1.0))
-    assert everything.families == tuple(MIXTURE)
+    assert everything.families == EVALUATED
     one = "--archive demo.safetensors --splits hard --temperatures 1 --families one_call"
     part = parse(one.split())
     assert (part.splits, part.temperatures, part.families) == (("hard",), (1.0,), (tools.one_call,))
