@@ -57,7 +57,7 @@ MIXTURE: dict[Family, float] = {
     letters.change: 18,
     letters.count: 6,
     sentiment.plain: 4,
-    sentiment.call: 5,
+    sentiment.classify: 5,
     sentiment.as_json: 1.5,
     entities.plain: 4,
     entities.as_json: 4,

@@ -147,7 +147,7 @@ _ORDERS = (
 )  # fmt: skip
 
 
-def call(draw: Draw) -> Dialogue:
+def classify(draw: Draw) -> Dialogue:
     """One call with the label, and the text where the function takes it."""
     while True:
         label, text = _drawn(draw)
