@@ -12,8 +12,9 @@ import numpy as np
 import openai_harmony
 import pytest
 
+from chorale.api import compaction
 from chorale.harmony.vocab import CALL, RANKS_DIR_VARIABLE, RETURN, START, export_vocabulary
-from training.corpus import FAMILIES, MIXTURE, fields, sample, structured, tool_phrases, wishes
+from training.corpus import FAMILIES, MIXTURE, endings, fields, sample, structured, tool_phrases, wishes
 from training.corpus.base import ASSISTANT, Dialogue, Draw, Phrases
 from training.corpus.known import KNOWN
 from training.corpus.links import link
@@ -104,6 +105,10 @@ def test_number_pairs_and_prompts_are_apart() -> None:
         trained = {asked(sample(seed, "train", family)) for seed in range(1500)}
         tested = {asked(sample(seed, "eval", family)) for seed in range(300)}
         assert not trained & tested
+
+
+def test_a_summary_is_asked_for_as_the_server_asks() -> None:
+    assert endings.REQUEST == compaction.REQUEST
 
 
 def asked(dialogue: Dialogue) -> str:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import string
 
-from chorale.api.compaction import REQUEST
 from chorale.harmony.messages import Message
 from training.corpus import arithmetic, calculation, letters, lists, sentiment, talk, tools
 from training.corpus.base import Dialogue, Draw
 from training.corpus.entities import SENTENCES, amount, company, person, place
 from training.corpus.values import iso_date, marked, phrase
 
+# As chorale.api.compaction asks (a test compares them; importing it would need the server's packages where we train).
+REQUEST = (
+    "Summarize this conversation so that it can be continued from your summary alone. Keep what was asked"
+    " for, what was decided and why, names, numbers, paths and code that are still needed, what tools"
+    " returned, and what is still to be done. Write only the summary."
+)
 UNSURE = (
     "I do not know what to do with that. I am a small demo model: try a sum like 17 + 25, a list to sort, a word to reverse, "
     "a text to classify, or JSON."
