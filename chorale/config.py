@@ -36,6 +36,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    prompt_delay: float | None = None  # seconds that prompts may add to a step of streams; 0: no bound
     block_size: int | None = None
     num_gpu_blocks_override: int | None = None  # pages in the pool, whatever the device
     gpu_memory_utilization: float = 0.92

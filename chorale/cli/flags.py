@@ -40,6 +40,12 @@ ENGINE_FLAGS = (
     Flag("max-model-len", "size", "engine.max_model_len", "longest prompt plus output, tokens"),
     Flag("max-num-seqs", "size", "engine.max_num_seqs", "sequences running at once"),
     Flag("max-num-batched-tokens", "size", "engine.max_num_batched_tokens", "tokens computed in one step"),
+    Flag(
+        "prompt-delay",
+        "float",
+        "engine.prompt_delay",
+        "seconds that prompts may add to a step while other answers are streamed; 0: no bound",
+    ),
     Flag("block-size", "int", "engine.block_size", "tokens in a page of the KV cache"),
     Flag("num-gpu-blocks-override", "int", "engine.num_gpu_blocks_override", "pages in the KV pool, exactly"),
     Flag("gpu-memory-utilization", "float", "engine.gpu_memory_utilization", "share of the device's memory"),

@@ -19,6 +19,7 @@ class Grant:
     sequence: Sequence
     start: int
     count: int
+    scored: bool = False  # each of its positions gets log-probabilities
 
     @property
     def is_last(self) -> bool:

@@ -28,6 +28,7 @@ import numpy as np
 
 from chorale.engine.commit import Committer
 from chorale.engine.lifecycle import Lifecycle
+from chorale.engine.pace import PromptPace
 from chorale.engine.plan import Grant, PlanBuilder, StepRecord
 from chorale.engine.sequence import Sequence, Status
 from chorale.engine.types import EngineLimits, IntArray, StepPlan, StepResult
@@ -47,6 +48,7 @@ class Scheduler:
         self._sitting_out: list[int] = []  # rows
         self._refused: tuple[Sequence, int] | None = None  # head of the queue, spare pages at that time
         self._committer = Committer(life, keep_tokens=limits.overlap_depth == 0)
+        self._pace = PromptPace(limits)
         self.prefix_queries = 0
         self.prefix_hits = 0
 
@@ -62,6 +64,8 @@ class Scheduler:
         """The next step, or None when nothing can be computed before a commit or a new request."""
         decodes = np.flatnonzero(self._rows.decoding).astype(np.int32)
         budget = self._limits.max_num_batched_tokens
+        num_prompts = len(self._life.prefills) + len(self._life.waiting)
+        self._pace.begin(len(self._life.running) - len(self._life.prefills), num_prompts)
         if len(decodes) > budget:
             decodes = self._best_rows(decodes, budget)
         budget = self._extend_running(decodes, budget)
@@ -70,6 +74,7 @@ class Scheduler:
 
     def commit(self, record: StepRecord, result: StepResult, now: float) -> None:
         """Take the result of the oldest step in flight."""
+        self._pace.observe(record, result.seconds)
         self._committer.commit(record, result, now)
 
     # ------------------------------------------------------------------ running sequences
@@ -88,7 +93,7 @@ class Scheduler:
         else:
             budget -= len(decodes)
         for sequence in sorted(self._life.prefills, key=by_key):
-            if sequence.status is Status.PREFILL and budget > 0:
+            if sequence.status is Status.PREFILL and budget > 0 and self._pace.is_open:
                 budget -= self._extend_prefill(sequence, budget)
         return budget
 
@@ -114,10 +119,12 @@ class Scheduler:
         start = int(self._rows.computed[sequence.row])
         if not self._make_room(sequence, start):
             return 0
-        wanted = min(budget, len(sequence.known) - start)
+        scored = wants_prompt_logprobs(sequence)
+        wanted = self._pace.fit(start, min(budget, len(sequence.known) - start), scored=scored)
         count = min(wanted, self._cache.room(sequence.pages, start))
+        self._pace.spend(start, count, scored=scored)
         self._grow(sequence, start + count)
-        self._build.grants.append(Grant(sequence, start, count))
+        self._build.grants.append(Grant(sequence, start, count, scored))
         return count
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> None:
@@ -142,7 +149,7 @@ class Scheduler:
     # ------------------------------------------------------------------ admissions
 
     def _admit(self, budget: int, now: float) -> None:
-        while budget > 0 and (head := self._life.waiting.head()) is not None:
+        while budget > 0 and self._pace.is_open and (head := self._life.waiting.head()) is not None:
             if not self._find_row(head):
                 return
             hit = self._find_pages(head)
@@ -239,7 +246,7 @@ class Scheduler:
         grants = self._build.grants
         if not len(decodes) and not grants:
             return None
-        wants_prompt = [grant.sequence.row for grant in grants if wants_prompt_logprobs(grant.sequence)]
+        wants_prompt = [grant.sequence.row for grant in grants if grant.scored]
         plan = self._build.build(
             step_id, decodes, rows.computed[decodes], rows.last_token[decodes], wants_prompt
         )

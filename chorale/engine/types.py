@@ -168,6 +168,9 @@ class EngineLimits:
     eos_token_ids: tuple[int, ...] = (200002, 199999, 200012)
     vocab_size: int = 201088
     seed: int = 0  # from which the seeds of unseeded requests are drawn
+    prompt_delay: float = 0.0  # seconds that prompts may add to a step of running streams; 0: no bound
+    max_prompt_delay: float = 0.0  # the same where many prompts wait; at least prompt_delay
+    least_chunk: int = 1  # tokens that such a step computes of a prompt, however long they take
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +231,7 @@ class StepResult:
     errors: dict[int, str] = field(default_factory=dict)
     # Those of ``errors`` whose logits were sound: what the request itself forbids left no token.
     forbidden: frozenset[int] = frozenset()
+    seconds: float = 0.0  # how long the device was at it; 0: not measured
 
 
 class GrammarService(Protocol):

@@ -32,13 +32,22 @@ from chorale.runtime.memory import (
     weight_bytes,
 )
 
+# Seconds that prompts may add to a step of running streams. Steps scatter around what was expected, on a busy
+# CPU by half of it and more, and no stream is to wait 0.5 s for another's prompt.
+CPU_PROMPT_DELAY = 0.25
+# About 1,000 tokens of 20b on an H200, with which a step of a hundred streams takes less than 20 ms
+# (benchmarks/step_policy.py; measured by benchmarks/gpu_gaps.py).
+GPU_PROMPT_DELAY = 0.012
+GPU_LEAST_CHUNK = 256  # tokens: fewer take hardly less time, because all experts are read anyway
+MAX_PROMPT_DELAY = 0.25  # where many prompts wait; on a GPU more than the token budget takes
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """One resolved setting. ``chosen`` is False where the operator named the value."""
 
     name: str
-    value: int | str | bool
+    value: float | str | bool
     reason: str
     chosen: bool = True
 
@@ -68,6 +77,11 @@ class _Decider:
         self.notes: list[str] = []
 
     def pick(self, name: str, asked: int | None, default: int, reason: str) -> int:
+        value = default if asked is None else asked
+        self.decisions.append(Decision(name, value, reason if asked is None else "asked for", asked is None))
+        return value
+
+    def seconds(self, name: str, asked: float | None, default: float, reason: str) -> float:
         value = default if asked is None else asked
         self.decisions.append(Decision(name, value, reason if asked is None else "asked for", asked is None))
         return value
@@ -117,6 +131,12 @@ def resolve(
         2048 if cpu else 8192,
         f"tokens of a step on {hardware.kind}",
     )
+    delay = decide.seconds(
+        "prompt_delay",
+        config.prompt_delay,
+        CPU_PROMPT_DELAY if cpu else GPU_PROMPT_DELAY,
+        f"seconds that prompts may add to a step of running streams on {hardware.kind}",
+    )
     check_rows(seqs, config.max_model_len or model.max_position_embeddings, block_size, hardware)
     geometry = kv_geometry(model, block_size, kv_dtype)
     graph_rows = _graph_rows(config, decide, seqs, can_capture)
@@ -130,6 +150,9 @@ def resolve(
             block_size=block_size,
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
+            prompt_delay=delay,
+            max_prompt_delay=MAX_PROMPT_DELAY,
+            least_chunk=1 if cpu else GPU_LEAST_CHUNK,
             max_model_len=longest,
             sliding_window=model.sliding_window,
             enable_prefix_caching=config.enable_prefix_caching,
@@ -246,6 +269,8 @@ def check_sizes(config: EngineConfig) -> None:
         "num_threads": 0,
     }
     check_least(config, least)
+    if config.prompt_delay is not None and not 0 <= config.prompt_delay < float("inf"):
+        raise ConfigError("--prompt-delay must be 0 or more seconds")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
 

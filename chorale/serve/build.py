@@ -245,7 +245,8 @@ def make_executor(
     if resolved.graph_rows:
         decodes = Decodes(device, model, kv, buffers, sampler, resolved.graph_rows, limits.max_model_len)
         mixed = Mixed(device, model, kv, buffers, limits.max_model_len)
-    return LocalExecutor(Worker(device, model, kv, buffers, sampler, grammar, decodes, mixed))
+    worker = Worker(device, model, kv, buffers, sampler, grammar, decodes, mixed)
+    return LocalExecutor(worker, overlaps=device.overlap)
 
 
 def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:

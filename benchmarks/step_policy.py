@@ -1,0 +1,178 @@
+"""What a bound on the time that prompts add to a step costs and gives, on a device that is a table.
+
+    python benchmarks/step_policy.py [--delays 0 8 12 16]
+
+The scheduler is the real one; its clock is arithmetic. How long a step of 20b takes on one H200 follows from
+docs/kernels.md ("The step, measured": decode steps of 1 to 1,024 rows, prompts of 8,192 tokens, the shares of
+attention, head and sampling). Overlap depth 1, as on a GPU; a step that no graph takes costs the host
+``LAUNCH``, an assumption.
+
+Two loads: Poisson arrivals at 20 a second of 1,024 / 512 tokens for 60 s, and 1,024 requests at once of
+1,024 / 1,024. For each bound (milliseconds; 0: none): the time between two tokens of a stream (ITL), the
+time to the first token, and the output rate from the first arrival to the last token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from chorale.engine.core import EngineCore
+from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, StepPlan, StepResult
+
+# Tokens of a step -> ms of everything but attention, head and sampling.
+LINEAR = ((1, 1.02), (8, 2.3), (64, 4.0), (256, 5.9), (1024, 14.8), (2048, 24.0), (4096, 44.0), (8192, 86.0))
+LAUNCH = 10.0  # ms of the host for a step that is launched kernel by kernel
+HOST = 0.5  # ms of the host for a step, beside it
+
+
+def linear_ms(tokens: int) -> float:
+    place = min(max(1, bisect_left([size for size, _ in LINEAR], tokens)), len(LINEAR) - 1)
+    (low, low_ms), (high, high_ms) = LINEAR[place - 1 : place + 1]
+    return low_ms + (high_ms - low_ms) * (tokens - low) / (high - low)
+
+
+def step_ms(plan: StepPlan) -> float:
+    """Milliseconds of the device."""
+    new, ends = plan.num_new.astype(np.int64), plan.num_computed + plan.num_new
+    decode = new == 1
+    attention = 0.15 + 4.8e-6 * ends[decode].sum() + 2e-4 * new[~decode].sum()
+    attention += 4.4e-7 * (new * (plan.num_computed + new / 2))[~decode].sum()
+    sampled = int(plan.samples.sum())
+    return linear_ms(plan.num_tokens) + float(attention) + 0.26 + 2.1e-3 * sampled
+
+
+def is_captured(plan: StepPlan) -> bool:
+    return bool((plan.num_new == 1).all()) or (plan.num_tokens <= 1024 and len(plan.rows) < 64)
+
+
+@dataclass
+class Device:
+    """An Executor. ``now`` is the host's clock; the device runs steps in order behind it."""
+
+    now: float = 0.0
+    busy_until: float = 0.0
+    noise: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def execute(self, plan: StepPlan) -> Step:
+        began = max(self.now, self.busy_until)
+        self.now += HOST / 1e3
+        if not is_captured(plan):
+            self.now += LAUNCH / 1e3
+        seconds = step_ms(plan) / 1e3 * self.noise.uniform(0.97, 1.05)
+        before, self.busy_until = self.busy_until, max(began + seconds, self.now)
+        return Step(self, plan, max(before, began), self.busy_until)
+
+    def use_idle_time(self) -> bool:
+        return False
+
+    def shutdown(self) -> None:
+        pass
+
+
+@dataclass
+class Step:
+    device: Device
+    plan: StepPlan
+    began: float
+    ends: float
+
+    def result(self) -> StepResult:
+        self.device.now = max(self.device.now, self.ends)
+        rows = len(self.plan.rows)
+        tokens = np.full((rows, 1), 5, np.int32)
+        seconds = self.ends - self.began
+        return StepResult(self.plan.step_id, tokens, np.ones(rows, np.int32), seconds=seconds)
+
+
+@dataclass
+class Result:
+    gaps: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        gap, first = (np.array(values) * 1e3 for values in (self.gaps, self.first))
+        cuts = np.percentile(gap, (50, 90, 99, 99.9, 100))
+        cells = " ".join(
+            f"{name} {cut:6.1f}"
+            for name, cut in zip(("p50", "p90", "p99", "p99.9", "max"), cuts, strict=True)
+        )
+        firsts = f"p50 {np.percentile(first, 50):6.0f} p99 {np.percentile(first, 99):6.0f}"
+        return f"ITL {cells} | TTFT {firsts} | {self.tokens / self.seconds:8,.0f} tok/s"
+
+
+def limits(delay_ms: float) -> EngineLimits:
+    return EngineLimits(
+        num_blocks=60_000,
+        block_size=64,
+        max_num_seqs=1024,
+        max_num_batched_tokens=8192,
+        max_model_len=131072,
+        enable_prefix_caching=False,
+        overlap_depth=1,
+        prompt_delay=delay_ms / 1e3,
+        max_prompt_delay=0.25,
+        least_chunk=256,
+    )
+
+
+def play(delay_ms: float, arrivals: Iterator[float], prompt: int, output: int) -> Result:
+    device, result = Device(), Result()
+    core = EngineCore(limits(delay_ms), device, lambda: device.now)
+    waiting = list(arrivals)[::-1]
+    came: dict[str, float] = {}
+    last: dict[str, float] = {}
+    while waiting or core.has_work:
+        if not core.has_work:
+            device.now = max(device.now, waiting[-1])
+        while waiting and waiting[-1] <= device.now:
+            name = f"r{len(came)}"
+            came[name] = waiting.pop()
+            spec = SamplingSpec(ignore_eos=True, max_tokens=output, seed=1)
+            core.add_request(GenerateRequest(request_id=name, prompt_token_ids=[9] * prompt, sampling=spec))
+        for chunk in core.step():
+            before = last.get(chunk.request_id)
+            if before is None:
+                result.first.append(device.now - came[chunk.request_id])
+            else:
+                result.gaps.append(device.now - before)
+            last[chunk.request_id] = device.now
+            result.tokens += len(chunk.token_ids)
+    result.seconds = device.now
+    return result
+
+
+def poisson(rate: float, seconds: float) -> Iterator[float]:
+    generator, now = random.Random(3), 0.0
+    while (now := now + generator.expovariate(rate)) < seconds:
+        yield now
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--delays", type=float, nargs="+", default=[0, 8, 12, 16])
+    parser.add_argument("--rows", type=int, default=1024)
+    parser.add_argument("--seconds", type=float, default=60)
+    given = parser.parse_args()
+    for delay in given.delays:
+        start = time.perf_counter()
+        print(
+            f"{delay:4.0f} ms, 20 a second: {play(delay, poisson(20, given.seconds), 1024, 512)}", flush=True
+        )
+        burst = play(delay, iter([0.0] * given.rows), 1024, 1024)
+        print(
+            f"{delay:4.0f} ms, burst of {given.rows}: {burst} [{time.perf_counter() - start:.0f} s]",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""PromptPace: how many prompt tokens a step may compute while streams run.
+
+A stream gets one token a step, so what the prompt chunks of a step take delays every stream. While streams
+run, the chunks of a step together may take ``max_delay`` seconds; what a token costs is learned from steps
+that have run. Without streams there is no bound but the token budget.
+
+The cost of a prompt token grows with its position, because attention reads all tokens before it: costs are
+kept by position, in ranges that double. A range that has no measurement takes the lowest bound that its
+neighbours give: a lower range's cost times the ratio of the positions (the cost grows at most in proportion
+to the position), or a higher range's cost. Chunks of which every position is scored (``prompt_logprobs``)
+cost many times as much and have costs of their own.
+"""
+
+from __future__ import annotations
+
+import math
+
+from chorale.engine.plan import StepRecord
+from chorale.engine.types import EngineLimits
+
+_RANGE = 1024  # positions of the first range; each further one ends at twice the position
+_FEW = 8  # so many prompts may wait before the bound grows in proportion to their number
+_LEAST_LEFT = 1 / 16  # of the bound: with less left, no further prompt gets a chunk in this step
+_TAIL = 1.25  # a prompt that ends within so much more than its chunk is finished
+_MOST = 4.0  # by which one step changes a cost that was measured before
+
+
+class PromptPace:
+    """Not thread-safe. ``begin`` opens a step, ``grant`` gives chunks, ``observe`` takes what a step took."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self._delay = limits.prompt_delay
+        self._max_delay = max(limits.prompt_delay, limits.max_prompt_delay)
+        self._first_cost = limits.prompt_delay / limits.least_chunk
+        self._least = limits.least_chunk
+        self._bound = math.inf  # of the step that is being planned
+        self._costs: tuple[dict[int, float], dict[int, float]] = ({}, {})  # plain, scored: range -> seconds
+        self._decodes: dict[int, float] = {}  # bit length of the number of rows -> seconds of a step
+        self._left = math.inf
+        self._is_first = True
+
+    def begin(self, num_streams: int, num_prompts: int) -> None:
+        """Open a step's account. ``num_prompts``: those that are not computed, whether admitted or not."""
+        self._bound = math.inf
+        if num_streams and self._delay:
+            self._bound = min(self._delay * max(1.0, num_prompts / _FEW), self._max_delay)
+        self._left, self._is_first = self._bound, True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another prompt may have a chunk in this step. The first always may."""
+        return self._is_first or self._bound == math.inf or self._left > self._bound * _LEAST_LEFT
+
+    def fit(self, start: int, wanted: int, *, scored: bool) -> int:
+        """Tokens from ``start`` on that this step has time for: at least the least chunk, if ``wanted``."""
+        if self._left == math.inf:
+            return wanted
+        count = int(self._left / self.cost(start + self._guess(wanted), scored=scored))
+        return wanted if wanted <= count * _TAIL else min(wanted, max(self._least, count))
+
+    def spend(self, start: int, count: int, *, scored: bool) -> None:
+        """A chunk was granted."""
+        self._is_first = False
+        if self._left != math.inf:
+            self._left -= count * self.cost(start + count, scored=scored)
+
+    def cost(self, position: int, *, scored: bool = False) -> float:
+        """Seconds of a prompt token at ``position``: an estimate, rather too high than too low."""
+        own, costs = _range_of(position), self._costs[scored]
+        if own in costs:
+            return costs[own]
+        bounds = [cost * 2.0 ** max(0, own - other) for other, cost in costs.items()]
+        return min(bounds, default=self._first_cost * 2.0**own)
+
+    def observe(self, record: StepRecord, seconds: float) -> None:
+        """``record`` ran for ``seconds``."""
+        if not self._delay or seconds <= 0:
+            return
+        rows = record.num_decodes
+        if not record.grants:
+            known = self._decodes.get(rows.bit_length(), seconds)
+            self._decodes[rows.bit_length()] = known + 0.25 * (min(seconds, _MOST * known) - known)
+            return
+        expected: dict[tuple[bool, int], float] = {}
+        for grant in record.grants:
+            middle = grant.start + grant.count // 2
+            kind = (grant.scored, _range_of(middle))
+            cost = grant.count * self.cost(middle, scored=grant.scored)
+            expected[kind] = expected.get(kind, 0.0) + cost
+        total = sum(expected.values())
+        tokens = record.plan.num_tokens
+        spent = self._prompt_seconds(seconds, rows, (tokens - rows) / tokens, total)
+        # Every step has a fixed part, so a token of a short chunk costs more. Within the bound that may be.
+        if spent < total or spent > self._delay:
+            for scored, place in expected:
+                self._correct(scored, place, spent / total)
+
+    def _prompt_seconds(self, seconds: float, rows: int, share: float, expected: float) -> float:
+        """What the prompts' ``share`` of a step's tokens took.
+
+        Known if such a number of rows has decoded alone. Else it is at least the share of the time, and at
+        most what fewer rows alone leave; in between, what was expected.
+        """
+        if rows.bit_length() in self._decodes:
+            return max(seconds - self._decodes[rows.bit_length()], seconds * share / 2)
+        fewer = (spent for length, spent in self._decodes.items() if length < rows.bit_length())
+        return min(max(expected, seconds * share), seconds - min(max(fewer, default=0.0), seconds / 2))
+
+    def _correct(self, scored: bool, place: int, ratio: float) -> None:
+        costs = self._costs[scored]
+        if place in costs:
+            costs[place] *= math.sqrt(min(max(ratio, 1 / _MOST), _MOST))
+        else:
+            costs[place] = self.cost(_position_of(place), scored=scored) * ratio
+
+    def _guess(self, wanted: int) -> int:
+        """Tokens of a chunk, for the position at which it ends."""
+        return min(wanted, _RANGE)
+
+
+def _range_of(position: int) -> int:
+    return (position // _RANGE).bit_length()
+
+
+def _position_of(place: int) -> int:
+    return _RANGE << (place - 1) if place else 0
