@@ -1,46 +1,53 @@
 """From the bytes of a request body to a checked dict, and from there to a request model.
 
-Everything is bounded before it allocates: nesting is measured on the raw bytes, in linear time and without
-recursion, before any JSON parser runs. Strictness, decided once for every endpoint: the body is UTF-8; no
-NaN, no infinity (nor numbers that overflow to it), no lone surrogates, no key twice in one object.
+Everything is bounded before it allocates: nesting and numbers of values are counted on the raw bytes, before
+any JSON parser runs (``chorale.api.json_shape``). Strictness, decided once for every endpoint: the body is
+UTF-8; no NaN, no infinity (nor numbers that overflow to it), no lone surrogates, no key twice in one object.
 Size and time limits of the body are the guard's (``chorale.api.guard``): they hold on every route.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
-import numpy as np
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
+from chorale.api.json_shape import Shape, shape_of
+from chorale.api.limits import SIZES
+from chorale.api.offload import beside
 from chorale.config import ServerConfig
 from chorale.errors import RequestError, UnsupportedMediaTypeError
 
 Model = TypeVar("Model", bound=BaseModel)
 
-# Above this size a body is parsed in a thread, so that other streams go on (the parsers hold the GIL only
-# in short pieces); below it the hop would cost more than the parse.
-THREAD_BYTES = 256 * 1024
-_STRUCTURE = b'"[]{}'
-_OTHERS = bytes(set(range(256)) - set(_STRUCTURE))
+Result = TypeVar("Result")
+
+# Above this size a body is parsed and checked in a thread, so that other streams go on; below it the hop
+# would cost more than the parse, and no count can be exceeded but the depth.
+THREAD_BYTES = 32 * 1024
 _MAX_FAULTS = 8
-_DEPTH_CHUNK = 65_536
 _MAX_DIGITS = 400  # of a number, its sign included
 _AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
-_LONG_NUMBER = b"0" * _MAX_DIGITS  # without one, every integer of a body is read at C speed
-_STEP_OF = np.zeros(256, dtype=np.int8)  # +1 for an opening bracket, -1 for a closing one
-_STEP_OF[list(b"[{")] = 1
-_STEP_OF[list(b"]}")] = -1
+_LONG_NUMBER = b"0" * 32  # without one, every integer of a body is read at C speed, in one go
 
 
 async def read_json(request: Request, config: ServerConfig) -> dict[str, Any]:
     """The request's JSON object. Raises ``RequestError``: 400, 408, 413; 415 for another type or encoding."""
+    return await read_as(request, config, _as_it_is)
+
+
+async def read_as(
+    request: Request, config: ServerConfig, parse: Callable[[dict[str, Any]], Result]
+) -> Result:
+    """What ``parse`` makes of the request's JSON object; a large one is read and parsed in a thread.
+
+    Raises as ``read_json`` and ``parse`` do.
+    """
     media_type = request.headers.get("content-type", "").split(";", 1)[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedMediaTypeError("the body must be application/json", code="unsupported_media_type")
@@ -51,9 +58,13 @@ async def read_json(request: Request, config: ServerConfig) -> dict[str, Any]:
             code="unsupported_content_encoding",
         )
     raw = await request.body()
-    if len(raw) > THREAD_BYTES:
-        return await asyncio.to_thread(parse_object, raw, config.max_json_depth)
-    return parse_object(raw, config.max_json_depth)
+    return await beside(
+        lambda: parse(parse_object(raw, config.max_json_depth)), heavy=len(raw) > THREAD_BYTES
+    )
+
+
+def _as_it_is(data: dict[str, Any]) -> dict[str, Any]:
+    return data
 
 
 def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
@@ -62,8 +73,8 @@ def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8 (byte {error.start})", code="invalid_utf8") from None
-    if raw.count(b"[") + raw.count(b"{") > max_depth and json_depth(raw, max_depth) > max_depth:
-        raise RequestError(f"the JSON is nested more than {max_depth} deep", code="json_too_deep")
+    if len(raw) > THREAD_BYTES or raw.count(b"[") + raw.count(b"{") > max_depth:
+        _check_shape(raw, max_depth)
     try:
         value = json.loads(
             text,
@@ -81,6 +92,18 @@ def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
     return value
 
 
+def _check_shape(raw: bytes, max_depth: int) -> None:
+    most = Shape(max_depth, *(SIZES[f"json_{name}"].max for name in Shape.__slots__[1:]))
+    excess = shape_of(raw, most).excess(most)
+    if excess == "depth":
+        raise RequestError(f"the JSON is nested more than {max_depth} deep", code="json_too_deep")
+    if excess is not None:
+        size = SIZES[f"json_{excess}"]
+        raise RequestError(
+            f"the JSON has more than {size.max} {size.unit} ({size.doc})", code="json_too_large"
+        )
+
+
 def _refuse_half_pairs(raw: bytes) -> None:
     """msgspec is the one parser here that minds them, in its own words."""
     try:
@@ -89,32 +112,6 @@ def _refuse_half_pairs(raw: bytes) -> None:
         raise RequestError(
             "the body is not valid JSON: a string holds half of a surrogate pair", code="invalid_json"
         ) from None
-
-
-def json_depth(raw: bytes, enough: int) -> int:
-    """Deepest nesting of ``[`` and ``{`` outside of strings; stops counting beyond ``enough``.
-
-    Linear, at C speed, without recursion. Escapes go first: a run of backslashes pairs up from its left, so
-    what is left before a quote escapes it. Then quotes only open and close strings. Unbalanced input gives
-    some number; the parser refuses it.
-    """
-    if b"\\" in raw:
-        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    marks = np.frombuffer(raw.translate(None, _OTHERS), dtype=np.uint8)
-    depth = deepest = 0
-    inside = False
-    for start in range(0, marks.size, _DEPTH_CHUNK):
-        part = marks[start : start + _DEPTH_CHUNK]
-        in_string = np.logical_xor.accumulate(part == ord('"')) ^ inside
-        steps = _STEP_OF[part]
-        steps[in_string] = 0
-        levels = np.cumsum(steps, dtype=np.int32)
-        deepest = max(deepest, depth + int(levels.max()))
-        if deepest > enough:
-            break
-        depth += int(levels[-1])
-        inside = bool(in_string[-1])
-    return deepest
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -12,11 +12,19 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from chorale.api.body import parse_model, read_json
+from chorale.api.body import parse_model, read_as, read_json
 from chorale.api.stream import EventStream, until_disconnect
 from chorale.errors import ChoraleError
 
-__all__ = ["EventStream", "error_response", "json_response", "parse_model", "read_json", "until_disconnect"]
+__all__ = [
+    "EventStream",
+    "error_response",
+    "json_response",
+    "parse_model",
+    "read_as",
+    "read_json",
+    "until_disconnect",
+]
 
 _encode = msgspec.json.Encoder().encode
 

@@ -136,7 +136,13 @@ SIZES: dict[str, Size] = {
     "input": Size(16_384, "items", "items of one Responses input"),
     "conversation_items": Size(20, "items", "items added to a conversation at once"),
     "prompts": Size(256, "prompts", "prompts of one completions request"),
-    "prompt_tokens": Size(1_048_576, "ids", "one prompt given as ids, before the context check"),
+    "prompt_tokens": Size(262_144, "ids", "one prompt given as ids, before the context check"),
+    "json_values": Size(
+        524_288, "values", "a body's objects, arrays, strings, numbers; empty containers count twice"
+    ),
+    "json_strings": Size(262_144, "strings", "strings of a body, names of members included"),
+    "json_containers": Size(65_536, "containers", "objects and arrays of a body"),
+    "json_members": Size(16_384, "members", "one object of a body"),
     "tool_name": Size(64, "characters", "one function name"),
     "identifier": Size(512, "characters", "user, cache_salt, prompt_cache_key, ids, ..."),
 }

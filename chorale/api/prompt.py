@@ -6,7 +6,6 @@ into developer messages, and function tools into the first of them. Text is alwa
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,6 @@ from chorale.config import ServerConfig
 from chorale.errors import RequestError
 from chorale.harmony.messages import (
     DEFAULT_IDENTITY,
-    Conversation,
     DeveloperContent,
     Message,
     ReasoningEffort,
@@ -25,8 +23,6 @@ from chorale.harmony.messages import (
     ToolDescription,
     ToolNamespace,
 )
-from chorale.harmony.render import render_conversation
-from chorale.harmony.vocab import Vocabulary
 from chorale.tools.base import ToolBox
 
 # gpt-oss knows three efforts; the other names of OpenAI's enum go to the nearest.
@@ -41,7 +37,6 @@ EFFORTS: dict[str, ReasoningEffort] = {
 }
 DEFAULT_EFFORT: ReasoningEffort = "medium"
 FUNCTIONS = "functions"
-THREAD_CHARS = 32 * 1024  # above this a prompt is encoded in a thread: 32 kB take about 2 ms
 # Names stand in message headers, where a space or "to=" would be read as structure.
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 AUTHOR_NAME = re.compile(r"[\w.@+-]{1,64}")  # of people: letters of any script
@@ -120,23 +115,3 @@ def check_distinct(tools: Sequence[ToolDescription], param: str) -> None:
         if tool.name in seen:
             raise RequestError(f"{param}[{position}]: '{tool.name}' is declared twice", param=param)
         seen.add(tool.name)
-
-
-async def encode_conversation(conversation: Conversation, vocab: Vocabulary) -> list[int]:
-    """Token ids, ending in ``<|start|>assistant``; long texts are encoded without holding up the loop."""
-    if _num_chars(conversation) > THREAD_CHARS:
-        return await asyncio.to_thread(render_conversation, conversation, vocab)
-    return render_conversation(conversation, vocab)
-
-
-def _num_chars(conversation: Conversation) -> int:
-    """Roughly how much text there is to encode."""
-    total = 0
-    for message in conversation.messages:
-        content = message.content
-        if isinstance(content, str):
-            total += len(content)
-        elif isinstance(content, DeveloperContent):
-            total += len(content.instructions or "")
-            total += sum(len(repr(namespace.tools)) for namespace in content.namespaces)
-    return total

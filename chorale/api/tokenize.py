@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -12,11 +11,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chorale.api import fields, limits
-from chorale.api.chat.prepare import conversation, hosted_tools, prepare, read_rules
+from chorale.api.chat.prepare import encode, hosted_tools, prepare, read_rules
 from chorale.api.chat.request import parse_chat
-from chorale.api.http import json_response, parse_model, read_json
+from chorale.api.http import json_response, parse_model, read_as, read_json
 from chorale.api.names import check_model
-from chorale.api.prompt import encode_conversation
+from chorale.api.offload import HEAVY, beside
 from chorale.api.state import ServerState
 from chorale.api.toolbox import close_tools
 from chorale.errors import RequestError
@@ -24,8 +23,7 @@ from chorale.harmony.vocab import Vocabulary
 
 Model = TypeVar("Model", bound=BaseModel)
 
-_THREAD_CHARS = 32 * 1024  # above this encoding moves to a thread: it would hold up other streams
-_THREAD_TOKENS = 8 * 1024  # the same for lists of tokens: a million take half a second
+_HEAVY_TOKENS = 8 * 1024  # above this a list of tokens is decoded in a thread: a million take half a second
 
 
 class Shown(BaseModel):
@@ -88,23 +86,18 @@ async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
         await close_tools(prepared.options.tools)
         token_ids = prepared.prompt_token_ids
     else:
-        token_ids = await encode_conversation(
-            conversation(state, chat, chat.messages, *read_rules(chat)), state.vocab
-        )
+        token_ids = await encode(state, chat, chat.messages, *read_rules(chat))
     # The last two ids are <|start|>assistant, which asks for the answer.
     return token_ids[:-2] if closed else token_ids
 
 
 async def encode_prompt(vocab: Vocabulary, text: str) -> list[int]:
-    if len(text) > _THREAD_CHARS:
-        return await asyncio.to_thread(vocab.encode_with_special, text)
-    return vocab.encode_with_special(text)
+    return await beside(partial(vocab.encode_with_special, text), heavy=len(text) > HEAVY)
 
 
 async def _answer(state: ServerState, token_ids: list[int], with_strings: bool) -> Response:
-    if len(token_ids) > _THREAD_TOKENS:
-        return await asyncio.to_thread(_describe, state, token_ids, with_strings)
-    return _describe(state, token_ids, with_strings)
+    describe = partial(_describe, state, token_ids, with_strings)
+    return await beside(describe, heavy=len(token_ids) > _HEAVY_TOKENS)
 
 
 def _describe(state: ServerState, token_ids: list[int], with_strings: bool) -> Response:
@@ -119,11 +112,7 @@ def _describe(state: ServerState, token_ids: list[int], with_strings: bool) -> R
 
 
 async def detokenize(state: ServerState, request: Request) -> Response:
-    data = await read_json(request, state.config)
-    tokens = data.get("tokens")
-    if isinstance(tokens, list) and len(tokens) > _THREAD_TOKENS:
-        return await asyncio.to_thread(_decode, state, data)
-    return _decode(state, data)
+    return await read_as(request, state.config, partial(_decode, state))
 
 
 def _decode(state: ServerState, data: dict[str, Any]) -> Response:

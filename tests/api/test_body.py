@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from chorale.api.body import json_depth, parse_model, parse_object
+from chorale.api.body import parse_model, parse_object
+from chorale.api.json_shape import Shape, shape_of
 from chorale.errors import RequestError
 
 JSON = st.recursive(

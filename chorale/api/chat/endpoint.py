@@ -15,7 +15,7 @@ from chorale.api.chat.chunks import ChunkWriter, usage_event
 from chorale.api.chat.prepare import Prepared, prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.chat.stored import keep
-from chorale.api.http import EventStream, json_response, read_json, until_disconnect
+from chorale.api.http import EventStream, json_response, read_as, until_disconnect
 from chorale.api.names import check_model
 from chorale.api.output import Fold, end_error
 from chorale.api.sse import DONE, error_event
@@ -25,7 +25,7 @@ from chorale.api.usage import of_choices
 
 
 async def create(state: ServerState, request: Request) -> Response:
-    chat = parse_chat(await read_json(request, state.config))
+    chat = await read_as(request, state.config, parse_chat)
     check_model(state, chat.model)
     prepared = await prepare(state, chat)
     answer = Answer.of(state, chat)

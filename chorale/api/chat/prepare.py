@@ -12,11 +12,11 @@ from chorale.api.chat.messages import content_text, reasoning_text, split_instru
 from chorale.api.chat.request import ChatRequest
 from chorale.api.client_tools import custom_tool
 from chorale.api.hosted import HostedTools, builtin_tools, is_hosted, read_hosted
+from chorale.api.offload import beside, is_heavy
 from chorale.api.options import TurnOptions
 from chorale.api.prompt import (
     check_distinct,
     developer_message,
-    encode_conversation,
     reasoning_effort,
     system_message,
 )
@@ -30,6 +30,7 @@ from chorale.api.toolloop import TurnTools
 from chorale.engine.types import SamplingSpec
 from chorale.errors import RequestError
 from chorale.harmony.messages import Conversation
+from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import CHANNEL, END, MESSAGE, START, Vocabulary
 from chorale.tools.base import ToolBox
 
@@ -48,7 +49,7 @@ async def prepare(state: ServerState, chat: ChatRequest) -> Prepared:
 
     The turn closes the boxes of ``options.tools``.
     """
-    rules, structured = read_rules(chat)
+    rules, structured = await beside(lambda: read_rules(chat), heavy=_is_heavy(chat))
     hosted = check_available(state, hosted_tools(chat), optional_search=False)
     rules, tools = await open_tools(state, Plan(hosted), rules, chat.n)
     try:
@@ -75,8 +76,7 @@ async def _prepare(
             code="unsupported_value",
         )
     box = tools[0].box if tools else None
-    rendered = conversation(state, chat, messages, rules, structured, box)
-    prompt = await encode_conversation(rendered, state.vocab)
+    prompt = await encode(state, chat, messages, rules, structured, box)
     header = _continue_prompt(prompt, tail, state.vocab) if tail is not None else ()
     sampling = resolve_sampling(
         chat,
@@ -108,6 +108,30 @@ async def _prepare(
         tools=tools,
     )
     return Prepared(prompt, sampling, options)
+
+
+async def encode(
+    state: ServerState,
+    chat: ChatRequest,
+    messages: list[dict[str, Any]],
+    rules: TurnRules,
+    structured: Structured,
+    box: ToolBox | None = None,
+) -> list[int]:
+    """Token ids, ending in ``<|start|>assistant``. Raises ``RequestError`` for what is wrong in messages."""
+
+    def work() -> list[int]:
+        return render_conversation(conversation(state, chat, messages, rules, structured, box), state.vocab)
+
+    return await beside(work, heavy=_is_heavy(chat))
+
+
+def _is_heavy(chat: ChatRequest) -> bool:
+    """Whether reading and rendering the request would hold up the event loop."""
+    return is_heavy(
+        *(chat.messages, chat.tools, chat.functions, chat.response_format),
+        *(chat.structured_outputs, chat.guided_json, chat.guided_choice),
+    )
 
 
 def conversation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from chorale.api import limits
 from chorale.api.chat.request import ChatRequest
 from chorale.api.fields import Metadata
-from chorale.api.http import json_response, parse_model, read_json
+from chorale.api.http import json_response, parse_model, read_as
 from chorale.api.responses.completion_store import CompletionFilter, StoredCompletion
 from chorale.api.responses.pages import check_names, page_object, read_number
 from chorale.api.state import ServerState
@@ -57,7 +58,7 @@ async def retrieve(state: ServerState, request: Request) -> Response:
 
 async def update(state: ServerState, request: Request) -> Response:
     """Replace the metadata."""
-    asked = parse_model(MetadataUpdate, await read_json(request, state.config))
+    asked = await read_as(request, state.config, partial(parse_model, MetadataUpdate))
     completion_id = request.path_params["completion_id"]
     changed = await state.store.completions.update(completion_id, request.state.owner, asked.metadata)
     if changed is None:

@@ -20,7 +20,7 @@ from chorale.api.completions.request import (
     parse_completion,
 )
 from chorale.api.completions.text import ChoiceText, TextAnswer, TextChunkWriter, body_choice
-from chorale.api.http import EventStream, json_response, read_json, until_disconnect
+from chorale.api.http import EventStream, json_response, read_as, until_disconnect
 from chorale.api.merge import merged
 from chorale.api.names import check_model
 from chorale.api.options import TurnOptions
@@ -48,7 +48,7 @@ class Job:
 
 
 async def create(state: ServerState, request: Request) -> Response:
-    completion = parse_completion(await read_json(request, state.config))
+    completion = await read_as(request, state.config, parse_completion)
     check_model(state, completion.model)
     prompts = await encode_prompts(completion.prompt, state.vocab, echo=bool(completion.echo))
     structured = combine(

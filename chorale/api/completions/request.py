@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 from chorale.api import fields, limits
 from chorale.api.body import parse_model
 from chorale.api.fields import Refusal, StreamOptions, StructuredFields
-from chorale.api.prompt import THREAD_CHARS
+from chorale.api.offload import beside, is_heavy
 from chorale.errors import RequestError
 from chorale.harmony.vocab import Vocabulary
 
@@ -79,16 +78,13 @@ def parse_completion(data: Mapping[str, Any]) -> CompletionRequest:
 
 async def encode_prompts(value: Any, vocab: Vocabulary, *, echo: bool = False) -> list[Prompt]:
     """A string, strings, ids, or lists of ids; long texts are encoded without holding up the loop."""
-    parts = split_prompts(value)
-    if sum(map(len, parts)) > THREAD_CHARS:
-        return await asyncio.to_thread(_encode_all, parts, vocab, echo)
-    return _encode_all(parts, vocab, echo)
+    return await beside(lambda: _encode_all(value, vocab, echo), heavy=is_heavy(value))
 
 
-def _encode_all(parts: list[str | list[int]], vocab: Vocabulary, echo: bool) -> list[Prompt]:
+def _encode_all(value: Any, vocab: Vocabulary, echo: bool) -> list[Prompt]:
     """Text prompts may spell special tokens: this endpoint is for raw harmony."""
     prompts = []
-    for part in parts:
+    for part in split_prompts(value):
         if isinstance(part, str):
             prompts.append(Prompt(vocab.encode_with_special(part), part))
         else:

@@ -16,7 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chorale.api.conversations.request import read_create, read_items, read_update
-from chorale.api.http import json_response, read_json
+from chorale.api.http import json_response, read_as
+from chorale.api.offload import beside, is_heavy
 from chorale.api.responses.dialects import dialect_of, translate_items
 from chorale.api.responses.items import parse_items
 from chorale.api.responses.pages import PageQuery, check_include, check_names, page_object
@@ -43,7 +44,7 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def create(state: ServerState, request: Request) -> Response:
-    fields = read_create(await _body(state, request))
+    fields = await read_as(request, state.config, read_create)
     owner = owner_of(request)
     items = await _resolved(state, fields.items, owner)
     made = await state.store.conversations.create(owner, fields.metadata, items)
@@ -56,7 +57,7 @@ async def retrieve(state: ServerState, request: Request) -> Response:
 
 
 async def update(state: ServerState, request: Request) -> Response:
-    fields = read_update(await _body(state, request))
+    fields = await read_as(request, state.config, read_update)
     changed = await state.store.conversations.update(_id(request), owner_of(request), fields.metadata)
     return json_response(changed.to_object())
 
@@ -81,7 +82,7 @@ async def list_items(state: ServerState, request: Request) -> Response:
 
 async def add_items(state: ServerState, request: Request) -> Response:
     _check_query(request)
-    fields = read_items(await _body(state, request))
+    fields = await read_as(request, state.config, read_items)
     owner = owner_of(request)
     items = await _resolved(state, fields.items, owner)
     added = await state.store.conversations.append(_id(request), owner, items)
@@ -113,10 +114,6 @@ def _id(request: Request) -> str:
     return str(request.path_params["conversation_id"])
 
 
-async def _body(state: ServerState, request: Request) -> dict[str, Any]:
-    return await read_json(request, state.config)
-
-
 def _check_query(request: Request) -> None:
     check_names(request.query_params, "include", "include[]")
     check_include(request.query_params)
@@ -124,7 +121,8 @@ def _check_query(request: Request) -> None:
 
 async def _resolved(state: ServerState, raw: list[dict[str, Any]], owner: bytes) -> list[StoredItem]:
     """Items with ids; errors name them as ``items[i]``."""
-    return await resolve_items(state, parse_items(raw, "items"), owner, "items")
+    parsed = await beside(partial(parse_items, raw, "items"), heavy=is_heavy(raw))
+    return await resolve_items(state, parsed, owner, "items")
 
 
 def _shown(state: ServerState, request: Request, items: Sequence[StoredItem]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chorale.api.http import EventStream, json_response, read_json, until_disconnect
+from chorale.api.http import EventStream, json_response, read_as, until_disconnect
 from chorale.api.messages.blocks import MessageAnswer, message_body
 from chorale.api.messages.events import EventWriter
 from chorale.api.messages.prepare import Prepared, build_prompt, prepare
@@ -21,7 +21,7 @@ from chorale.api.turn import run_turn
 
 
 async def create(state: ServerState, request: Request) -> Response:
-    message = parse_messages(await read_json(request, state.config))
+    message = await read_as(request, state.config, parse_messages)
     check_model(state, message.model)
     prepared = await prepare(state, message)
     answer = MessageAnswer.of(state, message)
@@ -34,7 +34,7 @@ async def create(state: ServerState, request: Request) -> Response:
 
 async def count_tokens(state: ServerState, request: Request) -> Response:
     """The length of the prompt that the same body would make."""
-    message = parse_count(await read_json(request, state.config))
+    message = await read_as(request, state.config, parse_count)
     check_model(state, message.model)
     prompt = await build_prompt(state, message)
     headers = {"request-id": request.state.request_id}

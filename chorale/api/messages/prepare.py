@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from chorale.api.messages.convert import Converter, system_text
 from chorale.api.messages.request import CountRequest, MessagesRequest
 from chorale.api.messages.tools import read_tools
+from chorale.api.offload import beside, is_heavy
 from chorale.api.options import TurnOptions
 from chorale.api.prompt import (
     developer_message,
-    encode_conversation,
     reasoning_effort,
     system_message,
 )
@@ -23,6 +23,7 @@ from chorale.api.structured import Structured, read_format
 from chorale.engine.types import SamplingSpec
 from chorale.errors import RequestError
 from chorale.harmony.messages import Conversation, Message
+from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import CHANNEL, MESSAGE
 
 NEVER = 1 << 30  # tokens: a turn that is not streamed is read once, at its end
@@ -77,6 +78,12 @@ async def prepare(state: ServerState, request: MessagesRequest) -> Prepared:
 
 async def build_prompt(state: ServerState, request: CountRequest) -> Prompt:
     """The prompt that a request makes. Raises ``RequestError``."""
+    config = request.output_config
+    given = (request.messages, request.system, request.tools, config.format if config is not None else None)
+    return await beside(lambda: _build_prompt(state, request), heavy=is_heavy(*given))
+
+
+def _build_prompt(state: ServerState, request: CountRequest) -> Prompt:
     rules, structured = read_rules(request)
     messages = Converter(state.vocab).convert(request.messages)
     tail = _continued(messages)
@@ -88,7 +95,7 @@ async def build_prompt(state: ServerState, request: CountRequest) -> Prompt:
     developer = developer_message(system_text(request.system), tools, structured.described)
     if developer is not None:
         head.append(developer)
-    prompt = await encode_conversation(Conversation((*head, *messages)), state.vocab)
+    prompt = render_conversation(Conversation((*head, *messages)), state.vocab)
     header: tuple[int, ...] = ()
     if tail is not None:
         assert tail.channel is not None

@@ -15,9 +15,10 @@ from starlette.responses import Response
 from chorale.api import limits
 from chorale.api.compaction import MAX_TOKENS, REQUEST
 from chorale.api.fields import triage
-from chorale.api.http import json_response, parse_model, read_json, until_disconnect
+from chorale.api.http import json_response, parse_model, read_as, until_disconnect
 from chorale.api.ids import new_id
 from chorale.api.models import check_model
+from chorale.api.offload import beside
 from chorale.api.responses.compaction import compaction_object
 from chorale.api.responses.items import parse_items
 from chorale.api.responses.prepare import prepare
@@ -44,10 +45,13 @@ class CompactRequest(BaseModel):
     service_tier: Literal["auto", "default", "fast", "flex", "priority"] | None = None
 
 
+def _parse(data: dict[str, Any]) -> CompactRequest:
+    return parse_model(CompactRequest, triage(data, CompactRequest.model_fields, _HARMLESS, {}))
+
+
 async def compact(state: ServerState, request: Request) -> Response:
     """The answer is not stored. What is too long for the window loses its oldest items first."""
-    data = await read_json(request, state.config)
-    fields = parse_model(CompactRequest, triage(data, CompactRequest.model_fields, _HARMLESS, {}))
+    fields = await read_as(request, state.config, _parse)
     if fields.model is not None:
         check_model(state, fields.model)
     if not fields.input and fields.previous_response_id is None:
@@ -72,7 +76,7 @@ async def compact(state: ServerState, request: Request) -> Response:
 
 
 async def _user_messages(state: ServerState, fields: CompactRequest, owner: bytes) -> list[Item]:
-    own = parse_items(fields.input or [])
+    own = await beside(lambda: parse_items(fields.input or []))
     history: list[Item] = []
     if fields.previous_response_id is not None:
         history = [stored.item for stored in await state.store.chain(fields.previous_response_id, owner)]

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from chorale.api.http import EventStream, json_response, read_json, until_disconnect
+from chorale.api.http import EventStream, json_response, read_as, until_disconnect
 from chorale.api.models import check_model
 from chorale.api.responses import reading
 from chorale.api.responses.compact import compact
@@ -81,7 +81,7 @@ class _Stream(Response):
 
 
 async def _read(state: ServerState, request: Request) -> ResponsesRequest:
-    fields = parse_request(await read_json(request, state.config))
+    fields = await read_as(request, state.config, parse_request)
     if fields.model is not None:
         check_model(state, fields.model)
     return fields

@@ -19,7 +19,7 @@ from chorale.api.responses.item_fields import (
     read_type,
     unsupported_part,
 )
-from chorale.api.responses.sealed import unseal
+from chorale.api.responses.sealed import Budget, unseal
 from chorale.api.responses.stored import Item
 from chorale.errors import RequestError
 
@@ -29,7 +29,8 @@ _REASONING_PARTS = frozenset({"reasoning_text", "summary_text", "text"})
 
 def parse_items(raw: list[dict[str, Any]], path: str = "input") -> list[Item]:
     """Raises ``RequestError`` naming the first faulty item by its index in ``path``."""
-    items = [_parse_item(item, f"{path}[{position}]") for position, item in enumerate(raw)]
+    budget = Budget()
+    items = [_parse_item(item, f"{path}[{position}]", budget) for position, item in enumerate(raw)]
     for position, item in enumerate(items[:-1]):
         if item["type"] == "compaction_trigger":
             raise RequestError(
@@ -38,10 +39,13 @@ def parse_items(raw: list[dict[str, Any]], path: str = "input") -> list[Item]:
     return items
 
 
-def _parse_item(item: Mapping[str, Any], path: str) -> Item:
+def _parse_item(item: Mapping[str, Any], path: str, budget: Budget) -> Item:
     kind = item.get("type")
     if kind is None:
         kind = "message" if "role" in item else "item_reference"
+    sealed = _SEALED_PARSERS.get(kind) if isinstance(kind, str) else None
+    if sealed is not None:
+        return sealed(item, path, budget)
     parser = _PARSERS.get(kind) if isinstance(kind, str) else None
     if parser is None:
         raise RequestError(
@@ -69,7 +73,7 @@ def _message(item: Mapping[str, Any], path: str) -> Item:
     return parsed
 
 
-def _reasoning(item: Mapping[str, Any], path: str) -> Item:
+def _reasoning(item: Mapping[str, Any], path: str, budget: Budget) -> Item:
     parsed: Item = {"id": read_id(item, "rs"), "type": "reasoning"}
     for key, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
         texts = _reasoning_texts(item.get(key), f"{path}.{key}")
@@ -77,7 +81,7 @@ def _reasoning(item: Mapping[str, Any], path: str) -> Item:
     encrypted = item.get("encrypted_content")
     parsed["encrypted_content"] = encrypted if isinstance(encrypted, str) else None
     if isinstance(encrypted, str) and not (parsed["content"] or parsed["summary"]):
-        text = unseal(encrypted, f"{path}.encrypted_content")
+        text = unseal(encrypted, f"{path}.encrypted_content", budget)
         parsed["content"] = [{"type": "reasoning_text", "text": text}] if text else []
     parsed["status"] = read_status(item)
     return parsed
@@ -99,9 +103,9 @@ def _reasoning_texts(parts: Any, path: str) -> list[str]:
     return texts
 
 
-def _compaction(item: Mapping[str, Any], path: str) -> Item:
+def _compaction(item: Mapping[str, Any], path: str, budget: Budget) -> Item:
     sealed = read_string(item, "encrypted_content", path)
-    if unseal(sealed, f"{path}.encrypted_content") is None:
+    if unseal(sealed, f"{path}.encrypted_content", budget) is None:
         raise RequestError(
             f"{path}.encrypted_content: was not made by this server", param=f"{path}.encrypted_content"
         )
@@ -116,11 +120,13 @@ def _item_reference(item: Mapping[str, Any], path: str) -> Item:
     return {"type": "item_reference", "id": read_string(item, "id", path)}
 
 
+_SEALED_PARSERS: dict[str, Callable[[Mapping[str, Any], str, Budget], Item]] = {
+    "reasoning": _reasoning,
+    "compaction": _compaction,
+}
 _PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
     "message": _message,
-    "reasoning": _reasoning,
     "item_reference": _item_reference,
-    "compaction": _compaction,
     "compaction_trigger": _compaction_trigger,
     **client_items.PARSERS,
     **hosted_input.PARSERS,

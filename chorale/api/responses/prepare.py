@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from chorale.api.compaction import Compaction
 from chorale.api.compaction import reserve as room_for_summary
 from chorale.api.hosted import HostedTools, builtin_tools, is_hosted, read_hosted
 from chorale.api.ids import new_id
-from chorale.api.prompt import THREAD_CHARS, developer_message, reasoning_effort, system_message
+from chorale.api.offload import beside, is_heavy
+from chorale.api.prompt import developer_message, reasoning_effort, system_message
 from chorale.api.responses.approvals import approved_calls
 from chorale.api.responses.client_calls import TOOL_LISTS, is_call
 from chorale.api.responses.compaction import plan, since_compaction
@@ -25,7 +25,7 @@ from chorale.api.responses.conversation import (
     to_groups,
 )
 from chorale.api.responses.hosted_items import HOSTED_CALLS, HOSTED_ITEMS
-from chorale.api.responses.items import item_text, parse_items, same_output
+from chorale.api.responses.items import parse_items, same_output
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.responses.stored import Item, StoredItem
 from chorale.api.responses.tools import ToolSet, read_tools
@@ -42,7 +42,7 @@ from chorale.harmony.render import DropAnalysis
 from chorale.tools.base import ToolBox
 
 NEVER = 1 << 30  # tokens: a turn that is not streamed is read once, at its end
-_THREAD_ITEMS = 512
+_HEAVY_ITEMS = 64  # among them may be sealed texts, of which a few kB unpack to megabytes
 _RESERVE = 4096  # tokens for the answer when old items are cut and no limit was asked for
 
 
@@ -121,21 +121,28 @@ def first_prompt(prompt: Prompt) -> list[int]:
 
 async def build_prompt(state: ServerState, request: ResponsesRequest, owner: bytes) -> Prompt:
     """Long inputs are read and encoded in a thread, so that other streams go on."""
+    heavy = _is_heavy(request)
     asked = hosted_tools(request)
-    read_rules(request, read_tools(request.tools, "auto"))  # what is wrong whatever the input says
+    # What is wrong whatever the input says.
+    await beside(lambda: read_rules(request, read_tools(request.tools, "auto")), heavy=heavy)
     history: list[StoredItem] = []
     if request.previous_response_id is not None:
         history = await state.store.chain(request.previous_response_id, owner)
     elif request.conversation is not None:
         history = await state.store.conversations.history(request.conversation.id, owner)
     raw = request.input or []
-    parsed = await asyncio.to_thread(parse_items, raw) if len(raw) > _THREAD_ITEMS else parse_items(raw)
+    parsed = await beside(lambda: parse_items(raw), heavy=heavy)
     own = await resolve_items(state, parsed, owner)
     items = history + own
-    check_outputs(items, len(history))
-    loaded = [stored.item["tools"] for stored in items if stored.item["type"] in TOOL_LISTS]
-    tools = read_tools(request.tools, request.tool_choice, loaded, asked.names)
-    rules, structured = read_rules(request, tools)
+    heavy = heavy or len(items) > _HEAVY_ITEMS
+
+    def read() -> tuple[ToolSet, TurnRules, Structured]:
+        check_outputs(items, len(history))
+        loaded = [stored.item["tools"] for stored in items if stored.item["type"] in TOOL_LISTS]
+        tools = read_tools(request.tools, request.tool_choice, loaded, asked.names)
+        return tools, *read_rules(request, tools)
+
+    tools, rules, structured = await beside(read, heavy=heavy)
     _check_call_limit(request, rules)
     wants_search = tools.choice.hosted is not None and "web_search" in tools.choice.hosted
     asked = check_available(state, asked, optional_search=bool(tools.callable) and not wants_search)
@@ -144,7 +151,10 @@ async def build_prompt(state: ServerState, request: ResponsesRequest, owner: byt
     try:
         box = hosted[0].box if hosted else None
         with_approved(hosted, approved_calls(own, items, box, state.vocab))
-        token_ids, compaction = await _encode(state, request, tools, structured.described, items, box)
+        token_ids, compaction = await beside(
+            lambda: assemble(state, request, tools, structured.described, items, box),
+            heavy=heavy or is_heavy([stored.item for stored in history]),
+        )
     except BaseException:
         await close_tools(hosted)
         raise
@@ -178,19 +188,6 @@ async def _plan(
     calls = [stored.item["id"] for stored in items if stored.item["type"] in HOSTED_CALLS]
     kept = await state.store.tool_state(calls[-1], owner) if asked.wanted and calls else None
     return Plan(asked, request.max_tool_calls, kept, frozenset(known))
-
-
-async def _encode(
-    state: ServerState,
-    request: ResponsesRequest,
-    tools: ToolSet,
-    answer: ResponseFormat | None,
-    items: Sequence[StoredItem],
-    box: ToolBox | None,
-) -> tuple[list[int], Compaction | None]:
-    if len(items) > _THREAD_ITEMS or _num_chars(request, items) > THREAD_CHARS:
-        return await asyncio.to_thread(assemble, state, request, tools, answer, items, box)
-    return assemble(state, request, tools, answer, items, box)
 
 
 def read_rules(request: ResponsesRequest, tools: ToolSet) -> tuple[TurnRules, Structured]:
@@ -240,10 +237,12 @@ def assemble(
     return encode(head, groups(items), state.vocab, rule, window), compaction
 
 
-def _num_chars(request: ResponsesRequest, items: Sequence[StoredItem]) -> int:
-    """Roughly how much text there is to encode."""
-    size = len(request.instructions or "") + sum(len(item_text(stored.item)) for stored in items)
-    return size + sum(len(repr(tool)) for tool in request.tools)
+def _is_heavy(request: ResponsesRequest) -> bool:
+    """Whether reading and rendering the request would hold up the event loop."""
+    given = (request.input, request.instructions, request.tools, request.text.format)
+    if is_heavy(*given, request.structured_outputs, request.guided_json, request.guided_choice):
+        return True
+    return any("encrypted_content" in item for item in request.input or [])
 
 
 async def resolve_items(
@@ -259,7 +258,11 @@ async def resolve_items(
         or item.get("role") == "assistant"
     ]
     found = await state.store.items(wanted, owner) if wanted else {}
-    return [_resolve(item, found.get(item["id"]), f"{path}[{i}]") for i, item in enumerate(items)]
+
+    def resolve() -> list[StoredItem]:
+        return [_resolve(item, found.get(item["id"]), f"{path}[{i}]") for i, item in enumerate(items)]
+
+    return await beside(resolve, heavy=len(items) > _HEAVY_ITEMS)
 
 
 def _resolve(item: Item, stored: StoredItem | None, path: str) -> StoredItem:

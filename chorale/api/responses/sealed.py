@@ -15,7 +15,17 @@ from dataclasses import dataclass
 from chorale.errors import RequestError
 
 _VERSION = "chorale1."
-MAX_CHARS = 4 * 2**20  # no reasoning of one context window is longer
+MAX_BYTES = 4 * 2**20  # of UTF-8, all sealed texts of a request together: more fills no context window
+_MAX_SEALED = MAX_BYTES * 4 // 3 + 4096  # characters: no text within the bound is longer when it is sealed
+
+
+class Budget:
+    """How many bytes the sealed texts of one request may still unpack to."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int = MAX_BYTES) -> None:
+        self.left = left
 
 
 _BETWEEN = "\x1e"  # stands between the texts of a compaction; ASCII's record separator
@@ -43,16 +53,34 @@ def seal(text: str) -> str:
     return _VERSION + base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"), 6)).decode()
 
 
-def unseal(sealed: str, path: str) -> str | None:
-    """The text; None for what another server sealed. Raises ``RequestError`` for a damaged one of ours."""
+def unseal(sealed: str, path: str, budget: Budget | None = None) -> str | None:
+    """The text; None for what another server sealed. Never unpacks more than ``budget`` has left.
+
+    Raises ``RequestError`` for one of ours that is damaged, or longer.
+    """
     if not sealed.startswith(_VERSION):
         return None
+    budget = budget or Budget()
+    if len(sealed) > _MAX_SEALED:
+        raise _too_long(path)
     try:
         packed = base64.b64decode(sealed[len(_VERSION) :], validate=True)
         unpacker = zlib.decompressobj()
-        data = unpacker.decompress(packed, MAX_CHARS)
+        data = unpacker.decompress(packed, budget.left + 1)
+        if len(data) > budget.left:
+            budget.left = 0
+            raise _too_long(path)
+        budget.left -= len(data)
         if not unpacker.eof:
-            raise ValueError("cut or too long")
+            raise ValueError("cut")
         return data.decode("utf-8", "surrogatepass")
     except (binascii.Error, zlib.error, ValueError):
-        raise RequestError(f"{path}: is damaged or too long", param=path) from None
+        raise RequestError(f"{path}: is damaged", param=path) from None
+
+
+def _too_long(path: str) -> RequestError:
+    return RequestError(
+        f"{path}: the sealed texts of a request may hold {MAX_BYTES // 2**20} MiB together",
+        param=path,
+        code="string_above_max_length",
+    )
