@@ -1,6 +1,7 @@
 """How requests ask for tools that the server runs: ``web_search``, ``code_interpreter`` and ``mcp``.
 
-They mean the same on every endpoint. Whether they are there is ``toolbox``'s business.
+They mean the same on every endpoint. Every other type that no client runs (``file_search``) is not
+served. ``toolbox`` decides what becomes of a tool that is not there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from chorale.tools.base import (
 WEB_SEARCH_TYPES = frozenset(
     {"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"}
 )
-HOSTED_TYPES = WEB_SEARCH_TYPES | {"code_interpreter", "mcp"}
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MEMORY = {"1g": 2**30, "4g": 4 * 2**30, "16g": 16 * 2**30, "64g": 64 * 2**30}
 _Size = Literal["low", "medium", "high"]
@@ -202,17 +202,16 @@ def without_secrets(tool: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def is_hosted(tool: Mapping[str, Any]) -> bool:
-    kind = tool.get("type")
-    return isinstance(kind, str) and kind in HOSTED_TYPES
-
-
 @dataclass(frozen=True, slots=True)
 class HostedTools:
-    """What a request asks the server to run. ``paths``: where each was asked for, for errors."""
+    """What a request asks the server to run. ``paths``: where each was asked for, for errors.
+
+    ``unserved``: tools of types that no server of ours runs.
+    """
 
     wanted: RequestTools = field(default_factory=RequestTools)
     paths: tuple[tuple[str, str], ...] = ()  # (name for tool_choice, path)
+    unserved: tuple[tuple[str, str], ...] = ()  # (type, path)
 
     @property
     def names(self) -> list[str]:
@@ -220,27 +219,31 @@ class HostedTools:
 
     def without_web_search(self) -> HostedTools:
         paths = tuple(entry for entry in self.paths if entry[0] != "web_search")
-        return HostedTools(replace(self.wanted, web_search=None), paths)
+        return replace(self, wanted=replace(self.wanted, web_search=None), paths=paths)
 
 
 def read_hosted(tools: Sequence[tuple[str, Mapping[str, Any]]], *, approvals: bool) -> HostedTools:
-    """``tools``: (path, tool) of the hosted types. Raises ``RequestError`` naming the path."""
+    """``tools``: (path, tool) of every type that the client does not run. Raises ``RequestError``."""
     web: WebSearchRequest | None = None
     code: CodeInterpreterRequest | None = None
     mcp: list[McpRequest] = []
     paths: dict[str, str] = {}
+    unserved: list[tuple[str, str]] = []
     for path, tool in tools:
         if tool["type"] in WEB_SEARCH_TYPES:
             name, web = "web_search", read_web_search(tool, path)
         elif tool["type"] == "code_interpreter":
             name, code = "code_interpreter", read_code_interpreter(tool, path)
-        else:
+        elif tool["type"] == "mcp":
             mcp.append(read_mcp(tool, path, approvals=approvals))
             name = f"mcp:{mcp[-1].server_label}"
+        else:
+            unserved.append((tool["type"], path))
+            continue
         if name in paths:
             raise _invalid(path, f"{name} is declared twice")
         paths[name] = path
-    return HostedTools(RequestTools(web, code, tuple(mcp)), tuple(paths.items()))
+    return HostedTools(RequestTools(web, code, tuple(mcp)), tuple(paths.items()), tuple(unserved))
 
 
 def builtin_tools(names: Sequence[str], path: str) -> list[tuple[str, dict[str, Any]]]:

@@ -81,7 +81,7 @@ async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
     chat = parse_chat(data)
     check_model(state, chat.model)
     hosted = hosted_tools(chat)
-    if chat.continue_final_message or hosted.wanted:
+    if chat.continue_final_message or hosted.wanted or hosted.unserved:
         prepared = await prepare(state, chat)
         await close_tools(prepared.options.tools)
         token_ids = prepared.prompt_token_ids

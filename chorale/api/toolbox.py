@@ -1,8 +1,8 @@
 """Whether the tools that a request wants of the server are there, and their box for one turn.
 
-A tool that was asked for and cannot run is a 400 that names the flag, except that agents declare web search
-as a matter of course, beside tools of their own: those go on without it (logged once), unless ``tool_choice``
-demands it.
+A tool that was asked for and cannot run is a 400, on every endpoint. The exception: coding agents declare web
+search and image generation by default, beside tools of their own. Those go on without it (logged once) unless
+``tool_choice`` demands it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,28 @@ from chorale.tools.base import ToolBox
 logger = logging.getLogger("chorale.api.tools")
 
 
-def check_available(state: ServerState, hosted: HostedTools, *, optional_search: bool) -> HostedTools:
-    """What of it this server runs. Raises ``RequestError`` that names the flag.
+OPTIONAL = frozenset({"web_search", "image_generation"})  # types that agents declare by default
 
-    ``optional_search``: web search may be left out, because the client has tools of its own.
+
+def check_available(
+    state: ServerState, hosted: HostedTools, *, own_tools: bool, wants_search: bool = False
+) -> HostedTools:
+    """What of it this server runs. Raises ``RequestError`` with code ``tool_not_enabled``.
+
+    ``own_tools``: the client has tools of its own, so that optional ones may be left out;
+    ``wants_search``: ``tool_choice`` names web search.
     """
+    for kind, path in hosted.unserved:
+        if not (own_tools and kind in OPTIONAL):
+            raise _not_served(path, kind)
+        _log_once(kind)
+    hosted = replace(hosted, unserved=())
     available = state.tools.available if state.tools is not None else {}
     missing = dict(state.tools.missing) if state.tools is not None else {}
     places = dict(hosted.paths)
     if hosted.wanted.web_search is not None and "browser" not in available:
-        if not optional_search:
+        declared = places["web_search"].startswith("tools[")  # no option of its own, which means it
+        if not own_tools or wants_search or not declared:
             raise _not_enabled(places["web_search"], "web search", missing.get("browser"))
         _log_once("web_search")
         hosted = hosted.without_web_search()
@@ -53,6 +65,14 @@ def check_available(state: ServerState, hosted: HostedTools, *, optional_search:
     return hosted
 
 
+def _not_served(path: str, kind: str) -> RequestError:
+    return RequestError(
+        f"{path}: tools of type {kind[:64]!r} are not served here; leave it out, or offer it as a function",
+        param=path,
+        code="tool_not_enabled",
+    )
+
+
 def _not_enabled(path: str, what: str, reason: str | None) -> RequestError:
     why = f" ({reason})" if reason else ""
     return RequestError(
@@ -69,7 +89,7 @@ _logged: set[str] = set()
 def _log_once(name: str) -> None:
     if name not in _logged:
         _logged.add(name)
-        logger.warning("%s is declared by clients, but not enabled (--tool-server): they go on without", name)
+        logger.warning("%s is declared by clients, but not enabled: they go on without it", name)
 
 
 @dataclass(frozen=True, slots=True)

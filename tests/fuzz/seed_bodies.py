@@ -64,7 +64,7 @@ _RESPONSE_TOOLS = [
     {"type": "apply_patch"},
     {"type": "namespace", "name": "ns", "description": "N.", "tools": [{"type": "function", **_FUNCTION}]},
     {"type": "tool_search", "execution": "client"},
-    {"type": "file_search", "vector_store_ids": ["v"]},
+    {"type": "image_generation"},
 ]
 _BLOCKS = [
     {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]},

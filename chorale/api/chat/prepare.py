@@ -11,7 +11,7 @@ from typing import Any
 from chorale.api.chat.messages import content_text, reasoning_text, split_instructions, to_harmony
 from chorale.api.chat.request import ChatRequest
 from chorale.api.client_tools import custom_tool
-from chorale.api.hosted import HostedTools, builtin_tools, is_hosted, read_hosted
+from chorale.api.hosted import HostedTools, builtin_tools, read_hosted
 from chorale.api.offload import beside, is_heavy
 from chorale.api.options import TurnOptions
 from chorale.api.prompt import (
@@ -50,7 +50,10 @@ async def prepare(state: ServerState, chat: ChatRequest) -> Prepared:
     The turn closes the boxes of ``options.tools``.
     """
     rules, structured = await beside(lambda: read_rules(chat), heavy=_is_heavy(chat))
-    hosted = check_available(state, hosted_tools(chat), optional_search=False)
+    wants_search = rules.choice.hosted is not None and "web_search" in rules.choice.hosted
+    hosted = check_available(
+        state, hosted_tools(chat), own_tools=bool(rules.functions), wants_search=wants_search
+    )
     rules, tools = await open_tools(state, Plan(hosted), rules, chat.n)
     try:
         return await _prepare(state, chat, rules, structured, tools)
@@ -162,7 +165,7 @@ def read_rules(chat: ChatRequest) -> tuple[TurnRules, Structured]:
     functions = [
         _function(tool, f"tools[{position}]")
         for position, tool in enumerate(chat.tools or [])
-        if not is_hosted(tool)
+        if not _is_hosted(tool)
     ]
     functions += [
         Function.read(f, f"functions[{position}]") for position, f in enumerate(chat.functions or [])
@@ -181,7 +184,7 @@ def read_rules(chat: ChatRequest) -> tuple[TurnRules, Structured]:
 def hosted_tools(chat: ChatRequest) -> HostedTools:
     """What the server is to run. Raises ``RequestError`` naming the field."""
     wanted = [
-        (f"tools[{position}]", tool) for position, tool in enumerate(chat.tools or []) if is_hosted(tool)
+        (f"tools[{position}]", tool) for position, tool in enumerate(chat.tools or []) if _is_hosted(tool)
     ]
     if chat.web_search_options is not None:
         wanted.append(("web_search_options", {**chat.web_search_options, "type": "web_search"}))
@@ -190,14 +193,16 @@ def hosted_tools(chat: ChatRequest) -> HostedTools:
     return read_hosted(wanted, approvals=False)
 
 
+def _is_hosted(tool: Mapping[str, Any]) -> bool:
+    """Whether the server would have to run it. Chat has two kinds of tools that clients run."""
+    kind = tool.get("type")
+    return isinstance(kind, str) and kind not in ("function", "custom")
+
+
 def _function(tool: Mapping[str, Any], path: str) -> Function:
     kind = tool.get("type")
-    if kind not in ("function", "custom"):
-        raise RequestError(
-            f"{path}.type: {str(kind)[:64]!r} is not supported",
-            param=f"{path}.type",
-            code="unsupported_value",
-        )
+    if not isinstance(kind, str):
+        raise RequestError(f"{path}.type: must be a string", param=f"{path}.type")
     declared, path = tool.get(kind), f"{path}.{kind}"
     if not isinstance(declared, Mapping):
         raise RequestError(f"{path}: must be an object", param=path)

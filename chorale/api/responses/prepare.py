@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from chorale.api.choice import TurnOptions
 from chorale.api.compaction import Compaction
 from chorale.api.compaction import reserve as room_for_summary
-from chorale.api.hosted import HostedTools, builtin_tools, is_hosted, read_hosted
+from chorale.api.hosted import HostedTools, builtin_tools, read_hosted
 from chorale.api.ids import new_id
 from chorale.api.offload import beside, is_heavy
 from chorale.api.prompt import developer_message, reasoning_effort, system_message
@@ -28,7 +28,7 @@ from chorale.api.responses.hosted_items import HOSTED_CALLS, HOSTED_ITEMS
 from chorale.api.responses.items import parse_items, same_output
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.responses.stored import Item, StoredItem
-from chorale.api.responses.tools import ToolSet, read_tools
+from chorale.api.responses.tools import ToolSet, is_hosted, read_tools
 from chorale.api.rules import TurnRules, with_grammar
 from chorale.api.sampling import resolve_sampling
 from chorale.api.state import ServerState
@@ -145,7 +145,7 @@ async def build_prompt(state: ServerState, request: ResponsesRequest, owner: byt
     tools, rules, structured = await beside(read, heavy=heavy)
     _check_call_limit(request, rules)
     wants_search = tools.choice.hosted is not None and "web_search" in tools.choice.hosted
-    asked = check_available(state, asked, optional_search=bool(tools.callable) and not wants_search)
+    asked = check_available(state, asked, own_tools=bool(tools.callable), wants_search=wants_search)
     plan = await _plan(state, request, owner, asked, items)
     rules, hosted = await open_tools(state, plan, rules)
     try:

@@ -1,9 +1,7 @@
 """The ``tools`` and ``tool_choice`` of a request: what the model is told, and what is echoed.
 
 Functions are honoured, flat or in Chat's nested shape, and so are the kinds that a client runs
-(``chorale.api.client_tools``). Tool types that cannot run here (file_search, computer, ...) do not fail the
-request, because agents declare them as a matter of course: they are left out of the prompt, so they are
-never called, and echoed in ``tools``; each type is logged once.
+(``chorale.api.client_tools``). Every other type is the server's to run, or not served (``toolbox``).
 
 Tools may also stand within the input (``tool_search_output``, ``additional_tools``): the model is told of
 them there, and may call them from then on.
@@ -11,7 +9,6 @@ them there, and may call them from then on.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,16 +21,16 @@ from chorale.api.client_tools import (
     prompt_name,
     tool_search,
 )
-from chorale.api.hosted import HOSTED_TYPES, without_secrets
+from chorale.api.hosted import without_secrets
 from chorale.api.prompt import check_distinct
 from chorale.api.tool_choice import Function, ToolChoice, read_tool_choice
 from chorale.errors import RequestError
 from chorale.harmony.messages import ToolDescription
 
-logger = logging.getLogger("chorale.api.responses")
-
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")
-_MAX_LOGGED = 64  # the types are the clients' words; the set of those already logged must not grow
+_CLIENT_TYPES = frozenset(
+    {"function", "custom", "namespace", "local_shell", "apply_patch", "tool_search"}
+)  # and ``shell``, unless it names a container
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,7 @@ def read_tools(
     everything = [*functions, *later.values()]
     choice = read_tool_choice(tool_choice, everything, "tool_choice", hosted)
     echo_choice = tool_choice if isinstance(tool_choice, str) else dict(tool_choice)
-    echo = [_echo(tool, f"tools[{position}]") for position, tool in enumerate(tools)]
+    echo = [shown_tool(tool, f"tools[{position}]") for position, tool in enumerate(tools)]
     return ToolSet(tuple(functions), echo, choice, echo_choice, tuple(later.values()), about)
 
 
@@ -99,7 +96,7 @@ def read_functions(tools: Sequence[Mapping[str, Any]], path: str) -> tuple[list[
 
 
 def _read(tool: Mapping[str, Any], path: str) -> Function | None:
-    """None: nothing that the client runs, or that is known here."""
+    """Returns None if the client does not run it."""
     kind = tool.get("type")
     if not isinstance(kind, str) or not kind:
         raise RequestError(f"{path}.type: must be a string", param=f"{path}.type")
@@ -112,9 +109,13 @@ def _read(tool: Mapping[str, Any], path: str) -> Function | None:
     if kind == "tool_search":
         # A search by the server is not needed: tools are never held back here.
         return tool_search(tool, path) if tool.get("execution") == "client" else None
-    if kind not in HOSTED_TYPES:
-        _log_once(kind)
     return None
+
+
+def is_hosted(tool: Mapping[str, Any]) -> bool:
+    """Whether the server would have to run it."""
+    kind = tool.get("type")
+    return isinstance(kind, str) and kind not in _CLIENT_TYPES and not (kind == "shell" and _is_local(tool))
 
 
 def _is_local(tool: Mapping[str, Any]) -> bool:
@@ -141,7 +142,8 @@ def _namespace(tool: Mapping[str, Any], path: str) -> tuple[list[Function], list
     return found, [f"{prompt_name('*', name)}: {description}"] if description else []
 
 
-def _echo(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
+def shown_tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """A declared tool as answers show it. Raises ``RequestError``."""
     if tool.get("type") == "function":
         return _flatten(tool, path)
     return without_secrets(tool) if tool.get("type") == "mcp" else dict(tool)
@@ -159,14 +161,3 @@ def _flatten(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     """OpenAI's flat form, every key present."""
     source = _nested(tool, "function", path)
     return {"type": "function", **{key: source.get(key) for key in _FUNCTION_KEYS}}
-
-
-_logged: set[str] = set()
-
-
-def _log_once(kind: str) -> None:
-    shown = kind[:64]
-    if shown in _logged or len(_logged) >= _MAX_LOGGED:
-        return
-    _logged.add(shown)
-    logger.warning("tools of type %r cannot run here: they are echoed, and left out of the prompt", shown)

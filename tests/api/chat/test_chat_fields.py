@@ -135,7 +135,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"thinking_token_budget": -1}, "thinking_token_budget", "below_min_value"),
     ({"chat_template": "{{ x }}"}, "chat_template", "unsupported_parameter"),
     ({"tools": [{"type": "web_search"}]}, "tools[0]", "tool_not_enabled"),
-    ({"tools": [{"type": "image_generation"}]}, "tools[0].type", "unsupported_value"),
+    ({"tools": [{"type": "image_generation"}]}, "tools[0]", "tool_not_enabled"),
     ({"web_search_options": {}}, "web_search_options", "tool_not_enabled"),
     (
         {"tools": [{"type": "function", "function": {"name": "a b"}}]},

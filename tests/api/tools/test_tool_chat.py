@@ -212,6 +212,56 @@ def test_what_is_not_enabled_names_the_flag() -> None:
     run(scenario)
 
 
+CHAT_FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+ASKS = ((CHAT, {"messages": USER}, CHAT_FUNCTION), ("/v1/responses", {"input": "x"}, FUNCTION))
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "file_search", "vector_store_ids": ["v"]},
+        {"type": "computer_use_preview"},
+        {"type": "shell", "environment": {"type": "container_auto"}},
+        {"type": "something_of_2030"},
+        {"type": "image_generation"},
+        {"type": "web_search"},
+    ],
+    ids=lambda tool: str(tool["type"]),
+)
+def test_tools_that_are_not_served_are_refused_alike(tool: dict[str, Any]) -> None:
+    """A 400 in Chat and Responses, but for what agents declare by default beside tools of their own."""
+
+    async def scenario() -> None:
+        async with served(FINAL, tools=ScriptedService(available={})) as server:
+            for path, given, function in ASKS:
+                status, body = await server.post(path, tools=[tool], **given)
+                error = body["error"]
+                assert (status, error["code"], error["param"]) == (400, "tool_not_enabled", "tools[0]"), body
+                status, body = await server.post(path, tools=[function, tool], **given)
+                if tool["type"] in ("image_generation", "web_search"):
+                    assert status == 200, body
+                    assert "image" not in server.prompt()
+                else:
+                    assert (status, body["error"]["param"]) == (400, "tools[1]")
+                status, body = await server.post(
+                    path, tools=[function, tool], tool_choice={"type": tool["type"]}, **given
+                )
+                assert status == 400
+
+    run(scenario)
+
+
+def test_web_search_options_mean_it() -> None:
+    async def scenario() -> None:
+        async with served(FINAL, tools=ScriptedService(available={})) as server:
+            ask = {"messages": USER, "tools": [CHAT_FUNCTION], "web_search_options": {}}
+            status, body = await server.post(CHAT, **ask)
+            assert (status, body["error"]["param"]) == (400, "web_search_options")
+
+    run(scenario)
+
+
 def test_servers_by_address_may_be_closed() -> None:
     async def scenario() -> None:
         async with served(FINAL, tools=ScriptedService(available={"srv": "x"})) as server:
