@@ -52,8 +52,9 @@ def _parse(data: dict[str, Any]) -> CompactRequest:
 async def compact(state: ServerState, request: Request) -> Response:
     """The answer is not stored. What is too long for the window loses its oldest items first."""
     fields = await read_as(request, state.config, _parse)
-    if fields.model is not None:
-        check_model(state, fields.model)
+    if fields.model is None:
+        raise RequestError("'model' is required", param="model", code="missing_required_parameter")
+    check_model(state, fields.model)
     if not fields.input and fields.previous_response_id is None:
         raise RequestError("'input' is required", param="input", code="missing_required_parameter")
     owner = owner_of(request)

@@ -95,15 +95,20 @@ def test_what_compact_refuses() -> None:
             for body, param in (
                 ({}, "input"),
                 ({"input": "x", "colour": 1}, "colour"),
+                ({"input": "x", "model": None}, "model"),
                 ({"previous_response_id": "resp_" + "0" * 32}, "previous_response_id"),
                 ({"input": "x", "model": "other"}, "model"),
                 ({"input": [{"type": "compaction", "encrypted_content": "foreign"}]}, None),
             ):
-                answer = await server.http.post("/v1/responses/compact", json=body)
+                answer = await server.http.post("/v1/responses/compact", json={"model": MODEL, **body})
                 assert answer.status_code in (400, 404)
                 if param is not None:
                     assert answer.json()["error"]["param"] == param
             answer = await server.http.post("/v1/responses/compact", json={"input": "x"})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, "missing_required_parameter")
+            assert (error["type"], error["param"]) == ("invalid_request_error", "model")
+            answer = await server.http.post("/v1/responses/compact", json={"model": MODEL, "input": "x"})
             assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
 
     run(scenario)
