@@ -153,7 +153,7 @@ SERVER_FLAGS = (
         "responses-dialect",
         "str",
         "server.responses_dialect",
-        "what Responses call reasoning: OpenAI's names, those of openresponses.org, or the summary",
+        "form of Responses: OpenAI's, that of openresponses.org, or OpenAI's with reasoning as the summary",
         choices=("openai", "open-responses", "summary"),
     ),
     Flag(
@@ -173,7 +173,7 @@ SERVER_FLAGS = (
         "reasoning-field",
         "str",
         "server.reasoning_field",
-        "name of the reasoning text in Chat",
+        "name of the reasoning text in Chat; clients that show it twice need one of them",
         choices=("both", "reasoning", "reasoning_content"),
     ),
     Flag("config", "str", "cli.config", "YAML file with these keys"),

@@ -1,13 +1,13 @@
-"""Dialects: other names for reasoning, for clients that do not know OpenAI's ``reasoning_text``.
+"""Dialects: other forms of an answer, for clients that do not know all of OpenAI's.
 
-``open-responses``: the event names of openresponses.org. ``summary``: reasoning as the summary, which is all
-that some clients show. Events are made and stored once, in OpenAI's names; these functions translate whole
-SSE frames, and response objects, on their way to one client.
+``open-responses``: the event names of openresponses.org, and its form of the error event. ``summary``:
+reasoning as the summary, which is all that some clients show. Events are made and stored once, in OpenAI's
+form; these functions translate whole SSE frames, and response objects, on their way to one client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -28,6 +28,8 @@ _OPEN_NAMES = tuple(
     )
     for end in ("delta", "done")
 )
+_ERROR = b"event: error\ndata: "
+_REQUEST_CODES = ("unsatisfiable_constraints", "context_length_exceeded", "invalid_value", "response_deleted")
 _SUMMARY_NAMES = {
     "response.reasoning_text.delta": "response.reasoning_summary_text.delta",
     "response.reasoning_text.done": "response.reasoning_summary_text.done",
@@ -47,11 +49,19 @@ def dialect_of(request: Request, config: ServerConfig) -> Dialect:
     raise RequestError(f"{HEADER}: must be one of {', '.join(get_args(Dialect))}", param=HEADER)
 
 
+def with_summary(dialect: Dialect, reasoning: Mapping[str, Any]) -> Dialect:
+    """``summary`` for a response whose request asked for summaries: OpenAI gives them to no other.
+
+    ``reasoning``: of the request or the response. A dialect that was asked for stays.
+    """
+    return "summary" if dialect == "openai" and reasoning.get("summary") else dialect
+
+
 def translate_body(body: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
     """A response object."""
-    if dialect != "summary":
+    if with_summary(dialect, body["reasoning"]) != "summary":
         return body
-    return {**body, "output": translate_items(body["output"], dialect)}
+    return {**body, "output": translate_items(body["output"], "summary")}
 
 
 def translate_items(items: Sequence[dict[str, Any]], dialect: Dialect) -> list[dict[str, Any]]:
@@ -63,9 +73,21 @@ def translate_piece(piece: bytes, dialect: Dialect) -> bytes:
     if dialect == "open-responses":
         for ours, theirs in _OPEN_NAMES:
             piece = piece.replace(ours, theirs)
+        if _ERROR in piece:
+            piece = b"\n\n".join(map(_frame_with_error, piece.split(b"\n\n")))
     elif dialect == "summary" and b"reasoning" in piece:
         piece = b"\n\n".join(map(_frame_as_summary, piece.split(b"\n\n")))
     return piece
+
+
+def _frame_with_error(frame: bytes) -> bytes:
+    """The error event with its payload one level down."""
+    if not frame.startswith(_ERROR):
+        return frame
+    event = _decode(frame.removeprefix(_ERROR))
+    kind = "invalid_request_error" if event["code"] in _REQUEST_CODES else "server_error"
+    error = {"type": kind, **{key: event[key] for key in ("code", "message", "param")}}
+    return _ERROR + _encode({"type": "error", "error": error, "sequence_number": event["sequence_number"]})
 
 
 def _frame_as_summary(frame: bytes) -> bytes:

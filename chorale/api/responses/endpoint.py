@@ -14,7 +14,7 @@ from chorale.api.models import check_model
 from chorale.api.responses import reading
 from chorale.api.responses.compact import compact
 from chorale.api.responses.delivery import deliver
-from chorale.api.responses.dialects import dialect_of, translate_body
+from chorale.api.responses.dialects import dialect_of, translate_body, with_summary
 from chorale.api.responses.follow import follow
 from chorale.api.responses.job import Job
 from chorale.api.responses.prepare import build_prompt, prepare
@@ -39,8 +39,9 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def create(state: ServerState, request: Request) -> Response:
-    dialect = dialect_of(request, state.config)
+    asked = dialect_of(request, state.config)
     fields = await _read(state, request)
+    dialect = with_summary(asked, {"summary": fields.reasoning.summary_asked})
     run = await _begin(state, fields, owner_of(request))
     obfuscate = bool(fields.stream_options and fields.stream_options.include_obfuscation)
     if fields.background:

@@ -79,10 +79,11 @@ def _reasoning(item: Mapping[str, Any], path: str, budget: Budget) -> Item:
         texts = _reasoning_texts(item.get(key), f"{path}.{key}")
         parsed[key] = [{"type": kind, "text": text} for text in texts]
     encrypted = item.get("encrypted_content")
-    parsed["encrypted_content"] = encrypted if isinstance(encrypted, str) else None
-    if isinstance(encrypted, str) and not (parsed["content"] or parsed["summary"]):
-        text = unseal(encrypted, f"{path}.encrypted_content", budget)
-        parsed["content"] = [{"type": "reasoning_text", "text": text}] if text else []
+    if isinstance(encrypted, str):
+        parsed["encrypted_content"] = encrypted
+        if not (parsed["content"] or parsed["summary"]):
+            text = unseal(encrypted, f"{path}.encrypted_content", budget)
+            parsed["content"] = [{"type": "reasoning_text", "text": text}] if text else []
     parsed["status"] = read_status(item)
     return parsed
 

@@ -54,7 +54,7 @@ def base_object(
         "previous_response_id": request.previous_response_id,
         "conversation": {"id": request.conversation.id} if request.conversation else None,
         "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": request.effort or default_effort, "summary": request.reasoning.summary},
+        "reasoning": {"effort": request.effort or default_effort, "summary": request.reasoning.summary_asked},
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": request.store,
@@ -78,9 +78,11 @@ def _format(request: ResponsesRequest) -> dict[str, Any]:
     given = request.text.format or {}
     if given.get("type") != "json_schema":
         return {"type": given.get("type", "text")}
-    schema = {"name": DEFAULT_NAME, "description": None, "strict": None, **given}
-    nested = schema.pop("json_schema", None)
-    return {**schema, **nested} if isinstance(nested, dict) else schema
+    nested = given.get("json_schema")
+    flat = {key: value for key, value in given.items() if key != "json_schema"}
+    asked = {**flat, **nested} if isinstance(nested, dict) else flat
+    schema = {"name": DEFAULT_NAME, "description": None, **asked}
+    return {**schema, "strict": bool(schema.get("strict"))}
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -144,7 +146,6 @@ def item_object(opened: ItemOpened, status: Status, body: Any) -> Item:
             "type": "reasoning",
             "summary": [],
             "content": body,
-            "encrypted_content": None,
             "status": status,
         }
     if opened.kind in CLIENT_CALLS:

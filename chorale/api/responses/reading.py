@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from chorale.api.http import EventStream, json_response
 from chorale.api.responses.delivery import deliver
-from chorale.api.responses.dialects import dialect_of, translate_body, translate_items
+from chorale.api.responses.dialects import dialect_of, translate_body, translate_items, with_summary
 from chorale.api.responses.follow import follow
 from chorale.api.responses.pages import PageQuery, check_include, check_names, page, read_flag, read_number
 from chorale.api.responses.stored import StoredResponse
@@ -32,6 +32,7 @@ async def retrieve(state: ServerState, request: Request) -> Response:
         if after >= 0:
             raise RequestError("'starting_after' needs 'stream=true'", param="starting_after")
         return json_response(translate_body((await _stored(state, request)).to_object(), dialect))
+    dialect = with_summary(dialect, (await _stored(state, request)).body["reasoning"])
     source = follow(state, _id(request), owner_of(request), after)
     return EventStream(deliver(source, dialect, obfuscate))
 

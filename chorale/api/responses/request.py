@@ -44,7 +44,6 @@ ECHOED: dict[str, str] = {
     "safety_identifier": "an end-user label",
     "prompt_cache_key": "the prefix cache finds equal prefixes by itself",
     "service_tier": "there is one tier; the answer says `default`",
-    "reasoning.summary": "reasoning is given as it is; `summary` stays an empty list",
     "text.verbosity": "a hint that this model was not trained on",
 }
 REFUSED: dict[str, Refusal] = {
@@ -59,7 +58,7 @@ REFUSED: dict[str, Refusal] = {
 
 
 class ReasoningOptions(BaseModel):
-    """``summary`` is accepted; gpt-oss gives its reasoning itself, and ``summary`` stays an empty list."""
+    """``summary``: gpt-oss gives its reasoning itself; with any value it stands in ``summary``."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -68,6 +67,11 @@ class ReasoningOptions(BaseModel):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: Literal["auto", "current_turn", "all_turns"] | None = None
     mode: str | None = None
+
+    @property
+    def summary_asked(self) -> str | None:
+        """Under today's name or the older one."""
+        return self.summary or self.generate_summary
 
 
 class TextOptions(BaseModel):
