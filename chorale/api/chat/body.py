@@ -23,7 +23,6 @@ def chat_body(answer: Answer, folds: Sequence[Fold], prompt_token_ids: list[int]
         "choices": [_choice(answer, index, fold, ends[index]) for index, fold in enumerate(folds)],
         "usage": usage_object(of_choices([ended.usage for ended in ends])),
         "service_tier": "default",
-        "system_fingerprint": None,
     }
     if ends[0].prompt_logprobs is not None:
         body["prompt_logprobs"] = answer.logprobs.prompt(ends[0].prompt_logprobs)

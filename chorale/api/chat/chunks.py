@@ -216,7 +216,6 @@ class ChunkWriter:
             "model": answer.model,
             "choices": [{"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}],
             "service_tier": "default",
-            "system_fingerprint": None,
         }
         if self._with_usage:
             chunk["usage"] = None
@@ -233,7 +232,6 @@ def usage_event(answer: Answer, usage: Usage) -> bytes:
             "model": answer.model,
             "choices": [],
             "service_tier": "default",
-            "system_fingerprint": None,
             "usage": usage_object(usage),
         }
     )

@@ -50,7 +50,6 @@ class TextAnswer:
             "created": self.created,
             "model": self.model,
             "choices": choices,
-            "system_fingerprint": None,
         }
         if usage is not None or self.request.with_usage:
             body["usage"] = usage

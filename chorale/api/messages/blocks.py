@@ -46,7 +46,7 @@ class MessageAnswer:
             "model": self.model,
             "content": content,
             **stops(ended),
-            "usage": usage_object(usage),
+            "usage": {**usage_object(usage), "service_tier": "standard"},
         }
 
     def shows(self, opened: ItemOpened) -> bool:
@@ -63,14 +63,13 @@ def stops(ended: TurnEnded | None) -> dict[str, Any]:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Anthropic counts what the cache had apart from the other input."""
+    """Anthropic counts cached input apart. This is what ``message_delta`` has; a message adds its tier."""
     return {
         "input_tokens": usage.input_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.output_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
-        "service_tier": "standard",
     }
 
 
@@ -90,8 +89,17 @@ def opened_block(opened: ItemOpened) -> dict[str, Any]:
     if opened.kind == "reasoning":
         return {"type": "thinking", "thinking": "", "signature": ""}
     if opened.kind in CLIENT_CALLS:
-        return {"type": "tool_use", "id": opened.call_id, "name": opened.name, "input": {}}
-    return {"type": "text", "text": "", "citations": None}
+        return {
+            "type": "tool_use",
+            "id": opened.call_id,
+            "name": opened.name,
+            "input": {},
+            "caller": {"type": "direct"},
+        }
+    return {
+        "type": "text",
+        "text": "",
+    }  # no ``citations``: Anthropic leaves the key out where nothing is cited
 
 
 def _block(answer: MessageAnswer, item: FoldedItem) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ import msgspec
 from chorale.api.client_tools import prompt_name
 from chorale.api.output import CLIENT_CALLS, ItemOpened
 from chorale.api.prompt import FUNCTIONS
-from chorale.api.responses.stored import Item
+from chorale.api.responses.stored import Item, present
 from chorale.harmony.json_text import MAX_CALL_DEPTH, read_object
 from chorale.harmony.messages import Message
 
@@ -68,9 +68,11 @@ def _local_action(given: Mapping[str, Any]) -> dict[str, Any]:
         "type": "exec",
         "command": _strings(given.get("command")),
         "env": {k: v for k, v in env.items() if isinstance(v, str)} if isinstance(env, Mapping) else {},
-        "timeout_ms": _integer(given.get("timeout_ms")),
-        "user": _text(given.get("user")),
-        "working_directory": _text(given.get("working_directory")),
+        **present(
+            timeout_ms=_integer(given.get("timeout_ms")),
+            user=_text(given.get("user")),
+            working_directory=_text(given.get("working_directory")),
+        ),
     }
 
 
@@ -152,7 +154,7 @@ def output_text(item: Item) -> str:
         case "shell_call_output":
             return _encode(item["output"])
         case "apply_patch_call_output":
-            text = {"status": item["status"]} | ({"output": item["output"]} if item["output"] else {})
+            text = {"status": item["status"]} | ({"output": item["output"]} if item.get("output") else {})
             return _encode(text)
         case "tool_search_output":
             return _encode({"loaded": [tool.get("name") or tool.get("type") for tool in item["tools"]]})

@@ -9,7 +9,8 @@ import msgspec
 
 from chorale.api.prompt import TOOL_NAME
 from chorale.api.responses.item_fields import read_id, read_parts, read_status, read_string
-from chorale.api.responses.stored import Item
+from chorale.api.responses.stored import Item, present
+from chorale.api.responses.tools import shown_tool
 from chorale.errors import RequestError
 
 _OPERATIONS = ("create_file", "update_file", "delete_file")
@@ -61,7 +62,7 @@ def _local_shell_call(item: Mapping[str, Any], path: str) -> Item:
         "type": "exec",
         "command": _strings(given, "command", f"{path}.action"),
         "env": given.get("env") or {},
-        **{key: given.get(key) for key in ("timeout_ms", "user", "working_directory")},
+        **present(**{key: given.get(key) for key in ("timeout_ms", "user", "working_directory")}),
     }
     return _call(item, "lsh", path) | {"action": action}
 
@@ -161,7 +162,7 @@ def _apply_patch_call_output(item: Mapping[str, Any], path: str) -> Item:
         raise RequestError(f"{path}.status: must be 'completed' or 'failed'", param=f"{path}.status")
     if not isinstance(output, str | None):
         raise RequestError(f"{path}.output: must be a string", param=f"{path}.output")
-    return _call(item, "apo", path) | {"status": status, "output": output}
+    return _call(item, "apo", path) | {"status": status} | present(output=output)
 
 
 def _tool_search_output(item: Mapping[str, Any], path: str) -> Item:
@@ -186,7 +187,7 @@ def _tools(item: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
     tools = item.get("tools")
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise RequestError(f"{path}.tools: must be a list of tools", param=f"{path}.tools")
-    return [dict(tool) for tool in tools]
+    return [shown_tool(tool, f"{path}.tools[{index}]") for index, tool in enumerate(tools)]
 
 
 def _object(item: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:

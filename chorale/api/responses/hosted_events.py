@@ -95,6 +95,8 @@ class HostedEvents:
             return self._add({**whole, **fields})
         hollow: dict[str, Any] = dict.fromkeys(("outputs", "output", "error"))
         hollow |= {"code": "", "arguments": "", "tools": []}
+        if self._kind == "mcp_list_tools":
+            whole.pop("error", None)
         return self._add({key: hollow.get(key, value) for key, value in whole.items()})
 
     def _add(self, item: dict[str, Any]) -> Event:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from chorale.api.responses.item_fields import read_id, read_status, read_string
-from chorale.api.responses.stored import Item
+from chorale.api.responses.stored import Item, present
 from chorale.errors import RequestError
 
 
@@ -90,7 +90,7 @@ def _mcp_list_tools(item: Mapping[str, Any], path: str) -> Item:
         "type": "mcp_list_tools",
         "server_label": read_string(item, "server_label", path),
         "tools": tools if isinstance(tools, list) else [],
-        "error": item.get("error"),
+        **present(error=item.get("error")),
     }
 
 
@@ -105,7 +105,7 @@ def _mcp_approval_response(item: Mapping[str, Any], path: str) -> Item:
         "type": "mcp_approval_response",
         "approval_request_id": read_string(item, "approval_request_id", path),
         "approve": approve,
-        "reason": reason,
+        **present(reason=reason),
     }
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from chorale.api.output import BUILTIN_ITEMS, FoldedItem, ItemOpened
-from chorale.api.responses.stored import Item, StoredItem
+from chorale.api.responses.stored import Item, StoredItem, present
 from chorale.harmony.json_text import read_object
 from chorale.harmony.messages import Message
 from chorale.tools.base import (
@@ -82,9 +82,11 @@ def _listing(opened: ItemOpened, listing: McpListing | None) -> Item:
     tools = [
         {
             "name": tool.name,
-            "description": tool.description,
             "input_schema": dict(tool.input_schema),
-            "annotations": dict(tool.annotations) if tool.annotations is not None else None,
+            **present(
+                description=tool.description,
+                annotations=dict(tool.annotations) if tool.annotations is not None else None,
+            ),
         }
         for tool in (listing.tools if listing is not None else ())
     ]
@@ -93,7 +95,7 @@ def _listing(opened: ItemOpened, listing: McpListing | None) -> Item:
         "type": "mcp_list_tools",
         "server_label": opened.namespace,
         "tools": tools,
-        "error": listing.error if listing is not None else None,
+        **present(error=listing.error if listing is not None else None),
     }
 
 
@@ -212,7 +214,9 @@ def _unapproved(
     recipient, channel = _mcp_recipient(item)
     text = "The user has not approved this call."
     if answer is not None:
-        text = "The user did not approve this call." + (f" {answer['reason']}" if answer["reason"] else "")
+        text = "The user did not approve this call." + (
+            f" {answer['reason']}" if answer.get("reason") else ""
+        )
     call, result = _exchange(recipient, channel, item["arguments"], text)
     return [replace(call, token_ids=token_ids), result]
 

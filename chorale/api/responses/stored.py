@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 Item = dict[str, Any]
 
+
+def present(**fields: Any) -> Item:
+    """The fields that have a value. For keys that are left out, not null, where there is none."""
+    return {key: value for key, value in fields.items() if value is not None}
+
+
 TOOL_STATE = "_tool_state"  # in a stored body: never shown
 RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{32}")

@@ -48,7 +48,6 @@ def test_the_body() -> None:
     ChatCompletion.model_validate(body)
     assert body["object"] == "chat.completion"
     assert body["model"] == "demo"
-    assert body["system_fingerprint"] is None
     [choice] = body["choices"]
     assert choice["message"] == {
         "role": "assistant",

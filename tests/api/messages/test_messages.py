@@ -98,7 +98,7 @@ def fold(events: list[dict[str, Any]]) -> dict[str, Any]:
     assert open_index is None
     end = events[-2]
     assert end["type"] == "message_delta"
-    return {**message, **end["delta"], "usage": end["usage"]}
+    return {**message, **end["delta"], "usage": {**message["usage"], **end["usage"]}}
 
 
 async def both(server: Server, **fields: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -255,7 +255,7 @@ def test_a_message_may_be_continued() -> None:
     async def main(server: Server) -> None:
         messages = [*USER, {"role": "assistant", "content": "The answer is"}]
         body = (await post(server, messages=messages, tools=TOOLS)).json()
-        assert body["content"] == [{"type": "text", "text": " 42.", "citations": None}]
+        assert body["content"] == [{"type": "text", "text": " 42."}]
         assert server.prompt.endswith("<|start|>assistant<|channel|>final<|message|>The answer is")
         response = await post(server, messages=messages, thinking={"type": "enabled", "budget_tokens": 2000})
         assert response.status_code == 400
@@ -295,7 +295,7 @@ def test_an_assistants_message_that_says_nothing_is_not_continued(blocks: list[A
         silent = {"role": "assistant", "content": blocks}
         for messages in ([silent], [*USER, silent]):
             body = (await post(server, messages=messages)).json()
-            assert body["content"] == [{"type": "text", "text": "Hello there.", "citations": None}]
+            assert body["content"] == [{"type": "text", "text": "Hello there."}]
             assert server.prompt.endswith("<|end|><|start|>assistant")
             counted = await post(server, "/v1/messages/count_tokens", max_tokens=None, messages=messages)
             assert counted.json() == {"input_tokens": len(server.client.requests[-1].prompt_token_ids)}

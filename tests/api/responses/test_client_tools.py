@@ -139,14 +139,7 @@ SHELLS: list[tuple[dict[str, Any], str, str, str, dict[str, Any]]] = [
         "local_shell",
         '{"command":["ls","-l"],"timeout_ms":500}',
         "action",
-        {
-            "type": "exec",
-            "command": ["ls", "-l"],
-            "env": {},
-            "timeout_ms": 500,
-            "user": None,
-            "working_directory": None,
-        },
+        {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": 500},
     ),
     (
         {"type": "shell", "environment": {"type": "local"}},

@@ -109,7 +109,7 @@ def test_the_items_hold_what_they_should() -> None:
             body = await server.respond(input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
             listed, searched, computed, echoed, _ = body["output"]
             assert listed["tools"][0]["name"] == "echo"
-            assert listed["error"] is None
+            assert "error" not in listed
             source = {"type": "url", "url": PAGE.url}
             action = {"type": "search", "query": "q", "queries": ["q"], "sources": [source]}
             assert searched["action"] == action
