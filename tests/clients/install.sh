@@ -1,5 +1,5 @@
 #!/bin/sh
-# Clients that are too large, or too new, for the test environment: install.sh FOLDER [codex] [evals] [bench].
+# Clients that are too large, or too new, for the test environment: install.sh FOLDER [codex] [nodes] [evals] [bench].
 #
 # Prints the variables by which the tests of this folder find them:
 #   eval "$(sh tests/clients/install.sh /some/folder)" && pytest tests/clients
@@ -20,6 +20,17 @@ install_into() {
 codex() {
     npm install --silent --prefix "$folder/codex" @openai/codex >&2
     echo "export CHORALE_CODEX='$folder/codex/node_modules/.bin/codex'"
+}
+
+# Major versions that Node 20 runs; CHORALE_AI_SDK=latest installs those for Node 22.
+nodes() {
+    case ${CHORALE_AI_SDK:-} in
+    latest) versions="ai @ai-sdk/openai @ai-sdk/anthropic @ai-sdk/openai-compatible @ai-sdk/open-responses openai" ;;
+    *) versions="ai@6 @ai-sdk/openai@3 @ai-sdk/anthropic@3 @ai-sdk/openai-compatible@2 @ai-sdk/open-responses@1 openai@6" ;;
+    esac
+    # shellcheck disable=SC2086
+    npm install --silent --prefix "$folder/nodes" $versions @anthropic-ai/sdk zod >&2
+    echo "export CHORALE_NODE_CLIENTS='$folder/nodes'"
 }
 
 # The package asks for a docker client, a web server and more, which its evals never import.
@@ -53,5 +64,5 @@ END
     echo "export CHORALE_VLLM_PYTHON='$python'"
 }
 
-[ $# -gt 0 ] || set -- codex evals bench
+[ $# -gt 0 ] || set -- codex nodes evals bench
 for client in "$@"; do "$client"; done
