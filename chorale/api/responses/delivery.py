@@ -20,6 +20,17 @@ async def deliver(source: AsyncGenerator[bytes], dialect: Dialect, obfuscate: bo
             yield obfuscated(piece) if obfuscate else piece
 
 
+async def http_stream(
+    source: AsyncGenerator[bytes], dialect: Dialect, obfuscate: bool
+) -> AsyncGenerator[bytes]:
+    """As ``deliver``, for server-sent events: Open Responses ends them with ``[DONE]``, OpenAI does not."""
+    async with aclosing(deliver(source, dialect, obfuscate)) as pieces:
+        async for piece in pieces:
+            yield piece
+        if dialect == "open-responses":
+            yield b"data: [DONE]\n\n"
+
+
 def obfuscated(piece: bytes) -> bytes:
     """Every delta event with an ``obfuscation`` that hides how long its text is."""
     return b"\n\n".join(map(_pad, piece.split(b"\n\n")))

@@ -13,7 +13,7 @@ from chorale.api.http import EventStream, json_response, read_as, until_disconne
 from chorale.api.models import check_model
 from chorale.api.responses import reading
 from chorale.api.responses.compact import compact
-from chorale.api.responses.delivery import deliver
+from chorale.api.responses.delivery import http_stream
 from chorale.api.responses.dialects import dialect_of, translate_body, with_summary
 from chorale.api.responses.follow import follow
 from chorale.api.responses.job import Job
@@ -57,7 +57,7 @@ async def create(state: ServerState, request: Request) -> Response:
             return json_response(translate_body(body, dialect))
         finally:
             await run.release()
-    return _Stream(EventStream(deliver(source, dialect, obfuscate)), None if fields.background else run)
+    return _Stream(EventStream(http_stream(source, dialect, obfuscate)), None if fields.background else run)
 
 
 async def count_tokens(state: ServerState, request: Request) -> Response:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chorale.api.http import EventStream, json_response
-from chorale.api.responses.delivery import deliver
+from chorale.api.responses.delivery import http_stream
 from chorale.api.responses.dialects import dialect_of, translate_body, translate_items, with_summary
 from chorale.api.responses.follow import follow
 from chorale.api.responses.pages import PageQuery, check_include, check_names, page, read_flag, read_number
@@ -34,7 +34,7 @@ async def retrieve(state: ServerState, request: Request) -> Response:
         return json_response(translate_body((await _stored(state, request)).to_object(), dialect))
     dialect = with_summary(dialect, (await _stored(state, request)).body["reasoning"])
     source = follow(state, _id(request), owner_of(request), after)
-    return EventStream(deliver(source, dialect, obfuscate))
+    return EventStream(http_stream(source, dialect, obfuscate))
 
 
 async def cancel(state: ServerState, request: Request) -> Response:

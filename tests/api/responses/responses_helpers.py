@@ -153,6 +153,7 @@ def parse_sse(content: bytes, first: int = 0) -> list[dict[str, Any]]:
     if first and not content:
         return []
     assert content.endswith(b"\n\n")
+    content = content.removesuffix(b"data: [DONE]\n\n")  # of the open-responses dialect
     assert b"[DONE]" not in content
     events = []
     for frame in content[:-2].split(b"\n\n"):

@@ -119,6 +119,25 @@ def test_open_responses_has_its_error_one_level_down() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_streams_end_with_done_in_open_responses_only(dialect: str) -> None:
+    """Its specification demands the literal string; OpenAI's streams end with their last event."""
+
+    async def scenario() -> None:
+        headers = {"x-responses-dialect": dialect}
+        async with serve(HELLO) as server:
+            posted = await server.http.post(
+                "/v1/responses", json={"input": "hi", "stream": True}, headers=headers
+            )
+            made = (await server.post(input="hi", background=True))[1]
+            resumed = await server.http.get(f"/v1/responses/{made['id']}?stream=true", headers=headers)
+            for answer in (posted, resumed):
+                assert answer.content.endswith(b"\n\ndata: [DONE]\n\n") == (dialect == "open-responses")
+                assert parse_sse(answer.content)[-1]["type"] == "response.completed"
+
+    run(scenario)
+
+
 def test_the_format_is_echoed_with_strict() -> None:
     async def scenario() -> None:
         schema = {"type": "object", "properties": {}, "additionalProperties": False}
