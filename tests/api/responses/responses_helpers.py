@@ -239,8 +239,10 @@ def _known_early(item: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
 
 def _at_first(final: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
     """The finished item, but for what no delta brings."""
-    late = {key: item[key] for key in ("status",) if key in item}
-    return {key: value for key, value in final.items() if key != "encrypted_content" or key in item} | late
+    late = ("status", "encrypted_content")
+    return {key: value for key, value in final.items() if key not in late} | {
+        key: item[key] for key in late if key in item
+    }
 
 
 def _apply(kind: str, event: dict[str, Any], item: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import copy
 import random
 from typing import Any
 
-from responses_helpers import CALL, TOOL, run, serve
+from responses_helpers import CALL, MODEL, TOOL, run, serve
 
 WHOLE: dict[str, Any] = {
     "model": "gpt-oss-test",
@@ -123,7 +123,7 @@ def test_no_question_about_state_is_a_server_error() -> None:
                 ("/v1/conversations", {"items": WHOLE["input"], "metadata": {"a": "b"}}),
                 (f"/v1/conversations/{made}", {"metadata": {"a": "b"}}),
                 (f"/v1/conversations/{made}/items", {"items": WHOLE["input"], "include": []}),
-                ("/v1/responses/compact", {"model": None, "input": WHOLE["input"], "instructions": "x"}),
+                ("/v1/responses/compact", {"model": MODEL, "input": WHOLE["input"], "instructions": "x"}),
                 ("/v1/responses", {"input": "x", "conversation": {"id": made}, "background": False}),
                 ("/v1/responses", {"input": "x", "background": True, "background_options": {}}),
             ]
