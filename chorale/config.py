@@ -18,6 +18,11 @@ GENERATION = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "max_new_tokens"),
 )
+ONE_DEVICE = (
+    "one device is served, and each gpt-oss fits on one (20b from 16 GB, 120b from 80 GB); for more "
+    "throughput start one server a GPU (CUDA_VISIBLE_DEVICES=0, 1, ..., each with its own --port) "
+    "behind a load balancer"
+)
 BrowserChoice = Literal["none", "auto", "searxng", "exa", "you", "brave", "tavily", "offline"]
 PythonChoice = Literal["none", "auto", "gvisor", "docker", "podman", "bubblewrap", "dangerously_use_uv"]
 
@@ -50,6 +55,7 @@ class EngineConfig:
     enforce_eager: bool = False  # no CUDA graphs
     max_cudagraph_capture_size: int | None = None  # rows; None: max_num_seqs; 0: no graphs
     cudagraph_capture_sizes: tuple[int, ...] | None = None  # rows of the graphs; None: decide for me
+    mixed_cuda_graphs: bool = True  # small mixed steps are captured, too, where decode steps are
     max_logprobs: int = 20
     generation_config: Literal["auto", "none"] = "auto"
     override_generation_config: dict[str, float] | None = None  # wins over the checkpoint's file

@@ -1,30 +1,48 @@
 """The flags of ``chorale serve``: one table, vLLM's names.
 
 Every entry sets a field of ``EngineConfig``, ``ServerConfig`` or ``ToolConfig`` (``target``) or is handled by
-the command itself (``target`` starts with "cli."). What vLLM's users give and Chorale does not act on stands
-in ``cli/known.py``. The argument parser, the YAML reader, ``chorale config show`` and the help read these
-two tables; nothing else knows a flag's name.
+the command itself (``target`` starts with "cli."). Its kind, bounds, choices, synonyms and variables stand
+here; the argument parser, the YAML reader, ``chorale config show``, the help and shell completion read them
+from this table. What vLLM's users give and Chorale does not act on stands in ``cli/known.py``. Rules between
+flags are in ``cli/configs.py``, those of ``--compilation-config`` in ``cli/compilation.py``; both name the
+flags that they join.
 """
 
 from __future__ import annotations
 
-from chorale.cli.known import KNOWN_FLAGS
-from chorale.cli.values import Flag
+from chorale.cli.known import DEVICES, KNOWN_FLAGS
+from chorale.cli.values import MOST, Flag
 
 MODEL_FLAGS = (
     Flag("model", "str", "engine.model", "folder, hub id or demo; also the positional argument"),
     Flag("revision", "str", "engine.revision", "branch, tag or commit on the hub"),
     Flag("download-dir", "str", "engine.download_dir", "where checkpoints are downloaded to"),
-    Flag("device", "str", "engine.device", "where to run", choices=("auto", "cpu", "cuda")),
-    Flag("dtype", "str", "engine.dtype", "dense weights and activations: auto, bfloat16 or float32"),
+    Flag(
+        "device",
+        "str",
+        "engine.device",
+        "where to run",
+        choices=("auto", "cpu", "cuda"),
+        refused_values=DEVICES,
+    ),
+    Flag(
+        "dtype",
+        "str",
+        "engine.dtype",
+        "dense weights and activations: auto, bfloat16 or float32",
+        synonyms={"float": "float32"},
+    ),
     Flag("ops", "str", "engine.ops", "op back end", choices=("auto", "reference", "triton")),
-    Flag("seed", "int", "engine.seed", "what the seeds of requests that bring none are drawn from"),
+    Flag(
+        "seed", "int", "engine.seed", "what the seeds of requests that bring none are drawn from", least=-MOST
+    ),
     Flag(
         "generation-config",
         "str",
         "engine.generation_config",
         "auto: sampling defaults of the checkpoint; none (or vllm): neutral ones",
         choices=("auto", "none", "vllm"),
+        synonyms={"vllm": "none"},
     ),
     Flag(
         "override-generation-config",
@@ -33,23 +51,44 @@ MODEL_FLAGS = (
         'sampling defaults that win over them, for example {"temperature": 0.7}',
     ),
     Flag("served-model-name", "list", "server.served_model_names", "names in the API; the first is echoed"),
-    Flag("num-threads", "int", "engine.num_threads", "CPU threads of the reference ops"),
+    Flag("num-threads", "int", "engine.num_threads", "CPU threads of the reference ops", least=1, most=4096),
 )
 
 ENGINE_FLAGS = (
-    Flag("max-model-len", "size", "engine.max_model_len", "longest prompt plus output, tokens"),
-    Flag("max-num-seqs", "size", "engine.max_num_seqs", "sequences running at once"),
-    Flag("max-num-batched-tokens", "size", "engine.max_num_batched_tokens", "tokens computed in one step"),
+    Flag("max-model-len", "size", "engine.max_model_len", "longest prompt plus output, tokens", least=2),
+    Flag("max-num-seqs", "size", "engine.max_num_seqs", "sequences running at once", least=1),
+    Flag(
+        "max-num-batched-tokens",
+        "size",
+        "engine.max_num_batched_tokens",
+        "tokens computed in one step",
+        least=1,
+    ),
     Flag(
         "prompt-delay",
         "float",
         "engine.prompt_delay",
         "seconds that prompts may add to a step while other answers are streamed; 0: no bound",
+        least=0,
     ),
-    Flag("block-size", "int", "engine.block_size", "tokens in a page of the KV cache"),
-    Flag("num-gpu-blocks-override", "int", "engine.num_gpu_blocks_override", "pages in the KV pool, exactly"),
-    Flag("gpu-memory-utilization", "float", "engine.gpu_memory_utilization", "share of the device's memory"),
-    Flag("kv-cache-memory-bytes", "size", "engine.kv_cache_memory_bytes", "bytes of the KV pool"),
+    Flag("block-size", "int", "engine.block_size", "tokens in a page of the KV cache", least=1),
+    Flag(
+        "num-gpu-blocks-override",
+        "int",
+        "engine.num_gpu_blocks_override",
+        "pages in the KV pool, exactly",
+        least=1,
+    ),
+    Flag(
+        "gpu-memory-utilization",
+        "float",
+        "engine.gpu_memory_utilization",
+        "share of the device's memory",
+        least=0,
+        above=True,
+        most=1,
+    ),
+    Flag("kv-cache-memory-bytes", "size", "engine.kv_cache_memory_bytes", "bytes of the KV pool", least=1),
     Flag(
         "kv-cache-dtype",
         "str",
@@ -75,8 +114,9 @@ ENGINE_FLAGS = (
         "tensor-parallel-size",
         "int",
         "engine.tensor_parallel_size",
-        "GPUs that share the model; more than 1 is not served yet",
+        "GPUs that share the model; more than 1 is not served yet (start one server a GPU)",
         aliases=("tp",),
+        least=1,
     ),
     Flag("enforce-eager", "bool", "engine.enforce_eager", "no CUDA graphs"),
     Flag(
@@ -84,6 +124,7 @@ ENGINE_FLAGS = (
         "size",
         "engine.max_cudagraph_capture_size",
         "rows of the largest decode step that is captured; 0: no CUDA graphs",
+        least=0,
     ),
     Flag(
         "cudagraph-capture-sizes",
@@ -92,22 +133,59 @@ ENGINE_FLAGS = (
         "rows of the decode steps that are captured",
         aliases=("cuda-graph-sizes",),
     ),
-    Flag("max-logprobs", "int", "engine.max_logprobs", "most log-probabilities a request may ask for"),
-    Flag("max-queued-requests", "size", "server.max_queued_requests", "waiting choices before 429"),
+    Flag(
+        "compilation-config",
+        "json",
+        "cli.compilation",
+        "cudagraph_mode, cudagraph_capture_sizes, max_cudagraph_capture_size act; no other key is needed",
+    ),
+    Flag(
+        "optimization-level",
+        "int",
+        "cli.optimization_level",
+        "0: no CUDA graphs (unless cudagraph_mode or --no-enforce-eager asks for them); 1 to 3: no effect",
+        least=0,
+        most=3,
+    ),
+    Flag(
+        "max-logprobs", "int", "engine.max_logprobs", "most log-probabilities a request may ask for", least=-1
+    ),
+    Flag("max-queued-requests", "size", "server.max_queued_requests", "waiting choices before 429", least=0),
 )
 
 SERVER_FLAGS = (
     Flag("host", "str", "server.host", "address to listen on"),
-    Flag("port", "int", "server.port", "port to listen on"),
+    Flag("port", "int", "server.port", "port to listen on", least=0, most=65535),
     Flag("uds", "str", "server.uds", "listen on a unix socket instead"),
     Flag("root-path", "str", "server.root_path", "path prefix of a proxy in front"),
-    Flag("api-server-count", "int", "server.api_server_count", "HTTP processes", aliases=("asc",)),
     Flag(
-        "api-key", "list", "cli.api_key", "keys that clients must send (better: CHORALE_API_KEY)", adds=True
+        "api-server-count",
+        "int",
+        "server.api_server_count",
+        "HTTP processes",
+        aliases=("asc",),
+        least=1,
+        most=64,
+    ),
+    Flag(
+        "api-key",
+        "list",
+        "cli.api_key",
+        "keys that clients must send (better: CHORALE_API_KEY)",
+        adds=True,
+        environment=("CHORALE_API_KEY", "VLLM_API_KEY"),
     ),
     Flag("api-key-file", "str", "cli.api_key_file", "file with one key a line"),
-    Flag("stream-interval", "int", "server.stream_interval", "tokens per stream event after the first"),
-    Flag("shutdown-timeout", "float", "server.shutdown_timeout", "seconds for running requests on SIGTERM"),
+    Flag(
+        "stream-interval", "int", "server.stream_interval", "tokens per stream event after the first", least=1
+    ),
+    Flag(
+        "shutdown-timeout",
+        "float",
+        "server.shutdown_timeout",
+        "seconds for running requests on SIGTERM",
+        least=0,
+    ),
     Flag("ssl-keyfile", "str", "server.ssl_keyfile", "TLS private key"),
     Flag("ssl-certfile", "str", "server.ssl_certfile", "TLS certificate"),
     Flag("ssl-ca-certs", "str", "server.ssl_ca_certs", "CA bundle that clients' certificates are checked by"),
@@ -116,6 +194,8 @@ SERVER_FLAGS = (
         "int",
         "server.ssl_cert_reqs",
         "certificates of clients: 0 none, 1 checked if sent, 2 demanded",
+        least=0,
+        most=2,
     ),
     Flag("allowed-origins", "json", "server.allowed_origins", "CORS origins, as JSON (off by default)"),
     Flag("allowed-methods", "json", "server.allowed_methods", "CORS methods, as JSON"),
@@ -130,11 +210,15 @@ SERVER_FLAGS = (
         "log level",
         aliases=("log-level",),
         choices=("trace", "debug", "info", "warning", "error", "critical"),
+        synonyms={"trace": "debug", "critical": "error"},
+        environment=("VLLM_LOGGING_LEVEL",),
     ),
     Flag("disable-uvicorn-access-log", "bool", "cli.disable_access_log", "no access log"),
-    Flag("h11-max-incomplete-event-size", "size", "server.max_header_bytes", "most bytes of headers"),
-    Flag("h11-max-header-count", "int", "server.max_headers", "most headers"),
-    Flag("max-body-bytes", "size", "server.max_body_bytes", "largest request body"),
+    Flag(
+        "h11-max-incomplete-event-size", "size", "server.max_header_bytes", "most bytes of headers", least=1
+    ),
+    Flag("h11-max-header-count", "int", "server.max_headers", "most headers", least=1),
+    Flag("max-body-bytes", "size", "server.max_body_bytes", "largest request body", least=1),
     Flag(
         "response-store",
         "str",
@@ -146,9 +230,18 @@ SERVER_FLAGS = (
         "int",
         "server.response_store_max_items",
         "most stored responses and conversations",
+        least=1,
     ),
-    Flag("response-store-max-bytes", "size", "server.response_store_max_bytes", "most bytes of them"),
-    Flag("response-store-ttl", "float", "server.response_store_ttl", "seconds that an unused one is kept"),
+    Flag(
+        "response-store-max-bytes", "size", "server.response_store_max_bytes", "most bytes of them", least=1
+    ),
+    Flag(
+        "response-store-ttl",
+        "float",
+        "server.response_store_ttl",
+        "seconds that an unused one is kept",
+        least=1,
+    ),
     Flag(
         "responses-dialect",
         "str",
@@ -161,6 +254,7 @@ SERVER_FLAGS = (
         "int",
         "server.max_background_responses",
         "background responses that may run at once",
+        least=0,
     ),
     Flag(
         "default-chat-template-kwargs",
@@ -168,7 +262,13 @@ SERVER_FLAGS = (
         "cli.template_defaults",
         'what requests may leave out: {"reasoning_effort": "high"} and no other key',
     ),
-    Flag("system-start-date", "str", "server.system_start_date", "pins the prompt's current date"),
+    Flag(
+        "system-start-date",
+        "str",
+        "server.system_start_date",
+        "pins the prompt's current date",
+        environment=("CHORALE_SYSTEM_START_DATE", "VLLM_SYSTEM_START_DATE"),
+    ),
     Flag(
         "reasoning-field",
         "str",
@@ -203,8 +303,16 @@ TOOL_FLAGS = (
     ),
     Flag("browser-tool-url", "str", "tools.search_url", "address of the search service"),
     Flag("browser-tool-pages", "str", "tools.offline_pages", "folder of pages for the offline browser"),
-    Flag("browser-tool-timeout", "float", "tools.fetch_timeout", "seconds of a page or a search"),
-    Flag("browser-tool-bytes", "size", "tools.fetch_bytes", "largest page"),
+    Flag(
+        "browser-tool-timeout",
+        "float",
+        "tools.fetch_timeout",
+        "seconds of a page or a search",
+        least=0,
+        above=True,
+        most=3600,
+    ),
+    Flag("browser-tool-bytes", "size", "tools.fetch_bytes", "largest page", least=1024),
     Flag(
         "python-tool",
         "str",
@@ -213,12 +321,28 @@ TOOL_FLAGS = (
         choices=("none", "auto", "gvisor", "docker", "podman", "bubblewrap", "dangerously_use_uv"),
     ),
     Flag("python-tool-image", "str", "tools.python_image", "container image of the python tool"),
-    Flag("python-tool-timeout", "float", "tools.python_timeout", "seconds of a call"),
-    Flag("python-tool-memory", "size", "tools.python_memory_bytes", "memory of a session"),
-    Flag("python-tool-processes", "int", "tools.python_processes", "processes of a session"),
-    Flag("python-tool-sessions", "int", "tools.python_sessions", "sessions at once"),
+    Flag(
+        "python-tool-timeout",
+        "float",
+        "tools.python_timeout",
+        "seconds of a call",
+        least=0,
+        above=True,
+        most=3600,
+    ),
+    Flag("python-tool-memory", "size", "tools.python_memory_bytes", "memory of a session", least=64 * 2**20),
+    Flag("python-tool-processes", "int", "tools.python_processes", "processes of a session", least=1),
+    Flag("python-tool-sessions", "int", "tools.python_sessions", "sessions at once", least=1),
     Flag("python-tool-network", "bool", "tools.python_network", "code may use the network"),
-    Flag("mcp-timeout", "float", "tools.call_timeout", "seconds of a call to an MCP server"),
+    Flag(
+        "mcp-timeout",
+        "float",
+        "tools.call_timeout",
+        "seconds of a call to an MCP server",
+        least=0,
+        above=True,
+        most=3600,
+    ),
 )
 
 # Short options of vLLM, and single-dash forms with a dot (-cc.pass_config.x=true).

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from chorale.cli.values import Effect, Flag, Kind
+from chorale.config import ONE_DEVICE
 
 
 def _known(
@@ -27,15 +28,32 @@ def _known(
     )
 
 
+_ONE_DEVICE = "one engine on one device is served"
 _HARMONY = "Chorale reads and writes harmony itself"
 _KERNELS = "Chorale picks its own kernels; see --ops"
 _COMPILE = "there is no torch.compile stage to configure"
-_ONE_DEVICE = "one engine on one device is served now"
 _TEXT = "gpt-oss reads text only"
 _ADAPTERS = "adapters are not served: their requests would fail"
 _NODES = "one machine is served"
 _LOADING = "weights are read in parallel, straight to where they stay"
 _SPECULATION = "speculative decoding is not served yet"
+
+# Devices of others: what is true of each today.
+AMD = (
+    "AMD GPUs have not been tried; a ROCm build of PyTorch shows them as CUDA devices, and --device cuda "
+    "runs the reference ops there"
+)
+_UNSUPPORTED = "there is no back end for {}; --device cpu serves without"
+DEVICES = {
+    **dict.fromkeys(("rocm", "hip", "amd"), AMD),
+    **dict.fromkeys(("npu", "ascend"), _UNSUPPORTED.format("Ascend NPUs")),
+    **dict.fromkeys(("xpu", "intel"), _UNSUPPORTED.format("Intel GPUs")),
+    **dict.fromkeys(("mps", "metal"), _UNSUPPORTED.format("Apple GPUs")),
+    "tpu": _UNSUPPORTED.format("TPUs"),
+    "hpu": _UNSUPPORTED.format("Gaudi"),
+    "neuron": _UNSUPPORTED.format("Neuron"),
+    "gpu": "NVIDIA GPUs are --device cuda",
+}
 
 _NOT_NEEDED: tuple[Flag, ...] = (
     *_known(
@@ -59,13 +77,7 @@ _NOT_NEEDED: tuple[Flag, ...] = (
     *_known("not needed", _KERNELS, "moe-backend attention-backend mm-encoder-attn-backend linear-backend"),
     *_known("not needed", _KERNELS, "attention-config kernel-config", kind="json"),
     *_known("not needed", _KERNELS, "disable-cascade-attn enable-flashinfer-autotune", kind="bool"),
-    *_known("not needed", _COMPILE, "optimization-level performance-mode"),
-    *_known(
-        "not needed",
-        f"{_COMPILE} (CUDA graphs: --enforce-eager, --cudagraph-capture-sizes)",
-        "compilation-config",
-        kind="json",
-    ),
+    *_known("not needed", _COMPILE, "performance-mode"),
     *_known(
         "not needed",
         "the checkpoint says how it is packed",
@@ -152,23 +164,21 @@ _NO_EFFECT: tuple[Flag, ...] = (
     *_known(
         "no effect",
         _ONE_DEVICE,
-        "data-parallel-size data-parallel-size-local pipeline-parallel-size decode-context-parallel-size "
-        "prefill-context-parallel-size",
-        harmless=("1",),
-    ),
-    *_known(
-        "no effect",
-        _ONE_DEVICE,
         "distributed-executor-backend data-parallel-backend data-parallel-address data-parallel-rpc-port "
         "all2all-backend ubatch-size worker-cls worker-extension-cls",
         harmless=("mp", "uni"),
     ),
     *_known("no effect", _ONE_DEVICE, "eplb-config", kind="json"),
     *_known(
+        "not needed",
+        "one device is served, and it holds every expert",
+        "enable-expert-parallel",
+        kind="bool",
+    ),
+    *_known(
         "no effect",
         _ONE_DEVICE,
-        "enable-expert-parallel enable-eplb enable-dbo data-parallel-hybrid-lb data-parallel-external-lb "
-        "numa-bind",
+        "enable-eplb enable-dbo data-parallel-hybrid-lb data-parallel-external-lb numa-bind",
         kind="bool",
     ),
     *_known(
@@ -235,6 +245,14 @@ _NO_EFFECT: tuple[Flag, ...] = (
 )
 
 _REFUSED: tuple[Flag, ...] = (
+    *_known(
+        "refused",
+        ONE_DEVICE,
+        "data-parallel-size data-parallel-size-local pipeline-parallel-size decode-context-parallel-size "
+        "prefill-context-parallel-size",
+        kind="int",
+        harmless=(1,),
+    ),
     *_known("refused", _ADAPTERS, "enable-lora enable-prompt-adapter", kind="bool"),
     *_known("refused", _ADAPTERS, "lora-modules", kind="list"),
     *_known("no effect", _ADAPTERS, "max-loras max-lora-rank max-cpu-loras lora-dtype"),
@@ -267,11 +285,18 @@ KNOWN_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "nothing is ever reported to anybody",
     "VLLM_DO_NOT_TRACK": "nothing is ever reported to anybody",
 }
+# Beginnings of the names of other vendors' variables.
+_ASCEND = "Ascend NPUs are not served"
+OTHER_VENDORS = {
+    **dict.fromkeys(
+        ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "VLLM_ROCM", "HSA_OVERRIDE_GFX_VERSION"), AMD
+    ),
+    **dict.fromkeys(("ASCEND_RT_VISIBLE_DEVICES", "ASCEND_", "HCCL_", "VLLM_ASCEND"), _ASCEND),
+}
 # Beginnings of names, where a whole family has one reason.
 KNOWN_FAMILIES = {
     "VLLM_USE_FLASHINFER": _KERNELS,
     "VLLM_USE_TRTLLM": _KERNELS,
     "VLLM_FLASHINFER": _KERNELS,
-    "VLLM_ROCM": _KERNELS,
     "VLLM_TORCH": _COMPILE,
 }

@@ -6,54 +6,23 @@ error that offers the nearest one; a known name that Chorale does not need is on
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
+from chorale.cli import compilation
 from chorale.cli.arguments import read_arguments, read_config_file
+from chorale.cli.configs import build_configs
 from chorale.cli.flags import FLAGS
-from chorale.cli.known import KNOWN_ENVIRONMENT, KNOWN_FAMILIES, SILENT_FAMILIES
-from chorale.cli.values import read_value
-from chorale.config import GENERATION, EngineConfig, ServerConfig, ToolConfig
+from chorale.cli.known import KNOWN_ENVIRONMENT, KNOWN_FAMILIES, OTHER_VENDORS, SILENT_FAMILIES
+from chorale.cli.values import Setting, check_bounds, read_value
+from chorale.config import ONE_DEVICE, EngineConfig, ServerConfig
 from chorale.errors import ConfigError
-from chorale.runtime.cache_dtype import cache_dtype
-from chorale.runtime.resolve import check_ranks, check_sizes
 
 # Hosts that mean "every interface": compared with what the operator asked for, never a default of ours.
 OPEN_ADDRESSES = ("0.0.0.0", "::", "[::]", "")
-
-Origin = Literal["command line", "environment", "file", "default"]
-
-# Environment names that users of the field already set -> flag.
-ENVIRONMENT = {
-    "VLLM_SYSTEM_START_DATE": "system-start-date",
-    "CHORALE_SYSTEM_START_DATE": "system-start-date",
-    "VLLM_LOGGING_LEVEL": "uvicorn-log-level",
-}
-KEY_VARIABLES = ("CHORALE_API_KEY", "VLLM_API_KEY")
-# The smallest values that can be meant (nan is below them all), beside those of ``check_sizes``.
-LEAST = {
-    **dict.fromkeys(("stream-interval", "max-body-bytes", "response-store-ttl"), 1),
-    **dict.fromkeys(("h11-max-header-count", "h11-max-incomplete-event-size"), 1),
-    **dict.fromkeys(("response-store-max-items", "response-store-max-bytes"), 1),
-    **dict.fromkeys(("shutdown-timeout", "max-background-responses"), 0),
-}
-MOST = 2**63 - 1  # what a message between processes carries; no infinite time, either
-# vLLM's other names for the same thing.
-SYNONYMS = {
-    "generation-config": {"vllm": "none"},
-    "uvicorn-log-level": {"trace": "debug", "critical": "error"},
-    "dtype": {"float": "float32"},
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    value: Any
-    origin: Origin
+_READ = {name for flag in FLAGS.values() for name in flag.environment}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +56,23 @@ def merge(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     _add_key_file(values)
     _trim_keys(values)
     notices = _notices(values, environment)
-    engine, server = _build(values)
+    engine, server = build_configs(values)
     return Settings(engine, server, values, tuple(notices))
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
+    """The variables that flags name, each list of them in order. Empty ones are not set."""
     found: dict[str, Setting] = {}
-    for variable, name in ENVIRONMENT.items():
-        raw = environment.get(variable)
-        if raw:
-            try:
-                value = read_value(FLAGS[name], _level(raw) if name == "uvicorn-log-level" else raw)
-            except ValueError as error:
-                raise ConfigError(f"{variable}: {error}") from None
-            found[name] = Setting(value, "environment")
-    for variable in KEY_VARIABLES:
-        if environment.get(variable):
-            found["api-key"] = Setting((environment[variable],), "environment")
-            break
+    for flag in FLAGS.values():
+        variable = next((name for name in flag.environment if environment.get(name)), None)
+        if variable is None:
+            continue
+        raw = environment[variable]
+        try:
+            value = read_value(flag, _level(raw) if flag.name == "uvicorn-log-level" else raw)
+        except ValueError as error:
+            raise ConfigError(f"{variable}: {error}") from None
+        found[flag.name] = Setting(value, "environment")
     return found
 
 
@@ -146,17 +114,9 @@ def _trim_keys(values: dict[str, Setting]) -> None:
 
 def _notices(values: Mapping[str, Setting], environment: Mapping[str, str]) -> list[str]:
     """One line for each thing that is accepted and does nothing. Raises ``ConfigError`` for a refused one."""
-    notices = []
     for name, setting in values.items():
-        flag = FLAGS[name]
-        if flag.target is not None or not flag.asks(setting.value):
-            continue
-        if flag.effect == "refused":
-            raise ConfigError(f"--{name} ({setting.origin}) is not served: {flag.note}")
-        needless = flag.effect == "not needed" and setting.value is not False
-        what = "accepted and not needed" if needless else "accepted and has no effect"
-        shown = f"--no-{name}" if setting.value is False else f"--{name}"
-        notices.append(f"{shown} ({setting.origin}) is {what}: {flag.note}")
+        check_bounds(FLAGS[name], setting.value)
+    notices = [line for name, setting in values.items() if (line := _notice(name, setting))]
     notices += _environment_notices(environment)
     key = values.get("api-key")
     if key is not None and key.origin == "command line" and "api-key-file" not in values:
@@ -164,11 +124,34 @@ def _notices(values: Mapping[str, Setting], environment: Mapping[str, str]) -> l
     return notices
 
 
+def _notice(name: str, setting: Setting) -> str | None:
+    flag, value = FLAGS[name], setting.value
+    shown = f"--{'no-' if value is False else ''}{name} ({setting.origin})"
+    if name == "compilation-config" and value is not None:
+        return compilation.notice(value, shown)
+    if name == "optimization-level" and value is not None:
+        return compilation.level_notice(value, shown)
+    if name == "tensor-parallel-size" and value not in (None, 1):
+        raise ConfigError(f"--{name} {value} ({setting.origin}) is not served: {ONE_DEVICE}")
+    if flag.target is not None or not flag.asks(value):
+        return None
+    if flag.effect == "refused":
+        asked = f" {value}" if flag.kind == "int" else ""
+        raise ConfigError(f"--{name}{asked} ({setting.origin}) is not served: {flag.note}")
+    needless = flag.effect == "not needed" and value is not False
+    return (
+        f"{shown} is {'accepted and not needed' if needless else 'accepted and has no effect'}: {flag.note}"
+    )
+
+
 def _environment_notices(environment: Mapping[str, str]) -> list[str]:
     """vLLM's variables that mean nothing here: those with a reason one by one, the others in one line."""
     notices, unread = [], []
     for name in sorted(environment):
-        if not name.startswith("VLLM_") or name in ENVIRONMENT or name in KEY_VARIABLES:
+        vendor = next((why for start, why in OTHER_VENDORS.items() if name.startswith(start)), None)
+        if vendor is not None and environment[name]:
+            notices.append(f"{name} is not read by Chorale: {vendor}")
+        if vendor is not None or not name.startswith("VLLM_") or name in _READ:
             continue
         family = next((why for start, why in KNOWN_FAMILIES.items() if name.startswith(start)), None)
         why = KNOWN_ENVIRONMENT.get(name) or family
@@ -179,139 +162,3 @@ def _environment_notices(environment: Mapping[str, str]) -> list[str]:
     if unread:
         notices.append(f"not read by Chorale: {', '.join(unread)}")
     return notices
-
-
-def _build(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerConfig]:
-    fields: dict[str, dict[str, Any]] = {"engine": {}, "server": {}, "tools": {}, "cli": {}}
-    for name, setting in values.items():
-        target = FLAGS[name].target
-        if target is not None:
-            room, _, attribute = target.partition(".")
-            known = SYNONYMS.get(name)
-            fields[room][attribute] = known.get(setting.value, setting.value) if known else setting.value
-    if fields["cli"].get("disable_access_log"):
-        fields["server"]["access_log"] = False
-    if fields["cli"].get("template_defaults") is not None:
-        fields["server"]["default_reasoning_effort"] = _default_effort(fields["cli"]["template_defaults"])
-    for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
-        if name in fields["server"]:
-            fields["server"][name] = _texts(name, fields["server"][name])
-    fields["server"]["tools"] = tool_config(fields["tools"])
-    if "cudagraph_capture_sizes" in fields["engine"]:
-        fields["engine"]["cudagraph_capture_sizes"] = _sizes(fields["engine"]["cudagraph_capture_sizes"])
-    engine = EngineConfig(**_without_unset(EngineConfig, fields["engine"]))
-    server = ServerConfig(**_without_unset(ServerConfig, fields["server"]))
-    _check(engine, server)
-    return engine, server
-
-
-def tool_config(values: dict[str, Any]) -> ToolConfig:
-    """``tools.*`` targets as one config. Raises ``ConfigError`` for what cannot be meant."""
-    if "servers" in values:
-        items = ",".join(map(str, values["servers"])).split(",")
-        values["servers"] = tuple(item.strip() for item in items if item.strip())
-    if values.get("offline_pages") and "browser" not in values:
-        values["browser"] = "offline"
-    if values.get("search_url") and "browser" not in values:
-        values["browser"] = "searxng"  # the one service that needs an address
-    config = ToolConfig(**_without_unset(ToolConfig, values))
-    for name in ("python_timeout", "call_timeout", "fetch_timeout"):
-        if not 0 < getattr(config, name) <= 3600:
-            raise ConfigError("tool timeouts must be above 0 and at most 3600 seconds")
-    if config.python_memory_bytes < 64 * 2**20:
-        raise ConfigError("--python-tool-memory must be at least 64 MiB")
-    if config.fetch_bytes < 1024:
-        raise ConfigError("--browser-tool-bytes must be at least 1024")
-    if config.python_processes < 1 or config.python_sessions < 1:
-        raise ConfigError("--python-tool-processes and --python-tool-sessions must be at least 1")
-    return config
-
-
-def _sizes(items: Sequence[str]) -> tuple[int, ...]:
-    """``1 2 4`` or ``1,2,4`` or, from a file, ``[1, 2, 4]``."""
-    try:
-        return tuple(int(part) for item in items for part in str(item).strip("[]").split(",") if part.strip())
-    except ValueError:
-        raise ConfigError(f"--cudagraph-capture-sizes {' '.join(items)}: not numbers of rows") from None
-
-
-def _texts(name: str, given: Any) -> tuple[str, ...]:
-    """A JSON list of texts, or one text."""
-    items = [given] if isinstance(given, str) else given
-    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        raise ConfigError(f"""--{name.replace("_", "-")}: must be a list of texts, such as '["*"]'""")
-    return tuple(items)
-
-
-def _default_effort(given: Any) -> str:
-    """The one template option of gpt-oss that has a meaning for every request."""
-    effort = given.get("reasoning_effort") if isinstance(given, dict) and len(given) == 1 else None
-    if effort not in ("low", "medium", "high"):
-        raise ConfigError(
-            "--default-chat-template-kwargs: only "
-            '{"reasoning_effort": "low"}, "medium" or "high" can be a default'
-        )
-    return str(effort)
-
-
-def _check_generation(given: Any) -> None:
-    """Ranges are those of the request fields; ``max_new_tokens`` is ``max_tokens`` there."""
-    from chorale.api.limits import LIMITS
-
-    if not isinstance(given, dict):
-        raise ConfigError("--override-generation-config: must be a JSON object")
-    for name, value in given.items():
-        limit = LIMITS["max_tokens" if name == "max_new_tokens" else name] if name in GENERATION else None
-        if limit is None:
-            raise ConfigError(f"--override-generation-config: {name!r} is not one of {', '.join(GENERATION)}")
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not limit.min <= value <= limit.max or (limit.exclusive_min and value == limit.min):
-            raise ConfigError(f"--override-generation-config: {name}: {value!r} is out of range")
-
-
-def _without_unset(config: type, values: dict[str, Any]) -> dict[str, Any]:
-    """``None`` (from ``auto``) falls back to the field's own default."""
-    names = {f.name for f in dataclasses.fields(config)}
-    return {k: v for k, v in values.items() if v is not None and k in names}
-
-
-def _check_numbers(engine: EngineConfig, server: ServerConfig) -> None:
-    """The rest of the numbers: none below what can be meant, none that a message cannot carry."""
-    rooms = {"engine": engine, "server": server, "tools": server.tools}
-    for flag in FLAGS.values():
-        room, _, attribute = (flag.target or "").partition(".")
-        if flag.kind not in ("int", "size", "float") or room not in rooms:
-            continue
-        value = getattr(rooms[room], attribute)
-        least = LEAST.get(flag.name, -MOST)
-        if value is not None and not least <= value:
-            raise ConfigError(f"--{flag.name} must be at least {least}")
-        if value is not None and not value <= MOST:
-            raise ConfigError(f"--{flag.name} {value}: is too large")
-
-
-def check_port(port: int) -> None:
-    if not 0 <= port <= 65535:
-        raise ConfigError("--port must be between 0 and 65535")
-
-
-def _check(engine: EngineConfig, server: ServerConfig) -> None:
-    if engine.override_generation_config is not None:
-        _check_generation(engine.override_generation_config)
-    if server.ssl_cert_reqs not in (0, 1, 2):
-        raise ConfigError("--ssl-cert-reqs must be 0, 1 or 2")
-    if server.ssl_cert_reqs and not (server.ssl_certfile and server.ssl_ca_certs):
-        raise ConfigError("--ssl-cert-reqs needs --ssl-certfile and --ssl-ca-certs")
-    check_port(server.port)
-    if not 1 <= server.api_server_count <= 64:
-        raise ConfigError("--api-server-count must be between 1 and 64")
-    if engine.dtype not in ("auto", "float32", "bfloat16"):
-        raise ConfigError(f"--dtype {engine.dtype}: gpt-oss runs in bfloat16 or float32")
-    cache_dtype(engine.kv_cache_dtype)
-    check_ranks(engine)
-    check_sizes(engine)
-    if engine.moe_activation_dtype not in ("auto", "bfloat16", "fp8"):
-        raise ConfigError(f"--moe-activation-dtype {engine.moe_activation_dtype}: auto, bfloat16 or fp8")
-    _check_numbers(engine, server)
-    if bool(server.ssl_keyfile) != bool(server.ssl_certfile):
-        raise ConfigError("--ssl-keyfile and --ssl-certfile go together")

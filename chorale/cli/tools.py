@@ -13,9 +13,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 from chorale.cli.arguments import read_arguments
-from chorale.cli.flags import FLAGS, TOOL_FLAGS
+from chorale.cli.configs import targets, tool_config
+from chorale.cli.flags import TOOL_FLAGS
 from chorale.cli.help import wants_help
-from chorale.cli.settings import OPEN_ADDRESSES, check_port, tool_config
+from chorale.cli.settings import OPEN_ADDRESSES
+from chorale.cli.values import Setting
 from chorale.config import ToolConfig
 from chorale.errors import ConfigError
 
@@ -45,18 +47,15 @@ def run(arguments: list[str]) -> int:
         return check(config)
     if len(positionals) == 2 and positionals[0] == "serve" and positionals[1] in ("browser", "python"):
         host, port = str(values.get("host", "127.0.0.1")), int(values.get("port", DEFAULT_PORT))
-        check_port(port)
         return serve(positionals[1], config, host, port)
     raise ConfigError("say: chorale tools serve browser, chorale tools serve python, or chorale tools check")
 
 
 def _config(values: Mapping[str, Any]) -> ToolConfig:
-    fields = {}
-    for name, value in values.items():
-        room, _, attribute = (FLAGS[name].target or "").partition(".")
-        if room == "tools":
-            fields[attribute] = value
-    return tool_config(fields)
+    """Raises ``ConfigError`` for numbers out of their bounds, those of the port included."""
+    return tool_config(
+        targets({name: Setting(value, "command line") for name, value in values.items()})["tools"]
+    )
 
 
 def check(config: ToolConfig) -> int:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from chorale.errors import ConfigError
 
 Kind = Literal["str", "int", "float", "bool", "list", "json", "size", "optional"]
 Effect = Literal["not needed", "no effect", "refused"]
+NUMBERS = ("int", "float", "size")
+MOST = 2**63 - 1  # the largest number that a message between processes carries; no infinite time, either
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,15 @@ class Flag:
     help: str = ""
     aliases: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    # Bounds of a number, both allowed; ``above``: the least value itself is not.
+    least: float | None = None
+    most: float = MOST
+    above: bool = False
+    synonyms: Mapping[str, str] = field(default_factory=dict)  # vLLM's other words for a value
+    refused_values: Mapping[str, str] = field(
+        default_factory=dict
+    )  # values that others know, and why not here
+    environment: tuple[str, ...] = ()  # variables that set it; the first one that is set counts
     # Of a flag without a target: what becomes of it, and why.
     effect: Effect = "not needed"
     note: str = ""
@@ -35,6 +49,48 @@ class Flag:
         if self.always:
             return True
         return value is not None and value is not False and value not in self.harmless
+
+
+def check_bounds(flag: Flag, value: Any) -> None:
+    """Raises ``ConfigError`` for a number outside the flag's bounds (nan is outside all)."""
+    if flag.kind not in NUMBERS or flag.least is None or value is None:
+        return
+    if not (value > flag.least if flag.above else value >= flag.least):
+        raise ConfigError(f"--{flag.name} must be {_range(flag)}")
+    if not value <= flag.most:
+        many = flag.most == MOST
+        raise ConfigError(
+            f"--{flag.name} {value}: is too large" if many else f"--{flag.name} must be {_range(flag)}"
+        )
+
+
+def _range(flag: Flag) -> str:
+    """The bounds in words: "at least 1", "between 0 and 65535", "above 0 and at most 3600"."""
+    least = f"{flag.least:g}" if isinstance(flag.least, float) else f"{flag.least}"
+    if flag.above:
+        return f"above {least}" if flag.most == MOST else f"above {least} and at most {flag.most}"
+    if flag.most == MOST:
+        return f"at least {least}"
+    if flag.kind == "int" and flag.least == 0 and flag.most <= 2:
+        return "0 or 1" if flag.most == 1 else "0, 1 or 2"
+    return f"between {least} and {flag.most}"
+
+
+Origin = Literal["command line", "environment", "file", "default"]
+RANK: dict[Origin, int] = {
+    "default": 0,
+    "file": 1,
+    "environment": 2,
+    "command line": 3,
+}  # the higher one wins
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value as the operator gave it, and where."""
+
+    value: Any
+    origin: Origin
 
 
 _SIZE = re.compile(r"^(-?\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?[bB])?$")
@@ -89,14 +145,14 @@ def _check_texts(items: list[Any]) -> None:
     """
     for number, item in enumerate(items, 1):
         if item is None or isinstance(item, (bool, dict, list)):
-            raise ValueError(f"value {number} is not a text")
+            raise ValueError(f"value {number} is not a string")
 
 
 def _parse_int(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not a whole number") from None
+        raise ValueError(f"{text!r} is not an integer") from None
 
 
 def _parse_float(text: str) -> float:
@@ -136,5 +192,8 @@ def read_value(flag: Flag, value: Any) -> Any:
         raise ValueError(f"{value!r} is not a {flag.kind}")
     read = READERS[flag.kind](str(value))
     if flag.choices and read not in flag.choices:
-        raise ValueError(f"{read!r} is not one of {', '.join(flag.choices)}")
+        near = difflib.get_close_matches(str(read), flag.choices, n=1)
+        why = flag.refused_values.get(str(read).lower())
+        hint = f": {why}" if why else f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{read!r} is not one of {', '.join(flag.choices)}{hint}")
     return read

@@ -5,14 +5,12 @@ Torch-free, so that ``chorale fit`` can answer before anything is downloaded. Al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chorale.config import EngineConfig
 from chorale.engine.types import CacheGroup
 from chorale.errors import ConfigError
 from chorale.model.config import MXFP4_GROUP, ModelConfig
-from chorale.runtime.buckets import MIXED_TOKENS
 from chorale.runtime.cache_dtype import E4M3
 from chorale.runtime.hardware import Hardware
 
@@ -92,12 +90,12 @@ def edit_bytes(model: ModelConfig, num_rows: int) -> int:
     return num_rows * model.vocab_size * 4
 
 
-def graph_bytes(model: ModelConfig, sizes: Sequence[int], num_graphs: int, max_pages: int) -> int:
+def graph_bytes(model: ModelConfig, rows: int, num_graphs: int, max_pages: int) -> int:
     """Of captured steps: the largest one's tensors (the pool is shared), what stays between steps (two block
-    tables, logits or hidden states), and the graphs themselves. ``sizes``: of decode steps, ascending."""
-    if not sizes:
+    tables, logits or hidden states), and the graphs themselves. ``rows``: tokens of the largest;
+    0: no graphs."""
+    if not rows:
         return 0
-    rows = max(sizes[-1], MIXED_TOKENS[-1])
     tensors = rows * _token_bytes(model) + min(rows, LOGIT_ROWS) * model.vocab_size * 4
     kept = min(rows, KEPT_ROWS) * model.vocab_size * 4 + rows * (model.hidden_size * 4 + 2 * max_pages * 4)
     return tensors + kept + num_graphs * GRAPH_BYTES

@@ -57,7 +57,7 @@ class Mixed:
         self, device: Device, model: GptOss, kv: Sequence[torch.Tensor], buffers: Buffers, longest: int
     ) -> None:
         """``longest``: tokens of the longest sequence. No larger step is captured, because a dummy row may
-        have to compute all of it. The dummy rows have the pool's last page alone.
+        have to compute all of it; 0: none is captured. The dummy rows have the pool's last page alone.
         """
         self._device, self._model, self._kv, self._buffers = device, model, kv, buffers
         self._longest, self._dummy_page = longest, kv[0].shape[0] - 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from chorale.config import EngineConfig, check_least
+from chorale.config import ONE_DEVICE, EngineConfig, check_least
 from chorale.engine.types import MAX_LOGPROBS, EngineLimits
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import VOCAB_SIZE
@@ -64,6 +64,7 @@ class Resolved:
     kv_dtype: str
     geometry: KvGeometry
     graph_rows: tuple[int, ...]  # rows of the decode steps that are captured; empty: none is
+    mixed_graphs: bool  # small mixed steps are captured, too
     decisions: tuple[Decision, ...]
     notes: tuple[str, ...]
     max_logprobs: int = MAX_LOGPROBS
@@ -140,6 +141,9 @@ def resolve(
     check_rows(seqs, config.max_model_len or model.max_position_embeddings, block_size, hardware)
     geometry = kv_geometry(model, block_size, kv_dtype)
     graph_rows = _graph_rows(config, decide, seqs, can_capture)
+    mixed_graphs = bool(graph_rows) and config.mixed_cuda_graphs
+    if graph_rows and not mixed_graphs:
+        decide.decisions.append(Decision("mixed_cuda_graphs", False, "asked for", chosen=False))
     fixed = weight_bytes(model, dtype) + activation_bytes(model, tokens, seqs, dtype)
     if not cpu:
         fixed += CUDA_RESERVE + _graph_bytes(config, model, graph_rows, block_size) + edit_bytes(model, seqs)
@@ -166,6 +170,7 @@ def resolve(
         kv_dtype=kv_dtype,
         geometry=geometry,
         graph_rows=graph_rows,
+        mixed_graphs=mixed_graphs,
         decisions=tuple(decide.decisions),
         max_logprobs=_max_logprobs(config, decide),
         notes=tuple(decide.notes),
@@ -192,8 +197,10 @@ def _graph_rows(config: EngineConfig, decide: _Decider, seqs: int, can_capture: 
 def _graph_bytes(config: EngineConfig, model: ModelConfig, sizes: tuple[int, ...], block_size: int) -> int:
     longest = config.max_model_len or model.max_position_embeddings
     num_graphs = 2 * sum(len(context_sizes(size, longest)) for size in sizes)  # with and without filters
-    num_graphs += len(MIXED_TOKENS) * len(MIXED_ROWS)
-    return graph_bytes(model, sizes, num_graphs, -(-longest // block_size) + 1)
+    mixed = MIXED_TOKENS if config.mixed_cuda_graphs else ()
+    num_graphs += len(mixed) * len(MIXED_ROWS)
+    most = max((*sizes, *mixed), default=0) if sizes else 0
+    return graph_bytes(model, most, num_graphs, -(-longest // block_size) + 1)
 
 
 def _kv_dtype(config: EngineConfig, decide: _Decider, dtype: str, e4m3_pages: bool) -> str:
@@ -254,9 +261,7 @@ def _max_logprobs(config: EngineConfig, decide: _Decider) -> int:
 def check_ranks(config: EngineConfig) -> None:
     """What this version does not do, on whatever machine: known before anything is downloaded."""
     if config.tensor_parallel_size != 1:
-        raise ConfigError(
-            f"--tensor-parallel-size {config.tensor_parallel_size}: this version runs on one device; use 1"
-        )
+        raise ConfigError(f"--tensor-parallel-size {config.tensor_parallel_size} is not served: {ONE_DEVICE}")
 
 
 def check_sizes(config: EngineConfig) -> None:
@@ -266,7 +271,7 @@ def check_sizes(config: EngineConfig) -> None:
         "max_num_seqs": 1,
         "max_num_batched_tokens": 1,
         "block_size": 1,
-        "num_threads": 0,
+        "num_threads": 1,
     }
     check_least(config, least)
     if config.prompt_delay is not None and not 0 <= config.prompt_delay < float("inf"):

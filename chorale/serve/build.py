@@ -244,7 +244,8 @@ def make_executor(
     decodes = mixed = None
     if resolved.graph_rows:
         decodes = Decodes(device, model, kv, buffers, sampler, resolved.graph_rows, limits.max_model_len)
-        mixed = Mixed(device, model, kv, buffers, limits.max_model_len)
+        longest = limits.max_model_len if resolved.mixed_graphs else 0  # 0: no mixed step is captured
+        mixed = Mixed(device, model, kv, buffers, longest)
     worker = Worker(device, model, kv, buffers, sampler, grammar, decodes, mixed)
     return LocalExecutor(worker, overlaps=device.overlap)
 

@@ -21,7 +21,8 @@ def kernel_facts(model: GptOss, resolved: Resolved) -> str:
     Not how many pages there are: that changes from start to start, and no kernel knows it.
     """
     limits = replace(resolved.limits, num_blocks=0)
-    told = [model.ops.name, model.config, limits, resolved.dtype, resolved.kv_dtype, resolved.graph_rows]
+    told = [model.ops.name, model.config, limits, resolved.dtype, resolved.kv_dtype]
+    told += [resolved.graph_rows, resolved.mixed_graphs]
     return "\n".join([*map(repr, told), *sorted(set(_layouts("weights", model.weights)))])
 
 

@@ -114,7 +114,7 @@ def test_bad_sizes(text: str) -> None:
     [
         (["--max-modle-len", "3"], "--max-model-len"),
         (["--port"], "--port needs a value"),
-        (["--port", "eighty"], "--port: 'eighty' is not a whole number"),
+        (["--port", "eighty"], "--port: 'eighty' is not an integer"),
         (["--gpu-memory-utilization", "90%"], "--gpu-memory-utilization: '90%' is not a number"),
         (["--scheduling-policy", "lifo"], "fcfs"),
         (["a", "b"], "one model at a time"),
@@ -125,7 +125,7 @@ def test_bad_sizes(text: str) -> None:
         (["--config", "none.yaml"], "No such file"),
         (["--ssl-keyfile", "k"], "--ssl-certfile"),
         (["--stream-interval", "0"], "--stream-interval must be at least 1"),
-        (["--num-threads", "-1"], "--num-threads must be at least 0"),
+        (["--num-threads", "-1"], "--num-threads must be between 1 and 4096"),
         (["--h11-max-header-count", "0"], "--h11-max-header-count must be at least 1"),
         (["--max-body-bytes", "0"], "--max-body-bytes must be at least 1"),
         (["--shutdown-timeout", "nan"], "--shutdown-timeout must be at least 0"),
@@ -134,6 +134,11 @@ def test_bad_sizes(text: str) -> None:
         (["--seed", "-1" + 20 * "0"], "--seed must be at least"),
         (["--allowed-origins", "5"], "--allowed-origins: must be a list"),
         (["--allowed-headers", '[["x"]]'], "--allowed-headers: must be a list"),
+        (["--num-threads", "0"], "--num-threads must be between 1 and 4096"),
+        (["--system-start-date", "yesterday"], "must be a date, YYYY-MM-DD"),
+        (["--system-start-date", "20250101"], "must be a date, YYYY-MM-DD"),
+        (["demo", "--revision", "main"], "--revision main: the demo model ships inside the package"),
+        (["--scheduling-policy", "prioriti"], "did you mean priority?"),
         (["-z"], "unknown option -z"),
     ],
 )
@@ -153,7 +158,7 @@ def test_a_mistake_in_the_file_names_file_and_key(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("--port: 1\n", "unknown key --port; did you mean port?"),
-        ("port: 1.5\n", "port: '1.5' is not a whole number"),
+        ("port: 1.5\n", "port: '1.5' is not an integer"),
         ("port: [\n", "not valid YAML"),
         ("max-model-len: max-num: 3\n", "not valid YAML"),
     ],
@@ -215,7 +220,7 @@ def test_keys_are_what_a_client_can_send(tmp_path: Path) -> None:
 def test_what_is_no_text_in_a_file_is_not_made_one(name: str, items: str, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(f"{name}: {items}\n")
-    with pytest.raises(ConfigError, match=rf"{name}: value \d is not a text$"):
+    with pytest.raises(ConfigError, match=rf"{name}: value \d is not a string$"):
         merge(["--config", str(path)], {})
     path.write_text(f"{name}: [a, 1]\n")
     assert merge(["--config", str(path)], {}).values[name].value == ("a", "1")

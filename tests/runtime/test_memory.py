@@ -219,3 +219,17 @@ def test_fp8_pages_are_refused_where_the_ops_have_none() -> None:
 def test_a_pool_that_is_too_small_names_fp8_as_a_way_out() -> None:
     with pytest.raises(ConfigError, match="--kv-cache-dtype fp8 \\(saves"):
         decide(OSS_20B, H200, max_model_len=131072, kv_cache_memory_bytes=2**28)
+
+
+def test_graphs_of_mixed_steps_can_be_left_out_alone() -> None:
+    """vLLM's cudagraph_mode FULL_DECODE_ONLY: decode steps stay captured, and the pool gets the memory."""
+
+    def with_graphs(**asked: Any) -> Resolved:
+        return resolve(EngineConfig(**asked), OSS_20B, H200, can_overlap=True, can_capture=True)
+
+    both, decodes = with_graphs(), with_graphs(mixed_cuda_graphs=False)
+    assert both.mixed_graphs
+    assert decodes.graph_rows == both.graph_rows
+    assert not decodes.mixed_graphs
+    assert decodes.limits.num_blocks > both.limits.num_blocks
+    assert not with_graphs(enforce_eager=True).mixed_graphs

@@ -1,0 +1,167 @@
+"""The table of flags: every number has bounds, and they hold; what --compilation-config asks of graphs."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from chorale.cli.flags import FLAGS
+from chorale.cli.settings import merge
+from chorale.cli.values import MOST, NUMBERS, Flag
+from chorale.config import EngineConfig
+from chorale.errors import ConfigError
+from chorale.runtime.resolve import check_sizes
+
+NUMERIC = [flag for flag in FLAGS.values() if flag.kind in NUMBERS and flag.target is not None]
+
+
+@pytest.mark.parametrize("flag", NUMERIC, ids=lambda flag: flag.name)
+def test_every_number_has_bounds_that_hold(flag: Flag) -> None:
+    assert flag.least is not None, f"{flag.name}: add least="
+    below = flag.least if flag.above else flag.least - 1
+    # A size of -1 is "decide for me", and no other size can be written below 0.
+    if not (flag.kind == "size" and below < 0):
+        text = f"{below:.0f}" if flag.kind != "float" else f"{below}"
+        with pytest.raises(ConfigError, match=f"--{flag.name}.* must be "):
+            merge([f"--{flag.name}", text], {})
+    with pytest.raises(ConfigError, match=f"--{flag.name}.*(too large|must be )"):
+        merge([f"--{flag.name}", f"{int(flag.most) + 1}"], {})
+    if flag.kind == "float":
+        with pytest.raises(ConfigError, match=f"--{flag.name}"):
+            merge([f"--{flag.name}", "nan"], {})
+
+
+def test_bounds_hold_in_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("stream-interval: 0\n")
+    with pytest.raises(ConfigError, match="--stream-interval must be at least 1"):
+        merge(["--config", str(path)], {})
+
+
+def test_the_engine_has_the_same_least_values() -> None:
+    """``LLM`` makes an ``EngineConfig`` without flags: the engine checks what would break it once more."""
+    for flag in NUMERIC:
+        room, _, attribute = str(flag.target).partition(".")
+        if room != "engine" or flag.kind == "float" or flag.least in (None, -MOST):
+            continue
+        assert flag.least is not None
+        try:
+            check_sizes(EngineConfig(**{attribute: int(flag.least)}))
+        except ConfigError as error:
+            raise AssertionError(f"--{flag.name} {flag.least} passes the flag only: {error}") from None
+
+
+# --------------------------------------------------------------------------- graphs
+
+
+def graphs(line: str) -> tuple[bool, bool]:
+    """(decode steps are captured, mixed steps are captured)."""
+    engine = merge(shlex.split(line), {}).engine
+    return not engine.enforce_eager, not engine.enforce_eager and engine.mixed_cuda_graphs
+
+
+@pytest.mark.parametrize(
+    ("line", "expected", "num_notices"),
+    [
+        ("", (True, True), 0),
+        ("-cc.cudagraph_mode NONE", (False, False), 0),
+        ("-cc.cudagraph_mode=none", (False, False), 0),
+        ("-cc.cudagraph_mode 0", (False, False), 0),
+        ('--compilation-config \'{"cudagraph_mode": "NONE"}\'', (False, False), 0),
+        ("-O.cudagraph_mode=FULL_DECODE_ONLY", (True, False), 0),
+        ("--compilation-config.cudagraph_mode FULL_AND_PIECEWISE", (True, True), 0),
+        ("-cc.cudagraph_mode FULL", (True, True), 1),
+        ("-cc.cudagraph_mode 1", (True, True), 1),
+        ("-O0", (False, False), 1),
+        ("-O1", (True, True), 1),
+        ("-O 3", (True, True), 1),
+        ("-O0 -cc.cudagraph_mode FULL_DECODE_ONLY", (True, False), 1),
+        ("-O0 --no-enforce-eager", (True, True), 1),
+        ("-O2 --enforce-eager", (False, False), 1),
+        ("--enforce-eager -cc.cudagraph_mode NONE", (False, False), 0),
+        ("--compilation-config 3", (True, True), 1),
+        ("-cc.mode 3 -cc.cudagraph_mode NONE", (False, False), 1),
+    ],
+)
+def test_modes_of_graphs(line: str, expected: tuple[bool, bool], num_notices: int) -> None:
+    assert graphs(line) == expected
+    assert len(merge(shlex.split(line), {}).notices) == num_notices
+
+
+def test_sizes_of_graphs() -> None:
+    line = '--compilation-config \'{"cudagraph_capture_sizes": [1, 2, 4], "max_cudagraph_capture_size": 4}\''
+    engine = merge(shlex.split(line), {}).engine
+    assert (engine.cudagraph_capture_sizes, engine.max_cudagraph_capture_size) == ((1, 2, 4), 4)
+    engine = merge(["-cc.cudagraph_capture_sizes", "[8, 16]"], {}).engine
+    assert engine.cudagraph_capture_sizes == (8, 16)
+    engine = merge(["-cc.cudagraph_capture_sizes+", "8", "-cc.cudagraph_capture_sizes+=16"], {}).engine
+    assert engine.cudagraph_capture_sizes == (8, 16)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-cc.cudagraph_capture_sizes [1] --cudagraph-capture-sizes 2",
+        "-cc.max_cudagraph_capture_size 1 --max-cudagraph-capture-size 2",
+        "-cc.cudagraph_mode FULL --enforce-eager",
+        "-cc.cudagraph_mode NONE --no-enforce-eager",
+    ],
+)
+def test_both_at_once_is_an_error(line: str) -> None:
+    with pytest.raises(ConfigError, match="only one of them can count"):
+        merge(shlex.split(line), {})
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("compilation-config: {cudagraph_mode: FULL, cudagraph_capture_sizes: [1, 2]}\n")
+    engine = merge(["--config", str(path), "--enforce-eager", "--cudagraph-capture-sizes", "4"], {}).engine
+    assert (engine.enforce_eager, engine.cudagraph_capture_sizes) == (True, (4,))
+    path.write_text("enforce-eager: true\ncudagraph-capture-sizes: [1, 2]\n")
+    line = [
+        "--config",
+        str(path),
+        "-cc.cudagraph_mode",
+        "FULL_DECODE_ONLY",
+        "-cc.cudagraph_capture_sizes=[8]",
+    ]
+    engine = merge(line, {}).engine
+    assert (engine.enforce_eager, engine.mixed_cuda_graphs) == (False, False)
+    assert engine.cudagraph_capture_sizes == (8,)
+
+
+# --------------------------------------------------------------------------- several devices, other vendors
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size", "decode-context-parallel-size"],
+)
+def test_several_devices_are_answered_alike(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        merge([f"--{name}", "2"], {})
+    same = caught.value.message.removeprefix(f"--{name} 2 (command line) is not served: ")
+    assert same.startswith("one device is served")
+    assert "one server a GPU" in same
+    assert merge([f"--{name}", "1"], {}).notices == ()
+
+
+def test_devices_of_other_vendors_are_answered_with_the_true_state() -> None:
+    for given, words in (("rocm", "ROCm build of PyTorch"), ("npu", "Ascend NPUs"), ("mps", "Apple GPUs")):
+        with pytest.raises(
+            ConfigError, match=f"--device: '{given}' is not one of auto, cpu, cuda: .*{words}"
+        ):
+            merge(["--device", given], {})
+
+
+def test_variables_of_other_vendors_cost_a_line() -> None:
+    environment = {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "", "HCCL_BUFFSIZE": "1024",
+                   "ASCEND_RT_VISIBLE_DEVICES": "0", "VLLM_ROCM_USE_AITER": "1"}  # fmt: skip
+    notices = merge([], environment).notices
+    assert [notice.split(" is not read by Chorale: ")[0] for notice in notices] == [
+        "ASCEND_RT_VISIBLE_DEVICES", "HCCL_BUFFSIZE", "HIP_VISIBLE_DEVICES", "VLLM_ROCM_USE_AITER",
+    ]  # fmt: skip
+    assert "AMD GPUs have not been tried" in notices[2]
+    assert "Ascend" in notices[0]
