@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from chorale import LLM, SamplingParams
-from chorale.api.prompt import DEFAULT_EFFORT
+from chorale.api.effort import DEFAULT_EFFORT
 from chorale.engine.types import TokenChunk
 from chorale.errors import ChoraleError, ConfigError, ContextLengthError, EngineDeadError
 from chorale.harmony.messages import Conversation, DeveloperContent, Message, SystemContent
@@ -298,6 +298,9 @@ def test_chat_renders_as_the_server_does(llm: LLM) -> None:
     assert outputs[0].prompt_token_ids == render_conversation(expected, load_vocabulary())
     assert llm.chat(messages, params)[0].prompt_token_ids != outputs[0].prompt_token_ids
     assert DEFAULT_EFFORT == "medium"
+    lined = [{"role": "system", "content": "Be brief.\nReasoning: high"}, messages[1]]
+    assert llm.chat(lined, params)[0].prompt_token_ids == outputs[0].prompt_token_ids
+    assert llm.chat(lined, params, reasoning_effort="low")[0].prompt_token_ids != outputs[0].prompt_token_ids
     with pytest.raises(ChoraleError, match="role"):
         llm.chat([{"role": "wizard", "content": "x"}], params)
 

@@ -25,30 +25,10 @@ from chorale.harmony.messages import (
 )
 from chorale.tools.base import ToolBox
 
-# gpt-oss knows three efforts; the other names of OpenAI's enum go to the nearest.
-EFFORTS: dict[str, ReasoningEffort] = {
-    "none": "low",
-    "minimal": "low",
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "xhigh": "high",
-    "max": "high",
-}
-DEFAULT_EFFORT: ReasoningEffort = "medium"
 FUNCTIONS = "functions"
 # Names stand in message headers, where a space or "to=" would be read as structure.
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 AUTHOR_NAME = re.compile(r"[\w.@+-]{1,64}")  # of people: letters of any script
-
-
-def reasoning_effort(value: object, param: str, default: ReasoningEffort = DEFAULT_EFFORT) -> ReasoningEffort:
-    """``default``: where the request says nothing. Raises ``RequestError`` for a name not in the enum."""
-    if value is None:
-        return default
-    if not isinstance(value, str) or value not in EFFORTS:
-        raise RequestError(f"{param}: must be one of {', '.join(EFFORTS)}", param=param)
-    return EFFORTS[value]
 
 
 def current_date(config: ServerConfig) -> str:

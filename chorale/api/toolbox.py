@@ -41,19 +41,22 @@ def check_available(
     hosted = replace(hosted, unserved=())
     available = state.tools.available if state.tools is not None else {}
     missing = dict(state.tools.missing) if state.tools is not None else {}
+    silent = "; ".join(f"--tool-server {entry}: {why}" for entry, why in missing.items() if ":" in entry)
     places = dict(hosted.paths)
     if hosted.wanted.web_search is not None and "browser" not in available:
         declared = places["web_search"].startswith("tools[")  # no option of its own, which means it
         if not own_tools or wants_search or not declared:
-            raise _not_enabled(places["web_search"], "web search", missing.get("browser"))
+            raise _not_enabled(places["web_search"], "web search", missing.get("browser"), silent)
         _log_once("web_search")
         hosted = hosted.without_web_search()
     if hosted.wanted.code_interpreter is not None and "python" not in available:
-        raise _not_enabled(places["code_interpreter"], "the code interpreter", missing.get("python"))
+        raise _not_enabled(places["code_interpreter"], "the code interpreter", missing.get("python"), silent)
     for server in hosted.wanted.mcp:
         label = server.server_label
         if server.server_url is None and label not in available:
-            raise _not_enabled(places[f"mcp:{label}"], f"the MCP server {label!r}", missing.get(label))
+            raise _not_enabled(
+                places[f"mcp:{label}"], f"the MCP server {label!r}", missing.get(label), silent
+            )
         if server.server_url is not None and "mcp" not in available:
             place = places[f"mcp:{label}"]
             raise RequestError(
@@ -73,7 +76,11 @@ def _not_served(path: str, kind: str) -> RequestError:
     )
 
 
-def _not_enabled(path: str, what: str, reason: str | None) -> RequestError:
+def _not_enabled(path: str, what: str, reason: str | None, silent: str = "") -> RequestError:
+    """``silent``: the servers of ``--tool-server`` that do not answer. What they offer is unknown."""
+    if silent and not reason:
+        message = f"{path}: {what} is not available now: {silent} (asked again every few seconds)"
+        return RequestError(message, param=path, code="tool_not_enabled")
     why = f" ({reason})" if reason else ""
     return RequestError(
         f"{path}: {what} is not enabled on this server{why}; start it with --tool-server demo, or "

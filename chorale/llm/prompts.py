@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chorale.api.chat.messages import split_instructions, to_harmony
+from chorale.api.chat.messages import split_instructions, take_efforts, to_harmony
+from chorale.api.effort import DEFAULT_EFFORT, reasoning_effort
 from chorale.api.prompt import (
     check_distinct,
     developer_message,
-    reasoning_effort,
     system_message,
 )
 from chorale.api.tool_choice import Function
@@ -129,10 +129,12 @@ def render_chat(
     messages: ChatMessages, tools: Sequence[ToolDescription], effort: str | None, vocab: Vocabulary
 ) -> Prompt:
     """The same token ids as the server's for these messages. Raises ``RequestError`` naming the message."""
-    instructions, num_leading = split_instructions(messages)
-    head = [system_message(ServerConfig(), reasoning_effort(effort, "reasoning_effort"))]
+    cleaned, said = take_efforts(messages)
+    instructions, num_leading = split_instructions(cleaned)
+    default = said or DEFAULT_EFFORT
+    head = [system_message(ServerConfig(), reasoning_effort(effort, "reasoning_effort", default))]
     developer = developer_message(instructions, tools)
     if developer is not None:
         head.append(developer)
-    conversation = Conversation((*head, *to_harmony(messages, num_leading)))
+    conversation = Conversation((*head, *to_harmony(cleaned, num_leading)))
     return Prompt(None, render_conversation(conversation, vocab))

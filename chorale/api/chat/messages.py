@@ -17,13 +17,29 @@ from typing import Any
 
 import msgspec
 
+from chorale.api.effort import take_effort
 from chorale.api.files import inline_file
 from chorale.api.prompt import AUTHOR_NAME, FUNCTIONS, TOOL_NAME
 from chorale.errors import RequestError
-from chorale.harmony.messages import DeveloperContent, Message
+from chorale.harmony.messages import DeveloperContent, Message, ReasoningEffort
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+
+
+def take_efforts(
+    messages: Sequence[Mapping[str, Any]],
+) -> tuple[Sequence[Mapping[str, Any]], ReasoningEffort | None]:
+    """(the messages without the effort lines of system and developer texts, the effort of the last line)."""
+    effort: ReasoningEffort | None = None
+    kept: list[Mapping[str, Any]] = list(messages)
+    for position, message in enumerate(messages):
+        if message.get("role") not in ("system", "developer"):
+            continue
+        text, said = take_effort(content_text(message, f"messages[{position}]") or "")
+        if said is not None:
+            kept[position], effort = {**message, "content": text}, said
+    return kept, effort
 
 
 def split_instructions(messages: Sequence[Mapping[str, Any]]) -> tuple[str | None, int]:
@@ -53,7 +69,8 @@ def to_harmony(
         message, path = messages[position], f"messages[{position}]"
         role = message.get("role")
         if role in ("system", "developer"):
-            converted.append(Message("developer", DeveloperContent(content_text(message, path))))
+            if text := content_text(message, path):
+                converted.append(Message("developer", DeveloperContent(text)))
         elif role == "user":
             converted.append(Message("user", content_text(message, path) or "", _author(message, path)))
         elif role == "assistant":

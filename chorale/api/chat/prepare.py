@@ -8,16 +8,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chorale.api.chat.messages import content_text, reasoning_text, split_instructions, to_harmony
+from chorale.api.chat.messages import (
+    content_text,
+    reasoning_text,
+    split_instructions,
+    take_efforts,
+    to_harmony,
+)
 from chorale.api.chat.request import ChatRequest
 from chorale.api.client_tools import custom_tool
+from chorale.api.effort import reasoning_effort
 from chorale.api.hosted import HostedTools, builtin_tools, read_hosted
 from chorale.api.offload import beside, is_heavy
 from chorale.api.options import TurnOptions
 from chorale.api.prompt import (
     check_distinct,
     developer_message,
-    reasoning_effort,
     system_message,
 )
 from chorale.api.rules import TurnRules, with_grammar
@@ -146,15 +152,16 @@ def conversation(
     box: ToolBox | None = None,
 ) -> Conversation:
     """System, developer (instructions, tools, the answer's format), then the rest in order."""
-    instructions, num_leading = split_instructions(messages)
-    effort = reasoning_effort(*chat.effort, state.config.default_reasoning_effort)
+    cleaned, said = take_efforts(messages)
+    instructions, num_leading = split_instructions(cleaned)
+    effort = reasoning_effort(*chat.effort, said or state.config.default_reasoning_effort)
     head = [system_message(state.config, effort, chat.identity, box)]
     tools = [function.tool for function in rules.functions]
     freeform = {function.name for function in rules.functions if function.text is not None}
     developer = developer_message(instructions, tools, structured.described, box=box)
     if developer is not None:
         head.append(developer)
-    return Conversation((*head, *to_harmony(messages, num_leading, freeform)))
+    return Conversation((*head, *to_harmony(cleaned, num_leading, freeform)))
 
 
 def read_rules(chat: ChatRequest) -> tuple[TurnRules, Structured]:

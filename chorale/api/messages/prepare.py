@@ -6,6 +6,7 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 
+from chorale.api.effort import reasoning_effort, take_effort
 from chorale.api.messages.convert import Converter, system_text
 from chorale.api.messages.request import CountRequest, MessagesRequest
 from chorale.api.messages.tools import read_tools
@@ -13,7 +14,6 @@ from chorale.api.offload import beside, is_heavy
 from chorale.api.options import TurnOptions
 from chorale.api.prompt import (
     developer_message,
-    reasoning_effort,
     system_message,
 )
 from chorale.api.rules import TurnRules, with_grammar
@@ -89,10 +89,12 @@ def _build_prompt(state: ServerState, request: CountRequest) -> Prompt:
     tail = _continued(messages)
     if tail is not None:
         messages, rules = messages[:-1], _without_grammar(rules)
-    effort = reasoning_effort(_effort(request), "output_config.effort", state.config.default_reasoning_effort)
+    instructions, said = take_effort(system_text(request.system) or "")
+    default = said or state.config.default_reasoning_effort
+    effort = reasoning_effort(_effort(request), "output_config.effort", default)
     head = [system_message(state.config, effort)]
     tools = [function.tool for function in rules.functions]
-    developer = developer_message(system_text(request.system), tools, structured.described)
+    developer = developer_message(instructions, tools, structured.described)
     if developer is not None:
         head.append(developer)
     prompt = render_conversation(Conversation((*head, *messages)), state.vocab)

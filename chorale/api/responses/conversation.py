@@ -9,8 +9,9 @@ A call's outputs stand right behind it, whatever order the client sent them in.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from chorale.api.effort import take_effort
 from chorale.api.output import CLIENT_CALLS
 from chorale.api.prompt import FUNCTIONS
 from chorale.api.responses.client_calls import (
@@ -26,11 +27,41 @@ from chorale.api.responses.sealed import unpack
 from chorale.api.responses.stored import Item, StoredItem
 from chorale.api.responses.tools import read_functions
 from chorale.errors import ContextLengthError, RequestError
-from chorale.harmony.messages import Channel, Conversation, DeveloperContent, Message, ToolNamespace
+from chorale.harmony.messages import (
+    Channel,
+    Conversation,
+    DeveloperContent,
+    Message,
+    ReasoningEffort,
+    ToolNamespace,
+)
 from chorale.harmony.render import DropAnalysis, kept_messages, render_conversation, render_message
 from chorale.harmony.vocab import Vocabulary
 
 Group = list[Message]  # messages that are kept or dropped together
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the conversation says, without the effort lines of its instructions and developer messages."""
+
+    instructions: str | None
+    items: list[StoredItem]
+    effort: ReasoningEffort | None  # of the last such line
+
+
+def take_efforts(instructions: str | None, items: Sequence[StoredItem]) -> Said:
+    """Stored items stay as they are: those that have such a line are replaced in the list."""
+    kept, effort = list(items), None
+    for position, stored in enumerate(items):
+        if stored.item["type"] != "message" or stored.item["role"] not in ("system", "developer"):
+            continue
+        text, said = take_effort(item_text(stored.item))
+        if said is not None:
+            parts = [{"type": "input_text", "text": text}] if text else []
+            kept[position], effort = replace(stored, item={**stored.item, "content": parts}), said
+    text, said = take_effort(instructions or "")
+    return Said(text or None, kept, said or effort)
 
 
 def split_instructions(instructions: str | None, items: Sequence[StoredItem]) -> tuple[str | None, int]:
@@ -151,7 +182,7 @@ def _message(stored: StoredItem, is_preamble: bool, freeform: Collection[str]) -
         )
     role = item["role"]
     if role in ("system", "developer"):
-        return Message("developer", DeveloperContent(text))
+        return Message("developer", DeveloperContent(text)) if text else None
     if role == "user":
         return Message("user", text)
     channel: Channel = "commentary" if is_preamble else "final"

@@ -31,9 +31,7 @@ TEXTS = CLIENT_CALLS | {"compaction"}  # kinds that have no content parts
 Status = str  # "in_progress" and the item statuses of chorale.api.output
 
 
-def base_object(
-    request: ResponsesRequest, prepared: Prepared, model: str, created: float, default_effort: str
-) -> dict[str, Any]:
+def base_object(request: ResponsesRequest, prepared: Prepared, model: str, created: float) -> dict[str, Any]:
     """Every key of a response, as it stands when the turn begins."""
     sampling = prepared.sampling
     return {
@@ -54,7 +52,10 @@ def base_object(
         "previous_response_id": request.previous_response_id,
         "conversation": {"id": request.conversation.id} if request.conversation else None,
         "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": request.effort or default_effort, "summary": request.reasoning.summary_asked},
+        "reasoning": {
+            "effort": request.effort or prepared.prompt.effort,
+            "summary": request.reasoning.summary_asked,
+        },
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": request.store,

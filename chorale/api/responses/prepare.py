@@ -9,19 +9,22 @@ from dataclasses import dataclass
 from chorale.api.choice import TurnOptions
 from chorale.api.compaction import Compaction
 from chorale.api.compaction import reserve as room_for_summary
+from chorale.api.effort import reasoning_effort
 from chorale.api.hosted import HostedTools, builtin_tools, read_hosted
 from chorale.api.ids import new_id
 from chorale.api.offload import beside, is_heavy
-from chorale.api.prompt import developer_message, reasoning_effort, system_message
+from chorale.api.prompt import developer_message, system_message
 from chorale.api.responses.approvals import approved_calls
 from chorale.api.responses.client_calls import TOOL_LISTS, is_call
 from chorale.api.responses.compaction import plan, since_compaction
 from chorale.api.responses.conversation import (
     Group,
+    Said,
     Window,
     check_outputs,
     encode,
     split_instructions,
+    take_efforts,
     to_groups,
 )
 from chorale.api.responses.hosted_items import HOSTED_CALLS, HOSTED_ITEMS
@@ -37,7 +40,7 @@ from chorale.api.toolbox import Plan, check_available, close_tools, open_tools, 
 from chorale.api.toolloop import TurnTools
 from chorale.engine.types import SamplingSpec
 from chorale.errors import NotFoundError, RequestError
-from chorale.harmony.messages import ResponseFormat
+from chorale.harmony.messages import Message, ReasoningEffort, ResponseFormat
 from chorale.harmony.render import DropAnalysis
 from chorale.tools.base import ToolBox
 
@@ -52,6 +55,7 @@ class Prompt:
     tools: ToolSet
     rules: TurnRules
     input: tuple[StoredItem, ...]  # this request's own items, as they are stored
+    effort: ReasoningEffort
     hosted: tuple[TurnTools, ...] = ()  # what the server runs; the turn closes it
     compaction: Compaction | None = None
 
@@ -151,14 +155,32 @@ async def build_prompt(state: ServerState, request: ResponsesRequest, owner: byt
     try:
         box = hosted[0].box if hosted else None
         with_approved(hosted, approved_calls(own, items, box, state.vocab))
-        token_ids, compaction = await beside(
-            lambda: assemble(state, request, tools, structured.described, items, box),
-            heavy=heavy or is_heavy([stored.item for stored in history]),
+
+        def encode() -> tuple[ReasoningEffort, list[int], Compaction | None]:
+            said = take_efforts(request.instructions, items)
+            default = said.effort or state.config.default_reasoning_effort
+            effort = reasoning_effort(request.effort, "reasoning.effort", default)
+            identity = request.chat_template_kwargs.model_identity
+            system = system_message(state.config, effort, identity, box)
+            developer = _Developer(tools, structured.described, box)
+            return effort, *assemble(state, request, system, developer, said)
+
+        effort, token_ids, compaction = await beside(
+            encode, heavy=heavy or is_heavy([stored.item for stored in history])
         )
     except BaseException:
         await close_tools(hosted)
         raise
-    return Prompt(token_ids, tools, rules, tuple(own), hosted, compaction)
+    return Prompt(token_ids, tools, rules, tuple(own), effort, hosted, compaction)
+
+
+@dataclass(frozen=True, slots=True)
+class _Developer:
+    """What the first developer message has beside the instructions."""
+
+    tools: ToolSet
+    answer: ResponseFormat | None
+    box: ToolBox | None
 
 
 def _check_call_limit(request: ResponsesRequest, rules: TurnRules) -> None:
@@ -205,21 +227,15 @@ def read_rules(request: ResponsesRequest, tools: ToolSet) -> tuple[TurnRules, St
 
 
 def assemble(
-    state: ServerState,
-    request: ResponsesRequest,
-    tools: ToolSet,
-    answer: ResponseFormat | None,
-    items: Sequence[StoredItem],
-    box: ToolBox | None = None,
+    state: ServerState, request: ResponsesRequest, system: Message, developer: _Developer, said: Said
 ) -> tuple[list[int], Compaction | None]:
     """The prompt of a list of items, and how the turn sums it up, if it does."""
-    instructions, num_leading = split_instructions(request.instructions, items)
-    identity = request.chat_template_kwargs.model_identity
-    effort = reasoning_effort(request.effort, "reasoning.effort", state.config.default_reasoning_effort)
-    head = [system_message(state.config, effort, identity, box)]
-    developer = developer_message(instructions, tools.descriptions, answer, tools.about, box)
-    if developer is not None:
-        head.append(developer)
+    tools, items = developer.tools, said.items
+    instructions, num_leading = split_instructions(said.instructions, items)
+    head = [system]
+    first = developer_message(instructions, tools.descriptions, developer.answer, tools.about, developer.box)
+    if first is not None:
+        head.append(first)
     max_len = state.client.info.max_model_len
     reserve = min(request.max_output_tokens or _RESERVE, max_len // 4)
     window = Window(max_len, reserve, request.truncation == "auto")

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from chorale.api import fields, limits
+from chorale.api.effort import reasoning_effort
 from chorale.api.fields import Refusal, StreamOptions, StructuredFields, triage
 from chorale.api.http import parse_model
-from chorale.api.prompt import reasoning_effort
 from chorale.errors import RequestError
 
 Include = Literal[

@@ -63,7 +63,6 @@ class Run:
                 prepared,
                 state.model_names[0],
                 self._created,
-                state.config.default_reasoning_effort,
             ),
             LogprobsWriter(state.vocab) if with_logprobs else None,
             request.top_logprobs,

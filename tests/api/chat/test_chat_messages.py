@@ -113,6 +113,50 @@ def test_effort(fields: dict[str, Any], effort: str) -> None:
     assert f"Reasoning: {effort}\n" in prompt(USER, **fields)
 
 
+@pytest.mark.parametrize(
+    ("text", "effort", "left"),
+    [
+        ("Reasoning: high", "high", ""),
+        ("reasoning:LOW  ", "low", ""),
+        ("Be brief.\n\n  Reasoning: low\r\nBe kind.", "low", "Be brief.\n\nBe kind."),
+        ("Reasoning: low\nReasoning: high\nGo.", "high", "Go."),
+        ([{"type": "text", "text": "Reasoning: high\n"}, {"type": "text", "text": "Go."}], "high", "Go."),
+        ("Use Reasoning: high", "medium", "Use Reasoning: high"),
+        ("Reasoning: high, please", "medium", "Reasoning: high, please"),
+        ("Reasoning: extreme", "medium", "Reasoning: extreme"),
+        ("Reasoning:\nhigh", "medium", "Reasoning:\nhigh"),
+    ],
+)
+def test_a_line_of_the_instructions_sets_the_effort(text: Any, effort: str, left: str) -> None:
+    """The model card's "Reasoning: high" moves into harmony's own system message."""
+    for role in ("system", "developer"):
+        found = prompt([{"role": role, "content": text}, *USER])
+        assert found.count(f"Reasoning: {effort}\n\n# Valid channels") == 1
+        assert found.partition("<|start|>user")[0].partition("# Instructions\n\n")[2] == (
+            f"{left}<|end|>" if left else ""
+        )
+
+
+def test_the_effort_of_the_request_counts_before_the_line() -> None:
+    lined = [{"role": "system", "content": "Reasoning: high\nGo."}, *USER]
+    assert prompt(lined, reasoning_effort="low") == prompt(
+        [{"role": "system", "content": "Go."}, *USER], reasoning_effort="low"
+    )
+
+
+def test_only_system_and_developer_messages_set_the_effort() -> None:
+    asked = [
+        {"role": "user", "content": "Reasoning: high"},
+        {"role": "assistant", "content": "Reasoning: high"},
+    ]
+    text = prompt([*asked, *USER])
+    assert "Reasoning: medium\n" in text
+    assert text.count("Reasoning: high") == 2
+    later = prompt([*USER, {"role": "developer", "content": "Reasoning: low"}, *USER])
+    assert "Reasoning: low\n" in later
+    assert "<|start|>developer" not in later  # nothing is left of it
+
+
 def test_unknown_effort_names_the_field() -> None:
     assert error(USER, reasoning_effort="extreme")["param"] == "reasoning_effort"
     assert error(USER, reasoning={"effort": "extreme"})["param"] == "reasoning.effort"

@@ -149,6 +149,30 @@ def test_the_effort_of_requests_that_name_none() -> None:
     run(main)
 
 
+def test_a_line_of_the_instructions_sets_the_effort() -> None:
+    system = {"type": "message", "role": "system", "content": "Be brief.\nreasoning: low"}
+    user = {"type": "message", "role": "user", "content": "Reasoning: high"}
+
+    async def main() -> None:
+        async with serve(*[HELLO] * 4) as server:
+            _, body = await server.post(input="x", instructions="Reasoning: high\nBe kind.")
+            assert body["reasoning"]["effort"] == "high"
+            assert body["instructions"] == "Reasoning: high\nBe kind."  # as it was sent
+            assert "Reasoning: high\n\n# Valid channels" in server.prompt_text()
+            assert "# Instructions\n\nBe kind.<|end|>" in server.prompt_text()
+            _, body = await server.post(input=[system, user])
+            assert body["reasoning"]["effort"] == "low"
+            assert "# Instructions\n\nBe brief.<|end|>" in server.prompt_text()
+            assert "<|start|>user<|message|>Reasoning: high<|end|>" in server.prompt_text()
+            _, body = await server.post(input=[user], previous_response_id=body["id"])  # the chain's item
+            assert body["reasoning"]["effort"] == "low"
+            _, body = await server.post(input=[system, user], reasoning={"effort": "high"})
+            assert body["reasoning"]["effort"] == "high"
+            assert "Reasoning: high\n\n# Valid channels" in server.prompt_text()
+
+    run(main)
+
+
 def test_efforts_identity_and_instructions() -> None:
     """A22: an identity of one's own; every effort name of OpenAI's enum."""
 

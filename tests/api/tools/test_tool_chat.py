@@ -262,6 +262,24 @@ def test_web_search_options_mean_it() -> None:
     run(scenario)
 
 
+def test_a_tool_server_that_does_not_answer_is_named() -> None:
+    """It may be the one that has the tool: what it would offer is known only once it answers."""
+
+    async def scenario() -> None:
+        tools = ScriptedService(available={}, missing={"127.0.0.1:1": "could not be reached"})
+        async with served(FINAL, tools=tools) as server:
+            for tool in (WEB, CODE, {"type": "mcp", "server_label": "theirs"}):
+                status, body = await server.post("/v1/responses", input="x", tools=[tool])
+                error = body["error"]
+                assert (status, error["code"], error["param"]) == (400, "tool_not_enabled", "tools[0]")
+                assert "--tool-server 127.0.0.1:1: could not be reached" in error["message"]
+            status, body = await server.post(CHAT, messages=USER, tools=[WEB])
+            assert status == 400
+            assert "--tool-server 127.0.0.1:1: could not be reached" in body["error"]["message"]
+
+    run(scenario)
+
+
 def test_servers_by_address_may_be_closed() -> None:
     async def scenario() -> None:
         async with served(FINAL, tools=ScriptedService(available={"srv": "x"})) as server:

@@ -1,0 +1,47 @@
+"""Reasoning effort: what a request names, and the line ``Reasoning: high`` of a system or developer message.
+
+gpt-oss reads its effort in harmony's own system message, which clients cannot write; its model card tells
+people to put that line into theirs. So a line that holds nothing else moves there: it sets the effort unless
+a field of the request does, and is taken out of the text it stood in. Of several the last one counts. Texts
+of users are not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import cast
+
+from chorale.errors import RequestError
+from chorale.harmony.messages import ReasoningEffort
+
+# gpt-oss knows three efforts; the other names of OpenAI's enum go to the nearest.
+EFFORTS: dict[str, ReasoningEffort] = {
+    "none": "low",
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
+DEFAULT_EFFORT: ReasoningEffort = "medium"
+_LINE = re.compile(
+    r"^[ \t]*reasoning:[ \t]*(low|medium|high)[ \t]*\r?(?:\n|\Z)", re.IGNORECASE | re.MULTILINE
+)
+
+
+def reasoning_effort(value: object, param: str, default: ReasoningEffort = DEFAULT_EFFORT) -> ReasoningEffort:
+    """``default``: where the request says nothing. Raises ``RequestError`` for a name not in the enum."""
+    if value is None:
+        return default
+    if not isinstance(value, str) or value not in EFFORTS:
+        raise RequestError(f"{param}: must be one of {', '.join(EFFORTS)}", param=param)
+    return EFFORTS[value]
+
+
+def take_effort(text: str) -> tuple[str, ReasoningEffort | None]:
+    """(the text without its effort lines, the effort of the last one); the text itself if it has none."""
+    found = _LINE.findall(text)
+    if not found:
+        return text, None
+    return _LINE.sub("", text).strip("\r\n"), cast(ReasoningEffort, found[-1].lower())
