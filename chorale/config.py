@@ -19,7 +19,7 @@ GENERATION = (
     *("frequency_penalty", "max_new_tokens"),
 )
 ONE_DEVICE = (
-    "one device is served, and each gpt-oss fits on one (20b from 16 GB, 120b from 80 GB); for more "
+    "one device is served, and each gpt-oss fits on one (20b from 24 GB, 120b from 80 GB); for more "
     "throughput start one server a GPU (CUDA_VISIBLE_DEVICES=0, 1, ..., each with its own --port) "
     "behind a load balancer"
 )

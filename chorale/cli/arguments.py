@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from chorale.cli.flags import ALIASES, FLAGS, SHORT_FLAGS
+from chorale.cli.parser import nearest
 from chorale.cli.values import Flag, read_value
 from chorale.errors import ConfigError
 
@@ -25,10 +25,13 @@ def find_flag(name: str, what: str = "option --") -> tuple[Flag, bool]:
         return FLAGS[wanted], False
     if wanted.startswith("no-") and wanted[3:] in FLAGS and FLAGS[wanted[3:]].kind == "bool":
         return FLAGS[wanted[3:]], True
-    near = difflib.get_close_matches(wanted, [*FLAGS, *ALIASES], n=2, cutoff=0.6)
-    dashes = what.partition(" ")[2]
-    hint = f"; did you mean {' or '.join(dashes + n for n in near)}?" if near else ""
-    raise ConfigError(f"unknown {what}{wanted}{hint}")
+    raise ConfigError(f"unknown {what}{wanted}{nearest(wanted, [*FLAGS, *ALIASES], what.partition(' ')[2])}")
+
+
+def flag_names() -> dict[str, str]:
+    """Every long option of ``chorale serve`` as it may be written -> its flag's name."""
+    names = {name: name for name in FLAGS} | ALIASES
+    return names | {f"no-{name}": f"no-{name}" for name, flag in FLAGS.items() if flag.kind == "bool"}
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-from chorale.errors import ConfigError
+from chorale.cli.parser import subcommand
 
 BENCHES = {
     "serve": (
@@ -33,5 +33,5 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     name = arguments[0]
     if name not in BENCHES:
-        raise ConfigError(f"unknown benchmark {name!r}; chorale bench --help lists them")
+        raise subcommand(name, BENCHES, "benchmark", "chorale bench --help lists them")
     return int(importlib.import_module(BENCHES[name][0]).run(name, list(arguments[1:])))

@@ -9,14 +9,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+from chorale.cli.arguments import flag_names
+from chorale.cli.bench_options import (
+    kernels_parser,
+    latency_parser,
+    make_checkpoint_parser,
+    report_parser,
+    startup_parser,
+    throughput_parser,
+)
 from chorale.cli.ending import signals_as_exceptions
 from chorale.cli.fingerprint import fingerprint
-from chorale.cli.help import Formatter
+from chorale.cli.parser import Parser, whole_names
 from chorale.cli.settings import merge
 from chorale.config import check_least
 from chorale.errors import ConfigError
 from chorale.model.config_writer import SHAPES
-from chorale.runtime.hardware import cpu_count
 
 
 def run(name: str, arguments: list[str]) -> int:
@@ -26,40 +34,15 @@ def run(name: str, arguments: list[str]) -> int:
     }[name](arguments)  # fmt: skip
 
 
-OTHERS = "MODEL and all other options: as for chorale serve."
+def _read(made: Parser, arguments: list[str]) -> argparse.Namespace:
+    given: argparse.Namespace = made.parse_args(whole_names(arguments, made.option_names))
+    return given
 
 
-def _parser(name: str, about: str, words: str = "[options]") -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        f"chorale bench {name}",
-        usage=f"chorale bench {name} {words}",
-        description=about,
-        allow_abbrev=False,
-        formatter_class=Formatter,
-    )
-
-
-def _lengths(made: argparse.ArgumentParser, input_len: int, output_len: int) -> None:
-    made.add_argument("--input-len", type=int, default=input_len, help="tokens of a prompt")
-    made.add_argument("--output-len", type=int, default=output_len, help="tokens of an answer")
-    made.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
-    made.add_argument("--seed", type=int, default=0)
-    _output(made)
-
-
-def _output(made: argparse.ArgumentParser) -> None:
-    made.add_argument(
-        "--output-json", "--json", dest="json", type=_result_file, help="where the result is written"
-    )
-
-
-def _result_file(text: str) -> Path:
-    """Looked at before anything is measured: afterwards it would be for nothing."""
-    path = Path(text)
-    place = path if path.exists() else path.parent
-    if path.is_dir() or not path.parent.is_dir() or not os.access(place, os.W_OK):
-        raise ConfigError(f"--output-json {path}: cannot be written to")
-    return path
+def _split(made: Parser, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """(the benchmark's own options, those of ``chorale serve``): abbreviations are of both together."""
+    names = flag_names() | made.option_names
+    return made.parse_known_args(whole_names(arguments, names))
 
 
 def _conclude(kind: str, found: dict[str, Any], path: Path | None, **more: Any) -> int:
@@ -89,12 +72,7 @@ def _build(rest: list[str]) -> tuple[Any, str]:
 
 def latency(arguments: list[str]) -> int:
     """One batch through the engine, without HTTP, several times."""
-    made = _parser("latency", f"{latency.__doc__} {OTHERS}")
-    made.add_argument("--batch-size", type=int, default=8, help="requests at once")
-    made.add_argument("--num-iters-warmup", type=int, default=1, help="runs before it counts")
-    made.add_argument("--num-iters", type=int, default=3, help="runs that count")
-    _lengths(made, 32, 128)
-    given, rest = made.parse_known_args(arguments)
+    given, rest = _split(latency_parser(), arguments)
     check_least(given, {"batch_size": 1, "input_len": 1, "output_len": 1, "num_iters": 1, "seed": 0})
     from chorale.bench import offline
 
@@ -106,10 +84,7 @@ def latency(arguments: list[str]) -> int:
 
 def throughput(arguments: list[str]) -> int:
     """Many requests through the engine, without HTTP, all there at the start."""
-    made = _parser("throughput", f"{throughput.__doc__} {OTHERS}")
-    made.add_argument("--num-prompts", type=int, default=1000, help="requests")
-    _lengths(made, 1024, 128)
-    given, rest = made.parse_known_args(arguments)
+    given, rest = _split(throughput_parser(), arguments)
     check_least(given, {"num_prompts": 1, "input_len": 1, "output_len": 1, "seed": 0})
     from chorale.bench import offline
 
@@ -120,12 +95,7 @@ def throughput(arguments: list[str]) -> int:
 
 def startup(arguments: list[str]) -> int:
     """From nothing to the first token, with empty caches and with filled ones."""
-    made = _parser("startup", f"{startup.__doc__} {OTHERS}")
-    made.add_argument("--num-iters-cold", type=int, default=1, help="starts with empty caches")
-    made.add_argument("--num-iters-warm", type=int, default=3, help="starts with filled ones")
-    made.add_argument("--timeout", type=float, default=600.0, help="seconds that one start may take")
-    _output(made)
-    given, rest = made.parse_known_args(arguments)
+    given, rest = _split(startup_parser(), arguments)
     check_least(given, {"num_iters_cold": 0, "num_iters_warm": 0})
     if given.num_iters_cold + given.num_iters_warm == 0:
         raise ConfigError("--num-iters-cold 0 and --num-iters-warm 0 leave nothing to measure")
@@ -143,15 +113,7 @@ def startup(arguments: list[str]) -> int:
 
 
 def kernels(arguments: list[str]) -> int:
-    made = _parser("kernels", "Each Triton kernel at gpt-oss's sizes, random weights, inside a CUDA graph.")
-    made.add_argument("--model", choices=sorted(SHAPES, key=len), default="20b", help="whose sizes")
-    made.add_argument("--batch-sizes", default="1,8,64,256,1024", help="rows")
-    made.add_argument("--context", type=int, default=1024, help="tokens in the cache of each row")
-    made.add_argument("--layers", type=int, default=8, help="of weights, so that no cache holds them")
-    made.add_argument("--peak-tb-s", type=float, default=4.62, help="measured read bandwidth of this GPU")
-    made.add_argument("--peak-tflop-s", type=float, default=694.0, help="measured bf16 rate of this GPU")
-    _output(made)
-    given = made.parse_args(arguments)
+    given = _read(kernels_parser(), arguments)
     try:
         sizes = [int(text) for text in given.batch_sizes.split(",")]
     except ValueError:
@@ -172,17 +134,7 @@ def kernels(arguments: list[str]) -> int:
 
 
 def make_checkpoint(arguments: list[str]) -> int:
-    made = _parser(
-        "make-checkpoint",
-        "Random weights, published layout. Says nothing about quality.",
-        "{20b,120b} FOLDER [options]",
-    )
-    made.add_argument("size", choices=sorted(SHAPES, key=len), help="whose sizes")
-    made.add_argument("folder", type=Path, metavar="FOLDER", help="new, or empty")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    made.add_argument("--threads", type=int, default=min(12, cpu_count()), help="that write")
-    given = made.parse_args(arguments)
+    given = _read(make_checkpoint_parser(), arguments)
     check_least(given, {"threads": 1})
     _check_new_folder(given.folder)
     import torch
@@ -210,14 +162,7 @@ def _check_new_folder(folder: Path) -> None:
 
 
 def report(arguments: list[str]) -> int:
-    made = _parser(
-        "report",
-        "Result files (--save-result, --output-json) to one self-contained HTML page.",
-        "RESULT... [options]",
-    )
-    made.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="JSON files")
-    made.add_argument("--out", type=Path, default=Path("report.html"), help="the page")
-    given = made.parse_args(arguments)
+    given = _read(report_parser(), arguments)
     from chorale.bench.report import write_report
 
     write_report(given.results, given.out)

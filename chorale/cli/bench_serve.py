@@ -19,7 +19,7 @@ from chorale.bench.prompts import CHAT_ENDPOINT, RandomLengths, file_prompts, jo
 from chorale.bench.workers import run_load
 from chorale.cli.bench_pace import add_pace, goals_of, pace_of, ramp_words
 from chorale.cli.fingerprint import fingerprint
-from chorale.cli.help import Formatter
+from chorale.cli.parser import Parser, whole_names
 from chorale.config import check_least
 from chorale.errors import ChoraleError, ConfigError
 from chorale.harmony.vocab import load_vocabulary
@@ -43,13 +43,11 @@ _SAMPLING = (
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+def parser() -> Parser:
+    made = Parser(
         "chorale bench serve",
         usage="chorale bench serve [options]",
         description="Load on a running server: vLLM's flags, its printed block, the keys of its result file.",
-        allow_abbrev=False,
-        formatter_class=Formatter,
     )
     where = made.add_argument_group("where")
     where.add_argument("--backend", choices=sorted(BACKENDS), default="openai")
@@ -88,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
         what.add_argument("--" + name.replace("_", "-"), type=int if name == "top_k" else float)
     add_pace(made)
     result = made.add_argument_group("results")
-    result.add_argument("--percentile-metrics", default="ttft,tpot,itl", help="also e2el")
+    result.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", help="what is printed")
     result.add_argument("--metric-percentiles", default="99")
     result.add_argument(
         "--goodput", nargs="+", default=[], metavar="NAME:MS", help="count requests within ttft, tpot, e2el"
@@ -120,7 +118,8 @@ def _json(text: str) -> Any:
 
 
 def run(_: str, arguments: list[str]) -> int:
-    given = parser().parse_args(arguments)
+    made = parser()
+    given = made.parse_args(whole_names(arguments, made.option_names))
     pace = check(given)
     host = f"[{given.host}]" if ":" in given.host else given.host
     base = (given.base_url or f"http://{host}:{given.port}").rstrip("/")

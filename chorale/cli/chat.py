@@ -11,18 +11,17 @@ from typing import Any
 
 from chorale.cli.connection import Connection, connect
 from chorale.cli.error import print_error
-from chorale.cli.help import Formatter
+from chorale.cli.parser import Parser
 from chorale.cli.terminal import Answer, Printer, show_chat
 from chorale.errors import ChoraleError
 
 HELP = "/reset forgets, /save FILE writes, /effort low|medium|high, /quit leaves; Ctrl-C stops an answer"
 
 
-def parser(command: str, what: str) -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(
-        prog=f"chorale {command}",
+def parser(command: str, what: str) -> Parser:
+    options = Parser(
+        f"chorale {command}",
         usage=f"chorale {command} [MODEL] [options]",
-        formatter_class=Formatter,
         description=f"{what} Without --url: the server at localhost:8000 if one answers (and no MODEL is "
         "named), else a private one that ends with this command.",
     )

@@ -9,15 +9,17 @@ from typing import Any
 
 from chorale.cli.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
 from chorale.cli.help import wants_help
+from chorale.cli.parser import subcommand
 from chorale.cli.settings import Settings, merge
 from chorale.cli.values import Flag
-from chorale.errors import ConfigError
 
 _WITH_PASSWORD = re.compile(r"(://[^:@/]*:)[^@/]*@")  # of a URL
 
 DECIDED = ("int", "size", "bool", "float")  # kinds whose None means "decide for me"
 DECIDED_TEXT = ("response-store", "cudagraph-capture-sizes")
-USAGE = "usage: chorale config show [MODEL] [the options of chorale serve]"
+USAGE = """usage: chorale config show [--changed] [MODEL] [the options of chorale serve]
+
+--changed shows only what is not a default."""
 
 
 def run(arguments: list[str]) -> int:
@@ -25,21 +27,27 @@ def run(arguments: list[str]) -> int:
         print(USAGE)
         return 0
     if arguments[0] != "show":
-        raise ConfigError(f"unknown config command {arguments[0]!r}. {USAGE}")
-    settings = merge(arguments[1:], os.environ)
-    print(render(settings))
+        raise subcommand(arguments[0], ("show",), "config command", USAGE)
+    rest = [token for token in arguments[1:] if token != "--changed"]
+    settings = merge(rest, os.environ)
+    print(render(settings, changed=len(rest) < len(arguments) - 1))
     for notice in settings.notices:
         print(f"note: {notice}")
     return 0
 
 
-def render(settings: Settings) -> str:
-    """One line a setting: name, value, origin. Keys are shown as a count, never as themselves."""
+def render(settings: Settings, *, changed: bool = False) -> str:
+    """One line a setting: name, value, origin. Keys are shown as a count, never as themselves.
+
+    ``changed``: only those that the operator set.
+    """
     rows = [
         _row(flag, settings)
         for flag in (*MODEL_FLAGS, *ENGINE_FLAGS, *SERVER_FLAGS, *TOOL_FLAGS)
-        if flag.name != "config"
+        if flag.name != "config" and (flag.name in settings.values or not changed)
     ]
+    if not rows:
+        return "every setting has its default"
     width = max(len(name) for name, _, _ in rows)
     value_width = min(44, max(len(value) for _, value, _ in rows))
     return "\n".join(f"{name:<{width}}  {value:<{value_width}}  {origin}" for name, value, origin in rows)

@@ -15,10 +15,11 @@ from chorale.cli.flags import FLAGS
 from chorale.cli.values import RANK, Setting, check_bounds
 from chorale.config import GENERATION, EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
+from chorale.model.hub import DEMO, find_local
+from chorale.model.names import full_name
 from chorale.runtime.cache_dtype import cache_dtype
 from chorale.runtime.resolve import check_ranks, check_sizes
 
-DEMO = "demo"
 # Keys of --compilation-config that flags of their own say, too.
 _TWICE = {
     "cudagraph_capture_sizes": "cudagraph-capture-sizes",
@@ -40,10 +41,19 @@ def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerCo
     if fields["engine"].get("cudagraph_capture_sizes") is not None:
         fields["engine"]["cudagraph_capture_sizes"] = _sizes(fields["engine"]["cudagraph_capture_sizes"])
     fields["engine"] |= _graphs(values)
+    _name_both(fields)
     engine = EngineConfig(**_without_unset(EngineConfig, fields["engine"]))
     server = ServerConfig(**_without_unset(ServerConfig, fields["server"]))
     _check(engine, server)
     return engine, server
+
+
+def _name_both(fields: dict[str, dict[str, Any]]) -> None:
+    """``serve gpt-oss-20b`` answers to that name and to ``openai/gpt-oss-20b``, which clients may send."""
+    model = str(fields["engine"].get("model") or DEMO)
+    named = fields["server"].get("served_model_names")
+    if not named and full_name(model) != model and find_local(model) is None:
+        fields["server"]["served_model_names"] = (model, full_name(model))
 
 
 def targets(values: Mapping[str, Setting]) -> dict[str, dict[str, Any]]:
@@ -183,7 +193,7 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
     cache_dtype(engine.kv_cache_dtype)
     if engine.model == DEMO and engine.revision is not None:
         raise ConfigError(
-            f"--revision {engine.revision}: the demo model ships inside the package, in one revision"
+            f"--revision {engine.revision}: the demo model ships inside the package, which has no revisions"
         )
     check_ranks(engine)
     check_sizes(engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from chorale.cli.help import wants_help
+from chorale.cli.parser import subcommand
 from chorale.errors import ConfigError
 
 USAGE = "usage: chorale demo export DIR"
@@ -14,7 +15,9 @@ def run(arguments: list[str]) -> int:
     if not arguments or wants_help(arguments):
         print(USAGE)
         return 0
-    if len(arguments) != 2 or arguments[0] != "export":
+    if arguments[0] != "export":
+        raise subcommand(arguments[0], ("export",), "demo command", USAGE)
+    if len(arguments) != 2:
         raise ConfigError(f"what to do is not clear; {USAGE}")
     if arguments[1].startswith("-"):
         raise ConfigError(f"{arguments[1]} is not a folder; {USAGE}")

@@ -58,7 +58,9 @@ def cpu_name() -> str:
 
 
 def hub_cache() -> Path:
-    """Where huggingface_hub keeps checkpoints (HF_HUB_CACHE, HF_HOME, then its default)."""
-    if os.environ.get("HF_HUB_CACHE"):
-        return Path(os.environ["HF_HUB_CACHE"])
-    return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser() / "hub"
+    """Where huggingface_hub keeps checkpoints (HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, then its default)."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(name):
+            return Path(os.environ[name]).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("HF_HOME") or f"{base}/huggingface").expanduser() / "hub"

@@ -13,12 +13,14 @@ from chorale.cli.error import print_error
 from chorale.errors import ChoraleError, ConfigError
 from chorale.version import __version__
 
-# command -> (module with ``run(arguments) -> int``, one line)
+# command -> (module, and its function if that is not ``run``: ``(arguments) -> exit code``; one line)
 COMMANDS = {
     "serve": ("chorale.cli.serve", "serve a model over the OpenAI API"),
     "chat": ("chorale.cli.chat", "talk to a model in the terminal"),
     "complete": ("chorale.cli.complete", "continue raw text in the terminal"),
     "bench": ("chorale.cli.bench", "measure: a server, the engine, start-up, kernels; random checkpoints"),
+    "pull": ("chorale.cli.models:run_pull", "download a checkpoint, with progress; goes on where it stopped"),
+    "list": ("chorale.cli.models:run_list", "the checkpoints on this machine"),
     "fit": ("chorale.cli.fit", "what fits on this machine, before anything is downloaded"),
     "doctor": ("chorale.cli.doctor", "check this machine; each finding with its remedy"),
     "config": ("chorale.cli.config", "show the merged configuration, each value with its origin"),
@@ -58,14 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(command: str, rest: list[str]) -> int:
     if command not in COMMANDS:
-        import difflib
+        from chorale.cli.parser import subcommand
 
-        near = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "; chorale --help lists the commands"
-        return _fail(f"unknown command {command!r}{hint}", 2)
+        return _fail(subcommand(command, COMMANDS, "command", "chorale --help lists the commands").message, 2)
     try:
-        module = importlib.import_module(COMMANDS[command][0])  # takes long enough to be interrupted
-        return int(module.run(rest))
+        place, _, function = COMMANDS[command][0].partition(":")
+        module = importlib.import_module(place)  # takes long enough to be interrupted
+        return int(getattr(module, function or "run")(rest))
     except ConfigError as error:
         return _fail(error.message, 2)
     except ChoraleError as error:

@@ -16,6 +16,7 @@ from chorale.cli.arguments import read_arguments
 from chorale.cli.configs import targets, tool_config
 from chorale.cli.flags import TOOL_FLAGS
 from chorale.cli.help import wants_help
+from chorale.cli.parser import nearest, subcommand
 from chorale.cli.settings import OPEN_ADDRESSES
 from chorale.cli.values import Setting
 from chorale.config import ToolConfig
@@ -41,14 +42,19 @@ def run(arguments: list[str]) -> int:
     known = {flag.name for flag in TOOL_FLAGS} | {"host", "port"}
     unknown = sorted(values.keys() - known)
     if unknown:
-        raise ConfigError(f"chorale tools has no option --{unknown[0]}")
+        raise ConfigError(f"chorale tools has no option --{unknown[0]}{nearest(unknown[0], known, '--')}")
     config = _config(values)
     if positionals == ["check"]:
         return check(config)
     if len(positionals) == 2 and positionals[0] == "serve" and positionals[1] in ("browser", "python"):
         host, port = str(values.get("host", "127.0.0.1")), int(values.get("port", DEFAULT_PORT))
         return serve(positionals[1], config, host, port)
-    raise ConfigError("say: chorale tools serve browser, chorale tools serve python, or chorale tools check")
+    say = "say: chorale tools serve browser, chorale tools serve python, or chorale tools check"
+    if positionals and positionals[0] not in ("serve", "check"):
+        raise subcommand(positionals[0], ("serve", "check"), "tools command", say)
+    if positionals[:1] == ["serve"] and len(positionals) == 2:
+        raise subcommand(positionals[1], ("browser", "python"), "tool", say)
+    raise ConfigError(say)
 
 
 def _config(values: Mapping[str, Any]) -> ToolConfig:

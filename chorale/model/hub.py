@@ -2,13 +2,16 @@
 
 Hub downloads go through huggingface_hub, which resumes what was interrupted and honours ``HF_HOME``,
 ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` by itself. Only the needed files are fetched: the
-published layout, and ``original/`` only from a repository that has no other safetensors. Knows nothing of
-torch. Every failure is a ``ConfigError`` that says what to do.
+published layout, and ``original/`` only from a repository that has no other safetensors. A model of another
+family is refused by its ``config.json`` before anything else is fetched. No torch. Every failure is
+a ``ConfigError`` that says what to do.
 """
 
 from __future__ import annotations
 
 import io
+import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import Any
 
 from chorale.demo import ensure_demo
 from chorale.errors import ConfigError
+from chorale.model.names import PUBLISHED, full_name
 
 Progress = Callable[[str, float, str], None]
 
@@ -36,28 +40,130 @@ def resolve_model(
     download_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """The folder of ``model``: "demo", a path, or a hub id such as ``openai/gpt-oss-20b``.
+    """The folder of ``model``: "demo", a path, a hub id (``openai/gpt-oss-20b``), or a short name of one.
 
     ``revision`` is a branch, tag or commit of a hub id. ``download_dir`` replaces the hub cache. ``progress``
     is called with ("download", fraction, "1.20 of 13.80 GB, 110.0 MB/s"), at most ten times a second.
     """
+    found = find_local(model)
+    if found is not None or model == DEMO:
+        if revision is not None:
+            what = "the demo model ships inside the package" if found is None else f"{found} is a folder"
+            raise ConfigError(f"--revision {revision}: {what}, which has no revisions")
+        return ensure_demo(progress) if found is None else found
+    repository = hub_id(model)
+    check_family(repository, revision=revision, download_dir=download_dir)
+    return _download(repository, revision, download_dir, progress)
+
+
+def find_local(model: str) -> Path | None:
+    """The folder of that name; None if it is the demo or no folder. A folder wins over a short name."""
     if model == DEMO:
-        return ensure_demo(progress)
+        return None
     try:
         folder = Path(model).expanduser()
-        if folder.is_dir():
-            return folder.resolve()
+        return folder.resolve() if folder.is_dir() else None
     except (OSError, RuntimeError) as fault:  # too long a name, a folder that is not ours; no such home
         raise ConfigError(f"model {model!r}: {fault}") from fault
-    if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+
+
+def hub_id(model: str) -> str:
+    """The repository behind a name that is no folder. Raises ``ConfigError`` for what must have been one."""
+    name = full_name(model)
+    if Path(name).expanduser().is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ConfigError(f"model {model!r}: no such folder")
-    return _download(model, revision, download_dir, progress)
+    return name
+
+
+def check_family(
+    repository: str, *, revision: str | None = None, download_dir: str | Path | None = None
+) -> None:
+    """Raises ``ConfigError`` if the repository holds another model than a gpt-oss, by its ``config.json``.
+
+    Where that cannot be had, the name decides if it is of another family. A repository without the file, or
+    whose file names no type, is left to the code that reads it later.
+    """
+    if repository in PUBLISHED:
+        return
+    try:
+        folder = _fetch(repository, revision, download_dir, ("config.json",), None)
+        kind = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
+    except ConfigError as fault:
+        if _is_foreign(repository):
+            raise ConfigError(f"model {repository!r}: {_ONLY} (its config.json: {fault.message})") from fault
+        raise ConfigError(f"model {repository!r}: {fault.message}") from fault
+    except (OSError, ValueError, AttributeError):
+        return
+    if isinstance(kind, str) and kind != "gpt_oss":
+        raise ConfigError(f"model {repository!r} is of type {kind[:64]!r}: {_ONLY}")
+
+
+_ONLY = f"only gpt-oss is served: {', '.join(PUBLISHED)} and their fine-tunes"
+_OTHERS = (
+    *("llama", "qwen", "mistral", "mixtral", "gemma", "phi", "deepseek", "glm", "kimi", "minimax", "falcon"),
+    *("olmo", "granite", "command", "gpt2", "nemotron", "opt", "bert", "bloom", "smollm", "ernie"),
+)
+
+
+def _is_foreign(repository: str) -> bool:
+    """Whether the name is one of another family: nothing more is known of what cannot be fetched."""
+    words = re.split(r"[^a-z]+", repository.lower())
+    return "oss" not in words and any(word.startswith(_OTHERS) for word in words)
+
+
+def missing_bytes(
+    repository: str, *, revision: str | None = None, download_dir: str | Path | None = None
+) -> tuple[int, int] | None:
+    """(bytes that are to be downloaded, bytes of all files that are needed); None if the hub cannot be reached.
+
+    Raises ``ConfigError``.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import DryRunError, HFValidationError, HTTPError  # type: ignore[attr-defined]
+
+    def files(patterns: tuple[str, ...]) -> list[Any]:
+        return snapshot_download(
+            repository, revision=revision, cache_dir=download_dir, allow_patterns=list(patterns), dry_run=True
+        )
+
+    try:
+        found = files(_PUBLISHED_FILES)
+        if not any(file.filename.endswith(".safetensors") for file in found):
+            found = files(_REFERENCE_FILES)
+    except DryRunError:
+        return None
+    except (HFValidationError, HTTPError, OSError) as fault:
+        raise ConfigError(f"model {repository!r}: {_explain(fault, revision)}") from fault
+    missing = sum(file.file_size for file in found if file.will_download)
+    return missing, sum(file.file_size for file in found)
 
 
 def _download(
     model: str, revision: str | None, download_dir: str | Path | None, progress: Progress | None
 ) -> Path:
-    def fetch(patterns: tuple[str, ...]) -> Path:
+    try:
+        folder = _fetch(model, revision, download_dir, _PUBLISHED_FILES, progress)
+        if not any(folder.glob("*.safetensors")):
+            folder = _fetch(model, revision, download_dir, _REFERENCE_FILES, progress)
+    except ConfigError as fault:
+        raise ConfigError(f"model {model!r}: {fault.message}") from fault
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("original/*.safetensors")):
+        raise ConfigError(f"model {model!r}: {folder} has no safetensors files")
+    return folder
+
+
+def _fetch(
+    model: str,
+    revision: str | None,
+    download_dir: str | Path | None,
+    patterns: tuple[str, ...],
+    progress: Progress | None,
+) -> Path:
+    """The snapshot's folder with the files that match. Raises ``ConfigError`` without the model's name."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # its client's
+
+    try:
         return Path(
             snapshot_download(
                 model,
@@ -67,19 +173,8 @@ def _download(
                 tqdm_class=_progress_bar(progress),
             )
         )
-
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # its client's
-
-    try:
-        folder = fetch(_PUBLISHED_FILES)
-        if not any(folder.glob("*.safetensors")):
-            folder = fetch(_REFERENCE_FILES)
     except (HFValidationError, HTTPError, OSError) as fault:
-        raise ConfigError(f"model {model!r}: {_explain(fault, revision)}") from fault
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("original/*.safetensors")):
-        raise ConfigError(f"model {model!r}: {folder} has no safetensors files")
-    return folder
+        raise ConfigError(_explain(fault, revision)) from fault
 
 
 def _explain(fault: Exception, revision: str | None) -> str:

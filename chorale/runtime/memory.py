@@ -72,6 +72,14 @@ def weight_bytes(model: ModelConfig, dtype: str) -> int:
     return experts // 2 + experts // MXFP4_GROUP + dense * DTYPE_BYTES[dtype]
 
 
+def token_bytes(model: ModelConfig, dtype: str) -> int:
+    """Weights that one token of one sequence reads: all but the embedding and experts not chosen."""
+    idle = model.num_expert_parameters * (1 - model.num_experts_per_tok / model.num_local_experts)
+    packed = DTYPE_BYTES[dtype] if model.dense_experts else 0.5 + 1 / MXFP4_GROUP
+    embedding = model.vocab_size * model.hidden_size * DTYPE_BYTES[dtype]
+    return weight_bytes(model, dtype) - int(idle * packed) - embedding
+
+
 def activation_bytes(model: ModelConfig, num_tokens: int, num_rows: int, dtype: str) -> int:
     """An upper estimate for one step: hidden states and expert work by token, logits and noise by row."""
     decoded = 3 * model.hidden_size * model.intermediate_size * DTYPE_BYTES[dtype]  # one expert, unpacked

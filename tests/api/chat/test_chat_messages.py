@@ -137,6 +137,21 @@ def test_a_line_of_the_instructions_sets_the_effort(text: Any, effort: str, left
         )
 
 
+def test_a_line_of_anthropics_system_sets_the_effort() -> None:
+    async def main() -> list[str]:
+        found = []
+        async with served(playing(*[FINAL + "ok<|return|>"] * 3), system_start_date=DATE) as server:
+            for more in ({}, {"output_config": {"effort": "low"}}, {"thinking": {"type": "disabled"}}):
+                body = {"messages": USER, "max_tokens": 9, "system": "Reasoning: high\nGo."} | more
+                response = await server.http.post("/v1/messages", json=body)
+                assert response.status_code == 200, response.text
+                assert "# Instructions\n\nGo.<|end|>" in server.prompt
+                found.append(server.prompt.partition("Reasoning: ")[2].partition("\n")[0])
+        return found
+
+    assert run(main) == ["high", "low", "low"]
+
+
 def test_the_effort_of_the_request_counts_before_the_line() -> None:
     lined = [{"role": "system", "content": "Reasoning: high\nGo."}, *USER]
     assert prompt(lined, reasoning_effort="low") == prompt(

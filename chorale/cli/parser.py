@@ -1,0 +1,93 @@
+"""argparse with this project's manners: one line for a mistake, the nearest name for an unknown option.
+
+``whole_names`` gives the commands of ``chorale bench`` vLLM's abbreviations: the beginning of an option's
+name stands for it where no other begins so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NoReturn
+
+from chorale.cli.help import Formatter
+from chorale.errors import ConfigError
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ``ConfigError`` where argparse prints its usage and leaves."""
+
+    def __init__(self, prog: str, **more: Any) -> None:
+        super().__init__(prog, **{"formatter_class": Formatter, "allow_abbrev": False} | more)
+
+    def error(self, message: str) -> NoReturn:
+        message = message.replace("unrecognized arguments", "unexpected arguments")
+        raise ConfigError(message.removeprefix("argument "))
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given, rest = self.parse_known_args(args, namespace)
+        for token in rest:
+            if token.startswith("--"):
+                raise ConfigError(unknown_option(token.partition("=")[0], self.option_names))
+        if rest:
+            self.error(f"unexpected arguments: {' '.join(rest)}")
+        return given
+
+    @property
+    def option_names(self) -> dict[str, str]:
+        """Every long option, without its dashes -> what it sets. Two names of one option set the same."""
+        return {
+            name[2:]: action.dest
+            for action in self._actions
+            for name in action.option_strings
+            if name.startswith("--")
+        }
+
+
+def unknown_option(token: str, names: Iterable[str]) -> str:
+    """ "unknown option --max-modle; did you mean --max-model?"."""
+    known = [name for name in names if "_" not in name]
+    return f"unknown option {token}{nearest(token.removeprefix('--').replace('_', '-'), known, '--')}"
+
+
+def nearest(given: str, names: Iterable[str], dashes: str = "", most: int = 2) -> str:
+    """``; did you mean A or B?``, or nothing. Names that begin with what was given come first."""
+    known = list(dict.fromkeys(names))
+    begun = sorted(name for name in known if given and name.startswith(given))
+    near = begun or difflib.get_close_matches(given, known, n=most, cutoff=0.6)
+    return f"; did you mean {' or '.join(dashes + name for name in near[:most])}?" if near else ""
+
+
+def whole_names(arguments: Sequence[str], names: dict[str, str]) -> list[str]:
+    """The command line with abbreviated options written out: ``--random-input`` as ``--random-input-len``.
+
+    ``names``: option name -> what it sets. An unknown option stays as it is. Raises ``ConfigError`` for the
+    beginning of several that set different things.
+    """
+    whole, rest = [], list(arguments)
+    while rest:
+        token = rest.pop(0)
+        if token == "--":
+            return [*whole, token, *rest]
+        whole.append(_whole_name(token, names) if token.startswith("--") else token)
+    return whole
+
+
+def _whole_name(token: str, names: dict[str, str]) -> str:
+    head, equals, value = token.partition("=")
+    name, dot, path = head[2:].partition(".")
+    name = name.replace("_", "-")
+    if name not in names:
+        found = sorted(each for each in names if each.startswith(name))
+        if len({names[each] for each in found}) > 1:
+            listed = ", ".join("--" + each for each in found)
+            raise ConfigError(f"ambiguous option {head}: it could be {listed}")
+        name = found[0] if found else name
+    return f"--{name}{dot}{path}{equals}{value}"
+
+
+def subcommand(given: str, known: Collection[str], what: str, usage: str) -> ConfigError:
+    """The error for a word that is not one of ``known``."""
+    hint = nearest(given, known) or f"; {usage}"
+    return ConfigError(f"unknown {what} {given!r}{hint}")

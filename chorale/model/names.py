@@ -1,0 +1,18 @@
+"""Short names of the two models that Chorale is made for, as people of other engines write them."""
+
+from __future__ import annotations
+
+OWNER = "openai"
+SIZES = ("20b", "120b")
+# gpt-oss:20b and gpt-oss are Ollama's spellings; its plain name is the smaller one.
+SHORT = {
+    spelling: f"{OWNER}/gpt-oss-{size}"
+    for size in SIZES
+    for spelling in (size, f"gpt-oss-{size}", f"gpt-oss:{size}", f"gptoss-{size}")
+} | {"gpt-oss": f"{OWNER}/gpt-oss-20b", "gpt-oss:latest": f"{OWNER}/gpt-oss-20b"}
+PUBLISHED = tuple(dict.fromkeys(SHORT.values()))
+
+
+def full_name(model: str) -> str:
+    """The hub id behind a short name (any case); any other name as it is."""
+    return SHORT.get(model.lower(), model)
