@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from chorale.cli.compilation import LEVELS, MODES, read_compilation
@@ -15,7 +16,7 @@ from chorale.cli.flags import FLAGS
 from chorale.cli.values import RANK, Setting, check_bounds
 from chorale.config import GENERATION, EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
-from chorale.model.hub import DEMO, find_local
+from chorale.model.hub import DEMO
 from chorale.model.names import full_name
 from chorale.runtime.cache_dtype import cache_dtype
 from chorale.runtime.resolve import check_ranks, check_sizes
@@ -52,7 +53,7 @@ def _name_both(fields: dict[str, dict[str, Any]]) -> None:
     """``serve gpt-oss-20b`` answers to that name and to ``openai/gpt-oss-20b``, which clients may send."""
     model = str(fields["engine"].get("model") or DEMO)
     named = fields["server"].get("served_model_names")
-    if not named and full_name(model) != model and find_local(model) is None:
+    if not named and full_name(model) != model and not Path(model).is_dir():
         fields["server"]["served_model_names"] = (model, full_name(model))
 
 

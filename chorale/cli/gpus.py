@@ -76,7 +76,7 @@ def find_gpu(name: str) -> Model:
     found = _BY_KEY.get(_key(name))
     if found is not None:
         return found
-    if re.fullmatch(r"\d+x.+|.+x\d+", _key(name)) and not _key(name).startswith("mi"):
+    if re.fullmatch(r"\d{1,2}x[a-z]+\d+.*|[a-z]+\d+.*x\d{1,2}", _key(name)):
         raise ConfigError(f"--gpu {name}: one device is served; name one GPU")
     near = nearest(name.lower(), [each.name.lower() for each in MODELS])
     known = ", ".join(each.name for each in MODELS)

@@ -13,7 +13,8 @@ from chorale.cli import machine
 from chorale.cli.parser import Parser
 from chorale.errors import ChoraleError, ConfigError
 from chorale.model.cache import CachedModel, cached_models
-from chorale.model.hub import DEMO, check_family, find_local, hub_id, missing_bytes, resolve_model
+from chorale.model.hub import DEMO, check_family, find_folder, missing_bytes, resolve_model
+from chorale.model.names import full_name
 
 _STEP = 0.1  # share of a download after which a line is printed where there is no terminal
 
@@ -48,14 +49,14 @@ def list_parser() -> Parser:
 
 def run_pull(arguments: list[str]) -> int:
     given = pull_parser().parse_args(arguments)
-    local = find_local(given.model)
+    local = None if given.model == DEMO else find_folder(given.model)
     if given.model == DEMO or local is not None:
         if given.revision is not None:
             resolve_model(given.model, revision=given.revision)  # says why not
         where = "ships inside the package" if local is None else f"is the folder {local}"
         print(f"{given.model} {where}: nothing to download")
         return 0
-    name = hub_id(given.model)
+    name = full_name(given.model)
     check_family(name, revision=given.revision, download_dir=given.download_dir)
     sizes = missing_bytes(name, revision=given.revision, download_dir=given.download_dir)
     if sizes is not None:

@@ -11,7 +11,8 @@ from chorale.api.auth import hash_key
 from chorale.cli.banner import Screen
 from chorale.cli.help import flag_help, wants_help
 from chorale.cli.settings import OPEN_ADDRESSES, Settings, merge
-from chorale.model.hub import DEMO, check_family, find_local, hub_id
+from chorale.model.hub import DEMO, check_family, find_folder
+from chorale.model.names import full_name
 from chorale.serve import logs, supervisor
 from chorale.tools.service import probe_tools
 
@@ -23,8 +24,8 @@ def run(arguments: list[str]) -> int:
         print(flag_help("serve", SUMMARY))
         return 0
     settings = merge(arguments, os.environ)
-    configure_logging(settings.server.log_level)
     check_model(settings)
+    configure_logging(settings.server.log_level)
     screen = Screen(settings, sys.stdout, find_tools(settings))
     for notice in [*settings.notices, *warnings(settings)]:
         screen.notice(notice)
@@ -41,8 +42,8 @@ def run(arguments: list[str]) -> int:
 def check_model(settings: Settings) -> None:
     """Raises ``ConfigError`` for a folder that is not there, or another family, before anything starts."""
     engine = settings.engine
-    if engine.model != DEMO and find_local(engine.model) is None:
-        check_family(hub_id(engine.model), revision=engine.revision, download_dir=engine.download_dir)
+    if engine.model != DEMO and find_folder(engine.model) is None:
+        check_family(full_name(engine.model), revision=engine.revision, download_dir=engine.download_dir)
 
 
 def find_tools(settings: Settings) -> tuple[str, ...]:

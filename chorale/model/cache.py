@@ -1,7 +1,7 @@
 """What is in the hub's cache: gpt-oss checkpoints, one entry a revision. Reads no weights.
 
 The layout is huggingface_hub's: ``models--OWNER--NAME`` with ``refs`` (branch -> commit),
-``snapshots/COMMIT`` (links to files), and ``blobs``, where a download that was broken off leaves ``*.incomplete``.
+``snapshots/COMMIT`` (links to files), and ``blobs``, where a broken download leaves ``*.incomplete``.
 """
 
 from __future__ import annotations

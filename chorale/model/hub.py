@@ -45,34 +45,38 @@ def resolve_model(
     ``revision`` is a branch, tag or commit of a hub id. ``download_dir`` replaces the hub cache. ``progress``
     is called with ("download", fraction, "1.20 of 13.80 GB, 110.0 MB/s"), at most ten times a second.
     """
-    found = find_local(model)
-    if found is not None or model == DEMO:
-        if revision is not None:
-            what = "the demo model ships inside the package" if found is None else f"{found} is a folder"
-            raise ConfigError(f"--revision {revision}: {what}, which has no revisions")
-        return ensure_demo(progress) if found is None else found
-    repository = hub_id(model)
+    folder = None if model == DEMO else find_folder(model)
+    if revision is not None and (model == DEMO or folder is not None):
+        what = "the demo model ships inside the package" if folder is None else f"{folder} is a folder"
+        raise ConfigError(f"--revision {revision}: {what}, which has no revisions")
+    if model == DEMO:
+        return ensure_demo(progress)
+    if folder is not None:
+        return folder
+    repository = full_name(model)
     check_family(repository, revision=revision, download_dir=download_dir)
     return _download(repository, revision, download_dir, progress)
 
 
-def find_local(model: str) -> Path | None:
-    """The folder of that name; None if it is the demo or no folder. A folder wins over a short name."""
-    if model == DEMO:
-        return None
+def find_folder(model: str) -> Path | None:
+    """The folder that ``model`` names; None where it can only be a hub id. A folder wins over a short name.
+
+    Raises ``ConfigError`` for a path that is no folder.
+    """
     try:
         folder = Path(model).expanduser()
-        return folder.resolve() if folder.is_dir() else None
+        if folder.is_dir():
+            return folder.resolve()
     except (OSError, RuntimeError) as fault:  # too long a name, a folder that is not ours; no such home
         raise ConfigError(f"model {model!r}: {fault}") from fault
-
-
-def hub_id(model: str) -> str:
-    """The repository behind a name that is no folder. Raises ``ConfigError`` for what must have been one."""
-    name = full_name(model)
-    if Path(name).expanduser().is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+    if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ConfigError(f"model {model!r}: no such folder")
-    return name
+    return None
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether there are files of weights, in either layout."""
+    return any(folder.glob("*.safetensors")) or any(folder.glob("original/*.safetensors"))
 
 
 def check_family(
@@ -114,7 +118,7 @@ def _is_foreign(repository: str) -> bool:
 def missing_bytes(
     repository: str, *, revision: str | None = None, download_dir: str | Path | None = None
 ) -> tuple[int, int] | None:
-    """(bytes that are to be downloaded, bytes of all files that are needed); None if the hub cannot be reached.
+    """(bytes to be downloaded, bytes of all files that are needed); None if the hub cannot be reached.
 
     Raises ``ConfigError``.
     """
@@ -147,7 +151,7 @@ def _download(
             folder = _fetch(model, revision, download_dir, _REFERENCE_FILES, progress)
     except ConfigError as fault:
         raise ConfigError(f"model {model!r}: {fault.message}") from fault
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("original/*.safetensors")):
+    if not has_weights(folder):
         raise ConfigError(f"model {model!r}: {folder} has no safetensors files")
     return folder
 

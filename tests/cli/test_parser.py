@@ -1,0 +1,85 @@
+"""Abbreviations as vLLM's parser takes them, and the nearest name in every command."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from chorale.cli.bench_serve import parser
+from chorale.cli.main import main
+from chorale.cli.parser import whole_names
+from chorale.errors import ConfigError
+
+
+def read(line: str) -> argparse.Namespace:
+    made = parser()
+    given: argparse.Namespace = made.parse_args(whole_names(line.split(), made.option_names))
+    return given
+
+
+def test_unambiguous_beginnings() -> None:
+    given = read("--random-input 200 --random_output=7 --num-prompt 3 --percentile-m ttft --extra {}")
+    assert (given.input_len, given.output_len, given.num_prompts) == (200, 7, 3)
+    assert given.percentile_metrics == "ttft"
+
+
+def test_a_whole_name_is_no_beginning_of_another() -> None:
+    assert read("--model m --seed 3 --host h").model == "m"
+    assert read("--tokenizer x --tokenizer-m y").tokenizer_mode == "y"
+
+
+def test_ambiguous_ones_list_what_they_could_be() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read("--random 5")
+    for name in ("--random-input-len", "--random-output-len", "--random-prefix-len", "--random-range-ratio"):
+        assert name in caught.value.message
+
+
+def test_options_of_serve_may_be_abbreviated_in_bench() -> None:
+    with pytest.raises(ConfigError, match=r"ambiguous option --max-num: .*--max-num-batched-tokens"):
+        main_error("bench latency --max-num 3")
+
+
+def main_error(line: str) -> None:
+    from chorale.cli import bench
+
+    command, *rest = line.split()
+    assert command == "bench"
+    bench.run(rest)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("benhc", "did you mean bench?"),
+        ("bench latncy", "did you mean latency?"),
+        ("bench serve --num-promts 3", "did you mean --num-prompts"),
+        ("bench latency --max-modle-len 3", "did you mean --max-model-len"),
+        ("bench report --outt x y", "did you mean --out"),
+        ("bench kernels --contxt 3", "did you mean --context"),
+        ("chat --max-tokns 3", "did you mean --max-tokens?"),
+        ("complete --quik x", "did you mean --quick"),
+        ("config shw", "did you mean show?"),
+        ("config show --prot 1", "did you mean --port"),
+        ("tools chek", "did you mean check?"),
+        ("tools serve pyton", "did you mean python?"),
+        ("tools check --pyton-tool x", "did you mean --python-tool"),
+        ("vocab exprt x", "did you mean export?"),
+        ("demo exprt x", "did you mean export?"),
+        ("pull --revison x y", "did you mean --revision?"),
+        ("list --jsn", "did you mean --json?"),
+        ("fit demo --gpu h10", "did you mean h100"),
+        ("fit demo --max-modle-len 3", "did you mean --max-model-len"),
+        ("serve --max-model 3", "did you mean --max-model-len"),
+        ("bench serve --num-prompts many", "--num-prompts: invalid int value: 'many'"),
+        ("bench serve extra", "unexpected arguments: extra"),
+    ],
+)
+def test_the_nearest_name_in_one_line(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == 2
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert shown.err.startswith("chorale: error: ")
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
