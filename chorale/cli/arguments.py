@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from chorale.cli.flags import ALIASES, FLAGS, SHORT_FLAGS
-from chorale.cli.parser import nearest
 from chorale.cli.values import Flag, read_value
+from chorale.cli.words import nearest
 from chorale.errors import ConfigError
 
 

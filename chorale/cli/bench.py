@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-from chorale.cli.parser import subcommand
+from chorale.cli.words import subcommand
 
 BENCHES = {
     "serve": (

@@ -37,7 +37,7 @@ def parser(command: str, what: str) -> Parser:
     return options
 
 
-def run(arguments: list[str]) -> int:
+def chat_parser() -> Parser:
     options = parser("chat", "Talk to a model.")
     options.add_argument("--system-prompt", "--system_prompt", help="instructions for the model")
     options.add_argument(
@@ -46,7 +46,11 @@ def run(arguments: list[str]) -> int:
         choices=("low", "medium", "high"),
         help="how long it thinks",
     )
-    given = options.parse_args(arguments)
+    return options
+
+
+def run(arguments: list[str]) -> int:
+    given = chat_parser().parse_args(arguments)
     key = given.api_key or os.environ.get("CHORALE_API_KEY") or os.environ.get("VLLM_API_KEY")
     with connect(given.url, given.model_name, key, [given.model] if given.model else []) as connection:
         session = Session(connection, given)

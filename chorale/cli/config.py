@@ -9,9 +9,9 @@ from typing import Any
 
 from chorale.cli.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
 from chorale.cli.help import wants_help
-from chorale.cli.parser import subcommand
 from chorale.cli.settings import Settings, merge
 from chorale.cli.values import Flag
+from chorale.cli.words import subcommand
 
 _WITH_PASSWORD = re.compile(r"(://[^:@/]*:)[^@/]*@")  # of a URL
 

@@ -21,7 +21,7 @@ from chorale.runtime.resolve import Resolved, resolve
 USAGE = """usage: chorale fit MODEL [--gpu NAME ...] [the options of chorale serve]
 
 MODEL: gpt-oss-20b, gpt-oss-120b, or a folder. Nothing is downloaded.
---gpu NAME computes for a GPU that need not be here, several names for several answers:
+--gpu NAME computes for a GPU that need not be here; one answer for each:
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from chorale.cli.parser import nearest
+from chorale.cli.words import nearest
 from chorale.errors import ConfigError
 from chorale.runtime.hardware import Hardware
 

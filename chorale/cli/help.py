@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,34 +14,97 @@ from typing import Any
 from chorale.cli.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
 from chorale.cli.known import KNOWN_FLAGS
 from chorale.cli.values import Flag
+from chorale.cli.words import nearest
 from chorale.config import EngineConfig, ServerConfig, ToolConfig
+from chorale.errors import ConfigError
 
-WIDTH, COLUMN = 100, 38
+WIDEST, COLUMN = 100, 38
 ROOMS: dict[str, type] = {"engine": EngineConfig, "server": ServerConfig, "tools": ToolConfig}
 UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+GROUPS: dict[str, tuple[Flag, ...]] = {
+    "model": MODEL_FLAGS,
+    "engine": ENGINE_FLAGS,
+    "server": SERVER_FLAGS,
+    "tools": TOOL_FLAGS,
+}
+# What vLLM calls the groups of its help -> ours.
+VLLM_GROUPS = {"modelconfig": "model", "loadconfig": "model", "frontend": "server"} | dict.fromkeys(
+    ("cacheconfig", "schedulerconfig", "parallelconfig", "compilationconfig", "vllmconfig"), "engine"
+)
+
+
+def width() -> int:
+    """Columns of a help page: those of the terminal, within reason; 100 where there is none."""
+    return max(60, min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST))
 
 
 def wants_help(arguments: Sequence[str]) -> bool:
-    """Whether ``-h`` or ``--help`` stands anywhere before a ``--``."""
+    """Whether ``-h``, ``--help`` or ``--help=...`` stands anywhere before a ``--``."""
+    return help_topic(arguments) is not None
+
+
+def help_topic(arguments: Sequence[str]) -> str | None:
+    """What help is asked for: the word of ``--help=WORD``, "" for plain ``--help``, None for no help."""
     before = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return "-h" in before or "--help" in before
+    for token in before:
+        if token.startswith("--help="):
+            return token.partition("=")[2]
+        if token in ("-h", "--help"):
+            return ""
+    return None
 
 
-def flag_help(command: str, summary: str) -> str:
-    """The help page of a command that takes ``chorale serve``'s flags."""
+def flag_help(command: str, summary: str, topic: str = "") -> str:
+    """The help page of a command that takes ``chorale serve``'s flags.
+
+    ``topic``: a group, a flag, a part of a name, "all" or "listgroup". Raises ``ConfigError``.
+    """
+    wanted = topic.strip().lstrip("-").replace("_", "-").lower()
+    if wanted in ("", "all", "page"):
+        return _whole_page(command, summary)
+    if wanted == "listgroup":
+        listed = [f"  {name:<8} {len(flags)} flags" for name, flags in GROUPS.items()]
+        return "\n".join(
+            [f"chorale {command} --help=GROUP, where GROUP is", "", *listed, "  all      every flag"]
+        )
+    group = VLLM_GROUPS.get(wanted, wanted)
+    if group in GROUPS:
+        return "\n".join([f"{group}:", *(line for flag in GROUPS[group] for line in _entry(flag))])
+    return "\n".join(_about(wanted, topic, command))
+
+
+def _about(wanted: str, topic: str, command: str) -> list[str]:
+    """The flag of that name, else all that have the word in theirs."""
+    flags = [flag for group in GROUPS.values() for flag in group] + list(KNOWN_FLAGS)
+    named = wanted.removeprefix("no-")
+    found = [flag for flag in flags if named in (flag.name, *flag.aliases)]
+    found = found or [flag for flag in flags if wanted in flag.name]
+    if not found:
+        names = [*GROUPS, "all", "listgroup", *(flag.name for flag in flags)]
+        hint = nearest(wanted, names) or f"; chorale {command} --help=listgroup lists the groups"
+        raise ConfigError(f"--help={topic}: no group and no flag has that name{hint}")
+    return [line for flag in found for line in (_entry(flag) if flag.target else _known_entry(flag))]
+
+
+def _known_entry(flag: Flag) -> list[str]:
+    verdict = "refused" if flag.effect == "refused" else f"accepted, {flag.effect}"
+    return [f"  --{flag.name}", *_wrap(f"of vllm serve; {verdict}: {flag.note}", " " * COLUMN)]
+
+
+def _whole_page(command: str, summary: str) -> str:
     lines = [
         f"usage: chorale {command} [MODEL] [options]",
         "",
-        summary,
-        "MODEL is a folder, a hub id such as openai/gpt-oss-20b, or demo (the default).",
+        *_wrap(summary, ""),
+        *_wrap(
+            "MODEL is a folder, a hub id such as openai/gpt-oss-20b (or gpt-oss-20b), or demo (the default).",
+            "",
+        ),
+        *_wrap(
+            f"chorale {command} --help=WORD shows less: a group (model, engine, server, tools) or a flag.", ""
+        ),
     ]
-    groups = (
-        ("model", MODEL_FLAGS),
-        ("engine", ENGINE_FLAGS),
-        ("server", SERVER_FLAGS),
-        ("tools", TOOL_FLAGS),
-    )
-    for title, flags in groups:
+    for title, flags in GROUPS.items():
         lines += ["", f"{title}:", *(line for flag in flags for line in _entry(flag))]
     for title, effects in (
         (
@@ -51,7 +115,7 @@ def flag_help(command: str, summary: str) -> str:
     ):
         names = ", ".join(sorted(flag.name for flag in KNOWN_FLAGS if flag.effect in effects))
         lines += ["", f"{title}:", *_wrap(names, "  ")]
-    return "\n".join([*lines, "", *ENDING])
+    return "\n".join([*lines, "", *(line for text in ENDING for line in _wrap(text, ""))])
 
 
 ENDING = (
@@ -62,7 +126,9 @@ ENDING = (
 
 
 def _wrap(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.wrap(
+        text, width(), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
 
 
 def _entry(flag: Flag) -> list[str]:
@@ -107,7 +173,7 @@ class Formatter(argparse.HelpFormatter):
     """argparse's pages in our form: one spelling an option, its kind of value, its default."""
 
     def __init__(self, prog: str, **more: Any) -> None:
-        super().__init__(prog, **{"width": WIDTH, "max_help_position": COLUMN} | more)
+        super().__init__(prog, **{"width": width(), "max_help_position": COLUMN} | more)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:

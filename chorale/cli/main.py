@@ -18,16 +18,17 @@ COMMANDS = {
     "serve": ("chorale.cli.serve", "serve a model over the OpenAI API"),
     "chat": ("chorale.cli.chat", "talk to a model in the terminal"),
     "complete": ("chorale.cli.complete", "continue raw text in the terminal"),
-    "bench": ("chorale.cli.bench", "measure: a server, the engine, start-up, kernels; random checkpoints"),
-    "pull": ("chorale.cli.models:run_pull", "download a checkpoint, with progress; goes on where it stopped"),
+    "bench": ("chorale.cli.bench", "measure a server, the engine, start-up, kernels"),
+    "pull": ("chorale.cli.models:run_pull", "download a checkpoint; goes on where it stopped"),
     "list": ("chorale.cli.models:run_list", "the checkpoints on this machine"),
-    "fit": ("chorale.cli.fit", "what fits on this machine, before anything is downloaded"),
+    "fit": ("chorale.cli.fit", "what fits, here or on a GPU by name; downloads nothing"),
     "doctor": ("chorale.cli.doctor", "check this machine; each finding with its remedy"),
-    "config": ("chorale.cli.config", "show the merged configuration, each value with its origin"),
+    "config": ("chorale.cli.config", "show the merged configuration, and where values are from"),
     "collect-env": ("chorale.cli.collect_env", "versions and hardware, for a bug report"),
-    "tools": ("chorale.cli.tools", "the built-in tools on their own: MCP servers, and a check"),
+    "tools": ("chorale.cli.tools", "the built-in tools alone: MCP servers, and a check"),
     "vocab": ("chorale.cli.vocab", "export the vocabulary for other harmony tools"),
-    "demo": ("chorale.cli.demo", "export the model that ships inside, as an ordinary checkpoint"),
+    "completion": ("chorale.cli.completion", "completion for bash, zsh or fish"),
+    "demo": ("chorale.cli.demo", "export the model that ships inside, as a checkpoint"),
 }
 
 
@@ -39,8 +40,8 @@ def usage() -> str:
         "",
         *(f"  {name:<12} {line}" for name, (_, line) in COMMANDS.items()),
         "",
-        "Start here:  chorale serve                      (a small model inside; no download, no GPU)",
-        "             chorale serve openai/gpt-oss-20b   (the real one)",
+        "Start here:  chorale serve               (a small model inside: no download, no GPU)",
+        "             chorale serve gpt-oss-20b   (the real one)",
         "",
         "chorale COMMAND --help shows the options of a command.",
     ]
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(command: str, rest: list[str]) -> int:
     if command not in COMMANDS:
-        from chorale.cli.parser import subcommand
+        from chorale.cli.words import subcommand
 
         return _fail(subcommand(command, COMMANDS, "command", "chorale --help lists the commands").message, 2)
     try:

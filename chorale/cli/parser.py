@@ -7,11 +7,11 @@ name stands for it where no other begins so.
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from chorale.cli.help import Formatter
+from chorale.cli.words import nearest
 from chorale.errors import ConfigError
 
 
@@ -51,14 +51,6 @@ def unknown_option(token: str, names: Iterable[str]) -> str:
     return f"unknown option {token}{nearest(token.removeprefix('--').replace('_', '-'), known, '--')}"
 
 
-def nearest(given: str, names: Iterable[str], dashes: str = "", most: int = 2) -> str:
-    """``; did you mean A or B?``, or nothing. Names that begin with what was given come first."""
-    known = list(dict.fromkeys(names))
-    begun = sorted(name for name in known if given and name.startswith(given))
-    near = begun or difflib.get_close_matches(given, known, n=most, cutoff=0.6)
-    return f"; did you mean {' or '.join(dashes + name for name in near[:most])}?" if near else ""
-
-
 def whole_names(arguments: Sequence[str], names: dict[str, str]) -> list[str]:
     """The command line with abbreviated options written out: ``--random-input`` as ``--random-input-len``.
 
@@ -85,9 +77,3 @@ def _whole_name(token: str, names: dict[str, str]) -> str:
             raise ConfigError(f"ambiguous option {head}: it could be {listed}")
         name = found[0] if found else name
     return f"--{name}{dot}{path}{equals}{value}"
-
-
-def subcommand(given: str, known: Collection[str], what: str, usage: str) -> ConfigError:
-    """The error for a word that is not one of ``known``."""
-    hint = nearest(given, known) or f"; {usage}"
-    return ConfigError(f"unknown {what} {given!r}{hint}")

@@ -9,7 +9,7 @@ import sys
 
 from chorale.api.auth import hash_key
 from chorale.cli.banner import Screen
-from chorale.cli.help import flag_help, wants_help
+from chorale.cli.help import flag_help, help_topic
 from chorale.cli.settings import OPEN_ADDRESSES, Settings, merge
 from chorale.model.hub import DEMO, check_family, find_folder
 from chorale.model.names import full_name
@@ -20,8 +20,9 @@ SUMMARY = "Serve a gpt-oss checkpoint over the OpenAI API (Responses, Chat Compl
 
 
 def run(arguments: list[str]) -> int:
-    if wants_help(arguments):
-        print(flag_help("serve", SUMMARY))
+    topic = help_topic(arguments)
+    if topic is not None:
+        print(flag_help("serve", SUMMARY, topic))
         return 0
     settings = merge(arguments, os.environ)
     check_model(settings)

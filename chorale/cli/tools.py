@@ -16,9 +16,9 @@ from chorale.cli.arguments import read_arguments
 from chorale.cli.configs import targets, tool_config
 from chorale.cli.flags import TOOL_FLAGS
 from chorale.cli.help import wants_help
-from chorale.cli.parser import nearest, subcommand
 from chorale.cli.settings import OPEN_ADDRESSES
 from chorale.cli.values import Setting
+from chorale.cli.words import nearest, subcommand
 from chorale.config import ToolConfig
 from chorale.errors import ConfigError
 

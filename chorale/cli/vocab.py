@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from chorale.cli.help import wants_help
-from chorale.cli.parser import subcommand
+from chorale.cli.words import subcommand
 from chorale.errors import ConfigError
 
 USAGE = "usage: chorale vocab export DIR"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -163,3 +164,46 @@ def test_a_server_that_a_command_has_started_ends_with_it(command: str, number: 
     finally:
         process.kill()
         process.communicate()
+
+
+def test_help_of_a_group_of_a_flag_and_of_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(topic: str) -> str:
+        assert main(["serve", f"--help={topic}"]) == 0
+        return capsys.readouterr().out
+
+    assert shown("tools").startswith("tools:\n")
+    assert "--port" not in shown("tools")
+    assert shown("Frontend") == shown("server")  # vLLM's name
+    assert shown("max-num-seqs") == shown("--max_num_seqs")
+    assert shown("max-num-seqs").startswith("  --max-num-seqs N")
+    assert "refused: adapters are not" in shown("enable-lora")
+    assert "--cudagraph-capture-sizes" in shown("cudagraph")
+    assert shown("all") == shown("")
+    assert "engine" in shown("listgroup")
+    assert main(["serve", "--help=modle"]) == 2
+    assert "did you mean model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize(
+    "command", ["serve", "fit", "config", "chat", "bench serve", "bench latency", "pull", ""]
+)
+def test_help_fits_the_terminal(
+    command: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with contextlib.suppress(SystemExit):  # argparse leaves by itself
+        main([*command.split(), "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert max(map(len, lines)) <= columns
+
+
+def test_config_show_changed_leaves_the_defaults_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--changed", "demo", "--port", "81"]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["model", "demo", "command", "line"],
+        ["port", "81", "command", "line"],
+    ]
+    assert main(["config", "show", "--changed"]) == 0
+    assert "every setting has its default" in capsys.readouterr().out

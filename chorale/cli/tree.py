@@ -1,0 +1,151 @@
+"""Every command with its options, from the tables and parsers that the commands themselves read.
+
+For shell completion and the manual page: neither knows an option of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from chorale.cli.bench import BENCHES
+from chorale.cli.bench_options import (
+    kernels_parser,
+    latency_parser,
+    make_checkpoint_parser,
+    report_parser,
+    startup_parser,
+    throughput_parser,
+)
+from chorale.cli.bench_serve import parser as bench_serve_parser
+from chorale.cli.chat import chat_parser
+from chorale.cli.chat import parser as talk_parser
+from chorale.cli.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
+from chorale.cli.gpus import MODELS
+from chorale.cli.main import COMMANDS
+from chorale.cli.models import list_parser, pull_parser
+from chorale.cli.parser import Parser
+from chorale.cli.values import Flag
+from chorale.model.names import SIZES
+
+Takes = Literal["nothing", "value", "file", "folder"]
+SHELLS = ("bash", "zsh", "fish")
+NAMES = (*(f"gpt-oss-{size}" for size in SIZES), "demo")  # of models, where one is expected
+_FOLDERS = ("download-dir", "browser-tool-pages")
+_FILES = (
+    *("config", "api-key-file", "ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "mcp-config"),
+    *("response-store", "uds"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """``name`` with its dashes. ``choices``: the values, where there are few."""
+
+    name: str
+    help: str = ""
+    takes: Takes = "nothing"
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """``path``: its words behind "chorale". ``words``: its arguments, ``paths``: or a path."""
+
+    path: tuple[str, ...]
+    help: str
+    options: tuple[Option, ...] = ()
+    words: tuple[str, ...] = ()
+    paths: bool = False
+
+
+def commands() -> tuple[Command, ...]:
+    """All of them, groups of commands (bench, tools) before what is in them."""
+    return (*(Command((name,), line, *_parts(name)) for name, (_, line) in COMMANDS.items()), *_inner())
+
+
+def _parts(name: str) -> tuple[tuple[Option, ...], tuple[str, ...], bool]:
+    """(options, words, whether a path may stand there) of a command that is one word."""
+    match name:
+        case "serve":
+            return _serve_options(), NAMES, True
+        case "fit":
+            gpu = Option("--gpu", "compute for a GPU that need not be here", "value", _gpu_names())
+            return (gpu, *_serve_options()), NAMES, True
+        case "chat":
+            return _options(chat_parser()), NAMES, True
+        case "complete":
+            return _options(talk_parser("complete", "")), NAMES, True
+        case "pull":
+            return _options(pull_parser()), NAMES[:2], False
+        case "list":
+            return _options(list_parser()), (), False
+        case "completion":
+            return (), SHELLS, False
+    inner = {"bench": tuple(BENCHES), "tools": ("serve", "check"), "config": ("show",)}
+    return (), inner.get(name, ("export",) if name in ("vocab", "demo") else ()), False
+
+
+def _inner() -> Iterator[Command]:
+    serve = _serve_options()
+    parsers: dict[str, tuple[Parser, bool]] = {
+        "serve": (bench_serve_parser(), False),
+        "latency": (latency_parser(), True),
+        "throughput": (throughput_parser(), True),
+        "startup": (startup_parser(), True),
+        "kernels": (kernels_parser(), False),
+        "make-checkpoint": (make_checkpoint_parser(), False),
+        "report": (report_parser(), False),
+    }
+    for name, (_, line) in BENCHES.items():
+        parser, serves = parsers[name]
+        words = NAMES if serves else SIZES if name == "make-checkpoint" else ()
+        options = (*_options(parser), *(serve if serves else ()))
+        yield Command(("bench", name), line, options, words, paths=serves or name == "report")
+    changed = Option("--changed", "only what is not a default")
+    yield Command(("config", "show"), "the merged configuration", (changed, *serve), NAMES, paths=True)
+    tools = tuple(option for flag in TOOL_FLAGS for option in _of_flag(flag))
+    where = (
+        Option("--host", "address to listen on", "value"),
+        Option("--port", "port to listen on", "value"),
+    )
+    yield Command(("tools", "serve"), "one tool as an MCP server", (*where, *tools), ("browser", "python"))
+    yield Command(("tools", "check"), "which tools work here", tools)
+    for name in ("vocab", "demo"):
+        yield Command((name, "export"), "write it to a folder", paths=True)
+
+
+def _serve_options() -> tuple[Option, ...]:
+    flags = (*MODEL_FLAGS, *ENGINE_FLAGS, *SERVER_FLAGS, *TOOL_FLAGS)
+    return tuple(option for flag in flags for option in _of_flag(flag))
+
+
+def _of_flag(flag: Flag) -> Iterator[Option]:
+    if flag.kind == "bool":
+        yield Option(f"--{flag.name}", flag.help)
+        yield Option(f"--no-{flag.name}", flag.help)
+        return
+    takes: Takes = "folder" if flag.name in _FOLDERS else "file" if flag.name in _FILES else "value"
+    yield Option(f"--{flag.name}", flag.help, takes, flag.choices)
+
+
+def _options(parser: argparse.ArgumentParser) -> tuple[Option, ...]:
+    return tuple(
+        Option(
+            name,
+            action.help or "",
+            "nothing" if action.nargs == 0 else "file" if action.type is Path else "value",
+            tuple(map(str, action.choices or ())),
+        )
+        for action in parser._actions
+        if action.help != argparse.SUPPRESS
+        for name in action.option_strings
+        if name.startswith("--") and "_" not in name
+    )
+
+
+def _gpu_names() -> tuple[str, ...]:
+    return tuple(model.name.lower() for model in MODELS)

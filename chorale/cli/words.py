@@ -1,0 +1,21 @@
+"""What was meant: the nearest names to one that is not known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+
+from chorale.errors import ConfigError
+
+
+def nearest(given: str, names: Iterable[str], dashes: str = "", most: int = 2) -> str:
+    """``; did you mean A or B?``, or nothing. Names that begin with what was given come first."""
+    known = list(dict.fromkeys(names))
+    begun = sorted(name for name in known if given and name.startswith(given))
+    near = begun or difflib.get_close_matches(given, known, n=most, cutoff=0.6)
+    return f"; did you mean {' or '.join(dashes + name for name in near[:most])}?" if near else ""
+
+
+def subcommand(given: str, known: Collection[str], what: str, usage: str) -> ConfigError:
+    """The error for a word that is not one of ``known``. ``usage``: what to do instead, its first line."""
+    return ConfigError(f"unknown {what} {given!r}{nearest(given, known)} ({usage.splitlines()[0]})")

@@ -1,0 +1,112 @@
+"""The scripts of ``chorale completion``, sourced and asked in the shells themselves."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from chorale.cli.flags import FLAGS
+from chorale.cli.main import COMMANDS, main
+from chorale.cli.tree import commands
+
+CASES = [
+    ("chorale ser", {"serve"}, {"chat"}),
+    ("chorale serve --devi", {"--device"}, {"--seed"}),
+    ("chorale serve --device ", {"auto", "cpu", "cuda"}, set()),
+    ("chorale serve gpt", {"gpt-oss-20b", "gpt-oss-120b"}, {"demo"}),
+    ("chorale bench ", {"latency", "serve"}, {"chat"}),
+    ("chorale bench latency --num-it", {"--num-iters", "--num-iters-warmup"}, {"--seed"}),
+    ("chorale bench latency --max-num-s", {"--max-num-seqs"}, set()),
+    ("chorale tools serve p", {"python"}, {"browser"}),
+    ("chorale fit 20b --gpu h10", {"h100"}, {"h200"}),
+    ("chorale completion ", {"bash", "zsh", "fish"}, set()),
+    ("chorale pull --rev", {"--revision"}, set()),
+]
+BASH = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+_chorale
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+# A shell of its own in a pseudo-terminal: what a person sees after Tab.
+ZSH = """
+zmodload zsh/zpty
+zpty -b shell zsh -f -i
+zpty -w shell "PS1=''; autoload -Uz compinit; compinit -u -D; source $1; LISTMAX=999"
+sleep 0.5
+zpty -w -n shell "$2"$'\\t\\t\\t'
+for i in {1..30}; do sleep 0.1; while zpty -r -t shell line; do print -r -- "$line"; done; done
+zpty -d shell
+"""
+
+
+def script(shell: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    assert main(["completion", shell]) == 0
+    path = folder / f"chorale.{shell}"
+    path.write_text(capsys.readouterr().out)
+    return path
+
+
+def ask(*line: str) -> str:
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.parametrize(("typed", "wanted", "unwanted"), CASES)
+def test_bash(
+    typed: str, wanted: set[str], unwanted: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = script("bash", tmp_path, capsys)
+    found = set(ask("bash", "-c", BASH, "bash", str(path), *typed.split(" ")).split())
+    assert wanted <= found
+    assert not unwanted & found
+
+
+def test_bash_behind_an_equals_sign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bash cuts ``--device=cu`` into three words."""
+    path = script("bash", tmp_path, capsys)
+    for words in (["--device", "=", "cu"], ["--ops", "="]):
+        found = ask("bash", "-c", BASH, "bash", str(path), "chorale", "serve", *words).split()
+        assert found == (["cuda"] if words[-1] == "cu" else ["auto", "reference", "triton"])
+
+
+@pytest.mark.parametrize(("typed", "wanted", "unwanted"), CASES)
+def test_fish(
+    typed: str, wanted: set[str], unwanted: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = script("fish", tmp_path, capsys)
+    lines = ask("fish", "-N", "-c", f"source {path}; complete -C '{typed}'").splitlines()
+    found = {line.partition("\t")[0] for line in lines}
+    assert wanted <= found
+    assert not unwanted & found
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("chorale serve --de", "--device"),
+        ("chorale bench la", "latency"),
+        ("chorale fit x --gpu h10", "h100"),
+    ],
+)
+def test_zsh(typed: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script("zsh", tmp_path, capsys)
+    ask("zsh", "-n", str(path))
+    assert wanted in ask("zsh", "-f", "-c", ZSH, "zsh", str(path), typed)
+
+
+def test_every_command_and_flag_is_in_the_tree() -> None:
+    found = {command.path: {option.name for option in command.options} for command in commands()}
+    assert {(name,) for name in COMMANDS} <= found.keys()
+    acting = {f"--{flag.name}" for flag in FLAGS.values() if flag.target is not None}
+    for path in (("serve",), ("bench", "latency"), ("config", "show")):
+        assert acting <= found[path]
+
+
+def test_an_unknown_shell_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bsh"]) == 2
+    assert "did you mean bash" in capsys.readouterr().err
