@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 the work failed; 2 the command line or the configuration c
 from __future__ import annotations
 
 import importlib
+import platform
 import sys
 from collections.abc import Sequence
 
@@ -32,6 +33,13 @@ COMMANDS = {
 }
 
 
+def unsupported(system: str) -> str | None:
+    """Why no command runs on this operating system; None where they do. ``system``: ``platform.system()``."""
+    if system != "Windows":
+        return None
+    return "Windows is not supported (unix sockets and signals are needed): use WSL 2, which is Linux"
+
+
 def usage() -> str:
     lines = [
         f"chorale {__version__}: gpt-oss-20b and gpt-oss-120b, served",
@@ -40,7 +48,7 @@ def usage() -> str:
         "",
         *(f"  {name:<12} {line}" for name, (_, line) in COMMANDS.items()),
         "",
-        "Start here:  chorale serve               (a small model inside: no download, no GPU)",
+        "Start here:  chorale serve               (a small model inside: no download)",
         "             chorale serve gpt-oss-20b   (the real one)",
         "",
         "chorale COMMAND --help shows the options of a command.",
@@ -64,6 +72,8 @@ def _dispatch(command: str, rest: list[str]) -> int:
         from chorale.cli.words import subcommand
 
         return _fail(subcommand(command, COMMANDS, "command", "chorale --help lists the commands").message, 2)
+    if (why := unsupported(platform.system())) is not None:
+        return _fail(why, 2)
     try:
         place, _, function = COMMANDS[command][0].partition(":")
         module = importlib.import_module(place)  # takes long enough to be interrupted

@@ -76,6 +76,17 @@ def test_help_of_serve_fits_a_terminal_and_shows_defaults(capsys: pytest.Capture
     assert "tool-call-parser" in shown
 
 
+def test_windows_is_told_what_works(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Windows")
+    assert main(["serve"]) == 2
+    shown = capsys.readouterr().err
+    assert "WSL 2" in shown
+    assert shown.count("\n") == 1
+    assert main(["--help"]) == 0
+
+
 def test_version() -> None:
     assert run("--version").stdout.strip() == f"chorale {__version__}"
 

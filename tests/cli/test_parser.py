@@ -83,3 +83,9 @@ def test_the_nearest_name_in_one_line(line: str, words: str, capsys: pytest.Capt
     assert shown.err.startswith("chorale: error: ")
     assert shown.err.count("\n") == 1
     assert shown.out == ""
+
+
+def test_end_to_end_latency_is_printed_by_default() -> None:
+    """vLLM 0.26 prints it if it is asked for; here it need not be."""
+    assert read("").percentile_metrics == "ttft,tpot,itl,e2el"
+    assert read("--percentile-metrics ttft").percentile_metrics == "ttft"
