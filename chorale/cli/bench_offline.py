@@ -34,11 +34,6 @@ def run(name: str, arguments: list[str]) -> int:
     }[name](arguments)  # fmt: skip
 
 
-def _read(made: Parser, arguments: list[str]) -> argparse.Namespace:
-    given: argparse.Namespace = made.parse_args(whole_names(arguments, made.option_names))
-    return given
-
-
 def _split(made: Parser, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """(the benchmark's own options, those of ``chorale serve``): abbreviations are of both together."""
     names = flag_names() | made.option_names
@@ -113,7 +108,7 @@ def startup(arguments: list[str]) -> int:
 
 
 def kernels(arguments: list[str]) -> int:
-    given = _read(kernels_parser(), arguments)
+    given = kernels_parser().read(arguments)
     try:
         sizes = [int(text) for text in given.batch_sizes.split(",")]
     except ValueError:
@@ -134,7 +129,7 @@ def kernels(arguments: list[str]) -> int:
 
 
 def make_checkpoint(arguments: list[str]) -> int:
-    given = _read(make_checkpoint_parser(), arguments)
+    given = make_checkpoint_parser().read(arguments)
     check_least(given, {"threads": 1})
     _check_new_folder(given.folder)
     import torch
@@ -162,7 +157,7 @@ def _check_new_folder(folder: Path) -> None:
 
 
 def report(arguments: list[str]) -> int:
-    given = _read(report_parser(), arguments)
+    given = report_parser().read(arguments)
     from chorale.bench.report import write_report
 
     write_report(given.results, given.out)

@@ -19,7 +19,7 @@ from chorale.bench.prompts import CHAT_ENDPOINT, RandomLengths, file_prompts, jo
 from chorale.bench.workers import run_load
 from chorale.cli.bench_pace import add_pace, goals_of, pace_of, ramp_words
 from chorale.cli.fingerprint import fingerprint
-from chorale.cli.parser import Parser, whole_names
+from chorale.cli.parser import Parser
 from chorale.config import check_least
 from chorale.errors import ChoraleError, ConfigError
 from chorale.harmony.vocab import load_vocabulary
@@ -118,8 +118,7 @@ def _json(text: str) -> Any:
 
 
 def run(_: str, arguments: list[str]) -> int:
-    made = parser()
-    given = made.parse_args(whole_names(arguments, made.option_names))
+    given = parser().read(arguments)
     pace = check(given)
     host = f"[{given.host}]" if ":" in given.host else given.host
     base = (given.base_url or f"http://{host}:{given.port}").rstrip("/")

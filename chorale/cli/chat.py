@@ -50,7 +50,7 @@ def chat_parser() -> Parser:
 
 
 def run(arguments: list[str]) -> int:
-    given = chat_parser().parse_args(arguments)
+    given = chat_parser().read(arguments)
     key = given.api_key or os.environ.get("CHORALE_API_KEY") or os.environ.get("VLLM_API_KEY")
     with connect(given.url, given.model_name, key, [given.model] if given.model else []) as connection:
         session = Session(connection, given)

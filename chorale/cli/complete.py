@@ -14,7 +14,7 @@ from chorale.errors import ChoraleError
 
 
 def run(arguments: list[str]) -> int:
-    given = parser("complete", "Continue raw text.").parse_args(arguments)
+    given = parser("complete", "Continue raw text.").read(arguments)
     key = given.api_key or os.environ.get("CHORALE_API_KEY") or os.environ.get("VLLM_API_KEY")
     with connect(given.url, given.model_name, key, [given.model] if given.model else []) as connection:
         options = {"max_tokens": 128} | sampling(given)

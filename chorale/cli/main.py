@@ -29,6 +29,7 @@ COMMANDS = {
     "tools": ("chorale.cli.tools", "the built-in tools alone: MCP servers, and a check"),
     "vocab": ("chorale.cli.vocab", "export the vocabulary for other harmony tools"),
     "completion": ("chorale.cli.completion", "completion for bash, zsh or fish"),
+    "man": ("chorale.cli.man", "the manual page"),
     "demo": ("chorale.cli.demo", "export the model that ships inside, as a checkpoint"),
 }
 

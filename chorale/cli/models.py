@@ -48,7 +48,7 @@ def list_parser() -> Parser:
 
 
 def run_pull(arguments: list[str]) -> int:
-    given = pull_parser().parse_args(arguments)
+    given = pull_parser().read(arguments)
     local = None if given.model == DEMO else find_folder(given.model)
     if given.model == DEMO or local is not None:
         if given.revision is not None:
@@ -103,7 +103,7 @@ class _Lines:
 
 
 def run_list(arguments: list[str]) -> int:
-    given = list_parser().parse_args(arguments)
+    given = list_parser().read(arguments)
     cache = Path(given.download_dir).expanduser() if given.download_dir else machine.hub_cache()
     found = cached_models(cache)
     if given.json:

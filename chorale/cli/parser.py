@@ -1,7 +1,7 @@
 """argparse with this project's manners: one line for a mistake, the nearest name for an unknown option.
 
-``whole_names`` gives the commands of ``chorale bench`` vLLM's abbreviations: the beginning of an option's
-name stands for it where no other begins so.
+Options may be abbreviated as vLLM's parser allows it: the beginning of a name stands for it where no other
+begins so (``whole_names``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ from chorale.errors import ConfigError
 class Parser(argparse.ArgumentParser):
     """Raises ``ConfigError`` where argparse prints its usage and leaves."""
 
-    def __init__(self, prog: str, **more: Any) -> None:
-        super().__init__(prog, **{"formatter_class": Formatter, "allow_abbrev": False} | more)
+    def __init__(self, prog: str, *, usage: str | None = None, description: str | None = None) -> None:
+        super().__init__(
+            prog, usage=usage, description=description, formatter_class=Formatter, allow_abbrev=False
+        )
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The options of a command line, abbreviated ones included."""
+        given: argparse.Namespace = self.parse_args(whole_names(arguments, self.option_names))
+        return given
 
     def error(self, message: str) -> NoReturn:
         message = message.replace("unrecognized arguments", "unexpected arguments")
@@ -57,7 +64,8 @@ def whole_names(arguments: Sequence[str], names: dict[str, str]) -> list[str]:
     ``names``: option name -> what it sets. An unknown option stays as it is. Raises ``ConfigError`` for the
     beginning of several that set different things.
     """
-    whole, rest = [], list(arguments)
+    whole: list[str] = []
+    rest = list(arguments)
     while rest:
         token = rest.pop(0)
         if token == "--":

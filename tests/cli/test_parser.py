@@ -7,15 +7,13 @@ import argparse
 import pytest
 
 from chorale.cli.bench_serve import parser
+from chorale.cli.chat import chat_parser
 from chorale.cli.main import main
-from chorale.cli.parser import whole_names
 from chorale.errors import ConfigError
 
 
 def read(line: str) -> argparse.Namespace:
-    made = parser()
-    given: argparse.Namespace = made.parse_args(whole_names(line.split(), made.option_names))
-    return given
+    return parser().read(line.split())
 
 
 def test_unambiguous_beginnings() -> None:
@@ -27,6 +25,10 @@ def test_unambiguous_beginnings() -> None:
 def test_a_whole_name_is_no_beginning_of_another() -> None:
     assert read("--model m --seed 3 --host h").model == "m"
     assert read("--tokenizer x --tokenizer-m y").tokenizer_mode == "y"
+
+
+def test_every_parser_takes_them() -> None:
+    assert chat_parser().read(["--max-tok", "5", "--reasoning_eff", "low"]).max_tokens == 5
 
 
 def test_ambiguous_ones_list_what_they_could_be() -> None:
