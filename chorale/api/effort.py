@@ -2,8 +2,8 @@
 
 gpt-oss reads its effort in harmony's own system message, which clients cannot write; its model card tells
 people to put that line into theirs. So a line that holds nothing else moves there: it sets the effort unless
-a field of the request does, and is taken out of the text it stood in. Of several the last one counts. Texts
-of users are not looked at.
+a field of the request does, and is taken out of the text it stood in. Of several the last one counts. User
+messages are not looked at.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def page() -> Iterator[str]:
 
 
 def _entry(option: Option) -> Iterator[str]:
-    values = f" {{{','.join(option.choices)}}}" if option.choices else ""
-    yield from (".TP", f".B {_roff(option.name + values)}", _roff(option.help) or "\\&")
+    values = f" (one of {', '.join(option.choices)})" if option.choices else ""
+    yield from (".TP", f".B {_roff(option.name)}", _roff(option.help + values) or "\\&")
 
 
 def _roff(text: str) -> str:
