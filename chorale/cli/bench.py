@@ -10,7 +10,7 @@ from chorale.cli.words import subcommand
 BENCHES = {
     "serve": (
         "chorale.cli.bench_serve",
-        "load on a running server (any OpenAI-compatible one), vLLM's flags",
+        "load on any OpenAI-compatible server, with vLLM's flags",
     ),
     "latency": ("chorale.cli.bench_offline", "one batch through the engine, without HTTP"),
     "throughput": ("chorale.cli.bench_offline", "many requests through the engine, without HTTP"),

@@ -12,9 +12,9 @@ from chorale.errors import ConfigError
 
 USAGE = """usage: chorale completion {bash,zsh,fish}
 
-bash   source <(chorale completion bash)                     in ~/.bashrc
-zsh    source <(chorale completion zsh)                      in ~/.zshrc, after compinit
-fish   chorale completion fish | source                      in ~/.config/fish/config.fish"""
+bash   source <(chorale completion bash)   in ~/.bashrc
+zsh    source <(chorale completion zsh)    in ~/.zshrc, after compinit
+fish   chorale completion fish | source    in ~/.config/fish/config.fish"""
 
 
 def run(arguments: list[str]) -> int:

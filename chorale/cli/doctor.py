@@ -17,7 +17,7 @@ from chorale.runtime.memory import gib
 from chorale.version import __version__
 
 Finding = tuple[str, str, str]  # level, what, detail
-USAGE = "usage: chorale doctor    (checks this machine; exit code 1 if something needs fixing)"
+USAGE = "usage: chorale doctor\n\nChecks this machine; exit code 1 if something needs fixing."
 PORT = 8000
 
 

@@ -12,7 +12,8 @@ from chorale.version import __version__
 
 USAGE = """usage: chorale man
 
-Prints the manual page. To install it: chorale man > ~/.local/share/man/man1/chorale.1"""
+Prints the manual page. To install it:
+chorale man > ~/.local/share/man/man1/chorale.1"""
 EXIT_CODES = (
     ("0", "done"),
     ("1", "the work failed"),

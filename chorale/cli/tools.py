@@ -23,14 +23,15 @@ from chorale.config import ToolConfig
 from chorale.errors import ConfigError
 
 USAGE = """\
-usage: chorale tools serve {browser,python} [--host 127.0.0.1] [--port 8001] [options]
-       chorale tools check [options]
+usage: chorale tools serve {browser,python} [--host 127.0.0.1] [--port 8001]
+       chorale tools check
 
-serve  an MCP server of one tool (streamable HTTP at /mcp, SSE at /sse); CHORALE_TOOLS_API_KEY sets a
-       token that clients must send. Other engines: --tool-server localhost:8001
-check  which tools work here, each with a line, and the remedy for those that do not
+serve  an MCP server of one tool (streamable HTTP at /mcp, SSE at /sse).
+       CHORALE_TOOLS_API_KEY sets a token that clients must send.
+       Other engines: --tool-server localhost:8001
+check  which tools work here, and the remedy for those that do not
 
-options are those of chorale serve (chorale serve --help, "tools"): --browser-tool, --python-tool, ..."""
+Both take the options of chorale serve --help=tools (--browser-tool, ...)."""
 DEFAULT_PORT = 8001
 
 

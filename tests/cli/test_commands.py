@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from chorale.cli.bench import BENCHES
 from chorale.cli.main import COMMANDS, main
 from chorale.cli.terminal import Printer, printable, show_chat
 from chorale.version import __version__
@@ -196,9 +197,7 @@ def test_help_of_a_group_of_a_flag_and_of_a_word(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize(
-    "command", ["serve", "fit", "config", "chat", "bench serve", "bench latency", "pull", ""]
-)
+@pytest.mark.parametrize("command", ["", *COMMANDS, *(f"bench {name}" for name in BENCHES)])
 def test_help_fits_the_terminal(
     command: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
