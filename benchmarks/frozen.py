@@ -237,17 +237,19 @@ def probe(port: int, pipe: Connection) -> None:
 
 
 def stream(port: int, pipe: Connection) -> None:
-    """Streams chats, one after the other; answers with the longest gap between pieces of one, in ms."""
+    """Streams completions, one after the other; answers with the longest gap between tokens of one, in ms."""
+    # Raw, and with ids: each token is an event of its own, whatever it says.
     body = {
-        "messages": [{"role": "user", "content": "Count."}],
+        "prompt": "Count.",
         "stream": True,
         "ignore_eos": True,
         "max_tokens": 4000,
+        "return_token_ids": True,
     }
     longest = 0.0
     with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
         while True:
-            with client.stream("POST", CHAT, json=body) as answer:
+            with client.stream("POST", "/v1/completions", json=body) as answer:
                 before: float | None = None
                 for _ in answer.iter_raw():
                     now = time.perf_counter()

@@ -6,13 +6,14 @@ Endpoints import from here; ``body`` and ``stream`` hold the work.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 from chorale.api.body import parse_model, read_as, read_json
+from chorale.api.offload import beside
 from chorale.api.stream import EventStream, until_disconnect
 from chorale.errors import ChoraleError
 
@@ -20,6 +21,7 @@ __all__ = [
     "EventStream",
     "error_response",
     "json_response",
+    "large_response",
     "parse_model",
     "read_as",
     "read_json",
@@ -32,6 +34,11 @@ _encode = msgspec.json.Encoder().encode
 def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Dicts, lists, dataclasses and msgspec structs; a float that is not finite becomes null."""
     return Response(_encode(data), status, headers, media_type="application/json")
+
+
+async def large_response(make: Callable[[], Any], *, heavy: bool) -> Response:
+    """``json_response(make())``; made and encoded in a thread if it is heavy."""
+    return await beside(lambda: json_response(make()), heavy=heavy)
 
 
 def error_response(error: ChoraleError) -> Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,7 @@ def shape_of(raw: bytes, most: Shape) -> Shape:
     """Linear and without recursion. Stops counting at the first slice that exceeds ``most``."""
     found = Shape(values=1)
     level, num_members, kept = 0, 0, []
+    narrow = np.int16 if most.depth < 2**15 else np.int32  # two bytes are sorted in linear time
     for marks, num_strings in _structure(raw):
         levels = level + np.cumsum(_STEP_OF[marks], dtype=np.int32)
         opens = _STEP_OF[marks] == 1
@@ -55,7 +57,7 @@ def shape_of(raw: bytes, most: Shape) -> Shape:
             found.values += int(np.count_nonzero(marks == _COMMA)) + num_opens
             num_members += int(np.count_nonzero(colons))
             some = opens | colons
-            kept.append((levels[some].astype(np.int16), opens[some]))
+            kept.append((levels[some].astype(narrow), opens[some]))
         if found.excess(most) is not None:
             return found
     if num_members > most.members:
@@ -87,7 +89,7 @@ def _structure(raw: bytes) -> Iterator[tuple[Marks, int]]:
         inside = bool(in_string[-1])
 
 
-def _most_members(levels: npt.NDArray[np.int16], opens: npt.NDArray[np.bool_]) -> int:
+def _most_members(levels: npt.NDArray[np.signedinteger[Any]], opens: npt.NDArray[np.bool_]) -> int:
     """Members of the fullest object, from the opening brackets and colons of a body.
 
     Sorted by level, each container's colons follow its opening bracket.

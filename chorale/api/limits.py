@@ -143,6 +143,9 @@ SIZES: dict[str, Size] = {
     "json_strings": Size(262_144, "strings", "strings of a body, names of members included"),
     "json_containers": Size(65_536, "containers", "objects and arrays of a body"),
     "json_members": Size(16_384, "members", "one object of a body"),
+    "prompt_scores": Size(
+        262_144, "entries", "prompt tokens x (prompt_logprobs, or logprobs with echo, + 1)"
+    ),
     "tool_name": Size(64, "characters", "one function name"),
     "identifier": Size(512, "characters", "user, cache_salt, prompt_cache_key, ids, ..."),
 }

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from chorale.engine.types import TokenLogprobs
+from chorale.engine.types import SamplingSpec, TokenLogprobs
 from chorale.harmony.vocab import Vocabulary
 
 LEAST = -9999.0  # JSON has no -inf; this is what OpenAI sends for "practically never"
+
+
+def is_scored(sampling: SamplingSpec) -> bool:
+    """Whether the answer holds log-probabilities: then a long one takes long to make and to encode."""
+    return sampling.logprobs is not None or sampling.prompt_logprobs is not None
 
 
 class LogprobsWriter:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from chorale.api.fields import SamplingFields
+from chorale.api.limits import SIZES
 from chorale.client.base import EngineInfo
 from chorale.engine.types import SamplingSpec
 from chorale.errors import ContextLengthError, RequestError
@@ -47,6 +48,7 @@ def resolve_sampling(
                 f"{param}: this server gives at most {info.max_logprobs} (--max-logprobs)", param=param
             )
     limit = fit_max_tokens(info, num_prompt_tokens, max_tokens, prompt_param)
+    _check_scores(num_prompt_tokens, prompt_logprobs)
     min_tokens = fields.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise RequestError(
@@ -98,6 +100,17 @@ def fit_max_tokens(
         default = info.default_sampling.get("max_new_tokens")
         return room if default is None else max(1, min(room, int(default)))
     return min(room, requested)
+
+
+def _check_scores(num_prompt_tokens: int, prompt_logprobs: int | None) -> None:
+    most = SIZES["prompt_scores"].max
+    if prompt_logprobs is not None and num_prompt_tokens * (prompt_logprobs + 1) > most:
+        raise RequestError(
+            f"prompt_logprobs: {num_prompt_tokens} prompt tokens with {prompt_logprobs} alternatives each are "
+            f"more than the {most} log-probabilities that an answer may hold",
+            param="prompt_logprobs",
+            code="above_max_value",
+        )
 
 
 def _token_ids(ids: list[int] | None) -> tuple[int, ...] | None:

@@ -1,8 +1,14 @@
 """PromptPace: how many prompt tokens a step may compute while streams run.
 
 A stream gets one token a step, so what the prompt chunks of a step take delays every stream. While streams
-run, the chunks of a step together may take ``max_delay`` seconds; what a token costs is learned from steps
-that have run. Without streams there is no bound but the token budget.
+run, the chunks of a step together may take
+
+* ``prompt_delay`` seconds, or as long as the streams' own tokens take, if that is longer;
+* more in proportion to the number of prompts that wait, if these are more than ``_FEW``: a burst is read
+  about as fast as if no stream ran;
+* never more than ``max_prompt_delay``.
+
+What a token costs is learned from steps that have run. Without streams the token budget is the only bound.
 
 The cost of a prompt token grows with its position, because attention reads all tokens before it: costs are
 kept by position, in ranges that double. A range that has no measurement takes the lowest bound that its
@@ -43,7 +49,8 @@ class PromptPace:
         """Open a step's account. ``num_prompts``: those that are not computed, whether admitted or not."""
         self._bound = math.inf
         if num_streams and self._delay:
-            self._bound = min(self._delay * max(1.0, num_prompts / _FEW), self._max_delay)
+            wanted = max(self._delay * max(1.0, num_prompts / _FEW), self._alone(num_streams))
+            self._bound = min(wanted, self._max_delay)
         self._left, self._is_first = self._bound, True
 
     @property
@@ -103,8 +110,12 @@ class PromptPace:
         """
         if rows.bit_length() in self._decodes:
             return max(seconds - self._decodes[rows.bit_length()], seconds * share / 2)
-        fewer = (spent for length, spent in self._decodes.items() if length < rows.bit_length())
-        return min(max(expected, seconds * share), seconds - min(max(fewer, default=0.0), seconds / 2))
+        return min(max(expected, seconds * share), seconds - min(self._alone(rows), seconds / 2))
+
+    def _alone(self, rows: int) -> float:
+        """Seconds of a step of so many decoding rows alone: rather too low; 0 if none was measured."""
+        length = rows.bit_length()
+        return max((seconds for other, seconds in self._decodes.items() if other <= length), default=0.0)
 
     def _correct(self, scored: bool, place: int, ratio: float) -> None:
         costs = self._costs[scored]

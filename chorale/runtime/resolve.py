@@ -32,14 +32,14 @@ from chorale.runtime.memory import (
     weight_bytes,
 )
 
-# Seconds that prompts may add to a step of running streams. Steps scatter around what was expected, on a busy
-# CPU by half of it and more, and no stream is to wait 0.5 s for another's prompt.
-CPU_PROMPT_DELAY = 0.25
+# Seconds that prompts may add to a step of running streams. No stream is to wait 0.5 s for another's prompt,
+# and on a busy CPU steps take several times what was expected.
+CPU_PROMPT_DELAY = 0.1
 # About 1,000 tokens of 20b on an H200, with which a step of a hundred streams takes less than 20 ms
 # (benchmarks/step_policy.py; measured by benchmarks/gpu_gaps.py).
 GPU_PROMPT_DELAY = 0.012
 GPU_LEAST_CHUNK = 256  # tokens: fewer take hardly less time, because all experts are read anyway
-MAX_PROMPT_DELAY = 0.25  # where many prompts wait; on a GPU more than the token budget takes
+MAX_PROMPT_DELAY = 0.25  # where many prompts wait, or steps are slow; on a GPU more than all tokens take
 
 
 @dataclass(frozen=True, slots=True)

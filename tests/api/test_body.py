@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from chorale.api.body import parse_model, parse_object
-from chorale.api.json_shape import Shape, shape_of
 from chorale.errors import RequestError
 
 JSON = st.recursive(
@@ -20,25 +19,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('[{"\\x'), inner, max_size=3),
     max_leaves=20,
 )
-
-
-def depth_of(value: Any) -> int:
-    if isinstance(value, list):
-        return 1 + max((depth_of(item) for item in value), default=0)
-    if isinstance(value, dict):
-        return 1 + max((depth_of(item) for item in value.values()), default=0)
-    return 0
-
-
-@settings(max_examples=300, deadline=None)
-@given(JSON, st.booleans())
-def test_depth_is_that_of_the_value(value: Any, escape: bool) -> None:
-    assert json_depth(json.dumps(value, ensure_ascii=escape).encode(), 1000) == depth_of(value)
-
-
-def test_depth_across_chunks() -> None:
-    deep = b"[" * 70_000 + b"]" * 70_000
-    assert json_depth(b'{"a": "' + b'\\"[' * 70_000 + b'", "b": ' + deep + b"}", 10**6) == 70_001
 
 
 @given(JSON)

@@ -79,6 +79,7 @@ def test_defaults_by_device() -> None:
     assert (small.limits.block_size, gpu.limits.block_size) == (16, 64)
     assert (small.limits.max_num_seqs, large.limits.max_num_seqs, gpu.limits.max_num_seqs) == (64, 16, 1024)
     assert (small.limits.max_num_batched_tokens, gpu.limits.max_num_batched_tokens) == (2048, 8192)
+    assert (small.limits.prompt_delay, gpu.limits.prompt_delay) == (0.1, 0.012)
     assert (small.limits.overlap_depth, gpu.limits.overlap_depth) == (0, 1)
     assert gpu.limits.max_model_len == 131072
     assert all(decision.reason for decision in gpu.decisions)

@@ -15,8 +15,10 @@ from chorale.api.chat.chunks import ChunkWriter, usage_event
 from chorale.api.chat.prepare import Prepared, prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.chat.stored import keep
-from chorale.api.http import EventStream, json_response, read_as, until_disconnect
+from chorale.api.http import EventStream, large_response, read_as, until_disconnect
+from chorale.api.logprobs import is_scored
 from chorale.api.names import check_model
+from chorale.api.offload import beside
 from chorale.api.output import Fold, end_error
 from chorale.api.sse import DONE, error_event
 from chorale.api.state import ServerState
@@ -34,7 +36,7 @@ async def create(state: ServerState, request: Request) -> Response:
     body = await until_disconnect(request, complete_chat(state, prepared, answer))
     if chat.store:
         await keep(state, chat, body, request.state.owner)
-    return json_response(body)
+    return await large_response(lambda: body, heavy=is_scored(prepared.sampling))
 
 
 async def complete_chat(state: ServerState, prepared: Prepared, answer: Answer) -> dict[str, Any]:
@@ -54,7 +56,8 @@ async def complete_chat(state: ServerState, prepared: Prepared, answer: Answer) 
     for fold in folds:
         if fold.ended is not None and fold.ended.repairs:
             state.metrics.repaired(fold.ended.repairs)
-    return chat_body(answer, folds, prepared.prompt_token_ids)
+    scored = is_scored(prepared.sampling)
+    return await beside(lambda: chat_body(answer, folds, prepared.prompt_token_ids), heavy=scored)
 
 
 async def stream_chat(

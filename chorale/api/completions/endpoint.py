@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -20,11 +21,13 @@ from chorale.api.completions.request import (
     parse_completion,
 )
 from chorale.api.completions.text import ChoiceText, TextAnswer, TextChunkWriter, body_choice
-from chorale.api.http import EventStream, json_response, read_as, until_disconnect
+from chorale.api.http import EventStream, large_response, read_as, until_disconnect
+from chorale.api.logprobs import is_scored
 from chorale.api.merge import merged
 from chorale.api.names import check_model
+from chorale.api.offload import beside
 from chorale.api.options import TurnOptions
-from chorale.api.output import Fold, TurnEnded, end_error
+from chorale.api.output import Fold, PromptScored, TurnEnded, end_error
 from chorale.api.rules import with_raw_grammar
 from chorale.api.sampling import resolve_sampling
 from chorale.api.sse import DONE, error_event, event
@@ -60,7 +63,8 @@ async def create(state: ServerState, request: Request) -> Response:
     answer = TextAnswer(state.model_names[0], completion, state.vocab)
     if completion.stream:
         return EventStream(stream_text(state, jobs, answer))
-    return json_response(await until_disconnect(request, complete_text(state, jobs, answer)))
+    body = await until_disconnect(request, complete_text(state, jobs, answer))
+    return await large_response(lambda: body, heavy=any(is_scored(job.sampling) for job in jobs))
 
 
 async def _job(
@@ -113,6 +117,12 @@ async def complete_text(state: ServerState, jobs: Sequence[Job], answer: TextAns
         async for position, batch in turns:
             for index, events in batch:
                 folds[position][index].add(events)
+    scored = any(is_scored(job.sampling) for job in jobs)
+    return await beside(lambda: _text_body(jobs, folds, answer), heavy=scored)
+
+
+def _text_body(jobs: Sequence[Job], folds: Sequence[Sequence[Fold]], answer: TextAnswer) -> dict[str, Any]:
+    completion = answer.request
     choices, usages = [], []
     for position, (job, of_prompt) in enumerate(zip(jobs, folds, strict=True)):
         ends = [_ended(fold) for fold in of_prompt]
@@ -146,7 +156,10 @@ async def stream_text(state: ServerState, jobs: Sequence[Job], answer: TextAnswe
     try:
         async with aclosing(merged([_turns(state, job, completion) for job in jobs])) as turns:
             async for position, batch in turns:
-                data = b"".join([writers[position][index].feed(events) for index, events in batch])
+                data = await beside(
+                    partial(_feed, writers[position], batch),
+                    heavy=any(isinstance(each, PromptScored) for _, events in batch for each in events),
+                )
                 if data:
                     sent = True
                     yield data
@@ -156,6 +169,10 @@ async def stream_text(state: ServerState, jobs: Sequence[Job], answer: TextAnswe
         yield error_event(error) + DONE
         return
     yield _conclusion(writers, answer)
+
+
+def _feed(writers: Sequence[TextChunkWriter], batch: Sequence[ChoiceEvents]) -> bytes:
+    return b"".join([writers[index].feed(events) for index, events in batch])
 
 
 def _conclusion(writers: list[list[TextChunkWriter]], answer: TextAnswer) -> bytes:

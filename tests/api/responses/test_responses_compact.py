@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from responses_helpers import CALL, HELLO, MODEL, TOOL, fold_events, run, serve, tokens
 
-from chorale.api.responses.sealed import MAX_CHARS, seal, unseal
+from chorale.api.responses.sealed import MAX_BYTES, seal, unseal
 from chorale.client.scripted import Script
 from chorale.errors import RequestError
 
@@ -34,7 +34,7 @@ def test_sealed_text_comes_back(text: str) -> None:
         seal("a long enough text")[:-8],
         seal("text")[:12] + "A" + seal("text")[13:],
         "chorale1." + base64.b64encode(zlib.compress(b"\xff\xfe")).decode(),
-        "chorale1." + base64.b64encode(zlib.compress(b"a" * (MAX_CHARS + 1))).decode(),
+        "chorale1." + base64.b64encode(zlib.compress(b"a" * (MAX_BYTES + 1))).decode(),
     ],
 )
 def test_what_is_damaged_or_explodes_is_refused(damaged: str) -> None:

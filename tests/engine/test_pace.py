@@ -1,0 +1,260 @@
+"""Prompts add a bounded time to the steps of running streams, whatever they are, and lose no token by it."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+import pytest
+
+from chorale.engine.core import EngineCore
+from chorale.engine.fake import FakeExecutor, FakeModel
+from chorale.engine.types import (
+    EngineLimits,
+    GenerateRequest,
+    SamplingSpec,
+    StepHandle,
+    StepPlan,
+    StepResult,
+    TokenChunk,
+)
+
+from . import simulation
+from .simulation import Life, simulate
+from .test_simulation import tight_limits
+
+DELAY = 0.1
+LIMITS = EngineLimits(
+    num_blocks=3000,
+    block_size=16,
+    max_num_seqs=64,
+    max_num_batched_tokens=2048,
+    max_model_len=32_768,
+    prompt_delay=DELAY,
+    max_prompt_delay=0.25,
+)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds: of a step, of a token, more for each token before it; ``noise``: the factor's spread."""
+
+    step: float = 0.01
+    token: float = 0.0015
+    position: float = 2e-7
+    noise: float = 0.0
+
+    def seconds(self, plan: StepPlan, rng: random.Random) -> float:
+        middle = plan.num_computed + plan.num_new / 2
+        exact = self.step + float((plan.num_new * (self.token + self.position * middle)).sum())
+        return exact * rng.uniform(1 - self.noise, 1 + self.noise)
+
+
+class TimedExecutor(FakeExecutor):
+    """Each step moves ``now`` by what ``speed`` says of it."""
+
+    def __init__(self, limits: EngineLimits, speed: Speed) -> None:
+        super().__init__(limits, FakeModel(stop_probability=0.0))
+        self.speed, self.now, self._rng = speed, 0.0, random.Random(7)
+        self.steps: list[tuple[StepPlan, float]] = []
+
+    def execute(self, plan: StepPlan) -> StepHandle:  # type: ignore[override]
+        result = super().execute(plan).result()
+        seconds = self.speed.seconds(plan, self._rng)
+        self.steps.append((plan, seconds))
+        return Timed(self, replace(result, seconds=seconds))
+
+
+@dataclass
+class Timed:
+    device: TimedExecutor
+    step_result: StepResult
+
+    def result(self) -> StepResult:
+        self.device.now += self.step_result.seconds
+        return self.step_result
+
+
+@dataclass
+class Scene:
+    """An engine over ``TimedExecutor``. Sizes change ``LIMITS``."""
+
+    speed: Speed = field(default_factory=Speed)
+    sizes: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.limits = replace(LIMITS, **self.sizes)
+        self.device = TimedExecutor(self.limits, self.speed)
+        self.core = EngineCore(self.limits, self.device, lambda: self.device.now)
+        self.times: dict[str, list[float]] = defaultdict(list)
+        self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
+
+    def add(self, name: str, prompt: int, output: int, seed: int = 1, **fields: Any) -> None:
+        ids = [(seed * 7919 + i * i) % 1000 for i in range(prompt)]
+        spec = SamplingSpec(ignore_eos=True, max_tokens=output, seed=seed, **fields)
+        self.core.add_request(GenerateRequest(request_id=name, prompt_token_ids=ids, sampling=spec))
+
+    def step(self) -> list[TokenChunk]:
+        chunks = self.core.step()
+        if len(self.device.steps) % 100 == 0:
+            self.core.check_integrity()
+        for chunk in chunks:
+            assert chunk.error is None
+            self.times[chunk.request_id].append(self.device.now)
+            self.tokens[chunk.request_id, chunk.index] += chunk.token_ids
+        return chunks
+
+    def run(self, until: str | None = None) -> None:
+        """To the end, or until a request has said something."""
+        while self.core.has_work and (until is None or not self.times[until]):
+            self.step()
+
+    def longest_gap(self, name: str) -> float:
+        times = self.times[name]
+        return max(after - before for before, after in pairwise(times))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(
+    ("prompts", "length", "fields"),
+    [
+        (1, 8000, {}),
+        (1, 16_000, {}),
+        (16, 1000, {}),
+        (4, 3000, {"n": 4}),
+        (200, 40, {}),
+        (3, 2000, {"prompt_logprobs": 1}),
+    ],
+)
+def test_a_stream_hardly_waits_for_prompts(
+    depth: Literal[0, 1], prompts: int, length: int, fields: dict[str, Any]
+) -> None:
+    scene = Scene(sizes={"overlap_depth": depth})
+    scene.add("stream", 60, 2000)
+    scene.run(until="stream")
+    for number in range(prompts):
+        scene.add(f"p{number}", length, 2, seed=number + 2, **fields)
+    scene.run(until=f"p{prompts - 1}")
+    assert scene.longest_gap("stream") < 0.3, "more than the bound where many wait, and the step itself"
+    assert scene.device.now < 3 * prompts * length * 0.0045 + 30, "prompts go on"
+
+
+def test_without_a_bound_it_waits_for_whole_chunks() -> None:
+    """What the bound is for."""
+    scene = Scene(sizes={"prompt_delay": 0.0})
+    scene.add("stream", 60, 300)
+    scene.run(until="stream")
+    scene.add("long", 8000, 1)
+    scene.run(until="long")
+    assert scene.longest_gap("stream") > 3
+
+
+def test_the_first_prompt_beside_a_stream_without_any_measurement() -> None:
+    """The stream's own prompt was in the prefix cache, and no step had prompts but for one token."""
+    scene = Scene()
+    scene.add("first", 64, 1)
+    scene.run()
+    scene.core._scheduler._pace.__init__(scene.limits)  # type: ignore[misc]
+    scene.add("stream", 64, 200)
+    scene.run(until="stream")
+    scene.add("long", 6000, 1, seed=5)
+    scene.run(until="long")
+    assert scene.longest_gap("stream") < 0.3
+
+
+def test_a_slow_machine_and_a_noisy_one() -> None:
+    for speed, most in ((Speed(0.05, 0.03, 0.0), 0.4), (Speed(noise=0.6), 0.4)):
+        scene = Scene(speed)
+        scene.add("stream", 20, 3000)
+        scene.run(until="stream")
+        scene.add("long", 1000, 1, seed=3)
+        scene.run(until="long")
+        assert scene.longest_gap("stream") < most
+
+
+def test_one_token_goes_on_where_even_that_takes_longer() -> None:
+    scene = Scene(Speed(0.5, 1.0, 0.0))
+    scene.add("stream", 2, 100)
+    scene.run(until="stream")
+    scene.add("long", 20, 1, seed=3)
+    scene.run(until="long")
+    assert max(plan.num_tokens for plan, _ in scene.device.steps) == 2
+    assert len(scene.times["stream"]) >= 20
+
+
+def test_a_prefix_hit_far_into_a_prompt_does_not_surprise() -> None:
+    """Costs were measured at the beginning of prompts only; then 28,000 tokens are found in the cache."""
+    scene = Scene(Speed(position=1e-6))  # the last tokens cost 20 times the first
+    scene.add("seen", 28_000, 1)
+    scene.run()
+    scene.core._scheduler._pace.__init__(scene.limits)  # type: ignore[misc]
+    scene.add("stream", 60, 3000, seed=9)
+    scene.run(until="stream")
+    scene.add("short", 500, 1, seed=4)
+    scene.run(until="short")
+    scene.add("again", 30_000, 1)
+    scene.run(until="again")
+    assert scene.core.stats().prefix_cache_hits >= 27_000
+    assert scene.longest_gap("stream") < 0.3
+
+
+def test_without_streams_steps_are_full() -> None:
+    scene = Scene()
+    scene.add("long", 8000, 1)
+    scene.run()
+    assert [plan.num_tokens for plan, _ in scene.device.steps] == [2048, 2048, 2048, 1856]
+
+
+def test_under_page_pressure_streams_are_recomputed_within_the_bound() -> None:
+    scene = Scene(sizes={"num_blocks": 330, "max_model_len": 4096})
+    for number in range(3):
+        scene.add(f"s{number}", 700, 900, seed=number + 1)
+    scene.run(until="s2")
+    scene.add("short", 30, 1500, seed=8)
+    scene.run(until="short")
+    scene.run()
+    assert scene.core.stats().num_preemptions > 0
+    for plan, seconds in scene.device.steps[10:]:
+        if (plan.num_new == 1).sum() and (plan.num_new > 1).any():
+            assert seconds < 0.3 + 0.0025 * len(plan.rows), plan
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_tokens_are_the_same_with_and_without_a_bound(depth: Literal[0, 1]) -> None:
+    found = []
+    for delay in (0.0, DELAY):
+        scene = Scene(sizes={"prompt_delay": delay, "overlap_depth": depth})
+        for number in range(12):
+            scene.add(f"r{number}", 37 * (number + 1), 30, seed=number, n=1 + number % 3)
+            for _ in range(3):
+                scene.step()
+        scene.run()
+        found.append(dict(scene.tokens))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_a_life_with_a_bound_gives_every_request_its_tokens(
+    depth: Literal[0, 1], block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulation of ``test_simulation.py`` with steps that take time: aborts, preemptions, n, hits."""
+    monkeypatch.setattr(simulation, "FakeExecutor", lambda limits, model: SlowExecutor(limits, model))
+    preemptions = 0
+    for seed in range(3):
+        rng = random.Random(f"pace{depth}{block_size}{seed}")
+        limits = tight_limits(rng, depth, True, block_size, "priority" if seed % 2 else "fcfs")
+        limits = replace(limits, prompt_delay=0.01, max_prompt_delay=0.02, least_chunk=rng.choice((1, 4)))
+        life: Life = simulate(limits, 100, seed)
+        preemptions += life.core.stats().num_preemptions
+    assert preemptions > 5
+
+
+class SlowExecutor(FakeExecutor):
+    def execute(self, plan: StepPlan) -> Any:
+        handle = super().execute(plan)
+        seconds = 0.001 + 0.002 * plan.num_tokens
+        return replace(handle, step_result=replace(handle.result(), seconds=seconds))
