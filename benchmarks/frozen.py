@@ -94,12 +94,12 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "60k {} in messages": (CHAT, lambda: b'{"messages":' + listed("{}", 60_000).encode() + b"}"),
     "60k {} in stop": (CHAT, lambda: chat('"stop":' + listed("{}", 60_000))),
     "60k [] in stop": (CHAT, lambda: chat('"stop":' + listed("[]", 60_000))),
-    "260k strings in stop": (CHAT, lambda: chat('"stop":' + listed('"abcdef"', 260_000))),
-    "500k integers in stop": (CHAT, lambda: chat('"stop":' + listed("1", 500_000))),
-    "500k integers in metadata": (CHAT, lambda: chat('"metadata":' + listed("1", 500_000))),
-    "60k x 8 integers in input": (
+    "130k strings in stop": (CHAT, lambda: chat('"stop":' + listed('"abcdef"', 130_000))),
+    "260k integers in stop": (CHAT, lambda: chat('"stop":' + listed("1", 260_000))),
+    "260k integers in metadata": (CHAT, lambda: chat('"metadata":' + listed("1", 260_000))),
+    "28k x 7 integers in input": (
         RESPONSES,
-        lambda: b'{"input":' + listed("[1,2,3,4,5,6,7]", 60_000).encode() + b"}",
+        lambda: b'{"input":' + listed("[1,2,3,4,5,6,7]", 28_000).encode() + b"}",
     ),
     "16k messages of numbers": (CHAT, lambda: b'{"messages":' + listed("1", 16_384).encode() + b"}"),
     "16k messages without role": (
@@ -146,7 +146,7 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
             )
         ),
     ),
-    "200k enum": (CHAT, lambda: chat(tool('{"a":{"enum":' + listed('"xx"', 200_000) + "}}"))),
+    "120k enum": (CHAT, lambda: chat(tool('{"a":{"enum":' + listed('"xx"', 120_000) + "}}"))),
     "deep and wide": (CHAT, lambda: chat('"stop":' + listed("[" * 40 + "]" * 40, 1_600))),
     "16 MB of escapes": (CHAT, lambda: texts("\\n" * 8_000_000)),
     "16 MB of \\u escapes": (CHAT, lambda: texts("\\u00e9" * 2_700_000)),
@@ -169,13 +169,13 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
         "/v1/completions",
         lambda: b'{"max_tokens":1,"prompt":' + listed("100", 140_000).encode() + b"}",
     ),
-    "256 prompts of 2k ids, too long": (
+    "256 prompts of 1k ids, all wrong": (
         "/v1/completions",
-        lambda: b'{"max_tokens":1,"prompt":' + listed(listed("1000000", 2_000), 256).encode() + b"}",
+        lambda: b'{"max_tokens":1,"prompt":' + listed(listed("1000000", 1_000), 256).encode() + b"}",
     ),
-    "260k tokens (detokenize)": (
+    "190k tokens (detokenize)": (
         "/detokenize",
-        lambda: b'{"tokens":' + listed("1000", 260_000).encode() + b"}",
+        lambda: b'{"tokens":' + listed("1000", 190_000).encode() + b"}",
     ),
     "16 MB of words (tokenize)": ("/tokenize", lambda: b'{"prompt":"' + b"word " * 3_200_000 + b'"}'),
     "1M keys (tokenize)": ("/tokenize", lambda: b'{"prompt":"a",' + keys(1_000_000)[1:].encode()),

@@ -106,8 +106,8 @@ def _check_scores(num_prompt_tokens: int, prompt_logprobs: int | None) -> None:
     most = SIZES["prompt_scores"].max
     if prompt_logprobs is not None and num_prompt_tokens * (prompt_logprobs + 1) > most:
         raise RequestError(
-            f"prompt_logprobs: {num_prompt_tokens} prompt tokens with {prompt_logprobs} alternatives each are "
-            f"more than the {most} log-probabilities that an answer may hold",
+            f"prompt_logprobs: {num_prompt_tokens} prompt tokens with {prompt_logprobs} alternatives each "
+            f"are more than the {most} log-probabilities that an answer may hold",
             param="prompt_logprobs",
             code="above_max_value",
         )
