@@ -32,7 +32,7 @@ _MOST = 4.0  # by which one step changes a cost that was measured before
 
 
 class PromptPace:
-    """Not thread-safe. ``begin`` opens a step, ``grant`` gives chunks, ``observe`` takes what a step took."""
+    """``begin`` opens a step, ``fit`` and ``spend`` are for its chunks, ``observe`` for its time."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._delay = limits.prompt_delay
@@ -62,7 +62,8 @@ class PromptPace:
         """Tokens from ``start`` on that this step has time for: at least the least chunk, if ``wanted``."""
         if self._left == math.inf:
             return wanted
-        count = int(self._left / self.cost(start + self._guess(wanted), scored=scored))
+        # A chunk seldom ends further on, and where it does its own steps correct the cost.
+        count = int(self._left / self.cost(start + min(wanted, _RANGE), scored=scored))
         return wanted if wanted <= count * _TAIL else min(wanted, max(self._least, count))
 
     def spend(self, start: int, count: int, *, scored: bool) -> None:
@@ -86,7 +87,9 @@ class PromptPace:
         rows = record.num_decodes
         if not record.grants:
             known = self._decodes.get(rows.bit_length(), seconds)
-            self._decodes[rows.bit_length()] = known + 0.25 * (min(seconds, _MOST * known) - known)
+            # Quickly down: a first step may have waited for a graph or a kernel.
+            weight = 0.75 if seconds < known else 0.25
+            self._decodes[rows.bit_length()] = known + weight * (min(seconds, _MOST * known) - known)
             return
         expected: dict[tuple[bool, int], float] = {}
         for grant in record.grants:
@@ -123,10 +126,6 @@ class PromptPace:
             costs[place] *= math.sqrt(min(max(ratio, 1 / _MOST), _MOST))
         else:
             costs[place] = self.cost(_position_of(place), scored=scored) * ratio
-
-    def _guess(self, wanted: int) -> int:
-        """Tokens of a chunk, for the position at which it ends."""
-        return min(wanted, _RANGE)
 
 
 def _range_of(position: int) -> int:
