@@ -15,6 +15,8 @@
     │   ├── ConflictError              409
     │   ├── PayloadTooLargeError       413
     │   ├── UnsupportedMediaTypeError  415
+    │   ├── ExpectationError           417
+    │   ├── UpgradeRequiredError       426
     │   ├── HeadersTooLargeError       431
     │   └── QueueFullError             429 rate_limit_exceeded, with Retry-After
     └── EngineError                    500 engine_error
@@ -129,6 +131,16 @@ class PayloadTooLargeError(RequestError):
 class UnsupportedMediaTypeError(RequestError):
     status = 415
     default_code = "unsupported_media_type"
+
+
+class ExpectationError(RequestError):
+    status = 417
+    default_code = "unsupported_expectation"
+
+
+class UpgradeRequiredError(RequestError):
+    status = 426
+    default_code = "upgrade_required"
 
 
 class HeadersTooLargeError(RequestError):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route, Router
+from starlette.routing import BaseRoute, Router
 
 from chorale.api import (
     chat,
@@ -42,7 +42,7 @@ def create_app(state: ServerState, api_key_hashes: Iterable[bytes] = ()) -> Shel
     return Shell(router, metered, bool(hashes), _cors(state))
 
 
-def all_routes(state: ServerState) -> list[Route]:
+def all_routes(state: ServerState) -> list[BaseRoute]:
     """Every route, in the order in which they are tried. The inventory test reads this."""
     return [
         *chat.routes(state),

@@ -12,9 +12,10 @@ import hmac
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 from starlette.requests import Request
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chorale.errors import AuthenticationError
@@ -22,7 +23,7 @@ from chorale.errors import AuthenticationError
 # Probes and scrapes, as vLLM leaves them, and the page, which asks for a key: nothing of any request.
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/metrics"})
 
-Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+Endpoint = Callable[[Request], Awaitable[ASGIApp]] | ASGIApp
 
 HANDLER = "chorale.handler"  # scope key: the matched route's path template
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -44,13 +45,17 @@ class Guarded:
     """
 
     def __init__(self, endpoint: Endpoint, handler: str, api_key_hashes: tuple[bytes, ...]) -> None:
-        self._endpoint = endpoint
+        self._endpoint: Any = endpoint
         self._handler = handler
         self._hashes = api_key_hashes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def admit(self, scope: Scope) -> None:
+        """Raises ``AuthenticationError``."""
         scope[HANDLER] = self._handler
         scope.setdefault("state", {})["owner"] = self._owner(scope) if self._hashes else b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.admit(scope)
         response = await self._endpoint(Request(scope, receive))
         await response(scope, receive, send)
 
@@ -73,6 +78,14 @@ class Guarded:
         return digest if any(matches) else None
 
 
+class GuardedSocket(Guarded):
+    """The same for a WebSocket, whose endpoint is an ASGI app. Refusals are answers to the handshake."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.admit(scope)
+        await self._endpoint(scope, receive, send)
+
+
 def _keys(scope: Scope) -> list[bytes]:
     """At most one of each header: a header that stands twice is nobody's."""
     bearer = [value for name, value in scope["headers"] if name == b"authorization"]
@@ -85,12 +98,18 @@ def _keys(scope: Scope) -> list[bytes]:
     return found
 
 
-def guard_routes(routes: Iterable[Route], api_key_hashes: Iterable[bytes]) -> list[Route]:
-    """Put each route behind the keys, unless its path is open. Endpoints are coroutine functions."""
+def guard_routes(routes: Iterable[BaseRoute], api_key_hashes: Iterable[bytes]) -> list[BaseRoute]:
+    """Put each route behind the keys, unless its path is open.
+
+    Endpoints are coroutine functions; those of a ``WebSocketRoute`` are ASGI apps.
+    """
     hashes = tuple(api_key_hashes)
     found = list(routes)
     for route in found:
-        route.app = Guarded(route.endpoint, route.path, () if route.path in OPEN_PATHS else hashes)
+        if isinstance(route, WebSocketRoute):
+            route.app = GuardedSocket(route.endpoint, route.path, hashes)
+        elif isinstance(route, Route):
+            route.app = Guarded(route.endpoint, route.path, () if route.path in OPEN_PATHS else hashes)
     return found
 
 

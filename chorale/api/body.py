@@ -30,6 +30,7 @@ Result = TypeVar("Result")
 # Above this size a body is parsed and checked in a thread, so that other streams go on; below it the hop
 # would cost more than the parse, and no count can be exceeded but the depth.
 THREAD_BYTES = 32 * 1024
+_CHARSETS = ("utf-8", "utf8", "us-ascii")
 _MAX_FAULTS = 8
 _MAX_DIGITS = 400  # of a number, its sign included
 _AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
@@ -48,16 +49,32 @@ async def read_as(
 
     Raises as ``read_json`` and ``parse`` do.
     """
-    media_type = request.headers.get("content-type", "").split(";", 1)[0].strip().lower()
+    _check_form(request)
+    return await parse_bytes(await request.body(), config, parse)
+
+
+def _check_form(request: Request) -> None:
+    media_type, *parameters = (
+        part.strip().lower() for part in request.headers.get("content-type", "").split(";")
+    )
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedMediaTypeError("the body must be application/json", code="unsupported_media_type")
+    for parameter in parameters:
+        name, _, charset = parameter.partition("=")
+        if name.strip() == "charset" and charset.strip(' "') not in _CHARSETS:
+            raise UnsupportedMediaTypeError(
+                f"charset={charset[:64]} is not read; JSON is UTF-8", code="unsupported_media_type"
+            )
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         raise UnsupportedMediaTypeError(
             f"Content-Encoding: {encoding[:64]!r} is not read; send the body uncompressed",
             code="unsupported_content_encoding",
         )
-    raw = await request.body()
+
+
+async def parse_bytes(raw: bytes, config: ServerConfig, parse: Callable[[dict[str, Any]], Result]) -> Result:
+    """What ``parse`` makes of the JSON object of a message, whatever brought it. Raises ``RequestError``."""
     return await beside(
         lambda: parse(parse_object(raw, config.max_json_depth)), heavy=len(raw) > THREAD_BYTES
     )

@@ -1,7 +1,7 @@
-"""The ASGI half of the guard: Host header, body size, body time. ``protocol`` is the other half.
+"""The ASGI half of the guard: Host, Origin, Expect, body size, body time. ``protocol`` is the other half.
 
 Both exist because neither uvicorn nor httptools bounds what a client sends. Limits are the ones of
-``ServerConfig``; each has its status: 400 Host, 413 size, 408 time.
+``ServerConfig``; each has its status: 400 Host, 403 Origin, 413 size, 408 time, 417 Expect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chorale.api.http import error_response
 from chorale.config import ServerConfig
-from chorale.errors import PayloadTooLargeError, RequestError, RequestTimeoutError
+from chorale.errors import (
+    ExpectationError,
+    PayloadTooLargeError,
+    PermissionDeniedError,
+    RequestError,
+    RequestTimeoutError,
+)
 
 BODY_IDLE_SECONDS = 5.0
 # After a refusal the rest of a body is read and dropped for a moment: a client that is still sending when
@@ -74,15 +80,37 @@ def too_large(max_bytes: int) -> PayloadTooLargeError:
 
 
 def check_head(scope: Scope, config: ServerConfig) -> None:
-    """What the header alone can decide. Raises ``RequestError`` (400) or ``PayloadTooLargeError``."""
+    """What the header alone can decide. Raises ``RequestError`` or one of its kinds."""
     hosts = [value for name, value in scope["headers"] if name == b"host"]
     if len(hosts) > 1 or (not hosts and scope.get("http_version") != "1.0"):
         raise RequestError("exactly one Host header is needed", code="invalid_host")
     if hosts and not _HOST.fullmatch(hosts[0]):
         raise RequestError("the Host header is malformed", code="invalid_host")
+    if scope["type"] == "websocket":
+        _check_origin(scope, hosts[0], config)
     for name, value in scope["headers"]:
+        if name == b"expect" and value.strip().lower() != b"100-continue":
+            raise ExpectationError(f"Expect: {value[:64].decode('latin-1')!r} cannot be met")
         if name == b"content-length" and value.isdigit() and int(value[:20]) > config.max_body_bytes:
             raise too_large(config.max_body_bytes)
+
+
+def _check_origin(scope: Scope, host: bytes, config: ServerConfig) -> None:
+    """Browsers let any page open a WebSocket to any address, and name the page in Origin; CORS is not asked.
+
+    Pages of this server and of ``allowed_origins`` may; programs that are no browsers send no Origin.
+    """
+    for name, value in scope["headers"]:
+        if name != b"origin":
+            continue
+        origin = value.decode("latin-1")
+        _, _, authority = origin.partition("://")
+        same = authority.lower().encode("latin-1") == host.lower()
+        if not same and origin not in config.allowed_origins and "*" not in config.allowed_origins:
+            raise PermissionDeniedError(
+                f"pages of {origin[:128]!r} may not open a WebSocket here; --allowed-origins lets them",
+                code="origin_not_allowed",
+            )
 
 
 class LocalHosts:
@@ -96,7 +124,7 @@ class LocalHosts:
         self._host = host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_local(scope):
+        if scope["type"] in ("http", "websocket") and not self._is_local(scope):
             error = RequestError(
                 "this server answers to local names only; give it an API key (or --root-path behind a proxy) "
                 "to use others",

@@ -26,12 +26,14 @@ access_logger = logging.getLogger("chorale.access")
 Layer = Callable[[ASGIApp], ASGIApp]
 
 CLIENT_LEFT = 499  # in the log and the metrics only: nothing was sent
+SWITCHED = 101
 _UNMATCHED = "none"
+_HEADS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 _METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"})
 
 
 class _Exchange:
-    """One request and what was answered."""
+    """One request and what was answered. A WebSocket handshake is one; what follows it is not."""
 
     __slots__ = ("_echo_id", "_send", "body", "id", "method", "scope", "started", "status")
 
@@ -43,8 +45,8 @@ class _Exchange:
         self.method = scope["method"] if scope["method"] in _METHODS else "other"
 
     def send(self, message: Message) -> Awaitable[None]:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
+        if message["type"] in _HEADS:
+            self.status = message.get("status", SWITCHED)
             elapsed = (time.perf_counter() - self.started) * 1000
             headers = [*message.get("headers", ()), (b"openai-processing-ms", b"%d" % elapsed)]
             if self._echo_id:
@@ -66,20 +68,22 @@ class Shell:
         self.has_keys = has_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await _lifespan(scope, receive, send)
+        if scope["type"] == "lifespan":
+            return await _lifespan(receive, send)
         config = self._state.config
         body = LimitedBody(receive, config)
+        body.complete = scope["type"] == "websocket"  # its messages are its endpoint's to bound
         exchange = _Exchange(scope, body, send, config.enable_request_id_headers)
         scope.setdefault("state", {})["request_id"] = exchange.id
         scope["app"] = self  # Starlette's routes raise for a wrong method only inside of an app
         if config.root_path:  # dropped from a path that begins with it: a proxy may keep its prefix
             scope["root_path"] = config.root_path.rstrip("/")
-        self._state.lifecycle.num_requests += 1
+        counted = 0 if scope["type"] == "websocket" else 1  # an open connection is no request
+        self._state.lifecycle.num_requests += counted
         try:
             await self._answer(exchange)
         finally:
-            self._state.lifecycle.num_requests -= 1
+            self._state.lifecycle.num_requests -= counted
             self._record(exchange)
 
     async def _answer(self, exchange: _Exchange) -> None:
@@ -100,6 +104,7 @@ class Shell:
         self, exchange: _Exchange, error: ChoraleError, headers: dict[str, str] | None = None
     ) -> None:
         if exchange.status:
+            # On a WebSocket this is the end of the connection.
             logger.error("request %s failed after its answer began: %s", exchange.id, error)
             return
         if error.status in (401, 404, 405, 413, 415) and not _expects_continue(exchange.scope):
@@ -115,7 +120,8 @@ class Shell:
         elapsed = time.perf_counter() - exchange.started
         status = exchange.status or CLIENT_LEFT
         handler = exchange.scope.get(HANDLER, _UNMATCHED)
-        self._state.metrics.http_finished(handler, exchange.method, status, elapsed)
+        if status != SWITCHED:
+            self._state.metrics.http_finished(handler, exchange.method, status, elapsed)
         if self._state.config.access_log:
             level = logging.DEBUG if handler in OPEN_PATHS else logging.INFO
             client = exchange.scope.get("client") or ("-",)
@@ -131,10 +137,8 @@ class Shell:
             )
 
 
-async def _lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+async def _lifespan(receive: Receive, send: Send) -> None:
     """Nothing to start or stop: the state was built before the app, and outlives it."""
-    if scope["type"] != "lifespan":
-        raise RuntimeError(f"{scope['type']} is not served")
     while True:
         kind = (await receive())["type"]
         await send({"type": f"{kind}.complete"})

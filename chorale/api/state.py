@@ -22,7 +22,8 @@ class Lifecycle:
     """The server's own life, beside the engine's. Written by ``server``, read by /ready and /load."""
 
     draining: bool = False  # SIGTERM came: running requests finish, a balancer should go elsewhere
-    num_requests: int = 0  # HTTP requests whose answer is not complete
+    num_requests: int = 0  # requests whose answer is not complete, those over a WebSocket included
+    num_sockets: int = 0  # open WebSocket connections
 
 
 @dataclass(frozen=True, slots=True)

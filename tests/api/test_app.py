@@ -11,7 +11,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from shell_helpers import Probe, Running, call, exchange, full_server, make_state, probe_server, scripted
+from shell_helpers import (
+    Answer,
+    Probe,
+    Running,
+    call,
+    exchange,
+    full_server,
+    make_state,
+    probe_server,
+    scripted,
+)
+from starlette.routing import Route, WebSocketRoute
 
 from chorale.api.anthropic_errors import PATHS as MESSAGES_PATHS
 from chorale.api.app import all_routes
@@ -20,6 +31,12 @@ from chorale.api.openapi import describe, operations
 from chorale.client.base import EngineStatus
 
 KEY = "sk-canary-7f3a9"
+WEBSOCKET = {
+    "connection": "upgrade",
+    "upgrade": "websocket",
+    "sec-websocket-version": "13",
+    "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
 
 
 def served(test: Callable[[Running], Awaitable[None]], **options: Any) -> None:
@@ -46,11 +63,20 @@ def concrete(path: str) -> str:
     return path.replace("{model:path}", "demo").replace("{", "").replace("}", "").replace(":path", "")
 
 
+async def asked(port: int, method: str, path: str, headers: dict[str, str]) -> Answer:
+    """An answer to ``{}``, or to a WebSocket handshake, which has no body."""
+    if "upgrade" not in headers:
+        return await call(port, method, path, {}, headers)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return await exchange(port, f"GET {path} HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n".encode())
+
+
 def test_every_route_but_the_probes_needs_a_key() -> None:
     async def test(server: Running) -> None:
         for route in all_routes(server.state):
-            methods = route.methods or set()
+            methods = getattr(route, "methods", None) or {"GET"}
             method = next(name for name in ("POST", "GET", "DELETE") if name in methods)
+            upgrade = WEBSOCKET if isinstance(route, WebSocketRoute) else {}
             for headers in (
                 {},
                 {"authorization": f"Bearer {KEY}x"},
@@ -60,7 +86,7 @@ def test_every_route_but_the_probes_needs_a_key() -> None:
                 {"x-api-key": f"{KEY}x"},
                 {"x-api-key": ""},
             ):
-                answer = await call(server.port, method, concrete(route.path), {}, headers)
+                answer = await asked(server.port, method, concrete(route.path), headers | upgrade)
                 if route.path in OPEN_PATHS:
                     assert answer.status == 200, route.path
                 else:
@@ -70,9 +96,8 @@ def test_every_route_but_the_probes_needs_a_key() -> None:
                     else:
                         assert answer.code == "invalid_api_key", route.path
                     assert answer.headers["www-authenticate"] == "Bearer"
-            allowed = await call(
-                server.port, method, concrete(route.path), {}, {"authorization": f"Bearer {KEY}"}
-            )
+            key = {"authorization": f"Bearer {KEY}"}
+            allowed = await asked(server.port, method, concrete(route.path), key | upgrade)
             assert allowed.status != 401, route.path
             key = {"x-api-key": KEY}  # Anthropic's way
             assert (await call(server.port, method, concrete(route.path), {}, key)).status != 401
@@ -381,6 +406,72 @@ def test_a_chat_is_tokenized_as_it_would_be_asked() -> None:
     served(test)
 
 
+# --------------------------------------------------------------------------- heads
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        (b"http://evil.example/health", b"localhost", 400),
+        (b"http://evil.example:80/health", b"localhost", 400),
+        (b"http://localhost@evil.example/health", b"localhost", 400),
+        (b"http://localhost/health", b"localhost", 200),
+        (b"http://localhost:8000/health", b"evil.example", 200),
+        (b"http://[::1]:8000/health", b"localhost", 200),
+        (b"/health", b"evil.example", 400),
+        (b"//evil.example/health", b"localhost", 404),
+    ],
+)
+def test_a_host_in_the_target_stands_for_the_header(target: bytes, host: bytes, status: int) -> None:
+    async def test(server: Running) -> None:
+        answer = await exchange(server.port, b"GET %s HTTP/1.1\r\nhost: %s\r\n\r\n" % (target, host))
+        assert answer.status == status
+        if status == 400:
+            assert answer.code == "invalid_host"
+
+    served(test)
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "status"),
+    [
+        ("expect", "200-ok", 417),
+        ("expect", "100-continue, 200-ok", 417),
+        ("expect", "100-Continue", 200),
+        ("content-type", "application/json; charset=utf-16", 415),
+        ("content-type", 'application/json;charset="iso-8859-1"', 415),
+        ("content-type", "application/json; charset=UTF-8", 200),
+        ("content-type", 'application/json; charset="utf-8"; x=y', 200),
+    ],
+)
+def test_what_cannot_be_met_is_refused(header: str, value: str, status: int) -> None:
+    async def test(server: Running) -> None:
+        answer = await call(server.port, "POST", "/echo", {"a": 1}, {header: value})
+        if answer.status == 100:
+            return  # the answer itself comes behind it
+        assert answer.status == status
+        codes = {417: "unsupported_expectation", 415: "unsupported_media_type"}
+        assert status == 200 or answer.code == codes[status]
+
+    probed(test)
+
+
+def test_no_answer_says_a_long_path_again() -> None:
+    fills = ("a" * 60_000, "%22%5C" * 9_000, "conv_" + "0" * 60_000, "resp_" + "0" * 60_000)
+
+    async def test(server: Running) -> None:
+        paths = {(op.method, op.path) for op in operations() if "{" in op.path}
+        paths |= {(method, "/{x}") for method in ("GET", "PUT", "OPTIONS", "M-SEARCH")}
+        for method, path in paths:
+            for fill in fills:
+                long = re.sub(r"\{[^}]*\}", fill[: 60_000 // path.count("{")], path)
+                answer = await call(server.port, method, long, {})
+                assert answer.status in (400, 404, 405)
+                assert len(answer.body) < 1_500, (method, path)
+
+    served(test)
+
+
 # --------------------------------------------------------------------------- description, CORS, imports
 
 
@@ -390,6 +481,7 @@ def test_the_description_lists_exactly_the_routes() -> None:
             routed = {
                 (method, route.path.replace(":path", ""))
                 for route in all_routes(state)
+                if isinstance(route, Route)  # OpenAPI has no words for a WebSocket
                 for method in (route.methods or set()) - {"HEAD"}
             }
         described = {(operation.method, operation.path) for operation in operations()}

@@ -336,3 +336,46 @@ def test_the_protocol_is_uvicorns_own() -> None:
 
     assert guarded_protocol(ServerConfig()).__mro__[2].__module__ == "uvicorn.protocols.http.httptools_impl"
     assert "httptools" in sys.modules
+
+
+def chunked(*chunks: bytes) -> bytes:
+    return HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"".join(chunks)
+
+
+END = b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("chunks", "status"),
+    [
+        ([b"2;" + b"x" * 100_000 + b"\r\n{}\r\n", END], 400),
+        ([b"2\r\n{}\r\n", b"0;" + b"x" * 100_000 + b"\r\n\r\n"], 400),
+        ([b"2\r\n{}\r\n", b"0\r\nx-trailer: " + b"x" * 100_000 + b"\r\n\r\n"], 400),
+        ([b"2;" + b"x" * 200 + b"\r\n{}\r\n", END], 200),
+        (
+            [b"1\r\n{\r\n", *[b"1;chunk-signature=" + b"0" * 64 + b"\r\n \r\n"] * 5_000, b"1\r\n}\r\n", END],
+            200,
+        ),
+        ([b"30D42\r\n{" + b" " * 200_001 + b"\r\n1\r\n}\r\n", END], 200),
+    ],
+)
+def test_what_chunks_carry_beside_their_data_is_bounded(chunks: list[bytes], status: int) -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        for _ in range(2):
+            answer = await exchange(server.port, chunked(*chunks))
+            assert answer.status == status
+            if status == 400:
+                assert answer.code == "invalid_http"
+        # In pieces, and twice on one connection.
+        reader, writer = await connect(server.port)
+        for data in (chunked(*chunks), chunked(*chunks)):
+            for start in range(0, len(data), 10_000):
+                writer.write(data[start : start + 10_000])
+                await asyncio.sleep(0)
+            answer = await asyncio.wait_for(read_answer(reader), 10)
+            assert answer.status == status
+            if status == 400:
+                break
+        writer.close()
+
+    served(test)

@@ -1,5 +1,12 @@
 """/v1/responses: request, conversation, events, store."""
 
-from chorale.api.responses.endpoint import routes
+from starlette.routing import BaseRoute
+
+from chorale.api.responses import endpoint, socket
+from chorale.api.state import ServerState
 
 __all__ = ["routes"]
+
+
+def routes(state: ServerState) -> list[BaseRoute]:
+    return [*endpoint.routes(state), *socket.routes(state)]

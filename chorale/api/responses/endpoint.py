@@ -21,7 +21,7 @@ from chorale.api.responses.prepare import build_prompt, prepare
 from chorale.api.responses.reading import owner_of
 from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.responses.run import Run
-from chorale.api.responses.stored import Hold
+from chorale.api.responses.stored import Hold, StoredItem
 from chorale.api.state import ServerState
 
 
@@ -42,7 +42,7 @@ async def create(state: ServerState, request: Request) -> Response:
     asked = dialect_of(request, state.config)
     fields = await _read(state, request)
     dialect = with_summary(asked, {"summary": fields.reasoning.summary_asked})
-    run = await _begin(state, fields, owner_of(request))
+    run = await begin(state, fields, owner_of(request))
     obfuscate = bool(fields.stream_options and fields.stream_options.include_obfuscation)
     if fields.background:
         await _launch(state, run)
@@ -88,8 +88,16 @@ async def _read(state: ServerState, request: Request) -> ResponsesRequest:
     return fields
 
 
-async def _begin(state: ServerState, fields: ResponsesRequest, owner: bytes) -> Run:
-    """Everything before the engine: the hold on the conversation, and the prompt."""
+async def begin(
+    state: ServerState,
+    fields: ResponsesRequest,
+    owner: bytes,
+    history: tuple[StoredItem, ...] | None = None,
+) -> Run:
+    """Everything before the engine: the hold on the conversation, and the prompt.
+
+    ``history``: what the previous response stands for, where the store does not have it.
+    """
     if fields.background:
         state.background.check_room(_room(state))  # before the work
     hold: Hold | None = None
@@ -97,8 +105,8 @@ async def _begin(state: ServerState, fields: ResponsesRequest, owner: bytes) -> 
         worker = state.background.worker
         hold = await state.store.conversations.take(fields.conversation.id, owner, worker)
     try:
-        prepared = await prepare(state, fields, owner)
-        return Run(state, fields, prepared, owner, hold)
+        prepared = await prepare(state, fields, owner, history)
+        return Run(state, fields, prepared, owner, hold, history is not None)
     except BaseException:
         if hold is not None:
             await state.store.conversations.release(hold)

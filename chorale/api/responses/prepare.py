@@ -56,6 +56,7 @@ class Prompt:
     rules: TurnRules
     input: tuple[StoredItem, ...]  # this request's own items, as they are stored
     effort: ReasoningEffort
+    history: tuple[StoredItem, ...] = ()  # the items before them
     hosted: tuple[TurnTools, ...] = ()  # what the server runs; the turn closes it
     compaction: Compaction | None = None
 
@@ -72,9 +73,17 @@ class Prepared:
     options: TurnOptions
 
 
-async def prepare(state: ServerState, request: ResponsesRequest, owner: bytes) -> Prepared:
-    """Raises ``RequestError`` for whatever is wrong with the request, or does not fit the window."""
-    prompt = await build_prompt(state, request, owner)
+async def prepare(
+    state: ServerState,
+    request: ResponsesRequest,
+    owner: bytes,
+    history: Sequence[StoredItem] | None = None,
+) -> Prepared:
+    """Raises ``RequestError`` for whatever is wrong with the request, or does not fit the window.
+
+    ``history``: the items behind ``previous_response_id``, where the store does not have them.
+    """
+    prompt = await build_prompt(state, request, owner, history)
     try:
         return await _prepare(state, request, prompt)
     except BaseException:
@@ -123,14 +132,21 @@ def first_prompt(prompt: Prompt) -> list[int]:
     return compaction.rebuild(compaction.pack(""))
 
 
-async def build_prompt(state: ServerState, request: ResponsesRequest, owner: bytes) -> Prompt:
+async def build_prompt(
+    state: ServerState,
+    request: ResponsesRequest,
+    owner: bytes,
+    known: Sequence[StoredItem] | None = None,
+) -> Prompt:
     """Long inputs are read and encoded in a thread, so that other streams go on."""
     heavy = _is_heavy(request)
     asked = hosted_tools(request)
     # What is wrong whatever the input says.
     await beside(lambda: read_rules(request, read_tools(request.tools, "auto")), heavy=heavy)
-    history: list[StoredItem] = []
-    if request.previous_response_id is not None:
+    history = list(known or ())
+    if known is not None:
+        pass
+    elif request.previous_response_id is not None:
         history = await state.store.chain(request.previous_response_id, owner)
     elif request.conversation is not None:
         history = await state.store.conversations.history(request.conversation.id, owner)
@@ -171,7 +187,7 @@ async def build_prompt(state: ServerState, request: ResponsesRequest, owner: byt
     except BaseException:
         await close_tools(hosted)
         raise
-    return Prompt(token_ids, tools, rules, tuple(own), effort, hosted, compaction)
+    return Prompt(token_ids, tools, rules, tuple(own), effort, tuple(history), hosted, compaction)
 
 
 @dataclass(frozen=True, slots=True)

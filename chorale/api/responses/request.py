@@ -188,16 +188,16 @@ class ResponsesRequest(StructuredFields):
         return self.top_logprobs if LOGPROBS in self.include else None
 
 
-def parse_request(data: dict[str, Any]) -> ResponsesRequest:
+def parse_request(data: dict[str, Any], *, needs_input: bool = True) -> ResponsesRequest:
     """Raises ``RequestError`` that names the field."""
     request = parse_model(ResponsesRequest, triage(data, ResponsesRequest.model_fields, HARMLESS, REFUSED))
-    _check(request)
+    _check(request, needs_input)
     return request
 
 
-def _check(request: ResponsesRequest) -> None:
+def _check(request: ResponsesRequest, needs_input: bool) -> None:
     continues = request.previous_response_id is not None or request.conversation is not None
-    if not request.input and not continues:
+    if needs_input and not request.input and not continues:
         raise RequestError("'input' is required", param="input", code="missing_required_parameter")
     if request.previous_response_id is not None and request.conversation is not None:
         raise RequestError(

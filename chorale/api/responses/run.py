@@ -18,11 +18,12 @@ from chorale.api.output import ItemClosed, OutputEvent, TurnEnded, Usage
 from chorale.api.responses.objects import ResponseBuilder, base_object, end_error, error_object
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
-from chorale.api.responses.stored import KEPT, Hold, StoredResponse
+from chorale.api.responses.stored import KEPT, Hold, StoredItem, StoredResponse
 from chorale.api.responses.translate import Translator
 from chorale.api.state import ServerState
 from chorale.api.turn import run_turn
-from chorale.errors import ChoraleError
+from chorale.engine.types import GenerateRequest, SamplingSpec
+from chorale.errors import ChoraleError, EngineError
 
 logger = logging.getLogger("chorale.api.responses")
 
@@ -41,6 +42,8 @@ class Run:
     """Use ``stream``, ``complete``, or the three verbs of a background job, once.
 
     ``hold``: the conversation that the response is a part of. Call ``release`` whatever happened.
+    ``unstored``: the response before it is not in the store; what that stands for is stored with this one.
+    ``ended``: what it came to, once ``stream``, ``warm_up`` or ``complete`` is through.
     """
 
     def __init__(
@@ -50,12 +53,15 @@ class Run:
         prepared: Prepared,
         owner: bytes,
         hold: Hold | None = None,
+        unstored: bool = False,
     ) -> None:
         self._state = state
         self._prepared = prepared
         self.owner = owner
         self._created = prepared.options.arrival_time
         self.hold = hold
+        self._unstored = unstored
+        self.ended: Ended | None = None
         with_logprobs = request.num_logprobs is not None
         self._builder = ResponseBuilder(
             base_object(
@@ -76,6 +82,11 @@ class Run:
     @property
     def response_id(self) -> str:
         return self._prepared.response_id
+
+    @property
+    def history(self) -> tuple[StoredItem, ...]:
+        """All items of the conversation before this response's output."""
+        return (*self._prepared.prompt.history, *self._prepared.prompt.input)
 
     @property
     def base(self) -> dict[str, Any]:
@@ -109,6 +120,35 @@ class Run:
             yield await self._last_piece()
         finally:
             await self.close()
+
+    async def warm_up(self) -> AsyncGenerator[bytes]:
+        """The events of a response without output. Its prompt is computed, so that the cache has it."""
+        options, prompt = self._prepared.options, self._prepared.prompt
+        spec = SamplingSpec(max_tokens=0, temperature=0.0)
+        stream = self._state.client.submit(
+            GenerateRequest(
+                request_id=options.request_id,
+                prompt_token_ids=prompt.token_ids,
+                sampling=spec,
+                priority=options.priority,
+                arrival_time=options.arrival_time,
+                cache_salt=options.cache_salt,
+            )
+        )
+        usage = Usage(input_tokens=len(prompt.token_ids))
+        error: ChoraleError | None = None
+        try:
+            yield self.translator.start()
+            async for chunk in (chunk async for chunks in stream for chunk in chunks):
+                usage.cached_tokens += chunk.num_cached_tokens
+                if chunk.finish_reason in ("abort", "error"):
+                    error = EngineError(chunk.error or "the engine has stopped this request")
+        except ChoraleError as raised:
+            error = raised
+        finally:
+            await stream.aclose()
+        self._builder.fold.add([TurnEnded("stop" if error is None else "error", usage, error=error)])
+        yield await self._last_piece()
 
     async def release(self) -> None:
         """Let go of the conversation and the tools, if nothing else has. Nothing is added to it."""
@@ -186,7 +226,10 @@ class Run:
         if status is not None:
             body |= {"status": status, "error": None}
         record = builder.stored(body, self._prepared.prompt.input, output, self.owner, self._created)
-        return Ended(body, self._in_conversation(record))
+        if self._unstored:
+            record = replace(record, previous_id=None, input=self.history)
+        self.ended = Ended(body, self._in_conversation(record))
+        return self.ended
 
     def wait(self) -> StoredResponse:
         """The row of a response that has not begun, and does not yet."""
