@@ -22,6 +22,11 @@ def error_event(error: ChoraleError) -> bytes:
     return event({"error": error.to_dict()})
 
 
+def last_error(error: ChoraleError) -> bytes:
+    """The end of a stream of chunks that failed."""
+    return error_event(error) + DONE
+
+
 class Template:
     """An event encoded once around ``PLACEHOLDER``, wherever that stands, then filled per token.
 

@@ -8,9 +8,12 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from shell_helpers import call, full_server, scripted
 from starlette.requests import ClientDisconnect, Request
 
+from chorale.api import stream
 from chorale.api.http import EventStream, until_disconnect
+from chorale.api.sse import DONE, last_error
 from chorale.errors import QueueFullError
 
 
@@ -149,20 +152,76 @@ def test_silence_is_filled_with_comments_and_only_silence() -> None:
     asyncio.run(main())
 
 
-def test_no_comment_before_the_first_chunk() -> None:
-    """It would send the status, and the error that may still come needs its own."""
-
+def test_an_error_in_time_has_its_own_status() -> None:
     async def main() -> None:
         wire = Wire()
 
         async def source() -> AsyncGenerator[bytes]:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.1)
             raise QueueFullError("full")
             yield b""
 
         with pytest.raises(QueueFullError):
-            await wire.play(EventStream(source(), keep_alive=0.05))
+            await wire.play(EventStream(source(), keep_alive=5))
         assert wire.sent == []
+
+    asyncio.run(main())
+
+
+def test_silence_before_the_first_chunk_begins_the_stream() -> None:
+    """A prompt of minutes: clients and proxies must hear something. What fails then is an event."""
+
+    async def main() -> None:
+        async def answering() -> AsyncGenerator[bytes]:
+            await asyncio.sleep(0.3)
+            yield b"first"
+
+        async def failing() -> AsyncGenerator[bytes]:
+            await asyncio.sleep(0.3)
+            raise QueueFullError("full")
+            yield b""
+
+        wire = Wire()
+        await wire.play(EventStream(answering(), keep_alive=0.1))
+        assert [message["type"] for message in wire.sent].count("http.response.start") == 1
+        assert wire.body.startswith(b": keep-alive\n\n")
+        assert wire.body.endswith(b"first")
+        wire = Wire()
+        await wire.play(EventStream(failing(), keep_alive=0.1, on_error=last_error))
+        assert [message["type"] for message in wire.sent].count("http.response.start") == 1
+        assert b'"code":"rate_limit_exceeded"' in wire.body
+        assert wire.body.endswith(DONE)
+        assert wire.sent[-1]["more_body"] is False
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "end"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}, b"data: [DONE]\n\n"),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 9}, b"data: [DONE]\n\n"),
+        (
+            "/v1/messages",
+            {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]},
+            b'"type":"message_stop"}\n\n',
+        ),
+        ("/v1/responses", {"input": "Hi"}, b"}\n\n"),
+    ],
+)
+def test_every_endpoint_fills_silence(
+    path: str, body: dict[str, Any], end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first token, and between tokens that are no event."""
+    monkeypatch.setattr(stream, "KEEP_ALIVE_SECONDS", 0.1)
+
+    async def main() -> None:
+        slow = scripted((200005, 17196, 200008, 13225, 200002), delay=0.12)
+        async with full_server(slow) as server:
+            answer = await call(server.port, "POST", path, {"model": "demo", "stream": True, **body})
+            assert answer.status == 200
+            assert answer.body.count(b": keep-alive\n\n") >= 2
+            assert answer.body.endswith(end)
 
     asyncio.run(main())
 

@@ -20,7 +20,7 @@ from chorale.api.logprobs import is_scored
 from chorale.api.names import check_model
 from chorale.api.offload import beside
 from chorale.api.output import Fold, end_error
-from chorale.api.sse import DONE, error_event
+from chorale.api.sse import DONE, last_error
 from chorale.api.state import ServerState
 from chorale.api.turn import run_turns
 from chorale.api.usage import of_choices
@@ -32,7 +32,8 @@ async def create(state: ServerState, request: Request) -> Response:
     prepared = await prepare(state, chat)
     answer = Answer.of(state, chat)
     if chat.stream:
-        return EventStream(stream_chat(state, chat, prepared, answer, request.state.owner))
+        source = stream_chat(state, chat, prepared, answer, request.state.owner)
+        return EventStream(source, on_error=last_error)
     body = await until_disconnect(request, complete_chat(state, prepared, answer))
     if chat.store:
         await keep(state, chat, body, request.state.owner)
@@ -109,6 +110,6 @@ def _conclusion(state: ServerState, writers: list[ChunkWriter], answer: Answer, 
             state.metrics.repaired(ended.repairs)
     error = next((error for ended in ends if (error := end_error(ended)) is not None), None)
     if error is not None:
-        return error_event(error) + DONE
+        return last_error(error)
     usage = usage_event(answer, of_choices([ended.usage for ended in ends])) if with_usage else b""
     return usage + DONE

@@ -30,7 +30,7 @@ from chorale.api.options import TurnOptions
 from chorale.api.output import Fold, PromptScored, TurnEnded, end_error
 from chorale.api.rules import with_raw_grammar
 from chorale.api.sampling import resolve_sampling
-from chorale.api.sse import DONE, error_event, event
+from chorale.api.sse import DONE, event, last_error
 from chorale.api.state import ServerState
 from chorale.api.structured import Structured, combine, read_format, read_structured
 from chorale.api.turn import ChoiceEvents, drive
@@ -62,7 +62,7 @@ async def create(state: ServerState, request: Request) -> Response:
     jobs = [await _job(state, completion, prompt, structured) for prompt in prompts]
     answer = TextAnswer(state.model_names[0], completion, state.vocab)
     if completion.stream:
-        return EventStream(stream_text(state, jobs, answer))
+        return EventStream(stream_text(state, jobs, answer), on_error=last_error)
     body = await until_disconnect(request, complete_text(state, jobs, answer))
     return await large_response(lambda: body, heavy=any(is_scored(job.sampling) for job in jobs))
 
@@ -166,7 +166,7 @@ async def stream_text(state: ServerState, jobs: Sequence[Job], answer: TextAnswe
     except ChoraleError as error:  # of one prompt before its first event, while another had begun
         if not sent:
             raise
-        yield error_event(error) + DONE
+        yield last_error(error)
         return
     yield _conclusion(writers, answer)
 
@@ -179,7 +179,7 @@ def _conclusion(writers: list[list[TextChunkWriter]], answer: TextAnswer) -> byt
     ends = [[writer.ended for writer in row if writer.ended is not None] for row in writers]
     errors = [error for row in ends for ended in row if (error := end_error(ended)) is not None]
     if errors:
-        return error_event(errors[0]) + DONE
+        return last_error(errors[0])
     if not answer.request.with_usage:
         return DONE
     usage = of_prompts([of_choices([ended.usage for ended in row]) for row in ends])

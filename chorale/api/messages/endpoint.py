@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from chorale.api.http import EventStream, json_response, read_as, until_disconnect
 from chorale.api.messages.blocks import MessageAnswer, message_body
-from chorale.api.messages.events import EventWriter
+from chorale.api.messages.events import EventWriter, error_bytes
 from chorale.api.messages.prepare import Prepared, build_prompt, prepare
 from chorale.api.messages.request import parse_count, parse_messages
 from chorale.api.names import check_model
@@ -27,7 +27,7 @@ async def create(state: ServerState, request: Request) -> Response:
     answer = MessageAnswer.of(state, message)
     headers = {"request-id": request.state.request_id}
     if message.stream:
-        return EventStream(_stream(state, prepared, answer), headers)
+        return EventStream(_stream(state, prepared, answer), headers, on_error=error_bytes)
     body = await until_disconnect(request, _complete(state, prepared, answer))
     return json_response(body, headers=headers)
 
