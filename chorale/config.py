@@ -109,6 +109,9 @@ class ServerConfig:
     allow_credentials: bool = False
     enable_request_id_headers: bool = True
     disable_docs: bool = False
+    disable_log_stats: bool = False  # no line of throughput, and no vllm: series on /metrics
+    log_stats_interval: float = 10.0  # seconds between such lines
+    tokenizer_info: bool = False  # serve /tokenizer_info
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     access_log: bool = True
     max_body_bytes: int = 16 * 2**20

@@ -65,6 +65,8 @@ class MeteredStream:
         "_itl",
         "_last",
         "_metrics",
+        "_num_computed",
+        "_num_prompt",
         "_num_tokens",
         "_open",
         "_stream",
@@ -79,6 +81,9 @@ class MeteredStream:
         self._arrival = request.arrival_time or time.time()
         self._first, self._last, self._num_tokens = [0.0] * n, [0.0] * n, [0] * n
         self._open = set(range(n))
+        # Prompt tokens less those that were cached; None until the prompt is known to be computed.
+        self._num_computed: int | None = None
+        self._num_prompt = len(request.prompt_token_ids)
         observe = metrics.histograms
         observe["vllm:request_prompt_tokens"].observe(len(request.prompt_token_ids))
         observe["vllm:request_params_n"].observe(n)
@@ -124,6 +129,8 @@ class MeteredStream:
                 self._metrics.histograms["vllm:time_to_first_token_seconds"].observe(now - self._arrival)
             self._num_tokens[index] += len(chunk.token_ids)
             self._last[index] = now
+        if self._num_computed is None and chunk.token_ids:
+            self._num_computed = self._num_prompt - chunk.num_cached_tokens
         if chunk.num_cached_tokens and index == 0:  # choices share one prompt: it is counted once
             self._metrics.series.count("vllm:prompt_tokens_cached", (), chunk.num_cached_tokens)
         if chunk.finish_reason is not None and index in self._open:
@@ -145,6 +152,8 @@ class MeteredStream:
         observe["vllm:request_generation_tokens"].observe(num_tokens)
         if not self._open:
             observe["vllm:request_max_num_generation_tokens"].observe(max(self._num_tokens))
+            if self._num_computed is not None:
+                observe["vllm:request_prefill_kv_computed_tokens"].observe(self._num_computed)
         observe["vllm:e2e_request_latency_seconds"].observe(time.time() - self._arrival)
         if num_tokens > 1:
             per_token = (self._last[index] - self._first[index]) / (num_tokens - 1)

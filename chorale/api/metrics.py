@@ -1,5 +1,7 @@
 """/metrics: vLLM's metric names (so that its dashboards work unchanged), and ours under ``chorale:``.
 
+What each is called and counts stands in ``metric_names``.
+
 ``Metrics`` is written by the metered client (every token passes it, so no endpoint can forget to count),
 by the HTTP observer, and by endpoints for what only they see (``repaired``). It is read by a scrape.
 
@@ -17,10 +19,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from chorale.api.metric_names import (
+    COUNTERS,
+    ENGINE_COUNTERS,
+    ENGINE_FIELDS,
+    HISTOGRAMS,
+    SLEEP_STATES,
+    is_http,
+)
 from chorale.api.tally import Histogram, Labels, Series, total
 from chorale.client.base import EngineClient
 from chorale.engine.types import EngineStats
@@ -31,136 +47,59 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_LATENCY = (
-    0.3,
-    0.5,
-    0.8,
-    1.0,
-    1.5,
-    2.0,
-    2.5,
-    5.0,
-    10.0,
-    15.0,
-    20.0,
-    30.0,
-    40.0,
-    50.0,
-    60.0,
-    120.0,
-    240.0,
-    480.0,
-)
-_PER_TOKEN = (
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    20.0,
-    40.0,
-)
-_FIRST = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    20.0,
-    40.0,
-)
-_LENGTHS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))[
-    :-1
-]  # 1, 2, 5, ... 200000
-_STEP = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
-_HTTP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-
-HISTOGRAMS: dict[str, tuple[str, tuple[float, ...], Labels]] = {
-    "vllm:time_to_first_token_seconds": ("From arrival to the first token", _FIRST, ()),
-    "vllm:inter_token_latency_seconds": ("Between tokens of one choice", _PER_TOKEN, ()),
-    "vllm:request_time_per_output_token_seconds": ("Mean per token after the first", _PER_TOKEN, ()),
-    "vllm:e2e_request_latency_seconds": ("From arrival to the end", _LATENCY, ()),
-    "vllm:request_queue_time_seconds": ("From arrival to the first step", _LATENCY, ()),
-    "vllm:request_prefill_time_seconds": ("From the first step to the first token", _LATENCY, ()),
-    "vllm:request_decode_time_seconds": ("From the first token to the last", _LATENCY, ()),
-    "vllm:request_inference_time_seconds": ("From the first step to the last token", _LATENCY, ()),
-    "vllm:request_prompt_tokens": ("Prompt tokens of a request", _LENGTHS, ()),
-    "vllm:request_generation_tokens": ("Output tokens of a choice", _LENGTHS, ()),
-    "vllm:request_max_num_generation_tokens": ("Output tokens of a request's longest choice", _LENGTHS, ()),
-    "vllm:request_params_n": ("Choices asked for", (1.0, 2.0, 5.0, 10.0, 20.0), ()),
-    "vllm:request_params_max_tokens": ("Limit asked for", _LENGTHS, ()),
-    "vllm:iteration_tokens_total": ("Tokens computed in one engine step", _STEP, ()),
-    "http_request_duration_seconds": ("Until the last byte was sent", _HTTP, ("handler", "method")),
-}
-
-COUNTERS: dict[str, tuple[str, Labels]] = {
-    "vllm:prompt_tokens_cached": ("Prompt tokens served from the prefix cache", ()),
-    "vllm:request_success": ("Choices that ended", ("finished_reason",)),
-    "chorale:queue_rejections": ("Requests refused because the queue was full", ()),
-    "chorale:aborts": ("Choices that were cut short", ("reason",)),
-    "chorale:tool_calls": ("Calls of tools that run here", ("tool", "status")),
-    "chorale:harmony_repairs": ("Malformed harmony that was read as best it could be", ("kind",)),
-    "chorale:response_store_failures": ("Responses that could not be stored", ()),
-    "http_requests": ("HTTP requests", ("handler", "method", "status")),
-}
-# Those that do not carry the labels of the engine.
-_HTTP_NAMES = frozenset({"http_requests", "http_request_duration_seconds"})
-
-_ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
-    "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens, cached ones included"),
-    "vllm:generation_tokens": ("generation_tokens", "Tokens sampled"),
-    "vllm:prefix_cache_queries": ("prefix_cache_queries", "Tokens asked of the prefix cache"),
-    "vllm:prefix_cache_hits": ("prefix_cache_hits", "Tokens found in the prefix cache"),
-    "vllm:num_preemptions": ("num_preemptions", "Sequences that lost their pages and were recomputed"),
-    "chorale:engine_steps": ("num_steps", "Engine steps"),
-}
-
 
 class Metrics(Collector):
-    """One per API process. ``watch`` is called once, by ``create_app``."""
+    """One per API process. ``watch`` is called once, by ``create_app``.
+
+    ``log_stats`` False leaves out what is called vllm:, as vLLM does with --disable-log-stats.
+    """
 
     def __init__(
-        self, model_name: str = "", engine: str = "0", *, process: int = 0, share: Path | None = None
+        self,
+        model_name: str = "",
+        engine: str = "0",
+        *,
+        process: int = 0,
+        share: Path | None = None,
+        log_stats: bool = True,
     ) -> None:
         self.series = Series()
         self._labels: dict[str, str] = {"model_name": model_name, "engine": engine}
         self._client: EngineClient | None = None
         self._last_stats = EngineStats()
-        self._before_restarts: dict[str, int] = {field: 0 for field, _ in _ENGINE_COUNTERS.values()}
+        self._before_restarts = dict.fromkeys(ENGINE_FIELDS, 0)
         self._num_restarts = 0
         self._engine_id = ""
         self._store_sizes: dict[str, int] = {}  # what the response store holds, by metric
-        self._process, self._share = process, share
+        self.process, self._share, self._log_stats = process, share, log_stats
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        self._register_process()
         self.histograms = {
             name: self.series.histogram(name, bounds)
             for name, (_, bounds, labels) in HISTOGRAMS.items()
             if not labels
         }
         self._step_tokens = self.histograms["vllm:iteration_tokens_total"]
+        self._all_http = self.histograms["http_request_duration_highr_seconds"]
+
+    def _register_process(self) -> None:
+        """process_* and python_* of this process, and process_* of the engine's.
+
+        With several API processes the former would be another one's at each scrape: vLLM has none then, too.
+        """
+        if self._share is None:
+            ProcessCollector(registry=self._registry)
+            PlatformCollector(registry=self._registry)
+            GCCollector(registry=self._registry)
+        ProcessCollector(namespace="chorale:engine", pid=self._engine_pid, registry=self._registry)
+
+    def _engine_pid(self) -> int:
+        """Of no process while there is none, or it is this one: nothing is shown then."""
+        with contextlib.suppress(ChoraleError):
+            if self._client is not None and self._client.info.pid:
+                return self._client.info.pid
+        return -1
 
     # ---------------------------------------------------------------- written by others
 
@@ -190,6 +129,7 @@ class Metrics(Collector):
         self.series.count("http_requests", (handler, method, f"{status // 100}xx"))
         _, bounds, _ = HISTOGRAMS["http_request_duration_seconds"]
         self.series.histogram("http_request_duration_seconds", bounds, (handler, method)).observe(seconds)
+        self._all_http.observe(seconds)
 
     def engine_stats(self, stats: EngineStats) -> None:
         """Look at the engine's counters; one comparison unless a step has passed since the last look."""
@@ -212,7 +152,7 @@ class Metrics(Collector):
         """Write this process's part for the others. Nothing to do unless ``share`` was given."""
         if self._share is None:
             return
-        target = self._share / f"metrics-{self._process}.msgpack"
+        target = self._share / f"metrics-{self.process}.msgpack"
         unfinished = target.with_suffix(".tmp")
         unfinished.write_bytes(msgspec.msgpack.encode(_portable(self.series)))
         unfinished.replace(target)
@@ -221,23 +161,28 @@ class Metrics(Collector):
         if self._share is None:
             return
         for path in sorted(self._share.glob("metrics-*.msgpack")):
-            if path.name != f"metrics-{self._process}.msgpack":
+            if path.name != f"metrics-{self.process}.msgpack":
                 with contextlib.suppress(OSError, msgspec.MsgspecError):
                     yield _from_portable(path.read_bytes())
 
     def collect(self) -> Iterator[Any]:
+        for family in self._collect():
+            if self._log_stats or not family.name.startswith("vllm:"):
+                yield family
+
+    def _collect(self) -> Iterator[Any]:
         yield from self._collect_engine()
         for name, value in self._store_sizes.items():
             yield self._gauge(name, "What the response store holds", value)
         series = total([self.series, *self._others()])
         for name, (doc, labels) in COUNTERS.items():
-            own = {} if name in _HTTP_NAMES else self._labels
+            own = {} if is_http(name) else self._labels
             counter = CounterMetricFamily(name, doc, labels=[*own, *labels])
             for values, amount in series.counters.get(name, {} if labels else {(): 0.0}).items():
                 counter.add_metric([*own.values(), *values], amount)
             yield counter
         for name, (doc, _, labels) in HISTOGRAMS.items():
-            own = {} if name in _HTTP_NAMES else self._labels
+            own = {} if is_http(name) else self._labels
             family = HistogramMetricFamily(name, doc, labels=[*own, *labels])
             for values, histogram in series.histograms.get(name, {}).items():
                 family.add_metric([*own.values(), *values], histogram.cumulative(), histogram.total)
@@ -248,10 +193,20 @@ class Metrics(Collector):
         used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
         yield self._gauge("vllm:num_requests_running", "Sequences in the running batch", stats.num_running)
         yield self._gauge("vllm:num_requests_waiting", "Sequences that wait", stats.num_waiting)
+        reasons = {"capacity": stats.num_waiting - stats.num_deferred, "deferred": stats.num_deferred}
+        yield self._gauges(
+            "vllm:num_requests_waiting_by_reason",
+            "Sequences that wait for room (capacity), or for a grammar or a sibling's prompt (deferred)",
+            "reason",
+            reasons,
+        )
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV pages in use; 1 is all", used)
-        for name, (field, doc) in _ENGINE_COUNTERS.items():
-            value = self._before_restarts[field] + getattr(stats, field)
-            yield self._counter(name, doc, value)
+        since = {field: self._before_restarts[field] + getattr(stats, field) for field in ENGINE_FIELDS}
+        for name, (field, doc) in ENGINE_COUNTERS.items():
+            yield self._counter(name, doc, since[field])
+        yield self._prompt_tokens_by_source(since)
+        states = dict.fromkeys(SLEEP_STATES, 0) | {"awake": 1}
+        yield self._gauges("vllm:engine_sleep_state", "The engine does not sleep", "sleep_state", states)
         yield self._counter(
             "chorale:engine_restarts", "Engine processes that replaced another", self._num_restarts
         )
@@ -279,11 +234,32 @@ class Metrics(Collector):
                 "block_size": str(info.block_size),
                 "num_gpu_blocks": str(info.num_blocks),
                 "enable_prefix_caching": str(info.enable_prefix_caching),
-                "cache_dtype": info.dtype,
+                "cache_dtype": info.kv_cache_dtype,
             }
             family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache", labels=list(labels))
             family.add_metric(list(labels.values()), 1.0)
             yield family
+
+    def _prompt_tokens_by_source(self, since: Mapping[str, int]) -> Any:
+        """What was recomputed is counted as cached and as computed, as in vLLM."""
+        cached = since["cached_prompt_tokens"]
+        sources = {
+            "local_compute": since["prompt_tokens"] - cached,
+            "local_cache_hit": cached + since["recomputed_prompt_tokens"],
+            "external_kv_transfer": 0,
+        }
+        name = "vllm:prompt_tokens_by_source"
+        labels = [*self._labels, "source"]
+        family = CounterMetricFamily(name, "Prompt tokens, by where they came from", labels=labels)
+        for source, number in sources.items():
+            family.add_metric([*self._labels.values(), source], number)
+        return family
+
+    def _gauges(self, name: str, doc: str, label: str, values: Mapping[str, float]) -> Any:
+        family = GaugeMetricFamily(name, doc, labels=[*self._labels, label])
+        for key, value in values.items():
+            family.add_metric([*self._labels.values(), key], value)
+        return family
 
     def _gauge(self, name: str, doc: str, value: float) -> Any:
         family = GaugeMetricFamily(name, doc, labels=list(self._labels))

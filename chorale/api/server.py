@@ -28,6 +28,7 @@ from starlette.types import ASGIApp
 from chorale.api.guard import LocalHosts, is_loopback
 from chorale.api.protocol import guarded_protocol
 from chorale.api.shell import Shell
+from chorale.api.throughput import log_throughput
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
 
@@ -227,6 +228,8 @@ async def serve_app(
             asyncio.create_task(_share_metrics(app)),
             asyncio.create_task(background.watch(store)),
         ]
+        if not config.disable_log_stats and app.state.metrics.process == 0:  # every process sees the engine
+            helpers.append(asyncio.create_task(log_throughput(app.state.client, config.log_stats_interval)))
         try:
             await serving
             await _finish_background(app, config.shutdown_timeout, stop)

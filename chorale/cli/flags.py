@@ -204,6 +204,26 @@ SERVER_FLAGS = (
     Flag("enable-request-id-headers", "bool", "server.enable_request_id_headers", "echo X-Request-Id"),
     Flag("disable-fastapi-docs", "bool", "server.disable_docs", "no /docs and /openapi.json"),
     Flag(
+        "disable-log-stats",
+        "bool",
+        "server.disable_log_stats",
+        "no line of throughput while there is work, and no vllm: metrics",
+    ),
+    Flag(
+        "log-stats-interval",
+        "float",
+        "server.log_stats_interval",
+        "seconds between those lines",
+        least=0.1,
+        environment=("VLLM_LOG_STATS_INTERVAL",),
+    ),
+    Flag(
+        "enable-tokenizer-info-endpoint",
+        "bool",
+        "server.tokenizer_info",
+        "serve /tokenizer_info: the tokenizer's class, special tokens and chat template",
+    ),
+    Flag(
         "uvicorn-log-level",
         "str",
         "server.log_level",

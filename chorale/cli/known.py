@@ -132,7 +132,6 @@ _NOT_NEEDED: tuple[Flag, ...] = (
         "fail-on-environ-validation",
         kind="bool",
     ),
-    *_known("not needed", "no statistics are logged; see /metrics", "disable-log-stats", kind="bool"),
     *_known("not needed", "requests are not logged with their text", "disable-log-requests", kind="bool"),
     *_known("not needed", "requests are not logged with their text", "max-log-len"),
     *_known("not needed", "there is one device", "disable-custom-all-reduce", kind="bool"),
@@ -214,7 +213,7 @@ _NO_EFFECT: tuple[Flag, ...] = (
     *_known(
         "no effect",
         "there is no such endpoint",
-        "enable-tokenizer-info-endpoint enable-offline-docs",
+        "enable-offline-docs",
         kind="bool",
     ),
     *_known("no effect", "see chorale bench and /metrics", "profiler-config", kind="json"),

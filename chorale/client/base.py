@@ -22,6 +22,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # folder or hub id that was loaded
     revision: str | None = None
     engine_id: str = ""  # new at every start of the engine process
+    pid: int = 0  # of that process; 0: the engine runs in this one
     max_model_len: int
     max_num_seqs: int
     vocab_size: int = 201088

@@ -23,6 +23,9 @@ class Committer:
         self._life = life
         self._keep_tokens = keep_tokens
         self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_recomputed_tokens = 0
+        self.num_corrupted = 0
         self.num_generated = 0
 
     def commit(self, record: StepRecord, result: StepResult, now: float) -> None:
@@ -68,6 +71,8 @@ class Committer:
         if sequence.is_leader and grant.start < sequence.num_prompt <= end:
             if not state.prompt_done:
                 self.num_prompt_tokens += sequence.num_prompt
+                self.num_cached_tokens += state.num_cached_tokens
+                self.num_recomputed_tokens += state.num_recomputed_tokens
             state.prompt_done = True
             self._life.release_held(state)
 
@@ -116,6 +121,7 @@ class Committer:
             if samples[entry] and sequence is not None:
                 self._life.end(sequence, emit.end_chunk(sequence, "error", now, message))
                 if entry not in result.forbidden:
+                    self.num_corrupted += 1
                     self._life.cache.distrust(sequence.digests)
             samples[entry] = False
         return samples

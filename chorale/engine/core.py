@@ -180,6 +180,10 @@ class EngineCore:
             num_steps=self._num_steps,
             last_step_tokens=self._last_step_tokens,
             last_step_seconds=self._last_step_seconds,
+            num_deferred=life.num_held + len(self._gate),
+            cached_prompt_tokens=scheduler.num_cached_tokens,
+            recomputed_prompt_tokens=scheduler.num_recomputed_tokens,
+            num_corrupted=scheduler.num_corrupted,
         )
 
     def check_integrity(self) -> None:

@@ -57,6 +57,18 @@ class Scheduler:
         return self._committer.num_prompt_tokens
 
     @property
+    def num_cached_tokens(self) -> int:
+        return self._committer.num_cached_tokens
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        return self._committer.num_recomputed_tokens
+
+    @property
+    def num_corrupted(self) -> int:
+        return self._committer.num_corrupted
+
+    @property
     def num_generated(self) -> int:
         return self._committer.num_generated
 
@@ -229,11 +241,20 @@ class Scheduler:
         if not head.request.is_scheduled:
             head.request.is_scheduled = True
             head.request.num_cached_tokens = num_cached
+            head.request.num_recomputed_tokens = self._num_recomputed(head, hit)
             if self._limits.enable_prefix_caching:
                 self.prefix_queries += head.num_prompt
                 self.prefix_hits += num_cached
         self._build.starts.append(self._life.start(head, num_cached, now))
         self._build.append_pages(head, 0)
+
+    def _num_recomputed(self, head: Sequence, hit: int) -> int:
+        """Tokens of a whole last page that is cached, all but for the logits of its last token in vain."""
+        num_pages, rest = divmod(head.num_prompt, self._limits.block_size)
+        if rest or hit != num_pages - 1 or head.sampling.prompt_logprobs is not None:
+            return 0
+        cached = self._cache.lookup(head.digests[:num_pages]) == num_pages
+        return self._limits.block_size if cached else 0
 
     # ------------------------------------------------------------------ the plan
 

@@ -38,6 +38,7 @@ class RequestState:
     num_unfinished: int = 0
     is_scheduled: bool = False  # a choice has been admitted once
     num_cached_tokens: int = 0  # of that admission; later hits may be on the request's own pages
+    num_recomputed_tokens: int = 0  # beyond these, what was cached and is computed again all the same
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     prompt_done: bool = False  # the leader has computed the prompt once
     leader: int = 0  # index of the choice that computes it, while the others are HELD

@@ -133,6 +133,12 @@ class EngineStats(msgspec.Struct, array_like=True):
     num_steps: int = 0
     last_step_tokens: int = 0
     last_step_seconds: float = 0.0
+    num_deferred: int = 0  # of those that wait: for a grammar, or for a sibling to compute their prompt
+    # Of ``prompt_tokens``: those whose keys and values were there, and, beyond these, those that were there
+    # but had to be computed again, because the last token's logits are needed.
+    cached_prompt_tokens: int = 0
+    recomputed_prompt_tokens: int = 0
+    num_corrupted: int = 0  # sequences that ended because their logits were no numbers
 
 
 class StepOutputs(msgspec.Struct, array_like=True):

@@ -177,7 +177,7 @@ def _serve(start: EngineStart, core: Core, info: EngineInfo, heart: Heart, engin
     loop = EngineLoop(core, mailbox, heart, engine_id)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain())
     heart.stats = core.stats()
-    heart.ready(msgspec.structs.replace(info, engine_id=engine_id))
+    heart.ready(msgspec.structs.replace(info, engine_id=engine_id, pid=os.getpid()))
     try:
         loop.run()
     except Exception as error:

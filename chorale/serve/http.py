@@ -55,13 +55,14 @@ async def serve_http(client: RemoteClient, start: ApiStart, sockets: list[socket
 def _make_state(client: RemoteClient, start: ApiStart, vocab: Vocabulary, tools: ToolService) -> ServerState:
     warm()  # so that the first grammar does not wait for the tokenizer
     names = start.server.served_model_names or (start.model,)
+    log_stats = not start.server.disable_log_stats
     share = Path(start.directory) if start.server.api_server_count > 1 else None
     return ServerState(
         client=client,
         config=start.server,
         vocab=vocab,
         tools=tools,
-        metrics=Metrics(names[0], process=start.process, share=share),
+        metrics=Metrics(names[0], process=start.process, share=share, log_stats=log_stats),
         store=open_store(start.server),
         model_names=names,
     )

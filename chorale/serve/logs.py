@@ -20,8 +20,15 @@ class OneLineFormatter(logging.Formatter):
         return super().formatMessage(record)
 
 
+# Each request of theirs is a line at INFO: searches, pages, MCP calls, downloads.
+CHATTY = ("httpx2", "httpcore2", "httpx", "httpcore", "huggingface_hub", "urllib3", "filelock", "websockets")
+
+
 def configure_logging(level: str, form: str) -> None:
     """Root logging on stderr, in one form of ``logging``'s % style."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLineFormatter(form))
     logging.basicConfig(level=level.upper(), handlers=[handler])
+    quiet = logging.NOTSET if level.lower() == "debug" else logging.WARNING
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(quiet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from shell_helpers import call, full_server, scripted
 
 from chorale.api.metered import MeteredClient
+from chorale.api.metric_names import SLEEP_STATES
 from chorale.api.metrics import Metrics
 from chorale.api.tally import Histogram, Series, total
 from chorale.client.base import EngineInfo
@@ -179,6 +181,12 @@ request_queue_time_seconds_bucket request_prefill_time_seconds_bucket request_de
 request_inference_time_seconds_bucket request_prompt_tokens_bucket request_generation_tokens_bucket
 request_max_num_generation_tokens_bucket request_params_n_bucket request_params_max_tokens_bucket
 iteration_tokens_total_bucket
+num_requests_waiting_by_reason engine_sleep_state corrupted_requests_total prompt_tokens_by_source_total
+prompt_tokens_recomputed_total request_prefill_kv_computed_tokens_bucket prompt_tokens_cached_total
+"""
+OTHERS = """
+process_resident_memory_bytes process_cpu_seconds_total process_open_fds process_start_time_seconds
+python_info python_gc_collections_total http_request_duration_highr_seconds_bucket http_requests_total
 """
 
 
@@ -190,6 +198,8 @@ def test_names_that_dashboards_read() -> None:
             text = answer.body.decode()
         for name in BOARD.split():
             assert f"vllm:{name}" in text, name
+        for name in OTHERS.split():
+            assert f"\n{name}" in text, name
         assert 'http_requests_total{handler="/v1/models/{model:path}",method="GET",status="4xx"} 1.0' in text
 
     asyncio.run(main())
@@ -213,3 +223,73 @@ def test_counting_a_token_is_cheap() -> None:
         return best
 
     assert asyncio.run(main()) < 5e-6
+
+
+def test_engine_facts_by_label() -> None:
+    metrics, engine = Metrics("demo"), Engine()
+    metrics.watch(engine)  # type: ignore[arg-type]
+    engine.info = EngineInfo(
+        model="m", max_model_len=1, max_num_seqs=1, dtype="bfloat16", kv_cache_dtype="fp8_e4m3"
+    )
+    engine.stats = EngineStats(
+        num_waiting=7,
+        num_deferred=3,
+        prompt_tokens=100,
+        cached_prompt_tokens=32,
+        recomputed_prompt_tokens=16,
+        num_corrupted=2,
+        num_steps=4,
+    )
+    waiting = "vllm:num_requests_waiting_by_reason"
+    assert value(metrics, waiting, reason="capacity") == 4
+    assert value(metrics, waiting, reason="deferred") == 3
+    source = "vllm:prompt_tokens_by_source_total"
+    assert value(metrics, source, source="local_compute") == 68
+    assert value(metrics, source, source="local_cache_hit") == 48
+    assert value(metrics, source, source="external_kv_transfer") == 0
+    assert value(metrics, "vllm:prompt_tokens_recomputed_total") == 16
+    assert value(metrics, "vllm:corrupted_requests_total") == 2
+    states = {state: value(metrics, "vllm:engine_sleep_state", sleep_state=state) for state in SLEEP_STATES}
+    assert states == {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+    assert 'cache_dtype="fp8_e4m3"' in metrics.render().decode()
+    engine.stats = EngineStats(prompt_tokens=10, cached_prompt_tokens=5, num_steps=1)  # another process
+    assert value(metrics, source, source="local_compute") == 73
+    assert value(metrics, source, source="local_cache_hit") == 53
+
+
+def test_computed_prompt_tokens_of_a_request() -> None:
+    async def main() -> None:
+        metrics = Metrics("demo")
+        client = MeteredClient(scripted([1, 2, 200002], num_cached_tokens=16), metrics)
+        await drain(client, request(n=2, prompt=40))
+        await drain(MeteredClient(scripted([200002]), metrics), request(prompt=9))
+        name = "vllm:request_prefill_kv_computed_tokens"
+        assert value(metrics, f"{name}_count") == 2  # requests, not choices
+        assert value(metrics, f"{name}_sum") == 24 + 9
+
+    asyncio.run(main())
+
+
+def test_processes_of_the_server_and_of_the_engine(tmp_path: Path) -> None:
+    metrics, engine = Metrics("demo"), Engine()
+    metrics.watch(engine)  # type: ignore[arg-type]
+    shown = samples(metrics)
+    assert shown["process_resident_memory_bytes", ()] > 2**20
+    assert ("chorale:engine_process_resident_memory_bytes", ()) not in shown
+    engine.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, pid=os.getpid())
+    assert samples(metrics)["chorale:engine_process_resident_memory_bytes", ()] > 2**20
+    # A scrape reaches any one of several: numbers of a process would jump.
+    several = Metrics("demo", process=1, share=tmp_path)
+    several.watch(engine)  # type: ignore[arg-type]
+    names = {name for name, _ in samples(several)}
+    assert "process_resident_memory_bytes" not in names
+    assert "python_info" not in names
+    assert "chorale:engine_process_cpu_seconds_total" in names
+
+
+def test_statistics_that_are_off() -> None:
+    metrics = Metrics("demo", log_stats=False)
+    metrics.http_finished("/v1/models", "GET", 200, 0.01)
+    text = metrics.render().decode()
+    assert "vllm:" not in text
+    assert "http_request_duration_highr_seconds_count 1.0" in text

@@ -59,7 +59,7 @@ ACCEPTED = [
     ("openai/gpt-oss-120b --distributed-executor-backend ray --disable-custom-all-reduce", 2),
     ("openai/gpt-oss-20b --trust-remote-code --dtype auto --load-format auto", 1),
     ("openai/gpt-oss-20b --quantization mxfp4 --dtype bfloat16", 1),
-    ("openai/gpt-oss-20b --disable-log-stats --uvicorn-log-level critical --disable-uvicorn-access-log", 1),
+    ("openai/gpt-oss-20b --disable-log-stats --uvicorn-log-level critical --disable-uvicorn-access-log", 0),
     ("openai/gpt-oss-20b --no-enable-log-requests --disable-frontend-multiprocessing", 1),
     ("openai/gpt-oss-20b --chat-template /templates/mine.jinja", 1),
     ("openai/gpt-oss-20b --kv-transfer-config '{\"kv_connector\":\"LMCacheConnectorV1\"}'", 1),

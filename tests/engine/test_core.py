@@ -279,3 +279,34 @@ def test_shutdown_reaches_the_executor() -> None:
     engine = Engine()
     engine.core.shutdown()
     assert engine.executor.num_shutdowns == 1
+
+
+def test_where_prompt_tokens_came_from() -> None:
+    """Pages of 4 tokens. What is cached, computed and computed again is known for every prompt here."""
+    engine = Engine(num_blocks=200, block_size=4, sliding_window=8, max_num_batched_tokens=64)
+
+    def after(name: str, prompt: list[int]) -> tuple[int, int, int]:
+        engine.add(name, prompt, max_tokens=1)
+        engine.run()
+        stats = engine.core.stats()
+        return stats.prompt_tokens, stats.cached_prompt_tokens, stats.recomputed_prompt_tokens
+
+    prompt = [1 + i % 90 for i in range(24)]
+    assert after("a", prompt) == (24, 0, 0)
+    assert after("b", prompt) == (48, 20, 4)  # the last page is there, but its last token's logits are not
+    assert after("c", [*prompt, 7]) == (73, 44, 4)  # six whole pages, one token computed
+    assert after("d", prompt[:22]) == (95, 64, 4)  # five whole pages
+    assert after("e", [91] * 24) == (119, 64, 4)
+
+
+def test_what_waits_and_why() -> None:
+    engine = Engine(max_num_seqs=2, max_num_batched_tokens=8)
+    engine.add("a", 20, n=3, max_tokens=4)
+    engine.add("b", 5, max_tokens=4)
+    engine.add("c", 5, max_tokens=4)
+    engine.step()  # a prefix of "a" alone; its siblings wait for it
+    stats = engine.core.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_deferred) == (1, 4, 2)
+    engine.run()
+    stats = engine.core.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_deferred) == (0, 0, 0)

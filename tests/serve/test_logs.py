@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+
+import pytest
 
 from chorale.serve.logs import OneLineFormatter
 
@@ -29,3 +33,22 @@ def test_a_traceback_keeps_its_lines() -> None:
         text = render("it failed", exc_info=(ValueError, error, error.__traceback__))
     assert text.splitlines()[0] == "WARNING chorale.api: it failed"
     assert len(text.splitlines()) > 3
+
+
+@pytest.mark.parametrize(("level", "shown"), [("info", False), ("warning", False), ("debug", True)])
+def test_libraries_do_not_log_each_request(level: str, shown: bool) -> None:
+    code = (
+        "import logging; from chorale.serve.logs import configure_logging\n"
+        f"configure_logging({level!r}, '%(name)s: %(message)s')\n"
+        "import httpx2\n"
+        "transport = httpx2.MockTransport(lambda request: httpx2.Response(200))\n"
+        "httpx2.Client(transport=transport).get('http://x/')\n"
+        "logging.getLogger('huggingface_hub.file_download').info('resolved')\n"
+        "logging.getLogger('httpx2').warning('seen')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ("HTTP Request" in done.stderr) == shown
+    assert ("resolved" in done.stderr) == shown
+    assert "httpx2: seen" in done.stderr

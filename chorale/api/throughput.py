@@ -1,0 +1,83 @@
+"""The line of throughput that operators of vLLM look for: one every ten seconds while there is work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from chorale.client.base import EngineClient
+from chorale.engine.types import EngineStats
+
+logger = logging.getLogger("chorale.stats")
+
+HIT_RATE_LINES = 30  # the prefix cache's hit rate is over so many lines: five minutes of work by default
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What has grown since the last line."""
+
+    prompt: int  # tokens computed, cached ones not included, as in vLLM
+    generated: int
+    preemptions: int
+    queries: int
+    hits: int
+
+    @classmethod
+    def between(cls, before: EngineStats, now: EngineStats) -> _Counts:
+        if now.num_steps < before.num_steps:  # another engine process, which counts from zero
+            before = EngineStats()
+        return cls(
+            (now.prompt_tokens - now.cached_prompt_tokens)
+            - (before.prompt_tokens - before.cached_prompt_tokens),
+            now.generation_tokens - before.generation_tokens,
+            now.num_preemptions - before.num_preemptions,
+            now.prefix_cache_queries - before.prefix_cache_queries,
+            now.prefix_cache_hits - before.prefix_cache_hits,
+        )
+
+
+class Throughput:
+    """Makes the lines. ``now``: seconds of any clock."""
+
+    def __init__(self, stats: EngineStats, now: float) -> None:
+        self._stats, self._time = stats, now
+        self._was_busy = False
+        self._cache: deque[tuple[int, int]] = deque(maxlen=HIT_RATE_LINES)
+
+    def line(self, stats: EngineStats, now: float) -> str | None:
+        """What has happened since the last call; None where nothing has, nor in the interval before."""
+        counts, seconds = _Counts.between(self._stats, stats), max(now - self._time, 1e-9)
+        self._stats, self._time = stats, now
+        is_busy = bool(counts.prompt or counts.generated or stats.num_running or stats.num_waiting)
+        if not is_busy and not self._was_busy:
+            return None
+        self._was_busy = is_busy
+        self._cache.append((counts.queries, counts.hits))
+        return ", ".join(self._parts(stats, counts, seconds))
+
+    def _parts(self, stats: EngineStats, counts: _Counts, seconds: float) -> Iterator[str]:
+        queries, hits = (sum(column) for column in zip(*self._cache, strict=True))
+        used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
+        yield f"Engine 000: Avg prompt throughput: {counts.prompt / seconds:.1f} tokens/s"
+        yield f"Avg generation throughput: {counts.generated / seconds:.1f} tokens/s"
+        yield f"Running: {stats.num_running} reqs"
+        yield f"Waiting: {stats.num_waiting} reqs"
+        if counts.preemptions:
+            yield f"Preemptions: {counts.preemptions}"
+        yield f"GPU KV cache usage: {100 * used:.1f}%"
+        yield f"Prefix cache hit rate: {100 * hits / queries if queries else 0.0:.1f}%"
+
+
+async def log_throughput(client: EngineClient, interval: float) -> None:
+    """Log lines for ever, ``interval`` seconds apart."""
+    throughput = Throughput(client.stats, time.monotonic())
+    while True:
+        await asyncio.sleep(interval)
+        line = throughput.line(client.stats, time.monotonic())
+        if line is not None:
+            logger.info("%s", line)
