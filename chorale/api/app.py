@@ -21,6 +21,7 @@ from chorale.api import (
     page,
     responses,
     tokenize,
+    tokenizer_info,
 )
 from chorale.api.auth import guard_routes
 from chorale.api.metered import MeteredClient
@@ -54,6 +55,7 @@ def all_routes(state: ServerState) -> list[BaseRoute]:
         *health.routes(state),
         *models.routes(state),
         *tokenize.routes(state),
+        *tokenizer_info.routes(state),
         *openapi.routes(state),
         *page.routes(state),
     ]
