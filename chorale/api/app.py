@@ -13,6 +13,7 @@ from chorale.api import (
     chat,
     completions,
     conversations,
+    docs,
     health,
     invocations,
     messages,
@@ -57,6 +58,7 @@ def all_routes(state: ServerState) -> list[BaseRoute]:
         *tokenize.routes(state),
         *tokenizer_info.routes(state),
         *openapi.routes(state),
+        *docs.routes(state),
         *page.routes(state),
     ]
 

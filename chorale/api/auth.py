@@ -18,10 +18,12 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from chorale.api import docs
 from chorale.errors import AuthenticationError
 
-# Probes and scrapes, as vLLM leaves them, and the page, which asks for a key: nothing of any request.
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/metrics"})
+# Probes, scrapes and the API's description, as vLLM leaves them, and the pages, which ask for a key. None of
+# them shows anything of a request.
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/metrics", "/openapi.json", *docs.PATHS})
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]] | ASGIApp
 

@@ -1,13 +1,13 @@
-"""/openapi.json and /docs: written by hand from the request models and the table of limits.
+"""/openapi.json, made of the request models. ``docs`` is the page that shows it.
 
-``operations`` is the list of what is served; a test holds it against the routes. The docs page is one
-static file without scripts from anywhere; both are off with --disable-docs.
+``operations`` is the list of what is served; a test holds it against the routes. Both are off with
+--disable-fastapi-docs.
 """
 
 from __future__ import annotations
 
 import functools
-import html
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,6 @@ from chorale.api.chat.stored import MetadataUpdate
 from chorale.api.completions.request import CompletionRequest
 from chorale.api.conversations.request import CreateConversation, CreateItems, UpdateConversation
 from chorale.api.http import json_response
-from chorale.api.limits import LIMITS, SIZES
 from chorale.api.messages.request import CountRequest, MessagesRequest
 from chorale.api.responses.compact import CompactRequest
 from chorale.api.responses.request import ResponsesRequest
@@ -33,11 +32,6 @@ from chorale.version import __version__
 
 _CONVERSATION = "/v1/conversations/{conversation_id}"
 _REF = "#/components/schemas/{model}"
-_HTML_HEADERS = {
-    "content-type": "text/html; charset=utf-8",
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +41,36 @@ class Operation:
     summary: str
     body: type[BaseModel] | None = None
     streams: bool = False
+
+    @property
+    def example(self) -> dict[str, Any] | None:
+        """A body that works as it stands, where there is one."""
+        return _EXAMPLES.get(self.path)
+
+
+_QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": _QUESTION},
+    "/v1/completions": {"prompt": "One, two,", "max_tokens": 8},
+    "/v1/messages": {"max_tokens": 200, "messages": _QUESTION},
+    "/v1/messages/count_tokens": {"messages": _QUESTION},
+    "/v1/responses": {"input": "What is 17 + 25?"},
+    "/v1/responses/input_tokens": {"input": "What is 17 + 25?"},
+    "/v1/responses/compact": {"input": _QUESTION},
+    "/v1/conversations": {"metadata": {"topic": "sums"}},
+    _CONVERSATION: {"metadata": {"topic": "lists"}},
+    f"{_CONVERSATION}/items": {"items": [{"type": "message", "role": "user", "content": "Hello."}]},
+    "/tokenize": {"prompt": "What is 17 + 25?"},
+    "/detokenize": {"tokens": [4827, 382, 220, 1422]},
+}
+_TAGS = {
+    "/v1/chat": "Chat Completions",
+    "/v1/completions": "Completions",
+    "/v1/messages": "Messages",
+    "/v1/responses": "Responses",
+    "/v1/conversations": "Conversations",
+    "/v1/models": "Models",
+}
 
 
 def operations() -> tuple[Operation, ...]:
@@ -106,29 +130,29 @@ def operations() -> tuple[Operation, ...]:
 def routes(state: ServerState) -> list[Route]:
     if state.config.disable_docs:
         return []
-    return [Route("/openapi.json", _openapi), Route("/docs", partial(_docs, page()))]
+    return [Route("/openapi.json", partial(_openapi, state))]
 
 
-async def _openapi(request: Request) -> Response:
-    return json_response(describe())
-
-
-async def _docs(text: str, request: Request) -> Response:
-    return Response(text, headers=_HTML_HEADERS)
+async def _openapi(state: ServerState, request: Request) -> Response:
+    return json_response(describe(state.config.root_path.rstrip("/") or "/", state.model_names[0]))
 
 
 @functools.cache
-def describe() -> dict[str, Any]:
-    """The OpenAPI 3.1 document, made when it is first asked for (a tenth of a second). Not to be changed."""
+def describe(server: str = "/", model: str = "gpt-oss-20b") -> dict[str, Any]:
+    """The OpenAPI 3.1 document, made when it is first asked for (a tenth of a second). Not to be changed.
+
+    ``server``: the path in front of all others; ``model``: the name in examples.
+    """
     listed = operations()
     bodies = sorted({op.body for op in listed if op.body is not None}, key=lambda model: model.__name__)
     _, schemas = models_json_schema([(model, "validation") for model in bodies], ref_template=_REF)
     paths: dict[str, dict[str, Any]] = {}
     for operation in listed:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation, model)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Chorale", "version": __version__},
+        "servers": [{"url": server}],
         "paths": paths,
         "components": {
             "schemas": {**schemas.get("$defs", {}), "Error": _ERROR},
@@ -156,13 +180,14 @@ _ERROR = {
 }
 
 
-def _describe(operation: Operation) -> dict[str, Any]:
+def _describe(operation: Operation, model: str) -> dict[str, Any]:
     name = "".join(part for part in operation.path.title() if part.isalnum())
     content: dict[str, Any] = {"application/json": {}}
     if operation.streams:
         content["text/event-stream"] = {}
     found: dict[str, Any] = {
         "summary": operation.summary,
+        "tags": [next((tag for start, tag in _TAGS.items() if operation.path.startswith(start)), "Server")],
         "operationId": f"{operation.method.lower()}{name}",
         "responses": {
             "200": {"description": "The answer", "content": content},
@@ -174,39 +199,14 @@ def _describe(operation: Operation) -> dict[str, Any]:
     }
     if operation.body is not None:
         schema = {"$ref": _REF.format(model=operation.body.__name__)}
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    if "{" in operation.path:
-        name = operation.path.partition("{")[2].partition("}")[0]
-        found["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+        shown: dict[str, Any] = {"schema": schema}
+        if operation.example is not None:
+            named = {"model": model} if "model" in operation.body.model_fields else {}
+            shown["example"] = named | operation.example
+        found["requestBody"] = {"required": True, "content": {"application/json": shown}}
+    names = re.findall(r"\{(\w+)\}", operation.path)
+    if names:
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
     return found
-
-
-def page() -> str:
-    """One page: the operations and the limits."""
-    rows = [
-        f"<tr><td>{op.method}</td><td><code>{html.escape(op.path)}</code></td><td>{html.escape(op.summary)}</td></tr>"
-        for op in operations()
-    ]
-    numbers = [
-        f"<tr><td><code>{html.escape(name)}</code></td><td>{'&gt;' if limit.exclusive_min else ''}{limit.min}"
-        f"</td><td>{limit.max}</td><td>{html.escape(limit.doc)}</td></tr>"
-        for name, limit in LIMITS.items()
-    ]
-    sizes = [
-        f"<tr><td>{html.escape(size.doc)}</td><td></td><td>{size.max} {size.unit}</td><td></td></tr>"
-        for size in SIZES.values()
-    ]
-    return _PAGE.format(version=__version__, operations="\n".join(rows), numbers="\n".join(numbers + sizes))
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Chorale API</title>
-<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}}
-table{{border-collapse:collapse}}
-td,th{{padding:.2em .8em;border-bottom:1px solid #ccc;text-align:left}}</style>
-</head><body><h1>Chorale {version}</h1>
-<p>The OpenAPI description is <a href="openapi.json">openapi.json</a>.</p>
-<h2>Endpoints</h2><table>{operations}</table>
-<h2>Limits</h2><table><tr><th>field</th><th>least</th><th>most</th><th>meaning</th></tr>
-{numbers}</table></body></html>
-"""

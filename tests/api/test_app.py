@@ -24,6 +24,7 @@ from shell_helpers import (
 )
 from starlette.routing import Route, WebSocketRoute
 
+from chorale.api import docs
 from chorale.api.anthropic_errors import PATHS as MESSAGES_PATHS
 from chorale.api.app import all_routes
 from chorale.api.auth import OPEN_PATHS, hash_key
@@ -485,7 +486,7 @@ def test_the_description_lists_exactly_the_routes() -> None:
                 for method in (route.methods or set()) - {"HEAD"}
             }
         described = {(operation.method, operation.path) for operation in operations()}
-        assert routed - described == {("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/")}
+        assert routed - described == {("GET", path) for path in ("/", "/openapi.json", *docs.PATHS)}
         assert described <= routed
 
     asyncio.run(main())
@@ -508,23 +509,6 @@ def test_every_reference_of_the_description_resolves() -> None:
     assert found
     for reference in found:
         assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
-
-
-def test_docs_ask_nobody_else_and_can_be_off() -> None:
-    async def test(server: Running) -> None:
-        page = await call(server.port, "GET", "/docs")
-        assert page.status == 200
-        assert b"temperature" in page.body
-        assert b"http" not in page.body.replace(b"http-equiv", b"")
-        assert "default-src 'none'" in page.headers["content-security-policy"]
-        assert (await call(server.port, "GET", "/openapi.json")).json["openapi"] == "3.1.0"
-
-    async def off(server: Running) -> None:
-        assert (await call(server.port, "GET", "/docs")).status == 404
-        assert (await call(server.port, "GET", "/openapi.json")).status == 404
-
-    served(test)
-    served(off, disable_docs=True)
 
 
 def test_cors_is_off_unless_asked_for() -> None:

@@ -1,0 +1,60 @@
+"""/docs: the API to read and to try, by Swagger UI (``scripts/vendor_docs_page.py`` brings its files).
+
+All of it comes from this server, and the page's policy allows nothing else. The files are kept compressed,
+and read when the page is first asked for.
+"""
+
+from __future__ import annotations
+
+import gzip
+from functools import cache, partial
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from chorale.api.state import ServerState
+
+PATHS = ("/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css")
+# Swagger UI sets style attributes on its drawings, and its pictures are in its style sheet.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; img-src data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+
+
+def routes(state: ServerState) -> list[Route]:
+    if state.config.disable_docs:
+        return []
+    return [Route(path, partial(serve, path.rpartition("/")[2])) for path in PATHS]
+
+
+async def serve(name: str, request: Request) -> Response:
+    if name == "docs":
+        name = "index.html"
+    headers = {
+        "content-type": f"{_TYPES[name.rpartition('.')[2]]}; charset=utf-8",
+        "content-security-policy": _POLICY,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache" if name == "index.html" else "max-age=3600",
+        "vary": "accept-encoding",
+    }
+    plain, packed = load(name)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(packed, headers={**headers, "content-encoding": "gzip"})
+    return Response(plain, headers=headers)
+
+
+@cache
+def load(name: str) -> tuple[bytes, bytes]:
+    """A file as it is, and compressed."""
+    folder = files(__package__)
+    kept = folder.joinpath(f"{name}.gz")
+    if kept.is_file():
+        packed = kept.read_bytes()
+        return gzip.decompress(packed), packed
+    plain = folder.joinpath(name).read_bytes()
+    return plain, gzip.compress(plain, mtime=0)
