@@ -1,4 +1,4 @@
-"""OpenAI's agent framework, unmodified, with both of its model classes."""
+"""OpenAI's agent framework, unmodified, with its models: Responses over HTTP, over a WebSocket, and Chat."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ agents = pytest.importorskip("agents")
 import openai  # noqa: E402
 
 END, CALL = "<|return|>", "<|call|>"
-KINDS = ("responses", "chat")
+KINDS = ("responses", "websocket", "chat")
+MODELS = {
+    "responses": "OpenAIResponsesModel",
+    "websocket": "OpenAIResponsesWSModel",
+    "chat": "OpenAIChatCompletionsModel",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +36,7 @@ def _quiet() -> None:
 
 def model(server: Served, kind: str) -> tuple[Any, openai.AsyncOpenAI]:
     client = openai.AsyncOpenAI(base_url=server.url, api_key="unused", max_retries=0, timeout=30)
-    made = agents.OpenAIResponsesModel if kind == "responses" else agents.OpenAIChatCompletionsModel
+    made = getattr(agents, MODELS[kind])
     return made(model="demo", openai_client=client), client
 
 
@@ -39,7 +44,10 @@ def run(server: Served, kind: str, work: Any) -> Any:
     async def main() -> Any:
         made, client = model(server, kind)
         async with client:
-            return await work(made)
+            try:
+                return await work(made)
+            finally:
+                await made.close()
 
     return asyncio.run(main())
 
@@ -65,7 +73,7 @@ def test_a_tool_is_called_and_its_result_reaches_the_answer(kind: str) -> None:
         result = run(server, kind, work)
         assert result.final_output == "Take an umbrella."
         assert "It rains in Paris." in server.prompts()[1]
-        if kind == "responses":  # Chat clients of this framework send no reasoning back
+        if kind != "chat":  # Chat clients of this framework send no reasoning back
             assert "I need the weather." in server.prompts()[1]
 
 
