@@ -66,6 +66,19 @@ def test_a_key_can_be_given(page: Page) -> None:
         assert page.text(".live-responses-table tr.response td.response-col_status")[0].startswith("200")
 
 
+@browser
+def test_a_page_of_another_origin_opens_no_websocket(page: Page) -> None:
+    script = (
+        "new Promise(resolve => { const socket = new WebSocket('ws://127.0.0.1:PORT/v1/responses');"
+        " socket.onopen = () => resolve('open'); socket.onerror = () => resolve('refused'); })"
+    )
+    with in_thread(full_server(playing(FINAL + "Hi<|return|>"))) as port:
+        for host, found in (("127.0.0.1", "open"), ("localhost", "refused")):
+            page.open(f"http://{host}:{port}/health")  # a page without a policy of its own
+            page.until(f"location.hostname === '{host}' && document.readyState === 'complete'")
+            assert page.value(script.replace("PORT", str(port))) == found
+
+
 def served(test: object, **config: object) -> None:
     async def main() -> None:
         async with full_server(**config) as server:  # type: ignore[arg-type]

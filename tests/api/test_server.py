@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import websockets
 from shell_helpers import (
     Probe,
     call,
@@ -149,6 +150,10 @@ def test_tls(tmp_path: Path) -> None:
             writer.write(b"GET /version HTTP/1.1\r\nx-big: " + b"a" * 100_000)
             assert (await asyncio.wait_for(read_answer(reader), 5)).status == 431
             writer.transport.abort()
+            address = f"wss://127.0.0.1:{server.port}/v1/responses"
+            async with websockets.connect(address, ssl=context, server_hostname="localhost") as connection:
+                await connection.send('{"type": "response.create", "input": "Hi"}')
+                assert '"response.created"' in str(await asyncio.wait_for(connection.recv(), 10))
 
         demanding = {"ssl_ca_certs": certificate, "ssl_cert_reqs": 2}
         async with full_server(ssl_keyfile=key, ssl_certfile=certificate, **demanding) as server:

@@ -209,3 +209,28 @@ def test_raw_events_are_well_formed(served: Served) -> None:
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[0]["type"] == "response.created"
     assert events[-1]["type"] in ("response.completed", "response.incomplete")
+
+
+def test_responses_over_a_websocket_are_those_of_http(served: Served) -> None:
+    client = served.client()
+    ask = {"model": MODEL, "input": "Say something.", "temperature": 0.0, "max_output_tokens": 24}
+    expected = [part["text"] for part in parts(client.responses.create(**ask).model_dump())]  # type: ignore[call-overload]
+    with client.responses.connect() as connection:
+        previous: dict[str, str] = {}
+        asked: list[int] = []
+        for turn in range(3):
+            connection.response.create(**ask, store=False, **previous)
+            for event in connection:
+                if event.type in ("response.completed", "response.incomplete", "error"):
+                    break
+            assert event.type != "error", event
+            found = event.response.model_dump()
+            if turn == 0:
+                assert [part["text"] for part in parts(found)] == expected
+            asked.append(found["usage"]["input_tokens"])
+            previous = {"previous_response_id": found["id"]}
+    assert asked == sorted(set(asked))  # each turn has the turns before it
+
+
+def parts(response: dict[str, object]) -> list[dict[str, str]]:
+    return [part for item in response["output"] for part in item.get("content") or []]  # type: ignore[attr-defined]
