@@ -287,6 +287,19 @@ def test_a_warm_up_computes_the_prompt_and_can_be_continued() -> None:
     served(test, client)
 
 
+def test_what_was_compacted_begins_a_new_chain() -> None:
+    async def test(server: Running) -> None:
+        said = [{"type": "message", "role": "user", "content": "The word is slate."}]
+        compacted = await call(server.port, "POST", "/v1/responses/compact", {"model": "demo", "input": said})
+        assert compacted.status == 200
+        question = {"type": "message", "role": "user", "content": "Which word?"}
+        async with opened(server) as connection:
+            end = await ask(connection, store=False, input=[*compacted.json["output"], question])
+            assert end["type"] == "response.completed"
+
+    served(test)
+
+
 # --------------------------------------------------------------------------- errors
 
 
