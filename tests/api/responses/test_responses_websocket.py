@@ -96,7 +96,11 @@ def test_the_events_are_those_of_the_sse_stream(text: str, dialect: str) -> None
         header = {"x-responses-dialect": dialect}
         body = {"input": "Hi", "tools": [TOOL], "model": "demo", "store": False}
         sse = await call(server.port, "POST", "/v1/responses", body | {"stream": True}, header)
-        expected = [json.loads(frame.partition(b"\ndata: ")[2]) for frame in sse.body.split(b"\n\n") if frame]
+        expected = [
+            json.loads(frame.partition(b"\ndata: ")[2])
+            for frame in sse.body.split(b"\n\n")
+            if b"\ndata: " in frame
+        ]
         async with opened(server, additional_headers=header) as connection:
             await send(connection, **body)
             found = []
