@@ -6,8 +6,10 @@ Counting here, at the seam, means that no endpoint can forget it and that all th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
+from collections.abc import Iterable, Iterator, Mapping
 
 from chorale.api.metrics import Metrics
 from chorale.client.base import EngineClient, EngineInfo, EngineStatus, TokenStream
@@ -40,12 +42,24 @@ class MeteredClient:
     def num_in_flight(self) -> int:
         return self._client.num_in_flight
 
-    def submit(self, request: GenerateRequest) -> TokenStream:
+    def reserve(self, num_choices: Mapping[str, int]) -> None:
+        with self._counting_rejections():
+            self._client.reserve(num_choices)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        self._client.release(request_ids)
+
+    @contextlib.contextmanager
+    def _counting_rejections(self) -> Iterator[None]:
         try:
-            stream = self._client.submit(request)
+            yield
         except QueueFullError:
             self._metrics.series.count("chorale:queue_rejections")
             raise
+
+    def submit(self, request: GenerateRequest) -> TokenStream:
+        with self._counting_rejections():
+            stream = self._client.submit(request)
         return MeteredStream(stream, request, self._client, self._metrics)
 
     def abort(self, request_id: str) -> None:

@@ -88,12 +88,15 @@ def fit_max_tokens(
     info: EngineInfo, num_prompt_tokens: int, requested: int | None, prompt_param: str = "messages"
 ) -> int:
     """Output tokens that a prompt may have: what was asked for, at most what the window leaves."""
-    room = info.max_model_len - num_prompt_tokens
+    window = info.max_model_len
+    what = f"This model's maximum context length is {window} tokens"  # LiteLLM knows the error by these words
+    if 0 < info.num_kv_tokens < window:
+        window = info.num_kv_tokens
+        what += f", of which the KV cache holds {window}"
+    room = window - num_prompt_tokens
     if room < 1:
         raise ContextLengthError(
-            # Clients know this error by its first words (LiteLLM, to name one).
-            f"This model's maximum context length is {info.max_model_len} tokens, prompt and answer "
-            f"together; the prompt has {num_prompt_tokens} tokens",
+            f"{what}, prompt and answer together; the prompt has {num_prompt_tokens} tokens",
             param=prompt_param,
         )
     if requested is None:

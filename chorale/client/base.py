@@ -7,7 +7,7 @@ streams written by hand). The server cannot tell them apart.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -107,11 +107,24 @@ class EngineClient(Protocol):
         """Choices accepted and not finished, of this client."""
         ...
 
+    def reserve(self, num_choices: Mapping[str, int]) -> None:
+        """Admit several requests as one (request id to its ``n``): all of them, or none.
+
+        ``submit`` takes the reserved place of its request; ``release`` gives back those that are left.
+        Raises what ``submit`` does.
+        """
+        ...
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Give back the places that ``reserve`` kept and ``submit`` did not take. Idempotent."""
+        ...
+
     def submit(self, request: GenerateRequest) -> TokenStream:
         """Hand a request to the engine; returns at once.
 
         Raises ``EngineLoadingError`` / ``EngineDeadError`` when there is no engine, ``QueueFullError`` when
-        running and queued choices have reached their limit.
+        running and queued choices have reached their limit, and ``RequestError`` for more choices than
+        this limit.
         """
         ...
 

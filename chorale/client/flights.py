@@ -1,15 +1,18 @@
 """Flights: the requests of one client that are in the engine. Admission, delivery, and how fast they end.
 
+A choice is admitted against ``capacity``. A request of several parts reserves places for all of them first,
+so that it is admitted or refused as a whole and never meets a queue that it has filled itself.
+
 Pure bookkeeping on the event loop's thread: no sockets here, and no clock but the one that is passed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from chorale.client.stream import OnClose, RequestStream
 from chorale.engine.types import GenerateRequest, TokenChunk
-from chorale.errors import ChoraleError, ConflictError, QueueFullError
+from chorale.errors import ChoraleError, ConflictError, QueueFullError, RequestError
 
 DEFAULT_QUEUE_FACTOR = 4  # choices that may wait, per choice that may run
 RETRY_AFTER_MIN, RETRY_AFTER_MAX = 1.0, 60.0  # seconds
@@ -34,11 +37,17 @@ class Flight:
 
 
 class Flights:
-    """``capacity`` counts choices; None until the engine has said how many it can run."""
+    """``capacity`` counts the choices of this client, ``most`` those that one request may have.
+
+    Both are None until the engine has said how many it can run. ``most`` is above ``capacity`` where several
+    processes share an engine: an idle one admits what the whole server can hold.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.capacity: int | None = None
+        self.most: int | None = None
         self.num_in_flight = 0
+        self._reserved: dict[str, int] = {}  # choices of requests that are admitted and not submitted yet
         self._flights: dict[str, Flight] = {}
         self._clock = clock
         self._num_ended = 0  # choices, since the last tick
@@ -54,26 +63,60 @@ class Flights:
     def ids(self) -> list[str]:
         return list(self._flights)
 
+    def set_capacity(self, total: int, num_processes: int = 1) -> None:
+        """``total``: the choices that the engine may run and hold waiting, for all of its clients."""
+        self.most = total
+        self.capacity = max(total // num_processes, 1)
+
+    @property
+    def num_admitted(self) -> int:
+        return self.num_in_flight + sum(self._reserved.values())
+
+    def reserve(self, num_choices: Mapping[str, int]) -> None:
+        """Admit the parts of one request (request id to choices): all of them, or none.
+
+        ``admit`` takes a reserved place, ``release`` gives back those that were not taken. Raises
+        ``QueueFullError`` (with the expected wait), or ``RequestError`` for what can never fit.
+        """
+        self._require_room(sum(num_choices.values()), "prompt" if len(num_choices) > 1 else "n")
+        self._reserved.update(num_choices)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Give back the reserved places of these requests that were not submitted. Idempotent."""
+        for request_id in request_ids:
+            self._reserved.pop(request_id, None)
+
     def admit(self, request: GenerateRequest, on_close: OnClose) -> RequestStream:
-        """Count the request in. Raises ``QueueFullError`` (with the expected wait) or ``ConflictError``."""
-        num_choices = request.sampling.n
-        # With nothing in flight a request is let in whatever its n, or a small server could never serve it.
-        full = self.capacity is not None and self.num_in_flight + num_choices > self.capacity
-        if full and self.num_in_flight > 0:
-            raise QueueFullError(
-                f"the queue is full: {self.num_in_flight} choices are running or waiting",
-                retry_after=self.retry_after(num_choices),
-            )
-        if request.request_id in self._flights:
-            raise ConflictError(f"a request with the id {request.request_id} is already running")
-        stream = RequestStream(request.request_id, num_choices, on_close)
-        self._flights[request.request_id] = Flight(stream, num_choices)
+        """Count the request in. Raises what ``reserve`` does, or ``ConflictError``."""
+        request_id, num_choices = request.request_id, request.sampling.n
+        if request_id in self._flights:
+            raise ConflictError(f"a request with the id {request_id} is already running")
+        if self._reserved.pop(request_id, None) is None:
+            self._require_room(num_choices)
+        stream = RequestStream(request_id, num_choices, on_close)
+        self._flights[request_id] = Flight(stream, num_choices)
         self.num_in_flight += num_choices
         return stream
 
+    def _require_room(self, num_choices: int, param: str = "n") -> None:
+        if self.most is not None and num_choices > self.most:
+            raise RequestError(
+                f"{param}: {num_choices} choices in all; this server runs and queues at most {self.most} at a "
+                "time (--max-num-seqs plus --max-queued-requests)",
+                param=param,
+                code="too_many_choices",
+            )
+        num_admitted = self.num_admitted
+        # An idle process admits what is above its share of the capacity: it could never be admitted else.
+        if self.capacity is not None and num_admitted and num_admitted + num_choices > self.capacity:
+            raise QueueFullError(
+                f"the queue is full: {num_admitted} choices are running or waiting",
+                retry_after=self.retry_after(num_choices),
+            )
+
     def retry_after(self, num_choices: int) -> float:
         """Seconds until there is room, at the rate at which choices have been ending."""
-        excess = self.num_in_flight + num_choices - (self.capacity or 0)
+        excess = self.num_admitted + num_choices - (self.capacity or 0)
         if self._ended_per_second <= 0.0:
             return RETRY_AFTER_MIN
         return min(max(excess / self._ended_per_second, RETRY_AFTER_MIN), RETRY_AFTER_MAX)

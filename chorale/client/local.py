@@ -11,7 +11,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from chorale.client.base import Core, EngineInfo, EngineStatus
 from chorale.client.flights import Flights, total_capacity
@@ -31,7 +31,7 @@ class LocalClient:
         """``max_queued_requests``: choices that may wait beyond ``max_num_seqs``; None: four times it."""
         self._core, self._info = core, info
         self._flights = Flights(time.monotonic)
-        self._flights.capacity = total_capacity(info.max_num_seqs, max_queued_requests)
+        self._flights.set_capacity(total_capacity(info.max_num_seqs, max_queued_requests))
         self._status = EngineStatus("ready")
         self._stats = core.stats()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -54,9 +54,19 @@ class LocalClient:
     def num_in_flight(self) -> int:
         return self._flights.num_in_flight
 
-    def submit(self, request: GenerateRequest) -> RequestStream:
+    def reserve(self, num_choices: Mapping[str, int]) -> None:
+        self._require_engine()
+        self._flights.reserve(num_choices)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        self._flights.release(request_ids)
+
+    def _require_engine(self) -> None:
         if self._status.state != "ready":
             raise EngineDeadError(self._status.message or "the engine has stopped")
+
+    def submit(self, request: GenerateRequest) -> RequestStream:
+        self._require_engine()
         if not len(self._flights):
             self._loop = asyncio.get_running_loop()
         stream = self._flights.admit(request, self._left)

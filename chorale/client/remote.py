@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +93,13 @@ class RemoteClient:
     def num_in_flight(self) -> int:
         return self._flights.num_in_flight
 
+    def reserve(self, num_choices: Mapping[str, int]) -> None:
+        self._require_engine()
+        self._flights.reserve(num_choices)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        self._flights.release(request_ids)
+
     def submit(self, request: GenerateRequest) -> RequestStream:
         self._require_engine()
         stream = self._flights.admit(request, self._left)
@@ -151,7 +158,7 @@ class RemoteClient:
             self._died_at = None
         self._engine_id, self._info = engine_id, info
         capacity = total_capacity(info.max_num_seqs, self._max_queued_requests)
-        self._flights.capacity = max(capacity // self._num_api_processes, 1)
+        self._flights.set_capacity(capacity, self._num_api_processes)
         self._links.connect()
 
     def _message(self, message: FromEngine) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chorale.client.base import EngineInfo, EngineStatus
@@ -54,6 +54,7 @@ class ScriptedClient:
     requests: list[GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     dropped: list[tuple[str, int]] = field(default_factory=list)  # choices that were left
+    reserved: dict[str, int] = field(default_factory=dict)  # request id -> choices
     _streams: dict[str, RequestStream] = field(default_factory=dict)
     _tasks: dict[str, list[asyncio.Task[None]]] = field(default_factory=dict)
 
@@ -75,11 +76,23 @@ class ScriptedClient:
     def num_in_flight(self) -> int:
         return sum(stream.num_unfinished for stream in self._streams.values())
 
-    def submit(self, request: GenerateRequest) -> RequestStream:
+    def reserve(self, num_choices: Mapping[str, int]) -> None:
+        self._require_room(sum(num_choices.values()))
+        self.reserved.update(num_choices)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self.reserved.pop(request_id, None)
+
+    def _require_room(self, num_choices: int) -> None:
         if self.status_value.state in ("dead", "failed"):
             raise EngineDeadError("the engine is restarting", retry_after=1)
-        if self.num_in_flight + request.sampling.n > self.max_in_flight:
+        if self.num_in_flight + sum(self.reserved.values()) + num_choices > self.max_in_flight:
             raise QueueFullError("the queue is full", retry_after=1)
+
+    def submit(self, request: GenerateRequest) -> RequestStream:
+        if self.reserved.pop(request.request_id, None) is None:
+            self._require_room(request.sampling.n)
         self.requests.append(request)
         stream = RequestStream(request.request_id, request.sampling.n, self.abort)
         self._streams[request.request_id] = stream

@@ -6,7 +6,7 @@ import pytest
 
 from chorale.client.flights import RETRY_AFTER_MAX, Flights
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
-from chorale.errors import QueueFullError
+from chorale.errors import QueueFullError, RequestError
 
 
 class Clock:
@@ -72,21 +72,59 @@ def test_one_choice_can_be_left() -> None:
     assert not flights.leave("a", None)
 
 
-def test_capacity_counts_choices_but_an_idle_client_takes_any_request() -> None:
+def test_capacity_counts_choices_and_more_than_that_can_never_fit() -> None:
     flights = Flights(Clock())
-    flights.capacity = 4
+    flights.set_capacity(4)
     flights.admit(asked("a", 4), no_close)
     with pytest.raises(QueueFullError):
         flights.admit(asked("b"), no_close)
+    for num_in_flight in (4, 0):  # whether the server is busy or idle
+        with pytest.raises(RequestError, match="5 choices in all.* at most 4") as refused:
+            flights.admit(asked("c", 5), no_close)
+        assert (refused.value.status, refused.value.param) == (400, "n")
+        assert flights.num_in_flight == num_in_flight
+        flights.remove("a")
+
+
+def test_a_request_of_several_parts_is_admitted_as_a_whole() -> None:
+    flights = Flights(Clock())
+    flights.set_capacity(6)
+    parts = {"a": 2, "b": 2, "c": 2}
+    flights.reserve(parts)
+    with pytest.raises(QueueFullError):  # the places are taken before anything is submitted
+        flights.admit(asked("other"), no_close)
+    flights.admit(asked("a", 2), no_close)
+    assert (flights.num_in_flight, flights.num_admitted) == (2, 6)
+    flights.release(parts)
+    flights.release(parts)
+    assert flights.num_admitted == 2  # "a" is in flight, and its place is not given back twice
+    with pytest.raises(QueueFullError):
+        flights.reserve({"d": 3, "e": 2})
+    assert flights.num_admitted == 2  # nothing of it was kept
+    with pytest.raises(RequestError) as refused:
+        flights.reserve({"d": 4, "e": 3})
+    assert (refused.value.status, refused.value.param) == (400, "prompt")
+
+
+def test_processes_share_the_capacity_and_an_idle_one_admits_what_the_server_can_hold() -> None:
+    flights = Flights(Clock())
+    flights.set_capacity(8, num_processes=2)
+    flights.admit(asked("a"), no_close)
+    with pytest.raises(QueueFullError):
+        flights.admit(asked("b", 4), no_close)
+    flights.admit(asked("c", 3), no_close)
     flights.remove("a")
-    flights.admit(asked("c", 9), no_close)
-    assert flights.num_in_flight == 9
+    flights.remove("c")
+    flights.reserve({"d": 4, "e": 4})  # idle: admitted whole, beyond the share of four
+    flights.release(["d", "e"])
+    with pytest.raises(RequestError, match="at most 8"):
+        flights.reserve({"d": 4, "e": 5})
 
 
 def test_retry_after_follows_the_completion_rate() -> None:
     clock = Clock()
     flights = Flights(clock)
-    flights.capacity = 100
+    flights.set_capacity(100)
     for i in range(100):
         flights.admit(asked(f"r{i}"), no_close)
     for _ in range(40):  # two choices end, and two come, each second

@@ -17,6 +17,7 @@ from chorale.errors import (
     EngineDeadError,
     EngineLoadingError,
     QueueFullError,
+    RequestError,
     RequestTimeoutError,
 )
 from chorale.serve.watch import WatchLimits
@@ -255,6 +256,31 @@ def test_two_clients_do_not_see_each_others_tokens() -> None:
                 assert answers[2][0][1] == "error"
             finally:
                 await other.close()
+
+    run(scene())
+
+
+def test_two_processes_share_the_capacity_of_the_engine() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=0.005, max_num_seqs=2), max_queued_requests=2) as r:
+            half = RemoteClient(r.directory, max_queued_requests=2, num_api_processes=2)
+            half.start()
+            try:
+                await until(lambda: half.status.state == "ready", "the second client is ready")
+                streams = [half.submit(request(f"h{i}", 50_000)) for i in range(2)]
+                with pytest.raises(QueueFullError):
+                    half.submit(request("h2"))
+                with pytest.raises(QueueFullError):
+                    half.reserve({"h2": 1, "h3": 1})
+                with pytest.raises(RequestError, match="at most 4"):
+                    half.reserve({"h2": 3, "h3": 2})
+                await asyncio.gather(*(stream.aclose() for stream in streams))
+                half.reserve({"h2": 2, "h3": 2})
+                streams = [half.submit(request(name, 3, n=2)) for name in ("h2", "h3")]
+                half.release(["h2", "h3"])
+                assert len(await collect(streams[0])) == len(await collect(streams[1])) == 2
+            finally:
+                await half.close()
 
     run(scene())
 

@@ -109,11 +109,25 @@ def _turns(state: ServerState, job: Job, completion: CompletionRequest) -> Async
     return drive(state.client, choices, job.prompt.token_ids, job.sampling, job.options)
 
 
+async def _all_turns(
+    state: ServerState, jobs: Sequence[Job], completion: CompletionRequest
+) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:
+    """(position of the prompt, events of its choices). The prompts are admitted together or refused together."""
+    places = {job.options.request_id: job.sampling.n for job in jobs}
+    state.client.reserve(places)
+    try:
+        async with aclosing(merged([_turns(state, job, completion) for job in jobs])) as turns:
+            async for position, batch in turns:
+                yield position, batch
+    finally:
+        state.client.release(places)
+
+
 async def complete_text(state: ServerState, jobs: Sequence[Job], answer: TextAnswer) -> dict[str, Any]:
     """The body. Raises the ``ChoraleError`` that a choice ended with."""
     completion = answer.request
     folds = [[Fold() for _ in range(completion.n)] for _ in jobs]
-    async with aclosing(merged([_turns(state, job, completion) for job in jobs])) as turns:
+    async with aclosing(_all_turns(state, jobs, completion)) as turns:
         async for position, batch in turns:
             for index, events in batch:
                 folds[position][index].add(events)
@@ -154,7 +168,7 @@ async def stream_text(state: ServerState, jobs: Sequence[Job], answer: TextAnswe
     ]
     sent = False
     try:
-        async with aclosing(merged([_turns(state, job, completion) for job in jobs])) as turns:
+        async with aclosing(_all_turns(state, jobs, completion)) as turns:
             async for position, batch in turns:
                 data = await beside(
                     partial(_feed, writers[position], batch),

@@ -1,0 +1,99 @@
+"""Admission of whole requests: many prompts, many choices, on an engine of four sequences and eight waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from scripted_helpers import Server, events_of, run, served
+
+from chorale.client.base import EngineInfo
+from chorale.client.local import LocalClient
+from chorale.engine.core import EngineCore
+from chorale.engine.fake import FakeExecutor, FakeModel
+from chorale.engine.types import EngineLimits
+
+LIMITS = EngineLimits(
+    num_blocks=400, block_size=16, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=1024
+)
+INFO = EngineInfo(model="fake", max_model_len=1024, max_num_seqs=4)
+LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
+
+
+def with_engine(main: Any, step_seconds: float = 0.0) -> None:
+    async def body() -> None:
+        executor = FakeExecutor(LIMITS, FakeModel(), step_seconds=step_seconds)
+        client: Any = LocalClient(EngineCore(LIMITS, executor), INFO, max_queued_requests=8)
+        try:
+            async with served(client) as server:
+                await main(server)
+                assert client._flights.num_admitted == 0
+        finally:
+            await client.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_idle_server_takes_what_fits_whole_and_refuses_what_cannot(stream: bool) -> None:
+    async def main(server: Server) -> None:
+        for prompts, n in ((12, 1), (6, 2), (3, 4), (1, 12)):
+            response = await server.complete(["a"] * prompts, n=n, max_tokens=3, stream=stream)
+            assert response.status_code == 200, response.text
+            if not stream:
+                assert len(response.json()["choices"]) == 12
+            else:
+                assert {c["index"] for e in events_of(response) for c in e["choices"]} == set(range(12))
+        for prompts, n in ((13, 1), (7, 2), (1, 13), (256, 16)):
+            response = await server.complete(["a"] * prompts, n=n, max_tokens=3, stream=stream)
+            assert response.status_code == 400, response.text
+            error = response.json()["error"]
+            assert error["code"] == "too_many_choices"
+            assert error["param"] == ("prompt" if prompts > 1 else "n")
+            assert "at most 12" in error["message"]
+            assert "retry-after" not in response.headers
+
+    with_engine(main)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_on_a_busy_server_a_request_is_refused_whole_and_harms_nobody(stream: bool) -> None:
+    async def main(server: Server) -> None:
+        running = asyncio.create_task(server.complete(["a"] * 2, **LONG))
+        while server.client.num_in_flight < 2:
+            await asyncio.sleep(0.005)
+        refused = await server.complete(["a"] * 11, max_tokens=3, stream=stream)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert server.client.num_in_flight == 2  # none of its prompts was let in
+        assert server.state.metrics is not None
+        admitted = await server.complete(["a"] * 10, max_tokens=3, stream=stream)
+        assert admitted.status_code == 200
+        assert (await running).status_code == 200
+
+    with_engine(main, step_seconds=0.002)
+
+
+def test_places_are_given_back_whatever_happens() -> None:
+    async def main(server: Server) -> None:
+        left = asyncio.create_task(server.complete(["a"] * 12, **LONG))
+        while server.client.num_in_flight < 12:
+            await asyncio.sleep(0.005)
+        left.cancel()  # the client leaves
+        await asyncio.gather(left, return_exceptions=True)
+        too_long = await server.complete([["x"] * 3], max_tokens=3)
+        assert too_long.status_code == 400
+        assert (await server.complete(["a"] * 12, max_tokens=3)).status_code == 200
+
+    with_engine(main, step_seconds=0.002)
+
+
+def test_choices_of_a_chat_count_together() -> None:
+    async def main(server: Server) -> None:
+        assert (await server.chat(n=12, max_tokens=3)).status_code == 200
+        refused = await server.chat(n=13, max_tokens=3)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "n"
+
+    with_engine(main)
