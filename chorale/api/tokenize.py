@@ -82,7 +82,7 @@ async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
     check_model(state, chat.model)
     hosted = hosted_tools(chat)
     if chat.continue_final_message or hosted.wanted or hosted.unserved:
-        prepared = await prepare(state, chat)
+        prepared = await prepare(state, chat, b"")  # nothing of it reaches the engine
         await close_tools(prepared.options.tools)
         token_ids = prepared.prompt_token_ids
     else:

@@ -107,7 +107,7 @@ class Flights:
                 code="too_many_choices",
             )
         num_admitted = self.num_admitted
-        # An idle process admits what is above its share of the capacity: it could never be admitted else.
+        # An idle process admits what is above its share of the capacity: otherwise it never could be.
         if self.capacity is not None and num_admitted and num_admitted + num_choices > self.capacity:
             raise QueueFullError(
                 f"the queue is full: {num_admitted} choices are running or waiting",

@@ -79,7 +79,7 @@ def test_capacity_counts_choices_and_more_than_that_can_never_fit() -> None:
     with pytest.raises(QueueFullError):
         flights.admit(asked("b"), no_close)
     for num_in_flight in (4, 0):  # whether the server is busy or idle
-        with pytest.raises(RequestError, match="5 choices in all.* at most 4") as refused:
+        with pytest.raises(RequestError, match=r"5 choices in all.* at most 4") as refused:
             flights.admit(asked("c", 5), no_close)
         assert (refused.value.status, refused.value.param) == (400, "n")
         assert flights.num_in_flight == num_in_flight

@@ -29,7 +29,7 @@ from chorale.api.usage import of_choices
 async def create(state: ServerState, request: Request) -> Response:
     chat = await read_as(request, state.config, parse_chat)
     check_model(state, chat.model)
-    prepared = await prepare(state, chat)
+    prepared = await prepare(state, chat, request.state.owner)
     answer = Answer.of(state, chat)
     if chat.stream:
         source = stream_chat(state, chat, prepared, answer, request.state.owner)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from chorale.api.cache_salt import cache_salt
 from chorale.api.chat.messages import (
     content_text,
     reasoning_text,
@@ -50,10 +51,10 @@ class Prepared:
     options: TurnOptions
 
 
-async def prepare(state: ServerState, chat: ChatRequest) -> Prepared:
+async def prepare(state: ServerState, chat: ChatRequest, owner: bytes) -> Prepared:
     """Raises ``RequestError`` for what is wrong in messages or tools, or does not fit the window.
 
-    The turn closes the boxes of ``options.tools``.
+    ``owner``: the digest of the caller's key. The turn closes the boxes of ``options.tools``.
     """
     rules, structured = await beside(lambda: read_rules(chat), heavy=_is_heavy(chat))
     wants_search = rules.choice.hosted is not None and "web_search" in rules.choice.hosted
@@ -62,7 +63,7 @@ async def prepare(state: ServerState, chat: ChatRequest) -> Prepared:
     )
     rules, tools = await open_tools(state, Plan(hosted), rules, chat.n)
     try:
-        return await _prepare(state, chat, rules, structured, tools)
+        return await _prepare(state, chat, owner, rules, structured, tools)
     except BaseException:
         await close_tools(tools)
         raise
@@ -71,6 +72,7 @@ async def prepare(state: ServerState, chat: ChatRequest) -> Prepared:
 async def _prepare(
     state: ServerState,
     chat: ChatRequest,
+    owner: bytes,
     rules: TurnRules,
     structured: Structured,
     tools: tuple[TurnTools, ...],
@@ -112,7 +114,7 @@ async def _prepare(
         ignore_eos=bool(chat.ignore_eos),
         progress=chat.stream and (chat.continuous_usage or chat.return_token_ids),
         priority=chat.priority or 0,
-        cache_salt=chat.cache_salt or "",
+        cache_salt=cache_salt(owner, chat.cache_salt),
         arrival_time=time.time(),
         tools=tools,
     )

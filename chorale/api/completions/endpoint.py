@@ -13,6 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from chorale.api.cache_salt import cache_salt
 from chorale.api.completions.raw import RawChoice, RawOptions
 from chorale.api.completions.request import (
     CompletionRequest,
@@ -59,7 +60,8 @@ async def create(state: ServerState, request: Request) -> Response:
         read_structured(completion),
         "response_format",
     )
-    jobs = [await _job(state, completion, prompt, structured) for prompt in prompts]
+    owner = request.state.owner
+    jobs = [await _job(state, completion, prompt, structured, owner) for prompt in prompts]
     answer = TextAnswer(state.model_names[0], completion, state.vocab)
     if completion.stream:
         return EventStream(stream_text(state, jobs, answer), on_error=last_error)
@@ -68,7 +70,7 @@ async def create(state: ServerState, request: Request) -> Response:
 
 
 async def _job(
-    state: ServerState, completion: CompletionRequest, prompt: Prompt, structured: Structured
+    state: ServerState, completion: CompletionRequest, prompt: Prompt, structured: Structured, owner: bytes
 ) -> Job:
     sampling = resolve_sampling(
         completion,
@@ -92,7 +94,7 @@ async def _job(
         stream_interval=state.config.stream_interval if completion.stream else NEVER,
         progress=completion.stream and (completion.return_token_ids or completion.continuous_usage),
         priority=completion.priority or 0,
-        cache_salt=completion.cache_salt or "",
+        cache_salt=cache_salt(owner, completion.cache_salt),
         arrival_time=time.time(),
     )
     return Job(prompt, sampling, options)
@@ -112,7 +114,7 @@ def _turns(state: ServerState, job: Job, completion: CompletionRequest) -> Async
 async def _all_turns(
     state: ServerState, jobs: Sequence[Job], completion: CompletionRequest
 ) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:
-    """(position of the prompt, events of its choices). The prompts are admitted together or refused together."""
+    """(position of the prompt, events of its choices). The prompts are admitted or refused as one."""
     places = {job.options.request_id: job.sampling.n for job in jobs}
     state.client.reserve(places)
     try:

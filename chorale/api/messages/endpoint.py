@@ -23,7 +23,7 @@ from chorale.api.turn import run_turn
 async def create(state: ServerState, request: Request) -> Response:
     message = await read_as(request, state.config, parse_messages)
     check_model(state, message.model)
-    prepared = await prepare(state, message)
+    prepared = await prepare(state, message, request.state.owner)
     answer = MessageAnswer.of(state, message)
     headers = {"request-id": request.state.request_id}
     if message.stream:

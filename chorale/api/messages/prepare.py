@@ -6,6 +6,7 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 
+from chorale.api.cache_salt import cache_salt
 from chorale.api.effort import reasoning_effort, take_effort
 from chorale.api.messages.convert import Converter, system_text
 from chorale.api.messages.request import CountRequest, MessagesRequest
@@ -45,8 +46,11 @@ class Prepared:
     options: TurnOptions
 
 
-async def prepare(state: ServerState, request: MessagesRequest) -> Prepared:
-    """Raises ``RequestError`` for what is wrong, or does not fit the window."""
+async def prepare(state: ServerState, request: MessagesRequest, owner: bytes) -> Prepared:
+    """Raises ``RequestError`` for what is wrong, or does not fit the window.
+
+    ``owner``: the digest of the caller's key.
+    """
     prompt = await build_prompt(state, request)
     sampling = resolve_sampling(
         request,
@@ -70,7 +74,7 @@ async def prepare(state: ServerState, request: MessagesRequest) -> Prepared:
         ignore_eos=bool(request.ignore_eos),
         progress=request.stream,  # message_start tells the usage so far
         priority=request.priority or 0,
-        cache_salt=request.cache_salt or "",
+        cache_salt=cache_salt(owner, request.cache_salt),
         arrival_time=time.time(),
     )
     return Prepared(prompt.token_ids, sampling, options)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from chorale.api.cache_salt import cache_salt
 from chorale.api.choice import TurnOptions
 from chorale.api.compaction import Compaction
 from chorale.api.compaction import reserve as room_for_summary
@@ -85,13 +86,13 @@ async def prepare(
     """
     prompt = await build_prompt(state, request, owner, history)
     try:
-        return await _prepare(state, request, prompt)
+        return await _prepare(state, request, prompt, owner)
     except BaseException:
         await prompt.close()
         raise
 
 
-async def _prepare(state: ServerState, request: ResponsesRequest, prompt: Prompt) -> Prepared:
+async def _prepare(state: ServerState, request: ResponsesRequest, prompt: Prompt, owner: bytes) -> Prepared:
     rules = prompt.rules
     sampling = resolve_sampling(
         request,
@@ -116,7 +117,7 @@ async def _prepare(state: ServerState, request: ResponsesRequest, prompt: Prompt
         ensure_answer=not request.ignore_eos,
         ignore_eos=bool(request.ignore_eos),
         priority=request.priority or 0,
-        cache_salt=request.cache_salt or "",
+        cache_salt=cache_salt(owner, request.cache_salt),
         arrival_time=time.time(),
         tools=prompt.hosted,
         compaction=prompt.compaction,

@@ -1,4 +1,4 @@
-"""Admission of whole requests: many prompts, many choices, on an engine of four sequences and eight waiting."""
+"""Admission of whole requests: many prompts, many choices; four choices may run and eight may wait."""
 
 from __future__ import annotations
 
