@@ -18,7 +18,7 @@ from chorale.api.ids import new_id
 from chorale.errors import ChoraleError, EngineError, QueueFullError
 
 if TYPE_CHECKING:
-    from chorale.api.responses.stored import ResponseStore
+    from chorale.api.responses.stored import Hold, ResponseStore
 
 logger = logging.getLogger("chorale.api.responses")
 
@@ -55,6 +55,8 @@ class Background:
         self._jobs: dict[str, Job] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._starting: set[str] = set()  # begun in the store, or about to be
+        self._holds: list[Hold] = []  # that could not be released yet
+        self._problem = ""  # of the store, as it was logged
         self._seen: dict[str, tuple[int, int]] = {}  # other workers: their beat, and how often we saw it
 
     @property
@@ -93,11 +95,15 @@ class Background:
         while True:
             try:
                 await self._look(store)
+                self._problem = ""
             except ChoraleError as error:
-                logger.warning("background responses: %s", error)
+                if error.message != self._problem:  # said once, however long it lasts
+                    logger.warning("background responses: %s", error)
+                self._problem = error.message
             await asyncio.sleep(self._beat_seconds)
 
     async def _look(self, store: ResponseStore) -> None:
+        await self._release_holds(store)
         workers = await store.live.workers()
         if self.worker in workers:
             mine = set(self._jobs)
@@ -122,6 +128,24 @@ class Background:
                 failed = await store.live.bury(worker, beat)
                 logger.warning("a server process is gone; its background responses failed: %s", failed)
 
+    async def let_go(self, store: ResponseStore, hold: Hold) -> None:
+        """Release a conversation, now or, while the store cannot, with a later heartbeat. Never raises.
+
+        A request does not wait for it longer than for the lock that refused it.
+        """
+        if store.fault is None:
+            try:
+                await store.conversations.release(hold)
+                return
+            except ChoraleError as error:
+                logger.warning("conversation %s could not be released yet: %s", hold.conversation_id, error)
+        self._holds.append(hold)
+
+    async def _release_holds(self, store: ResponseStore) -> None:
+        while self._holds:
+            await store.conversations.release(self._holds[0])
+            del self._holds[0]
+
     async def drain(self) -> None:
         """Wait until every job has ended."""
         while self._tasks:
@@ -138,5 +162,5 @@ class Background:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        with contextlib.suppress(ChoraleError):
+        with contextlib.suppress(ChoraleError):  # also lets go of the conversations
             await store.live.bury(self.worker, None)

@@ -66,4 +66,5 @@ async def metrics(state: ServerState, request: Request) -> Response:
         async with asyncio.timeout(_STORE_SECONDS):
             stats = await state.store.stats()
         state.metrics.stored(stats)
+    state.metrics.store_works(state.store.fault is None)
     return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE})

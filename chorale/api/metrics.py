@@ -70,6 +70,7 @@ class Metrics(Collector):
         self._before_restarts = dict.fromkeys(ENGINE_FIELDS, 0)
         self._num_restarts = 0
         self._engine_id = ""
+        self._store_works = True
         self._store_sizes: dict[str, int] = {}  # what the response store holds, by metric
         self.process, self._share, self._log_stats = process, share, log_stats
         self._registry = CollectorRegistry(auto_describe=False)
@@ -114,6 +115,10 @@ class Metrics(Collector):
         """``TurnEnded.repairs``. Kinds come from the parser's closed set, never from the model's text."""
         for kind, number in repairs.items():
             self.series.count("chorale:harmony_repairs", (kind,), number)
+
+    def store_works(self, works: bool) -> None:
+        """Whether the last write to the response store succeeded."""
+        self._store_works = works
 
     def stored(self, stats: StoreStats) -> None:
         """What the response store holds. Several processes share it: it is not summed."""
@@ -172,6 +177,11 @@ class Metrics(Collector):
 
     def _collect(self) -> Iterator[Any]:
         yield from self._collect_engine()
+        yield self._gauge(
+            "chorale:response_store_up",
+            "1 if the last write to the response store succeeded, 0 if responses cannot be stored",
+            int(self._store_works),
+        )
         for name, value in self._store_sizes.items():
             yield self._gauge(name, "What the response store holds", value)
         series = total([self.series, *self._others()])

@@ -101,13 +101,13 @@ class Flights:
     def _require_room(self, num_choices: int, param: str = "n") -> None:
         if self.most is not None and num_choices > self.most:
             raise RequestError(
-                f"{param}: {num_choices} choices in all; this server runs and queues at most {self.most} at a "
-                "time (--max-num-seqs plus --max-queued-requests)",
+                f"{param}: {num_choices} choices in all; this server runs and queues at most {self.most} "
+                "at a time (--max-num-seqs plus --max-queued-requests)",
                 param=param,
                 code="too_many_choices",
             )
         num_admitted = self.num_admitted
-        # An idle process admits what is above its share of the capacity: otherwise it never could be.
+        # An idle process admits what is above its share: it could never be admitted otherwise.
         if self.capacity is not None and num_admitted and num_admitted + num_choices > self.capacity:
             raise QueueFullError(
                 f"the queue is full: {num_admitted} choices are running or waiting",

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from chorale.api.responses.database import Database
 from chorale.api.responses.rows import totals
-from chorale.api.responses.worker import DatabaseWorker
+from chorale.api.responses.worker import LOCK_SECONDS, DatabaseWorker
 
 Result = TypeVar("Result")
 
@@ -27,7 +27,10 @@ class Bounds:
 
 
 class Access:
-    """``connect(first)`` opens a connection; the writer's is the first. ``one``: there is only one."""
+    """``connect(first)`` opens a connection; the writer's is the first. ``one``: there is only one.
+
+    ``begin``: a job that comes before every other write. ``lock_seconds``: how long a job waits for locks.
+    """
 
     def __init__(
         self,
@@ -37,16 +40,26 @@ class Access:
         clock: Callable[[], float] = time.time,
         idle_seconds: float = 60.0,
         one: bool = False,
+        begin: Callable[[Database], None] | None = None,
+        lock_seconds: float = LOCK_SECONDS,
     ) -> None:
         self.clock = clock
         self.bounds = bounds
         self.num_evicted = 0
         self.writer = DatabaseWorker(
-            "responses-writer", lambda: connect(True), writes=True, idle=self.tidy, idle_seconds=idle_seconds
+            "responses-writer",
+            lambda: connect(True),
+            writes=True,
+            first=begin,
+            idle=self.tidy,
+            idle_seconds=idle_seconds,
+            lock_seconds=lock_seconds,
         )
-        self.reader = (
-            self.writer if one else DatabaseWorker("responses-reader", lambda: connect(False), writes=False)
-        )
+        self.reader = self.writer
+        if not one:
+            self.reader = DatabaseWorker(
+                "responses-reader", lambda: connect(False), writes=False, lock_seconds=lock_seconds
+            )
 
     async def write(self, job: Callable[[Database], Result]) -> Result:
         return await self.writer.run(job)
@@ -67,7 +80,7 @@ class Access:
 
     def tidy(self, db: Database) -> None:
         """Idle work: evict what has aged, give space back."""
-        db.begin(writes=True)
+        db.begin(writes=True, seconds=0.0)  # requests come first
         num_evicted = self.evict(db)
         db.commit()
         db.give_back(num_evicted)

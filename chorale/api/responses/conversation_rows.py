@@ -205,7 +205,6 @@ def finish_hold(db: Database, hold: Hold, response: StoredResponse, now: float) 
     release_hold(db, hold, (*response.input, *response.output) if kept else (), now)
 
 
-def free_all(db: Database, worker: str | None) -> None:
-    """Let go of what a dead worker, or all of them, held."""
-    where, parameters = ("= ?", (worker,)) if worker is not None else ("IS NOT NULL", ())
-    db.execute(f"UPDATE conversations SET locked = NULL, worker = NULL WHERE worker {where}", parameters)
+def free_all(db: Database, worker: str) -> None:
+    """Let go of what a dead worker held."""
+    db.execute("UPDATE conversations SET locked = NULL, worker = NULL WHERE worker = ?", (worker,))

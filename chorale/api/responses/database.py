@@ -29,8 +29,12 @@ class Database(Protocol):
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> Any: ...
 
-    def begin(self, writes: bool) -> None:
-        """A reading transaction sees one moment of the database."""
+    def is_busy(self, error: Exception) -> bool:
+        """Whether an error of the driver says that a lock was not free in time."""
+        ...
+
+    def begin(self, writes: bool, seconds: float) -> None:
+        """A reading transaction sees one moment of the database. ``seconds``: how long to wait for a lock."""
         ...
 
     def commit(self) -> None: ...

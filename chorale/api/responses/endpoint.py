@@ -109,7 +109,7 @@ async def begin(
         return Run(state, fields, prepared, owner, hold, history is not None)
     except BaseException:
         if hold is not None:
-            await state.store.conversations.release(hold)
+            await state.background.let_go(state.store, hold)
         raise
 
 

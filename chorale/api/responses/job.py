@@ -60,6 +60,9 @@ class Job:
         try:
             await self._live.begin(row, self._worker, self._take())
             await self._run.start()
+        except StoreError:
+            await self._run.close()
+            raise  # nothing was stored
         except BaseException:
             await self._run.close()
             with contextlib.suppress(StoreError):  # if it cannot be taken back, the next heartbeat ends it

@@ -144,12 +144,26 @@ def _workers(db: Database) -> dict[str, int]:
     return dict(db.execute("SELECT id, beat FROM workers").fetchall())
 
 
+def all_workers(db: Database) -> list[str]:
+    """Every worker that is known, or owns something."""
+    rows = db.execute(
+        "SELECT id FROM workers UNION SELECT worker FROM responses WHERE worker IS NOT NULL"
+        " UNION SELECT worker FROM conversations WHERE worker IS NOT NULL"
+    )
+    return [row[0] for row in rows.fetchall()]
+
+
+def bury(db: Database, worker: str) -> list[str]:
+    """A worker is dead: what it owned has failed. Returns the ids of its responses."""
+    db.execute("DELETE FROM workers WHERE id = ?", (worker,))
+    return fail_owned(db, worker)
+
+
 def _bury(worker: str, beat: int | None, db: Database) -> list[str]:
     row = db.execute("SELECT beat FROM workers WHERE id = ?", (worker,)).fetchone()
     if row is None or beat not in (None, row[0]):
         return []
-    db.execute("DELETE FROM workers WHERE id = ?", (worker,))
-    return fail_owned(db, worker)
+    return bury(db, worker)
 
 
 def _fail(worker: str, response_ids: set[str], db: Database) -> None:
@@ -161,10 +175,9 @@ def _fail(worker: str, response_ids: set[str], db: Database) -> None:
             _cut(db, row[0], load(db, row), "failed")
 
 
-def fail_owned(db: Database, worker: str | None) -> list[str]:
-    """Fail every live response of a worker, or of all of them; their conversations are free again."""
-    where, parameters = ("= ?", (worker,)) if worker is not None else ("IS NOT NULL", ())
-    rows = db.execute(f"SELECT {COLUMNS} FROM responses WHERE worker {where}", parameters).fetchall()
+def fail_owned(db: Database, worker: str) -> list[str]:
+    """Fail every live response of a worker; its conversations are free again."""
+    rows = db.execute(f"SELECT {COLUMNS} FROM responses WHERE worker = ?", (worker,)).fetchall()
     for row in rows:
         _cut(db, row[0], load(db, row), "failed")
     free_all(db, worker)

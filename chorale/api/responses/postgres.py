@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chorale.api.responses.stored import StoreError
+from chorale.api.responses.worker import LOCK_SECONDS
 from chorale.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ logger = logging.getLogger("chorale.api.responses")
 
 VERSION = 2
 _LOCK = 0x63686F72616C65  # "chorale": the advisory lock of writers
+_LOCK_NOT_AVAILABLE = "55P03"
 _BIG = "BIGINT NOT NULL"
 _SCHEMA = f"""
 CREATE TABLE responses (
@@ -116,12 +118,17 @@ class PostgresDatabase:
         import psycopg
 
         self._connection: psycopg.Connection[Any] = psycopg.connect(
-            conninfo, autocommit=True, connect_timeout=10, application_name="chorale"
+            conninfo,
+            autocommit=True,
+            connect_timeout=int(LOCK_SECONDS),
+            tcp_user_timeout=10_000,  # ms: a server that has vanished is not waited for
+            application_name="chorale",
         )
         self.errors: type[Exception] = psycopg.Error
         # A server that vanished in the middle of a write must not hold the others up for long.
         self._connection.execute("SET idle_in_transaction_session_timeout = '60s'")
         self._connection.execute("SET lock_timeout = '30s'")
+        self._connection.execute("SET statement_timeout = '60s'")
 
     @property
     def broken(self) -> bool:
@@ -139,12 +146,15 @@ class PostgresDatabase:
         """Several statements, without parameters."""
         self._connection.execute(sql)
 
-    def begin(self, writes: bool) -> None:
+    def is_busy(self, error: Exception) -> bool:
+        return getattr(error, "sqlstate", None) == _LOCK_NOT_AVAILABLE
+
+    def begin(self, writes: bool, seconds: float) -> None:
+        self._connection.execute("BEGIN" if writes else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        # Holds for every lock of the transaction, those on rows and tables too; 0 would be no limit.
+        self._connection.execute(f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}")
         if writes:
-            self._connection.execute("BEGIN")
             self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-        else:
-            self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
     def commit(self) -> None:
         self._connection.commit()
@@ -182,7 +192,7 @@ def connect(conninfo: str, migrating: bool) -> PostgresDatabase:
 
 
 def _migrate(database: PostgresDatabase) -> None:
-    database.begin(writes=True)
+    database.begin(writes=True, seconds=LOCK_SECONDS)
     database.execute("CREATE SCHEMA IF NOT EXISTS chorale")
     database.execute("SET LOCAL search_path TO chorale")
     if database.execute("SELECT to_regclass('chorale.schema_version')").fetchone()[0] is None:

@@ -155,10 +155,7 @@ class Run:
         await self._prepared.prompt.close()
         hold, self.hold = self.hold, None
         if hold is not None:
-            try:
-                await self._state.store.conversations.release(hold)
-            except ChoraleError as error:
-                logger.warning("conversation %s could not be released: %s", hold.conversation_id, error)
+            await self._state.background.let_go(self._state.store, hold)
 
     # ------------------------------------------------------------------ verbs of a background job
 

@@ -105,6 +105,8 @@ MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2)
 
 def migrate(connection: sqlite3.Connection) -> None:
     """Create the tables or bring them up to date. Raises ``ConfigError`` for a file from a newer release."""
+    if _version(connection) == len(MIGRATIONS):
+        return  # nothing is written: the disk may be full
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)")
     row = connection.execute("SELECT version FROM schema_version").fetchone()
@@ -120,6 +122,15 @@ def migrate(connection: sqlite3.Connection) -> None:
     connection.execute("DELETE FROM schema_version")
     connection.execute("INSERT INTO schema_version VALUES (?)", (len(MIGRATIONS),))
     connection.execute("COMMIT")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    """0 for a file without tables."""
+    table = "SELECT 1 FROM sqlite_master WHERE name = 'schema_version'"
+    if connection.execute(table).fetchone() is None:
+        return 0
+    row = connection.execute("SELECT version FROM schema_version").fetchone()
+    return int(row[0]) if row is not None else 0
 
 
 def _statements(script: str) -> list[str]:

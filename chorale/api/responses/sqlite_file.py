@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sqlite3
@@ -10,7 +11,8 @@ import time
 from pathlib import Path
 
 from chorale.api.responses.schema import migrate
-from chorale.api.responses.stored import StoreError
+from chorale.api.responses.stored import NoSpaceError, StoreError
+from chorale.api.responses.worker import LOCK_SECONDS
 
 logger = logging.getLogger("chorale.api.responses")
 
@@ -18,9 +20,8 @@ MEMORY = ":memory:"
 # Larger files are not read through at start (10 GiB would take a minute); a damaged page in them is found
 # when it is read, and only the response on it is lost.
 _CHECK_BYTES = 512 * 2**20
-
-
 _VACUUM_PAGES = 256
+_LEAST_BYTES = 256 * 2**10  # less free space than this, and a fault is taken for a full disk's
 
 
 class SqliteDatabase(sqlite3.Connection):
@@ -29,7 +30,12 @@ class SqliteDatabase(sqlite3.Connection):
     errors = sqlite3.Error
     broken = False
 
-    def begin(self, writes: bool) -> None:
+    def is_busy(self, error: Exception) -> bool:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+    def begin(self, writes: bool, seconds: float) -> None:
+        self.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
         self.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     def give_back(self, num_evicted: int) -> None:
@@ -38,11 +44,12 @@ class SqliteDatabase(sqlite3.Connection):
 
 
 def connect(path: str, *, migrating: bool) -> SqliteDatabase:
+    """Raises ``NoSpaceError`` when the disk is full or read-only, ``StoreError`` for any other fault."""
     # isolation_level=None: transactions are begun and ended by us. The thread check is off because the
     # connection is made by the opener and then handed to its one thread.
     try:
         connection = sqlite3.connect(
-            path, timeout=10.0, isolation_level=None, check_same_thread=False, factory=SqliteDatabase
+            path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False, factory=SqliteDatabase
         )
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # before the first table, or it has no effect
         if path != MEMORY:
@@ -52,8 +59,31 @@ def connect(path: str, *, migrating: bool) -> SqliteDatabase:
         if migrating:
             migrate(connection)
     except sqlite3.Error as error:
-        raise StoreError(f"cannot open the response store {path}: {error}") from error
+        raise _fault(Path(path), error) from error
     return connection
+
+
+def is_read_only(folder: Path) -> bool:
+    """Whether ``folder``, or the nearest one above it that exists, is on a read-only disk."""
+    return bool(_disk(folder).f_flag & os.ST_RDONLY) if sys.platform != "win32" else False
+
+
+def _disk(folder: Path) -> os.statvfs_result:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return os.statvfs(folder)
+
+
+def _fault(path: Path, error: Exception) -> StoreError:
+    """Judged by the disk too: SQLite has several codes for a file that it could not make or lengthen."""
+    message = f"cannot open the response store {path}: {error}"
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    no_space = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
+    no_space = no_space or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    if not no_space and sys.platform != "win32":
+        disk = _disk(path.parent)
+        no_space = bool(disk.f_flag & os.ST_RDONLY) or disk.f_bavail * disk.f_frsize < _LEAST_BYTES
+    return NoSpaceError(message) if no_space else StoreError(message)
 
 
 def prepare_file(path: Path) -> tuple[int, bool]:
@@ -61,14 +91,14 @@ def prepare_file(path: Path) -> tuple[int, bool]:
 
     The first process to open a file checks it under an exclusive lock; others wait for that and skip it.
     Returns the lock's file descriptor, and whether it is exclusive: nobody else has the file open then.
-    ``share_file`` lets the others in.
+    ``share_file`` lets the others in. Raises ``StoreError``, or ``NoSpaceError`` when the disk is full.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         lock_fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StoreError(f"cannot open the response store: {error}") from error
+        raise _fault(path, error) from error
     if sys.platform == "win32":
         _check_or_quarantine(path)
         return lock_fd, False
@@ -79,7 +109,11 @@ def prepare_file(path: Path) -> tuple[int, bool]:
     except BlockingIOError:
         fcntl.flock(lock_fd, fcntl.LOCK_SH)
         return lock_fd, False
-    _check_or_quarantine(path)
+    try:
+        _check_or_quarantine(path)
+    except OSError as error:  # a damaged file could not be replaced
+        os.close(lock_fd)
+        raise _fault(path, error) from error
     return lock_fd, True
 
 

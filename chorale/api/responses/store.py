@@ -21,7 +21,7 @@ from chorale.api.responses.completion_store import SqlCompletions
 from chorale.api.responses.conversation_rows import finish_hold
 from chorale.api.responses.conversation_store import SqlConversations
 from chorale.api.responses.database import Database
-from chorale.api.responses.live import SqlLive, count_live, fail_owned
+from chorale.api.responses.live import SqlLive, all_workers, bury, count_live
 from chorale.api.responses.rows import (
     MAX_CHAIN_BYTES,
     delete_response,
@@ -33,17 +33,19 @@ from chorale.api.responses.rows import (
     not_found,
     totals,
 )
-from chorale.api.responses.sqlite_file import MEMORY, connect, prepare_file, share_file
+from chorale.api.responses.sqlite_file import MEMORY, connect, is_read_only, prepare_file, share_file
 from chorale.api.responses.stored import (
     ITEM_ID,
     RESPONSE_ID,
     Hold,
+    NoSpaceError,
     ResponseStore,
     StoredItem,
     StoredResponse,
     StoreError,
     StoreStats,
 )
+from chorale.api.responses.worker import LOCK_SECONDS
 from chorale.config import ServerConfig
 
 __all__ = [
@@ -72,7 +74,8 @@ def open_store(config: ServerConfig) -> ResponseStore:
     """The store that the configuration names. Blocks for the check of the file.
 
     A default place that cannot be written gives a store in memory and one warning; a place that the
-    operator named raises ``StoreError``.
+    operator named raises ``StoreError``. A disk that is full, or a named one that is read-only, gives a store
+    that stores nothing until it can, and one warning.
     """
     bounds = Bounds(
         config.response_store_max_items, config.response_store_max_bytes, config.response_store_ttl
@@ -83,12 +86,20 @@ def open_store(config: ServerConfig) -> ResponseStore:
 
         return SqlStore(Access(partial(connect_postgres, place), bounds))
     if place is not None:
-        return SqliteStore(place, bounds)
+        return _warned(SqliteStore(place, bounds))
     try:
-        return SqliteStore(str(default_path()), bounds)
+        if is_read_only(default_path().parent):
+            raise StoreError(f"{default_path().parent} is on a read-only disk")
+        return _warned(SqliteStore(str(default_path()), bounds))
     except (StoreError, OSError) as error:
         logger.warning("responses are kept in memory only: %s", error)
         return SqliteStore(MEMORY, bounds)
+
+
+def _warned(store: SqliteStore) -> SqliteStore:
+    if store.fault is not None:
+        logger.warning("responses are not stored until there is space: %s", store.fault)
+    return store
 
 
 class SqlStore:
@@ -100,6 +111,10 @@ class SqlStore:
         self.live = SqlLive(access)
         self.conversations = SqlConversations(access)
         self.completions = SqlCompletions(access)
+
+    @property
+    def fault(self) -> str | None:
+        return self._access.writer.fault
 
     async def put(self, response: StoredResponse, hold: Hold | None = None) -> None:
         try:
@@ -165,7 +180,7 @@ class SqlStore:
 class SqliteStore(SqlStore):
     """``path`` is a file or ``":memory:"``.
 
-    The first process that opens a file finds nobody alive in it: what was running has failed.
+    A full or read-only disk is no error: nothing is stored (``fault`` says why) until it has space again.
     """
 
     def __init__(
@@ -175,32 +190,59 @@ class SqliteStore(SqlStore):
         *,
         clock: Callable[[], float] = time.time,
         idle_seconds: float = 60.0,
+        lock_seconds: float = LOCK_SECONDS,
     ) -> None:
-        self._lock_fd, alone = (-1, False) if path == MEMORY else prepare_file(Path(path))
+        self._file = _File(path)
         super().__init__(
             Access(
-                partial(_open, path, alone),
+                self._file.connect,
                 bounds if bounds is not None else Bounds(),
                 clock=clock,
                 idle_seconds=idle_seconds,
                 one=path == MEMORY,  # a database in memory belongs to its one connection
+                begin=self._file.bury,
+                lock_seconds=lock_seconds,
             )
         )
-        if alone:
-            share_file(self._lock_fd)
 
     async def close(self) -> None:
         await super().close()
+        self._file.close()
+
+
+class _File:
+    """The file of a ``SqliteStore``, locked from its first opening to ``close``.
+
+    The first process that opens a file finds nobody alive in it: what its workers left has failed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock_fd = -1
+        self._dead: list[str] = []  # workers that were there before us
+
+    def connect(self, first: bool) -> Database:
+        if self._path == MEMORY or self._lock_fd >= 0:
+            return connect(self._path, migrating=first)
+        if not first:
+            raise NoSpaceError(f"the response store {self._path} is not open")
+        lock_fd, alone = prepare_file(Path(self._path))
+        try:
+            database = connect(self._path, migrating=True)
+            if alone:
+                self._dead = all_workers(database)
+                share_file(lock_fd)
+        except BaseException:
+            os.close(lock_fd)
+            raise
+        self._lock_fd = lock_fd
+        return database
+
+    def bury(self, db: Database) -> None:
+        for worker in self._dead:
+            bury(db, worker)
+
+    def close(self) -> None:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
-
-
-def _open(path: str, alone: bool, first: bool) -> Database:
-    database = connect(path, migrating=first)
-    if first and alone:
-        database.begin(writes=True)
-        database.execute("DELETE FROM workers")
-        fail_owned(database, None)
-        database.commit()
-    return database

@@ -25,6 +25,7 @@ def present(**fields: Any) -> Item:
     return {key: value for key, value in fields.items() if value is not None}
 
 
+RETRY_SECONDS = 5.0  # after which a client may ask again for what the store could not do
 TOOL_STATE = "_tool_state"  # in a stored body: never shown
 RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{32}")
@@ -34,9 +35,21 @@ KEPT = ("completed", "incomplete")  # what other responses said does not go into
 
 
 class StoreError(ChoraleError):
-    """The store could not do it (disk full, I/O error). A request is still answered; see the endpoint."""
+    """The store could not do it now (disk full, locked, unreachable), and may be able to later.
 
-    default_code = "store_error"
+    A request that can do without the store is still answered; see the endpoint. Others get a 503.
+    """
+
+    status = 503
+    type = "service_unavailable"
+    default_code = "store_unavailable"
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message, **{"retry_after": RETRY_SECONDS, **details})
+
+
+class NoSpaceError(StoreError):
+    """The disk is full or read-only: the server runs without storing, and tries again with each write."""
 
 
 class PreviousResponseNotFoundError(NotFoundError):
@@ -144,6 +157,11 @@ class ItemPage:
 
 class ResponseStore(Protocol):
     """Coroutines that never block the event loop. ``StoreError`` where the disk fails."""
+
+    @property
+    def fault(self) -> str | None:
+        """Why the last write failed; None while the store works."""
+        ...
 
     @property
     def live(self) -> LiveResponses: ...

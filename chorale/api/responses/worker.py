@@ -3,6 +3,9 @@
 Write jobs that wait together share one transaction, so a busy server pays one fsync for many responses. A
 job is acknowledged only after the commit. If the shared transaction fails, each job is tried alone, so that
 only the faulty ones fail. A connection that broke is opened anew for the next job.
+
+Each job has one deadline for all the locks that it waits for, counted from its arrival: the time that it
+spends behind other jobs is part of it. A job whose deadline has passed is still tried once, without waiting.
 """
 
 from __future__ import annotations
@@ -11,18 +14,21 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from chorale.api.responses.database import Database
-from chorale.api.responses.stored import StoreError
-from chorale.errors import ChoraleError
+from chorale.api.responses.stored import NoSpaceError, StoreError
 
 Result = TypeVar("Result")
 Job = Callable[[Database], Any]
 
 MAX_GROUP = 64
+LOCK_SECONDS = 5.0  # a job's deadline
+_BUSY_SECONDS = 0.01
+_RECONNECT_SECONDS = 1.0  # between attempts to open a database that cannot be opened
 
 
 @dataclass(slots=True)
@@ -30,6 +36,7 @@ class _Pending:
     job: Job
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
+    deadline: float  # of time.monotonic()
     result: Any = None
     error: Exception | None = None
 
@@ -40,7 +47,11 @@ class _Stop:
 
 
 class DatabaseWorker:
-    """``connect`` runs here, before the thread starts, so that a bad file or address fails at start-up."""
+    """``connect`` runs here, before the thread starts, so that a bad file or address fails at start-up.
+
+    A full or read-only disk (``NoSpaceError``) is none: jobs fail until the database can be opened.
+    ``first``: a job that is done once, before any other, as soon as the database lets it.
+    """
 
     def __init__(
         self,
@@ -48,16 +59,26 @@ class DatabaseWorker:
         connect: Callable[[], Database],
         *,
         writes: bool,
+        first: Job | None = None,
         idle: Job | None = None,
         idle_seconds: float = 60.0,
+        lock_seconds: float = LOCK_SECONDS,
     ) -> None:
         self._connect = connect
-        self._connection = connect()
+        self._connection: Database | None = None
         self._writes = writes
+        self._first = first
         self._idle = idle
         self._idle_seconds = idle_seconds
+        self._lock_seconds = lock_seconds
+        self._refused: tuple[float, str] | None = None  # when opening failed last, and how
+        self.fault: str | None = None  # why the last transaction failed; None while they succeed
         self._queue: queue.SimpleQueue[_Pending | _Stop] = queue.SimpleQueue()
         self._closed = False
+        with contextlib.suppress(NoSpaceError):
+            self._open()
+            if first is not None:
+                self._execute([])
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -67,7 +88,7 @@ class DatabaseWorker:
             raise StoreError("the response store is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-        self._queue.put(_Pending(job, loop, future))
+        self._queue.put(_Pending(job, loop, future, time.monotonic() + self._lock_seconds))
         return await future
 
     def close(self) -> None:
@@ -87,11 +108,11 @@ class DatabaseWorker:
             group, stop = self._next_group()
             if group:
                 self._execute(group)
-                _resolve(group)
             elif stop is None:
                 self._run_idle()
             if stop is not None:
-                self._connection.close()
+                if self._connection is not None:
+                    self._connection.close()
                 stop.done.set()
                 return
 
@@ -110,52 +131,107 @@ class DatabaseWorker:
             return group, None
 
     def _run_idle(self) -> None:
+        """Housekeeping. It is tried again, and a write that fails for the same reason says so."""
         if self._idle is None:
             return
-        # Housekeeping: it is tried again, and a put that fails for the same reason says so. Whatever
-        # happens, the thread must live: requests wait for it.
-        with contextlib.suppress(StoreError, self._connection.errors):
-            self._reconnect()
+        try:
+            connection = self._open()
+        except StoreError:
+            return
+        with contextlib.suppress(StoreError, connection.errors):
             try:
-                self._idle(self._connection)
+                self._idle(connection)
             finally:
-                self._connection.rollback()
+                connection.rollback()
 
     def _execute(self, group: list[_Pending]) -> None:
-        try:
-            self._transaction(group)
-        except Exception:
-            for pending in group:
-                self._alone(pending)
+        """Do the jobs, and hand their results or errors back. While a lock is not free, those wait on whose
+        deadline has not passed."""
+        while waiting := self._attempt(group):
+            group = waiting
+            time.sleep(_BUSY_SECONDS)  # some locks are refused without a wait
 
-    def _transaction(self, group: list[_Pending]) -> None:
-        self._reconnect()
-        connection = self._connection
+    def _attempt(self, group: list[_Pending], reconnected: bool = False) -> list[_Pending]:
+        """Do the jobs in one transaction; returns those that are to be tried again."""
         try:
-            connection.begin(self._writes)
+            connection = self._open()
+        except StoreError as error:
+            self._failed(group, error)
+            return []
+        deadline = min((pending.deadline for pending in group), default=self._soon())
+        try:
+            self._transaction(connection, group, max(0.0, deadline - time.monotonic()))
+        except connection.errors as error:
+            if connection.is_busy(error):
+                return self._still_in_time(group)
+            if connection.broken and not reconnected:
+                return self._attempt(group, reconnected=True)
+            if len(group) < 2:
+                self._failed(group, StoreError(f"the response store failed: {error}"))
+                return []
+        except Exception as error:
+            if len(group) < 2:
+                _give_up(group, error)
+                return []
+        else:
+            self.fault = None
+            _resolve(group)
+            return []
+        for pending in group:  # one of them failed, and all with it
+            self._execute([pending])
+        return []
+
+    def _still_in_time(self, group: list[_Pending]) -> list[_Pending]:
+        """A lock was not free: fail the jobs whose deadline has passed, and return the others."""
+        now = time.monotonic()
+        late = [pending for pending in group if pending.deadline <= now]
+        self._failed(late, StoreError("the response store is locked by another process"))
+        return [pending for pending in group if pending.deadline > now]
+
+    def _soon(self) -> float:
+        return time.monotonic() + self._lock_seconds
+
+    def _transaction(self, connection: Database, group: list[_Pending], seconds: float) -> None:
+        try:
+            connection.begin(self._writes, seconds)
+            if self._first is not None:
+                self._first(connection)
             for pending in group:
                 pending.result = pending.job(connection)
             connection.commit()
+            self._first = None
         except BaseException:
             with contextlib.suppress(connection.errors):
                 connection.rollback()
             raise
 
-    def _alone(self, pending: _Pending) -> None:
-        try:
-            self._transaction([pending])
-        except ChoraleError as error:
-            pending.error = error
-        except self._connection.errors as error:
-            pending.error = StoreError(f"the response store failed: {error}")
-            pending.error.__cause__ = error
-        except Exception as error:
-            pending.error = error
+    def _failed(self, group: list[_Pending], error: StoreError) -> None:
+        """The database could not: so say the jobs, and so does ``fault``."""
+        self.fault = error.message
+        _give_up(group, error)
 
-    def _reconnect(self) -> None:
-        """Raises ``StoreError`` while the database cannot be reached."""
-        if self._connection.broken:
+    def _open(self) -> Database:
+        """The connection. Raises ``StoreError`` while the database cannot be reached, without a queue of
+        attempts: those that come shortly after a failed one share its error."""
+        if self._connection is not None and not self._connection.broken:
+            return self._connection
+        if self._refused is not None and time.monotonic() - self._refused[0] < _RECONNECT_SECONDS:
+            raise StoreError(self._refused[1])
+        try:
             self._connection = self._connect()
+        except StoreError as error:
+            self._refused = time.monotonic(), error.message
+            self.fault = error.message
+            raise
+        self._refused = None
+        return self._connection
+
+
+def _give_up(group: list[_Pending], error: Exception) -> None:
+    for pending in group:
+        # One exception each: raised in several tasks, one would collect the tracebacks of all.
+        pending.error = StoreError(error.message) if isinstance(error, StoreError) else error
+    _resolve(group)
 
 
 def _resolve(group: list[_Pending]) -> None:

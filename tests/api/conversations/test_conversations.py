@@ -418,7 +418,7 @@ def test_a_store_that_fails_fails_the_response() -> None:
         async with serve(HELLO, store=_FullStore()) as server:
             made = await server.sdk.conversations.create()
             status, body = await server.post(input="a", conversation=made.id)
-            assert (status, body["error"]["code"]) == (500, "store_error")
+            assert (status, body["error"]["code"]) == (503, "store_unavailable")
             events = await server.events(input="a", conversation=made.id)
             assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
             assert (await server.post(input="a"))[1]["store"] is False
