@@ -2,9 +2,10 @@
 
 Each server process is a *worker* in the store. While it owns something there (a background response, the
 hold on a conversation) it adds one to its beat every ``beat_seconds``; a worker whose beat has stood still
-for ``patience`` of our own beats is dead, and whoever notices first fails what it left. No clock is compared
-with another, and time in which we were stopped ourselves does not count: neither a jumping clock nor a
-machine that was suspended buries the living.
+for ``patience`` of our own beats is dead, and the first to notice it puts back or fails what it left. What
+was put back waits for any server on the store that has room for it. No clock is compared with another, and
+time in which we were stopped ourselves does not count: neither a jumping clock nor a machine that was
+suspended buries the living.
 """
 
 from __future__ import annotations
@@ -44,6 +45,19 @@ class Job(Protocol):
 
     def stop(self, error: ChoraleError | None = None) -> None: ...
 
+    def leave(self) -> None: ...
+
+
+class Resumer(Protocol):
+    """``chorale.api.responses.resume.Resumer``: what other servers left behind."""
+
+    @property
+    def room(self) -> int: ...
+
+    async def find(self) -> list[str]: ...
+
+    async def take(self, response_id: str, worker: str) -> Job | None: ...
+
 
 class Background:
     """One for each server process. ``watch`` runs as a task for its life; ``close`` at the end."""
@@ -55,6 +69,8 @@ class Background:
         self._jobs: dict[str, Job] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._starting: set[str] = set()  # begun in the store, or about to be
+        self._resuming: set[asyncio.Task[None]] = set()
+        self.closing = False  # nothing new is begun, and what waits is for others
         self._holds: list[Hold] = []  # that could not be released yet
         self._problem = ""  # of the store, as it was logged
         self._seen: dict[str, tuple[int, int]] = {}  # other workers: their beat, and how often we saw it
@@ -80,6 +96,9 @@ class Background:
             self._jobs[job.response_id] = job
         finally:
             self._starting.discard(job.response_id)
+        self._run(job)
+
+    def _run(self, job: Job) -> None:
         task = self._tasks[job.response_id] = asyncio.create_task(job.run())
         task.add_done_callback(lambda done: self._ended(job.response_id, done))
 
@@ -90,11 +109,13 @@ class Background:
 
     # ------------------------------------------------------------------ for the life of the process
 
-    async def watch(self, store: ResponseStore) -> None:
-        """Beat, and look for those that do not. Runs until it is cancelled."""
+    async def watch(self, store: ResponseStore, resumer: Resumer | None = None) -> None:
+        """Beat, look for those that do not, and resume what waits. Runs until it is cancelled."""
         while True:
             try:
                 await self._look(store)
+                if resumer is not None and not self.closing:
+                    await self._resume_waiting(resumer)
                 self._problem = ""
             except ChoraleError as error:
                 if error.message != self._problem:  # said once, however long it lasts
@@ -128,6 +149,44 @@ class Background:
                 failed = await store.live.bury(worker, beat)
                 logger.warning("a server process is gone; its background responses failed: %s", failed)
 
+    async def _resume_waiting(self, resumer: Resumer) -> None:
+        """Begin what other servers left, as far as there is room; in tasks, so that the beat goes on."""
+        for response_id in await resumer.find():
+            if self.num_jobs >= resumer.room:
+                return
+            if response_id not in self._starting and response_id not in self._jobs:
+                self._starting.add(response_id)
+                task = asyncio.create_task(self._resume(resumer, response_id))
+                self._resuming.add(task)
+                task.add_done_callback(self._resuming.discard)
+
+    async def _resume(self, resumer: Resumer, response_id: str) -> None:
+        try:
+            job = await resumer.take(response_id, self.worker)
+            if job is not None:
+                await job.begin()
+                self._jobs[response_id] = job
+                self._run(job)
+        except ChoraleError as error:
+            logger.warning("background response %s: %s", response_id, error)
+        finally:
+            self._starting.discard(response_id)
+
+    async def put_back(self, store: ResponseStore) -> None:
+        """Leave what may be repeated to other servers, or to this one's next start. Never raises."""
+        self.closing = True
+        for task in list(self._resuming):
+            task.cancel()
+        await asyncio.gather(*self._resuming, return_exceptions=True)
+        try:
+            left = await store.live.put_back(self.worker)
+        except ChoraleError as error:
+            logger.warning("background responses could not be left to other servers: %s", error)
+            return
+        for response_id in left:
+            if (job := self._jobs.get(response_id)) is not None:
+                job.leave()
+
     async def let_go(self, store: ResponseStore, hold: Hold) -> None:
         """Release a conversation, now or, while the store cannot, with a later heartbeat. Never raises.
 
@@ -152,7 +211,8 @@ class Background:
             await asyncio.wait(self._tasks.values())
 
     async def close(self, store: ResponseStore) -> None:
-        """Fail what still runs, and leave the store."""
+        """Put back or fail what still runs, and leave the store."""
+        await self.put_back(store)
         error: ChoraleError = EngineError(STOPPED, code="server_restarted")
         for job in list(self._jobs.values()):
             job.stop(error)

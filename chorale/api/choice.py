@@ -28,6 +28,7 @@ from chorale.api.output import (
     Usage,
     chunk_error,
 )
+from chorale.api.runaway import RoundWatch
 from chorale.api.stops import StopFilter
 from chorale.api.toolloop import PendingCall, TurnTools
 from chorale.api.toolrounds import FUNCTIONS, Calling
@@ -133,6 +134,7 @@ class Choice(CompactingRounds):
         self._parser = Parser(self.vocab, tool_names=self._tool_names)
         self._unread: list[Token] = []  # fed, not yet readable as content
         self._round_start = len(self.sampled)
+        self._watch = RoundWatch()
         self._frames_end: int | None = None  # sampled tokens up to the last message's end
         for token in prefill:
             for event in self._parser.feed(token):
@@ -173,7 +175,7 @@ class Choice(CompactingRounds):
                 self._on_content(parsed[0].text, [(token, token_logprobs)])
             else:
                 self._feed_slowly(token, token_logprobs, parsed)
-            if self.ended or self.tool_call is not None:
+            if self.ended or self.tool_call is not None or self.next_round is not None:
                 return True
         sampled.extend(token_ids[num_shown:])
         self.usage.output_tokens = len(sampled)
@@ -192,7 +194,7 @@ class Choice(CompactingRounds):
         self._unread.append((token, logprobs))
         for event in parsed:
             self._on_event(event, token)
-            if self.ended:
+            if self.ended or self.next_round is not None:
                 return
         if self._options.ignore_eos and token in (RETURN, ENDOFTEXT):  # within a message, or behind its end
             self._parser = Parser(self.vocab, role=None, tool_names=self._tool_names)
@@ -224,6 +226,9 @@ class Choice(CompactingRounds):
     def _open(self, start: MessageStart) -> None:
         if self._item is not None:
             self._close("completed", ())
+        analysis = start.recipient is None and start.channel == "analysis"
+        if self._watch.message(analysis=analysis) and self._stop_runaway():
+            return
         if self.tools is not None and not self._is_function(start) and self._begin_call(self.tools, start):
             return
         kind, name, phase = self._route(start)
@@ -276,14 +281,31 @@ class Choice(CompactingRounds):
         item = self._item
         if item is None:  # the parser promises a MessageStart first
             return
+        runs_away = False
         if self._calling is not None:
             self._calling.texts.append(text)
+            runs_away = self._watch.call(text)
         elif item.kind == "reasoning":
             self.usage.reasoning_tokens += len(tokens)
+        if self._calling is not None or item.kind == "reasoning":
+            runs_away = runs_away or self._watch.loops(self.sampled, self._round_start)
         matched = item.add(text, tokens)
         if matched is not None:
             # The choice is over for us, whatever the engine still sends.
             self._end("stop", matched, None, keep_tail=False)
+        elif runs_away:
+            self._stop_runaway()
+
+    def _stop_runaway(self) -> bool:
+        """The round goes nowhere: force the answer of the turn, or end it as incomplete. False: go on."""
+        if self._options.ignore_eos or self.ended or self.next_round is not None:
+            return False
+        if self._calling is None and self._wants_answer():
+            self._force_answer()  # after the last whole message: the open one is not read again
+            self._drain_parser("incomplete")
+        else:
+            self.end("length")
+        return True
 
     def _on_message_end(self, event: MessageEnd) -> None:
         cut = event.terminator is Terminator.CUT
@@ -336,13 +358,16 @@ class Choice(CompactingRounds):
         extra = chunk.stop_token_id if chunk.stop_token_id not in self._eos else None
         if extra is None and self._wants_answer():
             self._drain_parser("completed")
-            self._forced = True
-            self.next_round = self._answer_round()
+            self._force_answer()
             return
         self.end("tool_calls" if self._called else "stop", stop_reason=extra)
 
     def _wants_answer(self) -> bool:
         return self._options.ensure_answer and not self._answered and not self._forced
+
+    def _force_answer(self) -> None:
+        self._forced = True
+        self.next_round = self._answer_round()
 
     def _drain_parser(self, status: ItemStatus, keep_tail: bool = True) -> None:
         """Close whatever is open. ``keep_tail``: show what the parser still held back."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chorale.api.options import TurnOptions
+from chorale.client.base import EngineInfo
 from chorale.engine.types import SamplingSpec
 from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.messages import Message
@@ -60,12 +61,17 @@ def reserve(max_model_len: int) -> int:
     return min(MAX_TOKENS, max_model_len // 4)
 
 
-def sampling_of_pass(spec: SamplingSpec, max_model_len: int, num_prompt_tokens: int) -> SamplingSpec | None:
+def most_tokens(info: EngineInfo) -> int:
+    """Of a summary: what the checkpoint names as its own default, where it names one."""
+    return int(min(MAX_TOKENS, info.default_sampling.get("max_new_tokens", MAX_TOKENS)))
+
+
+def sampling_of_pass(spec: SamplingSpec, info: EngineInfo, num_prompt_tokens: int) -> SamplingSpec | None:
     """Temperature and the like are the request's; its stops, biases and formats are not the summary's.
 
     None: there is no room for a summary.
     """
-    room = min(reserve(max_model_len), max_model_len - num_prompt_tokens)
+    room = min(reserve(info.max_model_len), most_tokens(info), info.max_model_len - num_prompt_tokens)
     if room < _MIN_TOKENS:
         return None
     return SamplingSpec(

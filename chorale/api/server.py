@@ -27,6 +27,7 @@ from starlette.types import ASGIApp
 
 from chorale.api.guard import LocalHosts, is_loopback
 from chorale.api.protocol import guarded_protocol
+from chorale.api.responses.resume import Resumer
 from chorale.api.shell import Shell
 from chorale.api.throughput import log_throughput
 from chorale.config import ServerConfig
@@ -226,7 +227,7 @@ async def serve_app(
             asyncio.create_task(_announce(server, on_ready)),
             asyncio.create_task(_drain(app, server, config.shutdown_timeout, drain_grace, stop)),
             asyncio.create_task(_share_metrics(app)),
-            asyncio.create_task(background.watch(store)),
+            asyncio.create_task(background.watch(store, Resumer(app.state))),
         ]
         if not config.disable_log_stats and app.state.metrics.process == 0:  # every process sees the engine
             helpers.append(asyncio.create_task(log_throughput(app.state.client, config.log_stats_interval)))
@@ -264,6 +265,7 @@ async def _drain(app: Shell, server: uvicorn.Server, timeout: float, grace: floa
     await _wait(stop.hurry, timeout)
     if app.state.lifecycle.num_requests:
         logger.warning("cutting %d requests", app.state.lifecycle.num_requests)
+    await app.state.background.put_back(app.state.store)
     await app.state.client.close()  # ends every stream with a terminal event
     await asyncio.sleep(_CUT_SECONDS)
     server.force_exit = True

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chorale.api.ids import new_id
 from chorale.api.output import ItemKind, ItemOpened
 from chorale.api.rules import TurnRules
+from chorale.api.runaway import CallWatch
 from chorale.harmony.messages import Message
 from chorale.harmony.render import render_message
 from chorale.harmony.vocab import Vocabulary
@@ -74,10 +75,13 @@ class TurnTools:
     on_called: Callable[[str, bool], None] | None = None  # told of each call: its kind, whether it failed
     num_calls: int = 0
     num_unknown: int = 0
+    watch: CallWatch = field(default_factory=CallWatch)
     closed: bool = False
 
     @property
     def calls_left(self) -> bool:
+        if self.watch.repeats:
+            return False
         limit = MAX_CALLS if self.max_calls is None else min(self.max_calls, MAX_CALLS)
         return self.num_calls < limit
 
@@ -172,6 +176,7 @@ async def run_call(tools: TurnTools, call: PendingCall) -> AsyncGenerator[Progre
         logger.exception("the tool %s failed", call.recipient)
     if call.result is None:
         call.result = _failed(call, "The tool failed and gave no result.")
+    tools.watch.called(call.recipient, call.content, call.result.content)
     if tools.on_called is not None:
         tools.on_called(call.identity.kind, call.result.failed)
 

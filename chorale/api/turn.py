@@ -239,7 +239,7 @@ async def _compact(job: _Job, choice: Choice, following: Round) -> AsyncGenerato
     compaction = job.options.compaction
     assert compaction is not None
     prompt = compaction.prompt_of_pass(following.prompt_token_ids, is_first=following.num_new_tokens is None)
-    sampling = sampling_of_pass(job.sampling, job.client.info.max_model_len, len(prompt))
+    sampling = sampling_of_pass(job.sampling, job.client.info, len(prompt))
     if sampling is None:
         choice.skip_compaction()
         return

@@ -23,7 +23,7 @@ DEMO_NOTICE = (
 )
 ARCHIVE = Path(__file__).parents[1] / "data" / "demo.safetensors"
 SHA256 = "a04823a98b0113895f900ebb2b170f3d981c499fa926ef1a0de60ca511e9dc3c"
-_NAME = f"demo-{SHA256[:12]}"  # other weights, another folder
+_NAME = f"demo-{SHA256[:12]}-3"  # other weights or another generation_config.json, another folder
 
 
 def ensure_demo(progress: Progress | None = None, *, cache_dir: Path | None = None) -> Path:

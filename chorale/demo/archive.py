@@ -21,7 +21,8 @@ from chorale.model.config import ModelConfig, RopeConfig
 from chorale.model.config_writer import GENERATION_CONFIG, config_json
 
 # A model this small misspells at temperature 1, gpt-oss's own default; requests may still ask for it.
-SAMPLING = {"temperature": 0.3}
+# It also does not always stop: what it can do takes far less than 512 tokens.
+SAMPLING = {"temperature": 0.3, "max_new_tokens": 512}
 _SIDES = {"embed": "model.embed_tokens.weight", "unembed": "lm_head.weight"}
 _ROWS_AT_ONCE = 4096  # of 512 float32: they stay in the cache
 

@@ -20,6 +20,8 @@ from chorale.harmony import vocab as v
 
 MAX_GRAMMAR_BYTES = 512 * 1024  # all constraints of one turn
 
+MAX_REASONING = 64  # messages (reasoning, and preambles) before a call or the answer must come
+
 _TEXT = f"<[0-{v.NUM_RANKS - 1}]>"  # any ordinary token
 _PIECES = f"""next: <[{v.START}]> "assistant"
 json_type: " " <[{v.CONSTRAIN}]> "json" | <[{v.CONSTRAIN}]> "json" | " json"
@@ -43,7 +45,8 @@ class Call:
 class Frames:
     """What a turn may consist of, in order: reasoning, then one call or the answer.
 
-    ``reasoning``: the most tokens of its messages, one number each; None: any messages of any length.
+    ``reasoning``: the most tokens of its messages, one number each; None: messages of any length, at most
+    ``MAX_REASONING`` of them.
     ``answer``: what the final message must be; "any" text, or "none": there is no final message.
     ``preambles``: messages to the user may come before the call or answer.
     """
@@ -93,7 +96,7 @@ def _reasoning_rules(frames: Frames) -> list[str]:
     rules = [preamble] if frames.preambles else []
     if frames.reasoning is None:
         kinds = "(think | preamble)" if frames.preambles else "think"
-        return [f"start: ({kinds} next)* end", *rules, _think_rule("think", f"{_TEXT}*")]
+        return [f"start: ({kinds} next){{0,{MAX_REASONING}}} end", *rules, _think_rule("think", f"{_TEXT}*")]
     bounds = [bound for bound in frames.reasoning if bound > 0]
     rules.append(f"start: rest_{0}")
     for position, bound in enumerate(bounds):

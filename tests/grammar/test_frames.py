@@ -7,7 +7,7 @@ import pytest
 
 from chorale.errors import RequestError
 from chorale.grammar import constraint as make
-from chorale.grammar.frames import Call, Frames, raw_grammar, turn_grammar
+from chorale.grammar.frames import MAX_REASONING, Call, Frames, raw_grammar, turn_grammar
 from chorale.grammar.matcher import check_constraint, compile_grammar, explain, to_lark
 from chorale.harmony.vocab import NUM_RANKS, load_vocabulary
 
@@ -30,6 +30,15 @@ GET = "<|channel|>commentary to=functions.get <|constrain|>json<|message|>"
 def fits(frames: Frames, text: str) -> bool:
     matcher = compile_grammar(turn_grammar(frames))
     return bool(matcher.consume_tokens(VOCAB.encode_with_special(text))) and matcher.is_stopped()
+
+
+def test_reasoning_messages_are_bounded() -> None:
+    """Without a bound a model that cannot stop thinking would meet nothing but the token limit."""
+    for frames, answer in ((NONE, "Yes."), (STRUCTURED, '{"city":"Paris"}')):
+        text = f"{FINAL}{answer}<|return|>"
+        assert fits(frames, THINK * MAX_REASONING + text)
+        assert not fits(frames, THINK * (MAX_REASONING + 1) + text)
+    assert not fits(NONE, (THINK + PREAMBLE) * MAX_REASONING + FINAL + "Yes.<|return|>")
 
 
 STRUCTURED = Frames(answer=CITY)

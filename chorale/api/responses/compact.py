@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chorale.api import limits
-from chorale.api.compaction import MAX_TOKENS, REQUEST
+from chorale.api.compaction import REQUEST, most_tokens
 from chorale.api.fields import triage
 from chorale.api.http import json_response, parse_model, read_as, until_disconnect
 from chorale.api.ids import new_id
@@ -66,7 +66,7 @@ async def compact(state: ServerState, request: Request) -> Response:
         previous_response_id=fields.previous_response_id,
         store=False,
         truncation="auto",
-        max_output_tokens=MAX_TOKENS,
+        max_output_tokens=most_tokens(state.client.info),
     )
     run = Run(state, asked, await prepare(state, asked, owner), owner)
     try:

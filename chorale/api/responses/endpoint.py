@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +21,7 @@ from chorale.api.responses.job import Job
 from chorale.api.responses.prepare import build_prompt, prepare
 from chorale.api.responses.reading import owner_of
 from chorale.api.responses.request import ResponsesRequest, parse_request
+from chorale.api.responses.resume import packed_request
 from chorale.api.responses.run import Run
 from chorale.api.responses.stored import Hold, StoredItem
 from chorale.api.state import ServerState
@@ -40,12 +42,13 @@ def routes(state: ServerState) -> list[Route]:
 
 async def create(state: ServerState, request: Request) -> Response:
     asked = dialect_of(request, state.config)
-    fields = await _read(state, request)
+    fields, kept = await read_as(request, state.config, _parse_kept)
+    _checked(state, fields)
     dialect = with_summary(asked, {"summary": fields.reasoning.summary_asked})
     run = await begin(state, fields, owner_of(request))
     obfuscate = bool(fields.stream_options and fields.stream_options.include_obfuscation)
     if fields.background:
-        await _launch(state, run)
+        await _launch(state, run, kept)
         if not fields.stream:
             return json_response(run.base)  # it has no output yet
         source = follow(state, run.response_id, run.owner, -1)
@@ -82,10 +85,19 @@ class _Stream(Response):
 
 
 async def _read(state: ServerState, request: Request) -> ResponsesRequest:
-    fields = await read_as(request, state.config, parse_request)
+    return _checked(state, await read_as(request, state.config, parse_request))
+
+
+def _checked(state: ServerState, fields: ResponsesRequest) -> ResponsesRequest:
     if fields.model is not None:
         check_model(state, fields.model)
     return fields
+
+
+def _parse_kept(data: dict[str, Any]) -> tuple[ResponsesRequest, bytes | None]:
+    """The request, and what another server would need to begin it again."""
+    fields = parse_request(data)
+    return fields, packed_request(data) if fields.background else None
 
 
 async def begin(
@@ -106,15 +118,15 @@ async def begin(
         hold = await state.store.conversations.take(fields.conversation.id, owner, worker)
     try:
         prepared = await prepare(state, fields, owner, history)
-        return Run(state, fields, prepared, owner, hold, history is not None)
+        return Run(state, fields, prepared, owner, hold, unstored=history is not None)
     except BaseException:
         if hold is not None:
             await state.background.let_go(state.store, hold)
         raise
 
 
-async def _launch(state: ServerState, run: Run) -> None:
-    job = Job(run, state.store, state.background.worker)
+async def _launch(state: ServerState, run: Run, request: bytes | None) -> None:
+    job = Job(run, state.store, state.background.worker, request=request)
     try:
         await state.background.launch(job, _room(state))
     except BaseException:

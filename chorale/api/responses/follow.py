@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from chorale.api.responses.replay import frame
-from chorale.api.responses.stored import EventChunk
+from chorale.api.responses.stored import EventChunk, StoreError
 from chorale.api.state import ServerState
 from chorale.errors import NotFoundError, RequestError
 
@@ -39,6 +39,16 @@ async def follow(state: ServerState, response_id: str, owner: bytes, after: int)
                 param="stream",
                 code="unsupported_value",
             )
+        if page.repeatable and any(chunk.first > 0 for chunk in page.chunks):
+            # What a reader has seen must stay true: the response is not begun again from here on.
+            with contextlib.suppress(StoreError):
+                await state.store.live.settle(response_id, owner)
+                continue
+            if not begun:
+                begun = True
+                yield b": waiting\n\n"
+            await asyncio.sleep(POLL_SECONDS)
+            continue
         for chunk in page.chunks:
             begun = True
             ended = any(terminal in chunk.data for terminal in _TERMINALS)
@@ -47,6 +57,9 @@ async def follow(state: ServerState, response_id: str, owner: bytes, after: int)
         if page.chunks:
             continue
         if not page.live:
+            return
+        if state.background.closing and state.background.find(response_id) is None:
+            yield _stopping(after + 1)
             return
         if not begun:
             begun = True
@@ -58,6 +71,12 @@ def _deleted(number: int) -> bytes:
     """A stream that just stops looks like a broken connection, which clients resume."""
     message = "the response was deleted before it ended"
     return frame("error", number, code="response_deleted", message=message, param=None)
+
+
+def _stopping(number: int) -> bytes:
+    """The response waits for a server; this one is about to close the connection."""
+    message = f"this server stops; resume the stream with starting_after={number - 1}"
+    return frame("error", number, code="server_restarted", message=message, param=None)
 
 
 def _later_than(chunk: EventChunk, after: int) -> bytes:

@@ -24,12 +24,26 @@ _RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)  # between attempts to write to a sto
 class Job:
     """``begin``, then ``run`` as a task; ``stop`` at any time."""
 
-    def __init__(self, run: Run, store: ResponseStore, worker: str, flush_seconds: float = 0.05) -> None:
+    def __init__(
+        self,
+        run: Run,
+        store: ResponseStore,
+        worker: str,
+        flush_seconds: float = 0.05,
+        *,
+        request: bytes | None = None,
+        resumed: bool = False,
+    ) -> None:
+        """``request``: what another server needs to begin it again. ``resumed``: it is one that was begun."""
         self._run = run
         self._store = store
         self._live = store.live
         self._worker = worker
         self._flush_seconds = flush_seconds
+        self._request = request
+        self._resumed = resumed
+        self._left = False  # to another server
+        self._acted = asyncio.Event()  # the store knows that a tool may have changed something
         self._pending: list[bytes] = []
         self._num_pending_bytes = 0
         self._num_written = 0
@@ -57,8 +71,12 @@ class Job:
         """Store the response as queued, then hand it to the engine. Raises what either refuses."""
         row = self._run.wait()
         self._add(self._run.translator.queue())
+        beginning = self._take()
+        if self._resumed:  # its row and its first events are there
+            await self._begin_again()
+            return
         try:
-            await self._live.begin(row, self._worker, self._take())
+            await self._live.begin(row, self._worker, beginning, self._request)
             await self._run.start()
         except StoreError:
             await self._run.close()
@@ -69,10 +87,25 @@ class Job:
                 await self._store.delete(self.response_id, self._run.owner)
             raise
 
+    async def _begin_again(self) -> None:
+        try:
+            await self._run.start()
+        except BaseException:
+            await self._run.close()
+            await self._live.unclaim(self.response_id, self._worker)
+            await self._run.release()
+            raise
+
     def stop(self, error: ChoraleError | None = None) -> None:
         """End it soon, as cancelled or as failed with ``error``. Too late for one that is ending already."""
         if self._stopped is None:
             self._stopped = (error,)
+        if self._produce is not None:
+            self._produce.cancel()
+
+    def leave(self) -> None:
+        """Stop working on it, because it waits for another server now."""
+        self._left = True
         if self._produce is not None:
             self._produce.cancel()
 
@@ -85,11 +118,11 @@ class Job:
         self._produce = asyncio.create_task(self._read_turn())
         # Not in the task itself: one that is cancelled before it begins runs nothing of its own.
         self._produce.add_done_callback(lambda _: self._more.set())
-        if self._stopped is not None:
+        if self._stopped is not None or self._left:
             self._produce.cancel()
         try:
             ours = await self._write_while_it_runs(self._produce)
-            if ours:
+            if ours and not self._left:
                 await self._end(self._produce)
         finally:
             self._produce.cancel()
@@ -105,6 +138,8 @@ class Job:
         async for piece in self._run.pieces(begin=True):
             self._add(piece)
             self._more.set()
+            if self._run.acts:  # before the tool runs: a server that dies then must not repeat it
+                await self._acted.wait()
             while self._num_pending_bytes > MAX_PENDING_BYTES:
                 self._room.clear()
                 await self._room.wait()
@@ -129,7 +164,10 @@ class Job:
             return True
         for delay in (*_RETRY_SECONDS, None):
             try:
-                ours = await self._live.append(self.response_id, self._worker, "in_progress", chunk)
+                acts = self._run.acts
+                ours = await self._live.append(
+                    self.response_id, self._worker, "in_progress", chunk, repeatable=not acts
+                )
             except StoreError as error:
                 if delay is None or self._stopped is not None:
                     self._give_back(chunk)
@@ -138,6 +176,8 @@ class Job:
                 logger.warning("events of %s could not be stored: %s", self.response_id, error)
                 await asyncio.sleep(delay)
             else:
+                if acts:
+                    self._acted.set()
                 self._notify()
                 return ours
         return True

@@ -11,6 +11,7 @@ import zlib
 from functools import partial
 from typing import Any
 
+from chorale.api.responses import repeats
 from chorale.api.responses.access import Access
 from chorale.api.responses.conversation_rows import finish_hold, free_all
 from chorale.api.responses.database import Database
@@ -28,6 +29,7 @@ from chorale.api.responses.rows import (
 )
 from chorale.api.responses.stored import (
     RESPONSE_ID,
+    Claimed,
     EventChunk,
     EventPage,
     Hold,
@@ -49,11 +51,34 @@ class SqlLive:
     def __init__(self, access: Access) -> None:
         self._access = access
 
-    async def begin(self, response: StoredResponse, worker: str, events: EventChunk) -> None:
-        await self._access.write(partial(self._begin, response, worker, events))
+    async def begin(
+        self, response: StoredResponse, worker: str, events: EventChunk, request: bytes | None = None
+    ) -> None:
+        await self._access.write(partial(self._begin, response, worker, events, request))
 
-    async def append(self, response_id: str, worker: str, status: str, events: EventChunk) -> bool:
-        return await self._access.write(partial(_append, response_id, worker, status, events))
+    async def append(
+        self, response_id: str, worker: str, status: str, events: EventChunk, *, repeatable: bool = True
+    ) -> bool:
+        return await self._access.write(partial(_append, response_id, worker, status, events, repeatable))
+
+    async def settle(self, response_id: str, owner: bytes) -> None:
+        await self._access.write(partial(_settle, response_id, owner))
+
+    async def waiting(self) -> list[tuple[str, str]]:
+        return await self._access.read(repeats.waiting)
+
+    async def claim(self, response_id: str, worker: str) -> Claimed | None:
+        def job(db: Database) -> Claimed | None:
+            register(db, worker)
+            return repeats.claim(db, response_id, worker)
+
+        return await self._access.write(job)
+
+    async def unclaim(self, response_id: str, worker: str) -> None:
+        await self._access.write(lambda db: repeats.unclaim(db, response_id, worker))
+
+    async def put_back(self, worker: str) -> list[str]:
+        return await self._access.write(lambda db: repeats.put_back(db, worker, in_order=True))
 
     async def finish(
         self, response: StoredResponse, worker: str, events: EventChunk, hold: Hold | None = None
@@ -84,10 +109,19 @@ class SqlLive:
 
     # ------------------------------------------------------------------ on the threads
 
-    def _begin(self, response: StoredResponse, worker: str, events: EventChunk, db: Database) -> None:
+    def _begin(
+        self,
+        response: StoredResponse,
+        worker: str,
+        events: EventChunk,
+        request: bytes | None,
+        db: Database,
+    ) -> None:
         register(db, worker)
         seq = insert_response(db, response, self._access.clock(), worker)
         _add_events(db, seq, events)
+        if request is not None:
+            repeats.keep_request(db, seq, request)
         self._access.evict(db)
 
     def _finish(
@@ -108,17 +142,20 @@ class SqlLive:
         ).fetchone()
         if row is not None:
             _cut(db, row[0], load(db, row), status)
+            repeats.free_conversations(db)
         return find_response(db, response_id, owner, self._access.oldest())
 
     def _events(self, response_id: str, owner: bytes, after: int, db: Database) -> EventPage | None:
         row = db.execute(
-            "SELECT seq, num_events, worker FROM responses WHERE id = ? AND owner = ? AND used >= ?",
+            "SELECT seq, num_events, worker, request IS NOT NULL FROM responses"
+            " WHERE id = ? AND owner = ? AND used >= ?",
             (response_id, owner, self._access.oldest()),
         ).fetchone()
         if row is None:
             return None
-        seq, num_events, worker = row
-        return EventPage(worker is not None, num_events, tuple(_read_events(db, seq, after)))
+        seq, num_events, worker, repeatable = row
+        chunks = tuple(_read_events(db, seq, after))
+        return EventPage(worker is not None, bool(repeatable), num_events, chunks)
 
 
 # --------------------------------------------------------------------------- workers
@@ -150,12 +187,13 @@ def all_workers(db: Database) -> list[str]:
         "SELECT id FROM workers UNION SELECT worker FROM responses WHERE worker IS NOT NULL"
         " UNION SELECT worker FROM conversations WHERE worker IS NOT NULL"
     )
-    return [row[0] for row in rows.fetchall()]
+    return [row[0] for row in rows.fetchall() if row[0] != repeats.WAITING]
 
 
 def bury(db: Database, worker: str) -> list[str]:
-    """A worker is dead: what it owned has failed. Returns the ids of its responses."""
+    """A worker is dead: what it owned waits for another one, or has failed. The ids of those that failed."""
     db.execute("DELETE FROM workers WHERE id = ?", (worker,))
+    repeats.put_back(db, worker, in_order=False)
     return fail_owned(db, worker)
 
 
@@ -194,7 +232,9 @@ def _owned(db: Database, response_id: str, worker: str) -> int | None:
     return row[0] if row is not None else None
 
 
-def _append(response_id: str, worker: str, status: str, events: EventChunk, db: Database) -> bool:
+def _append(
+    response_id: str, worker: str, status: str, events: EventChunk, repeatable: bool, db: Database
+) -> bool:
     row = db.execute(
         "SELECT seq, status, body FROM responses WHERE id = ? AND worker = ?", (response_id, worker)
     ).fetchone()
@@ -205,7 +245,17 @@ def _append(response_id: str, worker: str, status: str, events: EventChunk, db: 
         fresh = to_json({**json.loads(body), "status": status})
         db.execute("UPDATE responses SET status = ?, body = ? WHERE seq = ?", (status, fresh, seq))
     _add_events(db, seq, events)
+    if not repeatable:
+        repeats.forget_request(db, seq)
     return True
+
+
+def _settle(response_id: str, owner: bytes, db: Database) -> None:
+    row = db.execute(
+        "SELECT seq FROM responses WHERE id = ? AND owner = ? AND worker IS NOT NULL", (response_id, owner)
+    ).fetchone()
+    if row is not None:
+        repeats.forget_request(db, row[0])
 
 
 def _add_events(db: Database, seq: int, events: EventChunk) -> None:
@@ -225,6 +275,7 @@ def _add_events(db: Database, seq: int, events: EventChunk) -> None:
 def _conclude(db: Database, seq: int, response: StoredResponse, events: EventChunk) -> None:
     """The final status, the body, the output and the last events, in this one transaction."""
     _add_events(db, seq, events)
+    repeats.forget_request(db, seq)
     rows = list(map(item_row, response.output))
     insert_items(db, seq, rows, start=len(response.input), is_output=True)
     db.execute(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("chorale.api.responses")
 
-VERSION = 2
+VERSION = 3
 _LOCK = 0x63686F72616C65  # "chorale": the advisory lock of writers
 _LOCK_NOT_AVAILABLE = "55P03"
 _BIG = "BIGINT NOT NULL"
@@ -39,7 +39,9 @@ CREATE TABLE responses (
     worker TEXT,
     num_events {_BIG} DEFAULT 0,
     conversation_id TEXT,
-    conversation_end {_BIG} DEFAULT 0
+    conversation_end {_BIG} DEFAULT 0,
+    request BYTEA,
+    attempts {_BIG} DEFAULT 1
 );
 CREATE INDEX responses_used ON responses (used, seq);
 CREATE INDEX responses_worker ON responses (worker) WHERE worker IS NOT NULL;
@@ -103,6 +105,13 @@ END $count$;
 CREATE TRIGGER count_{table} AFTER INSERT OR DELETE OR UPDATE OF num_bytes ON {table}
     FOR EACH ROW EXECUTE FUNCTION count_{table}();
 """
+# Entry i brings a database from version i + 2 to i + 3. Only ever append.
+_MIGRATIONS = (
+    f"""
+ALTER TABLE responses ADD COLUMN request BYTEA;
+ALTER TABLE responses ADD COLUMN attempts {_BIG} DEFAULT 1;
+""",
+)
 SCRIPT = _SCHEMA + _COUNT.format(table="responses") + _COUNT.format(table="conversations")
 
 
@@ -202,6 +211,9 @@ def _migrate(database: PostgresDatabase) -> None:
         database.rollback()
         database.close()
         raise ConfigError(f"the response store has format {version}; this release knows up to {VERSION}")
+    for script in _MIGRATIONS[version - 2 :]:
+        database.script(script)
+    database.execute("UPDATE schema_version SET version = ?", (VERSION,))
     database.commit()
 
 

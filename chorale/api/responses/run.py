@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chorale.api.logprobs import LogprobsWriter
-from chorale.api.output import ItemClosed, OutputEvent, TurnEnded, Usage
+from chorale.api.output import ItemClosed, OutputEvent, ToolStarted, TurnEnded, Usage
 from chorale.api.responses.objects import ResponseBuilder, base_object, end_error, error_object
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
@@ -27,6 +27,7 @@ from chorale.errors import ChoraleError, EngineError
 
 logger = logging.getLogger("chorale.api.responses")
 
+_ACTING = ("code_interpreter_call", "mcp_call")  # searches change nothing
 _SUBMIT_STEPS = 2  # of the event loop: within them a turn that the engine refuses has failed
 
 
@@ -42,6 +43,7 @@ class Run:
     """Use ``stream``, ``complete``, or the three verbs of a background job, once.
 
     ``hold``: the conversation that the response is a part of. Call ``release`` whatever happened.
+    ``created``: of a response that was created earlier than now.
     ``unstored``: the response before it is not in the store; what that stands for is stored with this one.
     ``ended``: what it came to, once ``stream``, ``warm_up`` or ``complete`` is through.
     """
@@ -53,12 +55,14 @@ class Run:
         prepared: Prepared,
         owner: bytes,
         hold: Hold | None = None,
+        *,
         unstored: bool = False,
+        created: float | None = None,
     ) -> None:
         self._state = state
         self._prepared = prepared
         self.owner = owner
-        self._created = prepared.options.arrival_time
+        self._created = prepared.options.arrival_time if created is None else created
         self.hold = hold
         self._unstored = unstored
         self.ended: Ended | None = None
@@ -76,6 +80,7 @@ class Run:
             include=request.include,
         )
         self.translator = Translator(self._builder)
+        self.acts = False  # a tool was started that may change something outside of the turn
         self._turn: AsyncGenerator[list[OutputEvent]] | None = None
         self._first: asyncio.Future[list[OutputEvent]] | None = None
 
@@ -183,16 +188,24 @@ class Run:
             return
         if begin:
             self._builder.base["status"] = "in_progress"
-        data = (self.translator.begin() if begin else b"") + self.translator.feed(events)
+        data = (self.translator.begin() if begin else b"") + self._feed(events)
         if data:
             yield data
         async for events in self._turn:
-            data = self.translator.feed(events)
+            data = self._feed(events)
             if data:
                 yield data
         ended = self._builder.fold.ended
         if ended is not None and (error := end_error(ended)) is not None:
             yield self.translator.error(error)
+
+    def _feed(self, events: list[OutputEvent]) -> bytes:
+        data = self.translator.feed(events)
+        items = self._builder.fold.items
+        self.acts = self.acts or any(
+            isinstance(event, ToolStarted) and items[event.index].kind in _ACTING for event in events
+        )
+        return data
 
     async def close(self) -> None:
         """Stop the turn where it is: the engine forgets it. Idempotent."""

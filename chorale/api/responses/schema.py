@@ -5,6 +5,8 @@
 a response is running in, NULL once it has ended; ``workers`` holds their heartbeats. A conversation has its
 items in ``conversation_items``; ``locked`` is the token of the request that may change it. The totals are
 kept by triggers, so the bounds are exact with several server processes on one file, and cost no scan.
+``request`` is the body of a background response that may be begun again after a crash, NULL once it may not;
+``attempts`` counts how often it was begun.
 ``used`` is when a response was written or last continued: eviction takes the longest unused first.
 """
 
@@ -99,8 +101,13 @@ CREATE TRIGGER conversations_resized AFTER UPDATE OF num_bytes ON conversations 
 END;
 """
 
+_VERSION_3 = """
+ALTER TABLE responses ADD COLUMN request BLOB;
+ALTER TABLE responses ADD COLUMN attempts INTEGER NOT NULL DEFAULT 1;
+"""
+
 # Entry i brings a file from version i to i + 1. Only ever append: files in the field have run the others.
-MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2)
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3)
 
 
 def migrate(connection: sqlite3.Connection) -> None:

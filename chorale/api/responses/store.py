@@ -22,6 +22,7 @@ from chorale.api.responses.conversation_rows import finish_hold
 from chorale.api.responses.conversation_store import SqlConversations
 from chorale.api.responses.database import Database
 from chorale.api.responses.live import SqlLive, all_workers, bury, count_live
+from chorale.api.responses.repeats import free_conversations
 from chorale.api.responses.rows import (
     MAX_CHAIN_BYTES,
     delete_response,
@@ -149,9 +150,7 @@ class SqlStore:
     async def delete(self, response_id: str, owner: bytes) -> bool:
         if not RESPONSE_ID.fullmatch(response_id):
             return False
-        return await self._access.write(
-            lambda db: delete_response(db, response_id, owner, self._access.oldest())
-        )
+        return await self._access.write(partial(self._delete, response_id, owner))
 
     async def stats(self) -> StoreStats:
         (num, size, conversations), num_live = await self._access.read(
@@ -170,6 +169,12 @@ class SqlStore:
         if hold is not None:
             finish_hold(db, hold, response, now)
         self._access.evict(db)
+
+    def _delete(self, response_id: str, owner: bytes, db: Database) -> bool:
+        deleted = delete_response(db, response_id, owner, self._access.oldest())
+        if deleted:
+            free_conversations(db)
+        return deleted
 
     def _items(self, item_ids: list[str], owner: bytes, db: Database) -> dict[str, StoredItem]:
         oldest = self._access.oldest()

@@ -119,8 +119,18 @@ class EventPage:
     """What follows a place in a stream. A response that is not ``live`` gets no more events."""
 
     live: bool
+    repeatable: bool  # the response may be begun again after a crash, with other events than its first chunk
     num_events: int  # of the whole stream so far; 0: this response's events were not kept
     chunks: tuple[EventChunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A background response that another server began, and that this one now works on."""
+
+    response: StoredResponse
+    request: bytes  # as ``LiveResponses.begin`` was given it
+    hold: Hold | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +223,44 @@ class ResponseStore(Protocol):
 class LiveResponses(Protocol):
     """Responses that are stored before they have ended, each owned by one *worker*: a server process.
 
-    A status moves only forward: queued, in_progress, and one final status. Methods that return whether
-    they did it answer False when the response is not this worker's any more: ended from elsewhere, or
-    deleted.
+    A status moves forward: queued, in_progress, and one final status. A response whose worker dies is
+    ``queued`` again, without an owner and with the events of its beginning only, if it may be repeated and
+    has been begun less than ``MAX_ATTEMPTS`` times; else it has failed. Methods that return whether they did
+    it answer False when the response is not this worker's any more: ended from elsewhere, or deleted.
     """
 
-    async def begin(self, response: StoredResponse, worker: str, events: EventChunk) -> None: ...
+    async def begin(
+        self, response: StoredResponse, worker: str, events: EventChunk, request: bytes | None = None
+    ) -> None:
+        """``events``: those of the beginning. ``request``: what ``claim`` gives to another worker, if the
+        response may be repeated."""
+        ...
 
-    async def append(self, response_id: str, worker: str, status: str, events: EventChunk) -> bool: ...
+    async def append(
+        self, response_id: str, worker: str, status: str, events: EventChunk, *, repeatable: bool = True
+    ) -> bool:
+        """``repeatable`` False: from here on the response may not be begun again."""
+        ...
+
+    async def settle(self, response_id: str, owner: bytes) -> None:
+        """A reader is to be shown more than the beginning: the response may not be begun again."""
+        ...
+
+    async def waiting(self) -> list[tuple[str, str]]:
+        """Responses without a worker that wait to be begun again: (id, model)."""
+        ...
+
+    async def claim(self, response_id: str, worker: str) -> Claimed | None:
+        """Become the worker of a waiting response. None: another one was faster, or it is gone."""
+        ...
+
+    async def unclaim(self, response_id: str, worker: str) -> None:
+        """Give a claimed response back that could not be begun; it counts as not tried."""
+        ...
+
+    async def put_back(self, worker: str) -> list[str]:
+        """In an orderly end: leave the worker's responses that may be repeated to others; their ids."""
+        ...
 
     async def finish(
         self, response: StoredResponse, worker: str, events: EventChunk, hold: Hold | None = None
@@ -247,7 +287,9 @@ class LiveResponses(Protocol):
         ...
 
     async def bury(self, worker: str, beat: int | None) -> list[str]:
-        """Fail what a dead worker owns, unless it has shown life since beat ``beat``; the responses' ids.
+        """Put back or fail what a dead worker owns, unless it has shown life since beat ``beat``.
+
+        Returns the ids of those that failed.
 
         A worker buries itself (None) when its process ends in order.
         """

@@ -10,6 +10,7 @@ import pytest
 from responses_helpers import TOOL, VOCAB
 from scripted_tools import Runner, ScriptedService, Server, plain, result, run, served
 
+from chorale.api.runaway import MAX_SAME_RESULTS
 from chorale.api.toolloop import MAX_UNKNOWN
 from chorale.client.base import EngineStatus
 from chorale.client.scripted import Script
@@ -156,6 +157,23 @@ def test_no_calls_at_all() -> None:
             body = await server.respond(input="x", tools=[CODE], max_tool_calls=0)
             assert kinds(body) == ["reasoning", "message"]
             assert server.tools.boxes[0].calls == []
+
+    run(scenario)
+
+
+def test_equal_calls_with_equal_results_are_bounded() -> None:
+    """A model that asks for the same again and again is made to answer."""
+
+    async def scenario() -> None:
+        same = "<|channel|>analysis to=python code<|message|>1 + 1<|call|>"
+        async with served(*[same] * MAX_SAME_RESULTS, FINAL) as server:
+            body = await server.respond(input="x", tools=[CODE])
+            assert len(server.tools.boxes[0].calls) == MAX_SAME_RESULTS
+            assert body["status"] == "completed"
+            last = server.client.requests[-1].sampling.grammar
+            assert last
+            assert "to=python" not in last
+            assert "to=python" not in server.client.requests[-2].sampling.grammar
 
     run(scenario)
 

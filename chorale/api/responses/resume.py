@@ -1,0 +1,86 @@
+"""Resumer: background responses that another server left behind, begun again here.
+
+Their request is read and prepared as if it came now; id, input items, conversation and the events of the
+beginning are those that the client knows.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from chorale.api.responses.job import Job
+from chorale.api.responses.prepare import prepare
+from chorale.api.responses.request import parse_request
+from chorale.api.responses.run import Run
+from chorale.api.responses.stored import Claimed, StoreError
+from chorale.api.state import ServerState
+from chorale.errors import ChoraleError, EngineError, QueueFullError
+
+logger = logging.getLogger("chorale.api.responses")
+
+_SECRETS = ("authorization", "headers")  # of MCP tools: they are not stored
+
+
+def packed_request(data: Mapping[str, Any]) -> bytes | None:
+    """The body of a request, as it is kept for another server. None: it may not be kept."""
+    tools = data.get("tools") or ()
+    if any(isinstance(tool, Mapping) and any(tool.get(name) for name in _SECRETS) for tool in tools):
+        return None
+    return zlib.compress(json.dumps(data, separators=(",", ":")).encode("utf-8", "surrogatepass"), 1)
+
+
+class Resumer:
+    """Implements ``background.Resumer`` for the responses of one server."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def find(self) -> list[str]:
+        """Ids of responses that wait, and that this server could begin now."""
+        state = self._state
+        if state.client.status.state != "ready" or state.lifecycle.draining:
+            return []
+        model = state.model_names[0]
+        return [response_id for response_id, named in await state.store.live.waiting() if named == model]
+
+    @property
+    def room(self) -> int:
+        """How many background responses may run in this process."""
+        return max(1, self._state.config.max_background_responses // self._state.config.api_server_count)
+
+    async def take(self, response_id: str, worker: str) -> Job | None:
+        """Claim a response and prepare its job. None: another server has it, or it cannot be begun."""
+        live = self._state.store.live
+        claimed = await live.claim(response_id, worker)
+        if claimed is None:
+            return None
+        try:
+            return Job(await self._run(claimed), self._state.store, worker, resumed=True)
+        except (EngineError, QueueFullError, StoreError) as error:
+            logger.warning("background response %s waits on: %s", response_id, error)
+            await live.unclaim(response_id, worker)
+        except ChoraleError as error:
+            logger.warning("background response %s cannot be begun again: %s", response_id, error)
+            await live.fail(worker, {response_id})
+        except BaseException:  # this server stops
+            await live.unclaim(response_id, worker)
+            raise
+        return None
+
+    async def _run(self, claimed: Claimed) -> Run:
+        state, stored = self._state, claimed.response
+        fields = parse_request(json.loads(zlib.decompress(claimed.request)))
+        prepared = await prepare(state, fields, stored.owner)
+        prepared = replace(
+            prepared,
+            response_id=stored.id,
+            options=replace(prepared.options, request_id=stored.id),
+            prompt=replace(prepared.prompt, input=stored.input),
+        )
+        logger.info("background response %s is begun again", stored.id)
+        return Run(state, fields, prepared, stored.owner, claimed.hold, created=stored.created)

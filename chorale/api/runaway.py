@@ -1,0 +1,86 @@
+"""Bounds on a turn that does not come to an end by itself, whatever its token limit.
+
+They are far beyond what a turn that gets somewhere needs. One that reaches a bound in its reasoning is given
+the header of its answer, if it has none yet (like a turn that ended without one); any other is incomplete.
+A request with ``ignore_eos`` wants all of its tokens, so only its token limit ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chorale.grammar.frames import MAX_REASONING
+
+MAX_ANALYSIS = MAX_REASONING  # reasoning messages of one round (grammars have the same bound)
+MAX_MESSAGES = 2 * MAX_ANALYSIS  # messages of any kind of one round
+MAX_CALL_BYTES = 256 * 1024  # one call's arguments to a tool that runs here, as UTF-8
+LOOP_TOKENS = 2048  # reasoning, or a call, whose last so many tokens repeat a pattern is a loop ...
+LOOP_PERIOD = 128  # ... if the pattern is at most so long
+MAX_SAME_RESULTS = 8  # equal calls with equal results in a row, to a tool that runs here
+MAX_SAME_CALLS = 32  # equal calls in a row, whatever comes back: something may be waited for
+_CHECK_TOKENS = 256  # between two searches for a pattern
+
+
+class RoundWatch:
+    """Counts what one round writes."""
+
+    __slots__ = ("_call_bytes", "_next_check", "_num_analysis", "_num_messages")
+
+    def __init__(self) -> None:
+        self._num_messages = 0
+        self._num_analysis = 0
+        self._call_bytes = 0
+        self._next_check = LOOP_TOKENS  # tokens of the round
+
+    def message(self, *, analysis: bool) -> bool:
+        """A message begins. Returns whether it is one too many."""
+        self._num_messages += 1
+        self._num_analysis += analysis
+        self._call_bytes = 0
+        return self._num_messages > MAX_MESSAGES or self._num_analysis > MAX_ANALYSIS
+
+    def call(self, text: str) -> bool:
+        """More arguments of a call. Returns whether they are too long."""
+        self._call_bytes += len(text.encode("utf-8", "surrogatepass"))
+        return self._call_bytes > MAX_CALL_BYTES
+
+    def loops(self, tokens: Sequence[int], start: int) -> bool:
+        """Whether the round, ``tokens`` from ``start`` on, ends in a pattern that repeats. Looks rarely."""
+        num_tokens = len(tokens) - start
+        if num_tokens < self._next_check:
+            return False
+        self._next_check = num_tokens + _CHECK_TOKENS
+        return is_periodic(tokens[-LOOP_TOKENS:], LOOP_PERIOD)
+
+
+def is_periodic(tokens: Sequence[int], longest: int) -> bool:
+    """Whether ``tokens`` are repetitions of a pattern of at most ``longest``."""
+    last = tokens[-1]
+    for period in range(1, min(longest, len(tokens) - 1) + 1):
+        if tokens[-1 - period] == last and tokens[period:] == tokens[:-period]:
+            return True
+    return False
+
+
+class CallWatch:
+    """Counts equal calls in a row, of one turn."""
+
+    __slots__ = ("_call", "_num_calls", "_num_results", "_result")
+
+    def __init__(self) -> None:
+        self._call: tuple[str, str] | None = None
+        self._result = ""
+        self._num_calls = self._num_results = 0
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the same has been asked for too often: no more calls then."""
+        return self._num_calls >= MAX_SAME_CALLS or self._num_results >= MAX_SAME_RESULTS
+
+    def called(self, recipient: str, content: str, result: str) -> None:
+        call = recipient, content
+        same_call = call == self._call
+        same_result = same_call and result == self._result
+        self._num_calls = self._num_calls + 1 if same_call else 1
+        self._num_results = self._num_results + 1 if same_result else 1
+        self._call, self._result = call, result
