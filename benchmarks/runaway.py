@@ -51,8 +51,8 @@ def chat(name: str, text: str = LONG, **fields: Any) -> Attempt:
     return Attempt(f"chat: {name}", "/v1/chat/completions", body)
 
 
-def respond(name: str, text: Any = LONG, **fields: Any) -> Attempt:
-    return Attempt(f"responses: {name}", "/v1/responses", {"input": text, **fields})
+def respond(name: str, prompt: Any = LONG, **fields: Any) -> Attempt:
+    return Attempt(f"responses: {name}", "/v1/responses", {"input": prompt, **fields})
 
 
 def schema(form: dict[str, Any]) -> dict[str, Any]:
@@ -104,9 +104,7 @@ def attempts() -> list[Attempt]:
         respond("compaction alone", [*long_ago, {"type": "compaction_trigger"}]),
         respond("search", "Search the web for everything there is.", tools=[{"type": "web_search"}]),
         respond(
-            "python",
-            "Use python for ever.",
-            tools=[{"type": "code_interpreter", "container": {"type": "auto"}}],
+            "search, high", "Search for ever.", tools=[{"type": "web_search"}], reasoning={"effort": "high"}
         ),
         Attempt("responses: compact", "/v1/responses/compact", {"model": "demo", "input": long_ago}),
         Attempt("completions: default limit", "/v1/completions", {"prompt": LONG}),
