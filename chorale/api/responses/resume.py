@@ -6,6 +6,7 @@ beginning are those that the client knows.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import zlib
@@ -15,7 +16,7 @@ from typing import Any
 
 from chorale.api.responses.job import Job
 from chorale.api.responses.prepare import prepare
-from chorale.api.responses.request import parse_request
+from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.responses.run import Run
 from chorale.api.responses.stored import Claimed, StoreError
 from chorale.api.state import ServerState
@@ -32,6 +33,10 @@ def packed_request(data: Mapping[str, Any]) -> bytes | None:
     if any(isinstance(tool, Mapping) and any(tool.get(name) for name in _SECRETS) for tool in tools):
         return None
     return zlib.compress(json.dumps(data, separators=(",", ":")).encode("utf-8", "surrogatepass"), 1)
+
+
+def _unpacked(request: bytes) -> ResponsesRequest:
+    return parse_request(json.loads(zlib.decompress(request)))
 
 
 class Resumer:
@@ -74,7 +79,7 @@ class Resumer:
 
     async def _run(self, claimed: Claimed) -> Run:
         state, stored = self._state, claimed.response
-        fields = parse_request(json.loads(zlib.decompress(claimed.request)))
+        fields = await asyncio.to_thread(_unpacked, claimed.request)
         prepared = await prepare(state, fields, stored.owner)
         prepared = replace(
             prepared,
