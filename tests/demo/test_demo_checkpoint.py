@@ -11,6 +11,7 @@ import pytest
 
 from chorale import demo
 from chorale.demo import ARCHIVE, DEMO_NOTICE, SHA256, default_cache_dir, ensure_demo, export_demo
+from chorale.demo.archive import SAMPLING
 from chorale.errors import CheckpointError, ConfigError
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
@@ -49,6 +50,11 @@ def test_an_ordinary_checkpoint(cache: Path) -> None:
     # Every ordinary token has a row of its own. (Two thousand of them are enough to notice a lost feature.)
     rows = embedding[:200000:100].float()
     assert len({tuple(row.tolist()) for row in rows}) == len(rows)
+
+
+def test_a_request_without_a_limit_has_one() -> None:
+    """The demo does not always stop by itself."""
+    assert SAMPLING["max_new_tokens"] == 512
 
 
 def test_small_enough_for_the_wheel() -> None:

@@ -162,7 +162,7 @@ def test_the_dead_are_buried_and_the_living_are_not(place: str) -> None:
 def test_two_watches_bury_only_who_stopped_beating(place: str) -> None:
     async def scenario() -> None:
         stores = [opened(place), opened(place)]
-        watches = [Background(beat_seconds=0.05, patience=10) for _ in stores]
+        watches = [Background(beat_seconds=0.1, patience=20) for _ in stores]
         tasks = [
             asyncio.create_task(watch.watch(store)) for watch, store in zip(watches, stores, strict=True)
         ]
@@ -170,7 +170,7 @@ def test_two_watches_bury_only_who_stopped_beating(place: str) -> None:
             await store.live.begin(queued(), watch.worker, events(0))
             # A job would keep its response from being failed as a stray.
             watch._starting.update(await store.live.beat(watch.worker))
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(3)
         assert set(await stores[0].live.workers()) == {watch.worker for watch in watches}
         tasks[1].cancel()
         async with asyncio.timeout(10):
