@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +13,6 @@ CODE: Any = {"type": "code_interpreter", "container": {"type": "auto"}}
 WEB: Any = {"type": "web_search"}
 SUM = "What is 123456 * 7891?"
 RESULT = "974191296"
-
-needs_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bubblewrap on this machine")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +29,7 @@ def test_the_banner_names_them(demo: Served) -> None:
     assert "python (" in log or "python is not available" in log
 
 
-@needs_sandbox
+@pytest.mark.usefixtures("python_sandbox")
 def test_the_demo_computes_with_python(demo: Served) -> None:
     """Streamed, in the background, and in Chat: the tool's result is in the answer."""
     client = demo.client()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -50,6 +51,8 @@ def test_nothing_is_on_by_itself_but_what_requests_bring() -> None:
 
 def test_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if shutil.which("uv") is None:
+        pytest.skip("uv is not installed")
 
     async def work() -> None:
         environment = {"PYTHON_EXECUTION_BACKEND": "UV"}  # the name that the first recipes print

@@ -44,9 +44,6 @@ def rounds() -> ScriptedClient:
 
 
 async def check_tools(server: Server, face: str) -> None:
-    available = server.state.tools.available if server.state.tools is not None else {}
-    if "python" not in available:
-        pytest.skip("no sandbox on this machine")
     found = await server.ask(face, "How many hairs, and 6 * 7?", tools=[WEB, CODE])
     assert found.builtin == [
         ("web_search_call", "completed"),
@@ -78,6 +75,7 @@ def test_structured_output(engine: LocalClient, face: str) -> None:
     run(engine, ToolConfig(), main)
 
 
+@pytest.mark.usefixtures("python_sandbox")
 @pytest.mark.parametrize("face", FACES)
 def test_builtin_tools_with_the_demo_tool_server(face: str) -> None:
     async def main(server: Server) -> None:
@@ -142,6 +140,7 @@ DEMANDS = [(face, "code_interpreter") for face in FACES] + [
 ]
 
 
+@pytest.mark.usefixtures("python_sandbox")
 @pytest.mark.parametrize(("face", "kind"), DEMANDS)
 def test_a_demanded_tool_of_the_server_runs(engine: LocalClient, face: str, kind: str) -> None:
     """On random weights: the demand is the grammar's doing. What the model makes of the tool is its own."""
@@ -150,9 +149,6 @@ def test_a_demanded_tool_of_the_server_runs(engine: LocalClient, face: str, kind
         choice = {"type": "allowed_tools", "mode": "required", "tools": [WEB]}
 
     async def main(server: Server) -> None:
-        available = server.state.tools.available if server.state.tools is not None else {}
-        if "python" not in available:
-            pytest.skip("no sandbox on this machine")
         found = await server.ask(
             face,
             tools=[WEB, CODE, GET],
