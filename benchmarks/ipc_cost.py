@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -111,7 +110,8 @@ def in_process(rows: int) -> None:
 
 def engine_side(rows: int) -> None:
     """What the engine's main thread pays a step: group by client, encode, hand to the socket."""
-    directory = make_directory()
+    folder = make_directory()
+    directory = folder.path
     mailbox = Mailbox(str(directory), "e", client_timeout=60, on_orphans=print)
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
@@ -125,12 +125,13 @@ def engine_side(rows: int) -> None:
         stats = EngineStats()
         show("engine's thread: group, encode, send", timed(lambda: mailbox.deliver(chunks, stats)), rows)
     mailbox.close()
-    shutil.rmtree(directory, ignore_errors=True)
+    folder.remove()
 
 
 async def across(rows: int, steps: int, step_microseconds: int) -> None:
     """The same through the socket: how late the last of ``rows`` readers has its token."""
-    directory = make_directory()
+    folder = make_directory()
+    directory = folder.path
     engine = start_engine(directory, step_microseconds)
     client = RemoteClient(directory)
     client.start()
@@ -160,12 +161,13 @@ async def across(rows: int, steps: int, step_microseconds: int) -> None:
         await client.close()
         engine.terminate()
         engine.wait()
-        shutil.rmtree(directory, ignore_errors=True)
+        folder.remove()
 
 
 async def round_trips(count: int) -> None:
     """Submit one request of one token; its answer wakes the reader."""
-    directory = make_directory()
+    folder = make_directory()
+    directory = folder.path
     engine = start_engine(directory, 0)
     client = RemoteClient(directory)
     client.start()
@@ -187,7 +189,7 @@ async def round_trips(count: int) -> None:
         await client.close()
         engine.terminate()
         engine.wait()
-        shutil.rmtree(directory, ignore_errors=True)
+        folder.remove()
 
 
 def start_engine(directory: Path, step_microseconds: int) -> subprocess.Popen[bytes]:

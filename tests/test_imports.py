@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "demo": {"model", "kernels", "harmony", "errors"},
     "runtime": {"engine.types", "grammar", "harmony", "model", "kernels", "config", "errors"},
     "client": {"engine", "errors", "config"},
-    "tools": {"harmony", "config", "errors", "version"},
+    "tools": {"harmony", "config", "errors", "folders", "processes", "version"},
     "api": {"harmony", "grammar", "tools", "client", "engine.types", "config", "errors", "version"},
     "serve": {
         "api",
@@ -38,11 +38,15 @@ ALLOWED: dict[str, set[str]] = {
         "harmony",
         "config",
         "errors",
+        "folders",
+        "processes",
     },
-    "bench": {"engine", "kernels", "model", "harmony", "errors"},
+    "bench": {"engine", "kernels", "model", "harmony", "errors", "folders", "processes"},
     "llm": {"api", "grammar", "serve", "client", "engine", "runtime", "harmony", "config", "errors"},
     "config": {"errors"},
     "errors": set(),
+    "folders": set(),
+    "processes": set(),
     "version": set(),
 }
 FREE = {"cli", "__init__", "__main__"}

@@ -9,7 +9,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import httpx2
 
 from chorale.errors import ChoraleError
+from chorale.folders import Folder
 
 _PROMPT = {"prompt": "The first token", "max_tokens": 1, "temperature": 0}
 
@@ -36,13 +36,13 @@ def startup(
         shown = shown.replace(key, "***")
     found: dict[str, Any] = {"arguments": shown}
     api_key = next(iter(api_keys), None)
-    with tempfile.TemporaryDirectory() as kept:
+    with Folder() as kept:
         for name, count in (("cold", cold), ("warm", warm)):
             runs = []
             if name == "warm" and count:
                 _start(serve_arguments, kept, timeout, api_key)  # fills the caches that the warm starts use
             for _ in range(count):
-                with tempfile.TemporaryDirectory() as fresh:
+                with Folder() as fresh:
                     runs.append(_start(serve_arguments, fresh if name == "cold" else kept, timeout, api_key))
             for place, what in enumerate(("healthy", "first_token")):
                 if runs:
@@ -51,16 +51,17 @@ def startup(
 
 
 def _start(
-    serve_arguments: Sequence[str], cache: str, timeout: float, api_key: str | None
+    serve_arguments: Sequence[str], cache: Path, timeout: float, api_key: str | None
 ) -> tuple[float, float]:
     """(seconds to healthy, seconds to the first token) of one server, which is stopped again."""
     port = _free_port()
-    command = [sys.executable, "-m", "chorale", "serve", *serve_arguments, "--port", str(port)]
+    arguments = ["serve", *serve_arguments, "--port", str(port)]
+    command = [sys.executable, "-m", "chorale.cli.bound", str(os.getpid()), *arguments]
     hub = os.environ.get("HF_HOME") or str(
         Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     )
     environment = os.environ | {
-        "TRITON_CACHE_DIR": f"{cache}/triton", "XDG_CACHE_HOME": cache,
+        "TRITON_CACHE_DIR": f"{cache}/triton", "XDG_CACHE_HOME": str(cache),
         "HF_HOME": str(Path(hub).expanduser()),  # checkpoints are not downloaded again
     }  # fmt: skip
     begin = time.perf_counter()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from typing import Any
 from chorale.bench.connection import Target
 from chorale.bench.load import Job, Load, Outcome, Pace, to_json
 from chorale.errors import ChoraleError
+from chorale.processes import die_with_parent
 
 
 def run_load(
@@ -52,7 +54,7 @@ def _in_workers(
     for number in range(processes):
         order = {
             "target": asdict(target), "pace": asdict(share(pace, number, processes)),
-            "jobs": [asdict(each) for each in jobs[number::processes]], "at": at,
+            "jobs": [asdict(each) for each in jobs[number::processes]], "at": at, "parent": os.getpid(),
         }  # fmt: skip
         worker = subprocess.Popen(
             [sys.executable, "-m", "chorale.bench.workers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -84,6 +86,7 @@ def _talk(
 
 def main() -> None:
     order: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    die_with_parent(order["parent"])
     target = Target(order["target"]["url"], tuple(tuple(pair) for pair in order["target"]["headers"]))
     load = Load(target, Pace(**order["pace"]))
     jobs = [Job(**each) for each in order["jobs"]]

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +16,10 @@ from typing import Any
 
 import httpx2
 
+from chorale.cli import bound
 from chorale.cli.ending import signals_as_exceptions
 from chorale.errors import ChoraleError, ConfigError
+from chorale.folders import Folder
 
 DEFAULT_URL = "http://localhost:8000/v1"
 
@@ -106,9 +107,9 @@ def _first_model(client: httpx2.Client, where: str) -> str:
 
 @contextlib.contextmanager
 def _private_server(serve_arguments: list[str]) -> Iterator[httpx2.Client]:
-    with tempfile.TemporaryDirectory(prefix="chorale-") as folder:
+    with Folder() as folder:
         socket, log = Path(folder, "http.sock"), Path(folder, "log")
-        command = [sys.executable, "-m", "chorale", "serve", *serve_arguments, "--uds", str(socket)]
+        command = bound.command(["serve", *serve_arguments, "--uds", str(socket)])
         environment = {k: v for k, v in os.environ.items() if k not in ("CHORALE_API_KEY", "VLLM_API_KEY")}
         with log.open("wb") as output:
             process = subprocess.Popen(

@@ -18,7 +18,6 @@ from chorale.serve.boot import (
     EXIT_OK,
     ApiStart,
     configure_logging,
-    die_with_parent,
     inherited_sockets,
     loop_factory,
     read_start,
@@ -42,7 +41,6 @@ def main() -> int:
     start = read_start(sys.stdin.buffer, ApiStart)
     configure_logging(start.server.log_level, f"api-{start.process}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the server listens for it: the supervisor's business
-    die_with_parent(start.parent_pid)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(start))

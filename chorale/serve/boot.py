@@ -7,13 +7,10 @@ Children are found by nobody: their sockets are in a directory that only this us
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import os
-import signal
 import socket
 import stat
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +21,8 @@ import msgspec
 from chorale.client.wire import DECODE_ERRORS, engine_address
 from chorale.config import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
+from chorale.folders import Folder
+from chorale.processes import die_with_parent
 from chorale.serve import logs
 
 # Exit codes, after sysexits.h where it has a name for it.
@@ -41,7 +40,6 @@ TOOL_KEY_VARIABLES = (
     "CHORALE_TOOLS_API_KEY",
 )
 
-_PR_SET_PDEATHSIG = 1
 FAILURE_FILE = "failure"
 
 
@@ -79,23 +77,30 @@ StartT = TypeVar("StartT", EngineStart, ApiStart)
 
 
 def read_start(stream: BinaryIO, type_: type[StartT]) -> StartT:
-    """Raises ``msgspec.DecodeError`` if the parent wrote something else."""
-    return msgspec.msgpack.decode(stream.read(), type=type_)
+    """What the parent wrote; from here on this process ends with it.
+
+    Raises ``msgspec.DecodeError`` if the parent wrote something else.
+    """
+    start = msgspec.msgpack.decode(stream.read(), type=type_)
+    die_with_parent(start.parent_pid)
+    return start
 
 
-def make_directory() -> Path:
-    """A new directory with mode 0700 for the sockets, where their paths are short enough."""
-    places = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"]
-    for place in places:
+def make_directory() -> Folder:
+    """A new private folder for the sockets, where their paths are short enough.
+
+    Folders that killed servers have left are removed. Raises ``ConfigError`` if no place will do.
+    """
+    for place in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
         if not place or not os.access(place, os.W_OK):
             continue
-        path = Path(tempfile.mkdtemp(prefix="chorale-", dir=place))  # mkdtemp: mode 0700, and ours
+        folder = Folder(place)
         try:
-            engine_address(path)
+            engine_address(folder.path)
         except ConfigError:
-            path.rmdir()
+            folder.remove()
             continue
-        return path
+        return folder
     raise ConfigError("no directory for the engine's sockets: set TMPDIR to a short path that is writable")
 
 
@@ -104,22 +109,6 @@ def check_directory(directory: str | Path) -> None:
     status = os.stat(directory)
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
         raise ConfigError(f"{directory} must belong to this user and have mode 0700")
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Ask Linux to kill this process when its parent's spawning thread ends; a no-op elsewhere.
-
-    ``parent_is_alive`` covers other systems. Exits at once if the parent has already gone.
-    """
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if not parent_is_alive(parent_pid):
-        raise SystemExit(EXIT_FAILED)
-
-
-def parent_is_alive(parent_pid: int) -> bool:
-    return os.getppid() == parent_pid
 
 
 def write_failure(directory: str | Path, failure: Failure) -> None:

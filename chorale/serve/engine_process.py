@@ -39,7 +39,6 @@ from chorale.serve.boot import (
     calm_collector,
     check_directory,
     configure_logging,
-    die_with_parent,
     read_start,
     write_failure,
 )
@@ -138,7 +137,6 @@ def run_engine_process(start: EngineStart, build: Build) -> int:
     configure_logging(start.log_level, "engine")
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the supervisor asks a hung engine where it is
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's business
-    die_with_parent(start.parent_pid)
     check_directory(start.directory)
     engine_id = uuid.uuid4().hex[:16]
     heart = Heart(start.directory, engine_id, start.beat_interval, start.parent_pid)

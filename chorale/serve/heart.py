@@ -17,7 +17,8 @@ import zmq
 from chorale.client.base import EngineInfo
 from chorale.client.wire import Beat, beats_address, encode
 from chorale.engine.types import EngineStats
-from chorale.serve.boot import EXIT_FAILED, parent_is_alive
+from chorale.processes import parent_is_alive
+from chorale.serve.boot import EXIT_FAILED
 
 NUM_STEPS_REMEMBERED = 1024
 MIN_GAP = 0.02  # seconds between beats, however fast the progress moves

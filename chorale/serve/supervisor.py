@@ -10,13 +10,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +68,7 @@ def run(
     """
     sockets = bind_sockets(server_config)
     try:
-        with _private_directory() as directory:
+        with make_directory() as directory:
             engine, api = _starts(directory, engine_config, server_config, sockets, api_key_hashes)
             supervisor = Supervisor(
                 engine,
@@ -108,15 +106,6 @@ def _starts(
             parent_pid=parent,
         ),
     )
-
-
-@contextlib.contextmanager
-def _private_directory() -> Iterator[Path]:
-    directory = make_directory()
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 class Supervisor:

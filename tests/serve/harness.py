@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -110,7 +109,8 @@ async def rig(
     wait: bool = True,
 ) -> AsyncIterator[Rig]:
     """Start an engine process under a keeper, connect a client, and end both."""
-    directory = make_directory()
+    folder = make_directory()
+    directory = folder.path
     told: list[tuple[EngineStatus, EngineInfo | None]] = []
     start = EngineStart(
         directory=str(directory),
@@ -132,7 +132,7 @@ async def rig(
         await remote.close()
         keeper.stop()
         await made.running
-        shutil.rmtree(directory, ignore_errors=True)
+        folder.remove()
 
 
 def is_alive(pid: int) -> bool:

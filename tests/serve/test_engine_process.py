@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import stat
 import sys
@@ -69,7 +68,8 @@ def test_requests_of_a_client_that_vanished_are_aborted(number: signal.Signals) 
 @pytest.mark.parametrize("load_seconds", ["0", "60"], ids=["serving", "loading"])
 def test_the_engine_dies_with_its_parent(load_seconds: str) -> None:
     async def scene() -> None:
-        directory = make_directory()
+        folder = make_directory()
+        directory = folder.path
         parent = await start_script("lone_parent.py", str(directory), load_seconds)
         try:
             engine = int(await first_line(parent))
@@ -78,14 +78,15 @@ def test_the_engine_dies_with_its_parent(load_seconds: str) -> None:
             await parent.communicate()
             assert await until(lambda: not is_alive(engine), "the engine ends") < 5.0
         finally:
-            shutil.rmtree(directory, ignore_errors=True)
+            folder.remove()
 
     run(scene())
 
 
 def test_sigterm_lets_running_requests_finish() -> None:
     async def scene() -> None:
-        directory = make_directory()
+        folder = make_directory()
+        directory = folder.path
         process = await spawn_engine(directory, Behaviour(step_seconds=0.01))
         client = RemoteClient(directory)
         client.start()
@@ -104,7 +105,7 @@ def test_sigterm_lets_running_requests_finish() -> None:
             if process.returncode is None:
                 process.kill()
             await process.wait()
-            shutil.rmtree(directory, ignore_errors=True)
+            folder.remove()
 
     run(scene())
 

@@ -74,7 +74,8 @@ def test_a_process_that_cannot_be_started_counts_as_a_death() -> None:
     """As when the machine has no memory for it: that may pass, so it is tried again."""
 
     async def scene() -> None:
-        directory = make_directory()
+        folder = make_directory()
+        directory = folder.path
         start = EngineStart(directory=str(directory), config=Behaviour().encode(), parent_pid=os.getpid())
         told: list[EngineStatus] = []
         keeper = EngineKeeper(
@@ -86,7 +87,7 @@ def test_a_process_that_cannot_be_started_counts_as_a_death() -> None:
         assert await keeper.run() == EXIT_FAILED
         assert [status.state for status in told] == ["dead", "dead", "failed"]
         assert all("could not be started" in status.message for status in told)
-        directory.rmdir()
+        folder.remove()
 
     run(scene())
 
@@ -187,10 +188,7 @@ def test_the_directory_is_private_and_short(monkeypatch: pytest.MonkeyPatch, tmp
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
-    directory = make_directory()
-    try:
+    with make_directory() as directory:
         assert directory.stat().st_mode & 0o777 == 0o700
         assert long not in directory.parents
         assert list(long.iterdir()) == []
-    finally:
-        directory.rmdir()

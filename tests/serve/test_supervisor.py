@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -278,7 +277,10 @@ def test_children_die_with_a_killed_supervisor() -> None:
             s.process.kill()
             await s.process.wait()
             assert await until(lambda: not any(is_alive(pid) for pid in children), "all end") < 5.0
-            shutil.rmtree(directory)  # nobody was left to do it
+            assert directory.exists()  # nobody was left to remove it
+        async with serve() as s:
+            await s.listening()
+            assert not directory.exists()
 
     run(scene())
 

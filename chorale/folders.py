@@ -1,0 +1,89 @@
+"""Temporary folders of running processes. What a killed process leaves is removed by the next one.
+
+A folder is locked for as long as its owner runs; the system drops the lock with the process. So a folder of
+ours that nobody has locked is garbage: ``Folder`` removes all of these in a place before it makes another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PREFIX = "chorale-run-"
+_NEW = "chorale-new-"  # not locked yet
+_NAME = re.compile(rf"({PREFIX}|{_NEW})[a-z0-9_]{{8}}")
+_NEW_SECONDS = 60.0  # so old is a folder that nobody is going to lock any more
+
+
+class Folder:
+    """A new folder with mode 0700, until ``remove`` or the end of this process."""
+
+    def __init__(self, place: str | Path | None = None) -> None:
+        """``place``: default the system's for temporary files. Raises ``OSError`` if it is not writable."""
+        where = Path(place if place is not None else tempfile.gettempdir())
+        sweep(where)
+        made = Path(tempfile.mkdtemp(prefix=_NEW, dir=where))  # mkdtemp: mode 0700, and ours
+        self._lock: int | None = _locked(made)
+        # Renamed once it is locked: another process never sees our name without the lock.
+        self.path = made.rename(made.with_name(made.name.replace(_NEW, PREFIX)))
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it. May be called again."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def sweep(place: Path) -> None:
+    """Remove folders of ours in ``place`` whose owners have ended. What cannot be removed stays."""
+    with contextlib.suppress(OSError):
+        for path in _candidates(place):
+            lock = _locked(path)
+            if lock is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+
+
+def _candidates(place: Path) -> Iterator[Path]:
+    """Folders of this user with our names and mode, those that are just being made left out."""
+    with os.scandir(place) as entries:
+        for entry in entries:
+            if not _NAME.fullmatch(entry.name):
+                continue
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                mine = stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700
+                if not mine or status.st_uid != os.geteuid():
+                    continue
+                if entry.name.startswith(PREFIX) or time.time() - status.st_mtime > _NEW_SECONDS:
+                    yield Path(entry.path)
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor that holds the folder's lock; None if another process does, or there are no such locks."""
+    try:
+        import fcntl
+
+        descriptor = os.open(path, os.O_RDONLY)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,44 @@
+"""A child process that ends with its parent, however the parent ends, also by SIGKILL.
+
+Linux sends the child a signal when its parent's thread ends. Elsewhere a thread of the child looks for the
+parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+EXIT_ORPHANED = 1
+_PR_SET_PDEATHSIG = 1
+_LOOK_SECONDS = 0.5  # between two looks, where the system sends no signal
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have this process killed when process ``parent_pid``, which has started it, ends.
+
+    Exits at once if the parent has ended already: it may die between the start of this process and this call,
+    so the child must learn ``parent_pid`` from the parent and not from the system. On Linux the signal comes
+    when the *thread* that started this process ends: start such children in the main thread.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    else:
+        threading.Thread(target=_end_with, args=(parent_pid,), name="parent", daemon=True).start()
+    if not parent_is_alive(parent_pid):
+        raise SystemExit(EXIT_ORPHANED)
+
+
+def parent_is_alive(parent_pid: int) -> bool:
+    """Whether ``parent_pid`` is still the parent: an orphan gets another one."""
+    return os.getppid() == parent_pid
+
+
+def _end_with(parent_pid: int) -> None:
+    while parent_is_alive(parent_pid):
+        time.sleep(_LOOK_SECONDS)
+    os._exit(EXIT_ORPHANED)

@@ -1,0 +1,71 @@
+"""Temporary folders: removed with their owner, or by the next one; never somebody else's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from chorale.folders import PREFIX, Folder, sweep
+
+HOLD = (
+    "import sys; from chorale.folders import Folder; f = Folder(sys.argv[1]); (f.path / 'engine').touch(); "
+)
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no locks on folders")
+
+
+def owner(place: Path) -> subprocess.Popen[str]:
+    """A process that has a folder in ``place``."""
+    code = HOLD + "print(f.path, flush=True); sys.stdin.read()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_folder_is_private_and_ends_with_its_block(tmp_path: Path) -> None:
+    with Folder(tmp_path) as path:
+        assert path.stat().st_mode & 0o777 == 0o700
+        (path / "file").touch()
+    assert not path.exists()
+
+
+def test_what_a_killed_process_leaves_is_removed_by_the_next_one_and_not_before(tmp_path: Path) -> None:
+    process = owner(tmp_path)
+    assert process.stdout is not None
+    left = Path(process.stdout.readline().strip())
+    with Folder(tmp_path) as path:
+        assert left.exists()  # its owner runs
+        process.kill()
+        process.communicate()
+        sweep(tmp_path)
+        assert not left.exists()
+        assert path.exists()  # our own
+
+
+def test_what_is_not_ours_stays(tmp_path: Path) -> None:
+    other_name, other_mode = tmp_path / "chorale-notes", tmp_path / f"{PREFIX}abcdefgh"
+    file, link = tmp_path / f"{PREFIX}abcdefg1", tmp_path / f"{PREFIX}abcdefg2"
+    for folder in (other_name, other_mode):
+        folder.mkdir(mode=0o755)
+        (folder / "file").touch()
+    file.touch()
+    link.symlink_to(other_name)
+    sweep(tmp_path)
+    assert all(path.exists() for path in (other_name / "file", other_mode / "file", file, link))
+
+
+def test_a_folder_that_is_just_being_made_stays_and_an_old_one_that_was_never_locked_goes(
+    tmp_path: Path,
+) -> None:
+    fresh, old = tmp_path / "chorale-new-aaaaaaaa", tmp_path / "chorale-new-bbbbbbbb"
+    for folder in (fresh, old):
+        folder.mkdir(mode=0o700)
+    hour_ago = time.time() - 3600
+    os.utime(old, (hour_ago, hour_ago))
+    sweep(tmp_path)
+    assert fresh.exists()
+    assert not old.exists()
