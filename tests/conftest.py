@@ -1,21 +1,55 @@
-"""For every test: torch on one thread. Two on a busy two-core machine wait for each other at each product."""
+"""For every test: torch on one thread (two on a busy two-core machine wait for each other at each product),
+and temporary files in one folder of the run, which a reaper removes with all that the run has started.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
 from chorale.config import ToolConfig
+from chorale.folders import Folder
+from chorale.processes import die_with_parent
+
+RUN = "CHORALE_TEST_RUN"  # the process of the whole run, for its workers
+REAPER = Path(__file__).with_name("reaper.py")
+reaper = pytest.StashKey[subprocess.Popen[bytes]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Nothing that tests start outlives them, however they end."""
+    if hasattr(config, "workerinput"):  # of pytest-xdist
+        die_with_parent(int(os.environ[RUN]))
+        return
+    if "MAKELEVEL" in os.environ:
+        die_with_parent(os.getppid())
+    place = tempfile.gettempdir()  # deep in it there are sockets, whose paths must be short
+    folder = str(Folder(place if len(place) <= 48 else "/tmp").path)
+    command = [sys.executable, "-I", str(REAPER), str(os.getpid()), folder]
+    # In a session of its own: what kills the run's process group must not kill it.
+    config.stash[reaper] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+    os.environ |= {RUN: str(os.getpid()), "TMPDIR": folder}
+    os.environ.pop("XDG_RUNTIME_DIR", None)  # sockets too are in our folder
+    tempfile.tempdir = None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    process = config.stash.get(reaper, None)
+    if process is not None:
+        process.communicate()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_torch_thread() -> None:
-    import sys
-
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 

@@ -1,0 +1,74 @@
+"""Ends what a test run has started, and removes its folder, once the run has ended: also by SIGKILL.
+
+``python -I reaper.py RUN FOLDER``, started by ``conftest.py``. RUN is the process that runs the tests, or hands
+them to workers. Each process of it has FOLDER in its environment (TMPDIR), its arguments or its working folder.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+GRACE = 2.0  # seconds in which processes of a run that ended in order may end by themselves
+MOST = 15.0  # seconds of killing
+PROC = Path("/proc")
+
+
+def wait_for_end(run: int) -> None:
+    """Until the run closes our standard input, or has died while a child of its holds that open."""
+    while os.getppid() == run and not select.select([0], [], [], 0.5)[0]:
+        pass
+
+
+def started(folder: str, run: int) -> dict[int, str]:
+    """Live processes of the run with their command lines; empty where there is no /proc."""
+    wanted, found = folder.encode(), {}
+    for entry in PROC.glob("[0-9]*"):
+        pid = int(entry.name)
+        if pid in (run, os.getpid()):
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes()
+            places = command, (entry / "environ").read_bytes(), os.fsencode((entry / "cwd").readlink())
+        except OSError:  # has ended, or is somebody else's
+            continue
+        if any(wanted in place for place in places):
+            found[pid] = command.replace(b"\0", b" ").decode("utf-8", "replace")
+    return found
+
+
+def reap(folder: str, run: int) -> dict[int, str]:
+    """Kill what is left until nothing is; returns what had to be killed."""
+    killed: dict[int, str] = {}
+    deadline = time.monotonic() + MOST
+    while time.monotonic() < deadline and (left := started(folder, run)):
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        killed |= left
+        time.sleep(0.1)
+    return killed
+
+
+def main(run: int, folder: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    wait_for_end(run)
+    in_order, until = os.getppid() == run, time.monotonic() + GRACE
+    while in_order and time.monotonic() < until and started(folder, run):
+        time.sleep(0.05)
+    killed = reap(folder, run)
+    shutil.rmtree(folder, ignore_errors=True)
+    if in_order and killed:
+        sys.stderr.write(f"these outlived the tests and were killed: {killed}\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,72 @@
+"""A test run that is killed with SIGKILL in the middle leaves no process, no socket and no folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from reaper import started
+
+from chorale.folders import Folder
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 30.0  # after which nothing may be left
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """For the temporary files of the run. Short: pytest's own is too long for sockets."""
+    with Folder("/tmp") as folder:
+        yield folder
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def wait_for(what: str, condition: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.05)
+
+
+def check(tests: str, workers: str, in_the_middle: str, place: Path) -> None:
+    """Kill a run of ``tests`` once it has a process whose command line holds ``in_the_middle``."""
+    command = [sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider", tests]
+    environment = os.environ | {"TMPDIR": str(place)}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+    def children() -> dict[int, str]:
+        return started(str(place), process.pid)
+
+    try:
+        wait_for("the middle", lambda: any(in_the_middle in line for line in children().values()), 200)
+        assert len(list(place.iterdir())) == 1
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    try:
+        wait_for("the end of all processes", lambda: not children(), SECONDS)
+        wait_for("the end of all files", lambda: not list(place.iterdir()), SECONDS)
+    finally:
+        print("left:", children(), list(place.iterdir()))
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_nothing_is_left_of_a_killed_run(workers: str, place: Path) -> None:
+    check("tests/serve/test_supervisor.py", workers, "fake_engine", place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("tests", ["tests/e2e", "tests/cli/test_commands.py"])
+def test_nothing_is_left_of_a_killed_run_with_real_servers(tests: str, workers: str, place: Path) -> None:
+    check(tests, workers, "chorale.serve.engine_process", place)
