@@ -12,12 +12,13 @@ bin := $(VENV)/bin
 serve: $(VENV)/.installed
 	$(bin)/chorale serve $(MODEL) $(ARGS)
 
+# exec: pytest ends with make, however make ends (tests/conftest.py).
 test: $(VENV)/.installed-test
-	$(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(ARGS)
+	exec $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(ARGS)
 
 # With the tests that take minutes each: forty kills of a server, a thousand structured answers, and their like.
 test-all: $(VENV)/.installed-test
-	$(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	exec $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(bin)/ruff format --check .

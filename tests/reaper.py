@@ -1,7 +1,7 @@
 """Ends what a test run has started, and removes its folder, once the run has ended: also by SIGKILL.
 
-``python -I reaper.py RUN FOLDER``, started by ``conftest.py``. RUN is the process that runs the tests, or hands
-them to workers. Each process of it has FOLDER in its environment (TMPDIR), its arguments or its working folder.
+``python -I reaper.py RUN FOLDER``, started by ``conftest.py``. RUN is the process that runs the tests, or
+hands them to workers. Each process of it has FOLDER in its environment (TMPDIR), arguments or working folder.
 """
 
 from __future__ import annotations

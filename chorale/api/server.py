@@ -30,6 +30,7 @@ from chorale.api.protocol import guarded_protocol
 from chorale.api.responses.resume import Resumer
 from chorale.api.shell import Shell
 from chorale.api.throughput import log_throughput
+from chorale.api.tls import check_tls
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
 
@@ -173,23 +174,6 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     )
 
 
-def _open_tls(made: uvicorn.Config, config: ServerConfig) -> None:
-    """Read the certificate and its key. Raises ``ConfigError`` that names them."""
-    named = {
-        "--ssl-certfile": config.ssl_certfile,
-        "--ssl-keyfile": config.ssl_keyfile,
-        "--ssl-ca-certs": config.ssl_ca_certs,
-    }
-    try:
-        for path in filter(None, named.values()):
-            with open(path, "rb"):  # OpenSSL's own error does not say which of them it is
-                pass
-        made.load()
-    except OSError as error:  # ssl.SSLError is one
-        given = " ".join(f"{flag} {path}" for flag, path in named.items() if path)
-        raise ConfigError(f"{given}: {error}") from None
-
-
 def _local_only(app: Shell, config: ServerConfig) -> ASGIApp:
     """Check Host names where only this machine can connect and no key protects from its browsers."""
     behind_proxy = bool(config.root_path) or bool(config.allowed_origins)
@@ -213,9 +197,8 @@ async def serve_app(
     in front, none on a loopback address or a unix socket.
     """
     stop = stop or Stop()
+    check_tls(config)
     made = _uvicorn_config(_local_only(app, config), config)
-    if config.ssl_certfile is not None:
-        _open_tls(made, config)
     server = _Server(made)
     listening = list(sockets) if sockets is not None else bind_sockets(config)
     if drain_grace is None:

@@ -54,16 +54,20 @@ class Screen:
         self._ready_once = False
         self._failed = False
         self._port = settings.server.port
-        self._console.print(f"chorale {__version__}: {settings.engine.model}")
+        self._notices: list[str] = []
 
     def notice(self, text: str) -> None:
-        self._console.print(f"note: {text}", markup=False)
+        """A line for the operator, shown once the server listens: a start that fails is one line."""
+        self._notices.append(text)
 
     # ------------------------------------------------------------------ callbacks
 
     def on_listening(self, sockets: list[socket]) -> None:
         if self._port == 0 and self._settings.server.uds is None:
             self._port = sockets[0].getsockname()[1]  # what the system chose
+        self._console.print(f"chorale {__version__}: {self._settings.engine.model}", markup=False)
+        for text in self._notices:
+            self._console.print(f"note: {text}", markup=False)
         self._console.print(
             f"listening at {self._url()}; /health is 503 until the model is ready", markup=False
         )

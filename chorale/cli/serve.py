@@ -14,6 +14,7 @@ from chorale.cli.settings import OPEN_ADDRESSES, Settings, merge
 from chorale.model.hub import DEMO, check_family, find_folder
 from chorale.model.names import full_name
 from chorale.serve import logs, supervisor
+from chorale.serve.precheck import check_start
 from chorale.tools.service import probe_tools
 
 SUMMARY = "Serve a gpt-oss checkpoint over the OpenAI API (Responses, Chat Completions, Completions)."
@@ -27,6 +28,7 @@ def run(arguments: list[str]) -> int:
     settings = merge(arguments, os.environ)
     check_model(settings)
     configure_logging(settings.server.log_level)
+    check_start(settings.engine, settings.server)
     screen = Screen(settings, sys.stdout, find_tools(settings))
     for notice in [*settings.notices, *warnings(settings)]:
         screen.notice(notice)

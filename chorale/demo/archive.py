@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from chorale.demo.features import FloatArray, Parts, feature_parts
+from chorale.demo.shape import demo_config
 from chorale.errors import CheckpointError
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
-from chorale.model.config import ModelConfig, RopeConfig
 from chorale.model.config_writer import GENERATION_CONFIG, config_json
 
 # A model this small misspells at temperature 1, gpt-oss's own default; requests may still ask for it.
@@ -25,24 +25,6 @@ from chorale.model.config_writer import GENERATION_CONFIG, config_json
 SAMPLING = {"temperature": 0.3, "max_new_tokens": 512}
 _SIDES = {"embed": "model.embed_tokens.weight", "unembed": "lm_head.weight"}
 _ROWS_AT_ONCE = 4096  # of 512 float32: they stay in the cache
-
-
-def demo_config() -> ModelConfig:
-    """gpt-oss exactly, small: 6 layers of 256, 8 experts of which 4 run, the whole vocabulary."""
-    return ModelConfig(
-        hidden_size=256,
-        intermediate_size=256,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=64,
-        num_local_experts=8,
-        num_experts_per_tok=4,
-        vocab_size=VOCAB_SIZE,
-        sliding_window=128,
-        rope=RopeConfig(),
-        layer_types=("sliding_attention", "full_attention") * 3,
-    )
 
 
 def check_hash(archive: Path, sha256: str) -> None:

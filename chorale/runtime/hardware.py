@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.metadata
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,6 +29,36 @@ def cpu_count() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on every system
         return os.cpu_count() or 1
+
+
+def has_cuda_driver() -> bool:
+    """Whether NVIDIA's driver is installed. Without it PyTorch finds no CUDA device."""
+    return _cuda_driver() is not None
+
+
+def why_no_cuda() -> str | None:
+    """Why PyTorch will find no CUDA device; None where one may be found."""
+    try:
+        build = importlib.metadata.version("torch").partition("+")[2]
+    except importlib.metadata.PackageNotFoundError:
+        build = ""
+    if build.startswith("rocm"):
+        return None  # AMD's GPUs have the same name in PyTorch, and another driver
+    if build == "cpu":
+        return "this PyTorch is a build for CPUs"
+    driver, count = _cuda_driver(), ctypes.c_int()
+    if driver is None:
+        return "there is no NVIDIA driver here"
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "the NVIDIA driver finds no GPU"
+    return None
+
+
+def _cuda_driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
 
 
 def total_memory() -> int:

@@ -107,7 +107,7 @@ def resolve(
 
     ``can_capture``: device and ops allow CUDA graphs. ``e4m3_pages``: the ops take them.
     """
-    _refuse(config, model)
+    check_model(config, model)
     decide = _Decider()
     cpu = hardware.kind == "cpu"
     small = model.num_parameters <= SMALL_PARAMETERS
@@ -280,8 +280,8 @@ def check_sizes(config: EngineConfig) -> None:
         raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
 
 
-def _refuse(config: EngineConfig, model: ModelConfig) -> None:
-    """What no machine can run, and what this version does not do."""
+def check_model(config: EngineConfig, model: ModelConfig) -> None:
+    """Raises ``ConfigError`` for what no machine can run, and what this version does not do."""
     check_ranks(config)
     check_sizes(config)
     if model.vocab_size > VOCAB_SIZE:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from chorale.api.app import create_app
 from chorale.api.metrics import Metrics
-from chorale.api.responses.store import open_store
+from chorale.api.responses.store import ResponseStore, StoreError, open_store
 from chorale.api.server import Stop, serve_app
 from chorale.api.state import ServerState
 from chorale.client.remote import RemoteClient
+from chorale.config import ServerConfig
 from chorale.errors import ConfigError
 from chorale.grammar.matcher import warm
 from chorale.harmony.vocab import Vocabulary, VocabularyError, load_vocabulary
@@ -63,6 +64,14 @@ def _make_state(client: RemoteClient, start: ApiStart, vocab: Vocabulary, tools:
         vocab=vocab,
         tools=tools,
         metrics=Metrics(names[0], process=start.process, share=share, log_stats=log_stats),
-        store=open_store(start.server),
+        store=_open_store(start.server),
         model_names=names,
     )
+
+
+def _open_store(config: ServerConfig) -> ResponseStore:
+    """Raises ``ConfigError``: at the start, a store that cannot be opened is the operator's to mend."""
+    try:
+        return open_store(config)
+    except StoreError as error:
+        raise ConfigError(str(error)) from error

@@ -162,7 +162,7 @@ def test_health_is_red_with_progress_while_loading_and_sigterm_does_not_wait_for
     [
         ({"ssl_certfile": "/no/cert", "ssl_keyfile": "/no/key"}, 2),
         ({"ssl_certfile": __file__, "ssl_keyfile": __file__}, 2),  # readable, and not PEM
-        ({"response_store": "/"}, 1),
+        ({"response_store": "/"}, 2),
     ],
     ids=["no file", "no certificate", "store"],
 )

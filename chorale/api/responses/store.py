@@ -82,7 +82,7 @@ def open_store(config: ServerConfig) -> ResponseStore:
         config.response_store_max_items, config.response_store_max_bytes, config.response_store_ttl
     )
     place = config.response_store
-    if place is not None and place.startswith(_POSTGRES):
+    if place is not None and is_postgres(place):
         from chorale.api.responses.postgres import connect as connect_postgres
 
         return SqlStore(Access(partial(connect_postgres, place), bounds))
@@ -101,6 +101,11 @@ def _warned(store: SqliteStore) -> SqliteStore:
     if store.fault is not None:
         logger.warning("responses are not stored until there is space: %s", store.fault)
     return store
+
+
+def is_postgres(place: str) -> bool:
+    """Whether ``--response-store`` names a PostgreSQL database; else it names a file."""
+    return place.startswith(_POSTGRES)
 
 
 class SqlStore:

@@ -1,0 +1,111 @@
+"""What can be known to be wrong before anything is started: in well under a second, and without torch.
+
+The engine and the HTTP side find the same faults later; here they end the command before it announces a port.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import os
+import re
+from pathlib import Path
+
+from chorale.api.responses.store import is_postgres
+from chorale.api.tls import check_tls
+from chorale.config import EngineConfig, ServerConfig
+from chorale.demo.shape import demo_config
+from chorale.errors import ChoraleError, ConfigError
+from chorale.model.config import ModelConfig
+from chorale.model.config_writer import SHAPES, make_config
+from chorale.model.hub import DEMO, find_folder, has_weights
+from chorale.runtime.hardware import Hardware, available_memory, has_cuda_driver, why_no_cuda
+from chorale.runtime.resolve import check_model, resolve
+
+# Of a disk that is full or may not be written to: the server starts without storing.
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def check_start(engine: EngineConfig, server: ServerConfig) -> None:
+    """Raises ``ConfigError`` for the first thing that cannot work."""
+    check_date(server.system_start_date)
+    check_tls(server)
+    check_device(engine)
+    model = find_model(engine)
+    if model is not None:
+        _check_sizes(engine, model)
+    check_store(server.response_store)
+
+
+def check_date(given: str | None) -> None:
+    """The date stands in each prompt: only one that the model was trained to read."""
+    if given is None:
+        return
+    try:
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d", given):
+            raise ValueError
+        datetime.date.fromisoformat(given)
+    except ValueError:
+        raise ConfigError(f"--system-start-date {given}: not a date such as 2025-06-28") from None
+
+
+def check_device(config: EngineConfig) -> None:
+    """Whether a device that was asked for by name is there."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on the CPU
+    if config.ops == "triton" and not interpreted:
+        reason = "the device is 'cpu'" if config.device == "cpu" else why_no_cuda()
+        if reason is not None:
+            raise ConfigError(f"--ops triton needs a GPU that PyTorch can use: {reason}")
+    if config.device == "cuda" and (reason := why_no_cuda()) is not None:
+        raise ConfigError(f"--device cuda: {reason}; use --device cpu, or auto")
+
+
+def find_model(config: EngineConfig) -> ModelConfig | None:
+    """The shape of the model; None for one of the hub that is not known by its name."""
+    if config.model == DEMO:
+        return demo_config()
+    folder = find_folder(config.model)
+    if folder is None:
+        name = config.model.split("/")[-1].removeprefix("gpt-oss-")
+        return make_config(**SHAPES[name]) if name in SHAPES else None
+    found = ModelConfig.load(folder)
+    if not has_weights(folder):
+        raise ConfigError(f"model {config.model!r}: {folder} has no safetensors files")
+    return found
+
+
+def _check_sizes(config: EngineConfig, model: ModelConfig) -> None:
+    """On a CPU as the engine does it. A GPU's memory is only known to the process that opens it."""
+    if config.device == "cpu" or not has_cuda_driver():
+        free = available_memory()
+        resolve(config, model, Hardware("cpu", "this machine", free, free))
+    else:
+        check_model(config, model)
+
+
+def check_store(place: str | None) -> None:
+    """Whether the named response store can be opened. A default place that cannot be used is no error."""
+    if place is None or place == ":memory:":
+        return
+    try:
+        if is_postgres(place):
+            from chorale.api.responses.postgres import connect
+
+            connect(place, False).close()
+        else:
+            _check_file(Path(place))
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise ConfigError(f"--response-store {place}: {error.strerror}") from None
+    except ConfigError:
+        raise
+    except ChoraleError as error:
+        raise ConfigError(f"--response-store: {error.message}") from None
+
+
+def _check_file(path: Path) -> None:
+    """Raises ``OSError``. SQLite writes more files beside it, so the folder counts too."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, f"the folder {path.parent} is not writable")

@@ -1,0 +1,101 @@
+"""What is wrong at the start is one line and exit code 2, before anything is started or announced."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chorale.cli.main import main
+from chorale.runtime import hardware
+from chorale.serve import precheck, supervisor
+
+CASES = [
+    ("--response-store {folder}", "--response-store"),
+    ("--response-store {file}/store", "--response-store"),
+    ("--response-store postgresql://127.0.0.1:1/none", "Connection refused"),
+    ("--ssl-certfile /no/cert --ssl-keyfile /no/key", "/no/cert"),
+    ("--ssl-certfile {file} --ssl-keyfile {file}", "--ssl-certfile"),
+    ("/no/such/model", "no such folder"),
+    ("{folder}", "config.json: no such file"),
+    ("--device cuda", "--device cuda"),
+    ("--ops triton", "needs a GPU"),
+    ("--ops triton --device cpu", "the device is 'cpu'"),
+    ("--device cpu --num-gpu-blocks-override 99999999", "KV pages take"),
+    ("--device cpu --kv-cache-memory-bytes 900GiB", "KV pages take"),
+    ("--device cpu --max-model-len 9000 --num-gpu-blocks-override 4", "--max-model-len 32 "),
+    ("--max-model-len 99999999", "more than the model's 131072"),
+    ("openai/gpt-oss-20b --max-model-len 99999999", "more than the model's 131072"),
+    ("--num-threads 0", "--num-threads must be at least 1"),
+    ("--system-start-date yesterday", "--system-start-date yesterday"),
+    ("--system-start-date 2025-02-30", "--system-start-date 2025-02-30"),
+    ("--system-start-date 20250228", "--system-start-date 20250228"),
+    ("--host 192.0.2.1", "cannot listen"),
+]
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("neither a certificate nor a folder")
+    return {"folder": str(tmp_path / "folder"), "file": str(tmp_path / "file")}
+
+
+@pytest.mark.parametrize(("line", "said"), CASES)
+def test_a_start_that_cannot_work_is_one_line(
+    line: str,
+    said: str,
+    places: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def started(*_: object) -> None:
+        raise AssertionError("processes were started")
+
+    monkeypatch.setattr(supervisor, "Supervisor", started)
+    monkeypatch.setattr(precheck, "why_no_cuda", lambda: "the NVIDIA driver finds no GPU")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert main(["serve", *line.format(**places).split()]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert len(shown.err.splitlines()) == 1
+    assert shown.err.startswith("chorale: error: ")
+    assert said in shown.err
+
+
+def test_it_takes_no_time() -> None:
+    """Of CPU, whatever else the machine does: torch alone would take three seconds."""
+    command = [sys.executable, "-X", "importtime", "-m", "chorale", "serve", "/no/such/model"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 2
+    assert "| torch" not in done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
+
+
+def test_a_store_on_a_full_disk_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server starts, and does not store."""
+
+    def full(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(precheck, "_check_file", full)
+    precheck.check_store(str(tmp_path / "store"))
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"), [("2.11.0+cpu", "a build for CPUs"), ("2.11.0", "no NVIDIA driver")]
+)
+def test_why_there_is_no_cuda(build: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _: build)
+    monkeypatch.setattr(hardware, "_cuda_driver", lambda: None)
+    assert reason in (hardware.why_no_cuda() or "")
+
+
+def test_a_build_for_amd_may_find_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.11.0+rocm6.4")
+    assert hardware.why_no_cuda() is None
