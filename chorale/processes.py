@@ -7,11 +7,13 @@ parent.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 EXIT_ORPHANED = 1
 _PR_SET_PDEATHSIG = 1
@@ -31,6 +33,18 @@ def die_with_parent(parent_pid: int) -> None:
         threading.Thread(target=_end_with, args=(parent_pid,), name="parent", daemon=True).start()
     if not parent_is_alive(parent_pid):
         raise SystemExit(EXIT_ORPHANED)
+
+
+def settle_signals(ignored: Sequence[signal.Signals] = ()) -> None:
+    """SIGUSR1 writes the stacks of all threads to stderr, SIGUSR2 does nothing; their default ends a process.
+
+    ``ignored``: signals that are somebody else's business. Main thread only.
+    """
+    if sys.platform == "win32":
+        return
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    for number in (signal.SIGUSR2, *ignored):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def parent_is_alive(parent_pid: int) -> bool:

@@ -1,9 +1,9 @@
 """From an app to a listening server, and to its orderly end.
 
-SIGTERM, in order: /ready turns 503 (``Lifecycle.draining``) while requests are still taken for
-``drain_grace`` seconds; the listener closes; running requests get ``shutdown_timeout`` seconds; those left
-are cut, each stream with a terminal error, because the engine's client is closed; two seconds later the
-connections go. A second signal cuts at once.
+On SIGTERM (or another of ``stop_signals``), in order: /ready turns 503 (``Lifecycle.draining``) while
+requests are still taken for ``drain_grace`` seconds; the listener closes; running requests get
+``shutdown_timeout`` seconds; those left are cut, each stream with a terminal error, because the engine's
+client is closed; two seconds later the connections go. A second signal cuts at once.
 """
 
 from __future__ import annotations
@@ -312,14 +312,26 @@ def _calm_collector() -> Iterator[None]:
         gc.unfreeze()
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Signals that ask for the drain: once to let requests finish, twice to cut them.
+
+    SIGHUP (the terminal was closed) and SIGQUIT are among them unless they are ignored, as under ``nohup``.
+    """
+    names = [signal.SIGTERM, signal.SIGINT]
+    if sys.platform != "win32":
+        others = (signal.SIGHUP, signal.SIGQUIT)
+        names += [name for name in others if signal.getsignal(name) is not signal.SIG_IGN]
+    return tuple(names)
+
+
 @contextlib.contextmanager
 def _signals(stop: Stop) -> Iterator[None]:
-    """SIGTERM and SIGINT ask for the drain. Only the main thread may listen."""
+    """``stop_signals`` ask for the drain. Only the main thread may listen."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
-    names = (signal.SIGTERM, signal.SIGINT)
+    names = stop_signals()
     for name in names:
         loop.add_signal_handler(name, stop)
     try:

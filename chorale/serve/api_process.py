@@ -12,6 +12,7 @@ import sys
 
 from chorale.api.server import Stop
 from chorale.errors import ChoraleError, ConfigError
+from chorale.processes import settle_signals
 from chorale.serve.boot import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -40,7 +41,7 @@ async def serve(start: ApiStart) -> None:
 def main() -> int:
     start = read_start(sys.stdin.buffer, ApiStart)
     configure_logging(start.server.log_level, f"api-{start.process}")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the server listens for it: the supervisor's business
+    settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))  # a terminal's: the supervisor's business
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(start))

@@ -6,7 +6,6 @@ Started by the supervisor as ``python -m chorale.serve.engine_process``, with an
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import importlib.util
 import logging
 import os
@@ -28,6 +27,7 @@ from chorale.config import EngineConfig
 from chorale.engine.types import GenerateRequest
 from chorale.errors import ChoraleError, ConfigError
 from chorale.kernels import crew
+from chorale.processes import settle_signals
 from chorale.runtime.hardware import cpu_count
 from chorale.serve.boot import (
     EXIT_CONFIG,
@@ -135,8 +135,8 @@ class EngineLoop:
 def run_engine_process(start: EngineStart, build: Build) -> int:
     """Load with ``build``, serve until SIGTERM, return the exit code. Runs in the process's main thread."""
     configure_logging(start.log_level, "engine")
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the supervisor asks a hung engine where it is
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's business
+    # SIGUSR1: the supervisor asks a hung engine where it is. A terminal's signals are the supervisor's.
+    settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
     check_directory(start.directory)
     engine_id = uuid.uuid4().hex[:16]
     heart = Heart(start.directory, engine_id, start.beat_interval, start.parent_pid)

@@ -25,6 +25,7 @@ from chorale.serve.watch import Deaths, WatchLimits
 
 log = logging.getLogger(__name__)
 API_COMMAND = (sys.executable, "-m", "chorale.serve.api_process")
+SETTLED = 10.0  # seconds after which an API process has surely been ready
 CUT_GRACE = 5.0  # seconds that an API process gets, once told to cut what is running
 
 
@@ -96,6 +97,7 @@ class WorkersFront:
     async def _keep(self, index: int) -> None:
         start = msgspec.structs.replace(self._start, process=index)
         while not self._num_drains:
+            started = time.monotonic()
             process = await spawn(self._command, start, pass_fds=start.socket_fds)
             self._processes[index] = process
             if self._num_drains:  # asked to drain while it was being started
@@ -107,7 +109,8 @@ class WorkersFront:
             log.error("API process %d ended with code %d", process.pid, code)
             if code == EXIT_CONFIG:  # it has said why, and would again
                 raise ConfigError("an API process cannot run as it is configured")
-            delay = self._deaths.add(time.monotonic())
+            now = time.monotonic()
+            delay = self._deaths.add(now, was_ready=now - started > SETTLED)
             if delay is None:
                 raise ChoraleError("the API processes died too often")
             await asyncio.sleep(delay)

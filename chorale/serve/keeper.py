@@ -87,6 +87,7 @@ class EngineKeeper:
         self._stopping = asyncio.Event()
         self._last: tuple[EngineStatus, EngineInfo | None] | None = None
         self.failure: Failure | None = None  # why it gave up
+        self._was_ready = False  # the running or last engine process
         self.pid: int | None = None  # of the running engine process
         self.num_restarts = 0
 
@@ -105,7 +106,7 @@ class EngineKeeper:
             if failure.deterministic:  # the operator's own mistake: told once, by whoever shows the status
                 return self._give_up(failure, EXIT_CONFIG)
             log.error("%s", failure.message)
-            delay = self._deaths.add(time.monotonic())
+            delay = self._deaths.add(time.monotonic(), was_ready=self._was_ready)
             if delay is None:
                 return self._give_up(failure, EXIT_FAILED)
             self._last = None  # every death is told, also one that is like the last
@@ -126,6 +127,7 @@ class EngineKeeper:
 
     async def _one_life(self) -> tuple[int, str | None]:
         """(exit code, complaint if it was killed for hanging) of one engine process."""
+        self._was_ready = False
         try:
             process = await spawn(self._command, self._start)
         except OSError as error:  # no memory for a fork, no descriptor: it counts as a death, and may pass
@@ -186,6 +188,7 @@ class EngineKeeper:
                 continue
             if beat.pid == self.pid:
                 pulse.hear(beat, time.monotonic())
+                self._was_ready = self._was_ready or beat.state == "ready"
                 self._tell(_status_of(beat), beat.info)
 
     def _tell(self, status: EngineStatus, info: EngineInfo | None = None) -> None:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chorale.api.server import Stop, bind_sockets
+from chorale.api.server import Stop, bind_sockets, stop_signals
 from chorale.config import EngineConfig, ServerConfig
 from chorale.errors import ChoraleError, ConfigError
+from chorale.processes import settle_signals
 from chorale.serve.boot import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -60,12 +60,13 @@ def run(
     limits: WatchLimits | None = None,
     engine_command: Sequence[str] = ENGINE_COMMAND,
 ) -> int:
-    """Serve until SIGTERM, SIGINT or failure; the exit code. Must be called in the main thread.
+    """Serve until a stop signal or failure; the exit code. Must be called in the main thread.
 
     ``api_key_hashes``: ``auth.hash_key`` of each key; the keys themselves go nowhere. ``on_status`` hears of
     loading progress, of "ready" with the ``EngineInfo``, of deaths, and of "failed" with the message that the
     operator needs. Raises ``ConfigError`` if the address cannot be listened on.
     """
+    settle_signals()
     sockets = bind_sockets(server_config)
     try:
         with make_directory() as directory:
@@ -185,5 +186,5 @@ class Supervisor:
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             loop.add_signal_handler(number, self._stop)

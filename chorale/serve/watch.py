@@ -16,9 +16,10 @@ class WatchLimits:
     loading_beat_timeout: float = 120.0  # importing torch from a cold disk holds the lock for long
     step_timeout: float | None = None  # None: 30 s on an accelerator, 600 s on a CPU (a long prefill chunk)
     step_p99_factor: float = 20.0
-    max_deaths: int = 5
-    deaths_window: float = 300.0
-    backoff: float = 0.1  # before the first restart; doubles with each death in the window
+    max_failed_starts: int = 5  # deaths of processes that were never ready: trying on would not help
+    max_deaths: int = 20  # of any kind: something kills every engine, a request that is sent again, say
+    deaths_window: float = 300.0  # in which both are counted
+    backoff: float = 0.1  # before the first restart; doubles with each failed start in the window
     max_backoff: float = 10.0
     kill_grace: float = 5.0  # from SIGTERM to SIGKILL
     dump_grace: float = 0.5  # from the stack dump of a hung engine to SIGKILL
@@ -57,16 +58,22 @@ class Pulse:
 
 @dataclass(slots=True)
 class Deaths:
-    """The deaths in the window; decides between a restart and giving up."""
+    """The deaths in the window; decides between a restart and giving up.
+
+    A process that never gets ready is a loop that no restart ends. One that was ready had a good start: ten
+    kills in as many minutes do not end a server that recovers from each.
+    """
 
     limits: WatchLimits
-    _times: deque[float] = field(default_factory=deque)
+    _deaths: deque[tuple[float, bool]] = field(default_factory=deque)  # when, and whether it was ready
 
-    def add(self, now: float) -> float | None:
+    def add(self, now: float, *, was_ready: bool) -> float | None:
         """Count a death. Returns the seconds to wait before a restart, or None: no restart."""
-        self._times.append(now)
-        while now - self._times[0] > self.limits.deaths_window:
-            self._times.popleft()
-        if len(self._times) >= self.limits.max_deaths:
+        limits, deaths = self.limits, self._deaths
+        deaths.append((now, was_ready))
+        while now - deaths[0][0] > limits.deaths_window:
+            deaths.popleft()
+        failed_starts = sum(not ready for _, ready in deaths)
+        if failed_starts >= limits.max_failed_starts or len(deaths) >= limits.max_deaths:
             return None
-        return min(self.limits.backoff * float(2 ** (len(self._times) - 1)), self.limits.max_backoff)
+        return min(limits.backoff * 2.0 ** max(failed_starts - 1, 0), limits.max_backoff)

@@ -81,7 +81,7 @@ def test_a_process_that_cannot_be_started_counts_as_a_death() -> None:
         keeper = EngineKeeper(
             start,
             command=["/nonexistent/engine"],
-            limits=WatchLimits(backoff=0.01, max_deaths=3),
+            limits=WatchLimits(backoff=0.01, max_failed_starts=3),
             on_status=lambda status, _: told.append(status),
         )
         assert await keeper.run() == EXIT_FAILED
@@ -179,9 +179,49 @@ def test_when_an_engine_counts_as_hung(heard: Beat | None, silence: float, compl
 
 def test_back_off_doubles_and_old_deaths_are_forgotten() -> None:
     deaths = Deaths(WatchLimits())
-    assert [deaths.add(float(t)) for t in range(5)] == [0.1, 0.2, 0.4, 0.8, None]
+    assert [deaths.add(float(t), was_ready=False) for t in range(5)] == [0.1, 0.2, 0.4, 0.8, None]
     deaths = Deaths(WatchLimits())
-    assert [deaths.add(t * 100.0) for t in range(10)][-1] == pytest.approx(0.8)  # four in any 5 minutes
+    delays = [deaths.add(t * 100.0, was_ready=False) for t in range(10)]
+    assert delays[-1] == pytest.approx(0.8)  # four in any 5 minutes
+
+
+def test_deaths_of_processes_that_were_ready_are_forgiven_longer() -> None:
+    deaths = Deaths(WatchLimits())
+    assert [deaths.add(float(t), was_ready=True) for t in range(20)] == [0.1] * 19 + [None]
+    deaths = Deaths(WatchLimits())
+    assert None not in [deaths.add(t * 20.0, was_ready=True) for t in range(100)]  # three a minute
+    deaths = Deaths(WatchLimits())
+    mixed = [deaths.add(float(t), was_ready=t % 2 == 0) for t in range(10)]
+    assert mixed == [0.1, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4, 0.8, 0.8, None]  # the fifth failed start
+
+
+def test_an_engine_that_is_killed_ten_times_is_there_again() -> None:
+    async def scene() -> None:
+        async with rig() as r:
+            for _ in range(10):
+                first = r.engine_pid
+                os.kill(first, signal.SIGKILL)
+                await until(lambda first=first: r.keeper.pid not in (None, first), "a new process")
+                await r.ready()
+            asked = request("after")
+            assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
+            assert r.keeper.num_restarts == 10
+
+    run(scene())
+
+
+def test_an_engine_that_dies_whenever_it_is_ready_is_given_up_in_the_end() -> None:
+    async def scene() -> None:
+        async with rig(watch=WatchLimits(max_deaths=3)) as r:
+            while not r.running.done():
+                if r.told[-1][0].state == "ready" and r.keeper.pid is not None:
+                    os.kill(r.keeper.pid, signal.SIGKILL)
+                    await until(lambda: r.told[-1][0].state != "ready", "the death is told")
+                await asyncio.sleep(0.01)
+            assert await r.running == EXIT_FAILED
+            assert r.keeper.num_restarts == 2
+
+    run(scene())
 
 
 def test_the_directory_is_private_and_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

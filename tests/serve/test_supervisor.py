@@ -26,6 +26,7 @@ from .harness import is_alive, run, until
 
 SCRIPT = Path(__file__).with_name("serve_fake.py")
 WORKERS = {"api_server_count": 2}
+JSON = {"Content-Type": "application/json"}
 
 
 @dataclass
@@ -281,6 +282,53 @@ def test_children_die_with_a_killed_supervisor() -> None:
         async with serve() as s:
             await s.listening()
             assert not directory.exists()
+
+    run(scene())
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGINT])
+@pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
+def test_these_signals_drain_as_sigterm_does(server: dict[str, int], number: signal.Signals) -> None:
+    async def scene() -> None:
+        async with serve(behaviour={"step_seconds": 0.05}, server=server) as s:
+            await s.listening()
+            await s.answers(200)
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)) as client:
+                body = {"prompt": [1, 2, 3], "max_tokens": 20, "ignore_eos": True, "stream": True}
+                await asyncio.to_thread(client.request, "POST", "/v1/completions", json.dumps(body), JSON)
+                answer = await asyncio.to_thread(client.getresponse)
+                first = await asyncio.to_thread(answer.readline)
+                s.process.send_signal(number)
+                rest = await asyncio.to_thread(answer.read)
+            assert first.startswith(b"data: {"), first
+            assert b'"finish_reason":"length"' in rest, rest
+            assert rest.endswith(b"data: [DONE]\n\n")
+            assert await ended(s) == 0
+            assert {"stopping": True} in s.events
+
+    run(scene())
+
+
+def test_other_signals_end_nothing() -> None:
+    """SIGUSR1 writes stacks, SIGUSR2 does nothing; a terminal's signals to children are the supervisor's."""
+
+    async def scene() -> None:
+        async with serve(server=WORKERS, stderr=asyncio.subprocess.PIPE) as s:
+            await s.listening()
+            await s.answers(200)
+            children = [s.engine, *s.children("api_process")]
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                for pid in (s.process.pid, *children):
+                    os.kill(pid, number)
+            for number in (signal.SIGHUP, signal.SIGQUIT):
+                for pid in children:
+                    os.kill(pid, number)
+            assert s.process.stderr is not None
+            said = b""
+            while said.count(b"(most recent call first)") < 4:
+                said += await s.process.stderr.read(4096)
+            await s.answers(200)
+            assert [s.engine, *s.children("api_process")] == children
 
     run(scene())
 

@@ -2,7 +2,8 @@
 
     python tests/kernels/triton_ops/compile_kernels.py cuda:90 hip:gfx942 ["gate_up 16" ...] [-v]
 
-With names: those only. With -v: shared memory of each. Run by ``test_compiles.py``.
+With names: those only; with "each": the first form of every kernel. With -v: shared memory of each. Run by
+``test_compiles.py``.
 """
 
 from __future__ import annotations
@@ -390,6 +391,9 @@ def spilled(compiled: Any) -> int:
     return int(re.findall(r"\.vgpr_spill_count:\s+(\d+)", compiled.asm["amdgcn"])[-1])
 
 
+ONE_OF_EACH = "each"  # instead of names: the first form of every kernel
+
+
 def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
     nvidia = target.backend == "cuda"
     hopper = nvidia and int(target.arch) >= 90
@@ -400,9 +404,11 @@ def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
     found += large() if target.arch == 90 else []
     if target.arch == 90 and (not wanted or "product" in wanted):
         compile_products(target, verbose)
+    compiled_once = set()
     for name, kernel, constants, types, warps, stages in found:
-        if wanted and name not in wanted:
+        if wanted and name not in wanted and (wanted != [ONE_OF_EACH] or kernel in compiled_once):
             continue
+        compiled_once.add(kernel)
         compiled = triton.compile(
             source(kernel, constants, types), target, {"num_warps": warps, "num_stages": stages}
         )

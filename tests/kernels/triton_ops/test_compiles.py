@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from test_interpreter import HERE, ROOT, run
+from test_interpreter import HERE, ROOT, SECONDS, run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -16,10 +16,24 @@ def compile_for(tmp_path: Path, *arguments: str) -> None:
     run([str(HERE / "compile_kernels.py"), *arguments], TRITON_INTERPRET="0", **settings)
 
 
+@pytest.mark.timeout(SECONDS)
+def test_one_form_of_each_kernel_compiles_for_hopper(tmp_path: Path) -> None:
+    compile_for(tmp_path, "cuda:90", "each")
+
+
+@pytest.mark.timeout(SECONDS)
+def test_some_kernels_compile_for_hardware_that_was_never_tried(tmp_path: Path) -> None:
+    compile_for(tmp_path, "cuda:80", "hip:gfx942", "gate_up 64", "slim", "decode 0")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
 def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
     compile_for(tmp_path, "cuda:90")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
 def test_the_large_kernels_compile_for_hardware_that_was_never_tried(tmp_path: Path) -> None:
     """All of them do (without names: a minute); these have the products, the inline assembly, and shapes of a
     chip's own table."""

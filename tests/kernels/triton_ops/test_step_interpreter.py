@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 
 import pytest
-from test_interpreter import run
+from test_interpreter import SECONDS, interpret
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
+@pytest.mark.timeout(SECONDS)
+def test_the_kernels_around_the_model_equal_their_twins_in_some_cases() -> None:
+    interpret("step_twins.py", "filter_twins.py", every=5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
 def test_the_kernels_around_the_model_equal_their_twins() -> None:
-    twins = [str(Path(__file__).parent / name) for name in ("step_twins.py", "filter_twins.py")]
-    run(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *twins], TRITON_INTERPRET="1")
+    interpret("step_twins.py", "filter_twins.py")

@@ -1,0 +1,20 @@
+"""``CHORALE_TWINS_EVERY=n``: of the cases of each test in ``*twins*.py`` only every n-th runs."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+
+import pytest
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    every = int(os.environ.get("CHORALE_TWINS_EVERY", "1"))
+    cases: defaultdict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if "twins" in item.path.name:
+            cases[item.path.name, getattr(item, "originalname", item.name)].append(item)
+    left_out = {item for of_one in cases.values() for item in of_one if of_one.index(item) % every}
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
