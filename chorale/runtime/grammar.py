@@ -31,8 +31,11 @@ from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.runtime.device import Arrays, Device
 
 CACHE_BYTES = 64 * 1024 * 1024
-_ENTRY_BYTES = 64 * 1024  # of a compiled grammar beside its text: 30 to 100 kB were measured
-_PER_BYTE = 16
+# Of a grammar that a request has walked through, by its text: 127 kB were measured for 233 bytes of it, 367
+# for 1,342, 1,110 for 5,092 (tests/runtime/test_grammar_weight.py). Half of that is the states of the lexer,
+# which are made by use, and which all copies of a matcher share.
+_ENTRY_BYTES = 96 * 1024
+_PER_BYTE = 208
 _PARALLEL_FROM = 8  # rows; below, one thread is faster
 _ROOMS = 4  # steps whose masks are kept: those of two may still be on their way to the device
 Fetch = Callable[[], Arrays]
@@ -82,16 +85,17 @@ class GrammarCache:
         with self._lock:
             if grammar not in self._compiled:
                 self._compiled[grammar] = compiled
-                self._size += _weight(grammar)
+                self._size += weight(grammar)
             while self._size > self._cache_bytes and len(self._compiled) > 1:
-                self._size -= _weight(self._compiled.popitem(last=False)[0])
+                self._size -= weight(self._compiled.popitem(last=False)[0])
         return copy
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _weight(grammar: str) -> int:
+def weight(grammar: str) -> int:
+    """Bytes that the compiled grammar is counted with."""
     return _ENTRY_BYTES + _PER_BYTE * len(grammar)
 
 
