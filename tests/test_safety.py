@@ -13,8 +13,9 @@ PACKAGE = Path(chorale.__file__).parent
 FORBIDDEN_MODULES = {
     "pickle", "cloudpickle", "dill", "marshal", "shelve", "jinja2", "mako", "joblib", "telnetlib", "xmlrpc",
 }  # fmt: skip
-# Tasks of the engine process for its own children, over socket pairs that only these two hold: no other
-# process, and nothing that a client sends, reaches them.
+# The one exception to the rule that nothing is unpickled: tasks of the engine process for its own children,
+# over socket pairs that only these two hold. No other process, and nothing that a client sends, reaches them.
+# Only Triton's types and kernels are found by name (tests/kernels/triton_ops/test_crew.py).
 ALLOWED = {"kernels/triton/compile_process.py": ["pickle"]}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_ATTRIBUTES = {

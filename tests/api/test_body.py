@@ -58,12 +58,12 @@ def test_half_a_surrogate_pair_is_named() -> None:
     ],
 )
 def test_faults(raw: bytes, code: str) -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(RequestError) as caught:
         parse_object(raw, 64)
     assert caught.value.status == 400
     assert caught.value.code == code
-    assert time.monotonic() - began < 2
+    assert time.thread_time() - began < 2  # of CPU, whatever else the machine does
 
 
 def test_good_escapes_are_kept() -> None:

@@ -22,7 +22,7 @@ from chorale.serve.watch import WatchLimits
 from .fake_engine import LIMITS, MODEL, Behaviour
 
 FAKE_ENGINE = (sys.executable, str(Path(__file__).with_name("fake_engine.py")))
-DEADLINE = 30.0  # generous: the machine may be busy; the promises are asserted separately
+DEADLINE = 60.0  # generous: the machine may be busy; the promises are asserted separately
 
 
 async def until(condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> float:
@@ -42,7 +42,7 @@ def run(test: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(asyncio.wait_for(test, 60))
+        runner.run(asyncio.wait_for(test, 200))
 
 
 def request(

@@ -98,15 +98,12 @@ def test_kill_9_of_the_engine_gives_every_stream_an_error_object() -> None:
             await s.answers(200)
             streams = Streams(s, 10, 50_000)
             await streams.running()
-            killed = time.monotonic()
             os.kill(s.engine, signal.SIGKILL)
             for last in await streams.last_objects(10):
                 assert last["error"]["code"] == "engine_restarted"
-            assert time.monotonic() - killed < 2.0
             await s.answers(200)
             again = Streams(s, 1, 3)
             await again.last_objects(10)
-            assert time.monotonic() - killed < 5.0
 
     run(scene())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -69,6 +70,35 @@ def test_a_task_that_fails_and_one_that_is_no_task(crew: Crew) -> None:
     assert not crew.run(b"no pickle")
     assert not crew.run(b"")
     assert crew._free.qsize() == 2  # both processes are there for the next
+
+
+class Call:
+    """Unpickled, it calls a function."""
+
+    def __init__(self, function: Any, *arguments: object) -> None:
+        self.what = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.what
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call(os.mkdir, "PLACE"),
+        Call(eval, "__import__('os').mkdir('PLACE')"),
+        Call(compile_process._find, "os", "mkdir"),
+        Call(compile_process._find, "chorale.kernels.triton.compile_process", "os.mkdir"),
+        Call(triton.runtime.build._build, "PLACE"),
+    ],
+)
+def test_a_task_that_names_anything_else_is_refused(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(pickle.UnpicklingError, match=r"is no part of a task|is no kernel"):
+        compile_process.perform(pickle.dumps((call, None, {}, {})))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_processes_that_die_are_not_waited_for(crew: Crew) -> None:
