@@ -19,6 +19,7 @@ from pathlib import Path
 PREFIX = "chorale-run-"
 _NEW = "chorale-new-"  # not locked yet
 _NAME = re.compile(rf"({PREFIX}|{_NEW})[a-z0-9_]{{8}}")
+_MODES = (0o700, 0o711)  # as made, or opened for what another user must reach inside
 _NEW_SECONDS = 60.0  # so old is a folder that nobody is going to lock any more
 
 
@@ -66,7 +67,7 @@ def _candidates(place: Path) -> Iterator[Path]:
                 continue
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
-                mine = stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700
+                mine = stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) in _MODES
                 if not mine or status.st_uid != os.geteuid():
                     continue
                 if entry.name.startswith(PREFIX) or time.time() - status.st_mtime > _NEW_SECONDS:

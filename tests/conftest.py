@@ -32,7 +32,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if "MAKELEVEL" in os.environ:
         die_with_parent(os.getppid())
     place = tempfile.gettempdir()  # deep in it there are sockets, whose paths must be short
-    folder = str(Folder(place if len(place) <= 48 else "/tmp").path)
+    made = Folder(place if len(place) <= 48 else "/tmp").path
+    made.chmod(0o711)  # PostgreSQL and sandboxes run as other users
+    folder = str(made)
     command = [sys.executable, "-I", str(REAPER), str(os.getpid()), folder]
     # In a session of its own: what kills the run's process group must not kill it.
     config.stash[reaper] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
