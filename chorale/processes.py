@@ -42,7 +42,7 @@ def settle_signals(ignored: Sequence[signal.Signals] = ()) -> None:
     """
     if sys.platform == "win32":
         return
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     for number in (signal.SIGUSR2, *ignored):
         signal.signal(number, signal.SIG_IGN)
 

@@ -38,7 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
     command = [sys.executable, "-I", str(REAPER), str(os.getpid()), folder]
     # In a session of its own: what kills the run's process group must not kill it.
     config.stash[reaper] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
-    os.environ |= {RUN: str(os.getpid()), "TMPDIR": folder}
+    # Servers that tests start keep their store there too, never in the developer's own.
+    os.environ |= {RUN: str(os.getpid()), "TMPDIR": folder, "XDG_STATE_HOME": f"{folder}/state"}
     os.environ.pop("XDG_RUNTIME_DIR", None)  # sockets too are in our folder
     tempfile.tempdir = None
 

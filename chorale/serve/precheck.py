@@ -5,13 +5,17 @@ The engine and the HTTP side find the same faults later; here they end the comma
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import os
 import re
+import sqlite3
 from pathlib import Path
 
-from chorale.api.responses.store import is_postgres
+from chorale.api.responses.schema import MIGRATIONS
+from chorale.api.responses.sqlite_file import MEMORY
+from chorale.api.responses.store import default_path, is_postgres
 from chorale.api.tls import check_tls
 from chorale.config import EngineConfig, ServerConfig
 from chorale.demo.shape import demo_config
@@ -84,8 +88,11 @@ def _check_sizes(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def check_store(place: str | None) -> None:
-    """Whether the named response store can be opened. A default place that cannot be used is no error."""
-    if place is None or place == ":memory:":
+    """Whether the response store can be opened. A default place that cannot be used is no error."""
+    if place is None:
+        _check_format(default_path())
+        return
+    if place == MEMORY:
         return
     try:
         if is_postgres(place):
@@ -109,3 +116,20 @@ def _check_file(path: Path) -> None:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, f"the folder {path.parent} is not writable")
+    _check_format(path)
+
+
+def _check_format(path: Path) -> None:
+    """Raises ``ConfigError`` for a file of a newer release. One that cannot be read is judged when opened."""
+    if not path.is_file():
+        return
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        ) as connection:
+            row = connection.execute("SELECT version FROM schema_version").fetchone()
+    except sqlite3.Error:
+        return
+    if row is not None and row[0] > len(MIGRATIONS):
+        known = len(MIGRATIONS)
+        raise ConfigError(f"response store {path}: has format {row[0]}; this release knows up to {known}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from chorale.cli.main import main
+from chorale.errors import ConfigError
 from chorale.runtime import hardware
 from chorale.serve import precheck, supervisor
 
@@ -85,6 +88,21 @@ def test_a_store_on_a_full_disk_is_no_error(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(precheck, "_check_file", full)
     precheck.check_store(str(tmp_path / "store"))
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_store_of_a_newer_release_is_named(
+    is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    path = tmp_path / "chorale" / "responses.sqlite3"
+    path.parent.mkdir()
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.execute("CREATE TABLE schema_version (version INTEGER NOT NULL)")
+        file.execute("INSERT INTO schema_version VALUES (1000)")
+        file.commit()
+    with pytest.raises(ConfigError, match="has format 1000; this release knows up to"):
+        precheck.check_store(str(path) if is_named else None)
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,8 @@ def test_processes_that_die_are_not_waited_for(crew: Crew) -> None:
         os.kill(pid, signal.SIGKILL)
     began = time.monotonic()
     assert [crew.run(b"") for _ in range(4)] == [False] * 4
-    assert time.monotonic() - began < 5
-    assert crew._process.wait(10) == 0
+    assert time.monotonic() - began < 60  # a silent one would be waited for twice as long
+    assert crew._process.wait(60) == 0
 
 
 def test_processes_end_when_they_are_dismissed(crew: Crew) -> None:
@@ -115,7 +115,7 @@ def test_processes_end_when_they_are_dismissed(crew: Crew) -> None:
     assert len(pids) == 2
     crew.dismiss()
     crew.dismiss()
-    assert crew._process.wait(10) == 0
+    assert crew._process.wait(60) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert not crew.run(b"")
 
