@@ -6,10 +6,8 @@ The engine and the HTTP side find the same faults later; here they end the comma
 from __future__ import annotations
 
 import contextlib
-import datetime
 import errno
 import os
-import re
 import sqlite3
 from pathlib import Path
 
@@ -32,25 +30,12 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 def check_start(engine: EngineConfig, server: ServerConfig) -> None:
     """Raises ``ConfigError`` for the first thing that cannot work."""
-    check_date(server.system_start_date)
     check_tls(server)
     check_device(engine)
     model = find_model(engine)
     if model is not None:
         _check_sizes(engine, model)
     check_store(server.response_store)
-
-
-def check_date(given: str | None) -> None:
-    """The date stands in each prompt: only one that the model was trained to read."""
-    if given is None:
-        return
-    try:
-        if not re.fullmatch(r"\d{4}-\d\d-\d\d", given):
-            raise ValueError
-        datetime.date.fromisoformat(given)
-    except ValueError:
-        raise ConfigError(f"--system-start-date {given}: not a date such as 2025-06-28") from None
 
 
 def check_device(config: EngineConfig) -> None:
