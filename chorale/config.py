@@ -24,7 +24,9 @@ ONE_DEVICE = (
     "behind a load balancer"
 )
 BrowserChoice = Literal["none", "auto", "searxng", "exa", "you", "brave", "tavily", "offline"]
-PythonChoice = Literal["none", "auto", "gvisor", "docker", "podman", "bubblewrap", "dangerously_use_uv"]
+PythonChoice = Literal[
+    "none", "auto", "gvisor", "docker", "podman", "bubblewrap", "wasm", "dangerously_use_uv"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from chorale.cli import machine
 from chorale.runtime.hardware import available_memory, cpu_count, total_memory
 from chorale.runtime.memory import gib
+from chorale.tools.python.wasm import module as interpreter
 from chorale.version import __version__
 
 Finding = tuple[str, str, str]  # level, what, detail
@@ -113,10 +114,15 @@ def check_packages() -> Iterator[Finding]:
 
 def check_sandbox() -> Iterator[Finding]:
     found = [name for name in ("docker", "podman", "bwrap") if shutil.which(name)]
+    try:
+        interpreter.find()
+        found.append("wasm")
+    except interpreter.ModuleMissing:
+        pass
     if found:
         yield "OK", "sandbox", f"{', '.join(found)} for the python tool (chorale tools check tries them)"
     else:
-        yield "WARN", "sandbox", "none for the python tool: apt install bubblewrap, or install docker"
+        yield "WARN", "sandbox", f"none for the python tool: {interpreter.REMEDY}"
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (

@@ -338,7 +338,7 @@ TOOL_FLAGS = (
         "str",
         "tools.python",
         "sandbox of the python tool",
-        choices=("none", "auto", "gvisor", "docker", "podman", "bubblewrap", "dangerously_use_uv"),
+        choices=("none", "auto", "gvisor", "docker", "podman", "bubblewrap", "wasm", "dangerously_use_uv"),
     ),
     Flag("python-tool-image", "str", "tools.python_image", "container image of the python tool"),
     Flag(

@@ -71,7 +71,7 @@ def check(config: ToolConfig) -> int:
 
     if config == ToolConfig():
         config = ToolConfig(servers=("demo",))
-    found = asyncio.run(probe_tools(config, os.environ))
+    found = asyncio.run(probe_tools(config, os.environ, patient=True))
     for name, what in found.available.items():
         print(f"OK    {name:<10} {what}")
     for name, reason in found.missing.items():

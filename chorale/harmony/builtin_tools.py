@@ -87,10 +87,13 @@ def browser_tools() -> ToolNamespace:
     )
 
 
-def python_tool(*, stateful: bool) -> ToolNamespace:
-    """``python``, called with raw code. Say which of the two the back end really is."""
+def python_tool(*, stateful: bool, note: str = "") -> ToolNamespace:
+    """``python``, called with raw code. Say which of the two the back end really is.
+
+    ``note`` follows as a paragraph of its own: what differs from the environment that the model knows.
+    """
     text = _PYTHON.format(kind="" if stateful else " STATELESS") + (_STATEFUL if stateful else _STATELESS)
-    return ToolNamespace(name="python", description=text)
+    return ToolNamespace(name="python", description=f"{text}\n\n{note}" if note else text)
 
 
 def _object(properties: Mapping[str, Any], *required: str) -> dict[str, Any]:

@@ -20,15 +20,12 @@ from chorale.tools.net.addresses import AddressPolicy
 from chorale.tools.net.fetch import Fetcher, FetchLimits
 from chorale.tools.net.transport import Resolve, system_resolve
 from chorale.tools.net.urls import parse_url
-from chorale.tools.python.sandbox import (
-    SAFE_KINDS,
-    Sandbox,
-    SandboxKind,
-    SandboxLimits,
-    SandboxMissing,
-    check_program,
-)
-from chorale.tools.python.tool import SessionPool, new_container_id
+from chorale.tools.python.launch import SandboxLimits
+from chorale.tools.python.presence import check_program
+from chorale.tools.python.proof import prove
+from chorale.tools.python.sandbox import SAFE_KINDS, Sandbox, SandboxKind, SandboxMissing
+from chorale.tools.python.tool import SessionPool
+from chorale.tools.python.wasm import module as interpreter
 
 SAMPLE_PAGES = Path(__file__).with_name("pages")
 # vLLM's and the reference server's names for the sandbox of the demo tools.
@@ -100,9 +97,13 @@ def fetchers(config: ToolConfig, resolve: Resolve = system_resolve) -> tuple[Fet
 
 
 async def choose_sandbox(
-    config: ToolConfig, environment: Mapping[str, str], found: Found
+    config: ToolConfig, environment: Mapping[str, str], found: Found, *, patient: bool = False
 ) -> SessionPool | None:
-    """The first sandbox that passes its self-test: an interpreter in it computes 6 * 7."""
+    """The first sandbox that passes its self-test.
+
+    The WebAssembly interpreter is compiled at its first use, which takes seconds. Unless ``patient``, that and
+    the self-test then go on beside the server's start, and the first call waits for them.
+    """
     wanted = _wanted_sandbox(config, environment)
     if wanted == "none":
         return None
@@ -110,17 +111,22 @@ async def choose_sandbox(
     kinds: tuple[SandboxKind, ...] = SAFE_KINDS if wanted == "auto" else (wanted,)
     for kind in kinds:
         sandbox = Sandbox(kind, _limits(config), config.python_image)
-        pool = SessionPool(sandbox, max_sessions=config.python_sessions)
         try:
             await check_program(sandbox)
-            await _self_test(pool)
+            later = kind == "wasm" and not patient and not interpreter.is_compiled()
+            if not later:
+                await prove(sandbox)
         except (SandboxMissing, OSError) as error:
-            await pool.aclose()
             reasons.append(str(error))
         else:
-            found.available["python"] = sandbox.describe
-            return pool
+            found.available["python"] = sandbox.describe + ("; being compiled" if later else "")
+            first = prove(sandbox) if later else None
+            return SessionPool(sandbox, max_sessions=config.python_sessions, first=first)
     found.missing["python"] = "; ".join(reasons)
+    if wanted == "auto":
+        found.missing["python"] = (
+            f"no sandbox works here; {interpreter.REMEDY} adds one ({'; '.join(reasons)})"
+        )
     return None
 
 
@@ -150,12 +156,3 @@ def _limits(config: ToolConfig) -> SandboxLimits:
         num_processes=config.python_processes,
         network=config.python_network,
     )
-
-
-async def _self_test(pool: SessionPool) -> None:
-    session, _ = await pool.take(new_container_id(), None)
-    output = [item async for item in session.run("6 * 7") if isinstance(item, str)]
-    await session.close()
-    pool.forget(session.container_id)
-    if "".join(output) != "42\n":
-        raise SandboxMissing(f"{pool.sandbox.kind}: the sandbox does not compute")

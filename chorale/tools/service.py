@@ -264,8 +264,12 @@ def container_id(wanted: str | None) -> str:
     return "cntr_" + hashlib.sha256(wanted.encode("utf-8", "replace")).hexdigest()[:48]
 
 
-async def start_tools(config: ToolConfig, environment: Mapping[str, str], count: CountTokens) -> Service:
+async def start_tools(
+    config: ToolConfig, environment: Mapping[str, str], count: CountTokens, *, patient: bool = False
+) -> Service:
     """``environment`` holds the keys of search services; ``count`` says how many tokens a text is.
+
+    ``patient``: also wait for what would go on in the background while a server starts.
 
     A tool that cannot run is in ``missing``. Raises ``ConfigError`` for what can never run as it was asked.
     """
@@ -276,7 +280,7 @@ async def start_tools(config: ToolConfig, environment: Mapping[str, str], count:
     page_fetchers = fetchers(config)
     try:
         backend = await asyncio.to_thread(choose_backend, config, environment, found, page_fetchers[1])
-        pool = await choose_sandbox(config, environment, found)
+        pool = await choose_sandbox(config, environment, found, patient=patient)
         servers = read_mcp_config(config.mcp_config, environment) if config.mcp_config else {}
     except ConfigError:
         for fetcher in page_fetchers:
@@ -295,8 +299,8 @@ async def start_tools(config: ToolConfig, environment: Mapping[str, str], count:
     return service
 
 
-async def probe_tools(config: ToolConfig, environment: Mapping[str, str]) -> Found:
-    """What ``start_tools`` would find, for the banner and the doctor. Raises ``ConfigError``."""
-    service = await start_tools(config, environment, len)
+async def probe_tools(config: ToolConfig, environment: Mapping[str, str], *, patient: bool = False) -> Found:
+    """What ``start_tools`` would find, for the banner and ``chorale tools check``. Raises ``ConfigError``."""
+    service = await start_tools(config, environment, len, patient=patient)
     await service.aclose()
     return Found(dict(service.available), dict(service.missing))

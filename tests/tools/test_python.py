@@ -17,15 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chorale.tools.base import CodeOutput, CodeStarted, PythonDetail, ToolCall, ToolResult
+from chorale.tools.python.launch import SandboxLimits
 from chorale.tools.python.memory import tree_bytes
-from chorale.tools.python.sandbox import (
-    KINDS,
-    Sandbox,
-    SandboxKind,
-    SandboxLimits,
-    SandboxMissing,
-    check_program,
-)
+from chorale.tools.python.presence import check_program
+from chorale.tools.python.sandbox import KINDS, Sandbox, SandboxKind, SandboxMissing
 from chorale.tools.python.session import KeptOutput
 from chorale.tools.python.tool import PythonTool, SessionPool, new_container_id
 from tests.tools.tool_helpers import drive, run
@@ -142,19 +137,21 @@ def test_code_that_breaks_what_shows_its_errors_keeps_the_session(code: str) -> 
 
 
 def test_what_a_cell_defines_is_found_in_main(sandbox: Sandbox) -> None:
-    fork = "multiprocessing.get_context('fork')"
+    fork = "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(1) as pool:"
     _, pickled, imported, mapped = cells(
         sandbox,
-        "import multiprocessing, pickle\nclass A: pass\ndef square(x): return x * x",
+        "import pickle\nclass A: pass\ndef square(x): return x * x",
         "isinstance(pickle.loads(pickle.dumps(A())), A)",
         "from __main__ import A as B\nB is A",
-        f"with {fork}.Pool(1) as pool: print(pool.map_async(square, [3]).get(4))",
+        f"{fork} print(pool.map_async(square, [3]).get(4))",
     )
     assert pickled.content == imported.content == "True\n"
-    assert mapped.content == "[9]\n"
+    assert mapped.content == "[9]\n" or sandbox.kind == "wasm"
 
 
 def test_time_is_bounded_and_the_session_survives(sandbox: Sandbox) -> None:
+    if sandbox.kind == "wasm":
+        pytest.skip("without signals the call cannot be ended alone: test_wasm has what happens")
     quick = Sandbox(sandbox.kind, SandboxLimits(seconds=0.5, memory_bytes=LIMITS.memory_bytes))
     timed, kept = cells(quick, "y = 1\nimport time\nprint('before')\ntime.sleep(60)", "y")
     assert timed.failed
@@ -172,13 +169,18 @@ def test_code_that_fights_its_timer_is_killed(sandbox: Sandbox) -> None:
 
 
 def test_memory_is_bounded(sandbox: Sandbox) -> None:
-    refused, several = cells(
+    (refused,) = cells(sandbox, "b = bytearray(512 * 2**20)")
+    assert "MemoryError" in refused.content or "died" in refused.content or "memory" in refused.content
+
+
+def test_memory_of_all_processes_is_bounded(sandbox: Sandbox) -> None:
+    if sandbox.kind == "wasm":
+        pytest.skip("it has no processes")
+    (several,) = cells(
         sandbox,
-        "b = bytearray(512 * 2**20)",
         "import os, time\nfor _ in range(6):\n  if os.fork() == 0:\n    b = bytearray(b'x') * (60 * 2**20)\n"
         "    time.sleep(30)\ntime.sleep(4)",
     )
-    assert "MemoryError" in refused.content or "died" in refused.content or "memory" in refused.content
     assert several.failed
     assert "of memory" in several.content or "ended" in several.content
 
@@ -249,61 +251,6 @@ def test_two_chains_do_not_see_each_other(sandbox: Sandbox) -> None:
         assert "NameError" in result.content
 
     with_tool(sandbox, work)
-
-
-ISOLATED = [kind for kind in KINDS if kind != "dangerously_use_uv"]
-# Each raises by itself, or prints the word, which is not written out so that no traceback shows it.
-ESCAPES = {
-    "network": "import socket\nsocket.create_connection(('1.1.1.1', 80), 2)\nprint(word)",
-    "loopback": "import socket\nsocket.create_connection(('127.0.0.1', PORT), 2)\nprint(word)",
-    "home": "open('SECRET')\nprint(word)",
-    "root": "open('/etc/x', 'w')\nprint(word)",
-    "guest": "open('/guest.py', 'a')\nprint(word)",
-    "setuid": "import os\nos.setuid(0)\nprint(word)",
-    "mount": "import ctypes\nr = ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None)\n"
-    "if r == 0: print(word)\n1 / 0",
-    "userns": "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000) == 0: print(word)\n1 / 0",
-    "socket": "import socket\nsocket.socket(socket.AF_UNIX).connect('/var/run/docker.sock')\nprint(word)",
-    "disk": "open('/mnt/data/big', 'wb').write(bytes(64 * 2**20))\nprint(word)",
-    "environment": "import os\nos.environ['CHORALE_SECRET']\nprint(word)",
-    "processes": "import os\npids = [int(p) for p in os.listdir('/proc') if p.isdigit()]\n"
-    "if max(pids) > 99: print(word)\n1 / 0",
-    "kill": "import os\nos.kill(PID, 9)\nprint(word)",
-}
-
-
-@pytest.mark.parametrize("kind", ISOLATED)
-def test_escapes(kind: SandboxKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each attempt ends in an error of the system (or a kill), never in success."""
-    monkeypatch.setenv("CHORALE_SECRET", "1")
-    secret = tmp_path / "secret"
-    secret.write_text("x")
-    sandbox = sandbox_of(kind)
-
-    async def work(_pool: SessionPool, tool: PythonTool) -> None:
-        server = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        await drive(tool.call, "python", "word = 'ESC' + 'APED'")
-        for name, code in ESCAPES.items():
-            filled = (
-                code.replace("PORT", str(port))
-                .replace("PID", str(os.getpid()))
-                .replace("SECRET", str(secret))
-            )
-            _, result = await drive(tool.call, "python", filled)
-            assert "Error" in result.content, (name, result.content)
-            assert "AssertionError" not in result.content, (name, result.content)
-        server.close()
-        await server.wait_closed()
-
-    with_tool(sandbox, work)
-
-
-@pytest.mark.parametrize("kind", ISOLATED)
-def test_a_fork_bomb_stays_inside(kind: SandboxKind) -> None:
-    bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
-    (result,) = cells(Sandbox(sandbox_of(kind).kind, SandboxLimits(seconds=0.5, num_processes=8)), bomb)
-    assert result.failed
 
 
 def test_nothing_is_left_running() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import code
 import codeop
+import io
 import json
 import linecache
 import os
@@ -73,9 +74,20 @@ def out_of_time(_signal: int, _frame: object) -> None:
     raise OutOfTime
 
 
+def set_timer(seconds: float) -> None:
+    """WebAssembly has no signals: there the server's own clock ends the session."""
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, out_of_time)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def stop_timer() -> None:
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def run(cells: Cells, source: str, seconds: float) -> str:
-    signal.signal(signal.SIGALRM, out_of_time)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    set_timer(seconds)
     try:
         try:
             return cells.run_cell(source)
@@ -88,12 +100,15 @@ def run(cells: Cells, source: str, seconds: float) -> str:
         os.write(1, traceback.format_exc().encode("utf-8", "backslashreplace"))
         return "e"
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        stop_timer()
 
 
 def apply_limits(limits: dict[str, int]) -> None:
     """What the sandbox itself does not bound. A limit that cannot be set is one that is already lower."""
-    import resource
+    try:
+        import resource
+    except ImportError:  # WebAssembly: its host bounds all of it
+        return
 
     wanted = {
         resource.RLIMIT_CORE: 0,
@@ -118,13 +133,24 @@ def end_others() -> None:
         pass
 
 
+def take_requests() -> io.BufferedReader:
+    """Standard input, which the code then finds empty; its errors go where its output goes."""
+    if sys.platform == "wasi":  # cannot make a second number for a pipe; 1 and 2 are the same one there
+        requests = os.fdopen(0, "rb", closefd=False)
+        sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BytesIO())
+        os.chdir("/mnt/data")
+    else:
+        requests = os.fdopen(os.dup(0), "rb")
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(1, 2)
+    return requests
+
+
 def main() -> None:
     limits = json.loads(sys.argv[1])
     apply_limits(limits)
     own_pid = os.getpid()
-    requests = os.fdopen(os.dup(0), "rb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(1, 2)
+    requests = take_requests()
     sys.argv = [""]
     cells = Cells()
     while True:

@@ -6,11 +6,18 @@ import os
 from pathlib import Path
 
 _MAX_PROCESSES = 4096
+_TMPFS = ("tmp", "mnt/data", "dev/shm")
+_INODE_BYTES = 1024  # of the kernel, roughly, with the name
 
 
 def tree_bytes(pid: int) -> int:
-    """Memory in use; a page that forked processes share is counted once (proportional set size)."""
+    """Memory in use; a page that forked processes share is counted once (proportional set size).
+
+    Files of the sandbox's own tmpfs are memory too, and no process's: they are added.
+    """
     waiting, total, seen = [pid], 0, 0
+    outside = _root_of(os.getpid())
+    inside: set[tuple[int, int]] = set()
     while waiting and seen < _MAX_PROCESSES:
         current = waiting.pop()
         seen += 1
@@ -18,6 +25,10 @@ def tree_bytes(pid: int) -> int:
             for task in os.listdir(f"/proc/{current}/task"):
                 waiting += [int(p) for p in Path(f"/proc/{current}/task/{task}/children").read_text().split()]
             total += _own_bytes(current)
+            root = _root_of(current)
+            if root != outside and root not in inside:
+                inside.add(root)
+                total += _tmpfs_bytes(current)
         except (OSError, ValueError, IndexError):
             continue  # it ended meanwhile
     return total
@@ -31,3 +42,25 @@ def _own_bytes(pid: int) -> int:
     except PermissionError:
         pass
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _root_of(pid: int) -> tuple[int, int]:
+    """Which file system a process has as its root: the sandbox's differs from the server's."""
+    status = os.stat(f"/proc/{pid}/root")
+    return status.st_dev, status.st_ino
+
+
+def _tmpfs_bytes(pid: int) -> int:
+    """Their contents, and what the kernel keeps for each file, however empty."""
+    total, seen = 0, set()
+    for place in _TMPFS:
+        path = f"/proc/{pid}/root/{place}"
+        try:
+            device, status = os.stat(path).st_dev, os.statvfs(path)
+        except OSError:
+            continue
+        if device not in seen:
+            seen.add(device)
+            total += (status.f_blocks - status.f_bfree) * status.f_frsize
+            total += (status.f_files - status.f_ffree) * _INODE_BYTES
+    return total

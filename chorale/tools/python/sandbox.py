@@ -1,51 +1,32 @@
-"""How an interpreter is started, for each kind of sandbox: an argument list, and how it is taken down.
+"""What a sandbox is asked for, and how its interpreter is started: one function a kind.
 
 Nothing here is decided by the model: code reaches the sandbox on the interpreter's standard input only.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import shutil
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
-SandboxKind = Literal["docker", "podman", "gvisor", "bubblewrap", "dangerously_use_uv"]
-KINDS: tuple[SandboxKind, ...] = ("gvisor", "docker", "podman", "bubblewrap", "dangerously_use_uv")
+from chorale.tools.python.launch import Launch, SandboxLimits
+from chorale.tools.python.launch_bubblewrap import bubblewrap
+from chorale.tools.python.launch_container import container
+from chorale.tools.python.launch_uv import uv
+from chorale.tools.python.launch_wasm import wasm
+from chorale.tools.python.wasm.module import PYTHON as WASM_PYTHON
+
+SandboxKind = Literal["docker", "podman", "gvisor", "bubblewrap", "wasm", "dangerously_use_uv"]
+KINDS: tuple[SandboxKind, ...] = ("gvisor", "docker", "podman", "bubblewrap", "wasm", "dangerously_use_uv")
 # "auto" tries these in order; what runs on the host without isolation is never chosen for anybody.
-SAFE_KINDS: tuple[SandboxKind, ...] = ("gvisor", "docker", "podman", "bubblewrap")
+SAFE_KINDS: tuple[SandboxKind, ...] = ("gvisor", "docker", "podman", "bubblewrap", "wasm")
 
 DEFAULT_IMAGE = "python:3.11"
-_UID = 65534
-_GUEST = Path(__file__).with_name("guest.py")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxLimits:
-    """Of one session; time is of one call."""
-
-    seconds: float = 120.0
-    memory_bytes: int = 2**30
-    num_processes: int = 64
-    disk_bytes: int = 256 * 2**20  # of each of /tmp and /mnt/data
-    output_bytes: int = 64 * 1024  # what is kept of a call's output
-    network: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A started interpreter is ``argv`` with the guest's protocol on its pipes."""
-
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
-    directory: str | None = None  # a private working directory that the caller makes and removes
-    kill_argv: tuple[str, ...] = ()  # run when the process ends: the container may outlive its client
-    watch_memory: bool = False  # whether the host sums up the processes' memory itself
+_WASM_NOTE = (
+    f"This interpreter is CPython {WASM_PYTHON} compiled to WebAssembly. It has the standard library only: "
+    "no numpy, pandas, matplotlib or pip, no plots, no processes, no threads, no network. It is about ten "
+    "times slower than usual. Files live in memory under '/mnt/data' and '/tmp'. A call that times out loses all "
+    "variables and files."
+)
 
 
 class SandboxMissing(Exception):
@@ -65,137 +46,36 @@ class Sandbox:
         return replace(self, limits=replace(self.limits, memory_bytes=max(memory_bytes, 64 * 2**20)))
 
     def launch(self, name: str, directory: str) -> Launch:
-        """``name``: unique, for the container; ``directory``: an empty one, used without isolation only."""
+        """``name``: unique, for the container; ``directory``: an empty one, used without isolation only.
+
+        Raises ``SandboxMissing``.
+        """
         if self.kind == "bubblewrap":
-            return self._bubblewrap()
+            launch = bubblewrap(self.limits)
+            if launch is None:
+                raise SandboxMissing(
+                    "bubblewrap: this server runs as root, and the sandbox as another user, who can read no "
+                    "python3 here: install python3 in /usr, or run the server as another user"
+                )
+            return launch
+        if self.kind == "wasm":
+            return wasm(self.limits)
         if self.kind == "dangerously_use_uv":
-            return self._uv(directory)
-        return self._container(name)
+            return uv(self.limits, directory)
+        return container(self.kind, self.limits, name, self.image)
 
     @property
     def describe(self) -> str:
         """For the banner."""
         limits = self.limits
         where = f", image {self.image}" if self.kind in ("docker", "podman", "gvisor") else ""
+        if self.kind == "wasm":
+            where = f", CPython {WASM_PYTHON} with its standard library"
         network = "network on" if limits.network else "no network"
         text = f"{self.kind}{where}: {limits.seconds:g} s, {limits.memory_bytes // 2**20} MiB, {network}"
         return f"{text}; NOT isolated from this machine" if self.kind == "dangerously_use_uv" else text
 
-    # ------------------------------------------------------------------ kinds
-
-    def _guest_limits(self, *, processes: bool) -> str:
-        """``own_pids``: every process that the guest sees is of its session, so that it may end them all."""
-        limits = self.limits
-        return json.dumps(
-            {
-                "memory_bytes": limits.memory_bytes,
-                "num_processes": limits.num_processes if processes else None,
-                "file_bytes": limits.disk_bytes,
-                "num_files": 256,
-                "own_pids": self.kind != "dangerously_use_uv",
-            }
-        )
-
-    def _container(self, name: str) -> Launch:
-        limits = self.limits
-        program = "podman" if self.kind == "podman" else "docker"
-        disk = f"rw,nosuid,nodev,size={limits.disk_bytes}"
-        argv = [
-            program, "run", "--rm", "--interactive", "--init", "--name", name, "--pull", "never",
-            "--network", "bridge" if limits.network else "none",
-            "--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes),
-            "--pids-limit", str(limits.num_processes), "--cpus", "1",
-            "--read-only", "--tmpfs", f"/tmp:{disk},mode=1777", "--tmpfs", f"/mnt/data:{disk},mode=1777",
-            "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", f"{_UID}:{_UID}",
-            "--log-driver", "none", "--hostname", "sandbox", "--env", "HOME=/tmp", "--workdir", "/mnt/data",
-        ]  # fmt: skip
-        if self.kind == "gvisor":
-            argv += ["--runtime", "runsc"]
-        argv += [self.image, "python", "-I", "-u", "-X", "utf8", "-c", _GUEST.read_text("utf-8")]
-        argv.append(self._guest_limits(processes=False))
-        return Launch(tuple(argv), _client_environment(), kill_argv=(program, "kill", name))
-
-    def _bubblewrap(self) -> Launch:
-        limits, size = self.limits, str(self.limits.disk_bytes)
-        base = os.path.realpath(sys.base_prefix)
-        python = str(Path(base) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
-        argv = [
-            "bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent",
-            "--new-session", "--uid", str(_UID), "--gid", str(_UID), "--hostname", "sandbox",
-            "--cap-drop", "ALL", "--ro-bind", "/usr", "/usr", "--ro-bind-try", "/lib", "/lib",
-            "--ro-bind-try", "/lib64", "/lib64", "--ro-bind-try", "/bin", "/bin",
-            "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache",
-            "--ro-bind-try", "/etc/alternatives", "/etc/alternatives", "--ro-bind", base, base,
-            "--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/tmp",
-            "--size", size, "--tmpfs", "/mnt/data", "--size", "1048576", "--tmpfs", "/dev/shm",
-            "--ro-bind", str(_GUEST), "/guest.py", "--remount-ro", "/", "--chdir", "/mnt/data",
-            "--clearenv", "--setenv", "HOME", "/tmp", "--setenv", "PATH", f"{base}/bin:/usr/bin:/bin",
-            "--setenv", "LANG", "C.UTF-8",
-        ]  # fmt: skip
-        if limits.network:
-            argv += ["--share-net", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
-            argv += ["--ro-bind-try", "/etc/ssl", "/etc/ssl", "--ro-bind-try", "/etc/hosts", "/etc/hosts"]
-        argv += [python, "-I", "-u", "-X", "utf8", "/guest.py", self._guest_limits(processes=True)]
-        return Launch(tuple(argv), {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}, watch_memory=True)
-
-    def _uv(self, directory: str) -> Launch:
-        """A process of this user on this machine: limits, but no isolation. Named for what it is."""
-        argv = (
-            "uv", "run", "--no-project", "--no-config", "--offline", "--python", sys.executable, "--quiet",
-            "python", "-I", "-u", "-X", "utf8", str(_GUEST), self._guest_limits(processes=False),
-        )  # fmt: skip
-        return Launch(argv, _client_environment() | {"HOME": directory}, directory, watch_memory=True)
-
-
-def _client_environment() -> dict[str, str]:
-    """What a container client or uv needs, and no secret of this server."""
-    wanted = ("PATH", "HOME", "LANG", "DOCKER_HOST", "DOCKER_CONTEXT", "XDG_RUNTIME_DIR", "CONTAINER_HOST")
-    return {name: os.environ[name] for name in wanted if name in os.environ}
-
-
-async def check_program(sandbox: Sandbox) -> None:
-    """Whether the sandbox's program, daemon, runtime and image are there. Raises ``SandboxMissing``."""
-    kind = sandbox.kind
-    programs = {"bubblewrap": "bwrap", "dangerously_use_uv": "uv", "gvisor": "docker"}
-    program = programs.get(kind, kind)
-    remedies = {"bwrap": "apt install bubblewrap", "uv": "pip install uv"}
-    if shutil.which(program) is None:
-        remedy = remedies.get(program, f"install {program}")
-        raise SandboxMissing(f"{kind}: {program} is not installed ({remedy})")
-    if kind in ("bubblewrap", "dangerously_use_uv"):
-        return
-    code, text = await _ask(
-        program, "info", "--format", "{{json .Runtimes}}" if kind == "gvisor" else "{{.ID}}"
-    )
-    if code != 0 and program != "podman":
-        raise SandboxMissing(f"{kind}: the docker daemon does not answer ({_last_line(text)})")
-    if kind == "gvisor" and "runsc" not in text:
-        raise SandboxMissing("gvisor: docker has no runtime runsc (see gvisor.dev/docs/user_guide/install)")
-    code, _ = await _ask(program, "image", "inspect", sandbox.image)
-    if code != 0:
-        raise SandboxMissing(
-            f"{kind}: the image {sandbox.image} is not here ({program} pull {sandbox.image})"
-        )
-
-
-async def _ask(*argv: str) -> tuple[int, str]:
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=_client_environment(),
-    )
-    try:
-        async with asyncio.timeout(10):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        return 1, "no answer within 10 s"
-    return process.returncode or 0, output.decode(errors="replace")
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "no message"
+    @property
+    def note_for_model(self) -> str:
+        """What the model has to know beyond the tool's usual description; empty if nothing."""
+        return _WASM_NOTE if self.kind == "wasm" else ""

@@ -10,6 +10,7 @@ import asyncio
 import codecs
 import contextlib
 import json
+import os
 import secrets
 import shutil
 import tempfile
@@ -18,11 +19,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chorale.tools.processes import end_process, kill_group
+from chorale.tools.python.launch import Launch
 from chorale.tools.python.memory import tree_bytes
-from chorale.tools.python.sandbox import Launch, Sandbox, SandboxMissing
+from chorale.tools.python.sandbox import Sandbox, SandboxMissing
+from chorale.tools.python.visible import Visible
 
 MAX_CODE_BYTES = 2**20
-_START_SECONDS = 30.0
 _GRACE_SECONDS = 1.5  # after a call's time, for the guest's own timer to have ended it
 _CHUNK = 64 * 1024
 _MAX_TOTAL_BYTES = 2**30  # a call that prints more than this is ended
@@ -64,23 +66,14 @@ class Session:
         launch = self._launch = self.sandbox.launch(
             self.container_id.replace("cntr_", "chorale-"), self._directory
         )
-        self._process = await asyncio.create_subprocess_exec(
-            *launch.argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=dict(launch.environment),
-            cwd=launch.directory,
-            start_new_session=True,  # a process group of its own: killed whole
-            limit=_CHUNK,
-        )
-        if launch.watch_memory:
-            self._watcher = asyncio.create_task(self._watch())
-        ends = [item async for item in self._exchange("", _START_SECONDS) if isinstance(item, End)]
+        self._process = await _started(launch)
+        ends = [item async for item in self._exchange("", launch.start_seconds) if isinstance(item, End)]
         if ends[-1].kind != "done":
             words = await self._complaint()
             await self.close()
             raise SandboxMissing(f"{self.sandbox.kind}: the sandbox does not start ({words})")
+        if launch.watch_bytes is not None:
+            self._watcher = asyncio.create_task(self._watch(launch.watch_bytes))
 
     async def run(self, code: str) -> AsyncGenerator[str | End, None]:
         """Output as it comes, then one ``End``. Leaving the generator early kills the session."""
@@ -107,7 +100,9 @@ class Session:
         body = code.encode("utf-8", errors="replace")
         header = json.dumps({"nonce": nonce, "length": len(body), "seconds": seconds})
         kept = KeptOutput(self.sandbox.limits.output_bytes, nonce.encode())
-        deadline = asyncio.get_running_loop().time() + seconds + _GRACE_SECONDS
+        deadline = asyncio.get_running_loop().time() + seconds
+        if self._launch is not None and self._launch.own_timer:
+            deadline += _GRACE_SECONDS
         kind: EndKind = "died"
         try:
             async with asyncio.timeout_at(deadline):
@@ -134,11 +129,11 @@ class Session:
             kind = "out_of_memory"
         yield End(kind, kept.letter is not None)
 
-    async def _watch(self) -> None:
+    async def _watch(self, max_bytes: int) -> None:
         """The host's own bound on memory, over all processes of the session together."""
         process = self._process
         while process is not None and process.returncode is None:
-            if await asyncio.to_thread(tree_bytes, process.pid) > self.sandbox.limits.memory_bytes:
+            if await asyncio.to_thread(tree_bytes, process.pid) > max_bytes:
                 self._over_memory = True
                 self._kill()
                 return
@@ -187,6 +182,39 @@ class Session:
             await asyncio.to_thread(shutil.rmtree, directory, True)
 
 
+async def _started(launch: Launch) -> asyncio.subprocess.Process:
+    argv, user = launch.argv, launch.user
+    filter_fd = None if launch.call_filter is None else _pipe_with(launch.call_filter)
+    if filter_fd is not None:
+        argv = (argv[0], "--seccomp", str(filter_fd), *argv[1:])
+    try:
+        return await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(launch.environment),
+            cwd=launch.directory or "/",
+            start_new_session=True,  # a process group of its own: killed whole
+            limit=_CHUNK,
+            pass_fds=() if filter_fd is None else (filter_fd,),
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+        )
+    finally:
+        if filter_fd is not None:
+            os.close(filter_fd)
+
+
+def _pipe_with(data: bytes) -> int:
+    """The end to read of a pipe that holds these few bytes and ends."""
+    reader, writer = os.pipe()
+    with open(writer, "wb") as file:
+        file.write(data)
+    return reader
+
+
 async def _kill_container(launch: Launch) -> None:
     with contextlib.suppress(OSError):
         killer = await asyncio.create_subprocess_exec(
@@ -217,6 +245,7 @@ class KeptOutput:
         self._num_left_out = 0
         self._held = b""
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._show = Visible().text
 
     def feed(self, chunk: bytes) -> str:
         """Text that may be shown now."""
@@ -243,7 +272,7 @@ class KeptOutput:
         joined = self._tail + rest
         self._tail = joined[-self._tail_len :] if self._tail_len else b""
         self._num_left_out += len(joined) - len(self._tail)
-        return self._decode(head)
+        return self._show(self._decode(head))
 
     def finish(self) -> str:
         """The end of the output, after a note of what was left out."""
@@ -252,4 +281,5 @@ class KeptOutput:
         note = ""
         if self._num_left_out:
             note = f"\n[{self._num_left_out} bytes of output left out]\n"
-        return held + self._decode(b"", not self._tail) + note + self._decode(self._tail, True)
+        rest = self._show(self._decode(b"", not self._tail))
+        return held + rest + note + self._show(self._decode(self._tail, True))

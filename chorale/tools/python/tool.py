@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,10 +23,22 @@ _FRESH = "[a new session: variables and files of earlier calls are gone]\n"
 
 
 class SessionPool:
-    """Sessions by container id. Idle ones are ended after a while, the oldest when there are too many."""
+    """Sessions by container id. Idle ones are ended after a while, the oldest when there are too many.
 
-    def __init__(self, sandbox: Sandbox, *, max_sessions: int = 16, idle_seconds: float = 1800.0) -> None:
+    ``first`` runs at once, in the background; no session starts before it has ended. If it raises
+    ``SandboxMissing``, every session fails with that.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        *,
+        max_sessions: int = 16,
+        idle_seconds: float = 1800.0,
+        first: Coroutine[Any, Any, None] | None = None,
+    ) -> None:
         self.sandbox = sandbox
+        self._first = asyncio.create_task(first) if first is not None else None
         self._max_sessions = max_sessions
         self._idle_seconds = idle_seconds
         self._sessions: OrderedDict[str, tuple[float, Session]] = OrderedDict()
@@ -39,6 +51,8 @@ class SessionPool:
 
     async def take(self, container_id: str, memory_bytes: int | None) -> tuple[Session, bool]:
         """The session and whether it is new. Raises ``SandboxMissing``; ends the longest unused for room."""
+        if self._first is not None:
+            await asyncio.shield(self._first)
         starting = self._starting.setdefault(container_id, asyncio.Lock())  # two branches start one session
         async with starting:
             found = self._sessions.pop(container_id, None)
@@ -93,6 +107,9 @@ class SessionPool:
                     await self._end(key, session)
 
     async def aclose(self) -> None:
+        if self._first is not None:
+            self._first.cancel()
+            await asyncio.gather(self._first, return_exceptions=True)
         if self._sweeper is not None:
             self._sweeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -112,7 +129,7 @@ class PythonTool:
         self.container_id = container_id
         self._known = known  # an earlier response of the chain used the session
         self._memory_bytes = memory_bytes
-        self.namespace = python_tool(stateful=True)
+        self.namespace = python_tool(stateful=True, note=pool.sandbox.note_for_model)
         self.recipients = frozenset({RECIPIENT})
 
     def cited(self, cursor: int, line: int | None) -> Link | None:

@@ -1,0 +1,101 @@
+"""Bubblewrap: namespaces of their own, a read-only system, bounded tmpfs, a system-call filter.
+
+A server that runs as root starts it as another user: what is "nobody" inside would otherwise be root outside,
+and the kernel judges the files of /proc by that.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+from chorale.tools.python.launch import (
+    GUEST,
+    NOBODY,
+    SHARED_MEMORY_BYTES,
+    Launch,
+    SandboxLimits,
+    guest_limits,
+)
+from chorale.tools.python.seccomp import deny_list
+
+# Settings of the machine that /proc shows: read-only whatever the user outside may do.
+_PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "tty", "mtrr", "asound")
+
+
+def bubblewrap(limits: SandboxLimits) -> Launch | None:
+    """None if the server is root and no interpreter can be read by another user."""
+    as_root = os.geteuid() == 0
+    python = _interpreter(for_others=as_root)
+    if python is None:
+        return None
+    base = python.parent.parent
+    program = [
+        "bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent",
+        "--new-session", "--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox",
+        "--cap-drop", "ALL", "--clearenv", "--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8",
+        "--setenv", "PATH", f"{base}/bin:/usr/bin:/bin",
+    ]  # fmt: skip
+    argv = [*program, *_system(base), *_devices_and_files(limits)]
+    if limits.network:
+        argv += ["--share-net", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
+        argv += ["--ro-bind-try", "/etc/ssl", "/etc/ssl", "--ro-bind-try", "/etc/hosts", "/etc/hosts"]
+    argv += ["--remount-ro", "/", "--chdir", "/mnt/data"]
+    argv += [str(python), "-I", "-u", "-X", "utf8", "-c", GUEST.read_text("utf-8")]
+    argv.append(guest_limits(limits, processes=True, own_pids=True))
+    return Launch(
+        tuple(argv),
+        {"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
+        watch_bytes=limits.memory_bytes,
+        user=NOBODY if as_root else None,
+        call_filter=deny_list(),
+    )
+
+
+def _system(base: Path) -> list[str]:
+    argv = ["--ro-bind", "/usr", "/usr"]
+    for place in ("/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives"):
+        argv += ["--ro-bind-try", place, place]
+    if not base.is_relative_to("/usr"):
+        argv += ["--ro-bind", str(base), str(base)]
+    return argv
+
+
+def _devices_and_files(limits: SandboxLimits) -> list[str]:
+    """/dev is a tmpfs without a bound, so it becomes read-only once what belongs there is in it."""
+    argv = ["--proc", "/proc"]
+    for name in _PROC_READ_ONLY:
+        argv += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
+    argv += [
+        "--dev",
+        "/dev",
+        "--size",
+        str(SHARED_MEMORY_BYTES),
+        "--tmpfs",
+        "/dev/shm",
+        "--remount-ro",
+        "/dev",
+    ]
+    for place in ("/tmp", "/mnt/data"):
+        argv += ["--size", str(limits.disk_bytes), "--tmpfs", place]
+    return argv
+
+
+def _interpreter(*, for_others: bool) -> Path | None:
+    """This server's, or the system's if the sandbox's user cannot read that."""
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    own = Path(os.path.realpath(sys.base_prefix)) / "bin" / name
+    if not for_others or _readable_by_others(own):
+        return own
+    system = Path(os.path.realpath("/usr/bin/python3"))
+    return system if _readable_by_others(system) else None
+
+
+def _readable_by_others(program: Path) -> bool:
+    try:
+        modes = [os.stat(place).st_mode for place in (program, *program.parents)]
+    except OSError:
+        return False
+    return all(mode & stat.S_IXOTH for mode in modes)

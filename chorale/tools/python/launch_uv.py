@@ -1,0 +1,16 @@
+"""A process of this user on this machine: limits, but no isolation. Named for what it is."""
+
+from __future__ import annotations
+
+import sys
+
+from chorale.tools.python.launch import GUEST, Launch, SandboxLimits, client_environment, guest_limits
+
+
+def uv(limits: SandboxLimits, directory: str) -> Launch:
+    argv = (
+        "uv", "run", "--no-project", "--no-config", "--offline", "--python", sys.executable, "--quiet",
+        "python", "-I", "-u", "-X", "utf8", str(GUEST), guest_limits(limits, processes=False, own_pids=False),
+    )  # fmt: skip
+    environment = client_environment() | {"HOME": directory}
+    return Launch(argv, environment, directory, watch_bytes=limits.memory_bytes)

@@ -1,0 +1,71 @@
+"""Whether what a kind of sandbox needs is on this machine, asked before anything is started in it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+from chorale.tools.python.launch import client_environment
+from chorale.tools.python.sandbox import Sandbox, SandboxMissing
+from chorale.tools.python.wasm import module as interpreter
+
+_PROGRAMS = {"bubblewrap": "bwrap", "dangerously_use_uv": "uv", "gvisor": "docker"}
+_REMEDIES = {"bwrap": "apt install bubblewrap", "uv": "pip install uv"}
+
+
+async def check_program(sandbox: Sandbox) -> None:
+    """Whether the sandbox's program, daemon, runtime and image are there. Raises ``SandboxMissing``."""
+    kind = sandbox.kind
+    if kind == "wasm":
+        try:
+            interpreter.find()
+        except interpreter.ModuleMissing as missing:
+            raise SandboxMissing(f"wasm: {missing}") from None
+        if sandbox.limits.network:
+            raise SandboxMissing("wasm: it has no network (leave --python-tool-network out)")
+        return
+    program = _PROGRAMS.get(kind, kind)
+    if shutil.which(program) is None:
+        remedy = _REMEDIES.get(program, f"install {program}")
+        raise SandboxMissing(f"{kind}: {program} is not installed ({remedy})")
+    if kind not in ("bubblewrap", "dangerously_use_uv"):
+        await _check_image(sandbox, program)
+
+
+async def _check_image(sandbox: Sandbox, program: str) -> None:
+    kind = sandbox.kind
+    code, text = await _ask(
+        program, "info", "--format", "{{json .Runtimes}}" if kind == "gvisor" else "{{.ID}}"
+    )
+    if code != 0 and program != "podman":
+        raise SandboxMissing(f"{kind}: the docker daemon does not answer ({_last_line(text)})")
+    if kind == "gvisor" and "runsc" not in text:
+        raise SandboxMissing("gvisor: docker has no runtime runsc (see gvisor.dev/docs/user_guide/install)")
+    code, _ = await _ask(program, "image", "inspect", sandbox.image)
+    if code != 0:
+        raise SandboxMissing(
+            f"{kind}: the image {sandbox.image} is not here ({program} pull {sandbox.image})"
+        )
+
+
+async def _ask(*argv: str) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=client_environment(),
+    )
+    try:
+        async with asyncio.timeout(10):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return 1, "no answer within 10 s"
+    return process.returncode or 0, output.decode(errors="replace")
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "no message"

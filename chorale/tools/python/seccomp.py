@@ -1,0 +1,128 @@
+"""System-call filters for the sandboxes, assembled here: classic BPF programs for x86-64 and arm64.
+
+Written by hand because the library for it has no wheel that carries the library itself, and because the list
+below is all that is wanted of it. A refused call returns EPERM, so that code inside sees an ordinary error.
+"""
+
+from __future__ import annotations
+
+import platform
+import struct
+import sys
+
+# name: (x86-64, arm64). Calls that reach the kernel beyond files, memory and processes of the sandbox, and
+# those whose memory the limits do not see (memfd_create and the shared memory of System V).
+_REFUSED: dict[str, tuple[int | None, int | None]] = {
+    "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bpf": (321, 280), "chroot": (161, 51),
+    "clock_adjtime": (305, 266), "clock_settime": (227, 112), "create_module": (174, None),
+    "delete_module": (176, 106), "fanotify_init": (300, 262), "finit_module": (313, 273),
+    "fsconfig": (431, 431), "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433),
+    "get_mempolicy": (239, 236), "init_module": (175, 105), "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427), "io_uring_setup": (425, 425), "ioperm": (173, None), "iopl": (172, None),
+    "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104), "keyctl": (250, 219),
+    "lookup_dcookie": (212, 18), "mbind": (237, 235), "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "migrate_pages": (256, 238), "mount": (165, 40), "mount_setattr": (442, 442), "move_mount": (429, 429),
+    "move_pages": (279, 239), "mq_open": (240, 180), "msgget": (68, 186), "name_to_handle_at": (303, 264),
+    "nfsservctl": (180, 42), "open_by_handle_at": (304, 265), "open_tree": (428, 428),
+    "perf_event_open": (298, 241), "personality": (135, 92), "pidfd_getfd": (438, 438),
+    "pivot_root": (155, 41), "process_madvise": (440, 440), "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271), "ptrace": (101, 117), "quotactl": (179, 60), "quotactl_fd": (443, 443),
+    "reboot": (169, 142), "remap_file_pages": (216, 234), "request_key": (249, 218), "semget": (64, 190),
+    "set_mempolicy": (238, 237), "setdomainname": (171, 162), "sethostname": (170, 161), "setns": (308, 268),
+    "settimeofday": (164, 170), "shmget": (29, 194), "swapoff": (168, 225), "swapon": (167, 224),
+    "sysfs": (139, None), "syslog": (103, 116), "sysctl": (156, None), "umount2": (166, 39),
+    "unshare": (272, 97), "userfaultfd": (323, 282), "uselib": (134, None), "ustat": (136, None),
+    "vhangup": (153, 58), "vmsplice": (278, 75),
+}  # fmt: skip
+# All that a WebAssembly runtime needs once its code is in memory and its pipes are open.
+_ENOUGH_FOR_WASM: dict[str, tuple[int | None, int | None]] = {
+    "brk": (12, 214), "clock_getres": (229, 114), "clock_gettime": (228, 113), "clock_nanosleep": (230, 115),
+    "close": (3, 57), "exit": (60, 93), "exit_group": (231, 94), "fstat": (5, 80), "futex": (202, 98),
+    "getpid": (39, 172), "getppid": (110, 173), "getrandom": (318, 278), "getrusage": (98, 165),
+    "gettid": (186, 178), "gettimeofday": (96, 169), "madvise": (28, 233), "membarrier": (324, 283),
+    "mmap": (9, 222), "mprotect": (10, 226), "mremap": (25, 216), "munmap": (11, 215), "nanosleep": (35, 101),
+    "poll": (7, None), "ppoll": (271, 73), "pselect6": (270, 72), "read": (0, 63), "readv": (19, 65),
+    "restart_syscall": (219, 128), "rseq": (334, 293), "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sched_getaffinity": (204, 123),
+    "sched_yield": (24, 124), "select": (23, None), "set_robust_list": (273, 99), "sigaltstack": (131, 132),
+    "sysinfo": (99, 179), "time": (201, None), "write": (1, 64), "writev": (20, 66),
+}  # fmt: skip
+_SOCKET, _CLONE, _CLONE3, _IOCTL = (41, 198), (56, 220), (435, 435), (16, 29)
+_LAST_KNOWN = 462  # calls that are newer than this list are answered as if the kernel did not have them
+_X32_BIT = 0x4000_0000
+_NEW_NAMESPACES = 0x7E02_0080  # every CLONE_NEW* flag
+_FAMILIES = (1, 2, 10, 16)  # local, IPv4, IPv6, netlink (for the list of interfaces)
+_TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into a terminal
+_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _ERROR = 0x7FFF_0000, 0x0005_0000
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
+
+_MACHINES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
+
+
+def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def _load_argument(number: int) -> bytes:
+    """The low half, on machines that store it first."""
+    return _op(_LOAD, _ARGUMENTS + 8 * number)
+
+
+def _machine() -> tuple[int, int] | None:
+    if sys.platform != "linux" or struct.calcsize("P") != 8:
+        return None
+    return _MACHINES.get(platform.machine())
+
+
+def _start(column: int, architecture: int) -> bytes:
+    """Refuses calls of another architecture, among them the 32-bit ones of x86, and loads the number."""
+    program = _op(_LOAD, _ARCHITECTURE) + _op(_EQUAL, architecture, 1, 0) + _op(_RETURN, _ERROR | _EPERM)
+    program += _op(_LOAD, _NUMBER)
+    if column == 0:
+        program += _op(_AT_LEAST, _X32_BIT, 0, 1) + _op(_RETURN, _ERROR | _EPERM)
+    return program
+
+
+def _when(number: int, *body: bytes) -> bytes:
+    """``body`` for this call only; the body returns or loads the number again."""
+    inside = b"".join(body)
+    return _op(_EQUAL, number, 0, len(inside) // 8) + inside
+
+
+def deny_list() -> bytes | None:
+    """For programs in namespaces. None on a machine without a table here."""
+    machine = _machine()
+    if machine is None:
+        return None
+    column, architecture = machine
+    again, refuse = _op(_LOAD, _NUMBER), _op(_RETURN, _ERROR | _EPERM)
+    program = _start(column, architecture)
+    program += _op(_AT_LEAST, _LAST_KNOWN + 1, 0, 1) + _op(_RETURN, _ERROR | _ENOSYS)
+    for numbers in _REFUSED.values():
+        if (number := numbers[column]) is not None:
+            program += _when(number, refuse)
+    program += _when(_CLONE3[column], _op(_RETURN, _ERROR | _ENOSYS))  # its flags lie in memory: use clone
+    program += _when(_CLONE[column], _load_argument(0), _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1), refuse, again)
+    families = [_op(_EQUAL, f, len(_FAMILIES) - n, 0) for n, f in enumerate(_FAMILIES)]
+    program += _when(
+        _SOCKET[column], _load_argument(0), *families, _op(_RETURN, _ERROR | _EAFNOSUPPORT), again
+    )
+    typing = [_op(_EQUAL, request, 0, 1) + refuse for request in _TERMINAL_INPUT]
+    program += _when(_IOCTL[column], _load_argument(1), *typing, again)
+    return program + _op(_RETURN, _ALLOW)
+
+
+def allow_list() -> bytes | None:
+    """For a WebAssembly runtime: reads and writes of open pipes, memory, time; nothing opens or starts."""
+    machine = _machine()
+    if machine is None:
+        return None
+    column, architecture = machine
+    program = _start(column, architecture)
+    for numbers in _ENOUGH_FOR_WASM.values():
+        if (number := numbers[column]) is not None:
+            program += _when(number, _op(_RETURN, _ALLOW))
+    return program + _op(_RETURN, _ERROR | _EPERM)

@@ -1,0 +1,22 @@
+"""Control characters of a program's output, written out so that they do nothing where the text is shown."""
+
+from __future__ import annotations
+
+_KEPT = {"\n", "\t"}
+# C0, DEL and C1: ESC, CSI and their like would colour, move or retitle an operator's terminal.
+_WRITTEN = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in _KEPT}
+
+
+class Visible:
+    """A carriage return ends a line, as a progress bar's does; with a newline after it the two are one."""
+
+    def __init__(self) -> None:
+        self._after_return = False
+
+    def text(self, piece: str) -> str:
+        if not piece:
+            return ""
+        if self._after_return and piece[0] == "\n":
+            piece = piece[1:]
+        self._after_return = piece.endswith("\r")
+        return piece.replace("\r\n", "\n").replace("\r", "\n").translate(_WRITTEN)

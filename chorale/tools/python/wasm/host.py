@@ -1,0 +1,117 @@
+"""The process of one WebAssembly session: loads the interpreter, gives up every right, runs it.
+
+Called with one JSON argument. Its pipes are the guest's: requests on standard input, output on standard
+output. It ends with its parent, and with any fault of the runtime; the server's process is never at risk.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from chorale.tools.python.seccomp import allow_list
+from chorale.tools.python.wasm import module as interpreter
+from chorale.tools.python.wasm.calls import Calls
+from chorale.tools.python.wasm.files import Files
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+_FILTER_MODE = 2
+_NOBODY = 65534
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def main() -> None:
+    start = json.loads(sys.argv[1])
+    _end_with_parent(start["parent_pid"])
+    try:
+        instance, store = _prepare(start)
+    except interpreter.ModuleMissing as missing:
+        sys.exit(str(missing))
+    try:
+        instance.exports(store)["_start"](store)
+    except BaseException as fault:  # a trap of WebAssembly: out of stack, or memory that it may not touch
+        os.write(1, f"\n[{type(fault).__name__}: {str(fault).splitlines()[-1][:200]}]\n".encode())
+        os._exit(70)
+    os._exit(0)
+
+
+def _prepare(start: dict[str, Any]) -> tuple[Any, Any]:
+    from wasmtime import Config, Engine, FuncType, Linker, Store, ValType
+
+    config = Config()
+    config.wasm_threads = False
+    engine = Engine(config)
+    module, compiled = interpreter.load(engine)
+    if compiled:  # the compiler's memory is given back by starting again; the compiled form is kept now
+        os.execv(sys.executable, sys.orig_argv)
+    calls = Calls(Files(start["disk_bytes"]), start["arguments"], start["environment"])
+    store = Store(engine)
+    store.set_limits(memory_size=start["memory_bytes"], instances=1, memories=1, tables=4)
+    linker, functions = Linker(engine), calls.functions()
+    for wanted in module.imports:
+        name, kind = str(wanted.name), wanted.type
+        if wanted.module != "wasi_snapshot_preview1" or not isinstance(kind, FuncType):
+            raise interpreter.ModuleMissing(f"the interpreter asks for {wanted.module}.{name}")
+        if name == "proc_exit":
+            kind = FuncType([ValType.i32()], [])
+        linker.define_func(wanted.module, name, kind, _without_result(functions, name))
+    instance = linker.instantiate(store, module)
+    calls.memory.bind = (instance.exports(store)["memory"], store)
+    _give_up_rights()
+    return instance, store
+
+
+def _without_result(functions: dict[str, Any], name: str) -> Any:
+    """``proc_exit`` is the one function that returns nothing; it never returns."""
+    return functions[name] if name != "proc_exit" else lambda code: (functions[name](code), None)[1]
+
+
+def _end_with_parent(parent_pid: int) -> None:
+    """By the kernel where it can, and by looking now and then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    def watch() -> None:
+        while os.getppid() == parent_pid:
+            time.sleep(1.0)
+        os._exit(71)
+
+    if os.getppid() != parent_pid:
+        os._exit(71)
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _give_up_rights() -> None:
+    """If the code inside broke out of the runtime, it would find itself here, without anything to use."""
+    import resource
+
+    for which, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),  # no file of this machine can grow; pipes are not files
+        (resource.RLIMIT_NOFILE, 16),
+    ):
+        resource.setrlimit(which, (value, value))
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # lost when the user changed
+    program = allow_list()
+    if program is not None:
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        filter_ = _Program(len(program) // 8, program)
+        if libc.prctl(_PR_SET_SECCOMP, _FILTER_MODE, ctypes.byref(filter_), 0, 0) != 0:
+            sys.exit("the kernel takes no system-call filter")
