@@ -101,8 +101,8 @@ async def choose_sandbox(
 ) -> SessionPool | None:
     """The first sandbox that passes its self-test.
 
-    The WebAssembly interpreter is compiled at its first use, which takes seconds. Unless ``patient``, that and
-    the self-test then go on beside the server's start, and the first call waits for them.
+    The WebAssembly interpreter is compiled at its first use, which takes seconds. Unless ``patient``, that
+    and the self-test then go on beside the server's start, and the first call waits for them.
     """
     wanted = _wanted_sandbox(config, environment)
     if wanted == "none":

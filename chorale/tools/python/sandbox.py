@@ -24,8 +24,8 @@ DEFAULT_IMAGE = "python:3.11"
 _WASM_NOTE = (
     f"This interpreter is CPython {WASM_PYTHON} compiled to WebAssembly. It has the standard library only: "
     "no numpy, pandas, matplotlib or pip, no plots, no processes, no threads, no network. It is about ten "
-    "times slower than usual. Files live in memory under '/mnt/data' and '/tmp'. A call that times out loses all "
-    "variables and files."
+    "times slower than usual. Files live in memory under '/mnt/data' and '/tmp'. A call that times out loses "
+    "all variables and files."
 )
 
 

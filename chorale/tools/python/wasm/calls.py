@@ -6,6 +6,7 @@ there are no sockets, no processes, no other file systems, and no environment.
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 import time
@@ -370,6 +371,7 @@ _GROUPS = ("args", "environ", "proc", "clock", "random", "sched", "poll", "fd", 
 def _guarded(call: Callable[..., None]) -> Callable[..., int]:
     """The same function with its failure as a number, which is what WebAssembly can take."""
 
+    @functools.wraps(call)
     def guarded(*values: int) -> int:
         try:
             call(*values)

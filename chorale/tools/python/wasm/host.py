@@ -102,8 +102,8 @@ def _give_up_rights() -> None:
         resource.setrlimit(which, (value, value))
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        os.setgid(_NOBODY)
+        os.setuid(_NOBODY)
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)

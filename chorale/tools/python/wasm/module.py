@@ -28,6 +28,8 @@ class ModuleMissing(Exception):
 
 def find() -> Path:
     """The interpreter's file. Raises ``ModuleMissing``."""
+    if os.name != "posix":
+        raise ModuleMissing("it needs Linux or macOS")
     if importlib.util.find_spec("wasmtime") is None:
         raise ModuleMissing(f"the package wasmtime is not installed ({REMEDY})")
     spec = importlib.util.find_spec(_PACKAGE)
