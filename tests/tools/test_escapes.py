@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from chorale.tools.python.launch import NOBODY
+from chorale.tools.python.proof import prove
 from chorale.tools.python.sandbox import KINDS, SandboxKind
 from chorale.tools.python.wasm import module as interpreter
 from tests.tools.escape_run import forbidden, greedy, shared_bytes
@@ -33,6 +35,12 @@ MEMORY = tuple(name for name in GREEDY if "memory" in name or "tmpfs" in name)
 
 def not_held(outcomes: dict[str, str]) -> dict[str, str]:
     return {name: outcome for name, outcome in outcomes.items() if not outcome.startswith("held: ")}
+
+
+@pytest.mark.parametrize("kind", ISOLATED)
+def test_the_self_test_holds_on_the_servers_event_loop(kind: SandboxKind) -> None:
+    """uvloop starts processes in its own way."""
+    uvloop.run(prove(sandbox_of(kind)))
 
 
 @pytest.mark.parametrize("kind", ISOLATED)

@@ -66,8 +66,8 @@ def test_what_is_not_there_is_said(sandbox: Sandbox) -> None:
 
 def test_the_standard_library_works(sandbox: Sandbox) -> None:
     work = (
-        "import csv, datetime, decimal, fractions, io, json, math, os, random, re, shutil, sqlite3, statistics",
-        "import tempfile, zipfile, zoneinfo",
+        "import csv, datetime, decimal, fractions, io, json, math, os, random, re, shutil, sqlite3",
+        "import statistics, tempfile, zipfile, zoneinfo",
         "with open('a.csv', 'w', newline='') as f: csv.writer(f).writerows([[1, 2], [3, 4]])",
         "db = sqlite3.connect('/tmp/x.db'); db.execute('create table t (a)')",
         "db.executemany('insert into t values (?)', csv.reader(open('a.csv'), delimiter=';')); db.commit()",

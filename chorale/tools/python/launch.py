@@ -10,6 +10,7 @@ from pathlib import Path
 
 NOBODY = 65534  # user and group of the code, inside and, where the server may choose, outside
 GUEST = Path(__file__).with_name("guest.py")
+FILTER_FD = "{filter}"
 SHARED_MEMORY_BYTES = 2**20  # of /dev/shm
 
 
@@ -34,8 +35,7 @@ class Launch:
     directory: str | None = None  # a private working directory that the caller makes and removes
     kill_argv: tuple[str, ...] = ()  # run when the process ends: the container may outlive its client
     watch_bytes: int | None = None  # what the host allows the processes and their tmpfs together
-    user: int | None = None  # started as this user and group
-    call_filter: bytes | None = None  # a system-call filter; the number of its pipe follows --seccomp
+    call_filter: bytes | None = None  # a system-call filter; FILTER_FD in argv becomes the number of its pipe
     own_timer: bool = True  # whether the interpreter ends a call itself and keeps the variables
     start_seconds: float = 30.0
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from chorale.tools.python.launch import (
+    FILTER_FD,
     GUEST,
     NOBODY,
     SHARED_MEMORY_BYTES,
@@ -23,6 +24,11 @@ from chorale.tools.python.seccomp import deny_list
 
 # Settings of the machine that /proc shows: read-only whatever the user outside may do.
 _PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "tty", "mtrr", "asound")
+# A program in between, as uvloop starts none as another user.
+_BECOME = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
+_AS_NOBODY = (
+    sys.executable, "-I", "-S", "-c", f"import os, sys; {_BECOME}; os.execvp(sys.argv[1], sys.argv[1:])"
+)  # fmt: skip
 
 
 def bubblewrap(limits: SandboxLimits) -> Launch | None:
@@ -32,8 +38,10 @@ def bubblewrap(limits: SandboxLimits) -> Launch | None:
     if python is None:
         return None
     base = python.parent.parent
+    call_filter = deny_list()
     program = [
-        "bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent",
+        *(_AS_NOBODY if as_root else ()), "bwrap", *(("--seccomp", FILTER_FD) if call_filter else ()),
+         "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent",
         "--new-session", "--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox",
         "--cap-drop", "ALL", "--clearenv", "--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8",
         "--setenv", "PATH", f"{base}/bin:/usr/bin:/bin",
@@ -49,8 +57,7 @@ def bubblewrap(limits: SandboxLimits) -> Launch | None:
         tuple(argv),
         {"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
         watch_bytes=limits.memory_bytes,
-        user=NOBODY if as_root else None,
-        call_filter=deny_list(),
+        call_filter=call_filter,
     )
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chorale.tools.processes import end_process, kill_group
-from chorale.tools.python.launch import Launch
+from chorale.tools.python.launch import FILTER_FD, Launch
 from chorale.tools.python.memory import tree_bytes
 from chorale.tools.python.sandbox import Sandbox, SandboxMissing
 from chorale.tools.python.visible import Visible
@@ -183,10 +183,8 @@ class Session:
 
 
 async def _started(launch: Launch) -> asyncio.subprocess.Process:
-    argv, user = launch.argv, launch.user
     filter_fd = None if launch.call_filter is None else _pipe_with(launch.call_filter)
-    if filter_fd is not None:
-        argv = (argv[0], "--seccomp", str(filter_fd), *argv[1:])
+    argv = [str(filter_fd) if argument == FILTER_FD else argument for argument in launch.argv]
     try:
         return await asyncio.create_subprocess_exec(
             *argv,
@@ -198,9 +196,6 @@ async def _started(launch: Launch) -> asyncio.subprocess.Process:
             start_new_session=True,  # a process group of its own: killed whole
             limit=_CHUNK,
             pass_fds=() if filter_fd is None else (filter_fd,),
-            user=user,
-            group=user,
-            extra_groups=None if user is None else [],
         )
     finally:
         if filter_fd is not None:

@@ -71,6 +71,8 @@ def _keep(path: Path, data: bytes) -> None:
             with open(fd, "wb") as file:
                 file.write(data)
             os.replace(name, path)
+            for old in set(path.parent.glob("*.cwasm")) - {path}:  # of another version
+                old.unlink(missing_ok=True)
         except OSError:
             os.unlink(name)
     except OSError:
