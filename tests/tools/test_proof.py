@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,7 +59,7 @@ def without(*parts: str) -> Callable[[Launch], Launch]:
 
 
 def without_user(launch: Launch) -> Launch:
-    return replace(launch, argv=launch.argv[launch.argv.index("bwrap") :])
+    return replace(launch, argv=launch.argv[launch.argv.index(str(shutil.which("bwrap"))) :])
 
 
 def without_settings(launch: Launch) -> Launch:

@@ -7,6 +7,7 @@ and the kernel judges the files of /proc by that.
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -24,11 +25,10 @@ from chorale.tools.python.seccomp import deny_list
 
 # Settings of the machine that /proc shows: read-only whatever the user outside may do.
 _PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "tty", "mtrr", "asound")
-# A program in between, as uvloop starts none as another user.
+# A program in between, as uvloop starts none as another user. It imports nothing once it is the other user,
+# who may not be able to read its library.
 _BECOME = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
-_AS_NOBODY = (
-    sys.executable, "-I", "-S", "-c", f"import os, sys; {_BECOME}; os.execvp(sys.argv[1], sys.argv[1:])"
-)  # fmt: skip
+_AS_NOBODY = f"import os, sys; {_BECOME}; os.execv(sys.argv[1], sys.argv[1:])"
 
 
 def bubblewrap(limits: SandboxLimits) -> Launch | None:
@@ -40,8 +40,9 @@ def bubblewrap(limits: SandboxLimits) -> Launch | None:
     base = python.parent.parent
     call_filter = deny_list()
     program = [
-        *(_AS_NOBODY if as_root else ()), "bwrap", *(("--seccomp", FILTER_FD) if call_filter else ()),
-         "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent",
+        *((sys.executable, "-I", "-S", "-c", _AS_NOBODY) if as_root else ()),
+        shutil.which("bwrap") or "bwrap", *(("--seccomp", FILTER_FD) if call_filter else ()),
+        "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent",
         "--new-session", "--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox",
         "--cap-drop", "ALL", "--clearenv", "--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8",
         "--setenv", "PATH", f"{base}/bin:/usr/bin:/bin",
