@@ -73,13 +73,13 @@ FORBIDDEN: dict[str, str] = {
     "not to be killed": "import os\nos.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'-1000')\nprint(word)",
     "devices": "import os\nfor name in ('mem', 'kmsg', 'kvm', 'fuse', 'vda', 'sda', 'nvme0n1', 'nvidiactl', 'loop-control'):\n"
     "    try: os.open('/dev/' + name, os.O_RDONLY | os.O_NONBLOCK); print(word, name)\n    except OSError: pass\n1 / 0",
-    "a new device": "import os, stat\nos.mknod('/mnt/data/UNIQUE', stat.S_IFBLK | 0o600, os.makedev(254, 0))\n"
-    "os.unlink('/mnt/data/UNIQUE')\nprint(word)",
+    "a new device": "import os, stat\nos.mknod('/mnt/data/UNIQUE-dev', stat.S_IFBLK | 0o600, os.makedev(254, 0))\n"
+    "os.unlink('/mnt/data/UNIQUE-dev')\nprint(word)",
     "a file in /dev": "import os\nopen('/dev/UNIQUE', 'x').close()\nos.unlink('/dev/UNIQUE')\nprint(word)",
     # mounts, namespaces, rights
-    "mount": _LIBC + "import os; os.mkdir('/mnt/data/UNIQUE')\n"
-    "if libc.mount(b'x', b'/mnt/data/UNIQUE', b'tmpfs', 0, None) == 0:\n"
-    "    libc.umount2(b'/mnt/data/UNIQUE', 2); print(word)\n1 / 0",
+    "mount": _LIBC + "import os; os.mkdir('/mnt/data/UNIQUE-dir')\n"
+    "if libc.mount(b'x', b'/mnt/data/UNIQUE-dir', b'tmpfs', 0, None) == 0:\n"
+    "    libc.umount2(b'/mnt/data/UNIQUE-dir', 2); print(word)\n1 / 0",
     "the new calls to mount": _CALL + "call((430, 430), b'tmpfs', 0)\nprint(word)",
     "chroot": "import os\nos.chroot('/mnt/data')\nprint(word)",
     "a user namespace": _LIBC + "if libc.unshare(0x10000000) == 0: print(word)\n1 / 0",
@@ -111,7 +111,7 @@ FORBIDDEN: dict[str, str] = {
     "call((298, 241), b, 0, -1, -1, 0)\nprint(word)",
     "io_uring": _CALL + "b = ctypes.create_string_buffer(256)\ncall((425, 425), 1, b)\nprint(word)",
     "kernel modules": _CALL + "try: call((175, 105), 0, 0, b'')\n"
-    "except OSError as e:\n    if e.errno != 1: print(word)\n    raise",
+    "except OSError as e:\n    if e.errno not in (1, 38): print(word)\n    raise",
     "reboot": _CALL + "try: call((169, 142), 0xfee1dead, 672274793, 0x12345, 0)\n"
     "except OSError as e:\n    if e.errno != 1: print(word)\n    raise",
     "file handles": _CALL + "b = ctypes.create_string_buffer(b'\\x80\\0\\0\\0' + bytes(200))\n"
@@ -144,7 +144,7 @@ GREEDY: dict[str, str] = {
     "many empty files": "for n in range(10**7): open('/mnt/data/e%d' % n, 'w').close()",
     "deep folders": "import os\nfor _ in range(10**5): os.mkdir('d'); os.chdir('d')",
     "processes": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
-    "threads": "import threading, time\nx = [threading.Thread(target=time.sleep, args=(60,)) for _ in range(10**4)]\n"
+    "threads": "import threading, time\nx = [threading.Thread(target=time.sleep, args=(60,)) for _ in range(500)]\n"
     "for t in x: t.start()\nprint(word)",
     "open files": "x = [open('/mnt/data/f', 'w') for _ in range(10**5)]\nprint(word)",
     "sockets": "import socket\nx = [socket.socketpair() for _ in range(10**5)]\nprint(word)",

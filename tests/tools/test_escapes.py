@@ -51,6 +51,15 @@ def test_nothing_gets_out(kind: SandboxKind) -> None:
     assert not_held(outcomes) == {}
 
 
+def processes() -> Iterator[str]:
+    """The command line of each process of this machine."""
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            yield place.read_text(errors="replace")
+        except OSError:
+            continue  # it ended meanwhile
+
+
 @pytest.mark.parametrize("kind", ISOLATED)
 def test_nothing_takes_more_than_it_may(kind: SandboxKind) -> None:
     sandbox_of(kind)
@@ -59,6 +68,7 @@ def test_nothing_takes_more_than_it_may(kind: SandboxKind) -> None:
     assert outcomes.keys() == GREEDY.keys()
     assert not_held(outcomes) == {}
     assert shared_bytes() < before + 64 * 2**20
+    assert not [pid for pid in processes() if "98765" in pid]  # the process that was to stay
 
 
 @pytest.fixture

@@ -187,6 +187,16 @@ def test_memory_of_all_processes_is_bounded(sandbox: Sandbox) -> None:
     assert "of memory" in several.content or "ended" in several.content
 
 
+def test_files_in_tmpfs_are_counted_as_memory(sandbox: Sandbox) -> None:
+    if sandbox.kind == "dangerously_use_uv":
+        pytest.skip("its files are on the disk")
+    limits = SandboxLimits(seconds=20, memory_bytes=150 * 2**20, disk_bytes=100 * 2**20)
+    fill = "for name in '/tmp/a', '/mnt/data/b': open(name, 'wb').write(bytes(90 * 2**20))"
+    code = f"{fill}\nimport time; time.sleep(9)"
+    (result,) = cells(Sandbox(sandbox.kind, limits), code)
+    assert "more than 150 MiB of memory" in result.content or "No space left" in result.content
+
+
 def test_output_is_bounded_and_counted(sandbox: Sandbox) -> None:
     loud, after = cells(
         sandbox, "print('a' * 3000)\nfor i in range(3000): print('b' * 99)\nprint('the end')", "1"
