@@ -1,4 +1,4 @@
-"""Every function that the code inside can call: WASI preview 1, over files in memory and three pipes.
+"""Every function that the code inside can call: WASI preview 1, here and in ``file_calls``.
 
 Nothing here opens, resolves or starts anything of the host. What is not written here does not exist inside:
 there are no sockets, no processes, no other file systems, and no environment.
@@ -11,92 +11,21 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-from chorale.tools.python.wasm.files import Errno, FileError, Files, Node
-
-MAX_OPEN_FILES = 256
-_MAX_PIECE = 2**20  # of one read or write; the code inside asks again for the rest
-_FILE, _DIRECTORY, _CHARACTERS = 4, 3, 2  # file types
-_CREATE, _OPEN_DIRECTORY, _EXCLUSIVE, _TRUNCATE = 1, 2, 4, 8
-_APPEND = 1
-_READ_RIGHT, _WRITE_RIGHT = 1 << 1, 1 << 6
-_ALL_RIGHTS = (1 << 30) - 1
-_U32, _U64 = 2**32 - 1, 2**64 - 1
-_ROOT_FD = 3
+from chorale.tools.python.wasm.file_calls import FileCalls
+from chorale.tools.python.wasm.files import Errno, FileError, Files
+from chorale.tools.python.wasm.linear import MAX_PIECE, U32
 
 
-@dataclass(slots=True)
-class OpenFile:
-    node: Node
-    rights: int = _ALL_RIGHTS
-    flags: int = 0
-    place: int = 0
-
-
-class Memory:
-    """The linear memory of the instance. Raises ``FileError`` for a range outside it."""
-
-    def __init__(self) -> None:
-        self.bind: Any = None  # (wasmtime's memory, its store), set when the instance exists
-
-    def _checked(self, start: int, size: int) -> tuple[int, int]:
-        start &= _U32
-        memory, store = self.bind
-        if start + size > memory.data_len(store):
-            raise FileError(Errno.FAULT)
-        return start, start + size
-
-    def read(self, start: int, size: int) -> bytes:
-        size &= _U32
-        if size == 0:
-            return b""
-        first, end = self._checked(start, size)
-        memory, store = self.bind
-        return bytes(memory.read(store, first, end))
-
-    def write(self, start: int, data: bytes) -> None:
-        if data:
-            first, _ = self._checked(start, len(data))
-            memory, store = self.bind
-            memory.write(store, data, first)
-
-    def pack(self, start: int, form: str, *values: int) -> None:
-        self.write(start, struct.pack(form, *values))
-
-    def text(self, start: int, size: int) -> str:
-        if size & _U32 > 4096:
-            raise FileError(Errno.NAMETOOLONG)
-        try:
-            text = self.read(start, size).decode("utf-8")
-        except UnicodeDecodeError:
-            raise FileError(Errno.INVAL) from None
-        if "\0" in text:
-            raise FileError(Errno.INVAL)
-        return text
-
-    def pieces(self, start: int, count: int) -> list[tuple[int, int]]:
-        """(address, length) of each part of a scattered read or write, 1 MiB in all at most."""
-        found, left = [], _MAX_PIECE
-        for n in range(min(count & _U32, 1024)):
-            address, length = struct.unpack("<II", self.read(start + 8 * n, 8))
-            found.append((address, min(length, left)))
-            left -= min(length, left)
-        return found
-
-
-class Calls:
+class Calls(FileCalls):
     """One method a function, named as WASI names it. Each returns nothing or raises ``FileError``."""
 
     def __init__(self, files: Files, arguments: list[str], environment: dict[str, str]) -> None:
-        self.memory = Memory()
-        self._files = files
+        super().__init__(files)
         self._lists = {
             "args": [a.encode() + b"\0" for a in arguments],
             "environ": [f"{k}={v}".encode() + b"\0" for k, v in environment.items()],
         }
-        self._open: dict[int, OpenFile] = {_ROOT_FD: OpenFile(files.root)}
 
     def functions(self) -> dict[str, Callable[..., int]]:
         names = [name for name in dir(self) if name.split("_")[0] in _GROUPS]
@@ -111,7 +40,7 @@ class Calls:
 
     def _items(self, which: str, pointers: int, place: int) -> None:
         for n, item in enumerate(self._lists[which]):
-            self.memory.pack(pointers + 4 * n, "<I", place & _U32)
+            self.memory.pack(pointers + 4 * n, "<I", place & U32)
             self.memory.write(place, item)
             place += len(item)
 
@@ -139,9 +68,9 @@ class Calls:
         self.memory.pack(result, "<Q", _now(clock))
 
     def random_get(self, place: int, size: int) -> None:
-        size &= _U32
-        for done in range(0, size, _MAX_PIECE):
-            self.memory.write(place + done, os.urandom(min(_MAX_PIECE, size - done)))
+        size &= U32
+        for done in range(0, size, MAX_PIECE):
+            self.memory.write(place + done, os.urandom(min(MAX_PIECE, size - done)))
 
     def sched_yield(self) -> None:
         time.sleep(0)
@@ -149,7 +78,7 @@ class Calls:
     def poll_oneoff(self, subscriptions: int, events: int, count: int, num_events: int) -> None:
         """Waits for the nearest clock; files and pipes are always ready."""
         waits: list[tuple[float, bytes, int]] = []
-        for n in range(min(count & _U32, 1024)):
+        for n in range(min(count & U32, 1024)):
             data = self.memory.read(subscriptions + 48 * n, 48)
             kind = data[8]
             seconds = _seconds_until(data) if kind == 0 else 0.0
@@ -162,200 +91,6 @@ class Calls:
         for n, (user, kind) in enumerate(ready):
             self.memory.write(events + 32 * n, user + struct.pack("<HB", 0, kind) + bytes(21))
         self.memory.pack(num_events, "<I", len(ready))
-
-    # ------------------------------------------------------------------ open files
-
-    def _file(self, fd: int) -> OpenFile:
-        if fd not in self._open:
-            raise FileError(Errno.SPIPE if 0 <= fd <= 2 else Errno.BADF)
-        return self._open[fd]
-
-    def _regular(self, fd: int, right: int) -> OpenFile:
-        found = self._file(fd)
-        if found.node.is_directory:
-            raise FileError(Errno.ISDIR)
-        if not found.rights & right:
-            raise FileError(Errno.BADF)
-        return found
-
-    def fd_read(self, fd: int, pieces: int, count: int, result: int) -> None:
-        parts = self.memory.pieces(pieces, count)
-        if fd == 0:
-            data = os.read(0, min(sum(size for _, size in parts), 65536))
-        else:
-            found = self._regular(fd, _READ_RIGHT)
-            data = self._files.read(found.node, found.place, sum(size for _, size in parts))
-            found.place += len(data)
-        self._scatter(parts, data, result)
-
-    def fd_pread(self, fd: int, pieces: int, count: int, offset: int, result: int) -> None:
-        parts = self.memory.pieces(pieces, count)
-        found = self._regular(fd, _READ_RIGHT)
-        data = self._files.read(found.node, offset & _U64, sum(size for _, size in parts))
-        self._scatter(parts, data, result)
-
-    def _scatter(self, parts: list[tuple[int, int]], data: bytes, result: int) -> None:
-        place = 0
-        for address, size in parts:
-            self.memory.write(address, data[place : place + size])
-            place += size
-        self.memory.pack(result, "<I", len(data))
-
-    def _gathered(self, pieces: int, count: int) -> bytes:
-        return b"".join(self.memory.read(at, size) for at, size in self.memory.pieces(pieces, count))
-
-    def fd_write(self, fd: int, pieces: int, count: int, result: int) -> None:
-        data = self._gathered(pieces, count)
-        if fd in (1, 2):
-            written = os.write(1, data)
-        else:
-            found = self._regular(fd, _WRITE_RIGHT)
-            if found.flags & _APPEND:
-                found.place = found.node.size
-            written = self._files.write(found.node, found.place, data)
-            found.place += written
-        self.memory.pack(result, "<I", written)
-
-    def fd_pwrite(self, fd: int, pieces: int, count: int, offset: int, result: int) -> None:
-        found = self._regular(fd, _WRITE_RIGHT)
-        written = self._files.write(found.node, offset & _U64, self._gathered(pieces, count))
-        self.memory.pack(result, "<I", written)
-
-    def fd_seek(self, fd: int, offset: int, whence: int, result: int) -> None:
-        found = self._regular(fd, _ALL_RIGHTS)
-        start = {0: 0, 1: found.place, 2: found.node.size}.get(whence)
-        if start is None or not 0 <= start + offset < 2**62:
-            raise FileError(Errno.INVAL)
-        found.place = start + offset
-        self.memory.pack(result, "<Q", found.place)
-
-    def fd_tell(self, fd: int, result: int) -> None:
-        self.memory.pack(result, "<Q", self._file(fd).place)
-
-    def fd_close(self, fd: int) -> None:
-        self._files.closed(self._file(fd).node)
-        del self._open[fd]
-
-    def fd_fdstat_get(self, fd: int, result: int) -> None:
-        if 0 <= fd <= 2:
-            kind, flags, rights = _CHARACTERS, 0, _READ_RIGHT if fd == 0 else _WRITE_RIGHT
-        else:
-            found = self._file(fd)
-            kind, flags, rights = _kind(found.node), found.flags, found.rights
-        self.memory.pack(result, "<BxHxxxxQQ", kind, flags, rights, _ALL_RIGHTS)
-
-    def fd_fdstat_set_flags(self, fd: int, flags: int) -> None:
-        self._file(fd).flags = flags & 31
-
-    def fd_prestat_get(self, fd: int, result: int) -> None:
-        if fd != _ROOT_FD:
-            raise FileError(Errno.BADF)
-        self.memory.pack(result, "<II", 0, 1)
-
-    def fd_prestat_dir_name(self, fd: int, place: int, size: int) -> None:
-        if fd != _ROOT_FD or size < 1:
-            raise FileError(Errno.BADF)
-        self.memory.write(place, b"/")
-
-    def fd_readdir(self, fd: int, place: int, size: int, cookie: int, result: int) -> None:
-        node = self._file(fd).node
-        if not node.is_directory:
-            raise FileError(Errno.NOTDIR)
-        entries = [(".", node), ("..", node), *node.children.items()]
-        data = b""
-        for n, (name, child) in enumerate(entries[cookie & _U64 :], (cookie & _U64) + 1):
-            coded = name.encode()
-            data += struct.pack("<QQIBxxx", n, child.number, len(coded), _kind(child)) + coded
-            if len(data) >= size & _U32:
-                break
-        self.memory.write(place, data[: size & _U32])
-        self.memory.pack(result, "<I", min(len(data), size & _U32))
-
-    def fd_filestat_get(self, fd: int, result: int) -> None:
-        if 0 <= fd <= 2:
-            self.memory.pack(result, "<QQBxxxxxxxQQQQQ", 0, 0, _CHARACTERS, 1, 0, 0, 0, 0)
-        else:
-            self._status(self._file(fd).node, result)
-
-    def _status(self, node: Node, result: int) -> None:
-        kind, times = _kind(node), (node.accessed, node.modified, node.modified)
-        self.memory.pack(result, "<QQBxxxxxxxQQQQQ", 1, node.number, kind, 1, node.size, *times)
-
-    def fd_filestat_set_size(self, fd: int, size: int) -> None:
-        self._files.resize(self._regular(fd, _WRITE_RIGHT).node, size & _U64)
-
-    def fd_filestat_set_times(self, fd: int, accessed: int, modified: int, flags: int) -> None:
-        _set_times(self._file(fd).node, accessed, modified, flags)
-
-    def fd_allocate(self, fd: int, offset: int, size: int) -> None:
-        node = self._regular(fd, _WRITE_RIGHT).node
-        self._files.resize(node, max(node.size, (offset & _U64) + (size & _U64)))
-
-    def fd_advise(self, fd: int, _offset: int, _size: int, _advice: int) -> None:
-        self._file(fd)
-
-    def fd_sync(self, fd: int) -> None:
-        self._file(fd)
-
-    def fd_datasync(self, fd: int) -> None:
-        self._file(fd)
-
-    # ------------------------------------------------------------------ paths
-
-    def path_open(
-        self, fd: int, _lookup: int, place: int, size: int, how: int, rights: int, _inherited: int,
-        flags: int, result: int,
-    ) -> None:  # fmt: skip
-        path = self.memory.text(place, size)
-        number = next((n for n in range(_ROOT_FD + 1, MAX_OPEN_FILES) if n not in self._open), None)
-        if number is None:
-            raise FileError(Errno.MFILE)
-        node = self._files.open(
-            self._file(fd).node,
-            path,
-            create=bool(how & _CREATE),
-            exclusive=bool(how & _EXCLUSIVE),
-            directory=bool(how & _OPEN_DIRECTORY),
-        )
-        if node.is_directory and rights & _WRITE_RIGHT and not how & _OPEN_DIRECTORY:
-            raise FileError(Errno.ISDIR)
-        if how & _TRUNCATE and not node.is_directory:
-            self._files.resize(node, 0)
-        self._files.opened(node)
-        self._open[number] = OpenFile(node, rights & _ALL_RIGHTS, flags & 31)
-        self.memory.pack(result, "<I", number)
-
-    def path_filestat_get(self, fd: int, _lookup: int, place: int, size: int, result: int) -> None:
-        self._status(self._files.find(self._file(fd).node, self.memory.text(place, size)), result)
-
-    def path_filestat_set_times(
-        self, fd: int, _lookup: int, place: int, size: int, accessed: int, modified: int, flags: int
-    ) -> None:
-        node = self._files.find(self._file(fd).node, self.memory.text(place, size))
-        _set_times(node, accessed, modified, flags)
-
-    def path_create_directory(self, fd: int, place: int, size: int) -> None:
-        self._files.make_directory(self._file(fd).node, self.memory.text(place, size))
-
-    def path_remove_directory(self, fd: int, place: int, size: int) -> None:
-        self._files.remove(self._file(fd).node, self.memory.text(place, size), directory=True)
-
-    def path_unlink_file(self, fd: int, place: int, size: int) -> None:
-        self._files.remove(self._file(fd).node, self.memory.text(place, size), directory=False)
-
-    def path_rename(self, fd: int, place: int, size: int, new_fd: int, new_place: int, new_size: int) -> None:
-        old, new = self.memory.text(place, size), self.memory.text(new_place, new_size)
-        self._files.rename(self._file(fd).node, old, self._file(new_fd).node, new)
-
-    def path_link(self, *_values: int) -> None:
-        raise FileError(Errno.NOTSUP)
-
-    def path_symlink(self, *_values: int) -> None:
-        raise FileError(Errno.NOTSUP)
-
-    def path_readlink(self, fd: int, place: int, size: int, *_result: int) -> None:
-        self._files.find(self._file(fd).node, self.memory.text(place, size))
-        raise FileError(Errno.INVAL)  # there are no links
 
     # ------------------------------------------------------------------ no sockets
 
@@ -386,10 +121,6 @@ def _guarded(call: Callable[..., None]) -> Callable[..., int]:
     return guarded
 
 
-def _kind(node: Node) -> int:
-    return _DIRECTORY if node.is_directory else _FILE
-
-
 def _now(clock: int) -> int:
     if clock == 0:
         return time.time_ns()
@@ -405,10 +136,3 @@ def _seconds_until(subscription: bytes) -> float:
     if flags & 1:
         nanoseconds -= _now(clock)
     return float(nanoseconds / 1e9)
-
-
-def _set_times(node: Node, accessed: int, modified: int, flags: int) -> None:
-    if flags & 3:
-        node.accessed = time.time_ns() if flags & 2 else accessed & _U64
-    if flags & 12:
-        node.modified = time.time_ns() if flags & 8 else modified & _U64
