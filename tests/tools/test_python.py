@@ -283,8 +283,9 @@ def test_nothing_is_left_running() -> None:
     assert tree_bytes(os.getpid()) > 2**20
 
 
-def test_a_session_that_dies_between_calls_leaves_no_directory() -> None:
-    sandbox = sandbox_of("bubblewrap")
+def test_a_session_that_dies_between_calls_leaves_no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    sandbox = sandbox_of("dangerously_use_uv")
 
     async def work() -> None:
         pool = SessionPool(sandbox)

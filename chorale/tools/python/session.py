@@ -62,9 +62,10 @@ class Session:
 
     async def start(self) -> None:
         """Raises ``SandboxMissing`` with the sandbox's own words when no interpreter answers."""
-        self._directory = tempfile.mkdtemp(prefix="chorale-python-")
+        if self.sandbox.kind == "dangerously_use_uv":  # the others have their files inside
+            self._directory = tempfile.mkdtemp(prefix="chorale-python-")
         launch = self._launch = self.sandbox.launch(
-            self.container_id.replace("cntr_", "chorale-"), self._directory
+            self.container_id.replace("cntr_", "chorale-"), self._directory or ""
         )
         self._process = await _started(launch)
         ends = [item async for item in self._exchange("", launch.start_seconds) if isinstance(item, End)]
