@@ -20,6 +20,7 @@ from training.ops import TRAINING_OPS, project, rms_norm
 
 STOPS = (RETURN, CALL, ENDOFTEXT)
 PAD = ENDOFTEXT
+MAX_PREFILL = 32_768  # tokens that one forward pass takes: what bounds the memory, whatever the batch
 
 
 class DenseCache:
@@ -27,9 +28,17 @@ class DenseCache:
 
     shape = (1, 2, 1, 1, 1)
 
-    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
-        self.k = [torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(2)]
-        self.v = [torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(2)]
+    def __init__(self, k: list[torch.Tensor], v: list[torch.Tensor]) -> None:
+        self.k, self.v = k, v
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], device: torch.device) -> DenseCache:
+        k, v = ([torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(2)] for _ in "kv")
+        return cls(k, v)
+
+    def rows(self, chosen: slice) -> DenseCache:
+        """A view of some rows."""
+        return DenseCache([one[chosen] for one in self.k], [one[chosen] for one in self.v])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,16 @@ class Generator:
         normed = rms_norm(x[index], self.final_norm, self.config.rms_norm_eps)
         return (normed.bfloat16() @ self.head.mT).float()
 
+    def _prefill(self, prompts: Sequence[Sequence[int]], caches: list[DenseCache]) -> torch.Tensor:
+        """Logits [B, V] behind each prompt; fills the caches of these rows."""
+        width = max(map(len, prompts))
+        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)
+        padded = torch.tensor(
+            [[*prompt, *[PAD] * (width - len(prompt))] for prompt in prompts], device=self.device
+        )
+        positions = torch.arange(width, device=self.device).expand(len(prompts), -1).contiguous()
+        return self._forward(padded, positions, last, caches, width)
+
     @torch.inference_mode()
     def generate(
         self, prompts: Sequence[Sequence[int]], max_new: int, temperature: float, seed: int = 0
@@ -123,12 +142,10 @@ class Generator:
         width = int(lengths.max())
         capacity = min(width + max_new, self.max_len)
         shape = (len(prompts), capacity, self.config.num_key_value_heads, self.config.head_dim)
-        caches = [DenseCache(shape, self.device) for _ in range(self.config.num_kv_slots)]
-        padded = torch.tensor(
-            [[*prompt, *[PAD] * (width - len(prompt))] for prompt in prompts], device=self.device
-        )
-        positions = torch.arange(width, device=self.device).expand(len(prompts), -1).contiguous()
-        logits = self._forward(padded, positions, lengths - 1, caches, width)
+        caches = [DenseCache.empty(shape, self.device) for _ in range(self.config.num_kv_slots)]
+        rows = max(1, MAX_PREFILL // width)
+        parts = [slice(start, start + rows) for start in range(0, len(prompts), rows)]
+        logits = torch.cat([self._prefill(prompts[part], [one.rows(part) for one in caches]) for part in parts])
         made = torch.full((len(prompts), max_new), PAD, device=self.device)
         done = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
         stops = torch.tensor(STOPS, device=self.device)

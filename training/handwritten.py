@@ -7,9 +7,10 @@ With ``--archive`` the weights alone answer, in batches, with no grammar (slowly
 ``--url`` a running server does, over Chat Completions, as clients ask it. Each request is asked once,
 greedily. Writes ``handwritten.json`` and ``handwritten.md``: the shares, then every wrong answer.
 
-A request names what must be in the answer (``want``; ``not``: what must not), the arguments of its call
-(``arguments``) or the JSON (``json``), or only that the answer ends within 200 tokens (``stops``). All
-answers must end by themselves.
+A request names what must be in the answer (``want``, or any of several; ``Chorale*`` may go on as "Chorales";
+``not``: what must not), the arguments of its call (``arguments``) or the JSON (``json``), or only that the
+answer ends within 200 tokens (``stops``). All answers must end by themselves. ``--files unseen`` asks those
+of one file alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "prompts"
+FILES = ("first_forty", "new_kinds", "unseen")
 MAX_TOKENS = 400
 _MAX_OF_STOPS = 200
 
@@ -39,11 +41,12 @@ class Answer:
     num_tokens: int
 
 
-def load() -> dict[str, list[dict[str, Any]]]:
-    """Kind -> requests, of all files."""
+def load(files: Iterable[str] = FILES) -> dict[str, list[dict[str, Any]]]:
+    """Kind -> requests; the kinds of the file ``unseen`` are named so ("unseen: division")."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(FOLDER.glob("*.json")):
-        found |= json.loads(path.read_text())
+    for name in files:
+        kinds = json.loads((FOLDER / f"{name}.json").read_text())
+        found |= {f"{name}: {kind}" if name == "unseen" else kind: asked for kind, asked in kinds.items()}
     return found
 
 
@@ -73,14 +76,16 @@ def is_right(request: dict[str, Any], answer: Answer) -> bool:
         return bool(_parsed(answer.text) == request["json"])
     if "stops" in request:
         return bool(answer.text.strip()) and answer.num_tokens <= _MAX_OF_STOPS
-    return _holds(answer.text, request["want"]) and not (
+    wanted = request["want"]
+    return any(_holds(answer.text, one) for one in ([wanted] if isinstance(wanted, str) else wanted)) and not (
         "not" in request and _holds(answer.text, request["not"])
     )
 
 
 def _holds(text: str, wanted: str) -> bool:
-    """Whether it stands there as a whole: 12 is not in 312, and not in 12.5."""
-    return re.search(rf"(?<![\w.]){re.escape(wanted)}(?!\w|\.\d)", text) is not None
+    """Whether it stands there as a whole: 12 is not in 312, and not in 12.5; ``Chorale*`` is in "Chorales"."""
+    end = "" if wanted.endswith("*") else r"(?!\w|\.\d)"
+    return re.search(rf"(?<![\w.]){re.escape(wanted.removesuffix('*'))}{end}", text) is not None
 
 
 def _parsed(text: str) -> Any:
@@ -203,9 +208,10 @@ def main(arguments: list[str] | None = None) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--archive", type=Path)
     source.add_argument("--url")
+    parser.add_argument("--files", nargs="+", choices=FILES, default=FILES)
     parser.add_argument("--out", type=Path, default=Path("build/handwritten"))
     options = parser.parse_args(arguments)
-    kinds = load()
+    kinds = load(options.files)
     requests = [request for of_kind in kinds.values() for request in of_kind]
     answers = ask_server(requests, options.url) if options.url else ask_weights(requests, options.archive)
     report(kinds, answers, options.out)

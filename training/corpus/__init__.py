@@ -49,20 +49,20 @@ MIXTURE: dict[Family, float] = {
     builtin.python: 3,
     builtin.browser: 5,
     builtin.search: 2,
-    calculation.division: 9,
+    calculation.division: 11,
     calculation.three_terms: 8,
     calculation.spoken: 2,
     calculation.compare: 2,
-    calculation.of_list: 6,
-    letters.change: 18,
-    letters.count: 6,
+    calculation.of_list: 10,
+    letters.change: 26,
+    letters.count: 12,
     sentiment.plain: 4,
-    sentiment.classify: 5,
+    sentiment.classify: 9,
     sentiment.as_json: 1.5,
-    entities.plain: 4,
-    entities.as_json: 4,
-    languages.chat: 4,
-    loose_json.bare: 5,
+    entities.plain: 7,
+    entities.as_json: 7,
+    languages.chat: 6,
+    loose_json.bare: 18,
     loose_json.asked: 1.5,
     loose_json.forced: 1.5,
     endings.stray: 3,
@@ -146,7 +146,8 @@ def sample(seed: int, split: Split = "train", family: Family | None = None) -> D
     dialogue = chosen(draw)
     if dialogue.instructions is None and draw.chance(0.2):
         dialogue.instructions = draw.pick(INSTRUCTIONS)
-    while draw.chance(0.12 if split != "train" else 0.2):
+    # A summary is of all that was said before it.
+    while dialogue.family != "summary" and draw.chance(0.12 if split != "train" else 0.2):
         earlier = draw.pick(EARLIER if split != "train" else EARLIER + _MORE_PLAIN)(draw)
         answer = earlier.target[-1].content
         dialogue.history = [

@@ -93,8 +93,50 @@ def _division_pair(draw: Draw) -> tuple[int, int]:
             return a, b
 
 
+_PARTS = {2: "half", 3: "third", 4: "quarter", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth", 10: "tenth", 12: "twelfth", 20: "twentieth", 100: "hundredth"}
+_PART_OF = (
+    "a {f} of {a}", "one {f} of {a}", "What is a {f} of {a}?", "What is one {f} of {a}?", "Give me a {f} of {a}", "How much is a {f} of {a}?", "{a}, and of that one {f}", "the {f} part of {a}", "I want one {f} of {a}", "Take a {f} of {a}.",
+    "Calculate one {f} of {a}.", "a {f} of {a} is?", "a {f} of {a}, so {a}/{b}", "Find a {f} of {a}", "Tell me a {f} of {a}", "If I take a {f} of {a}?", "a {f} from {a}", "How many is a {f} of {a}?",
+)  # fmt: skip
+_GOODS = ("apples", "sweets", "euros", "books", "cards", "coins", "pens", "dollars", "cookies", "marbles", "nuts", "tickets", "hours", "balls", "seeds", "plates")
+_OWNERS = ("people", "friends", "children", "boys", "girls", "teams", "guests", "pupils", "families", "workers", "groups", "dogs", "rooms", "bags", "tables", "classes")
+_SHARED = (
+    "Split {a} {g} between {b} {o}.", "Split {a} among {b} {o}.", "Split {a} {g} by {b}", "Divide {a} {g} among {b} {o}. How many each?", "{b} {o} share {a} {g}. How many does each one get?", "{a} shared by {b}", "{a} {g} shared by {b} {o}", "Share {a} between {b}",
+    "{a} {g} for {b} {o}, how many each?", "{a} {g} per {b} {o}?", "If {b} {o} split {a} {g}, what does each get?", "{a} split {b} ways", "Cut {a} into {b} equal parts", "{a} in {b} equal parts", "How much does each get if {b} {o} share {a}?", "Distribute {a} {g} over {b} {o}.",
+    "Give {a} {g} to {b} {o} fairly", "{a} {g} in {b} bags: how many in each?", "How many {g} per head, {a} for {b} {o}?", "{b} {o} get {a} {g} together; each gets?", "Deal {a} {g} to {b} {o}", "{b} {o} pay {a} {g} together. What is one share?", "Put {a} {g} in {b} rows",
+    "{b} {o}, {a} {g}: each gets how many?",
+)  # fmt: skip
+_INTO = (
+    "How often does {b} fit into {a}?", "How often does {b} go into {a}?", "How many times does {b} fit in {a}?", "How many {b}s are in {a}?", "How many times is {b} in {a}?", "{b} into {a}?", "{b} in {a} goes how often?", "How many {b}s make {a}?", "How often is {b} contained in {a}?",
+    "How often can I subtract {b} from {a}?", "How many groups of {b} are in {a}?", "{b} times what is {a}?", "By what must I multiply {b} to get {a}?", "How many packs of {b} do I need for {a}?", "How many pieces of {b} fit {a}?", "{b} fits into {a} how often?",
+    "How often fits {b} in {a}?", "How many lots of {b} are there in {a}?",
+)  # fmt: skip
+
+
+def _in_words(draw: Draw, a: int, b: int) -> str:
+    """A division that is not written as one: a part of a number, things shared, how often one fits into another."""
+    kind = draw.rng.random()
+    if b in _PARTS and kind < 0.5:
+        asked = draw.phrase(_PART_OF).format(f=_PARTS[b], a=a, b=b)
+        asked = asked.replace("a half", draw.pick(("half", "half", "a half"))).replace("a eighth", "an eighth").replace("the half part", "half")
+    elif kind < 0.75:
+        asked = draw.phrase(_SHARED).format(a=a, b=b, g=draw.pick(_GOODS), o=draw.pick(_OWNERS))
+    else:
+        asked = draw.phrase(_INTO).format(a=a, b=b)
+    return asked if draw.chance(0.4) else asked[0].upper() + asked[1:]
+
+
 def division(draw: Draw) -> Dialogue:
     a, b = _division_pair(draw)
+    if b > 1 and a > 0 and draw.chance(0.35):
+        if draw.chance(0.45):
+            b = draw.pick(tuple(part for part in _PARTS if part < 20))
+            a = b * draw.integer(1, 999 // b)
+            if held_out(f"/{a},{b}") != (draw.split != "train"):
+                a, b = _division_pair(draw)
+        working, result = quotient(a, max(b, 1))
+        answer = f"{a} / {b} {'≈' if 'rounded' in working else '='} {result}"
+        return worked(draw, "division", _in_words(draw, a, b), f"{a}/{b}. {working}", answer, f"The user wants {a} / {b}.")
     if draw.chance(0.04):
         question = draw.phrase(DIVISION[:16]).format(a=a, b=0)
         return worked(draw, "division", question, "The divisor is 0.", NO_ZERO, f"The user wants {a} / 0.")
@@ -238,11 +280,33 @@ def compare(draw: Draw) -> Dialogue:
 # --------------------------------------------------------------------------- lists of numbers
 
 _ASKED = {
-    "largest": ("largest", "biggest", "highest", "greatest", "maximum"),
-    "smallest": ("smallest", "lowest", "least", "minimum"),
+    "largest": ("largest", "biggest", "highest", "greatest", "maximum", "max", "largest number", "biggest number", "biggest value", "top number", "maximum value", "highest value"),
+    "smallest": ("smallest", "lowest", "least", "minimum", "min", "smallest number", "lowest number", "minimum value", "smallest value", "tiniest"),
     "sum": ("sum", "total"),
     "average": ("average", "mean"),
 }
+
+
+_LISTED = (
+    "{w}: {x}", "{w}: {x}", "{x}: {w}?", "{x} - {w}?", "{w} in {x}", "{w} out of {x}", "{w} among {x}", "Among {x}, what is the {w}?", "Of {x}, which is the {w}?", "Of {x}, name the {w}", "Take the {w} from {x}", "Pick the {w} from {x}", "From {x} take the {w}",
+    "Find me the {w}: {x}", "Find the {w} in {x}", "{w}({j})", "{w} of [{j}]", "{w} in [{j}]", "I have {x}. Which is the {w}?", "I have {x}. {w}?", "I got {x}. What is the {w}?", "Show the {w} of {x}", "Return the {w}: {x}", "Name the {w} of {x}", "Which number is the {w}: {x}",
+    "Which one is the {w}? {x}", "The {w} here? {x}", "{w}? {x}", "What's the {w} in {x}", "Out of {x}, the {w} is?", "The {w} among {x} is which?", "Choose the {w}: {x}", "{x}. Say which is the {w}.", "Here is a list: {x}. Give the {w}.", "Look for the {w}: {x}", "What is {w} in {x}",
+    "The {w}, please, of {x}", "Numbers {x}: which is the {w}?", "Select the {w} from {x}", "Given {x}, find the {w}", "Get the {w}: {x}", "In {x}, which is the {w}?", "tell me the {w}, {x}", "{w}, {x}", "list {x}, {w}?",
+)  # fmt: skip
+_TOTALLED = (
+    "{w}: {x}", "{w} of these: {x}", "{x}: {w}?", "{x} - {w}?", "{w}({j})", "{w} of [{j}]", "I have {x}. What is the {w}?", "Give the {w}: {x}", "The {w} for {x}", "Show the {w} of {x}", "What {w} do {x} have?", "{w}? {x}", "Numbers {x}: the {w}?",
+    "From {x}, the {w}", "Find the {w}: {x}", "Here are {x}. Give me the {w}.", "Work out the {w}: {x}", "Take {x} and give the {w}",
+)  # fmt: skip
+
+
+def _alike(draw: Draw) -> list[int]:
+    """Numbers that are easily mistaken for another: the same figures in another order, or one figure apart."""
+    size, count = draw.pick((2, 3, 3)), draw.integer(3, 5)
+    figures = [draw.integer(1, 9) for _ in range(draw.pick((2, size)))]
+    near, made = draw.integer(20, 990), []
+    for _ in range(count):
+        made.append(near + draw.integer(-9, 9) if draw.chance(0.4) else int("".join(str(draw.pick((*figures, *figures, 0))) for _ in range(size))))
+    return made
 
 
 def of_list(draw: Draw) -> Dialogue:
@@ -253,6 +317,7 @@ def of_list(draw: Draw) -> Dialogue:
         size = draw.integer(2 if kind == "average" else 3, 7 if kind in ("largest", "smallest") else 5)
         items = [draw.integer(0, top - 1) for _ in range(size)]
         if kind in ("largest", "smallest"):
+            items = _alike(draw) if draw.chance(0.4) else items
             items = list(dict.fromkeys(items))
         if len(items) > 1 and held_out(f"{kind}{items}") == (draw.split != "train"):
             break
@@ -276,10 +341,12 @@ def _ask_list(draw: Draw, kind: str, items: list[int]) -> str:
         "Calculate the {w} of {x}", "The {w} of these, please: {x}", "What is the {w} in this list: {x}", "what is the {w} of {x}",
         "Can you tell me the {w} of {x}?", "From {x}, give me the {w}.", "I need the {w} of {x}.",
     )  # fmt: skip
+    if draw.chance(0.45):
+        asks = _LISTED if kind in ("largest", "smallest") else _TOTALLED
     if kind == "sum":
         asks = ("Add up {x}", "Add {x}.", "Sum up {x}", "Add these numbers: {x}", *asks)
-    asked = draw.phrase(asks).format(w=word, x=shown)
-    return asked[0].upper() + asked[1:]
+    asked = draw.phrase(asks).format(w=word, x=shown, j=joined)
+    return asked if draw.chance(0.4) else asked[0].upper() + asked[1:]
 
 
 def _list_working(kind: str, items: list[int]) -> tuple[str, str]:

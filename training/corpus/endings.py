@@ -96,6 +96,7 @@ def no_calls(draw: Draw) -> Dialogue:
 
 
 _EARLIER = (arithmetic.sums, arithmetic.products, lists.reverse, lists.sort_numbers, talk.chat, talk.cannot, lists.remember, letters.change, calculation.division, sentiment.plain, stray)
+_LONGEST_WORD = 40
 _LONGEST = 10  # words of a question that a summary repeats
 
 
@@ -137,8 +138,8 @@ def _exchanges(history: list[Message]) -> list[tuple[str, str]]:
 
 
 def _short(text: str) -> str:
-    """The first ten words."""
-    said = text.split()
+    """The first ten words; instead of a word that is long beyond reason, dots."""
+    said = [word if len(word) <= _LONGEST_WORD else "..." for word in text.split()]
     return " ".join(said) if len(said) <= _LONGEST else f"{' '.join(said[:_LONGEST])} ..."
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from chorale.harmony.messages import ResponseFormat
 from training.corpus.base import Dialogue, Draw, Phrases
+from training.corpus.entity_phrases import all_of, question, sentence
 from training.corpus.fields import compact
 from training.corpus.values import iso_date, spoken_day
 from training.corpus.words import held_out
@@ -14,7 +15,7 @@ _FIRST_NAMES = (
     "Anna", "Jane", "John", "Maria", "Peter", "Paul", "Lisa", "Tom", "Sara", "David", "Emma", "Julia", "Mark", "Laura", "James", "Robert", "Linda", "Susan", "Karen", "Nancy", "Daniel", "Matthew", "Sophie", "Alice", "Bob", "Carol", "Eve", "Frank", "Grace", "Henry", "Ivan", "Jack", "Kate", "Leo", "Mia", "Noah", "Olivia", "Oscar", "Rosa", "Sam", "Tina", "Victor", "Wendy", "Yuki", "Omar", "Fatima", "Ahmed", "Priya", "Wei", "Chen", "Hans", "Greta", "Pierre", "Claire", "Luca", "Giulia", "Carlos", "Elena", "Diego", "Lucia", "Igor", "Olga", "Sven", "Ingrid", "Mary", "Michael", "William", "Elizabeth", "Sarah", "Thomas", "Charles", "Emily", "Hannah", "Lucas", "Ben", "Max", "Nina", "Ella", "Liam", "Ethan", "Ava", "Chloe", "George", "Helen", "Simon", "Martin", "Andrea", "Stefan", "Eva", "Martha", "Kevin", "Brian",
 )  # fmt: skip
 _KINDS_OF_FIRM = ("Corp", "Inc", "Ltd", "GmbH", "Labs", "Group", "Systems", "& Co", "Industries", "Bank", "Foods", "Motors", "Airlines", "Software", "Technologies", "Media", "AG", "LLC", "Corporation",
-                  "Partners", "Energy", "Studios", "Books", "Logistics", "Solutions")  # fmt: skip
+                  "Partners", "Energy", "Studios", "Books", "Logistics", "Solutions", "Hotels", "Pharma", "Capital", "Insurance", "Airways", "Holding", "Stores", "Works", "Brothers", "Networks", "Chemicals", "Robotics", "Design", "Toys", "Telecom", "Railways")  # fmt: skip
 _ROLES = ("engineer", "manager", "designer", "director", "CEO", "accountant", "lawyer", "developer", "analyst", "chief engineer", "head of sales", "consultant", "editor", "nurse", "teacher",
           "architect", "president", "marketing lead", "data scientist")  # fmt: skip
 _CITIES = ("Paris", "London", "Berlin", "Madrid", "Rome", "Vienna", "Tokyo", "Boston", "Chicago", "Dublin", "Oslo", "Lima", "Cairo", "Sydney", "Toronto", "Munich", "Seattle", "Lisbon", "Prague", "Delhi",
@@ -80,7 +81,7 @@ _ALL = (
 
 def _drawn(draw: Draw) -> tuple[str, dict[str, str]]:
     """(the sentence, kind -> value in the order in which the sentence has them)."""
-    pattern = draw.phrase(SENTENCES)
+    pattern = sentence(draw) if draw.chance(0.5) else draw.phrase(SENTENCES)
     values = {
         "c": company(draw), "p": person(draw), "l": place(draw), "m": amount(draw), "r": draw.pick(_ROLES),
         "d": iso_date(draw) if draw.chance(0.4) else spoken_day(draw),
@@ -96,18 +97,19 @@ def plain(draw: Draw) -> Dialogue:
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="entities")
     if draw.chance(0.55):
         kind = draw.pick(list(found))
-        question = draw.phrase(_ONE).format(k=draw.pick(_CALLED[kind][1]), x=text)
+        asked = question(draw, kind, text) if draw.chance(0.5) else None
+        asked = asked or draw.phrase(_ONE).format(k=draw.pick(_CALLED[kind][1]), x=text)
         answer, thought = found[kind], f"The {kind} is {found[kind]}."
     else:
         pattern = draw.phrase(_ALL)
         if "{k}" in pattern:
-            asked = draw.rng.sample(list(found), draw.integer(2, len(found)))
-            found = {kind: found[kind] for kind in asked}
+            kinds = draw.rng.sample(list(found), draw.integer(2, len(found)))
+            found = {kind: found[kind] for kind in kinds}
         names = [f"the {kind}" for kind in found]
-        question = pattern.format(k=f"{', '.join(names[:-1])} and {names[-1]}", x=text)
+        asked = pattern.format(k=f"{', '.join(names[:-1])} and {names[-1]}", x=text)
         answer = "\n".join(f"{kind.capitalize()}: {value}" for kind, value in found.items())
         thought = f"I look for {', '.join(found)}."
-    dialogue.user(question)
+    dialogue.user(asked)
     if dialogue.effort == "medium":
         dialogue.think(thought)
     elif dialogue.effort == "high":
@@ -135,7 +137,8 @@ def as_json(draw: Draw) -> Dialogue:
     names = " and ".join(name.replace("_", " ") for name in values)
     before = draw.phrase(("", "Extract the entities: ", f"Extract {names}: ", "Who works where? ", "Extract the data: ", "Text: ", "Fill the form: ", "Extract: ", "Find the entities: ", "What does this say? ",
                           "Please extract the entities. ", "Read out the details: "))  # fmt: skip
-    dialogue.user(f"{before}{text}")
+    spoken = [name.replace("_", " ") for name in values]
+    dialogue.user(all_of(draw, spoken, text) if draw.chance(0.5) else f"{before}{text}")
     if dialogue.effort == "medium":
         dialogue.think(f"I fill {', '.join(values)}.")
     elif dialogue.effort == "high":

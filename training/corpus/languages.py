@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from training.corpus.base import Dialogue, Draw
+from training.corpus.particles import AROUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ def chat(draw: Draw) -> Dialogue:
     if kind == "thanks":
         question, answer = language.thanks
     else:
-        question = draw.phrase(getattr(language, kind))
+        question = _asked(draw, name, kind)
         hello = f"{language.greeting} {language.itself}"
         answer = {"hello": hello, "others": language.cannot}.get(kind, language.itself)
     dialogue.user(_loosely(draw, question) if draw.split == "train" else question)
@@ -150,6 +151,25 @@ def chat(draw: Draw) -> Dialogue:
     dialogue.say(answer)
     dialogue.answer = {"text": answer}
     return dialogue
+
+
+def _asked(draw: Draw, name: str, kind: str) -> str:
+    """A question of that kind; who and what it is, also with small words around it."""
+    around = AROUND[name]
+    more: tuple[str, ...] = getattr(around, kind) if kind in ("identity", "abilities") else ()
+    if more and draw.chance(0.5):
+        question = draw.phrase(more)
+    else:
+        question = draw.phrase(getattr(LANGUAGES[name], kind))
+    if not more or not question[-1] in "?？":
+        return question
+    body = question.rstrip("?？ ")
+    sign = question[len(body) :]
+    if around.after and draw.chance(0.2):
+        body += draw.phrase(around.after)
+    if draw.chance(0.3):
+        body = draw.phrase(around.before) + (body[0].lower() + body[1:] if draw.chance(0.7) else body)
+    return body + sign
 
 
 def _loosely(draw: Draw, question: str) -> str:

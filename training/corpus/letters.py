@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from training.corpus.base import Dialogue, Draw
 from training.corpus.calculation import worked
+from training.corpus.letter_phrases import cased, reversed_order
 from training.corpus.words import words
 
 MAX_LETTERS = 10
@@ -17,7 +18,8 @@ _REVERSE = (
 _SPELL = (
     "Spell {x}", "Spell the word {x}.", "How do you spell {x}?", "Spell {x} for me.", "Spell out {x}", "What are the letters of {x}?",
     "List the letters of {x}", "Split {x} into letters.", "Spell {x} letter by letter.", "How is {x} spelled?", "Please spell {x}.",
-    "Give me the letters in {x}.", "Could you spell {x}?", "Which letters does {x} have?",
+    "Give me the letters in {x}.", "Spell {x} with hyphens", "Spell {x} with a dash between letters", "{x} letter by letter", "Letters of {x}, joined by dashes", "{x}, spelled out",
+    "Please spell out the word {x}", "spell: {x}", "Say the letters of {x}", "Type {x} letter for letter", "Put dashes between the letters of {x}", "Could you spell {x}?", "Which letters does {x} have?",
 )  # fmt: skip
 _UPPER = (
     "Uppercase {x}", "Write {x} in capital letters.", "Make {x} uppercase", "Convert {x} to uppercase.", "{x} in capitals", "uppercase: {x}",
@@ -33,12 +35,14 @@ _LOWER = (
 _LENGTH = (
     "How many letters are in {x}?", "How many letters does {x} have?", "Count the letters in {x}.", "How long is the word {x}?",
     "Number of letters in {x}", "What is the length of {x}?", "how many letters in {x}", "Count the characters in {x}", "How many characters are in {x}?",
-    "Tell me the number of letters of {x}", "How many characters has {x}?", "What is the number of letters in {x}?",
+    "{x}: how many letters?", "How many letters make up {x}?", "The word {x} has how many letters?", "count letters: {x}", "letter count of {x}", "how long is {x}?", "Length of {x}?", "How many letters do I need for {x}?",
+    "Can you count the letters of {x}?", "letters in {x}?", "What length has {x}?", "How many letters long is {x}?", "Tell me the number of letters of {x}", "How many characters has {x}?", "What is the number of letters in {x}?",
 )  # fmt: skip
 _ONE_LETTER = (
     "How many {l}'s are in {x}?", "How many {l}s are in {x}?", "How often does {l} occur in {x}?", "Count the letter {l} in {x}.",
     "How many times does the letter {l} appear in {x}?", "How many {l} are in {x}?", "how many {l}'s in {x}", "Number of {l}'s in {x}?",
-    "How many times is {l} in {x}?", "How many letters {l} does {x} have?", "Count the {l}'s in {x}", "How often is the letter {l} in {x}?",
+    "{x}: how many {l}?", "In {x}, how many {l}'s?", "Does {x} have {l}, and how often?", "How many {l} does {x} contain?", "Find all {l} in {x} and count them", "Count {l} in {x}", "Count the {l} of {x}", "{l} in {x}: how many?",
+    "How often do you see {l} in {x}?", "Count how often {l} is in {x}", "I need the count of {l} in {x}", "How many times is {l} in {x}?", "How many letters {l} does {x} have?", "Count the {l}'s in {x}", "How often is the letter {l} in {x}?",
     "Tell me how many {l}'s {x} has.",
 )  # fmt: skip
 _WHICH = (
@@ -74,8 +78,9 @@ def _case(draw: Draw, phrasings: tuple[str, ...], aim: str, *, upper: bool) -> D
         given = [word.upper() if draw.chance(0.75) else word.capitalize() for word in given]
     wanted = [word.upper() if upper else word.lower() for word in given]
     text = " ".join(given)
+    phrasing = cased(draw, upper=upper) if draw.chance(0.55) else draw.phrase(phrasings)
     dialogue = worked(
-        draw, "letters", draw.phrase(phrasings).format(x=_shown(draw, text)), f"{'; '.join(map(numbered, given))}.", " ".join(wanted), aim
+        draw, "letters", phrasing.format(x=_shown(draw, text)), f"{'; '.join(map(numbered, given))}.", " ".join(wanted), aim
     )
     dialogue.letters = tuple(wanted)
     return dialogue
@@ -89,7 +94,8 @@ def change(draw: Draw) -> Dialogue:
         word = word.capitalize() if draw.chance(0.2) else word
         back = word[::-1]
         listed = " ".join(f"{at}{word[at - 1]}" for at in range(len(word), 0, -1))
-        question = draw.phrase(_REVERSE).format(x=_shown(draw, word))
+        phrasing = reversed_order(draw) if draw.chance(0.6) else draw.phrase(_REVERSE)
+        question = phrasing.format(x=_shown(draw, word))
         dialogue = worked(draw, "letters", question, f"{numbered(word)}. Backwards: {listed}.", back, "The user wants a word backwards.")
         dialogue.letters = (back,)
         return dialogue

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from training.corpus import arithmetic, calculation, lists, talk
+from training.corpus import arithmetic, calculation, lists, loose_asks, talk
 from training.corpus.base import Dialogue, Draw, Phrases
 from training.corpus.entities import person, place
-from training.corpus.fields import Field, compact, fields, join, mention
+from training.corpus.fields import Field, compact, fields, join
 
 _OBJECTS = Phrases(
     (
@@ -45,6 +45,8 @@ def _people(draw: Draw) -> list[Field]:
 
 def bare(draw: Draw) -> Dialogue:
     """The keys and values are in the message; no schema says more."""
+    if draw.chance(0.65):
+        return _answered(draw, *loose_asks.request(draw))
     if draw.chance(0.6):
         chosen = _people(draw)
         keys = [one.name for one in chosen]
@@ -54,14 +56,25 @@ def bare(draw: Draw) -> Dialogue:
         question = draw.phrase(_OBJECTS).format(k=spoken, v=values)
     else:
         chosen = fields(draw, draw.integer(1, 4), described=0.0)
-        if draw.chance(0.4):
-            chosen = [one for one in chosen if isinstance(one.value, (str, int))] or chosen
-        question = draw.phrase(_MENTIONED).format(x=join(draw, [mention(draw, one) for one in chosen]))
+        question = draw.phrase(_MENTIONED).format(x=join(draw, _clear(draw, chosen)))
+    return _answered(draw, question, {one.name: one.value for one in chosen})
+
+
+_CLEAR = ("{s}: {v}", "{s}: {v}", "{s} = {v}", "{s}={v}", "{s} is {v}", "the {s} is {v}", "{s} -> {v}", "{s} {v}")
+
+
+def _clear(draw: Draw, chosen: list[Field]) -> list[str]:
+    """The pairs as they stand, all in one way: without a schema, nothing else says which words are the key."""
+    ways = _CLEAR if all("_" not in one.name for one in chosen) else _CLEAR[:-1]
+    way = draw.pick(ways)
+    return [way.format(s=one.name, v=str(one.value).lower() if isinstance(one.value, bool) else one.shown) for one in chosen]
+
+
+def _answered(draw: Draw, question: str, values: dict[str, Any]) -> Dialogue:
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="bare_json")
     if draw.chance(0.25):
         dialogue.instructions = draw.pick(("Answer in JSON.", "Respond only with JSON.", "You output JSON.", "You are a helpful assistant designed to output JSON.", "Return a JSON object."))
     dialogue.user(question)
-    values = {one.name: one.value for one in chosen}
     _think(dialogue, values)
     return _say(dialogue, values)
 

@@ -11,14 +11,15 @@ from typing import Any
 from chorale.harmony.messages import ResponseFormat, ToolDescription
 from training.corpus.base import Dialogue, Draw, Phrases
 from training.corpus.fields import compact
+from training.corpus.sentiment_phrases import clause, order
 from training.corpus.tools import toolbox
 from training.corpus.words import held_out
 
 GOOD = (
-    "good", "great", "excellent", "wonderful", "amazing", "fantastic", "superb", "awesome", "lovely", "perfect", "brilliant", "beautiful", "delicious", "friendly", "helpful", "fast", "comfortable", "clean", "cheap", "reliable", "delightful", "charming", "tasty", "fresh", "pleasant", "nice", "outstanding", "impressive", "elegant", "cosy", "smooth", "enjoyable", "satisfying", "terrific", "marvellous", "splendid", "fabulous", "incredible", "polite", "kind", "caring", "quick", "easy", "fun", "exciting", "magnificent", "stunning", "gorgeous", "happy", "pleased", "glad", "thrilled", "delighted", "satisfied", "grateful", "impressed", "useful", "solid", "sturdy", "bright", "warm", "cheerful", "flawless", "professional", "welcoming", "spotless", "attentive", "generous", "remarkable", "exceptional", "phenomenal", "stellar",
+    "good", "great", "excellent", "wonderful", "amazing", "fantastic", "superb", "awesome", "lovely", "perfect", "brilliant", "beautiful", "delicious", "friendly", "helpful", "fast", "comfortable", "clean", "cheap", "reliable", "delightful", "charming", "tasty", "fresh", "pleasant", "nice", "outstanding", "impressive", "elegant", "cosy", "smooth", "enjoyable", "satisfying", "terrific", "marvellous", "splendid", "fabulous", "incredible", "polite", "kind", "caring", "quick", "easy", "fun", "exciting", "magnificent", "stunning", "gorgeous", "happy", "pleased", "glad", "thrilled", "delighted", "satisfied", "grateful", "impressed", "useful", "solid", "sturdy", "bright", "warm", "cheerful", "flawless", "professional", "welcoming", "spotless", "attentive", "generous", "remarkable", "exceptional", "phenomenal", "stellar", "adorable", "admirable", "affordable", "amusing", "appealing", "astonishing", "breathtaking", "captivating", "classy", "clever", "crisp", "dazzling", "durable", "effective", "engaging", "entertaining", "excited", "exquisite", "fascinating", "fine", "first-rate", "funny", "gentle", "gripping", "handy", "heartwarming", "hilarious", "honest", "ideal", "innovative", "inspiring", "intuitive", "joyful", "juicy", "lively", "luxurious", "magical", "memorable", "moving", "neat", "patient", "peaceful", "playful", "powerful", "precise", "quiet", "refreshing", "relaxing", "rewarding", "robust", "romantic", "safe", "sharp", "silky", "sleek", "soft", "spacious", "speedy", "stylish", "sublime", "sweet", "tender", "thoughtful", "tidy", "top-notch", "touching", "trustworthy", "unforgettable", "valuable", "vibrant", "witty", "wonderfully made", "yummy", "skilled", "graceful", "capable", "content", "proud", "relaxed", "accurate", "responsive",
 )  # fmt: skip
 BAD = (
-    "bad", "terrible", "awful", "horrible", "poor", "disappointing", "disgusting", "dirty", "rude", "slow", "broken", "useless", "cheaply", "ugly", "boring", "cold", "noisy", "expensive", "overpriced", "unfriendly", "unreliable", "uncomfortable", "stale", "bland", "tasteless", "dreadful", "nasty", "unpleasant", "annoying", "frustrating", "defective", "faulty", "weak", "flimsy", "worthless", "pathetic", "mediocre", "lousy", "horrid", "sad", "angry", "upset", "unhappy", "disappointed", "annoyed", "frustrated", "furious", "dissatisfied", "late", "damaged", "wrong", "confusing", "painful", "smelly", "greasy", "burnt", "soggy", "filthy", "careless", "unhelpful", "unprofessional", "shabby", "miserable", "atrocious", "inferior", "ridiculous", "unacceptable",
+    "bad", "terrible", "awful", "horrible", "poor", "disappointing", "disgusting", "dirty", "rude", "slow", "broken", "useless", "cheaply", "ugly", "boring", "cold", "noisy", "expensive", "overpriced", "unfriendly", "unreliable", "uncomfortable", "stale", "bland", "tasteless", "dreadful", "nasty", "unpleasant", "annoying", "frustrating", "defective", "faulty", "weak", "flimsy", "worthless", "pathetic", "mediocre", "lousy", "horrid", "sad", "angry", "upset", "unhappy", "disappointed", "annoyed", "frustrated", "furious", "dissatisfied", "late", "damaged", "wrong", "confusing", "painful", "smelly", "greasy", "burnt", "soggy", "filthy", "careless", "unhelpful", "unprofessional", "shabby", "miserable", "atrocious", "inferior", "ridiculous", "unacceptable", "abysmal", "aggressive", "appalling", "arrogant", "bitter", "buggy", "chaotic", "clumsy", "clunky", "cracked", "creepy", "cruel", "damp", "dangerous", "deceptive", "depressing", "dishonest", "dismal", "dull", "exhausting", "fake", "forgettable", "fragile", "gloomy", "grim", "grumpy", "harsh", "hopeless", "hostile", "ignorant", "impolite", "incompetent", "infuriating", "insulting", "irritating", "lazy", "leaky", "loud", "messy", "misleading", "mouldy", "mushy", "negligent", "obnoxious", "oily", "outdated", "overcooked", "overrated", "pointless", "predictable", "repulsive", "rotten", "rusty", "scratched", "shameful", "shoddy", "sloppy", "sour", "sticky", "stressful", "stupid", "tacky", "tedious", "terribly slow", "tired", "torn", "toxic", "tragic", "unbearable", "uncaring", "undercooked", "uneven", "uninspired", "unfair", "unsafe", "unstable", "untidy", "unusable", "vile", "wasteful", "wobbly", "worn", "bored", "horrified", "cheated", "ashamed", "disgusted", "disrespectful",
 )  # fmt: skip
 THINGS = tuple(
     word
@@ -36,7 +37,7 @@ _SAID = Phrases(
         "Really {a} {t}, and the {u} was {b} too.", "The {t} was very {a}.", "{a} {t}!", "I found the {t} {a}.", "My {t} is so {a}.", "It was a {a} {t}.",
         "I {v} this {t}, it is {a}.", "The {t} arrived and it is {a}.", "Honestly, the {t} is {a}.", "The {u} and the {t} were both {a}.",
         "I think the {t} is {a}.", "Overall a {a} {t}.", "Everything about the {t} was {a}.", "How {a} this {t} is!", "The {t} looks {a} and feels {b}.",
-        "After a week the {t} is still {a}.", "We {v} the {t}.", "The {t} here is {a}, and the {u} is {b}.", "Wow, {a} {t}.", "I was {a} when I saw the {t}.",
+        "After a week the {t} is still {a}.", "We {v} the {t}.", "The {t} here is {a}, and the {u} is {b}.", "Wow, {a} {t}.", "I was {a} when I saw the {t}.", "{a} {t}, {b} {u}.", "{a} {t} and a {b} {u}.", "{a} {t}, and a {b} {u} too!", "{a} {t} with {b} {u}.", "I absolutely {v} this {t}!", "I really {v} the {t}.", "We all {v} the {u}, and the {t} was {a}.", "{a}!", "{a} and {b}.", "So {a}!", "Very {a} {t}, very {b}.", "The {t} was {a} and the {u} {b}.", "{a} experience.", "{a}, {b} {t}.", "What a {a}, {b} place!", "The {u}: {a}. The {t}: {b}.", "Just {a}.",
         "That {t} was {a}, {b} and {b}.", "We had a {a} time with the {t}.", "An absolutely {a} {t}.", "They gave us a {a} {t}.", "I {v} everything about this {t}.",
         "Our {t} turned out {a}.", "The {t} made me feel {a}.", "Never seen such a {a} {t}.", "The new {t} is {a}.", "My experience with the {t} was {a}.",
     ),
@@ -67,6 +68,9 @@ _NOT = ("The {t} is not {a}.", "The {t} wasn't {a} at all.", "This {t} is anythi
 
 def opinion(draw: Draw, label: str) -> str:
     """A sentence that is positive, negative or neutral."""
+    if label != "neutral" and draw.chance(0.3):
+        said = clause(draw, label)
+        return said if draw.chance(0.7) else f"{said} {_fill(draw, draw.phrase(_SAID), label)}"
     if label == "neutral" or draw.chance(0.2):
         return _fill(draw, draw.phrase(_BLUNT[label]), label)
     if draw.chance(0.1):
@@ -173,6 +177,8 @@ def classify(draw: Draw) -> Dialogue:
         dialogue.instructions = draw.pick(("Classify the user's message with the tool.", "Use the tool to classify what the user says.", f"Call {name} for every message.",
                                            "You classify reviews."))  # fmt: skip
         pattern = "{x}" if draw.chance(0.6) else draw.phrase(_ORDERS)
+    elif draw.chance(0.7):
+        pattern = order(draw, name)
     else:
         pattern = draw.phrase(tuple(one for one in _ORDERS if one != "{x}"))
     dialogue.user(pattern.format(x=text))
