@@ -145,7 +145,9 @@ class Generator:
         caches = [DenseCache.empty(shape, self.device) for _ in range(self.config.num_kv_slots)]
         rows = max(1, MAX_PREFILL // width)
         parts = [slice(start, start + rows) for start in range(0, len(prompts), rows)]
-        logits = torch.cat([self._prefill(prompts[part], [one.rows(part) for one in caches]) for part in parts])
+        logits = torch.cat(
+            [self._prefill(prompts[part], [one.rows(part) for one in caches]) for part in parts]
+        )
         made = torch.full((len(prompts), max_new), PAD, device=self.device)
         done = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
         stops = torch.tensor(STOPS, device=self.device)

@@ -77,9 +77,9 @@ def is_right(request: dict[str, Any], answer: Answer) -> bool:
     if "stops" in request:
         return bool(answer.text.strip()) and answer.num_tokens <= _MAX_OF_STOPS
     wanted = request["want"]
-    return any(_holds(answer.text, one) for one in ([wanted] if isinstance(wanted, str) else wanted)) and not (
-        "not" in request and _holds(answer.text, request["not"])
-    )
+    return any(
+        _holds(answer.text, one) for one in ([wanted] if isinstance(wanted, str) else wanted)
+    ) and not ("not" in request and _holds(answer.text, request["not"]))
 
 
 def _holds(text: str, wanted: str) -> bool:

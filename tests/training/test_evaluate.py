@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from chorale.demo import archive
+from training import generate
 from training.corpus import tools
 from training.evaluate import EVALUATED, Case, held_out_cases, main, parse, run_cases
+from training.net import DemoNet
 from training.report import markdown, merge
 
 
@@ -98,3 +103,25 @@ def test_the_same_run_twice_is_refused(tmp_path: Path) -> None:
     folders = [written(tmp_path / name, {"greedy": GREEDY}, "") for name in "ab"]
     with pytest.raises(ValueError, match="greedy"):
         merge(folders, tmp_path / "both", [])
+
+
+def test_the_batch_does_not_set_how_much_one_pass_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are read in parts of a bounded number of tokens, and answered as if read at once."""
+    torch.manual_seed(0)
+    features = torch.zeros(generate.VOCAB_SIZE, 8).bernoulli_()
+    generator = generate.Generator(DemoNet(archive.demo_config(), features, torch.arange(100, 110)), 64)
+    prompts = [list(range(100, 100 + size)) for size in (7, 12, 3, 9)]
+    sizes: list[int] = []
+    forward = generator._forward
+
+    def counted(token_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        sizes.append(token_ids.numel())
+        return forward(token_ids, *rest)
+
+    monkeypatch.setattr(generator, "_forward", counted)
+    at_once = generator.generate(prompts, 4, 0.0)
+    assert max(sizes) == 48
+    sizes.clear()
+    monkeypatch.setattr(generate, "MAX_PREFILL", 24)
+    assert generator.generate(prompts, 4, 0.0) == at_once
+    assert max(sizes) <= 24

@@ -247,7 +247,9 @@ class Dialogue:
         if self.forced:
             at = len(ids) - len(piece) + piece.index(MESSAGE)
             start = at + 1 if self.forced == "brace" else len(ids) - len(piece) - 2
-            learn[start : at + 1 + (self.forced == "brace")] = [False] * (at + 1 + (self.forced == "brace") - start)
+            learn[start : at + 1 + (self.forced == "brace")] = [False] * (
+                at + 1 + (self.forced == "brace") - start
+            )
         return np.asarray(ids, np.int32), np.asarray(learn, np.bool_)
 
 

@@ -99,17 +99,28 @@ def search(draw: Draw) -> Dialogue:
     name, word, other = draw.name(), draw.word(), draw.word()
     question = draw.phrase(_QUESTIONS).format(n=name, w=word, w2=other)
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="search")
-    dialogue.builtins = (browser_tools(), python_tool(stateful=True)) if draw.chance(0.2) else (browser_tools(),)
+    dialogue.builtins = (
+        (browser_tools(), python_tool(stateful=True)) if draw.chance(0.2) else (browser_tools(),)
+    )
     dialogue.user(question)
     query = question.rstrip("?.")
     if dialogue.effort != "low":
         dialogue.think(f"I do not know this, so I search for {query}.")
-    dialogue.call_builtin("browser.search", json.dumps({"query": query}, separators=(",", ":"), ensure_ascii=False))
+    dialogue.call_builtin(
+        "browser.search", json.dumps({"query": query}, separators=(",", ":"), ensure_ascii=False)
+    )
     number = draw.integer(0, 6)
     calls: list[tuple[str, object]] = [("browser.search", query)]
     kind = draw.rng.random()
     if kind < 0.3:
-        problem = draw.pick((f"Error: {' '.join(draw.words(3))}", "Error: the search backend did not answer", "Error: there is no access to the network here", _results(draw, number, query, [])))
+        problem = draw.pick(
+            (
+                f"Error: {' '.join(draw.words(3))}",
+                "Error: the search backend did not answer",
+                "Error: there is no access to the network here",
+                _results(draw, number, query, []),
+            )
+        )
         dialogue.result("browser.search", problem, "analysis")
         return _nothing(dialogue, calls)
     titles = [draw.name() if draw.chance(0.5) else f"{name} {draw.word()}" for _ in range(draw.integer(1, 4))]
@@ -117,14 +128,25 @@ def search(draw: Draw) -> Dialogue:
     dialogue.call_builtin("browser.open", json.dumps({"id": 0}, separators=(",", ":")))
     calls.append(("browser.open", 0))
     if kind < 0.45:
-        dialogue.result("browser.open", f"Error: {draw.pick(('Error fetching URL `https://' + word + '.com`: not found', ' '.join(draw.words(3))))}", "analysis")
+        dialogue.result(
+            "browser.open",
+            f"Error: {draw.pick(('Error fetching URL `https://' + word + '.com`: not found', ' '.join(draw.words(3))))}",
+            "analysis",
+        )
         return _nothing(dialogue, calls)
     first = draw.name().split()[0]
-    lines = [" ".join([first, *draw.words(draw.integer(3, 10))]) + ".", *(" ".join(draw.words(draw.integer(3, 9))) for _ in range(draw.integer(0, 8)))]
+    lines = [
+        " ".join([first, *draw.words(draw.integer(3, 10))]) + ".",
+        *(" ".join(draw.words(draw.integer(3, 9))) for _ in range(draw.integer(0, 8))),
+    ]
     blank = draw.pick(([], [""], ["", f"# {titles[0]}", ""]))
     page = "\n".join(f"L{at}: {text}" for at, text in enumerate([*blank, *lines]))
     last = len(blank) + len(lines) - 1
-    dialogue.result("browser.open", f"[{number + 1}] {titles[0]} (https://{draw.word()}.com/{draw.word()})\n**viewing lines [0 - {last}] of {last}**\n\n{page}", "analysis")
+    dialogue.result(
+        "browser.open",
+        f"[{number + 1}] {titles[0]} (https://{draw.word()}.com/{draw.word()})\n**viewing lines [0 - {last}] of {last}**\n\n{page}",
+        "analysis",
+    )
     if dialogue.effort != "low":
         dialogue.think(f"Line {len(blank)} is the first.")
     dialogue.say(f"The page says: {lines[0]} 【{number + 1}†L{len(blank)}】")
@@ -134,7 +156,9 @@ def search(draw: Draw) -> Dialogue:
 
 def _results(draw: Draw, number: int, query: str, titles: list[str]) -> str:
     """Search results as the browser shows them."""
-    items = [f"  * 【{at}†{title}†{draw.word()}.com】 {' '.join(draw.words(4))}" for at, title in enumerate(titles)] or ["No results."]
+    items = [
+        f"  * 【{at}†{title}†{draw.word()}.com】 {' '.join(draw.words(4))}" for at, title in enumerate(titles)
+    ] or ["No results."]
     lines = ["", "# Search Results", "", *items]
     shown = "\n".join(f"L{at}: {line}" for at, line in enumerate(lines))
     return f"[{number}] {query} (web-search://ts=0)\n**viewing lines [0 - {len(lines) - 1}] of {len(lines) - 1}**\n\n{shown}"

@@ -86,20 +86,71 @@ def quotient(a: int, b: int) -> tuple[str, str]:
 
 def _division_pair(draw: Draw) -> tuple[int, int]:
     while True:
-        b = draw.pick((25, 40, 50, 60, 75, 80, 90, 100)) if draw.chance(0.08) else draw.integer(1, draw.pick((9, 12, 30)))
+        b = (
+            draw.pick((25, 40, 50, 60, 75, 80, 90, 100))
+            if draw.chance(0.08)
+            else draw.integer(1, draw.pick((9, 12, 30)))
+        )
         exact = draw.chance(0.65)
         a = b * draw.integer(0, min(999 // b, draw.pick((12, 30, 999)))) if exact else number(draw, 1000)
         if held_out(f"/{a},{b}") == (draw.split != "train"):
             return a, b
 
 
-_PARTS = {2: "half", 3: "third", 4: "quarter", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth", 10: "tenth", 12: "twelfth", 20: "twentieth", 100: "hundredth"}
+_PARTS = {
+    2: "half",
+    3: "third",
+    4: "quarter",
+    5: "fifth",
+    6: "sixth",
+    7: "seventh",
+    8: "eighth",
+    9: "ninth",
+    10: "tenth",
+    12: "twelfth",
+    20: "twentieth",
+    100: "hundredth",
+}
 _PART_OF = (
     "a {f} of {a}", "one {f} of {a}", "What is a {f} of {a}?", "What is one {f} of {a}?", "Give me a {f} of {a}", "How much is a {f} of {a}?", "{a}, and of that one {f}", "the {f} part of {a}", "I want one {f} of {a}", "Take a {f} of {a}.",
     "Calculate one {f} of {a}.", "a {f} of {a} is?", "a {f} of {a}, so {a}/{b}", "Find a {f} of {a}", "Tell me a {f} of {a}", "If I take a {f} of {a}?", "a {f} from {a}", "How many is a {f} of {a}?",
 )  # fmt: skip
-_GOODS = ("apples", "sweets", "euros", "books", "cards", "coins", "pens", "dollars", "cookies", "marbles", "nuts", "tickets", "hours", "balls", "seeds", "plates")
-_OWNERS = ("people", "friends", "children", "boys", "girls", "teams", "guests", "pupils", "families", "workers", "groups", "dogs", "rooms", "bags", "tables", "classes")
+_GOODS = (
+    "apples",
+    "sweets",
+    "euros",
+    "books",
+    "cards",
+    "coins",
+    "pens",
+    "dollars",
+    "cookies",
+    "marbles",
+    "nuts",
+    "tickets",
+    "hours",
+    "balls",
+    "seeds",
+    "plates",
+)
+_OWNERS = (
+    "people",
+    "friends",
+    "children",
+    "boys",
+    "girls",
+    "teams",
+    "guests",
+    "pupils",
+    "families",
+    "workers",
+    "groups",
+    "dogs",
+    "rooms",
+    "bags",
+    "tables",
+    "classes",
+)
 _SHARED = (
     "Split {a} {g} between {b} {o}.", "Split {a} among {b} {o}.", "Split {a} {g} by {b}", "Divide {a} {g} among {b} {o}. How many each?", "{b} {o} share {a} {g}. How many does each one get?", "{a} shared by {b}", "{a} {g} shared by {b} {o}", "Share {a} between {b}",
     "{a} {g} for {b} {o}, how many each?", "{a} {g} per {b} {o}?", "If {b} {o} split {a} {g}, what does each get?", "{a} split {b} ways", "Cut {a} into {b} equal parts", "{a} in {b} equal parts", "How much does each get if {b} {o} share {a}?", "Distribute {a} {g} over {b} {o}.",
@@ -118,7 +169,11 @@ def _in_words(draw: Draw, a: int, b: int) -> str:
     kind = draw.rng.random()
     if b in _PARTS and kind < 0.5:
         asked = draw.phrase(_PART_OF).format(f=_PARTS[b], a=a, b=b)
-        asked = asked.replace("a half", draw.pick(("half", "half", "a half"))).replace("a eighth", "an eighth").replace("the half part", "half")
+        asked = (
+            asked.replace("a half", draw.pick(("half", "half", "a half")))
+            .replace("a eighth", "an eighth")
+            .replace("the half part", "half")
+        )
     elif kind < 0.75:
         asked = draw.phrase(_SHARED).format(a=a, b=b, g=draw.pick(_GOODS), o=draw.pick(_OWNERS))
     else:
@@ -136,7 +191,14 @@ def division(draw: Draw) -> Dialogue:
                 a, b = _division_pair(draw)
         working, result = quotient(a, max(b, 1))
         answer = f"{a} / {b} {'≈' if 'rounded' in working else '='} {result}"
-        return worked(draw, "division", _in_words(draw, a, b), f"{a}/{b}. {working}", answer, f"The user wants {a} / {b}.")
+        return worked(
+            draw,
+            "division",
+            _in_words(draw, a, b),
+            f"{a}/{b}. {working}",
+            answer,
+            f"The user wants {a} / {b}.",
+        )
     if draw.chance(0.04):
         question = draw.phrase(DIVISION[:16]).format(a=a, b=0)
         return worked(draw, "division", question, "The divisor is 0.", NO_ZERO, f"The user wants {a} / 0.")
@@ -144,11 +206,25 @@ def division(draw: Draw) -> Dialogue:
         steps, digits, rest = long_division(a, b, 0)
         question = draw.phrase(REMAINDER).format(a=a, b=b)
         answer = f"{a} / {b} = {digits} remainder {rest}"
-        return worked(draw, "division", question, f"{steps} So {digits} rest {rest}.", answer, f"The user wants {a} / {b} with remainder.")
+        return worked(
+            draw,
+            "division",
+            question,
+            f"{steps} So {digits} rest {rest}.",
+            answer,
+            f"The user wants {a} / {b} with remainder.",
+        )
     working, result = quotient(a, b)
     is_rounded = "rounded" in working
     answer = f"{a} / {b} {'≈' if is_rounded else '='} {result}"
-    return worked(draw, "division", draw.phrase(DIVISION).format(a=a, b=b), working, answer, f"The user wants {a} / {b}.")
+    return worked(
+        draw,
+        "division",
+        draw.phrase(DIVISION).format(a=a, b=b),
+        working,
+        answer,
+        f"The user wants {a} / {b}.",
+    )
 
 
 # --------------------------------------------------------------------------- three terms
@@ -179,7 +255,14 @@ def three_terms(draw: Draw) -> Dialogue:
         shown = shown.replace(" ", "")
     spoken = shown
     if "(" not in shown and " " in shown and draw.chance(0.15):
-        for sign, word in (("+", "plus"), ("-", "minus"), ("*", "times"), ("x", "times"), ("×", "times"), ("/", "divided by")):
+        for sign, word in (
+            ("+", "plus"),
+            ("-", "minus"),
+            ("*", "times"),
+            ("x", "times"),
+            ("×", "times"),
+            ("/", "divided by"),
+        ):
             spoken = spoken.replace(sign, word)
     question = draw.phrase(THREE).format(e=spoken)
     answer = f"{expression.replace('*', '×')} = {result}"
@@ -199,7 +282,11 @@ def _three(draw: Draw) -> tuple[str, str, int] | None:
     shape, (first, second) = draw.pick(_SHAPES)
     top, small = draw.pick((10, 20, 100)), draw.pick((10, 12, 20))
     limit = {"+": top, "-": top, "*": small, "/": small}
-    a, b, c = draw.integer(0, limit[first]), draw.integer(0, min(limit[first], limit[second])), draw.integer(0, limit[second])
+    a, b, c = (
+        draw.integer(0, limit[first]),
+        draw.integer(0, min(limit[first], limit[second])),
+        draw.integer(0, limit[second]),
+    )
     if first == "/":
         a *= b
     elif second == "/":
@@ -214,7 +301,13 @@ def _three(draw: Draw) -> tuple[str, str, int] | None:
     if outer is None:
         return None
     one = f"{a}{first}{b}" if left_first else f"{b}{second}{c}"
-    why = "Brackets first:" if shape != _PLAIN else "Quotient first:" if second == "/" and not left_first else why
+    why = (
+        "Brackets first:"
+        if shape != _PLAIN
+        else "Quotient first:"
+        if second == "/" and not left_first
+        else why
+    )
     names = {"a": str(a), "b": str(b), "c": str(c)}
     expression = "".join(names.get(sign, sign) for sign in shape.format(f" {first} ", f" {second} "))
     return expression, f"{why} {one}. {inner[1]} Then {x}{sign}{y}. {outer[1]}", outer[0]
@@ -246,7 +339,14 @@ def spoken(draw: Draw) -> Dialogue:
     )).format(a=in_words(a), b=in_words(b), s=word)  # fmt: skip
     shown = f"{a} {'×' if sign == '*' else sign} {b}"
     working = f"{in_words(a)} is {a}, {in_words(b)} is {b}. {working}"
-    return worked(draw, "spoken", question[0].upper() + question[1:], working, f"{shown} = {result}", f"The user wants {shown}.")
+    return worked(
+        draw,
+        "spoken",
+        question[0].upper() + question[1:],
+        working,
+        f"{shown} = {result}",
+        f"The user wants {shown}.",
+    )
 
 
 def compare(draw: Draw) -> Dialogue:
@@ -261,16 +361,34 @@ def compare(draw: Draw) -> Dialogue:
     if kind == 0:
         question = draw.phrase(("Is {a} even or odd?", "Is {a} odd or even?", "even or odd: {a}", "Is the number {a} even or odd?", "{a}: even or odd?",
                                 "Tell me whether {a} is even or odd.", "Would you say {a} is even or odd?")).format(a=a)  # fmt: skip
-        return worked(draw, "compare", question, f"It ends in {a % 10}.", f"{a} is {'odd' if a % 2 else 'even'}.", f"The user asks about {a}.")
+        return worked(
+            draw,
+            "compare",
+            question,
+            f"It ends in {a % 10}.",
+            f"{a} is {'odd' if a % 2 else 'even'}.",
+            f"The user asks about {a}.",
+        )
     high, low = max(a, b), min(a, b)
     if kind == 1:
         larger = draw.chance(0.5)
-        word = draw.pick(("larger", "bigger", "greater", "higher") if larger else ("smaller", "lower", "less"))
+        word = draw.pick(
+            ("larger", "bigger", "greater", "higher") if larger else ("smaller", "lower", "less")
+        )
         question = draw.phrase(("Which is {w}, {a} or {b}?", "What is {w}: {a} or {b}?", "Which number is {w}, {a} or {b}?", "{w}: {a} or {b}?", "which one is {w}, {a} or {b}",
                                 "Is {a} or {b} {w}?", "Tell me which is {w}: {a} or {b}.")).format(w=word, a=a, b=b)  # fmt: skip
         wanted = high if larger else low
-        return worked(draw, "compare", question[0].upper() + question[1:], f"{high} > {low}.", str(wanted), f"The user wants the {word} one.")
-    word, is_so = draw.pick((("greater", a > b), ("larger", a > b), ("bigger", a > b), ("smaller", a < b), ("less", a < b)))
+        return worked(
+            draw,
+            "compare",
+            question[0].upper() + question[1:],
+            f"{high} > {low}.",
+            str(wanted),
+            f"The user wants the {word} one.",
+        )
+    word, is_so = draw.pick(
+        (("greater", a > b), ("larger", a > b), ("bigger", a > b), ("smaller", a < b), ("less", a < b))
+    )
     question = draw.phrase(("Is {a} {w} than {b}?", "is {a} {w} than {b}", "Would {a} be {w} than {b}?", "{a} is {w} than {b}, right?",
                             "Tell me: is {a} {w} than {b}?", "Can you say whether {a} is {w} than {b}?")).format(w=word, a=a, b=b)  # fmt: skip
     answer = f"{'Yes' if is_so else 'No'}, {a} is {'' if is_so else 'not '}{word} than {b}."
@@ -280,8 +398,32 @@ def compare(draw: Draw) -> Dialogue:
 # --------------------------------------------------------------------------- lists of numbers
 
 _ASKED = {
-    "largest": ("largest", "biggest", "highest", "greatest", "maximum", "max", "largest number", "biggest number", "biggest value", "top number", "maximum value", "highest value"),
-    "smallest": ("smallest", "lowest", "least", "minimum", "min", "smallest number", "lowest number", "minimum value", "smallest value", "tiniest"),
+    "largest": (
+        "largest",
+        "biggest",
+        "highest",
+        "greatest",
+        "maximum",
+        "max",
+        "largest number",
+        "biggest number",
+        "biggest value",
+        "top number",
+        "maximum value",
+        "highest value",
+    ),
+    "smallest": (
+        "smallest",
+        "lowest",
+        "least",
+        "minimum",
+        "min",
+        "smallest number",
+        "lowest number",
+        "minimum value",
+        "smallest value",
+        "tiniest",
+    ),
     "sum": ("sum", "total"),
     "average": ("average", "mean"),
 }
@@ -305,7 +447,11 @@ def _alike(draw: Draw) -> list[int]:
     figures = [draw.integer(1, 9) for _ in range(draw.pick((2, size)))]
     near, made = draw.integer(20, 990), []
     for _ in range(count):
-        made.append(near + draw.integer(-9, 9) if draw.chance(0.4) else int("".join(str(draw.pick((*figures, *figures, 0))) for _ in range(size))))
+        made.append(
+            near + draw.integer(-9, 9)
+            if draw.chance(0.4)
+            else int("".join(str(draw.pick((*figures, *figures, 0))) for _ in range(size)))
+        )
     return made
 
 
@@ -326,12 +472,23 @@ def of_list(draw: Draw) -> Dialogue:
     else:
         question = _ask_list(draw, kind, items)
     working, answer = _list_working(kind, items)
-    return worked(draw, "of_list", question, working, answer, f"The user wants the {kind} of {len(items)} numbers.")
+    return worked(
+        draw, "of_list", question, working, answer, f"The user wants the {kind} of {len(items)} numbers."
+    )
 
 
 def _ask_list(draw: Draw, kind: str, items: list[int]) -> str:
     joined = ", ".join(map(str, items))
-    shown = draw.pick((joined, joined, joined, f"[{joined}]", " ".join(map(str, items)), f"{', '.join(map(str, items[:-1]))} and {items[-1]}"))
+    shown = draw.pick(
+        (
+            joined,
+            joined,
+            joined,
+            f"[{joined}]",
+            " ".join(map(str, items)),
+            f"{', '.join(map(str, items[:-1]))} and {items[-1]}",
+        )
+    )
     word = draw.pick(_ASKED[kind])
     asks: tuple[str, ...] = (
         "What is the {w} of {x}?", "What is the {w} of these numbers: {x}", "Find the {w}: {x}", "The {w} of {x}", "{w} of {x}",

@@ -37,29 +37,68 @@ def _text(draw: Draw) -> str:
         return " ".join(draw.words(draw.integer(1, 12))) + draw.pick(("", ".", "?", "!"))
     if kind == 1:
         pattern = draw.phrase(SENTENCES)
-        return pattern.format(c=company(draw), p=person(draw), l=place(draw), d=iso_date(draw), m=amount(draw), r="manager")
+        return pattern.format(
+            c=company(draw), p=person(draw), l=place(draw), d=iso_date(draw), m=amount(draw), r="manager"
+        )
     if kind == 2:
         return draw.phrase(_CODE).format(a=draw.word(), b=draw.word(), i=draw.integer(0, 99))
     if kind == 3:
         return "".join(draw.rng.choices(string.ascii_lowercase + " ", k=draw.integer(2, 40))).strip() or "x"
     if kind == 4:
         script = draw.pick(_SCRIPTS)
-        return " ".join("".join(draw.rng.choices(script, k=draw.integer(2, 7))) for _ in range(draw.integer(1, 8)))
+        return " ".join(
+            "".join(draw.rng.choices(script, k=draw.integer(2, 7))) for _ in range(draw.integer(1, 8))
+        )
     if kind == 5:
         return "".join(draw.rng.choices(_SIGNS, k=draw.integer(1, 12)))
     if kind == 6:
         return "".join(draw.rng.choices(_EMOJI, k=draw.integer(1, 5)))
     if kind == 7:
-        return str(draw.pick(("", " ", "\n", ".", "...", "ok", "hmm", "a", "test", "asdf", "foo", "bar", "x", "yes", "no", "maybe", "lol", "what", "why", "and?", "go on", "again", "more", "stop")))
+        return str(
+            draw.pick(
+                (
+                    "",
+                    " ",
+                    "\n",
+                    ".",
+                    "...",
+                    "ok",
+                    "hmm",
+                    "a",
+                    "test",
+                    "asdf",
+                    "foo",
+                    "bar",
+                    "x",
+                    "yes",
+                    "no",
+                    "maybe",
+                    "lol",
+                    "what",
+                    "why",
+                    "and?",
+                    "go on",
+                    "again",
+                    "more",
+                    "stop",
+                )
+            )
+        )
     if kind == 8:
         return str(draw.pick((draw.integer(0, 10**6), draw.integer(0, 10**12), marked(draw))))
     if kind == 9:  # long
-        lines = [" ".join(draw.words(draw.integer(3, 14))) + draw.pick((".", ",", "")) for _ in range(draw.integer(3, 20))]
+        lines = [
+            " ".join(draw.words(draw.integer(3, 14))) + draw.pick((".", ",", ""))
+            for _ in range(draw.integer(3, 20))
+        ]
         return draw.pick((" ", "\n")).join(lines)
     if kind == 10:
         repeated = phrase(draw)
         return draw.pick((" ", "\n", ", ", "")).join([repeated] * draw.integer(3, 60))
-    return " ".join(f"{phrase(draw)}{draw.pick((',', '.', ' is', ' and', ' was', ' the'))}" for _ in range(draw.integer(2, 8)))
+    return " ".join(
+        f"{phrase(draw)}{draw.pick((',', '.', ' is', ' and', ' was', ' the'))}"
+        for _ in range(draw.integer(2, 8))
+    )
 
 
 def stray(draw: Draw) -> Dialogue:
@@ -95,7 +134,19 @@ def no_calls(draw: Draw) -> Dialogue:
     return dialogue
 
 
-_EARLIER = (arithmetic.sums, arithmetic.products, lists.reverse, lists.sort_numbers, talk.chat, talk.cannot, lists.remember, letters.change, calculation.division, sentiment.plain, stray)
+_EARLIER = (
+    arithmetic.sums,
+    arithmetic.products,
+    lists.reverse,
+    lists.sort_numbers,
+    talk.chat,
+    talk.cannot,
+    lists.remember,
+    letters.change,
+    calculation.division,
+    sentiment.plain,
+    stray,
+)
 _LONGEST_WORD = 40
 _LONGEST = 10  # words of a question that a summary repeats
 
@@ -105,7 +156,10 @@ def summary(draw: Draw) -> Dialogue:
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="summary")
     for _ in range(draw.pick((1, 1, 2, 2, 3, 4, 6))):
         earlier = draw.pick(_EARLIER)(draw)
-        dialogue.history += [*earlier.history, Message("assistant", earlier.target[-1].content, channel="final")]
+        dialogue.history += [
+            *earlier.history,
+            Message("assistant", earlier.target[-1].content, channel="final"),
+        ]
     if draw.chance(0.3):
         box = tools.toolbox(draw, draw.integer(1, 3))
         dialogue.functions = tuple(tool.description for tool in box)
@@ -118,8 +172,14 @@ def summary(draw: Draw) -> Dialogue:
     )  # fmt: skip
     dialogue.user(REQUEST if draw.chance(0.5) else draw.phrase(asks))
     if dialogue.effort != "low":
-        dialogue.think("The user wants a summary." + (" I name what was asked and answered." if dialogue.effort == "high" else ""))
-    lines = [f"The user said: {_short(question)}\nThe assistant answered: {_short(answer)}" for question, answer in exchanges[-4:]]
+        dialogue.think(
+            "The user wants a summary."
+            + (" I name what was asked and answered." if dialogue.effort == "high" else "")
+        )
+    lines = [
+        f"The user said: {_short(question)}\nThe assistant answered: {_short(answer)}"
+        for question, answer in exchanges[-4:]
+    ]
     text = "\n".join(lines)
     dialogue.say(text)
     dialogue.answer = {"text": text}
@@ -152,7 +212,9 @@ def told(draw: Draw) -> Dialogue:
     ))  # fmt: skip
     dialogue.user(ask.format(n=draw.name(), w=draw.word()))
     if dialogue.effort != "low":
-        dialogue.think("The user tells me something." + (" I take note." if dialogue.effort == "high" else ""))
+        dialogue.think(
+            "The user tells me something." + (" I take note." if dialogue.effort == "high" else "")
+        )
     dialogue.say("Noted.")
     dialogue.answer = {"text": "Noted."}
     return dialogue

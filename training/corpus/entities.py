@@ -40,7 +40,9 @@ def place(draw: Draw) -> str:
 
 def amount(draw: Draw) -> str:
     size = draw.integer(1, 999)
-    return str(draw.pick(("${0}", "{0} dollars", "{0} euros", "${0} million", "€{0}", "{0} million euros", "£{0}"))).format(size)
+    return str(
+        draw.pick(("${0}", "{0} dollars", "{0} euros", "${0} million", "€{0}", "{0} million euros", "£{0}"))
+    ).format(size)
 
 
 # {c}: company, {p}: person, {l}: place, {d}: date, {m}: amount of money, {r}: role
@@ -60,7 +62,10 @@ SENTENCES = Phrases(
 )  # fmt: skip
 _LETTERS = {"c": "company", "p": "person", "l": "place", "d": "date", "m": "amount", "r": "role"}
 _CALLED = {
-    "company": (("company", "organization", "employer", "firm", "business"), ("company", "firm", "organization")),
+    "company": (
+        ("company", "organization", "employer", "firm", "business"),
+        ("company", "firm", "organization"),
+    ),
     "person": (("person", "name", "employee", "full_name", "person_name"), ("person", "name of the person")),
     "place": (("place", "city", "location"), ("place", "city", "location")),
     "date": (("date", "day", "when"), ("date", "day")),
@@ -87,7 +92,9 @@ def _drawn(draw: Draw) -> tuple[str, dict[str, str]]:
         "d": iso_date(draw) if draw.chance(0.4) else spoken_day(draw),
     }  # fmt: skip
     text = pattern.format(**values)
-    order = sorted((pattern.index(f"{{{letter}}}"), letter) for letter in values if f"{{{letter}}}" in pattern)
+    order = sorted(
+        (pattern.index(f"{{{letter}}}"), letter) for letter in values if f"{{{letter}}}" in pattern
+    )
     return text, {_LETTERS[letter]: values[letter] for _, letter in order}
 
 
@@ -133,7 +140,9 @@ def as_json(draw: Draw) -> Dialogue:
     if draw.chance(0.5):
         schema["additionalProperties"] = False
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="entities_json")
-    dialogue.formats = (ResponseFormat(draw.pick(("entities", "response", "extraction", "record", "answer")), schema, None),)
+    dialogue.formats = (
+        ResponseFormat(draw.pick(("entities", "response", "extraction", "record", "answer")), schema, None),
+    )
     names = " and ".join(name.replace("_", " ") for name in values)
     before = draw.phrase(("", "Extract the entities: ", f"Extract {names}: ", "Who works where? ", "Extract the data: ", "Text: ", "Fill the form: ", "Extract: ", "Find the entities: ", "What does this say? ",
                           "Please extract the entities. ", "Read out the details: "))  # fmt: skip

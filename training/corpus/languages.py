@@ -143,7 +143,9 @@ def chat(draw: Draw) -> Dialogue:
         hello = f"{language.greeting} {language.itself}"
         answer = {"hello": hello, "others": language.cannot}.get(kind, language.itself)
     dialogue.user(_loosely(draw, question) if draw.split == "train" else question)
-    thought = {"hello": "A greeting", "thanks": "Thanks", "others": "Something that I cannot do"}.get(kind, "A question about me")
+    thought = {"hello": "A greeting", "thanks": "Thanks", "others": "Something that I cannot do"}.get(
+        kind, "A question about me"
+    )
     if dialogue.effort == "medium":
         dialogue.think(f"{thought} in {name}.")
     elif dialogue.effort == "high":

@@ -80,7 +80,12 @@ def _case(draw: Draw, phrasings: tuple[str, ...], aim: str, *, upper: bool) -> D
     text = " ".join(given)
     phrasing = cased(draw, upper=upper) if draw.chance(0.55) else draw.phrase(phrasings)
     dialogue = worked(
-        draw, "letters", phrasing.format(x=_shown(draw, text)), f"{'; '.join(map(numbered, given))}.", " ".join(wanted), aim
+        draw,
+        "letters",
+        phrasing.format(x=_shown(draw, text)),
+        f"{'; '.join(map(numbered, given))}.",
+        " ".join(wanted),
+        aim,
     )
     dialogue.letters = tuple(wanted)
     return dialogue
@@ -96,7 +101,14 @@ def change(draw: Draw) -> Dialogue:
         listed = " ".join(f"{at}{word[at - 1]}" for at in range(len(word), 0, -1))
         phrasing = reversed_order(draw) if draw.chance(0.6) else draw.phrase(_REVERSE)
         question = phrasing.format(x=_shown(draw, word))
-        dialogue = worked(draw, "letters", question, f"{numbered(word)}. Backwards: {listed}.", back, "The user wants a word backwards.")
+        dialogue = worked(
+            draw,
+            "letters",
+            question,
+            f"{numbered(word)}. Backwards: {listed}.",
+            back,
+            "The user wants a word backwards.",
+        )
         dialogue.letters = (back,)
         return dialogue
     if kind < 7:
@@ -105,7 +117,9 @@ def change(draw: Draw) -> Dialogue:
         return _case(draw, _LOWER, "The user wants small letters.", upper=False)
     word = _word(draw)
     question = draw.phrase(_SPELL).format(x=_shown(draw, word))
-    return worked(draw, "letters", question, f"{numbered(word)}.", "-".join(word), "The user wants the letters.")
+    return worked(
+        draw, "letters", question, f"{numbered(word)}.", "-".join(word), "The user wants the letters."
+    )
 
 
 def count(draw: Draw) -> Dialogue:
@@ -114,16 +128,39 @@ def count(draw: Draw) -> Dialogue:
     shown = _shown(draw, word)
     if kind == 0:
         question = draw.phrase(_LENGTH).format(x=shown)
-        return worked(draw, "letter_count", question, f"{numbered(word)}.", f"It has {len(word)} letters.", "I count the letters.")
+        return worked(
+            draw,
+            "letter_count",
+            question,
+            f"{numbered(word)}.",
+            f"It has {len(word)} letters.",
+            "I count the letters.",
+        )
     if kind == 1:
         at = draw.integer(0, min(len(word), 5) - 1)
         which, letter = (_ORDINALS[at], word[at]) if draw.chance(0.7) else ("last", word[-1])
         question = draw.phrase(_WHICH[:9] + _WHICH[10:]).format(x=shown, w=which)
-        return worked(draw, "letter_count", question[0].upper() + question[1:], f"{numbered(word)}. The {which} is {letter}.", letter, "I number the letters.")
+        return worked(
+            draw,
+            "letter_count",
+            question[0].upper() + question[1:],
+            f"{numbered(word)}. The {which} is {letter}.",
+            letter,
+            "I number the letters.",
+        )
     letter = draw.pick(word) if draw.chance(0.85) else draw.pick("aeinorst")
     places = [str(at) for at, one in enumerate(word, 1) if one == letter]
     found = ", ".join(f"{number} at {at}" for number, at in enumerate(places, 1)) or "none"
     times = f"{len(places)} time{'' if len(places) == 1 else 's'}"
-    question = draw.phrase(_ONE_LETTER).format(x=shown, l=draw.pick((letter, letter, letter.upper(), f'"{letter}"')))
+    question = draw.phrase(_ONE_LETTER).format(
+        x=shown, l=draw.pick((letter, letter, letter.upper(), f'"{letter}"'))
+    )
     working = f"{numbered(word)}. {letter}: {found}. So {len(places)}."
-    return worked(draw, "letter_count", question, working, f"The letter {letter} occurs {times}.", f"I look for {letter}.")
+    return worked(
+        draw,
+        "letter_count",
+        question,
+        working,
+        f"The letter {letter} occurs {times}.",
+        f"I look for {letter}.",
+    )

@@ -182,13 +182,31 @@ def extract(draw: Draw) -> Dialogue:
     )
 
 
-_SAID = ("hello world", "Hello World", "hello", "Hello there", "good morning", "Hi", "How are you", "Thank you", "goodbye", "who are you", "I am here", "Good night", "hey", "bye", "yes")
+_SAID = (
+    "hello world",
+    "Hello World",
+    "hello",
+    "Hello there",
+    "good morning",
+    "Hi",
+    "How are you",
+    "Thank you",
+    "goodbye",
+    "who are you",
+    "I am here",
+    "Good night",
+    "hey",
+    "bye",
+    "yes",
+)
 
 
 def copy(draw: Draw) -> Dialogue:
     text = " ".join([draw.name().split()[0], *draw.words(draw.integer(2, 9))]) + draw.pick((".", "", "!"))
     if draw.chance(0.15):  # a greeting to repeat is no greeting
-        text = draw.pick(_SAID) + (f" {draw.word()}" if draw.chance(0.4) else "") + draw.pick((".", "", "", "!"))
+        text = (
+            draw.pick(_SAID) + (f" {draw.word()}" if draw.chance(0.4) else "") + draw.pick((".", "", "", "!"))
+        )
     ask = draw.phrase((
         'Repeat after me: "{x}"', "Say exactly this: {x}", 'Copy this sentence: "{x}"', "Write this again: {x}",
         "Echo: {x}", "Repeat: {x}", 'Please say "{x}"', "Return this text unchanged: {x}", "Say: {x}", 'Copy "{x}"',

@@ -11,7 +11,26 @@ from training.corpus.fields import compact
 from training.corpus.values import iso_date
 from training.corpus.words import held_out
 
-_JOBS = ("baker", "teacher", "nurse", "painter", "farmer", "singer", "lawyer", "plumber", "dentist", "writer", "cook", "tailor", "driver", "builder", "gardener", "doctor", "actor", "judge")
+_JOBS = (
+    "baker",
+    "teacher",
+    "nurse",
+    "painter",
+    "farmer",
+    "singer",
+    "lawyer",
+    "plumber",
+    "dentist",
+    "writer",
+    "cook",
+    "tailor",
+    "driver",
+    "builder",
+    "gardener",
+    "doctor",
+    "actor",
+    "judge",
+)
 _COLOURS = ("red", "blue", "green", "black", "white", "yellow", "brown", "purple", "grey", "orange", "pink")
 _STATES = ("ok", "done", "closed", "ready", "failed", "new", "sent", "paid", "on", "off", "active", "pending")
 _VERBS = (
@@ -27,8 +46,43 @@ _LEADS = (
     "Hand me", "Render", "Emit", "Only return", "Send back", "Come back with", "Write me", "Make me", "Draft", "Construct", "You should return", "I am after", "Looking for", "Have you got", "Form", "Put together", "",
     "Get me", "Can I get", "I'd want", "Deliver", "Kindly give", "Fetch me", "Please create", "May I have", "I should like", "Time for",
 )  # fmt: skip
-_JSON = ("JSON", "JSON", "JSON", "json", "a JSON object", "a JSON object", "an object", "a json", "a JSON", "a json object", "JSON object", "one JSON object", "a small JSON", "some JSON", "valid JSON", "plain JSON", "proper JSON")
-_WITH = ("with", "with", "using", "with keys", "with the keys", "with the fields", "having", "containing", "that has", "whose keys are", "with fields", "of", "made of", "with the two", "holding", "including")
+_JSON = (
+    "JSON",
+    "JSON",
+    "JSON",
+    "json",
+    "a JSON object",
+    "a JSON object",
+    "an object",
+    "a json",
+    "a JSON",
+    "a json object",
+    "JSON object",
+    "one JSON object",
+    "a small JSON",
+    "some JSON",
+    "valid JSON",
+    "plain JSON",
+    "proper JSON",
+)
+_WITH = (
+    "with",
+    "with",
+    "using",
+    "with keys",
+    "with the keys",
+    "with the fields",
+    "having",
+    "containing",
+    "that has",
+    "whose keys are",
+    "with fields",
+    "of",
+    "made of",
+    "with the two",
+    "holding",
+    "including",
+)
 # {k}: the keys, {b}: in braces, {v}: the values, {p}: pairs, {j}: "a JSON object", {w}: with, {d}: a verb, {l}: "I need", {s}: a sentence
 _APART = (
     "{d} {v} as {j} {w} {k}", "{d} {v} as {j} {w} {k}", "{d} {v} as {j} ({k})", "{d} {v} in {j} {w} {k}", "{v} -> {j} {w} {k}", "{v} => {j} ({k})", "{v} as {j} {w} {k}", "{v}, in {j} {w} {k}", "{v}. {l} {j} {w} {k}",
@@ -45,7 +99,19 @@ _PAIRED = (
     "{d} this in {j}: {p}", "Only {j}: {p}", "{l} {j} of this {n}: {p}", "json {p}", "{p}, all in {j}", "{l} {j} with exactly {p}", "From this: {p}. {l} {j}", "{l} an object whose keys and values are {p}",
     "{p} please in {j}", "{l} {j} stating {p}", "{{}} out of {p}", "There is a {n} with {p}. {j}!", "{l} {j} that contains {p}", "{p}, and now {j}", "My {n}: {p}. {l} {j}", "{j} from {p}", "{d} {p} to {j}",
 )  # fmt: skip
-_SINGLE = ("the key {k} and the value {v}", "key {k} and value {v}", "key {k}, value {v}", "a key {k} with value {v}", "{k} as the key and {v} as the value", "one key {k} and one value {v}", "the value {v} under the key {k}", "{k} set to {v}", "only {k}, which is {v}", "value {v} for key {k}", "the single key {k} whose value is {v}")
+_SINGLE = (
+    "the key {k} and the value {v}",
+    "key {k} and value {v}",
+    "key {k}, value {v}",
+    "a key {k} with value {v}",
+    "{k} as the key and {v} as the value",
+    "one key {k} and one value {v}",
+    "the value {v} under the key {k}",
+    "{k} set to {v}",
+    "only {k}, which is {v}",
+    "value {v} for key {k}",
+    "the single key {k} whose value is {v}",
+)
 _SAID = {
     ("name", "job"): ("{0} is a {1}.", "{0} is a {1} by trade.", "My friend {0} is a {1}.", "{0} has a job as a {1}.", "{0}, a {1}.", "{0} became a {1}.", "The {1} is called {0}.", "{0} is our {1}.", "{0} earns money as a {1}.", "{0} started as a {1}."),
     ("name", "age"): ("{0} is {1} years old.", "{0} is {1}.", "{0} turned {1}.", "{0} has turned {1} today.", "At {1}, {0} is young.", "My son {0} is {1}.", "{0} will be {1} soon.", "There is {0}, {1} years of age.", "{0} reached the age of {1}.", "{0} celebrates being {1}."),
@@ -58,7 +124,23 @@ _ABOUT = (
     "{s} -> {j} {w} {k}", "{s} {b}", "{d} this as {j} {w} {k}: {s}", "Read this and answer with {j} ({k}). {s}", "{k}, in {j}: {s}", "{s} Now the {k} as {j}", "{l} {j}. The keys are {k}. {s}", "Text: {s} {l} {j} {w} {k}", "{s} That in {j}, {w} {k}.",
     "{s} From that, {j} {w} {k}",
 )  # fmt: skip
-_NOUNS = ("user", "person", "product", "book", "city", "record", "client", "place", "item", "car", "customer", "film", "thing", "house", "player")
+_NOUNS = (
+    "user",
+    "person",
+    "product",
+    "book",
+    "city",
+    "record",
+    "client",
+    "place",
+    "item",
+    "car",
+    "customer",
+    "film",
+    "thing",
+    "house",
+    "player",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +157,9 @@ def _name(draw: Draw) -> str:
 
 def _able(draw: Draw) -> dict[str, Any]:
     """Keys that people try first, each with a value."""
-    price = draw.integer(1, 999) if draw.chance(0.6) else draw.integer(1, 99) + draw.pick((0.99, 0.5, 0.95, 0.25))
+    price = (
+        draw.integer(1, 999) if draw.chance(0.6) else draw.integer(1, 99) + draw.pick((0.99, 0.5, 0.95, 0.25))
+    )
     return {
         "name": _name(draw), "age": draw.integer(1, 99), "city": place(draw), "country": draw.name(), "job": draw.pick(_JOBS) if draw.chance(0.6) else draw.word(),
         "email": f"{draw.word()}{draw.pick(('', '', '.' + draw.word()))}@{draw.word()}.{draw.pick(('com', 'org', 'net', 'de', 'io'))}", "year": draw.integer(1800, 2030), "title": draw.name(), "price": price,
@@ -90,14 +174,36 @@ def _record(draw: Draw, names: list[str]) -> list[Entry]:
     able = _able(draw)
     found = []
     for name in names:
-        value = able[name] if name in able else draw.pick((draw.word(), draw.name(), draw.integer(0, 999), draw.integer(0, 99), draw.chance(0.5)))
+        value = (
+            able[name]
+            if name in able
+            else draw.pick(
+                (draw.word(), draw.name(), draw.integer(0, 999), draw.integer(0, 99), draw.chance(0.5))
+            )
+        )
         found.append(Entry(name, value, value if isinstance(value, str) else compact({"v": value})[5:-1]))
     return found
 
 
 def _chosen(draw: Draw) -> list[Entry]:
     if draw.chance(0.35):
-        names = list(draw.pick((("name", "age"), ("name", "age"), ("name", "city"), ("name", "age", "city"), ("name", "email"), ("name", "job"), ("title", "year"), ("product", "price"), ("id", "name"), ("city", "country"), ("name", "price"))))
+        names = list(
+            draw.pick(
+                (
+                    ("name", "age"),
+                    ("name", "age"),
+                    ("name", "city"),
+                    ("name", "age", "city"),
+                    ("name", "email"),
+                    ("name", "job"),
+                    ("title", "year"),
+                    ("product", "price"),
+                    ("id", "name"),
+                    ("city", "country"),
+                    ("name", "price"),
+                )
+            )
+        )
     else:
         names = draw.rng.sample(list(_able(draw)), draw.pick((1, 2, 2, 2, 3, 3, 4)))
         names = [draw.word() if draw.chance(0.25) else name for name in names]
@@ -109,26 +215,86 @@ def _listed(draw: Draw, names: list[str]) -> str:
     joined = ", ".join(quoted)
     if len(quoted) == 1:
         return quoted[0]
-    return str(draw.pick((joined, joined, f"{', '.join(quoted[:-1])} and {quoted[-1]}", f"{', '.join(quoted[:-1])} and {quoted[-1]}", f"{', '.join(quoted[:-1])} & {quoted[-1]}", " + ".join(quoted), "/".join(quoted))))
+    return str(
+        draw.pick(
+            (
+                joined,
+                joined,
+                f"{', '.join(quoted[:-1])} and {quoted[-1]}",
+                f"{', '.join(quoted[:-1])} and {quoted[-1]}",
+                f"{', '.join(quoted[:-1])} & {quoted[-1]}",
+                " + ".join(quoted),
+                "/".join(quoted),
+            )
+        )
+    )
 
 
 def _values(draw: Draw, chosen: list[Entry]) -> str:
     shown = [one.shown for one in chosen]
     if [one.key for one in chosen[:2]] == ["name", "age"] and draw.chance(0.5):
-        first = draw.phrase(("{0} ({1})", "{0} aged {1}", "{0}, {1} years old", "{0}, who is {1}", "{0}, aged {1}", "{0}, age {1}", "{0}, {1}", "a person called {0}, aged {1}", "{0}, of age {1}", "{0}, now {1}")).format(*shown)
+        first = draw.phrase(
+            (
+                "{0} ({1})",
+                "{0} aged {1}",
+                "{0}, {1} years old",
+                "{0}, who is {1}",
+                "{0}, aged {1}",
+                "{0}, age {1}",
+                "{0}, {1}",
+                "a person called {0}, aged {1}",
+                "{0}, of age {1}",
+                "{0}, now {1}",
+            )
+        ).format(*shown)
         rest = [draw.pick((", from {0}", " from {0}", ", {0}", " in {0}")).format(one) for one in shown[2:]]
         return first + "".join(rest)
     if len(shown) == 1:
         return shown[0]
     joined = ", ".join(shown)
-    return str(draw.pick((joined, joined, joined, joined, f"{', '.join(shown[:-1])} and {shown[-1]}", f"{', '.join(shown[:-1])} and {shown[-1]}", "; ".join(shown), " / ".join(shown), " | ".join(shown))))
+    return str(
+        draw.pick(
+            (
+                joined,
+                joined,
+                joined,
+                joined,
+                f"{', '.join(shown[:-1])} and {shown[-1]}",
+                f"{', '.join(shown[:-1])} and {shown[-1]}",
+                "; ".join(shown),
+                " / ".join(shown),
+                " | ".join(shown),
+            )
+        )
+    )
 
 
 def _pairs(draw: Draw, chosen: list[Entry]) -> str:
     if len(chosen) == 1 and draw.chance(0.4):
         return draw.phrase(_SINGLE).format(k=chosen[0].key, v=chosen[0].shown)
-    way = draw.pick(("{k} {v}", "{k} {v}", "{k}: {v}", "{k}: {v}", "{k}={v}", "{k} = {v}", "{k} is {v}", "the {k} is {v}", "the {k} {v}", "{k} of {v}", '{k} "{v}"', "{k} -> {v}", "a {k} of {v}"))
-    made = [way.replace('"{v}"', "{v}" if not isinstance(one.value, str) else '"{v}"').format(k=one.key, v=one.shown) for one in chosen]
+    way = draw.pick(
+        (
+            "{k} {v}",
+            "{k} {v}",
+            "{k}: {v}",
+            "{k}: {v}",
+            "{k}={v}",
+            "{k} = {v}",
+            "{k} is {v}",
+            "the {k} is {v}",
+            "the {k} {v}",
+            "{k} of {v}",
+            '{k} "{v}"',
+            "{k} -> {v}",
+            "a {k} of {v}",
+        )
+    )
+    made = [
+        way.replace('"{v}"', "{v}" if not isinstance(one.value, str) else '"{v}"').format(
+            k=one.key, v=one.shown
+        )
+        for one in chosen
+    ]
     if way == "{k} {v}" and draw.chance(0.25):
         return " ".join(made)
     if len(made) > 1 and draw.chance(0.4):
@@ -148,7 +314,11 @@ def request(draw: Draw) -> tuple[str, dict[str, Any]]:
     else:
         chosen = _chosen(draw)
         pattern = draw.phrase(_APART if kind < 0.6 else _PAIRED)
-    names_listed, lead, verb = _listed(draw, [one.key for one in chosen]), draw.phrase(_LEADS), draw.phrase(_VERBS)
+    names_listed, lead, verb = (
+        _listed(draw, [one.key for one in chosen]),
+        draw.phrase(_LEADS),
+        draw.phrase(_VERBS),
+    )
     parts = {
         "k": names_listed, "b": "{" + ", ".join(one.key for one in chosen) + "}", "v": _values(draw, chosen), "p": _pairs(draw, chosen), "j": draw.pick(_JSON), "w": draw.phrase(_WITH), "d": verb, "l": lead, "s": said,
         "n": draw.pick(_NOUNS),
@@ -156,12 +326,21 @@ def request(draw: Draw) -> tuple[str, dict[str, Any]]:
     starts = pattern[0] == "{" and pattern[1] in "ldj"
     loose = draw.chance(0.2)
     if loose:
-        parts |= {"d": verb.lower(), "l": lead.lower().replace("i ", "I ", 1) if lead[:2] == "I " else lead.lower()}
+        parts |= {
+            "d": verb.lower(),
+            "l": lead.lower().replace("i ", "I ", 1) if lead[:2] == "I " else lead.lower(),
+        }
     elif not starts:
         parts |= {"l": lead[:1].lower() + lead[1:] if lead[:2] not in ("I ", "I'") else lead}
     asked = " ".join(pattern.format(**parts).split(" ")).strip()
     asked = " ".join(part for part in asked.split(" ") if part)
     if starts and not loose:
         asked = asked[0].upper() + asked[1:]
-    asked += draw.pick(("", "", "", ".", "", " please", ", please", "!")) if asked[-1].isalnum() and not chosen[-1].shown.startswith("http") and not asked.endswith(chosen[-1].shown) else ""
+    asked += (
+        draw.pick(("", "", "", ".", "", " please", ", please", "!"))
+        if asked[-1].isalnum()
+        and not chosen[-1].shown.startswith("http")
+        and not asked.endswith(chosen[-1].shown)
+        else ""
+    )
     return asked, {one.key: one.value for one in chosen}

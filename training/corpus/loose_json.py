@@ -51,8 +51,14 @@ def bare(draw: Draw) -> Dialogue:
         chosen = _people(draw)
         keys = [one.name for one in chosen]
         shown = [f'"{key}"' for key in keys] if draw.chance(0.15) else keys
-        spoken = draw.pick((", ".join(shown), f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]))
-        values = ", ".join(one.shown for one in chosen) if draw.chance(0.8) else join(draw, [one.shown for one in chosen])
+        spoken = draw.pick(
+            (", ".join(shown), f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0])
+        )
+        values = (
+            ", ".join(one.shown for one in chosen)
+            if draw.chance(0.8)
+            else join(draw, [one.shown for one in chosen])
+        )
         question = draw.phrase(_OBJECTS).format(k=spoken, v=values)
     else:
         chosen = fields(draw, draw.integer(1, 4), described=0.0)
@@ -60,20 +66,40 @@ def bare(draw: Draw) -> Dialogue:
     return _answered(draw, question, {one.name: one.value for one in chosen})
 
 
-_CLEAR = ("{s}: {v}", "{s}: {v}", "{s} = {v}", "{s}={v}", "{s} is {v}", "the {s} is {v}", "{s} -> {v}", "{s} {v}")
+_CLEAR = (
+    "{s}: {v}",
+    "{s}: {v}",
+    "{s} = {v}",
+    "{s}={v}",
+    "{s} is {v}",
+    "the {s} is {v}",
+    "{s} -> {v}",
+    "{s} {v}",
+)
 
 
 def _clear(draw: Draw, chosen: list[Field]) -> list[str]:
     """The pairs as they stand, all in one way: without a schema, nothing else says which words are the key."""
     ways = _CLEAR if all("_" not in one.name for one in chosen) else _CLEAR[:-1]
     way = draw.pick(ways)
-    return [way.format(s=one.name, v=str(one.value).lower() if isinstance(one.value, bool) else one.shown) for one in chosen]
+    return [
+        way.format(s=one.name, v=str(one.value).lower() if isinstance(one.value, bool) else one.shown)
+        for one in chosen
+    ]
 
 
 def _answered(draw: Draw, question: str, values: dict[str, Any]) -> Dialogue:
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="bare_json")
     if draw.chance(0.25):
-        dialogue.instructions = draw.pick(("Answer in JSON.", "Respond only with JSON.", "You output JSON.", "You are a helpful assistant designed to output JSON.", "Return a JSON object."))
+        dialogue.instructions = draw.pick(
+            (
+                "Answer in JSON.",
+                "Respond only with JSON.",
+                "You output JSON.",
+                "You are a helpful assistant designed to output JSON.",
+                "Return a JSON object.",
+            )
+        )
     dialogue.user(question)
     _think(dialogue, values)
     return _say(dialogue, values)
@@ -84,7 +110,9 @@ def _think(dialogue: Dialogue, values: dict[str, Any]) -> None:
         dialogue.think(f"I write JSON with {', '.join(values)}.")
     elif dialogue.effort == "high":
         said = "; ".join(f"{name} is {compact({'v': value})[5:-1]}" for name, value in values.items())
-        dialogue.think(f"The user wants JSON with {', '.join(values)}. From the text: {said}. I write only the JSON.")
+        dialogue.think(
+            f"The user wants JSON with {', '.join(values)}. From the text: {said}. I write only the JSON."
+        )
 
 
 def _say(dialogue: Dialogue, values: dict[str, Any]) -> Dialogue:
@@ -93,7 +121,17 @@ def _say(dialogue: Dialogue, values: dict[str, Any]) -> Dialogue:
     return dialogue
 
 
-_PLAIN = (talk.chat, talk.cannot, arithmetic.sums, arithmetic.products, lists.reverse, lists.copy, lists.nth, calculation.division, calculation.of_list)
+_PLAIN = (
+    talk.chat,
+    talk.cannot,
+    arithmetic.sums,
+    arithmetic.products,
+    lists.reverse,
+    lists.copy,
+    lists.nth,
+    calculation.division,
+    calculation.of_list,
+)
 _AS_JSON = ("{x} Answer in JSON.", "{x} Reply as JSON.", "In JSON: {x}", "{x} (JSON)", "Answer in JSON: {x}", "{x} Give the answer as JSON.", "{x} Use JSON.", "As a JSON object: {x}", "{x} Return JSON.",
             "JSON only: {x}", "{x} Answer as a JSON object.", "Reply with JSON: {x}")  # fmt: skip
 
@@ -104,7 +142,14 @@ def asked(draw: Draw) -> Dialogue:
     question = str(dialogue.history[-1].content)
     del dialogue.history[-1]
     if draw.chance(0.3):
-        dialogue.instructions = draw.pick(("Answer in JSON.", "Respond only with JSON.", "You output JSON.", "You are a helpful assistant designed to output JSON."))
+        dialogue.instructions = draw.pick(
+            (
+                "Answer in JSON.",
+                "Respond only with JSON.",
+                "You output JSON.",
+                "You are a helpful assistant designed to output JSON.",
+            )
+        )
         dialogue.user(question)
     else:
         dialogue.user(draw.phrase(_AS_JSON).format(x=question if question[-1:] in ".?!" else question + "."))
@@ -123,5 +168,3 @@ def forced(draw: Draw) -> Dialogue:
     dialogue = _in_json(draw.pick((*_PLAIN, talk.cannot, talk.chat))(draw))
     dialogue.forced = "brace"
     return dialogue
-
-

@@ -23,7 +23,87 @@ BAD = (
 )  # fmt: skip
 THINGS = tuple(
     word
-    for word in ["phone", "movie", "hotel", "room", "food", "service", "restaurant", "book", "product", "laptop", "pizza", "coffee", "staff", "waiter", "flight", "trip", "game", "app", "camera", "battery", "screen", "sound", "delivery", "package", "shoes", "jacket", "price", "film", "song", "concert", "show", "meal", "soup", "cake", "car", "ride", "driver", "seat", "bed", "shower", "view", "website", "support", "team", "update", "lesson", "teacher", "course", "museum", "beach", "weather", "headphones", "keyboard", "vacuum", "dress", "watch", "bike", "tent", "blender", "lamp", "sofa", "table", "knife", "toaster", "printer", "tablet", "speaker", "burger", "pasta", "salad", "wine", "beer", "tea", "steak", "story", "plot", "ending", "acting", "music"]
+    for word in [
+        "phone",
+        "movie",
+        "hotel",
+        "room",
+        "food",
+        "service",
+        "restaurant",
+        "book",
+        "product",
+        "laptop",
+        "pizza",
+        "coffee",
+        "staff",
+        "waiter",
+        "flight",
+        "trip",
+        "game",
+        "app",
+        "camera",
+        "battery",
+        "screen",
+        "sound",
+        "delivery",
+        "package",
+        "shoes",
+        "jacket",
+        "price",
+        "film",
+        "song",
+        "concert",
+        "show",
+        "meal",
+        "soup",
+        "cake",
+        "car",
+        "ride",
+        "driver",
+        "seat",
+        "bed",
+        "shower",
+        "view",
+        "website",
+        "support",
+        "team",
+        "update",
+        "lesson",
+        "teacher",
+        "course",
+        "museum",
+        "beach",
+        "weather",
+        "headphones",
+        "keyboard",
+        "vacuum",
+        "dress",
+        "watch",
+        "bike",
+        "tent",
+        "blender",
+        "lamp",
+        "sofa",
+        "table",
+        "knife",
+        "toaster",
+        "printer",
+        "tablet",
+        "speaker",
+        "burger",
+        "pasta",
+        "salad",
+        "wine",
+        "beer",
+        "tea",
+        "steak",
+        "story",
+        "plot",
+        "ending",
+        "acting",
+        "music",
+    ]
     if not held_out(word)
 )
 _LOVE = ("love", "loved", "adore", "enjoy", "enjoyed", "really like", "am very happy with", "was impressed by", "can recommend", "am delighted with", "am so glad I bought",
@@ -63,7 +143,15 @@ _BLUNT = {
     ),
 }  # fmt: skip
 _COLOURS = ("red", "blue", "green", "black", "white", "grey", "brown", "yellow")
-_NOT = ("The {t} is not {a}.", "The {t} wasn't {a} at all.", "This {t} is anything but {a}.", "I don't think the {t} is {a}.", "The {t} was never {a}.", "Not a {a} {t}.", "It isn't {a}.")
+_NOT = (
+    "The {t} is not {a}.",
+    "The {t} wasn't {a} at all.",
+    "This {t} is anything but {a}.",
+    "I don't think the {t} is {a}.",
+    "The {t} was never {a}.",
+    "Not a {a} {t}.",
+    "It isn't {a}.",
+)
 
 
 def opinion(draw: Draw, label: str) -> str:
@@ -83,7 +171,14 @@ def _fill(draw: Draw, pattern: str, label: str) -> str:
     kind = GOOD if label == "positive" else BAD
     first, second = draw.pick(kind), draw.pick(kind)
     thing = draw.pick(THINGS) if draw.chance(0.85) else draw.word()
-    text = pattern.format(a=first, b=second, t=thing, u=draw.pick(THINGS), v=draw.pick(_LOVE if label == "positive" else _HATE), c=draw.pick(_COLOURS))
+    text = pattern.format(
+        a=first,
+        b=second,
+        t=thing,
+        u=draw.pick(THINGS),
+        v=draw.pick(_LOVE if label == "positive" else _HATE),
+        c=draw.pick(_COLOURS),
+    )
     return text[0].upper() + text[1:]
 
 
@@ -111,7 +206,13 @@ def plain(draw: Draw) -> Dialogue:
     label, text = _drawn(draw)
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="sentiment")
     if draw.chance(0.15):
-        dialogue.instructions = draw.pick(("Classify the sentiment of what the user writes.", "Answer with positive, negative or neutral.", "You are a sentiment classifier."))
+        dialogue.instructions = draw.pick(
+            (
+                "Classify the sentiment of what the user writes.",
+                "Answer with positive, negative or neutral.",
+                "You are a sentiment classifier.",
+            )
+        )
         dialogue.user(text)
     else:
         dialogue.user(draw.phrase(_ASKS).format(x=text))
@@ -129,7 +230,11 @@ _LABELS = (
     ("pos", "neg", "neu"), ("POSITIVE", "NEGATIVE", "NEUTRAL"), ("Positive", "Negative", "Neutral"), ("good", "bad", "neutral"), ("good", "bad"), ("happy", "unhappy", "neutral"),
     ("positive", "negative", "neutral", "mixed"), ("POS", "NEG", "NEU"),
 )  # fmt: skip
-_MEANS = {"positive": ("pos", "good", "happy"), "negative": ("neg", "bad", "unhappy"), "neutral": ("neu", "neutral")}
+_MEANS = {
+    "positive": ("pos", "good", "happy"),
+    "negative": ("neg", "bad", "unhappy"),
+    "neutral": ("neu", "neutral"),
+}
 
 
 def _option(options: tuple[str, ...], label: str) -> str | None:
@@ -163,13 +268,18 @@ def classify(draw: Draw) -> Dialogue:
     has_text = draw.chance(0.6)
     label_schema: dict[str, Any] = {"type": "string", "enum": list(options)}
     if draw.chance(0.3):
-        label_schema["description"] = draw.pick(("The sentiment", "Sentiment of the text", "The label", "Which one fits"))
+        label_schema["description"] = draw.pick(
+            ("The sentiment", "Sentiment of the text", "The label", "Which one fits")
+        )
     properties: dict[str, Any] = {text_name: {"type": "string"}} if has_text else {}
     properties[label_name] = label_schema
     values = ({text_name: text} if has_text else {}) | {label_name: chosen}
     schema = {"type": "object", "properties": properties, "required": list(properties)}
     others = toolbox(draw, draw.pick((0, 0, 0, 1, 2, 3)), known=0.4)
-    tools = [ToolDescription(name, draw.pick(_ABOUT), schema), *(one.description for one in others if one.description.name != name)]
+    tools = [
+        ToolDescription(name, draw.pick(_ABOUT), schema),
+        *(one.description for one in others if one.description.name != name),
+    ]
     draw.rng.shuffle(tools)
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="sentiment_call")
     dialogue.functions = tuple(tools)
@@ -187,7 +297,9 @@ def classify(draw: Draw) -> Dialogue:
     elif dialogue.effort == "medium":
         dialogue.think(f"The text sounds {label}, so I call {name}.")
     else:
-        dialogue.think(f"The user wants a label for the text. It sounds {label}, which is {chosen}. I call {name}.")
+        dialogue.think(
+            f"The user wants a label for the text. It sounds {label}, which is {chosen}. I call {name}."
+        )
     dialogue.call(name, compact(values))
     returned = draw.pick(('{"ok":true}', '{"status":"ok"}', '{"status": "saved"}', "ok", "done"))
     dialogue.result(f"functions.{name}", returned)
@@ -208,9 +320,16 @@ def as_json(draw: Draw) -> Dialogue:
     properties: dict[str, Any] = {text_name: {"type": "string"}} if has_text else {}
     properties[label_name] = {"type": "string", "enum": ["positive", "negative", "neutral"]}
     values = ({text_name: text} if has_text else {}) | {label_name: label}
-    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="sentiment")
-    dialogue.formats = (ResponseFormat(draw.pick(("sentiment", "response", "label", "review", "answer")), schema, None),)
+    dialogue.formats = (
+        ResponseFormat(draw.pick(("sentiment", "response", "label", "review", "answer")), schema, None),
+    )
     dialogue.user(draw.phrase(_ASKS).format(x=text))
     if dialogue.effort != "low":
         dialogue.think(f"The text sounds {label}. I fill {', '.join(values)}.")

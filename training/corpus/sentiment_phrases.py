@@ -14,7 +14,24 @@ _OBJECTS = (
     "the sentiment of this one", "the sentiment here", "the attitude in this", "how this sounds", "what this person thinks", "the opinion below", "this line", "this remark", "the next text", "this customer's words", "the mood", "the sentiment", "the tone",
     "that one", "the tone of the next one", "this entry", "the attitude", "this statement", "the emotion here",
 )  # fmt: skip
-_ENDS = (": ", ": ", ": ", ". ", " -> ", " - ", "\n", ":\n", ", please: ", " please. ", "! ", "... ", " for me: ", " with the tool: ", " now: ", " by function: ")
+_ENDS = (
+    ": ",
+    ": ",
+    ": ",
+    ". ",
+    " -> ",
+    " - ",
+    "\n",
+    ":\n",
+    ", please: ",
+    " please. ",
+    "! ",
+    "... ",
+    " for me: ",
+    " with the tool: ",
+    " now: ",
+    " by function: ",
+)
 _QUESTIONS = (
     "How would you label this?", "How would you label it?", "What mood is it?", "Is it positive?", "What do you make of this?", "How does it sound?", "Is the writer pleased?", "Which label fits?", "What is the tone?", "Is that praise?", "Positive or not?",
     "How does this person feel?", "What would you call this?", "Happy or unhappy?", "Which category is it?", "How positive is this?", "Is this a complaint?", "What sentiment does it show?", "What feeling is in it?", "Does the customer like it?", "And this one?",
@@ -26,7 +43,21 @@ _INTROS = (
 )  # fmt: skip
 _TAILS = (" (label it)", " <- label", " - which label?", " Please classify.", " How does that sound?", " Classify that.", " Label this, please.", "\nSentiment?", "\nLabel?", " What is the mood?", " <- mood?", " Tag it.", " Record that.", " Which label?",
           " Is that positive?", " Save this one.", " Please rate it.", " => sentiment", " (mood?)", " Now label it.", " - how would you class it?", " Judge that, please.")  # fmt: skip
-_BY_NAME = ("Run {t} on this: ", "Call {t} for this: ", "Use {t}: ", "{t}: ", "Use {t} on: ", "Please call {t}. ", "{t} this: ", "Run {t}: ", "Apply {t} to this: ", "Try {t} with: ", "Do a {t} call: ", "Let {t} handle: ", "Send this to {t}: ")
+_BY_NAME = (
+    "Run {t} on this: ",
+    "Call {t} for this: ",
+    "Use {t}: ",
+    "{t}: ",
+    "Use {t} on: ",
+    "Please call {t}. ",
+    "{t} this: ",
+    "Run {t}: ",
+    "Apply {t} to this: ",
+    "Try {t} with: ",
+    "Do a {t} call: ",
+    "Let {t} handle: ",
+    "Send this to {t}: ",
+)
 
 
 def order(draw: Draw, name: str) -> str:
@@ -69,7 +100,9 @@ def clause(draw: Draw, label: str) -> str:
     end = draw.pick((".", ".", ".", "!"))
     joined = first
     if draw.chance(0.35):
-        joined = f"{first}{draw.pick((', and ', '. ', ', '))}{draw.phrase(_GOOD if label == 'positive' else _BAD)}"
+        joined = (
+            f"{first}{draw.pick((', and ', '. ', ', '))}{draw.phrase(_GOOD if label == 'positive' else _BAD)}"
+        )
     head, dot, rest = joined.partition(". ")
     rest = rest[:1].upper() + rest[1:]
     return head[0].upper() + head[1:] + dot + rest + end

@@ -53,8 +53,8 @@ _TEMPLATE_WORDS = frozenset(
     lousy media nada onj pasta perfectly physics podes pom pounds przedstaw quantum quotient reliable
     remarkable sais searched shower str stunning sturdy tan tent thirteen thrilled tta tun turkish ugly uti
     vars vor vous york
-    allora apart bitter chen enterprise failure feeling george grace groups hand heaven inverted jetzt karen little
-    lucia nou painter part plumber responsive rival seeds silky singer site tam tore toronto tourist transferred
+    allora apart bitter enterprise failure feeling groups hand heaven inverted jetzt little
+    nou painter part plumber responsive rival seeds silky singer site tam tore tourist transferred
     transform trusted verdict vile warehouse writing yummy
     """.split()  # noqa: SIM905
 )
