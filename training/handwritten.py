@@ -83,7 +83,7 @@ def is_right(request: dict[str, Any], answer: Answer) -> bool:
 
 
 def _holds(text: str, wanted: str) -> bool:
-    """Whether it stands there as a whole: 12 is not in 312, and not in 12.5; ``Chorale*`` is in "Chorales"."""
+    """Whether it stands there whole: 12 is not in 312, and not in 12.5; ``Chorale*`` is in "Chorales"."""
     end = "" if wanted.endswith("*") else r"(?!\w|\.\d)"
     return re.search(rf"(?<![\w.]){re.escape(wanted.removesuffix('*'))}{end}", text) is not None
 

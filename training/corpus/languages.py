@@ -163,7 +163,7 @@ def _asked(draw: Draw, name: str, kind: str) -> str:
         question = draw.phrase(more)
     else:
         question = draw.phrase(getattr(LANGUAGES[name], kind))
-    if not more or not question[-1] in "?？":
+    if not more or question[-1] not in "?？":
         return question
     body = question.rstrip("?？ ")
     sign = question[len(body) :]
