@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "prompts"
-FILES = ("first_forty", "new_kinds", "unseen")
+FILES = ("first_forty", "new_kinds", "unseen", "fresh")
+_NAMED = ("unseen", "fresh")
 MAX_TOKENS = 400
 _MAX_OF_STOPS = 200
 
@@ -42,11 +43,11 @@ class Answer:
 
 
 def load(files: Iterable[str] = FILES) -> dict[str, list[dict[str, Any]]]:
-    """Kind -> requests; the kinds of the file ``unseen`` are named so ("unseen: division")."""
+    """Kind -> requests; those of ``unseen`` and ``fresh`` are named so ("unseen: division")."""
     found: dict[str, list[dict[str, Any]]] = {}
     for name in files:
         kinds = json.loads((FOLDER / f"{name}.json").read_text())
-        found |= {f"{name}: {kind}" if name == "unseen" else kind: asked for kind, asked in kinds.items()}
+        found |= {f"{name}: {kind}" if name in _NAMED else kind: asked for kind, asked in kinds.items()}
     return found
 
 
