@@ -1,13 +1,14 @@
 """What a bound on the time that prompts add to a step costs and gives, on a device that is a table.
 
-    python benchmarks/step_policy.py [--delays 0 8 12 16]
+    python benchmarks/step_policy.py [--delays 0 12] [--rates 20 30 40] [--graphs ROWS TOKENS]
 
 The scheduler is the real one; its clock is arithmetic. How long a step of 20b takes on one H200 follows from
 docs/kernels.md ("The step, measured": decode steps of 1 to 1,024 rows, prompts of 8,192 tokens, the shares of
 attention, head and sampling). Overlap depth 1, as on a GPU; a step that no graph takes costs the host
-``LAUNCH``, an assumption.
+``LAUNCH``, with which the gaps without a bound are those that gpu_gaps.py measured with ``--graphs 64 1024``;
+a missing graph costs ``CAPTURE`` once.
 
-Two loads: Poisson arrivals at 20 a second of 1,024 / 512 tokens for 60 s, and 1,024 requests at once of
+Loads: Poisson arrivals at ``--rates`` a second of 1,024 / 512 tokens for 60 s, and 1,024 requests at once of
 1,024 / 1,024. For each bound (milliseconds; 0: none): the time between two tokens of a stream (ITL), the
 time to the first token, and the output rate from the first arrival to the last token.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,10 +25,12 @@ import numpy as np
 
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, StepPlan, StepResult
+from chorale.runtime.buckets import MIXED_ROWS, MIXED_TOKENS, pick
 
 # Tokens of a step -> ms of everything but attention, head and sampling.
 LINEAR = ((1, 1.02), (8, 2.3), (64, 4.0), (256, 5.9), (1024, 14.8), (2048, 24.0), (4096, 44.0), (8192, 86.0))
-LAUNCH = 10.0  # ms of the host for a step that is launched kernel by kernel
+LAUNCH = 22.0  # ms of the host for a step that is launched kernel by kernel
+CAPTURE = 60.0  # ms of the host for a graph that is missing
 HOST = 0.5  # ms of the host for a step, beside it
 
 
@@ -48,23 +50,34 @@ def step_ms(plan: StepPlan) -> float:
     return linear_ms(plan.num_tokens) + float(attention) + 0.26 + 2.1e-3 * sampled
 
 
-def is_captured(plan: StepPlan) -> bool:
-    return bool((plan.num_new == 1).all()) or (plan.num_tokens <= 1024 and len(plan.rows) < 64)
+def graph_of(plan: StepPlan, rows: int, tokens: int) -> tuple[int, int] | None:
+    """The sizes of the graph that takes a step, of those for up to so many rows and tokens."""
+    if (plan.num_new == 1).all():
+        return len(plan.rows), len(plan.rows)
+    if plan.num_tokens > tokens or len(plan.rows) >= rows:
+        return None
+    return pick(MIXED_ROWS, len(plan.rows) + 1), pick(MIXED_TOKENS, plan.num_tokens)
 
 
 @dataclass
 class Device:
     """An Executor. ``now`` is the host's clock; the device runs steps in order behind it."""
 
+    graphs: tuple[int, int]  # rows and tokens of the largest mixed step that is captured
     now: float = 0.0
     busy_until: float = 0.0
     noise: random.Random = field(default_factory=lambda: random.Random(1))
+    captured: set[tuple[int, int]] = field(default_factory=set)
 
     def execute(self, plan: StepPlan) -> Step:
         began = max(self.now, self.busy_until)
         self.now += HOST / 1e3
-        if not is_captured(plan):
+        graph = graph_of(plan, *self.graphs)
+        if graph is None:
             self.now += LAUNCH / 1e3
+        elif (plan.num_new > 1).any() and graph not in self.captured:
+            self.captured.add(graph)
+            self.now += CAPTURE / 1e3
         seconds = step_ms(plan) / 1e3 * self.noise.uniform(0.97, 1.05)
         before, self.busy_until = self.busy_until, max(began + seconds, self.now)
         return Step(self, plan, max(before, began), self.busy_until)
@@ -120,12 +133,14 @@ def limits(delay_ms: float) -> EngineLimits:
         overlap_depth=1,
         prompt_delay=delay_ms / 1e3,
         max_prompt_delay=0.25,
-        least_chunk=256,
+        least_chunk=1024,
     )
 
 
-def play(delay_ms: float, arrivals: Iterator[float], prompt: int, output: int) -> Result:
-    device, result = Device(), Result()
+def play(
+    delay_ms: float, graphs: tuple[int, int], arrivals: Iterator[float], prompt: int, output: int
+) -> Result:
+    device, result = Device(graphs), Result()
     core = EngineCore(limits(delay_ms), device, lambda: device.now)
     waiting = list(arrivals)[::-1]
     came: dict[str, float] = {}
@@ -158,20 +173,19 @@ def poisson(rate: float, seconds: float) -> Iterator[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--delays", type=float, nargs="+", default=[0, 8, 12, 16])
-    parser.add_argument("--rows", type=int, default=1024)
+    parser.add_argument("--delays", type=float, nargs="+", default=[0, 12])
+    parser.add_argument("--rates", type=float, nargs="+", default=[20, 30, 40])
+    parser.add_argument("--rows", type=int, default=1024, help="of the burst")
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--graphs", type=int, nargs=2, default=(MIXED_ROWS[-1], MIXED_TOKENS[-1]))
     given = parser.parse_args()
+    graphs = tuple(given.graphs)
     for delay in given.delays:
-        start = time.perf_counter()
-        print(
-            f"{delay:4.0f} ms, 20 a second: {play(delay, poisson(20, given.seconds), 1024, 512)}", flush=True
-        )
-        burst = play(delay, iter([0.0] * given.rows), 1024, 1024)
-        print(
-            f"{delay:4.0f} ms, burst of {given.rows}: {burst} [{time.perf_counter() - start:.0f} s]",
-            flush=True,
-        )
+        for rate in given.rates:
+            found = play(delay, graphs, poisson(rate, given.seconds), 1024, 512)
+            print(f"{delay:4.0f} ms, {rate:.0f} a second: {found}", flush=True)
+        burst = play(delay, graphs, iter([0.0] * given.rows), 1024, 1024)
+        print(f"{delay:4.0f} ms, burst of {given.rows}: {burst}", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,14 @@ run, the chunks of a step together may take
   about as fast as if no stream ran;
 * never more than ``max_prompt_delay``.
 
-What a token costs is learned from steps that have run. Without streams the token budget is the only bound.
+Whatever was learned, such a step may compute ``least_chunk`` prompt tokens, and more where many wait: fewer
+would save little where a step's fixed part is most of its time. A further prompt gets time only if a least
+chunk fits into what is left. So a device whose least chunk takes about the bound reads one prompt a step
+while few wait. Far into a prompt, where attention takes most of the time, the least chunk is shorter.
+
+What a token costs is learned from steps that have run. Costs rise only by steps of at least the least chunk:
+in shorter ones the fixed part counts most, and a bound that shrank by it would lead to shorter ones still.
+Without streams the token budget is the only bound.
 
 The cost of a prompt token grows with its position, because attention reads all tokens before it: costs are
 kept by position, in ranges that double. A range that has no measurement takes the lowest bound that its
@@ -27,8 +34,10 @@ from chorale.engine.types import EngineLimits
 _RANGE = 1024  # positions of the first range; each further one ends at twice the position
 _FEW = 8  # so many prompts may wait before the bound grows in proportion to their number
 _LEAST_LEFT = 1 / 16  # of the bound: with less left, no further prompt gets a chunk in this step
+_PROMPTS, _MOST_CHUNKS = 4, 4  # a least chunk more for so many prompts that wait, up to so many chunks
 _TAIL = 1.25  # a prompt that ends within so much more than its chunk is finished
-_MOST = 4.0  # by which one step changes a cost that was measured before
+_MOST = 4.0  # what one step may seem to differ by from what is known: it may have waited for a graph
+_FLAT = 16_384  # positions up to here: attention is a small part, and the least chunk is a whole one
 
 
 class PromptPace:
@@ -38,37 +47,45 @@ class PromptPace:
         self._delay = limits.prompt_delay
         self._max_delay = max(limits.prompt_delay, limits.max_prompt_delay)
         self._first_cost = limits.prompt_delay / limits.least_chunk
-        self._least = limits.least_chunk
+        self._least_chunk = limits.least_chunk
+        self._least = limits.least_chunk  # tokens, of the step that is being planned
         self._bound = math.inf  # of the step that is being planned
         self._costs: tuple[dict[int, float], dict[int, float]] = ({}, {})  # plain, scored: range -> seconds
         self._decodes: dict[int, float] = {}  # bit length of the number of rows -> seconds of a step
         self._left = math.inf
-        self._is_first = True
+        self._granted = 0.0  # tokens; those of chunks with a smaller least chunk count the more
 
     def begin(self, num_streams: int, num_prompts: int) -> None:
         """Open a step's account. ``num_prompts``: those that are not computed, whether admitted or not."""
         self._bound = math.inf
+        self._least = self._least_chunk * min(max(1, num_prompts // _PROMPTS), _MOST_CHUNKS)
         if num_streams and self._delay:
             wanted = max(self._delay * max(1.0, num_prompts / _FEW), self._alone(num_streams))
             self._bound = min(wanted, self._max_delay)
-        self._left, self._is_first = self._bound, True
+        self._left, self._granted = self._bound, 0.0
 
     @property
     def is_open(self) -> bool:
         """Whether another prompt may have a chunk in this step. The first always may."""
-        return self._is_first or self._bound == math.inf or self._left > self._bound * _LEAST_LEFT
+        if self._granted < self._least or self._bound == math.inf:
+            return True
+        return self._left > max(self._bound * _LEAST_LEFT, self._least_chunk * self.cost(0))
 
     def fit(self, start: int, wanted: int, *, scored: bool) -> int:
-        """Tokens from ``start`` on that this step has time for: at least the least chunk, if ``wanted``."""
+        """Tokens from ``start`` on that this step has time for: 1 to ``wanted``.
+
+        At least what is missing to the least chunk.
+        """
         if self._left == math.inf:
             return wanted
+        least = max(1, int((self._least - self._granted) * _share(start, scored)))
         # A chunk seldom ends further on, and where it does its own steps correct the cost.
-        count = int(self._left / self.cost(start + min(wanted, _RANGE), scored=scored))
-        return wanted if wanted <= count * _TAIL else min(wanted, max(self._least, count))
+        count = max(least, int(self._left / self.cost(start + min(wanted, _RANGE), scored=scored)))
+        return wanted if wanted <= count * _TAIL else min(wanted, count)
 
     def spend(self, start: int, count: int, *, scored: bool) -> None:
         """A chunk was granted."""
-        self._is_first = False
+        self._granted += count / _share(start, scored)
         if self._left != math.inf:
             self._left -= count * self.cost(start + count, scored=scored)
 
@@ -101,7 +118,7 @@ class PromptPace:
         tokens = record.plan.num_tokens
         spent = self._prompt_seconds(seconds, rows, (tokens - rows) / tokens, total)
         # Every step has a fixed part, so a token of a short chunk costs more. Within the bound that may be.
-        if spent < total or spent > self._delay:
+        if spent < total or (spent > self._delay and tokens - rows >= self._least_chunk):
             for scored, place in expected:
                 self._correct(scored, place, spent / total)
 
@@ -121,11 +138,16 @@ class PromptPace:
         return max((seconds for other, seconds in self._decodes.items() if other <= length), default=0.0)
 
     def _correct(self, scored: bool, place: int, ratio: float) -> None:
-        costs = self._costs[scored]
+        costs, ratio = self._costs[scored], min(ratio, _MOST)
         if place in costs:
-            costs[place] *= math.sqrt(min(max(ratio, 1 / _MOST), _MOST))
+            costs[place] *= math.sqrt(max(ratio, 1 / _MOST))
         else:
             costs[place] = self.cost(_position_of(place), scored=scored) * ratio
+
+
+def _share(start: int, scored: bool) -> float:
+    """Of the least chunk: enough far into a prompt, and where every position is scored."""
+    return 1 / 4 if scored else max(1 / 4, _FLAT / max(start, _FLAT))
 
 
 def _range_of(position: int) -> int:

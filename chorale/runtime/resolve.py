@@ -36,9 +36,9 @@ from chorale.runtime.memory import (
 # and on a busy CPU steps take several times what was expected.
 CPU_PROMPT_DELAY = 0.1
 # About 1,000 tokens of 20b on an H200, with which a step of a hundred streams takes less than 20 ms
-# (benchmarks/step_policy.py; measured by benchmarks/gpu_gaps.py).
+# (benchmarks/step_policy.py, a simulation; benchmarks/gpu_gaps.py measures it).
 GPU_PROMPT_DELAY = 0.012
-GPU_LEAST_CHUNK = 256  # tokens: fewer take hardly less time, because all experts are read anyway
+GPU_LEAST_CHUNK = 1024  # tokens: fewer save little, because all experts are read and all kernels launched
 MAX_PROMPT_DELAY = 0.25  # where many prompts wait, or steps are slow; on a GPU more than all tokens take
 
 

@@ -222,6 +222,86 @@ def test_under_page_pressure_streams_are_recomputed_within_the_bound() -> None:
             assert seconds < 0.3 + 0.0025 * len(plan.rows), plan
 
 
+GPU = {"prompt_delay": 0.012, "least_chunk": 1024, "max_num_batched_tokens": 8192, "num_blocks": 20_000}
+LAUNCHED = Speed(0.02, 13e-6, 0.0)  # a step whose fixed part is more than the bound
+
+
+def with_streams(count: int, speed: Speed = LAUNCHED, **sizes: Any) -> Scene:
+    """A GPU's sizes. ``count`` streams run, and what prompts take has been seen beside them."""
+    scene = Scene(speed, GPU | {"max_num_seqs": 256} | sizes)
+    for number in range(count):
+        scene.add(f"s{number}", 50 if number else 1024, 3000, seed=number + 1)
+    scene.run(until=f"s{count - 1}")
+    for number in range(4):
+        scene.add(f"seen{number}", 1024, 1, seed=50 + number)
+        scene.run(until=f"seen{number}")
+    scene.device.steps.clear()
+    return scene
+
+
+def chunks_of(plan: StepPlan) -> list[int]:
+    return [int(count) for count in plan.num_new if count > 1]
+
+
+def test_a_prompt_a_step_where_the_fixed_part_is_most_of_it() -> None:
+    scene = with_streams(4)
+    for number, length in enumerate((1024, 1000, 1270, 40, 700, 3000)):
+        scene.add(f"p{number}", length, 1, seed=60 + number)
+    scene.run(until="p5")
+    found = [chunks for plan, _ in scene.device.steps if (chunks := chunks_of(plan))]
+    assert found[:3] == [[1024], [1000, 24], [1246]] or found[:3] == [[1024], [1000], [1270]], found
+    assert all(sum(chunks) <= 1280 for chunks in found), "never two whole prompts"
+    assert len(found) <= 8, "and no small pieces"
+
+
+def test_one_slow_step_at_most_doubles_a_cost() -> None:
+    """A graph is captured in the step: hundreds of times what was expected, once."""
+    scene = with_streams(4, Speed(0.004, 3e-6, 0.0))
+    pace = scene.core._scheduler._pace
+    before = pace.cost(0)
+    scene.device.speed = Speed(2.0, 3e-6, 0.0)
+    scene.add("slow", 1024, 1, seed=60)
+    scene.run(until="slow")
+    assert before < pace.cost(0) <= 2 * before
+
+
+def test_short_prompts_do_not_make_tokens_seem_dear() -> None:
+    """The fixed part of their steps is a hundred times their tokens' part."""
+    scene = with_streams(4)
+    pace = scene.core._scheduler._pace
+    before = pace.cost(0)
+    for number in range(10):
+        scene.add(f"p{number}", 17, 1, seed=60 + number)
+        scene.run(until=f"p{number}")
+    assert pace.cost(0) <= before
+
+
+def test_far_into_a_prompt_chunks_are_shorter() -> None:
+    scene = with_streams(2, Speed(0.005, 9e-6, 5e-10))
+    scene.add("long", 32_000, 1, seed=70)
+    scene.run(until="long")
+    found = [chunks[0] for plan, _ in scene.device.steps if (chunks := chunks_of(plan))]
+    assert found[0] >= 1024
+    assert 256 <= min(found[:-1]) <= max(found[-8:]) < 1024
+
+
+@pytest.mark.parametrize(("rate", "most"), [(20, 2), (30, 10), (40, 20)])
+def test_a_queue_of_prompts_drains(rate: int, most: int) -> None:
+    """Forty prompts at once, then fewer or more a second than the 30 that one a step would be."""
+    scene = with_streams(4)
+    start, sent = scene.device.now, 0
+    lengths = []
+    for number in range(40):
+        scene.add(f"b{number}", 1024, 1, seed=100 + number)
+    while scene.device.now < start + 6:
+        while sent < (scene.device.now - start) * rate:
+            scene.add(f"p{sent}", 1024, 1, seed=200 + sent)
+            sent += 1
+        scene.step()
+        lengths.append(scene.core.stats().num_waiting)
+    assert max(lengths[-20:]) <= most
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_tokens_are_the_same_with_and_without_a_bound(depth: Literal[0, 1]) -> None:
     found = []
