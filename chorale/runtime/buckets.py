@@ -16,13 +16,18 @@ _EXACT = 8
 # a long context are wasted on a short one: such batches have a graph for each of some lengths.
 _SPLIT_ROWS = 4
 _CONTEXTS = (512, 1024, 2048)
-# Mixed steps: above, the device takes longer than the host needs for launching.
-MIXED_TOKENS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
-MIXED_ROWS = (4, 16, 64)  # dummies included
+# Mixed steps: above, the device takes longer than the host needs for launching. Those from 1,024 on are for a
+# prompt of the least chunk (``engine/pace.py``) beside many streams.
+MIXED_TOKENS = (
+    *(16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896),
+    *(1024, 1152, 1280, 1536),
+)
+MIXED_ROWS = (4, 16, 64, 256)  # dummies included
 # Captured before the engine is ready; the others in idle moments, or when they are needed. Few, because on a
 # machine's first start each also compiles kernels.
 FIRST_ROWS = (1, 2, 8, 64)
 FIRST_TOKENS = (128, 1024)
+BUSY_TOKENS = (1024, 1152, 1280)  # captured next, for many rows: they come while no moment is idle
 FILTERED_ROWS = 16  # up to so many, graphs with filters are made in idle moments too
 
 

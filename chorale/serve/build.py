@@ -27,6 +27,7 @@ from chorale.model.gpt_oss import GptOss
 from chorale.model.hub import resolve_model
 from chorale.model.weights import load_weights
 from chorale.runtime.buckets import (
+    BUSY_TOKENS,
     FILTERED_ROWS,
     FIRST_ROWS,
     FIRST_TOKENS,
@@ -303,6 +304,14 @@ def preparations(
         action = partial(Worker.capture_decode, rows=size, longest=context, filtered=filtered)
         found[name] = (action, is_first)
 
+    def mixed(tokens: int, rows: int, is_first: bool) -> None:
+        action = partial(Worker.try_size, num_tokens=tokens, rows=rows)
+        found[f"prefill, {tokens} tokens, {rows} rows"] = (action, is_first)
+
+    for rows in MIXED_ROWS[2:]:
+        for tokens in BUSY_TOKENS:
+            if tokens < most and rows // 4 <= limits.max_num_seqs:
+                mixed(tokens, rows, False)
     for size in graph_rows:
         for context in context_sizes(size, longest):
             decode(size, context, False, size in FIRST_ROWS)
@@ -310,8 +319,7 @@ def preparations(
         for rows in MIXED_ROWS[:2]:
             is_first = rows == MIXED_ROWS[0] and (tokens in FIRST_TOKENS or tokens == most)
             if tokens in MIXED_TOKENS or rows == MIXED_ROWS[0]:
-                action = partial(Worker.try_size, num_tokens=tokens, rows=rows)
-                found[f"prefill, {tokens} tokens, {rows} rows"] = (action, is_first)
+                mixed(tokens, rows, is_first)
     for size in graph_rows:
         if size <= FILTERED_ROWS:
             decode(size, context_sizes(size, longest)[-1], True, False)

@@ -5,6 +5,7 @@ The path is that of a GPU (packing, dummy rows, buckets, sampling in the step); 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
 
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
-from chorale.engine.types import SamplingSpec, StepPlan
+from chorale.engine.types import EngineLimits, SamplingSpec, StepPlan
 from chorale.errors import ConfigError
 from chorale.grammar.constraint import json_schema
 from chorale.grammar.frames import Frames, turn_grammar
@@ -50,7 +51,7 @@ from chorale.runtime.mixed import Mixed, pad_plan
 from chorale.runtime.resolve import resolve
 from chorale.runtime.rows import SamplingRows
 from chorale.runtime.worker import Worker
-from chorale.serve.build import allocate_kv, capture_first, load_model, make_executor
+from chorale.serve.build import allocate_kv, capture_first, load_model, make_executor, preparations
 
 DEVICE = CpuDevice(Hardware("cpu", "stand-in", 2**34, 2**34), can_capture=True, overlap=True)
 
@@ -361,6 +362,16 @@ def test_captured_at_the_start(checkpoint: Path) -> None:
     asked = [request("a", random_prompt(40), max_tokens=6), request("b", [1], max_tokens=6, top_k=5)]
     run(core, asked)
     assert decodes_of(core).num_graphs <= before + 1  # nothing was missing but longer contexts with filters
+
+
+def test_prompts_beside_many_streams_are_captured_early() -> None:
+    """In the midst of service there is no idle moment, and a capture would hold up every stream."""
+    large = EngineLimits(1000, 64, 1024, 8192, 4096)
+    names = list(preparations(row_sizes(1024), large))
+    busy = {f"prefill, {tokens} tokens, {rows} rows" for tokens in (1024, 1152, 1280) for rows in (64, 256)}
+    assert set(names[: len(busy)]) == busy
+    assert not busy & set(preparations(row_sizes(8), replace(large, max_num_seqs=8)))
+    assert not busy & set(preparations(row_sizes(1024), replace(large, max_num_batched_tokens=1024)))
 
 
 def test_a_row_without_a_token_ends_alone(checkpoint: Path) -> None:

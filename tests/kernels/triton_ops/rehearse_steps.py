@@ -13,6 +13,7 @@ import collections
 import logging
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,11 +31,13 @@ from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.gpt_oss import GptOss, LayerWeights, QkvWeights, RouterWeights, Weights
+from chorale.runtime.buckets import MIXED_ROWS, MIXED_TOKENS
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.grammar import GrammarCache, GrammarRows, Masks, open_masks
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import Resolved, resolve
+from chorale.runtime.worker import Worker
 from chorale.serve import build
 from chorale.serve.rehearsal import eager_plan
 
@@ -162,6 +165,9 @@ def serve(executor: LocalExecutor, found: Resolved, grammar: SomeGrammars) -> No
     build.capture_first(executor, found, lambda *_: None, budget=0)
     while executor.use_idle_time():
         pass
+    for tokens in MIXED_TOKENS:  # those that no idle moment makes are captured when a step needs them
+        for rows in MIXED_ROWS:
+            executor.prepare(partial(Worker.try_size, num_tokens=tokens, rows=rows))
     random = np.random.default_rng(1)
     limits = found.limits
     for number in range(STEPS):
