@@ -134,6 +134,9 @@ def _wrap(text: str, indent: str) -> list[str]:
 def _entry(flag: Flag) -> list[str]:
     """The option and its help side by side, or the help below where the option is long."""
     shown, about = _shown(flag), flag.help + _default(flag)
+    if len(shown) > width():  # its values get lines of their own
+        shown, _, values = shown.partition(" {")
+        about = f"one of {values.rstrip('}').replace(',', ', ')}: {about}"
     lines = _wrap(about, " " * COLUMN)
     if len(shown) + 2 < COLUMN:
         lines[0] = shown.ljust(COLUMN) + lines[0].lstrip()
