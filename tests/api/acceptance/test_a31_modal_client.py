@@ -28,6 +28,10 @@ def test_it_works_unchanged(model: str) -> None:
             delta = chunk["choices"][0]["delta"]
             read += delta.get("content") or delta.get("reasoning_content") or ""
         assert read == "Think.Hello."
-        assert f"<|start|>developer<|message|># Instructions\n\n{SYSTEM}<|end|>" in server.prompt()
+        system, developer = server.prompt().split("<|end|>")[:2]
+        assert system.startswith("<|start|>system<|message|>")
+        assert "\n\nReasoning: low\n\n" in system  # the line of the instructions acts, and stands here only
+        kept = SYSTEM.replace("Reasoning: low\n", "")
+        assert developer == f"<|start|>developer<|message|># Instructions\n\n{kept}"
 
     acceptance(playing(ANALYSIS + "Think." + NEXT + FINAL + "Hello.<|return|>"), main)
