@@ -22,7 +22,7 @@ from shell_helpers import Running, call, connect, exchange, full_server, make_st
 from starlette.routing import Router, WebSocketRoute
 from websockets.asyncio.client import ClientConnection
 
-from chorale.api import websocket
+from chorale.api import runaway, websocket
 from chorale.api.auth import guard_routes, hash_key
 from chorale.api.responses import lanes, socket
 from chorale.api.shell import Shell, unknown_path
@@ -350,6 +350,48 @@ def test_a_full_queue_says_when_to_come_again() -> None:
             assert (error["status"], error["error"]["code"]) == (429, "rate_limit_exceeded")
             assert error["error"]["headers"] == {"retry-after": "1"}
             assert error["stream_id"] == "a"
+
+    served(test, client)
+
+
+def test_lanes_are_admitted_like_requests_of_their_own() -> None:
+    """What does not fit beside the others is refused at once; the others and the connection go on."""
+    begun, whole = tokens(HELLO.partition("Hi")[0]), tokens(HELLO)
+    client = ScriptedClient(
+        lambda request, index: Script(begun, hang=True) if len(client.requests) <= 2 else Script(whole)
+    )
+    client.max_in_flight = 2
+
+    async def test(server: Running) -> None:
+        async with opened(server) as connection:
+            for lane in ("a", "b", "c"):
+                await send(connection, stream_id=lane)
+            error = (await until_end(connection))[-1]  # that of a lane that runs never comes
+            assert (error["type"], error["status"], error["stream_id"]) == ("error", 429, "c")
+            assert client.num_in_flight == 2
+            client.max_in_flight = 3
+            assert (await ask(connection, stream_id="c"))["type"] == "response.completed"
+        for _ in range(1000):
+            if client.num_in_flight == 0:
+                break
+            await asyncio.sleep(0.01)
+        assert client.num_in_flight == 0
+
+    served(test, client)
+
+
+def test_reasoning_without_end_is_bounded() -> None:
+    """As in test_runaway.py: cut, and the answer is forced."""
+    thoughts = "<|end|><|start|>assistant<|channel|>analysis<|message|>".join(["x"] * 1000)
+    texts = ["<|channel|>analysis<|message|>" + thoughts, "So be it.<|return|>"]
+    client = ScriptedClient(lambda request, index: Script(tokens(texts[min(len(client.requests), 2) - 1])))
+
+    async def test(server: Running) -> None:
+        async with opened(server) as connection:
+            response = (await ask(connection))["response"]
+            kinds = [item["type"] for item in response["output"]]
+            assert kinds == ["reasoning"] * runaway.MAX_ANALYSIS + ["message"]
+            assert response["output"][-1]["content"][0]["text"] == "So be it."
 
     served(test, client)
 
