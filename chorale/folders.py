@@ -13,9 +13,10 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+MAX_SOCKET_PATH_BYTES = 100  # the system's limit is 108 on Linux and 104 on macOS
 PREFIX = "chorale-run-"
 _NEW = "chorale-new-"  # not locked yet
 _NAME = re.compile(rf"({PREFIX}|{_NEW})[a-z0-9_]{{8}}")
@@ -47,6 +48,21 @@ class Folder:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+
+def folder_for_sockets(places: Iterable[str | None], name: str) -> Folder | None:
+    """A new folder in the first of ``places`` where the path of a socket ``name`` is short enough.
+
+    Places that are empty, missing or not writable are passed over; None if no place will do.
+    """
+    for place in places:
+        if not place or not os.access(place, os.W_OK):
+            continue
+        folder = Folder(place)
+        if len(os.fsencode(folder.path.absolute() / name)) < MAX_SOCKET_PATH_BYTES:
+            return folder
+        folder.remove()
+    return None
 
 
 def sweep(place: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from chorale.folders import PREFIX, Folder, sweep
+from chorale.folders import PREFIX, Folder, folder_for_sockets, sweep
 
 HOLD = (
     "import sys; from chorale.folders import Folder; f = Folder(sys.argv[1]); (f.path / 'engine').touch(); "
@@ -69,3 +72,17 @@ def test_a_folder_that_is_just_being_made_stays_and_an_old_one_that_was_never_lo
     sweep(tmp_path)
     assert fresh.exists()
     assert not old.exists()
+
+
+def test_a_place_where_the_path_of_a_socket_is_too_long_is_passed_over(tmp_path: Path) -> None:
+    short, deep = tmp_path / "s", tmp_path / ("d" * 80)
+    short.mkdir()
+    deep.mkdir()
+    with tempfile.TemporaryDirectory(dir="/tmp") as last:
+        found = folder_for_sockets((None, str(short / "missing"), str(deep), last), "http.sock")
+        assert found is not None
+        with found as path, contextlib.closing(socket.socket(socket.AF_UNIX)) as listener:
+            assert path.parent == Path(last)
+            listener.bind(str(path / "http.sock"))
+    assert list(deep.iterdir()) == []
+    assert folder_for_sockets((str(deep),), "http.sock") is None

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import httpx2
 from chorale.cli import bound
 from chorale.cli.ending import signals_as_exceptions
 from chorale.errors import ChoraleError, ConfigError
-from chorale.folders import Folder
+from chorale.folders import folder_for_sockets
 
 DEFAULT_URL = "http://localhost:8000/v1"
 
@@ -107,7 +108,10 @@ def _first_model(client: httpx2.Client, where: str) -> str:
 
 @contextlib.contextmanager
 def _private_server(serve_arguments: list[str]) -> Iterator[httpx2.Client]:
-    with Folder() as folder:
+    kept = folder_for_sockets((tempfile.gettempdir(), "/tmp"), "http.sock")
+    if kept is None:
+        raise ConfigError("no directory for the server's socket: set TMPDIR to a short path that is writable")
+    with kept as folder:
         socket, log = Path(folder, "http.sock"), Path(folder, "log")
         command = bound.command(["serve", *serve_arguments, "--uds", str(socket)])
         environment = {k: v for k, v in os.environ.items() if k not in ("CHORALE_API_KEY", "VLLM_API_KEY")}

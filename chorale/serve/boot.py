@@ -18,10 +18,10 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from chorale.client.wire import DECODE_ERRORS, engine_address
+from chorale.client.wire import DECODE_ERRORS
 from chorale.config import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
-from chorale.folders import Folder
+from chorale.folders import Folder, folder_for_sockets
 from chorale.processes import die_with_parent
 from chorale.serve import logs
 
@@ -91,15 +91,9 @@ def make_directory() -> Folder:
 
     Folders that killed servers have left are removed. Raises ``ConfigError`` if no place will do.
     """
-    for place in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
-        if not place or not os.access(place, os.W_OK):
-            continue
-        folder = Folder(place)
-        try:
-            engine_address(folder.path)
-        except ConfigError:
-            folder.remove()
-            continue
+    places = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")
+    folder = folder_for_sockets(places, "engine")
+    if folder is not None:
         return folder
     raise ConfigError("no directory for the engine's sockets: set TMPDIR to a short path that is writable")
 
