@@ -87,11 +87,9 @@ def serve(name: str, config: ToolConfig, host: str, port: int) -> int:
     if host in OPEN_ADDRESSES and key is None:
         print("note: listening on every interface without CHORALE_TOOLS_API_KEY: anyone can use it")
     if name == "browser":
-        config = replace(
-            config, python="none", browser="auto" if config.browser == "none" else config.browser
-        )
+        config = replace(config, python="none", browser=config.browser or "auto")
     else:
-        config = replace(config, browser="none", python="auto" if config.python == "none" else config.python)
+        config = replace(config, browser="none", python=config.python or "auto")
     config = replace(config, servers=(), mcp_config=None, mcp_requests=False)
     return asyncio.run(
         serve_tool(cast(Any, name), config, os.environ, host=host, port=port, key=key, say=print)

@@ -47,9 +47,7 @@ def choose_backend(
     service_fetcher: Fetcher,
 ) -> SearchBackend | None:
     """Raises ``ConfigError`` for a named service without its key or address."""
-    wanted = config.browser
-    if wanted == "none" and "demo" in config.servers:
-        wanted = "auto"
+    wanted = config.browser or ("auto" if "demo" in config.servers else "none")
     if wanted == "none":
         return None
     if wanted == "auto":
@@ -131,8 +129,10 @@ async def choose_sandbox(
 
 
 def _wanted_sandbox(config: ToolConfig, environment: Mapping[str, str]) -> PythonChoice:
-    if config.python != "none" or "demo" not in config.servers:
+    if config.python is not None:
         return config.python
+    if "demo" not in config.servers:
+        return "none"
     named = environment.get("PYTHON_EXECUTION_BACKEND", "").strip().lower()
     if not named:
         return "auto"

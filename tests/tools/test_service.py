@@ -126,6 +126,15 @@ def test_names_of_containers_are_harmless() -> None:
     assert container_id(None) != container_id("auto")
 
 
+def test_an_explicit_none_wins_over_demo() -> None:
+    async def work() -> None:
+        service = await started(servers=("demo",), python="none", browser="none")
+        assert set(service.available) <= {"mcp"}
+        await service.aclose()
+
+    run(work())
+
+
 @pytest.mark.parametrize(
     ("config", "environment", "reason"),
     [
