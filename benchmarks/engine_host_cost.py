@@ -112,14 +112,14 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
     import torch
 
     from chorale.config import EngineConfig
-    from chorale.kernels.reference import REFERENCE_OPS
+    from chorale.kernels.reference.ops import REFERENCE_OPS
     from chorale.model.checkpoint_writer import write_random_checkpoint
     from chorale.model.config import ModelConfig
     from chorale.model.config_writer import make_config
     from chorale.runtime.device import CpuDevice
-    from chorale.runtime.grammar import GrammarCache, GrammarRows
     from chorale.runtime.hardware import Hardware
     from chorale.runtime.resolve import resolve
+    from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
     from chorale.serve.build import allocate_kv, load_model, make_executor
 
     class Idle(CpuDevice):

@@ -26,14 +26,15 @@ from typing import Any
 import torch
 
 from chorale.bench.gpu_time import graph_seconds
-from chorale.kernels import reference_moe
 from chorale.kernels.ops import ExpertTensors, QkvWeights
-from chorale.kernels.triton import stream, tuning
-from chorale.kernels.triton.combine import add_parts
-from chorale.kernels.triton.experts import Experts, Matrices, pack_experts
-from chorale.kernels.triton.linear import pack_head
-from chorale.kernels.triton.moe import moe
-from chorale.kernels.triton.norm import Norm
+from chorale.kernels.reference import moe as reference_moe
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense.linear import pack_head
+from chorale.kernels.triton.dense.norm import Norm
+from chorale.kernels.triton.moe import gemv
+from chorale.kernels.triton.moe.combine import add_parts
+from chorale.kernels.triton.moe.moe import moe
+from chorale.kernels.triton.moe.packing import Experts, Matrices, pack_experts
 
 GPU = torch.device("cuda")
 H = I = 2880
@@ -179,7 +180,7 @@ class Case:
         # The next layer's: only its norm and its type are looked at.
         self.qkv = QkvWeights(torch.ones(H, device=GPU), pack_head(self.normed[:0]))
         self.inner = torch.randn(tokens * 4, I, device=GPU).bfloat16()
-        self.works = [stream.plan(ids, count) for ids in self.draws]
+        self.works = [gemv.plan(ids, count) for ids in self.draws]
 
     def tile(self, kind: str) -> tuning.Stream:
         choose = tuning.stream_gate_up if kind == "gate_up" else tuning.stream_down
@@ -187,11 +188,11 @@ class Case:
 
     def gate_up(self, tile: tuning.Stream) -> None:
         for layer, work in zip(self.layers, self.works, strict=True):
-            stream.gate_up(self.normed, layer, work, tile, self.inner)
+            gemv.gate_up(self.normed, layer, work, tile, self.inner)
 
     def down(self, tile: tuning.Stream) -> None:
         for layer, work in zip(self.layers, self.works, strict=True):
-            stream.down(self.inner, self.gates, layer, work, tile, H)
+            gemv.down(self.inner, self.gates, layer, work, tile, H)
 
     def whole(self) -> None:
         for layer, ids in zip(self.layers, self.draws, strict=True):
@@ -211,9 +212,7 @@ def time_case(case: Case, name: str, peak: float) -> None:
     parts = torch.zeros(case.tokens, 4, H, device=GPU)
     norm = None if case.tokens <= tuning.SLIM_TOKENS else Norm(case.qkv.norm, 1e-5, torch.bfloat16)
     us = graph_us(lambda: [add_parts(parts, case.x, norm) for _ in range(CALLS)])
-    plan = graph_us(
-        lambda: [stream.plan(ids, case.layers[0].num_experts) for ids in case.draws] + [case.x + 1]
-    )
+    plan = graph_us(lambda: [gemv.plan(ids, case.layers[0].num_experts) for ids in case.draws] + [case.x + 1])
     print(f"{name} sum {us:.2f} us, plan (sort) {plan:.2f} us; touched {case.touched:.1f}", flush=True)
     RESULTS[f"{name} sum, sort"] = us, plan
 

@@ -26,9 +26,10 @@ import triton
 from dense_candidates import attend, damp, early_parts
 
 from chorale.bench.gpu_time import graph_seconds
-from chorale.kernels.triton import slim, slim_stream, tuning
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense import skinny, skinny_fused
+from chorale.kernels.triton.dense.qkv import _rotate_kernel
 from chorale.kernels.triton.launch import dependent
-from chorale.kernels.triton.qkv import _rotate_kernel
 
 EPS = 1e-5
 RESULTS: dict[str, dict[str, Any]] = {}
@@ -119,7 +120,7 @@ def rotate(case: Case, layer: Layer, parts: torch.Tensor, heads: int, warps: int
 
 def add(some: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, block: int, warps: int) -> None:
     splits, tokens, rows = some.shape
-    slim._add_kernel[(tokens, triton.cdiv(rows, block))](
+    skinny._add_kernel[(tokens, triton.cdiv(rows, block))](
         some, bias, residual, tokens, rows,
         HAS_BIAS=True, SPLITS=splits, BLOCK=block, num_warps=warps, **dependent(residual),
     )  # fmt: skip
@@ -130,7 +131,7 @@ def split_qkv(
 ) -> None:
     tile = tuning.Tile(shape[0], 16, *shape[1:])
     splits = splits_for(tile, *layer.qkv.shape, programs)
-    rotate(case, layer, slim._parts(case.x, layer.qkv, layer.norm, tile, splits), heads, warps)
+    rotate(case, layer, skinny._parts(case.x, layer.qkv, layer.norm, tile, splits), heads, warps)
 
 
 def split_out(
@@ -138,7 +139,7 @@ def split_out(
 ) -> None:
     tile = tuning.Tile(shape[0], 16, *shape[1:])
     splits = splits_for(tile, *layer.out.shape, programs)
-    add(slim._parts(case.attended, layer.out, None, tile, splits), layer.out_bias, case.x, block, warps)
+    add(skinny._parts(case.attended, layer.out, None, tile, splits), layer.out_bias, case.x, block, warps)
 
 
 def early_qkv(shape: tuple[int, int, int], case: Case, layer: Layer) -> None:
@@ -150,14 +151,14 @@ def early_out(shape: tuple[int, int, int], case: Case, layer: Layer) -> None:
 
 
 def stream_qkv(tile: tuning.Slim, case: Case, layer: Layer) -> None:
-    slim_stream.qkv(
+    skinny_fused.qkv(
         case.x, layer.norm, layer.qkv, layer.qkv_bias, EPS, case.rope, case.slots, case.q, case.kv,
         case.sizes.constants, tile,
     )  # fmt: skip
 
 
 def stream_out(tile: tuning.Slim, case: Case, layer: Layer) -> None:
-    slim_stream.project(case.attended, layer.out, layer.out_bias, case.x, tile)
+    skinny_fused.project(case.attended, layer.out, layer.out_bias, case.x, tile)
 
 
 # rows, depth, warps, stages; programs

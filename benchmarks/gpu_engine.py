@@ -41,8 +41,8 @@ from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec, StepHandle, StepPlan, StepResult
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.runtime.buckets import context_sizes
 from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.steps.graph_sizes import context_sizes
 from chorale.runtime.worker import Worker
 from chorale.serve.boot import calm_collector
 from chorale.serve.build import build_engine

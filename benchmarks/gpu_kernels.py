@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from chorale.bench.gpu_time import event_seconds, graph_seconds
-from chorale.kernels import reference, reference_attention, reference_moe
 from chorale.kernels.ops import (
     AttentionMeta,
     AttentionShape,
@@ -29,6 +28,15 @@ from chorale.kernels.ops import (
     ForwardBatch,
     QkvWeights,
     RouterWeights,
+)
+from chorale.kernels.reference import (
+    attention as reference_attention,
+)
+from chorale.kernels.reference import (
+    moe as reference_moe,
+)
+from chorale.kernels.reference import (
+    ops as reference,
 )
 from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.model.config_writer import SHAPES, make_config

@@ -23,13 +23,26 @@ from typing import Any
 import torch
 
 from chorale.bench.gpu_time import graph_seconds
-from chorale.kernels import mxfp4, reference_attention, reference_moe
+from chorale.kernels import mxfp4
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, QkvWeights
-from chorale.kernels.triton import attention, moe, moe_hopper, moe_large, moe_place, prefill, tuning
-from chorale.kernels.triton.experts import Experts, Matrices, pack_experts
+from chorale.kernels.reference import attention as reference_attention
+from chorale.kernels.reference import moe as reference_moe
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.attention import decode, prefill
+from chorale.kernels.triton.dense.linear import pack_head
+from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.launch import chip_of
-from chorale.kernels.triton.linear import pack_head
-from chorale.kernels.triton.norm import Norm
+from chorale.kernels.triton.moe import (
+    grouped,
+    moe,
+)
+from chorale.kernels.triton.moe import (
+    hopper_kernel as moe_hopper,
+)
+from chorale.kernels.triton.moe import (
+    tiles as moe_place,
+)
+from chorale.kernels.triton.moe.packing import Experts, Matrices, pack_experts
 
 GPU = torch.device("cuda")
 H = 2880
@@ -129,7 +142,7 @@ def added(
     normed: torch.Tensor, ids: torch.Tensor, gates: torch.Tensor, experts: Experts, x: torch.Tensor
 ) -> torch.Tensor:
     x = x.clone()
-    moe_large.moe_large(normed, ids, gates, experts, x)
+    grouped.moe_large(normed, ids, gates, experts, x)
     return x
 
 
@@ -209,8 +222,8 @@ def layer_times(
 
     def gather(n: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         if fp8:
-            return moe_large.gather8(normed, placed[n], layers[n], tile)
-        return moe_large.gather(normed, placed[n], layers[n], tile), None
+            return grouped.gather8(normed, placed[n], layers[n], tile)
+        return grouped.gather(normed, placed[n], layers[n], tile), None
 
     placed = [place(n) for n in range(len(ids))]
     inputs, scale = gather(0)
@@ -224,7 +237,7 @@ def layer_times(
             moe_hopper.gate_up(inputs, scale, placed[n].tiles, layers[n], tile) for n in every
         ],
         "down": lambda: [moe_hopper.down(inner, placed[n].tiles, layers[n], H, tile) for n in every],
-        "combine": lambda: [moe_large.combine(parts, placed[n].place, gates, x, norm) for n in every],
+        "combine": lambda: [grouped.combine(parts, placed[n].place, gates, x, norm) for n in every],
     }
     return {name: graph_us(work) / len(layers) for name, work in works.items()}
 
@@ -302,7 +315,7 @@ def time_grouped(tokens: int) -> None:
 # ------------------------------------------------------------------ attention
 
 
-def prompts(rows: int, length: int) -> tuple[attention.Plan, torch.Tensor, torch.Tensor, torch.Tensor]:
+def prompts(rows: int, length: int) -> tuple[decode.Plan, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(plan, q, kv, sinks) of ``rows`` whole prompts."""
     width = -(-length // 64)
     table = torch.randperm(rows * width, device=GPU).int().view(rows, width)
@@ -316,11 +329,11 @@ def prompts(rows: int, length: int) -> tuple[attention.Plan, torch.Tensor, torch
         max_query_len=length,
         max_context_len=length,
     )
-    plan = attention.plan_attention(meta, AttentionShape(64, 8, 64, 128), 64)
+    plan = decode.plan_attention(meta, AttentionShape(64, 8, 64, 128), 64)
     return plan, randn(tokens, 64, 64), randn(rows * width, 2, 8, 64, 64), randn(64, dtype=torch.float32)
 
 
-def time_prefill(case: tuple[attention.Plan, torch.Tensor, torch.Tensor, torch.Tensor], group: int) -> float:
+def time_prefill(case: tuple[decode.Plan, torch.Tensor, torch.Tensor, torch.Tensor], group: int) -> float:
     plan, q, kv, sinks = case
     out = torch.empty_like(q)
     return graph_us(lambda: [prefill.prefill(q, kv, sinks, plan, group, out) for _ in range(4)]) / 4
@@ -367,7 +380,7 @@ def compile_one(job: tuple[str, tuple[Any, ...], int]) -> None:
             tuning.large = lambda *_, fp8: tuning.LargeTile(*shape)
             ids, normed = draw(64, 8), randn(64, H)
             gates, x = torch.full((64, 4), 0.25, device=GPU), randn(64, H, dtype=torch.float32)
-            moe_large.moe_large(normed, ids, gates, experts, x)
+            grouped.moe_large(normed, ids, gates, experts, x)
         else:
             plan, q, kv, sinks = prompts(2, 256)
             tile = tuning.PrefillTile(*shape)

@@ -29,9 +29,10 @@ import torch
 from gpu_moe_large import H, random_experts, say
 
 from chorale.bench.gpu_time import captured, event_seconds
-from chorale.kernels.triton import moe_large, stream, tuning
-from chorale.kernels.triton.experts import Experts
-from chorale.kernels.triton.norm import Norm, add_norm
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense.norm import Norm, add_norm
+from chorale.kernels.triton.moe import gemv, grouped
+from chorale.kernels.triton.moe.packing import Experts
 
 GPU = torch.device("cuda")
 UNEVEN = math.sqrt(math.log(1 + 0.41**2))
@@ -131,7 +132,7 @@ def time_large(experts: int, tokens: int, fp8: bool, texts: Sequence[str]) -> No
         tuning.large = lambda *_, fp8=False: tile
 
     shapes = shapes_of(texts, tuning.LargeTile) or [chosen]
-    time_shapes(make_case(experts, tokens, fp8=fp8), shapes, moe_large.moe_large, use)
+    time_shapes(make_case(experts, tokens, fp8=fp8), shapes, grouped.moe_large, use)
 
 
 def time_stream(experts: int, tokens: int, ups: Sequence[str], downs: Sequence[str]) -> None:
@@ -144,7 +145,7 @@ def time_stream(experts: int, tokens: int, ups: Sequence[str], downs: Sequence[s
         tuning.stream_gate_up = lambda *_: pair[0]
         tuning.stream_down = lambda *_: pair[1]
 
-    time_shapes(make_case(experts, tokens), [(up, down), *pairs], stream.stream_moe, use)
+    time_shapes(make_case(experts, tokens), [(up, down), *pairs], gemv.stream_moe, use)
 
 
 def time_sums(tokens: int = 8192) -> None:
@@ -153,9 +154,7 @@ def time_sums(tokens: int = 8192) -> None:
     place = torch.randperm(tokens * 4, device=GPU).int()
     gates = torch.full((tokens, 4), 0.25, device=GPU)
     norm = Norm(torch.ones(H, device=GPU), 1e-5, torch.bfloat16)
-    us, state = sustained(
-        lambda: [moe_large.combine(parts, place, gates, x, norm) for _ in range(8)], 0.3, 0.9
-    )
+    us, state = sustained(lambda: [grouped.combine(parts, place, gates, x, norm) for _ in range(8)], 0.3, 0.9)
     say(f"sum of the experts with the next norm: {us / 8:.1f} us, {state}")
     product = parts[:tokens].unsqueeze(0)
     for warps in (4, 8, 16):
@@ -173,7 +172,7 @@ def time_power(experts: int, tokens: int, fp8: bool) -> None:
     normed, x = case.normed, torch.zeros(tokens, H, device=GPU)
 
     def show(name: str) -> None:
-        us, state = sustained(lambda: case.add(moe_large.moe_large, x, len(case.layers)), 0.3, 0.9)
+        us, state = sustained(lambda: case.add(grouped.moe_large, x, len(case.layers)), 0.3, 0.9)
         say(f"{name}: {us / len(case.layers):.1f} us, {state}")
 
     show("random inputs and weights")

@@ -23,7 +23,7 @@ from chorale.grammar.frames import Call, Frames, turn_grammar
 from chorale.grammar.matcher import compile_grammar, tokenizer
 from chorale.harmony.vocab import NUM_RANKS, VOCAB_SIZE, load_vocabulary
 from chorale.runtime.device import open_device
-from chorale.runtime.grammar import GrammarCache, GrammarRows
+from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 
 _ITEM = {
     "type": "object",

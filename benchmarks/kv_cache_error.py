@@ -18,8 +18,8 @@ import torch
 
 from chorale.config import EngineConfig
 from chorale.engine.types import GenerateRequest, SamplingSpec
-from chorale.kernels import reference_attention as paged
 from chorale.kernels.ops import AttentionMeta, AttentionShape
+from chorale.kernels.reference import attention as paged
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.build import build_engine

@@ -43,9 +43,9 @@ from chorale.grammar.constraint import json_schema
 from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import START, VOCAB_SIZE
-from chorale.runtime.buckets import MIXED_ROWS, context_sizes
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.memory import GIB, KvGeometry
+from chorale.runtime.steps.graph_sizes import MIXED_ROWS, context_sizes
 from chorale.runtime.worker import Worker
 
 REAL_STEPS = 12  # of each kind, once the pool is full; fewer where the host takes half a second for one

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from chorale.engine.types import RowStart, SamplingSpec, StepPlan
-from chorale.runtime.buffers import Buffers
 from chorale.runtime.device import open_device
-from chorale.runtime.logprobs import gather_in_parts
-from chorale.runtime.sampler import Sampler
+from chorale.runtime.sampling.logprobs import gather_in_parts
+from chorale.runtime.sampling.sampler import Sampler
+from chorale.runtime.steps.buffers import Buffers
 
 VOCAB = 201088
 MODES: dict[str, SamplingSpec] = {

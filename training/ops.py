@@ -17,6 +17,8 @@ import torch.nn.functional as F
 
 from chorale.kernels.mxfp4 import FP4_VALUES, GROUP
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
+from chorale.kernels.reference.decode_inputs import decode_inputs
+from chorale.kernels.reference.sampling import ReferenceSampler
 
 
 class KeyValueHolder:
@@ -243,4 +245,6 @@ TRAINING_OPS = Ops(
     pack_router=lambda weight, bias, _: (weight, bias),
     pack_experts=_pack_experts,
     pack_head=lambda weight: weight,
+    make_sampler=ReferenceSampler,
+    decode_inputs=decode_inputs,
 )

@@ -26,7 +26,7 @@ def select_ops(name: OpsName | str, device: str, *, dense_experts: bool = False)
         return _triton_ops(device)
     if name not in ("auto", "reference"):
         raise ConfigError(f"ops {name!r}: not one of auto, reference, triton")
-    from chorale.kernels.reference import REFERENCE_OPS
+    from chorale.kernels.reference.ops import REFERENCE_OPS
 
     return REFERENCE_OPS
 

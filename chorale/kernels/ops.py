@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from chorale.kernels.crew import Crew
+    from chorale.kernels.triton.precompile.pool import Crew
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How to draw N tokens; ``runtime/noise.py`` and ``runtime/filters.py`` say what keys and filters do."""
+    """How to draw N tokens. ``kernels/reference`` defines keys (``noise.py``), filters (``filters.py``)."""
 
     keys: torch.Tensor  # [N, 2] int32, of any strides
     temperature: torch.Tensor  # [N] float32; 0: greedy
@@ -155,6 +155,23 @@ class DecodeState:
     tables: torch.Tensor  # [2, N, width] int32, written as far as the row's layers can see
     block_size: int
     window: int
+
+
+class Sample(Protocol):
+    """Draws one token a row."""
+
+    def __call__(
+        self, logits: torch.Tensor, draws: Draws, last_token: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """logits [N, V] float32 -> ``out`` [N] int64, and ``last_token`` [rows] int64 at ``draws.rows``.
+
+        A row without a token gets ``NO_FINITE_LOGITS`` or ``NOTHING_ALLOWED`` in ``out``.
+        """
+        ...
+
+
+class MakeSampler(Protocol):
+    def __call__(self, forbidden: torch.Tensor, rows_at_once: int) -> Sample: ...
 
 
 class Compiler(Protocol):
@@ -197,7 +214,7 @@ class Compiler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """One back end. ``kernels/reference.py`` says what each callable means, exactly.
+    """One back end. ``kernels/reference/`` says what each callable means, exactly.
 
     kv (one tensor per layer slot): [num_blocks, 2, Nkv, block_size, D]; index 1 is K (0) or V (1). ``plan``
     is what ``plan_attention`` returned for this step; ``group`` is a ``CacheGroup``.
@@ -247,18 +264,17 @@ class Ops:
     pack_experts: Callable[[ExpertTensors], Any]
     pack_head: Callable[[torch.Tensor], Any]  # ([V, H])
 
-    # kv may be float8_e4m3fn: scale 1, written saturating (``kernels/cells.py``).
+    # (forbidden [V] uint8: ids that can never be sampled; rows to work on at once) -> ``Sample``. Once.
+    make_sampler: MakeSampler
+
+    # (given, state): writes what ``DecodeState`` calls written.
+    decode_inputs: Callable[[DecodeInputs, DecodeState], None]
+
+    # kv may be float8_e4m3fn: scale 1, written saturating (``kernels/reference/kv_cells.py``).
     e4m3_pages: bool = False
 
     # A step of one new token a row never waits for the host, so that it can be captured in a graph.
     capturable: bool = False
-
-    # (logits [N, V] float32, draws, forbidden [V] uint8, last_token [rows] int64, out [N] int64): writes the
-    # tokens to ``out`` and ``last_token``. None: the runtime's own, plain torch (``runtime/sampler.py``).
-    sample: Callable[[torch.Tensor, Draws, torch.Tensor, torch.Tensor, torch.Tensor], None] | None = None
-
-    # (given, state): writes what ``DecodeState`` calls written. None: ``runtime/decodes.py``.
-    decode_inputs: Callable[[DecodeInputs, DecodeState], None] | None = None
 
     # (threads, who hires processes in their place) -> what compiles this op set's kernels beforehand. None:
     # nothing is compiled.

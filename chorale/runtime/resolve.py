@@ -13,7 +13,6 @@ from chorale.engine.types import MAX_LOGPROBS, EngineLimits
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.model.config import ModelConfig
-from chorale.runtime.buckets import MIXED_ROWS, MIXED_TOKENS, chosen_sizes, context_sizes, row_sizes
 from chorale.runtime.cache_dtype import E4M3, cache_dtype
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import (
@@ -30,6 +29,13 @@ from chorale.runtime.memory import (
     kv_geometry,
     size_pool,
     weight_bytes,
+)
+from chorale.runtime.steps.graph_sizes import (
+    MIXED_ROWS,
+    MIXED_TOKENS,
+    chosen_sizes,
+    context_sizes,
+    row_sizes,
 )
 
 # Seconds that prompts may add to a step of running streams. No stream is to wait 0.5 s for another's prompt,

@@ -18,16 +18,16 @@ import torch
 
 from chorale.engine.types import ALL_FORBIDDEN, StepPlan, StepResult, TokenLogprobs
 from chorale.model.gpt_oss import GptOss
-from chorale.runtime.batch import SamplingBatch, StepBatch
-from chorale.runtime.buckets import MIXED_ROWS
-from chorale.runtime.buffers import Buffers
-from chorale.runtime.decodes import Decodes
 from chorale.runtime.device import Arrays, Device
-from chorale.runtime.grammar import Fetch, GrammarRows, Masks
-from chorale.runtime.logprobs import LogprobTensors, gather_in_parts, to_records
 from chorale.runtime.memory import LOGIT_ROWS
-from chorale.runtime.mixed import Mixed, dummy_plan
-from chorale.runtime.sampler import FORBIDDEN, NO_TOKEN, Sampler
+from chorale.runtime.sampling.grammar import Fetch, GrammarRows, Masks
+from chorale.runtime.sampling.logprobs import LogprobTensors, gather_in_parts, to_records
+from chorale.runtime.sampling.sampler import FORBIDDEN, NO_TOKEN, Sampler
+from chorale.runtime.steps.batch import SamplingBatch, StepBatch
+from chorale.runtime.steps.buffers import Buffers
+from chorale.runtime.steps.decode_graphs import Decodes
+from chorale.runtime.steps.graph_sizes import MIXED_ROWS
+from chorale.runtime.steps.mixed_graphs import Mixed, dummy_plan
 
 LogitsOf = Callable[[slice], torch.Tensor]  # some rows of a batch -> their logits, float32
 _PROMPT_ROWS_AT_ONCE = 64  # rows of logits in one log-probability pass

@@ -20,13 +20,23 @@ from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import CacheGroup, EngineLimits, RowStart, SamplingSpec, StepPlan
 from chorale.kernels import select_ops
-from chorale.kernels.crew import Crew, hire
 from chorale.kernels.ops import Compiler, Ops
+from chorale.kernels.triton.precompile.pool import Crew, hire
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.model.hub import resolve_model
 from chorale.model.weights import load_weights
-from chorale.runtime.buckets import (
+from chorale.runtime.cache_dtype import E4M3
+from chorale.runtime.device import Device, default_threads, open_device
+from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.hardware import cpu_count
+from chorale.runtime.memory import gib
+from chorale.runtime.resolve import Resolved, resolve
+from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
+from chorale.runtime.sampling.sampler import Sampler
+from chorale.runtime.steps.buffers import Buffers
+from chorale.runtime.steps.decode_graphs import Decodes
+from chorale.runtime.steps.graph_sizes import (
     BUSY_TOKENS,
     FILTERED_ROWS,
     FIRST_ROWS,
@@ -35,20 +45,9 @@ from chorale.runtime.buckets import (
     MIXED_TOKENS,
     context_sizes,
 )
-from chorale.runtime.buffers import Buffers
-from chorale.runtime.cache_dtype import E4M3
-from chorale.runtime.decodes import Decodes
-from chorale.runtime.device import Device, default_threads, open_device
-from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.grammar import GrammarCache, GrammarRows
-from chorale.runtime.hardware import cpu_count
-from chorale.runtime.memory import gib
-from chorale.runtime.mixed import Mixed
-from chorale.runtime.resolve import Resolved, resolve
-from chorale.runtime.sampler import Sampler
-from chorale.runtime.worker import Worker
-from chorale.serve.facts import kernel_facts
-from chorale.serve.rehearsal import (
+from chorale.runtime.steps.mixed_graphs import Mixed
+from chorale.runtime.warmup.cache_key import kernel_facts
+from chorale.runtime.warmup.plans import (
     OpenGrammars,
     Stage,
     UncapturedDevice,
@@ -57,6 +56,7 @@ from chorale.serve.rehearsal import (
     rehearse,
     shortened,
 )
+from chorale.runtime.worker import Worker
 
 log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, E4M3: torch.float8_e4m3fn}
@@ -241,7 +241,7 @@ def make_executor(
         block_size=limits.block_size,
         vocab_size=limits.vocab_size,
     )
-    sampler = Sampler(device, limits.vocab_size, fused=model.ops.sample)
+    sampler = Sampler(device, limits.vocab_size, make_sampler=model.ops.make_sampler)
     decodes = mixed = None
     if resolved.graph_rows:
         decodes = Decodes(device, model, kv, buffers, sampler, resolved.graph_rows, limits.max_model_len)

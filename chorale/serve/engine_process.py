@@ -26,7 +26,7 @@ from chorale.client.wire import Abort, Bye, Submit, ToEngine
 from chorale.config import EngineConfig
 from chorale.engine.types import GenerateRequest
 from chorale.errors import ChoraleError, ConfigError
-from chorale.kernels import crew
+from chorale.kernels.triton.precompile import pool
 from chorale.processes import settle_signals
 from chorale.runtime.hardware import cpu_count
 from chorale.serve.boot import (
@@ -215,12 +215,12 @@ def main() -> int:
     return run_engine_process(start, partial(build_engine, crew=helpers))
 
 
-def early_crew(config: EngineConfig) -> crew.Crew | None:
+def early_crew(config: EngineConfig) -> pool.Crew | None:
     """Processes that compile, if kernels will probably be wanted: both sides import at the same time."""
     has_triton = config.ops != "reference" and importlib.util.find_spec("triton") is not None
-    if not has_triton or not os.path.exists(_NVIDIA) or crew.was_here():
+    if not has_triton or not os.path.exists(_NVIDIA) or pool.was_here():
         return None
-    return crew.hire(cpu_count())
+    return pool.hire(cpu_count())
 
 
 if __name__ == "__main__":

@@ -25,9 +25,9 @@ from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec, StepPlan, TokenLogprobs
 from chorale.runtime import worker as worker_module
-from chorale.runtime.batch import SamplingBatch
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.logprobs import LogprobTensors
+from chorale.runtime.sampling.logprobs import LogprobTensors
+from chorale.runtime.steps.batch import SamplingBatch
 from chorale.runtime.worker import Worker
 from chorale.serve.build import build_engine
 

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from chorale.errors import ConfigError
-from chorale.kernels import mxfp4, reference, reference_moe, select_ops
-from chorale.kernels import reference_attention as paged
+from chorale.kernels import mxfp4, select_ops
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, QkvWeights, RouterWeights
+from chorale.kernels.reference import attention as paged
+from chorale.kernels.reference import moe as reference_moe
+from chorale.kernels.reference import ops as reference
 
 FREED = -(10**6)
 

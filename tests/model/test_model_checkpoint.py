@@ -386,7 +386,7 @@ def test_unaligned_tensors_are_read(tmp_path: Path) -> None:
 
 def test_big_experts_stay_in_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the budget nothing of the experts is copied: their storage is the mapping itself."""
-    monkeypatch.setattr("chorale.kernels.reference_moe.DECODED_BUDGET", 0)
+    monkeypatch.setattr("chorale.kernels.reference.moe.DECODED_BUDGET", 0)
     weights = load_weights(folder, CONFIG, select_ops("reference", "cpu"), device="cpu", dtype=torch.bfloat16)
     experts = weights.layers[0].experts
     assert experts.gate_up_blocks.dtype == torch.uint8

@@ -10,7 +10,7 @@ import torch
 from model_helpers import SMALL, MakeModel, prompt
 from paged import PagedRunner
 
-from chorale.kernels import reference
+from chorale.kernels.reference import ops as reference
 from chorale.model.config_writer import make_config
 
 

@@ -122,7 +122,7 @@ def test_long_prompt_in_chunks(make_model: MakeModel) -> None:
 
 def test_experts_decoded_as_they_are_used(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of the big checkpoints: nothing decoded at load."""
-    monkeypatch.setattr("chorale.kernels.reference_moe.DECODED_BUDGET", 0)
+    monkeypatch.setattr("chorale.kernels.reference.moe.DECODED_BUDGET", 0)
     config = make_config(**SMALL)
     tokens = prompt(130)
     model: GptOss = make_model(config)

@@ -13,7 +13,7 @@ import numpy as np
 
 from chorale.grammar.matcher import MASK_WORDS
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
-from chorale.runtime.grammar import GrammarCache, weight
+from chorale.runtime.sampling.grammar import GrammarCache, weight
 
 COUNT = 100
 EXAMPLES: dict[str, Any] = {"string": "some text", "integer": 12, "number": 1.5, "boolean": True}

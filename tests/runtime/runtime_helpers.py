@@ -16,10 +16,10 @@ from chorale.engine.types import GenerateRequest, RowStart, SamplingSpec, TokenC
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
-from chorale.runtime.batch import SamplingBatch
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.hardware import Hardware
-from chorale.runtime.rows import SamplingRows
+from chorale.runtime.sampling.params import SamplingRows
+from chorale.runtime.steps.batch import SamplingBatch
 from chorale.serve.build import build_engine
 
 VOCAB = 512

@@ -24,12 +24,17 @@ from chorale.grammar.constraint import json_schema
 from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import START
-from chorale.kernels.reference import REFERENCE_OPS
+from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
-from chorale.runtime.buckets import MIXED_TOKENS, chosen_sizes, context_sizes, pick, row_sizes
-from chorale.runtime.decodes import (
+from chorale.runtime.device import CpuDevice
+from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.hardware import Hardware
+from chorale.runtime.resolve import resolve
+from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
+from chorale.runtime.sampling.params import SamplingRows
+from chorale.runtime.steps.decode_graphs import (
     COMPUTED,
     FULL_PAGE,
     NUM_COLUMNS,
@@ -43,13 +48,8 @@ from chorale.runtime.decodes import (
     Packer,
     is_decode,
 )
-from chorale.runtime.device import CpuDevice
-from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.grammar import GrammarCache, GrammarRows
-from chorale.runtime.hardware import Hardware
-from chorale.runtime.mixed import Mixed, pad_plan
-from chorale.runtime.resolve import resolve
-from chorale.runtime.rows import SamplingRows
+from chorale.runtime.steps.graph_sizes import MIXED_TOKENS, chosen_sizes, context_sizes, pick, row_sizes
+from chorale.runtime.steps.mixed_graphs import Mixed, pad_plan
 from chorale.runtime.worker import Worker
 from chorale.serve.build import allocate_kv, capture_first, load_model, make_executor, preparations
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from chorale.engine.types import RowStart, SamplingSpec
-from chorale.runtime.edits import FIRST_ROOM, RowEdits
+from chorale.runtime.sampling.logits_processors import FIRST_ROOM, RowEdits
 
 VOCAB, MAX_LEN = 50, 2000
 

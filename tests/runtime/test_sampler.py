@@ -12,11 +12,11 @@ from runtime_helpers import CPU, row_start, sampling_batch
 from slow_sampler import Case, noise, probabilities, sample
 
 from chorale.engine.types import SamplingSpec
+from chorale.kernels.reference.filters import NEGLIGIBLE, filter_scores
+from chorale.kernels.reference.noise import gumbel_noise, row_keys, token_steps, wrap_seed
 from chorale.runtime.device import CpuDevice
-from chorale.runtime.filters import NEGLIGIBLE, filter_scores
-from chorale.runtime.noise import gumbel_noise, row_keys, token_steps, wrap_seed
-from chorale.runtime.rows import SamplingRows
-from chorale.runtime.sampler import FORBIDDEN, NO_TOKEN, RESERVED_IDS, Sampler
+from chorale.runtime.sampling.params import SamplingRows
+from chorale.runtime.sampling.sampler import FORBIDDEN, NO_TOKEN, RESERVED_IDS, Sampler
 
 V = 97  # no multiple of any vector width
 UNDECIDED = 1e-4  # nearer than this, float32 may differ from float64

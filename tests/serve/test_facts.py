@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from chorale.config import EngineConfig
-from chorale.kernels.reference import REFERENCE_OPS
+from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.model.hub import resolve_model
 from chorale.runtime.device import open_device
 from chorale.runtime.resolve import Resolved, resolve
+from chorale.runtime.warmup.cache_key import kernel_facts
 from chorale.serve.build import load_model
-from chorale.serve.facts import kernel_facts
 
 
 @pytest.fixture(scope="module")

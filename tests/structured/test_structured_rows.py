@@ -23,8 +23,8 @@ from chorale.grammar.matcher import MASK_WORDS
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import NUM_RANKS, RETURN, START
 from chorale.runtime.device import CpuDevice
-from chorale.runtime.grammar import GrammarCache, GrammarRows, Masks
 from chorale.runtime.hardware import Hardware
+from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks
 from chorale.serve.build import build_engine
 
 CPU = CpuDevice(Hardware("cpu", "test", 2**34, 2**34))

@@ -7,16 +7,17 @@ import torch.nn.functional as F
 import triton
 
 from chorale.kernels.ops import Ops
-from chorale.kernels.triton.attention import attention, plan_attention
-from chorale.kernels.triton.compiling import Compiling
-from chorale.kernels.triton.decodes import decode_inputs
-from chorale.kernels.triton.experts import pack_experts
-from chorale.kernels.triton.linear import Linear, pack_head, pack_linear, project_head
-from chorale.kernels.triton.moe import moe
-from chorale.kernels.triton.norm import rms_norm
-from chorale.kernels.triton.qkv import qkv_rope_cache
-from chorale.kernels.triton.route import pack_router, project_and_route
-from chorale.kernels.triton.sample import sample
+from chorale.kernels.triton.attention.decode import attention
+from chorale.kernels.triton.attention.plan import plan_attention
+from chorale.kernels.triton.dense.linear import Linear, pack_head, pack_linear, project_head
+from chorale.kernels.triton.dense.norm import rms_norm
+from chorale.kernels.triton.dense.qkv import qkv_rope_cache
+from chorale.kernels.triton.moe.moe import moe
+from chorale.kernels.triton.moe.packing import pack_experts
+from chorale.kernels.triton.moe.router import pack_router, project_and_route
+from chorale.kernels.triton.precompile.compiler import Compiling
+from chorale.kernels.triton.sampling.decode_inputs import decode_inputs
+from chorale.kernels.triton.sampling.sample import make_sampler
 
 
 def embed(embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
@@ -42,9 +43,9 @@ TRITON_OPS = Ops(
     pack_router=pack_router,
     pack_experts=pack_experts,
     pack_head=pack_head,
+    make_sampler=make_sampler,
+    decode_inputs=decode_inputs,
     e4m3_pages=True,
     capturable=True,
-    sample=sample,
-    decode_inputs=decode_inputs,
     compiler=None if triton.knobs.runtime.interpret else Compiling,  # the interpreter does not compile
 )

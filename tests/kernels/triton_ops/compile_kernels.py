@@ -20,27 +20,23 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language import NVMMASharedLayout
 
-from chorale.kernels.triton import (
-    attention,
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.attention import decode as attention
+from chorale.kernels.triton.attention import prefill
+from chorale.kernels.triton.dense import linear, norm, qkv, skinny, skinny_fused
+from chorale.kernels.triton.moe import (
     combine,
-    decodes,
-    linear,
+    gemv,
+    grouped,
     moe,
-    moe_hopper,
-    moe_large,
-    moe_place,
-    norm,
-    prefill,
-    qkv,
-    route,
-    sample,
-    slim,
-    slim_stream,
+    router,
     sort,
-    stream,
-    thresholds,
-    tuning,
+    tiles,
 )
+from chorale.kernels.triton.moe import (
+    hopper_kernel as moe_hopper,
+)
+from chorale.kernels.triton.sampling import decode_inputs, sample, thresholds
 
 HEADS = {"NUM_Q": 64, "NUM_KV": 8, "D": 64, "PAGE": 64}
 FLOATS = {"eps", "scale", "limit", "alpha", "fixed"}
@@ -101,7 +97,7 @@ def variants(chip: tuning.Chip, asm: bool, hopper: bool) -> list[Variant]:
         for kind in ("fp32", "bf16"):
             name = f"route {tile.tokens} {kind}"
             mine = types | {"w_ptr": f"*{kind}"}
-            found.append((name, route._many_kernel, constants, mine, tile.num_warps, 3))
+            found.append((name, router._many_kernel, constants, mine, tile.num_warps, 3))
     for window in (0, 128):
         constants, tile = {**HEADS, "WINDOW": window}, chip.decode_tile(1, is_window=window > 0)
         decode = {"SPLITS": 1 if window else 16, "ROWS": 16, "KEYS": tile.depth, "PDL": hopper}
@@ -128,7 +124,7 @@ def variants(chip: tuning.Chip, asm: bool, hopper: bool) -> list[Variant]:
 def _one_token(chip: tuning.Chip, hopper: bool) -> list[Variant]:
     resident = {"HAS_BIAS": True, "ADD": True, "K": 4096, "CHUNK": 1024, "PDL": hopper}
     tile, head, pair = tuning.output_row(), tuning.head_row(), tuning.qkv_row()
-    stream = {"ROWS": head.rows, "DEPTH": head.depth, "STAGES": head.num_stages, "PDL": hopper}
+    gemv = {"ROWS": head.rows, "DEPTH": head.depth, "STAGES": head.num_stages, "PDL": hopper}
     one = {**HEADS, "H": 2880, "PAIRS": pair.rows, "CHUNK": 1024, "PDL": hopper}
     choice = {"E": 32, "K": 4, "EXPERTS": 32, "EACH": 1, "ADD": False, "BLOCK": 4096, "PDL": hopper}
     wide = dict.fromkeys(("x_ptr", "sum_ptr", "w_ptr", "b_ptr"), "*fp32") | {"arrivals_ptr": "*i32"}
@@ -140,22 +136,22 @@ def _one_token(chip: tuning.Chip, hopper: bool) -> list[Variant]:
     add = {"HAS_BIAS": True, "SPLITS": 8, "BLOCK": tuning.ADD_COLUMNS, "PDL": hopper}
     whole_head = part | {"NORM": False, "DEPTH": head16.depth, "SPLITS": 1, "STAGES": head16.num_stages}
     return [
-        ("slim head", slim._part_kernel, whole_head, {}, head16.num_warps, 3),
-        ("slim", slim._part_kernel, part, {"x_ptr": "*fp32"}, tile16.num_warps, 3),
-        ("add", slim._add_kernel, add, {"residual_ptr": "*fp32"}, 1, 3),
+        ("slim head", skinny._part_kernel, whole_head, {}, head16.num_warps, 3),
+        ("slim", skinny._part_kernel, part, {"x_ptr": "*fp32"}, tile16.num_warps, 3),
+        ("add", skinny._add_kernel, add, {"residual_ptr": "*fp32"}, 1, 3),
         ("output", linear._resident_kernel, resident | {"ROWS": tile.rows}, out, tile.num_warps, 3),
-        ("head", linear._stream_kernel, stream, out, head.num_warps, 3),
+        ("head", linear._stream_kernel, gemv, out, head.num_warps, 3),
         ("qkv", qkv._one_kernel, one, {"x_ptr": "*fp32"}, pair.num_warps, 3),
         (
             "choose",
-            route._choose_kernel,
+            router._choose_kernel,
             chosen,
             {"both_ptr": "*fp32", "low_ptr": "*fp32", "b_ptr": "*fp32"},
             4,
             3,
         ),
-        ("route", route._few_kernel, choice, wide, 8, 3),
-        ("route, added", route._few_kernel, choice | {"EACH": 4, "ADD": True}, wide, 8, 3),
+        ("route", router._few_kernel, choice, wide, 8, 3),
+        ("route, added", router._few_kernel, choice | {"EACH": 4, "ADD": True}, wide, 8, 3),
     ]
 
 
@@ -180,17 +176,17 @@ def slim_streaming() -> list[Variant]:
     for tokens in (4, 8):
         qkv_tile, output_tile = tuning.slim_qkv(tokens), tuning.slim_output(tokens)
         if qkv_tile is not None:
-            sizes = slim_stream.constants_of(slim_stream.product_of(qkv_tile, tokens, 2880, 64, True))
+            sizes = skinny_fused.constants_of(skinny_fused.product_of(qkv_tile, tokens, 2880, 64, True))
             warps = sizes["num_warps"]
             sizes = {**HEADS, "H": 2880} | {k: v for k, v in sizes.items() if k != "num_warps"}
             types = {"x_ptr": "*fp32"}
-            found.append((f"slim qkv {tokens}", slim_stream._qkv_kernel, sizes, types, warps, 3))
+            found.append((f"slim qkv {tokens}", skinny_fused._qkv_kernel, sizes, types, warps, 3))
         if output_tile is not None:
-            sizes = slim_stream.constants_of(slim_stream.product_of(output_tile, tokens, 4096, 0, True))
+            sizes = skinny_fused.constants_of(skinny_fused.product_of(output_tile, tokens, 4096, 0, True))
             warps = sizes["num_warps"]
             sizes = {"K": 4096, "HAS_BIAS": True} | {k: v for k, v in sizes.items() if k != "num_warps"}
             types = {"residual_ptr": "*fp32"}
-            found.append((f"slim output {tokens}", slim_stream._project_kernel, sizes, types, warps, 3))
+            found.append((f"slim output {tokens}", skinny_fused._project_kernel, sizes, types, warps, 3))
     return found
 
 
@@ -204,9 +200,9 @@ def _sums(hopper: bool) -> list[Variant]:
         ("sum", combine._sum_kernel, plain, wide, 4, 3),
         ("sum norm", combine._sum_kernel, normed, fp32, warps, 3),
         ("sum norm fp32", combine._sum_kernel, normed, wide, warps, 3),
-        ("combine", moe_large._combine_kernel, plain, large, tuning.COMBINE_WARPS, 3),
-        ("combine norm", moe_large._combine_kernel, normed, large, tuning.COMBINE_WARPS, 3),
-        ("combine norm fp32", moe_large._combine_kernel, normed, large | wide, tuning.COMBINE_WARPS, 3),
+        ("combine", grouped._combine_kernel, plain, large, tuning.COMBINE_WARPS, 3),
+        ("combine norm", grouped._combine_kernel, normed, large, tuning.COMBINE_WARPS, 3),
+        ("combine norm fp32", grouped._combine_kernel, normed, large | wide, tuning.COMBINE_WARPS, 3),
     ]
 
 
@@ -218,13 +214,13 @@ def streaming(hopper: bool) -> list[Variant]:
         constants = {"K": 4, "SLOTS": 64 if direct and tokens > 1 else 0, "BY_SLOT": direct}
         constants |= {"SORTED": not direct, "EXPERTS": 128}
         up, down = tuning.stream_gate_up(tokens, tokens / 8), tuning.stream_down(tokens, tokens / 8)
-        sizes = stream.constants_of(up, wait=False) | {"PDL": hopper}
+        sizes = gemv.constants_of(up, wait=False) | {"PDL": hopper}
         warps = sizes.pop("num_warps")
-        found.append((f"stream up {tokens}", stream._gate_up_kernel, {**constants, **sizes}, {}, warps, 3))
-        sizes = stream.constants_of(down, wait=hopper) | {"SPLITS": down.splits}
+        found.append((f"stream up {tokens}", gemv._gate_up_kernel, {**constants, **sizes}, {}, warps, 3))
+        sizes = gemv.constants_of(down, wait=hopper) | {"SPLITS": down.splits}
         warps = sizes.pop("num_warps")
         types = {"out_ptr": "*fp32"}
-        found.append((f"stream down {tokens}", stream._down_kernel, {**constants, **sizes}, types, warps, 3))
+        found.append((f"stream down {tokens}", gemv._down_kernel, {**constants, **sizes}, types, warps, 3))
     return found
 
 
@@ -245,7 +241,7 @@ def around_the_model(asm: bool) -> list[Variant]:
     pieces = {"PIECES": 64}
     inputs, chosen = types | {"token_ptr": "*i64"}, types | {"token_ptr": "*i32", "out_ptr": "*i64"}
     found: list[Variant] = [
-        ("decodes", decodes._decodes_kernel, {"PAGE": 64, "BLOCK": 64}, inputs, 1, 3),
+        ("decodes", decode_inputs._decodes_kernel, {"PAGE": 64, "BLOCK": 64}, inputs, 1, 3),
         ("best", thresholds._best_kernel, cut, types, 4, 3),
         ("prepare", thresholds._prepare_kernel, pieces, types, 1, 3),
         (
@@ -285,17 +281,17 @@ def large() -> list[Variant]:
     types = {"out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
     fixed = rows | {"BLOCK": 4096, "FIXED": True}
     return [
-        ("count", moe_place._count_kernel, {"EXPERTS": 128, "GROUP": 1024, "PDL": True}, {}, 8, 3),
-        ("place few", moe_place._place_few_kernel, few | {"TAIL": 32}, {}, 8, 3),
-        ("place few with mids", moe_place._place_few_kernel, few | mids, {}, 8, 3),
-        ("place fewest", moe_place._place_few_kernel, few | {"SLOTS": 512, "EXPERTS": 32}, {}, 8, 3),
-        ("place", moe_place._place_many_kernel, many | {"GROUP": 256, "BLOCK": 64}, {}, 8, 3),
-        ("place with tails", moe_place._place_many_kernel, many | {"TAIL": 32}, {}, 8, 3),
-        ("place with mids", moe_place._place_many_kernel, many | mids, {}, 8, 3),
-        ("gather", moe_large._gather_kernel, rows, {}, 4, 3),
-        ("gather with mids", moe_large._gather_kernel, rows | mids, {}, 4, 3),
-        ("gather8", moe_large._gather8_kernel, fixed | {"FIXED": False}, types, 8, 3),
-        ("gather8 with mids", moe_large._gather8_kernel, fixed | mids, types, 8, 3),
+        ("count", tiles._count_kernel, {"EXPERTS": 128, "GROUP": 1024, "PDL": True}, {}, 8, 3),
+        ("place few", tiles._place_few_kernel, few | {"TAIL": 32}, {}, 8, 3),
+        ("place few with mids", tiles._place_few_kernel, few | mids, {}, 8, 3),
+        ("place fewest", tiles._place_few_kernel, few | {"SLOTS": 512, "EXPERTS": 32}, {}, 8, 3),
+        ("place", tiles._place_many_kernel, many | {"GROUP": 256, "BLOCK": 64}, {}, 8, 3),
+        ("place with tails", tiles._place_many_kernel, many | {"TAIL": 32}, {}, 8, 3),
+        ("place with mids", tiles._place_many_kernel, many | mids, {}, 8, 3),
+        ("gather", grouped._gather_kernel, rows, {}, 4, 3),
+        ("gather with mids", grouped._gather_kernel, rows | mids, {}, 4, 3),
+        ("gather8", grouped._gather8_kernel, fixed | {"FIXED": False}, types, 8, 3),
+        ("gather8 with mids", grouped._gather8_kernel, fixed | mids, types, 8, 3),
     ]
 
 

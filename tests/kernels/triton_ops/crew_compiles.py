@@ -7,9 +7,9 @@ from rehearse_steps import pretend
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from chorale.kernels.crew import Crew
-from chorale.kernels.triton.compiling import Compiling
-from chorale.kernels.triton.norm import rms_norm
+from chorale.kernels.triton.dense.norm import rms_norm
+from chorale.kernels.triton.precompile.compiler import Compiling
+from chorale.kernels.triton.precompile.pool import Crew
 
 
 @gluon.jit

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from chorale.kernels.ops import Draws
-from chorale.kernels.triton.sample import sample
-from chorale.kernels.triton.thresholds import thresholds
-from chorale.runtime.filters import NEGLIGIBLE, filter_scores
-from chorale.runtime.noise import row_keys
+from chorale.kernels.reference.filters import NEGLIGIBLE, filter_scores
+from chorale.kernels.reference.noise import row_keys
+from chorale.kernels.triton.sampling.sample import sample
+from chorale.kernels.triton.sampling.thresholds import thresholds
 
 assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -24,22 +24,25 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from chorale.config import EngineConfig
-from chorale.kernels.crew import Crew
-from chorale.kernels.triton import experts, launch, linear, moe_large, qkv, route
-from chorale.kernels.triton.compiling import Compiling
+from chorale.kernels.triton import launch
+from chorale.kernels.triton.dense import linear, qkv
+from chorale.kernels.triton.moe import grouped, packing
+from chorale.kernels.triton.moe import router as route
 from chorale.kernels.triton.ops import TRITON_OPS
+from chorale.kernels.triton.precompile.compiler import Compiling
+from chorale.kernels.triton.precompile.pool import Crew
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.gpt_oss import GptOss, LayerWeights, QkvWeights, RouterWeights, Weights
-from chorale.runtime.buckets import MIXED_ROWS, MIXED_TOKENS
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.grammar import GrammarCache, GrammarRows, Masks, open_masks
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import Resolved, resolve
+from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks, open_masks
+from chorale.runtime.steps.graph_sizes import MIXED_ROWS, MIXED_TOKENS
+from chorale.runtime.warmup.plans import eager_plan
 from chorale.runtime.worker import Worker
 from chorale.serve import build
-from chorale.serve.rehearsal import eager_plan
 
 DEVICE = CpuDevice(Hardware("cuda", "stand-in", 140 * 2**30, 139 * 2**30), can_capture=True, overlap=True)
 
@@ -73,7 +76,7 @@ def pretend() -> None:
     triton.runtime.driver.set_active(StandInDriver())
     torch.Tensor.is_cuda = property(lambda self: True)  # type: ignore[assignment, method-assign]
     launch._has_dependent_launch = lambda device: True
-    for module in (launch, experts, moe_large):
+    for module in (launch, packing, grouped):
         module.is_hopper = lambda device: True  # type: ignore[attr-defined]
     linear.product = qkv.product = route.product = _product
     linear.float32_product = route.float32_product = _float32_product
@@ -99,13 +102,13 @@ def make_model(config: ModelConfig) -> GptOss:
     def linear_of(rows: int, depth: int) -> Any:
         return linear.pack_linear(torch.zeros(rows, depth, dtype=half), torch.zeros(rows, dtype=half))
 
-    def matrices(rows: int, depth: int) -> experts.Matrices:
+    def matrices(rows: int, depth: int) -> packing.Matrices:
         tiles, chunks = -(-rows // 16), -(-depth // 64)
         # As large as in the model, but of one expert: nothing reads them.
         blocks = torch.empty(1, tiles, chunks, 32, 4, dtype=torch.int32)
-        return experts.Matrices(blocks, torch.empty(1, tiles, chunks, 8, 2, 2, dtype=torch.uint8))
+        return packing.Matrices(blocks, torch.empty(1, tiles, chunks, 8, 2, 2, dtype=torch.uint8))
 
-    packed = experts.Experts(
+    packed = packing.Experts(
         gate_up=matrices(2 * inter, hidden), down=matrices(hidden, inter),
         gate_up_bias=torch.zeros(2, count, inter, dtype=half),
         down_bias=torch.zeros(count, hidden, dtype=half),

@@ -11,16 +11,17 @@ import torch
 
 from chorale.engine.types import RowStart, SamplingSpec
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, DecodeInputs, DecodeState, Draws
-from chorale.kernels.triton.decodes import decode_inputs
-from chorale.kernels.triton.sample import sample
-from chorale.runtime.buffers import Buffers
-from chorale.runtime.decodes import write_inputs
+from chorale.kernels.reference import decode_inputs as reference
+from chorale.kernels.reference.noise import row_keys
+from chorale.kernels.reference.sampling import ReferenceSampler
+from chorale.kernels.triton.sampling.decode_inputs import decode_inputs
+from chorale.kernels.triton.sampling.sample import make_sampler, sample
 from chorale.runtime.device import CpuDevice, open_device
-from chorale.runtime.grammar import Masks, _bias_table
 from chorale.runtime.hardware import Hardware
-from chorale.runtime.noise import row_keys
-from chorale.runtime.rows import SamplingRows
-from chorale.runtime.sampler import Sampler
+from chorale.runtime.sampling.grammar import Masks
+from chorale.runtime.sampling.params import SamplingRows
+from chorale.runtime.sampling.sampler import Sampler
+from chorale.runtime.steps.buffers import Buffers
 
 assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -61,7 +62,7 @@ def draw_both(
     allowed = None if masks is None else allowed_of(masks, count, vocab)
     columns = None if filters is None else filters.to(DEVICE)
     draws = Draws(strided, heat.to(DEVICE), rows.to(DEVICE), columns, allowed)
-    sample(logits.to(DEVICE), draws, sampler._is_forbidden.to(DEVICE), ours_last, ours)
+    sample(logits.to(DEVICE), draws, sampler.forbidden.to(DEVICE), ours_last, ours)
     assert int(ours_last[count]) == 99
     return ours.tolist(), theirs.tolist(), ours_last[rows.long()].tolist()
 
@@ -136,10 +137,10 @@ def test_sampler_with_grammars_equals_plain_torch() -> None:
     octets = np.random.default_rng(0).integers(0, 256, (3, 12)).astype(np.uint8)
     places = np.array([1, 3, 5])
     logits = torch.randn(6, 96, generator=torch.Generator().manual_seed(4)).to(DEVICE)
-    table = _bias_table(device.torch_device)
-    masks = Masks(places, torch.from_numpy(octets).to(DEVICE), table)
+    masks = Masks(places, torch.from_numpy(octets).to(DEVICE))
     found = [
-        Sampler(device, 96, (0,), fused).sample(logits, batch, masks).tolist() for fused in (sample, None)
+        Sampler(device, 96, (0,), make).sample(logits, batch, masks).tolist()
+        for make in (make_sampler, ReferenceSampler)
     ]
     assert found[0] == found[1]
     allowed = np.unpackbits(octets, 1, bitorder="little")
@@ -175,7 +176,7 @@ def test_inputs_of_a_decode(page: int) -> None:
     arrays = (torch.from_numpy(array).to(DEVICE) for array in (rows, computed, tokens, pages))
     given, ours, theirs = DecodeInputs(*arrays), state(), state()
     decode_inputs(given, ours)
-    write_inputs(given, theirs)
+    reference.decode_inputs(given, theirs)
     for name in ("last_token", "block_tables", "token_ids", "positions", "context_lens", "slots"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
     for entry, position in enumerate(computed.tolist()):

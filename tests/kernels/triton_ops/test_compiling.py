@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from triton.backends.compiler import GPUTarget
 
-from chorale.kernels.triton.compiling import Compiling, Job
+from chorale.kernels.triton.precompile.compiler import Compiling, Job
 
 
 @pytest.fixture(autouse=True)

@@ -20,10 +20,10 @@ pytest.importorskip("triton")
 import triton
 from triton.backends.compiler import GPUTarget
 
-from chorale.kernels import crew as crews
-from chorale.kernels.crew import Crew, hire, was_here
-from chorale.kernels.triton import compile_process, compiling
-from chorale.kernels.triton.compiling import Compiling
+from chorale.kernels.triton.precompile import compiler as compiling
+from chorale.kernels.triton.precompile import pool, worker_main
+from chorale.kernels.triton.precompile.compiler import Compiling
+from chorale.kernels.triton.precompile.pool import Crew, hire, was_here
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 
@@ -87,8 +87,8 @@ class Call:
     [
         Call(os.mkdir, "PLACE"),
         Call(eval, "__import__('os').mkdir('PLACE')"),
-        Call(compile_process._find, "os", "mkdir"),
-        Call(compile_process._find, "chorale.kernels.triton.compile_process", "os.mkdir"),
+        Call(worker_main._find, "os", "mkdir"),
+        Call(worker_main._find, "chorale.kernels.triton.precompile.worker_main", "os.mkdir"),
         Call(triton.runtime.build._build, "PLACE"),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_task_that_names_anything_else_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(pickle.UnpicklingError, match=r"is no part of a task|is no kernel"):
-        compile_process.perform(pickle.dumps((call, None, {}, {})))
+        worker_main.perform(pickle.dumps((call, None, {}, {})))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,7 +122,7 @@ def test_processes_end_when_they_are_dismissed(crew: Crew) -> None:
 
 def test_processes_end_with_their_parent() -> None:
     script = (
-        "import os; from chorale.kernels.crew import Crew; crew = Crew(2); crew.run(b'')\n"
+        "import os; from chorale.kernels.triton.precompile.pool import Crew; crew = Crew(2); crew.run(b'')\n"
         "print(crew._process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     settings = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -192,7 +192,7 @@ def test_too_few_cores_or_no_process_mean_threads(monkeypatch: pytest.MonkeyPatc
     def fail(size: int) -> Crew:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(crews, "Crew", fail)
+    monkeypatch.setattr(pool, "Crew", fail)
     assert hire(8) is None
 
 
@@ -201,19 +201,19 @@ def test_a_mark_of_an_earlier_start_is_seen(monkeypatch: pytest.MonkeyPatch, tmp
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     assert not was_here()
-    get_cache_manager(crews.MARKERS).put("{}", "some.json", binary=False)
+    get_cache_manager(pool.MARKERS).put("{}", "some.json", binary=False)
     assert was_here()
 
 
 def test_launchers_are_compiled_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     nvidia = SimpleNamespace(make_launcher=None, CudaLauncher=lambda src, metadata: made.append(src.name))
-    monkeypatch.setattr(compile_process, "nvidia", nvidia)
+    monkeypatch.setattr(worker_main, "nvidia", nvidia)
     found = kernel("a")
-    compile_process.prepare_launcher(found)
+    worker_main.prepare_launcher(found)
     assert made == []  # for another back end
     found.metadata.target = GPUTarget("cuda", 90, 32)
-    compile_process.prepare_launcher(found)
+    worker_main.prepare_launcher(found)
     assert made == ["a"]
 
 
@@ -227,8 +227,8 @@ def test_triton_has_what_is_built_upon() -> None:
 def test_keys_do_not_depend_on_which_kernel_was_asked_for_first(first: str) -> None:
     """Another process, which has settled them, finds the same ones, whatever it asks for afterwards."""
     script = (
-        "from chorale.kernels.triton.compile_process import settle_keys; settle_keys()\n"
-        "from chorale.kernels.triton import thresholds\n"
+        "from chorale.kernels.triton.precompile.worker_main import settle_keys; settle_keys()\n"
+        "from chorale.kernels.triton.sampling import thresholds\n"
         f"thresholds.{first}.cache_key; found = thresholds._settle_kernel\n"
         "found.cache_key; print([name for name, _ in found.used_global_vals])"
     )

@@ -14,9 +14,9 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 def forms(monkeypatch: pytest.MonkeyPatch, num_experts: int, fp8: bool, hopper: bool) -> dict[int, str]:
     """By number of tokens, each of which chooses four experts, at gpt-oss's sizes in bfloat16."""
-    from chorale.kernels.triton import moe, moe_large
+    from chorale.kernels.triton.moe import grouped, moe
 
-    monkeypatch.setattr(moe_large, "is_hopper", lambda device: hopper)
+    monkeypatch.setattr(grouped, "is_hopper", lambda device: hopper)
     monkeypatch.setattr(torch.version, "hip", None)
     experts: Any = SimpleNamespace(
         num_experts=num_experts,

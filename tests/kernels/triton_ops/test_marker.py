@@ -19,10 +19,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import get_cache_manager
 
-from chorale.kernels.crew import MARKERS
-from chorale.kernels.triton import marker as markers
-from chorale.kernels.triton.compiling import Compiling
-from chorale.kernels.triton.marker import Marker, is_cached
+from chorale.kernels.triton.precompile import manifest
+from chorale.kernels.triton.precompile.compiler import Compiling
+from chorale.kernels.triton.precompile.manifest import Marker, is_cached
+from chorale.kernels.triton.precompile.pool import MARKERS
 
 FACTS = "20b, 64 rows"
 
@@ -34,23 +34,22 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
     token = _async_compile.active_mode.set(None)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(markers, "_SOURCES", make_sources(tmp_path / "sources"))
+    monkeypatch.setattr(manifest, "_SOURCES", make_sources(tmp_path / "sources"))
     set_target(monkeypatch, 90)
     yield tmp_path / "cache"
     _async_compile.active_mode.reset(token)
 
 
 def make_sources(folder: Path) -> Path:
-    (folder / "kernels" / "triton").mkdir(parents=True)
-    (folder / "kernels" / "triton" / "norm.py").write_text("x = 1\n")
-    (folder / "runtime").mkdir()
-    (folder / "runtime" / "buckets.py").write_text("sizes = 1, 2\n")
+    for name in ("kernels/triton/dense/norm.py", "runtime/steps/graph_sizes.py"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("x = 1\n")
     return folder
 
 
 def set_target(monkeypatch: pytest.MonkeyPatch, arch: int) -> None:
     active = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", arch, 32))
-    monkeypatch.setattr(markers.triton.runtime, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(manifest.triton.runtime, "driver", SimpleNamespace(active=active))
 
 
 def put_kernel(key: str) -> tuple[str, str]:
@@ -80,9 +79,9 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     "another Triton": lambda patch: patch.setattr(triton, "__version__", "9.9"),
     "another torch": lambda patch: patch.setattr(torch, "__version__", "9.9"),
     "a setting of Triton's": lambda patch: patch.setenv("TRITON_DEFAULT_FP_FUSION", "0"),
-    "another kernel": lambda _: (markers._SOURCES / "kernels" / "triton" / "norm.py").write_text("x = 2\n"),
-    "a new kernel": lambda _: (markers._SOURCES / "kernels" / "new.py").write_text(""),
-    "other sizes of steps": lambda _: (markers._SOURCES / "runtime" / "buckets.py").write_text("sizes = 1\n"),
+    "another kernel": lambda _: (manifest._SOURCES / "kernels/triton/dense/norm.py").write_text("x = 2\n"),
+    "a new kernel": lambda _: (manifest._SOURCES / "kernels" / "new.py").write_text(""),
+    "other sizes": lambda _: (manifest._SOURCES / "runtime/steps/graph_sizes.py").write_text("sizes = 1\n"),
 }
 
 
@@ -192,5 +191,5 @@ def test_a_known_start_compiles_what_is_missing_all_the_same() -> None:
 
 def test_sources_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    rooms = [markers._SOURCES / room for room in markers._ROOMS]
+    rooms = [manifest._SOURCES / room for room in manifest._ROOMS]
     assert all(any(room.glob("*.py")) for room in rooms)

@@ -23,7 +23,7 @@ def bfloat16_bytes(values: Lanes) -> tuple[bytes, Lanes]:
 
 def check(p: Any, tokens: int, first: int, rows: int) -> None:
     """One program of ``slim_stream``'s two kernels, against float64. Operands as the kernels make them."""
-    from chorale.kernels.triton.slim_ptx import product_text
+    from chorale.kernels.triton.dense.skinny_ptx import product_text
 
     random = np.random.default_rng(0)
     depth, dim, base = p.depth, p.head_dim, Warp.BASE
@@ -100,17 +100,17 @@ def test_the_machine_code(tokens: int, dim: int) -> None:
     from hazards import disassemble
     from triton.backends.compiler import GPUTarget
 
-    from chorale.kernels.triton import slim_stream
+    from chorale.kernels.triton.dense import skinny_fused
     from chorale.kernels.triton.tuning import Slim
 
     tile = Slim(2, 8, 1, 6, 2)
-    constants = dict(slim_stream.constants_of(slim_stream.product_of(tile, tokens, 2880, dim, True)))
+    constants = dict(skinny_fused.constants_of(skinny_fused.product_of(tile, tokens, 2880, dim, True)))
     warps = constants.pop("num_warps")
     types = {"x_ptr": "*fp32", "rope_ptr": "*fp32", "norm_ptr": "*fp32", "slots_ptr": "*i64", "T": "i32"}
     if dim:
-        kernel, constants = slim_stream._qkv_kernel, constants | HEADS | {"H": 2880}
+        kernel, constants = skinny_fused._qkv_kernel, constants | HEADS | {"H": 2880}
     else:
-        kernel, constants = slim_stream._project_kernel, constants | {"K": 2880, "HAS_BIAS": True}
+        kernel, constants = skinny_fused._project_kernel, constants | {"K": 2880, "HAS_BIAS": True}
         types = {"residual_ptr": "*fp32", "T": "i32"}
     compiled = triton.compile(
         source(kernel, constants, types),
@@ -132,7 +132,7 @@ def test_the_machine_code(tokens: int, dim: int) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("tokens", [3, 8, 13])
 def test_one_program(shape: tuple[int, ...], tokens: int) -> None:
-    from chorale.kernels.triton.slim_stream import product_of
+    from chorale.kernels.triton.dense.skinny_fused import product_of
     from chorale.kernels.triton.tuning import Slim
 
     tile = Slim(*shape)
@@ -143,19 +143,19 @@ def test_one_program(shape: tuple[int, ...], tokens: int) -> None:
 
 
 def test_the_check_fails_if_a_copy_comes_late() -> None:
-    from chorale.kernels.triton import slim_ptx
-    from chorale.kernels.triton.slim_stream import product_of
+    from chorale.kernels.triton.dense import skinny_ptx
+    from chorale.kernels.triton.dense.skinny_fused import product_of
     from chorale.kernels.triton.tuning import Slim
 
     p = product_of(Slim(2, 4, 1, 3, 2), 8, 512, 64, True)
-    text = slim_ptx.product_text(p)
+    text = skinny_ptx.product_text(p)
     late = dataclasses.replace(p, ahead=1)  # another key of the cache
     assert "cp.async.wait_group 2" in text
     broken = text.replace("cp.async.wait_group 2", "cp.async.wait_group 3")
-    real = slim_ptx.product_text
-    slim_ptx.product_text = lambda _: broken  # type: ignore[assignment]
+    real = skinny_ptx.product_text
+    skinny_ptx.product_text = lambda _: broken  # type: ignore[assignment]
     try:
         with pytest.raises(AssertionError):
             check(late, 8, first=6, rows=256)
     finally:
-        slim_ptx.product_text = real
+        skinny_ptx.product_text = real

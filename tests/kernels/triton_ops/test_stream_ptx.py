@@ -18,8 +18,8 @@ from chorale.kernels.triton import tuning
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from chorale.kernels.triton.experts import pack
-from chorale.kernels.triton.stream_ptx import Loop, loop_text
+from chorale.kernels.triton.moe.gemv_ptx import Loop, loop_text
+from chorale.kernels.triton.moe.packing import pack
 
 CHUNKS = 45
 

@@ -16,15 +16,18 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels import mxfp4, reference, reference_moe
-from chorale.kernels import reference_attention as paged
+from chorale.kernels import mxfp4
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
-from chorale.kernels.triton import slim, tuning
-from chorale.kernels.triton.combine import add_parts
-from chorale.kernels.triton.decode import load_tile
-from chorale.kernels.triton.norm import Norm, rms_norm
+from chorale.kernels.reference import attention as paged
+from chorale.kernels.reference import moe as reference_moe
+from chorale.kernels.reference import ops as reference
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense import skinny
+from chorale.kernels.triton.dense.norm import Norm, rms_norm
+from chorale.kernels.triton.moe.combine import add_parts
+from chorale.kernels.triton.moe.dequant import load_tile
+from chorale.kernels.triton.moe.gemv import _work_of
 from chorale.kernels.triton.ops import TRITON_OPS
-from chorale.kernels.triton.stream import _work_of
 
 assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -396,9 +399,9 @@ def test_streamed_moe(
     tokens: int, experts: int, hidden: int, inter: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Widths of which gpt-oss's 45 chunks of 64 are one: in bfloat16 these take the streaming products."""
-    from chorale.kernels.triton.stream import can_stream
+    from chorale.kernels.triton.moe.gemv import can_stream
 
-    monkeypatch.setattr("chorale.kernels.triton.moe.can_be_large", lambda *_: False)
+    monkeypatch.setattr("chorale.kernels.triton.moe.moe.can_be_large", lambda *_: False)
     torch.manual_seed(tokens)
     tensors = expert_tensors(experts, hidden, inter, torch.bfloat16)
     packed, theirs = TRITON_OPS.pack_experts(tensors), reference_moe.pack_experts(tensors)
@@ -427,7 +430,7 @@ def _work_kernel(
 def test_head_of_few_rows(tokens: int) -> None:
     """However small the vocabulary: nothing is left to be added up."""
     x, weight = randn(tokens, 320, seed=1), randn(300, 320, seed=2)
-    check(slim.whole(x, weight).cpu(), x.cpu() @ weight.cpu().t(), torch.float32)
+    check(skinny.whole(x, weight).cpu(), x.cpu() @ weight.cpu().t(), torch.float32)
 
 
 @pytest.mark.parametrize(("columns", "apart"), [(1, True), (2, True), (2, False)])
@@ -465,7 +468,7 @@ def test_tiles_of_streamed_slots(tokens: int, experts: int, choose: str, columns
 @pytest.mark.parametrize("paired", [False, True])
 def test_packing_loses_no_bit_and_follows_its_specification(paired: bool) -> None:
     """All bytes with all usable scales, an odd number of chunks, rows to pad."""
-    from chorale.kernels.triton import experts as packing
+    from chorale.kernels.triton.moe import packing
 
     blocks = torch.arange(256, dtype=torch.uint8).repeat(40 * 6 * 16 // 256).view(1, 40, 6, 16)
     scales = (torch.arange(240) % 128 + 1).to(torch.uint8).view(1, 40, 6)
@@ -489,7 +492,7 @@ def test_packing_loses_no_bit_and_follows_its_specification(paired: bool) -> Non
 
 @each_dtype
 def test_loaded_tiles_are_the_weights(dtype: torch.dtype) -> None:
-    from chorale.kernels.triton import experts as packing
+    from chorale.kernels.triton.moe import packing
 
     blocks, scales = mxfp4.encode(randn(1, 40, 160))
     packed = packing.pack(blocks, scales)
@@ -518,7 +521,7 @@ def copy_tiles_kernel(
 @pytest.mark.parametrize("slots", [16, 40, 600, 1200])
 @pytest.mark.parametrize("experts", [9, 32])
 def test_sort_is_stable(slots: int, experts: int) -> None:
-    from chorale.kernels.triton.sort import sort_slots
+    from chorale.kernels.triton.moe.sort import sort_slots
 
     ids = torch.randint(0, experts - 2, (slots // 4, 4), generator=torch.Generator().manual_seed(slots))
     order, offsets = sort_slots(ids.to(DEVICE), experts)

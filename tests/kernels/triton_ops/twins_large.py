@@ -12,11 +12,13 @@ import pytest
 import torch
 from twins import CHOICES, DEVICE, check, check_norm, expert_tensors, randn
 
-from chorale.kernels import mxfp4, reference_moe
+from chorale.kernels import mxfp4
 from chorale.kernels.ops import ExpertTensors
-from chorale.kernels.triton import moe_large, moe_place, tuning
-from chorale.kernels.triton.experts import Experts, fragment_columns, pack_experts
-from chorale.kernels.triton.norm import Norm
+from chorale.kernels.reference import moe as reference_moe
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense.norm import Norm
+from chorale.kernels.triton.moe import grouped, tiles
+from chorale.kernels.triton.moe.packing import Experts, fragment_columns, pack_experts
 
 HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 
@@ -112,7 +114,7 @@ def test_slots_are_placed_and_cut(tokens: int, experts: int, choose: str, tile: 
         ids = ids_of_counts([tile.mid + 1] * experts)
     else:
         ids = CHOICES[choose](tokens, experts)
-    placed = moe_place.place_slots(ids.to(DEVICE), experts, tile)
+    placed = tiles.place_slots(ids.to(DEVICE), experts, tile)
     order = torch.sort(ids.reshape(-1), stable=True).indices
     place = placed.place.cpu().long()
     assert bool((place[order].diff() > 0).all())
@@ -165,7 +167,7 @@ def test_every_form_of_placing(slots: int, experts: int, spread: str, each: int)
     torch.manual_seed(slots)
     tile = tuning.large(each, experts)
     ids = SPREADS[spread](slots, experts)
-    placed = moe_place.place_slots(ids.to(DEVICE), experts, tile)
+    placed = tiles.place_slots(ids.to(DEVICE), experts, tile)
     assert torch.equal(placed.place.cpu().long(), places(ids, experts, tile))
     expected = listed(ids, experts, tile)
     assert int(placed.tiles[0, 0]) == len(expected) < len(placed.tiles)
@@ -187,8 +189,8 @@ def test_gathered_rows_are_in_fragment_order_and_padded(hidden: int, tile: tunin
     packed = pack_experts(expert_tensors(experts, hidden, 96, torch.float32))
     ids = CHOICES["any"](tokens, experts)
     normed = randn(tokens, hidden)
-    placed = moe_place.place_slots(ids.to(DEVICE), experts, tile)
-    found = moe_large.gather(normed, placed, packed, tile).cpu()
+    placed = tiles.place_slots(ids.to(DEVICE), experts, tile)
+    found = grouped.gather(normed, placed, packed, tile).cpu()
     assert found.shape == (placed.rows, 192)
     owned = torch.zeros(placed.rows, dtype=torch.bool)
     owned[placed.place.cpu().long()] = True
@@ -206,19 +208,19 @@ def test_gathered_rows_are_in_fragment_order_and_padded(hidden: int, tile: tunin
 def test_combining_sums_in_float32(hidden: int) -> None:
     tokens = 23
     ids = CHOICES["any"](tokens, 9)
-    placed = moe_place.place_slots(ids.to(DEVICE), 9, tuning.LargeTile(32, 16, 3))
+    placed = tiles.place_slots(ids.to(DEVICE), 9, tuning.LargeTile(32, 16, 3))
     place = placed.place
     parts, gates, x = randn(placed.rows, hidden), randn(tokens, 4, seed=1), randn(tokens, hidden, seed=2)
     chosen = parts[place.long()].view(tokens, 4, hidden).double()
     expected = x.double() + (chosen * gates.double()[:, :, None]).sum(1)
     alone = x.clone()
-    assert moe_large.combine(parts, place, gates, alone) is None
+    assert grouped.combine(parts, place, gates, alone) is None
     check(alone, expected, torch.float32)
     x[5, 0] = torch.nan
     keep = [row for row in range(tokens) if row != 5]
     for dtype in (torch.float32, torch.bfloat16):
         norm, found = Norm(1 + randn(hidden, seed=3) / 4, 1e-5, dtype), x.clone()
-        normed = moe_large.combine(parts, place, gates, found, norm)
+        normed = grouped.combine(parts, place, gates, found, norm)
         assert normed is not None
         assert torch.equal(found[keep], alone[keep])
         check_norm(normed[keep], found[keep], norm)
@@ -230,13 +232,13 @@ def test_gathering_with_a_fixed_scale_saturates() -> None:
     tokens, hidden, scale = 5, 160, 0.25
     ids = CHOICES["any"](tokens, 9).to(DEVICE)
     tile = tuning.LargeTile(32, 16, 3)
-    placed = moe_place.place_slots(ids, 9, tile)
+    placed = tiles.place_slots(ids, 9, tile)
     codes = torch.arange(tokens * hidden, dtype=torch.int64).to(torch.uint8).view(torch.float8_e4m3fn).float()
     x = (torch.where(codes.isnan(), 3.0, codes) * scale).view(tokens, hidden).to(DEVICE)
     x[1, 7], x[2, 9] = 1e6, -300.0
     packed = pack_experts(expert_tensors(9, hidden, 96, torch.float32))
     packed = dataclasses.replace(packed, gate_up_input_scale=scale)
-    found, scales = moe_large.gather8(x, placed, packed, tile)
+    found, scales = grouped.gather8(x, placed, packed, tile)
     place = placed.place.long()
     assert bool((scales[place] == scale).all())
     columns = moe_large_columns(found.shape[1])
@@ -251,8 +253,8 @@ def added(
 ) -> torch.Tensor:
     """The new x, the same with the next layer's norm and without."""
     alone, found, norm = x.clone(), x.clone(), Norm(torch.ones_like(x[0]), 1e-5, torch.bfloat16)
-    assert moe_large.moe_large(normed, ids, gates, experts, alone) is None
-    ahead = moe_large.moe_large(normed, ids, gates, experts, found, norm)
+    assert grouped.moe_large(normed, ids, gates, experts, alone) is None
+    ahead = grouped.moe_large(normed, ids, gates, experts, found, norm)
     assert ahead is not None
     check_norm(ahead, found, norm)
     assert torch.equal(alone, found)

@@ -1,0 +1,1 @@
+"""Paged attention with sinks and a window."""

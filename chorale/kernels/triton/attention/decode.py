@@ -1,0 +1,222 @@
+"""Paged attention with sinks and a window. The specification is ``kernels/reference/attention.py``.
+
+Rows with one new token go through the decode kernel: the context is split so that enough programs run, and a
+second kernel joins the parts and adds the sink. Rows with more go through ``prefill.py``. Which rows are
+which is decided on the device; the host never waits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from chorale.kernels.triton.attention.plan import Plan
+from chorale.kernels.triton.attention.prefill import prefill
+from chorale.kernels.triton.kv_cells import cells_of, from_cell, query_of
+from chorale.kernels.triton.launch import chip_of, dependent, wait_for_previous
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+_DOT_ROWS = 16
+
+
+@triton.jit
+def _load_keys(
+    kv_ptr,
+    table_ptr,
+    head,
+    keys,
+    seen,
+    TYPE: tl.constexpr,  # what e4m3 cells are read as
+    D: tl.constexpr,
+    NUM_KV: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """(K, V), each [BN, D], of one kv head at positions ``keys``; zero where not ``seen``."""
+    page = tl.load(table_ptr + keys // PAGE, mask=seen, other=0).to(tl.int64)
+    chunk = page * 2 * NUM_KV + head
+    places = kv_ptr + ((chunk * PAGE + keys % PAGE) * D)[:, None] + tl.arange(0, D)[None, :]
+    k = tl.load(places, mask=seen[:, None], other=0.0)
+    v = tl.load(places + NUM_KV * PAGE * D, mask=seen[:, None], other=0.0)
+    return from_cell(k, TYPE), from_cell(v, TYPE)
+
+
+# Not by where in a step's numbers these begin: nothing reads them in vectors.
+_INDICES = ["table_ptr", "context_ptr", "start_ptr"]
+
+
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=_INDICES)
+def _decode_kernel(
+    q_ptr,  # [T, Nq, D]
+    kv_ptr,  # [pages, 2, Nkv, PAGE, D]
+    sinks_ptr,  # [Nq] float32
+    table_ptr,  # [R, table_stride] int32
+    context_ptr,  # [R] int32
+    start_ptr,  # [R + 1] int32
+    out_ptr,  # [T, Nq, D]
+    part_ptr,  # [R, Nq, SPLITS, D] float32: unnormalised sums
+    stat_ptr,  # [R, Nq, SPLITS, 2] float32: maximum (base 2), mass
+    table_stride,
+    scale,  # of the scores, times log2(e)
+    NUM_Q: tl.constexpr,
+    NUM_KV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: none
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_previous(PDL)
+    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    token = tl.load(start_ptr + row).to(tl.int64)
+    if tl.load(start_ptr + row + 1) - token == 1:
+        group: tl.constexpr = NUM_Q // NUM_KV
+        context = tl.load(context_ptr + row)
+        low = 0
+        if WINDOW > 0:
+            low = tl.maximum(context - WINDOW, 0)
+        first = low // KEYS
+        tiles = (context + KEYS - 1) // KEYS - first
+        each = (tiles + SPLITS - 1) // SPLITS
+        begin = (first + split * each) * KEYS
+        end = tl.minimum((first + (split + 1) * each) * KEYS, context)
+        heads = head * group + tl.arange(0, ROWS)
+        real = tl.arange(0, ROWS) < group
+        dims = tl.arange(0, D)
+        q = tl.load(
+            q_ptr + (token * NUM_Q + heads[:, None]) * D + dims[None, :], mask=real[:, None], other=0.0
+        )
+        q = query_of(q, kv_ptr.dtype.element_ty)
+        if SPLITS == 1:
+            top = tl.load(sinks_ptr + heads, mask=real, other=0.0) * _LOG2E
+            mass = tl.full((ROWS,), 1.0, tl.float32)
+        else:
+            top = tl.full((ROWS,), -float("inf"), tl.float32)
+            mass = tl.zeros((ROWS,), tl.float32)
+        acc = tl.zeros((ROWS, D), tl.float32)
+        for position in range(begin, end, KEYS):
+            keys = position + tl.arange(0, KEYS)
+            seen = (keys >= low) & (keys < end)
+            k, v = _load_keys(
+                kv_ptr, table_ptr + row * table_stride, head, keys, seen, q.dtype, D, NUM_KV, PAGE
+            )
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            scores = tl.where(seen[None, :], scores, -float("inf"))
+            new_top = tl.maximum(top, tl.max(scores, 1))
+            weights = tl.exp2(scores - new_top[:, None])
+            fade = tl.exp2(top - new_top)
+            mass = mass * fade + tl.sum(weights, 1)
+            acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+            top = new_top
+        if SPLITS == 1:
+            out = out_ptr + (token * NUM_Q + heads[:, None]) * D + dims[None, :]
+            tl.store(out, (acc / mass[:, None]).to(out_ptr.dtype.element_ty), mask=real[:, None])
+        else:
+            part = (row.to(tl.int64) * NUM_Q + heads) * SPLITS + split
+            tl.store(part_ptr + part[:, None] * D + dims[None, :], acc, mask=real[:, None])
+            tl.store(stat_ptr + part * 2, top, mask=real)
+            tl.store(stat_ptr + part * 2 + 1, mass, mask=real)
+
+
+@triton.jit(do_not_specialize_on_alignment=_INDICES)
+def _join_kernel(
+    part_ptr,
+    stat_ptr,
+    sinks_ptr,
+    start_ptr,
+    out_ptr,
+    NUM_Q: tl.constexpr,
+    D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_previous(PDL)
+    row, head = tl.program_id(0), tl.program_id(1)
+    token = tl.load(start_ptr + row).to(tl.int64)
+    if tl.load(start_ptr + row + 1) - token == 1:
+        splits = (row.to(tl.int64) * NUM_Q + head) * SPLITS + tl.arange(0, SPLITS)
+        dims = tl.arange(0, D)
+        tops = tl.load(stat_ptr + splits * 2)
+        masses = tl.load(stat_ptr + splits * 2 + 1)
+        sink = tl.load(sinks_ptr + head) * _LOG2E
+        top = tl.maximum(tl.max(tops, 0), sink)
+        fades = tl.exp2(tops - top)  # 0 for a part without keys
+        mass = tl.sum(masses * fades, 0) + tl.exp2(sink - top)
+        parts = tl.load(part_ptr + splits[:, None] * D + dims[None, :])
+        out = tl.sum(parts * fades[:, None], 0) / mass
+        tl.store(out_ptr + (token * NUM_Q + head) * D + dims, out.to(out_ptr.dtype.element_ty))
+
+
+def attention(q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: Plan, group: int) -> torch.Tensor:
+    """q [T, Nq, D], kv [pages, 2, Nkv, PAGE, D], sinks [Nq] float32 -> [T, Nq * D]."""
+    meta, rows, kv = plan.meta, plan.meta.context_lens.shape[0], cells_of(kv)
+    out = torch.empty_like(q)
+    if meta.max_query_len > 1:
+        prefill(q, kv, sinks, plan, group, out)
+    if meta.max_query_len == 1 or rows > 1:
+        _decode(q, kv, sinks, plan, group, out)
+    return out.view(q.shape[0], -1)
+
+
+def _constants(plan: Plan, group: int) -> dict[str, int]:
+    shape = plan.shape
+    return {
+        "NUM_Q": shape.num_heads,
+        "NUM_KV": shape.num_kv_heads,
+        "D": shape.head_dim,
+        "PAGE": plan.block_size,
+        "WINDOW": shape.sliding_window if group else 0,
+    }
+
+
+def _scale(plan: Plan) -> float:
+    return plan.shape.head_dim**-0.5 * _LOG2E.value
+
+
+def _decode(
+    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: Plan, group: int, out: torch.Tensor
+) -> None:
+    meta, shape, rows = plan.meta, plan.shape, plan.meta.context_lens.shape[0]
+    splits = 1 if group else plan.num_splits
+    tile = chip_of(q.device).decode_tile(rows, is_window=group != 0)
+    parts = stats = out
+    if splits > 1:
+        count = rows * shape.num_heads * splits
+        parts = torch.empty(count * shape.head_dim, dtype=torch.float32, device=q.device)
+        stats = torch.empty(count * 2, dtype=torch.float32, device=q.device)
+    table = meta.block_tables[group]
+    _decode_kernel[(rows, shape.num_kv_heads, splits)](
+        q,
+        kv,
+        sinks,
+        table,
+        meta.context_lens,
+        meta.query_start,
+        out,
+        parts,
+        stats,
+        table.stride(0),
+        _scale(plan),
+        **_constants(plan, group),
+        SPLITS=splits,
+        ROWS=max(_DOT_ROWS, triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)),
+        KEYS=tile.depth,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **dependent(q),
+    )
+    if splits > 1:
+        _join_kernel[(rows, shape.num_heads)](
+            parts,
+            stats,
+            sinks,
+            meta.query_start,
+            out,
+            NUM_Q=shape.num_heads,
+            D=shape.head_dim,
+            SPLITS=splits,
+            num_warps=1,
+            **dependent(q),
+        )

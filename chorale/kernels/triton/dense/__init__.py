@@ -1,0 +1,1 @@
+"""Norms and dense products: QKV, output projection, head."""

@@ -1,0 +1,171 @@
+"""Dense products. One token: kernels that stream the weights once, without the tensor cores. A few tokens:
+``slim.py``. More: cuBLAS.
+
+Two streaming kernels. Rows short enough for the registers (output projection): a program has all its weights
+on their way before it waits for its input. Many rows (the head): a loop that keeps several tiles in flight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense.skinny import project_few, whole
+from chorale.kernels.triton.launch import dependent, wait_for_previous
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """y = x weight^T + bias, in the weight's dtype."""
+
+    weight: torch.Tensor  # [N, K] contiguous
+    bias: torch.Tensor | None  # [N]
+
+
+def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """weight [N, K] as in the checkpoint: rows are already what a program streams."""
+    return Linear(weight.contiguous(), bias if bias is None else bias.contiguous())
+
+
+def pack_head(weight: torch.Tensor) -> Linear:
+    return pack_linear(weight, None)
+
+
+@triton.jit
+def load_rows(w_ptr, rows, inside, k, K, CHUNK: tl.constexpr):
+    """Columns k..k+CHUNK-1 of some rows of a matrix [*, K], as [ROWS, CHUNK]; zero outside."""
+    depth = k + tl.arange(0, CHUNK)
+    places = w_ptr + rows[:, None].to(tl.int64) * K + depth[None, :]
+    mask = inside[:, None] & (depth < K)[None, :]
+    return tl.load(places, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def load_part(x_ptr, k, K, CHUNK: tl.constexpr):
+    """Elements k..k+CHUNK-1 of a vector of K, as float32; zero outside."""
+    depth = k + tl.arange(0, CHUNK)
+    return tl.load(x_ptr + depth, mask=depth < K, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _resident_kernel(
+    x_ptr,  # [K]
+    w_ptr,  # [N, K], in x's dtype
+    b_ptr,  # [N]
+    out_ptr,  # [N] float32
+    N,
+    K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ADD: tl.constexpr,  # out += instead of out =
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,  # at least K / 4
+    PDL: tl.constexpr,
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = rows < N
+    w0 = load_rows(w_ptr, rows, inside, 0, K, CHUNK)
+    w1 = load_rows(w_ptr, rows, inside, CHUNK, K, CHUNK)
+    w2 = load_rows(w_ptr, rows, inside, 2 * CHUNK, K, CHUNK)
+    if K > 3 * CHUNK:
+        w3 = load_rows(w_ptr, rows, inside, 3 * CHUNK, K, CHUNK)
+    if HAS_BIAS:
+        bias = tl.load(b_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    wait_for_previous(PDL, HAND_OVER=False)
+    x0 = load_part(x_ptr, 0, K, CHUNK)  # all on their way before the first is used
+    x1 = load_part(x_ptr, CHUNK, K, CHUNK)
+    x2 = load_part(x_ptr, 2 * CHUNK, K, CHUNK)
+    if K > 3 * CHUNK:
+        x3 = load_part(x_ptr, 3 * CHUNK, K, CHUNK)
+    if ADD:
+        before = tl.load(out_ptr + rows, mask=inside, other=0.0)
+    products = w0.to(tl.float32) * x0[None, :] + w1.to(tl.float32) * x1[None, :]
+    products += w2.to(tl.float32) * x2[None, :]
+    if K > 3 * CHUNK:
+        products += w3.to(tl.float32) * x3[None, :]
+    total = tl.sum(products, 1)
+    if HAS_BIAS:
+        total += bias
+    if ADD:
+        total += before
+    tl.store(out_ptr + rows, total, mask=inside)
+
+
+@triton.jit
+def _stream_kernel(
+    x_ptr,  # [K]
+    w_ptr,  # [N, K], in x's dtype
+    out_ptr,  # [N] float32
+    N,
+    K,
+    ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    depth = tl.arange(0, DEPTH)
+    inside = rows < N
+    weights = w_ptr + rows[:, None].to(tl.int64) * K + depth[None, :]
+    wait_for_previous(PDL, HAND_OVER=False)
+    products = tl.zeros((ROWS, DEPTH), tl.float32)
+    for k in tl.range(0, K, DEPTH, num_stages=STAGES):
+        some = k + depth < K
+        w = tl.load(weights + k, mask=inside[:, None] & some[None, :], other=0.0)
+        x = tl.load(x_ptr + k + depth, mask=some, other=0.0)
+        products += w.to(tl.float32) * x.to(tl.float32)[None, :]
+    tl.store(out_ptr + rows, tl.sum(products, 1), mask=inside)
+
+
+def product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
+    """x [T, K] in the weight's dtype -> [T, N] in the same; cuBLAS."""
+    if linear.bias is None:
+        return x @ linear.weight.t()
+    return torch.addmm(linear.bias, x, linear.weight.t())
+
+
+def chunk_of(depth: int) -> int:
+    """Columns of a quarter of a row: what the resident kernels hold at once, four times."""
+    return max(16, triton.next_power_of_2(triton.cdiv(depth, 4)))
+
+
+def project_add(x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torch.Tensor:
+    """residual [T, N] float32 += x [T, K] weight^T + bias, T <= ``SLIM_TOKENS``; returns residual."""
+    x = x.to(linear.weight.dtype)
+    if x.shape[0] > 1:
+        return project_few(x, linear.weight, linear.bias, residual)
+    num_rows, depth = linear.weight.shape
+    tile = tuning.output_row()
+    _resident_kernel[(triton.cdiv(num_rows, tile.rows),)](
+        x, linear.weight, linear.weight if linear.bias is None else linear.bias, residual, num_rows,
+        K=depth, HAS_BIAS=linear.bias is not None, ADD=True, ROWS=tile.rows, CHUNK=chunk_of(depth),
+        num_warps=tile.num_warps, **dependent(x),
+    )  # fmt: skip
+    return residual
+
+
+def float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [T, K] by weight [N, K], both in one dtype -> [T, N] float32, not rounded on the way."""
+    if x.is_cuda and torch.version.hip is None and x.dtype != torch.float32:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return x.float() @ weight.float().t()
+
+
+def project_head(x: torch.Tensor, head: Linear) -> torch.Tensor:
+    """x [T, K] in the weight's dtype -> x weight^T [T, N] float32."""
+    weight = head.weight
+    if 1 < x.shape[0] <= tuning.SLIM_TOKENS and x.dtype == torch.bfloat16 and torch.version.hip is None:
+        return whole(x, weight)
+    if x.shape[0] != 1:
+        return float32_product(x, weight)
+    out = torch.empty(1, weight.shape[0], dtype=torch.float32, device=x.device)
+    tile = tuning.head_row()
+    _stream_kernel[(triton.cdiv(weight.shape[0], tile.rows),)](
+        x, weight, out, weight.shape[0], weight.shape[1],
+        ROWS=tile.rows, DEPTH=min(tile.depth, triton.next_power_of_2(weight.shape[1])),
+        STAGES=tile.num_stages, num_warps=tile.num_warps, **dependent(x),
+    )  # fmt: skip
+    return out

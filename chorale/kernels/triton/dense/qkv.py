@@ -1,0 +1,237 @@
+"""First half of attention: norm, QKV, bias, rotary, and k and v into their pages.
+
+One token: one kernel. A program makes rows ``i`` and ``i + D/2`` of one head, which rotary turns together;
+the norm's scale is one number, so it is applied after the product, and all weights are on their way before
+the program waits for its input. Up to 8 tokens, where ``slim_stream.py`` can: one kernel, too. Else a product
+(up to 16 tokens ``slim.py``'s, which norms; above, cuBLAS's, of rows that the layer before has normed or, in
+the first, a norm kernel), and a kernel that rotates and writes.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from chorale.kernels.ops import QkvWeights
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.attention.plan import Plan
+from chorale.kernels.triton.dense import skinny_fused
+from chorale.kernels.triton.dense.linear import chunk_of, load_part, load_rows, product
+from chorale.kernels.triton.dense.norm import rms_norm
+from chorale.kernels.triton.dense.skinny import parts
+from chorale.kernels.triton.kv_cells import cells_of, to_cell
+from chorale.kernels.triton.launch import dependent, wait_for_previous
+
+
+@triton.jit
+def _store_pair(
+    left,
+    right,  # [P] float32: dimensions d and d + D/2 of one head, not yet rotated
+    cos,
+    sin,  # [P]
+    slot,
+    head,
+    pairs,
+    q_ptr,
+    kv_ptr,
+    NUM_Q: tl.constexpr,
+    NUM_KV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """Rotate and store one head's part."""
+    half: tl.constexpr = D // 2
+    low = left * cos - right * sin
+    high = right * cos + left * sin
+    if head < NUM_Q:
+        place = q_ptr + head * D + pairs
+        tl.store(place, low.to(q_ptr.dtype.element_ty))
+        tl.store(place + half, high.to(q_ptr.dtype.element_ty))
+    else:
+        chunk = (slot // PAGE) * 2 * NUM_KV + (head - NUM_Q)  # k heads, then v heads: as in the page
+        cell = kv_ptr + (chunk * PAGE + slot % PAGE) * D + pairs  # of another type than q's place
+        tl.store(cell, to_cell(low, kv_ptr.dtype.element_ty))
+        tl.store(cell + half, to_cell(high, kv_ptr.dtype.element_ty))
+
+
+@triton.jit
+def _add_part(left, right, squares, w_left, w_right, x, norm):
+    """Some columns of both products, and of the input's sum of squares."""
+    scaled = (x * norm)[None, :]
+    return left + w_left.to(tl.float32) * scaled, right + w_right.to(tl.float32) * scaled, squares + x * x
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
+def _one_kernel(
+    x_ptr,  # [H] float32
+    norm_ptr,  # [H] float32
+    w_ptr,  # [(Nq + 2 Nkv) * D, H]
+    b_ptr,  # [(Nq + 2 Nkv) * D]
+    rope_ptr,  # [D] float32
+    slots_ptr,  # [1] int64
+    q_ptr,  # [Nq, D]
+    kv_ptr,  # [pages, 2, Nkv, PAGE, D]
+    eps,
+    H: tl.constexpr,
+    NUM_Q: tl.constexpr,
+    NUM_KV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    CHUNK: tl.constexpr,  # at least H / 4
+    PDL: tl.constexpr,
+):
+    half: tl.constexpr = D // 2
+    per_head: tl.constexpr = half // PAIRS
+    head = tl.program_id(0) // per_head
+    pairs = (tl.program_id(0) % per_head) * PAIRS + tl.arange(0, PAIRS)
+    rows = head * D + pairs
+    all_rows = pairs < half
+    l0 = load_rows(w_ptr, rows, all_rows, 0, H, CHUNK)
+    r0 = load_rows(w_ptr, rows + half, all_rows, 0, H, CHUNK)
+    l1 = load_rows(w_ptr, rows, all_rows, CHUNK, H, CHUNK)
+    r1 = load_rows(w_ptr, rows + half, all_rows, CHUNK, H, CHUNK)
+    l2 = load_rows(w_ptr, rows, all_rows, 2 * CHUNK, H, CHUNK)
+    r2 = load_rows(w_ptr, rows + half, all_rows, 2 * CHUNK, H, CHUNK)
+    if H > 3 * CHUNK:
+        l3 = load_rows(w_ptr, rows, all_rows, 3 * CHUNK, H, CHUNK)
+        r3 = load_rows(w_ptr, rows + half, all_rows, 3 * CHUNK, H, CHUNK)
+    bias_left = tl.load(b_ptr + rows).to(tl.float32)
+    bias_right = tl.load(b_ptr + rows + half).to(tl.float32)
+    n0 = load_part(norm_ptr, 0, H, CHUNK)
+    n1 = load_part(norm_ptr, CHUNK, H, CHUNK)
+    n2 = load_part(norm_ptr, 2 * CHUNK, H, CHUNK)
+    if H > 3 * CHUNK:
+        n3 = load_part(norm_ptr, 3 * CHUNK, H, CHUNK)
+    wait_for_previous(PDL, HAND_OVER=False)
+    x0 = load_part(x_ptr, 0, H, CHUNK)
+    x1 = load_part(x_ptr, CHUNK, H, CHUNK)
+    x2 = load_part(x_ptr, 2 * CHUNK, H, CHUNK)
+    if H > 3 * CHUNK:
+        x3 = load_part(x_ptr, 3 * CHUNK, H, CHUNK)
+    turned = head + pairs * 0 < NUM_Q + NUM_KV  # v is not
+    cos = tl.load(rope_ptr + pairs, mask=turned, other=1.0)
+    sin = tl.load(rope_ptr + pairs + half, mask=turned, other=0.0)
+    slot = tl.load(slots_ptr)
+    left = tl.zeros((PAIRS, CHUNK), tl.float32)
+    right = tl.zeros((PAIRS, CHUNK), tl.float32)
+    squares = tl.zeros((CHUNK,), tl.float32)
+    left, right, squares = _add_part(left, right, squares, l0, r0, x0, n0)
+    left, right, squares = _add_part(left, right, squares, l1, r1, x1, n1)
+    left, right, squares = _add_part(left, right, squares, l2, r2, x2, n2)
+    if H > 3 * CHUNK:
+        left, right, squares = _add_part(left, right, squares, l3, r3, x3, n3)
+    scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / H + eps)
+    left_sum = tl.sum(left, 1) * scale + bias_left
+    right_sum = tl.sum(right, 1) * scale + bias_right
+    _store_pair(left_sum, right_sum, cos, sin, slot, head, pairs, q_ptr, kv_ptr, NUM_Q, NUM_KV, D, PAGE)
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
+def _rotate_kernel(
+    qkv_ptr,  # [T, Nq + 2 Nkv, D], or parts of it: [SPLITS, T, ...] float32, before scale and bias
+    x_ptr,  # [T, H] float32 (these three if SPLITS)
+    b_ptr,  # [(Nq + 2 Nkv) * D]
+    eps,
+    rope_ptr,  # [T, D] float32
+    slots_ptr,  # [T] int64
+    q_ptr,  # [T, Nq, D]
+    kv_ptr,  # [pages, 2, Nkv, PAGE, D]
+    NUM_Q: tl.constexpr,
+    NUM_KV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    HEADS: tl.constexpr,  # of one program
+    H: tl.constexpr,
+    SPLITS: tl.constexpr,  # 0: whole
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_previous(PDL)
+    half: tl.constexpr = D // 2
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    pairs = tl.arange(0, half)
+    inside = (heads < NUM_Q + 2 * NUM_KV)[:, None]
+    source = qkv_ptr + (token * (NUM_Q + 2 * NUM_KV) + heads[:, None]) * D + pairs[None, :]
+    left = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+    if SPLITS > 0:
+        stride = tl.num_programs(0) * (NUM_Q + 2 * NUM_KV) * D
+        for split in tl.static_range(1, SPLITS):
+            left += tl.load(source + split * stride, mask=inside, other=0.0)
+            right += tl.load(source + split * stride + half, mask=inside, other=0.0)
+        x = tl.load(x_ptr + token * H + tl.arange(0, BLOCK), mask=tl.arange(0, BLOCK) < H, other=0.0)
+        scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / H + eps)
+        biases = b_ptr + heads[:, None] * D + pairs[None, :]
+        left = left * scale + tl.load(biases, mask=inside, other=0.0).to(tl.float32)
+        right = right * scale + tl.load(biases + half, mask=inside, other=0.0).to(tl.float32)
+    turned = (heads < NUM_Q + NUM_KV)[:, None]
+    cos = tl.where(turned, tl.load(rope_ptr + token * D + pairs)[None, :], 1.0)
+    sin = tl.where(turned, tl.load(rope_ptr + token * D + half + pairs)[None, :], 0.0)
+    low = left * cos - right * sin
+    high = right * cos + left * sin
+    query = (heads < NUM_Q)[:, None]
+    place = q_ptr + (token * NUM_Q + heads[:, None]) * D + pairs[None, :]
+    tl.store(place, low.to(q_ptr.dtype.element_ty), mask=query)
+    tl.store(place + half, high.to(q_ptr.dtype.element_ty), mask=query)
+    slot = tl.load(slots_ptr + token)
+    chunk = (slot // PAGE) * 2 * NUM_KV + (heads[:, None] - NUM_Q)
+    place = kv_ptr + (chunk * PAGE + slot % PAGE) * D + pairs[None, :]
+    new = inside & (heads >= NUM_Q)[:, None]
+    tl.store(place, to_cell(low, kv_ptr.dtype.element_ty), mask=new)
+    tl.store(place + half, to_cell(high, kv_ptr.dtype.element_ty), mask=new)
+
+
+def qkv_rope_cache(
+    x: torch.Tensor,
+    normed: torch.Tensor | None,
+    weights: QkvWeights,
+    eps: float,
+    rope: torch.Tensor,
+    plan: Plan,
+    group: int,
+    kv: torch.Tensor,
+) -> torch.Tensor:
+    shape, linear, kv = plan.shape, weights.linear, cells_of(kv)
+    tokens, dim = x.shape[0], shape.head_dim
+    heads = shape.num_heads + 2 * shape.num_kv_heads
+    q = torch.empty(tokens, shape.num_heads, dim, dtype=linear.weight.dtype, device=x.device)
+    if tokens == 0:
+        return q
+    slots = plan.meta.slots[group]
+    constants = {
+        "NUM_Q": shape.num_heads,
+        "NUM_KV": shape.num_kv_heads,
+        "D": dim,
+        "PAGE": plan.block_size,
+    }
+    if tokens == 1:
+        tile = tuning.qkv_row()
+        pairs = min(tile.rows, dim // 2)
+        _one_kernel[(heads * (dim // 2 // pairs),)](
+            x, weights.norm, linear.weight, linear.bias, rope, slots, q, kv, eps,
+            **constants, H=x.shape[1], PAIRS=pairs, CHUNK=chunk_of(x.shape[1]),
+            num_warps=tile.num_warps, **dependent(x),
+        )  # fmt: skip
+        return q
+    whole = tuning.slim_qkv(tokens) if tokens <= tuning.SLIM_TOKENS else None
+    if whole is not None and skinny_fused.fits(whole, x, linear.weight):
+        skinny_fused.qkv(
+            x, weights.norm, linear.weight, linear.bias, eps, rope, slots, q, kv, constants, whole
+        )
+        return q
+    if tokens <= tuning.SLIM_TOKENS:
+        qkv = parts(x, linear.weight, weights.norm)
+    else:
+        if normed is None:
+            normed = rms_norm(x, weights.norm, eps, linear.weight.dtype)
+        qkv = product(normed, linear)
+    each = tuning.rotate_heads(tokens)
+    _rotate_kernel[(tokens, triton.cdiv(heads, each))](
+        qkv, x, linear.bias, eps, rope, slots, q, kv, **constants, HEADS=each,
+        H=x.shape[1], SPLITS=qkv.shape[0] if tokens <= tuning.SLIM_TOKENS else 0,
+        BLOCK=triton.next_power_of_2(x.shape[1]), **dependent(x),
+    )  # fmt: skip
+    return q

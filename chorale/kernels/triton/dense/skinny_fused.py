@@ -1,0 +1,218 @@
+"""Dense products of 2 to 16 tokens in one kernel (the loop: ``slim_ptx.py``). NVIDIA from sm_90 on, bfloat16.
+
+A tensor here has one element a thread. After the product, lane ``4 g + t`` of a warp has rows ``2 t`` and
+``2 t + 1`` of one unit for token ``g`` (or ``8 + g``); as many warps as there are such results write them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from chorale.kernels.triton.dense.skinny_ptx import Product, product_text
+from chorale.kernels.triton.kv_cells import to_cell
+from chorale.kernels.triton.launch import dependent
+from chorale.kernels.triton.tuning import Slim
+
+
+@triton.jit
+def _place(T, UNITS: tl.constexpr, COLUMNS: tl.constexpr, WARPS: tl.constexpr):
+    """(lane, warp, first unit, unit of the result, its token, whether the token is there and it is ours)."""
+    thread = tl.arange(0, 32 * WARPS)
+    lane, warp = thread % 32, thread // 32
+    first = tl.program_id(0) * UNITS + lane * 0
+    pick = warp % (UNITS * COLUMNS)
+    token = pick % COLUMNS * 8 + lane // 4
+    return lane, warp, first, first + pick // COLUMNS, token, (warp < UNITS * COLUMNS) & (token < T)
+
+
+@triton.jit
+def _inputs(x_ptr, T, lane, warp, column, K: tl.constexpr, GROUP: tl.constexpr):
+    """Where a lane's inputs begin; tokens that do not exist are the last one's."""
+    row = tl.minimum(lane // 4 + 8 * column, T - 1)
+    return (x_ptr + row * K + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _project_kernel(
+    x_ptr,  # [T, K] bfloat16
+    w_ptr,  # [N, K] bfloat16
+    b_ptr,  # [N] bfloat16
+    residual_ptr,  # [T, N] float32
+    T,
+    N,
+    K: tl.constexpr,
+    UNITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    TEXT: tl.constexpr,
+    CONSTRAINTS: tl.constexpr,
+):
+    lane, warp, first, unit, token, ours = _place(T, UNITS, COLUMNS, WARPS)
+    weights = (w_ptr + (lane // 4) * K + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64)
+    row = unit * 8 + lane % 4 * 2
+    bias = (b_ptr + (row if HAS_BIAS else row * 0)).to(tl.int64)
+    places = residual_ptr + tl.minimum(token, T - 1) * N + row
+    before = places.to(tl.int64)
+    x0 = _inputs(x_ptr, T, lane, warp, 0, K, GROUP)
+    if COLUMNS == 1:
+        operands = (weights, first, weights, x0, bias, bias + 2, before, before + 4)
+    else:
+        x1 = _inputs(x_ptr, T, lane, warp, 1, K, GROUP)
+        operands = (weights, first, weights, x0, x1, bias, bias + 2, before, before + 4)
+    left, right, bias_left, bias_right, left_before, right_before = tl.inline_asm_elementwise(
+        TEXT, CONSTRAINTS, operands, is_pure=False, pack=1,
+        dtype=(tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32),
+    )  # fmt: skip
+    if HAS_BIAS:
+        left += bias_left
+        right += bias_right
+    tl.store(places, left_before + left, mask=ours)
+    tl.store(places + 1, right_before + right, mask=ours)
+
+
+@triton.jit(do_not_specialize=["T"], do_not_specialize_on_alignment=["slots_ptr"])
+def _qkv_kernel(
+    x_ptr,  # [T, H] float32
+    norm_ptr,  # [H] float32
+    w_ptr,  # [(Nq + 2 Nkv) * D, H] bfloat16
+    b_ptr,  # [(Nq + 2 Nkv) * D] bfloat16
+    rope_ptr,  # [T, D] float32
+    slots_ptr,  # [T] int64
+    q_ptr,  # [T, Nq, D]
+    kv_ptr,  # [pages, 2, Nkv, PAGE, D]
+    eps,
+    T,
+    H: tl.constexpr,
+    NUM_Q: tl.constexpr,
+    NUM_KV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    UNITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TEXT: tl.constexpr,
+    CONSTRAINTS: tl.constexpr,
+):
+    half: tl.constexpr = D // 2
+    lane, warp, first, unit, token, ours = _place(T, UNITS, COLUMNS, WARPS)
+    row = lane // 8 + lane // 4 % 2 * half  # i0, i0 + D/2, i0 + 1, ...: pairs meet in one thread
+    weights = (w_ptr + row * H + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64)
+    norm = (norm_ptr + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64)
+    head = unit // (D // 8)
+    pair = unit % (D // 8) * 4 + lane % 4
+    there = tl.minimum(token, T - 1)
+    bias = (b_ptr + head * D + pair).to(tl.int64)
+    rope = (rope_ptr + there * D + pair).to(tl.int64)
+    slots = (slots_ptr + there).to(tl.int64)
+    x0 = _inputs(x_ptr, T, lane, warp, 0, H, GROUP)
+    if COLUMNS == 1:
+        operands = (weights, first, norm, x0, bias, bias + 2 * half, rope, rope + 4 * half, slots)
+    else:
+        x1 = _inputs(x_ptr, T, lane, warp, 1, H, GROUP)
+        operands = (weights, first, norm, x0, x1, bias, bias + 2 * half, rope, rope + 4 * half, slots)
+    left, right, squares, bias_left, bias_right, cos, sin, slot = tl.inline_asm_elementwise(
+        TEXT, CONSTRAINTS, operands, is_pure=False, pack=1,
+        dtype=(
+            tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.int64
+        ),
+    )  # fmt: skip
+    scale = 1.0 / tl.sqrt(squares / H + eps)
+    left = left * scale + bias_left
+    right = right * scale + bias_right
+    turned = head < NUM_Q + NUM_KV
+    cos = tl.where(turned, cos, 1.0)
+    sin = tl.where(turned, sin, 0.0)
+    low = left * cos - right * sin
+    high = right * cos + left * sin
+    place = q_ptr + (token * NUM_Q + head) * D + pair
+    query = ours & (head < NUM_Q)
+    tl.store(place, low.to(q_ptr.dtype.element_ty), mask=query)
+    tl.store(place + half, high.to(q_ptr.dtype.element_ty), mask=query)
+    chunk = (slot // PAGE) * 2 * NUM_KV + (head - NUM_Q)
+    cell = kv_ptr + (chunk * PAGE + slot % PAGE) * D + pair
+    new = ours & (head >= NUM_Q)
+    tl.store(cell, to_cell(low, kv_ptr.dtype.element_ty), mask=new)
+    tl.store(cell + half, to_cell(high, kv_ptr.dtype.element_ty), mask=new)
+
+
+def product_of(tile: Slim, tokens: int, depth: int, head_dim: int, pdl: bool) -> Product:
+    """The loop for QKV (``head_dim`` of its heads), or, with 0, for an output projection."""
+    return Product(
+        tile.units, 1 if tokens <= 8 else 2, tile.num_warps, tile.group, tile.groups, tile.ahead, depth,
+        head_dim, norm=head_dim > 0, early="bbffl" if head_dim else "bbff", pdl=pdl,
+        hand_over=tile.hand_over,
+    )  # fmt: skip
+
+
+@functools.cache
+def constants_of(p: Product) -> dict[str, Any]:
+    return {
+        "UNITS": p.units,
+        "COLUMNS": p.columns,
+        "WARPS": p.warps,
+        "GROUP": p.group,
+        "TEXT": product_text(p),
+        "CONSTRAINTS": p.constraints,
+        "num_warps": p.warps,
+    }
+
+
+def fits(tile: Slim, x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the kernels here can do it: bfloat16 on Hopper or later, and no rows or columns left over."""
+    there = x.is_cuda and dependent(x)["PDL"] and weight.dtype == torch.bfloat16
+    return there and weight.shape[0] % (8 * tile.units) == 0 and weight.shape[1] % 32 == 0
+
+
+def _launch(x: torch.Tensor, tile: Slim) -> dict[str, Any]:
+    return {**dependent(x), **({"maxnreg": tile.registers} if tile.registers else {})}
+
+
+def _whole(rows: int, tile: Slim) -> None:
+    if rows % (8 * tile.units):
+        raise ValueError(f"{rows} rows are not tiles of {8 * tile.units}")
+
+
+def project(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, tile: Slim
+) -> torch.Tensor:
+    """residual [T, N] float32 += x [T, K] weight^T + bias, x in the weight's dtype; returns residual."""
+    tokens, (rows, depth) = x.shape[0], weight.shape
+    _whole(rows, tile)
+    launch = _launch(x, tile)
+    constants = constants_of(product_of(tile, tokens, depth, 0, launch.pop("PDL")))
+    _project_kernel[(rows // (8 * tile.units),)](
+        x, weight, weight if bias is None else bias, residual, tokens, rows,
+        K=depth, HAS_BIAS=bias is not None, **constants, **launch,
+    )  # fmt: skip
+    return residual
+
+
+def qkv(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    rope: torch.Tensor,
+    slots: torch.Tensor,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    sizes: dict[str, int],
+    tile: Slim,
+) -> None:
+    """``qkv.qkv_rope_cache`` of up to 16 tokens into q and kv; ``sizes``: NUM_Q, NUM_KV, D, PAGE."""
+    tokens, (rows, hidden) = x.shape[0], weight.shape
+    _whole(rows, tile)
+    launch = _launch(x, tile)
+    constants = constants_of(product_of(tile, tokens, hidden, sizes["D"], launch.pop("PDL")))
+    _qkv_kernel[(rows // (8 * tile.units),)](
+        x, norm, weight, bias, rope, slots, q, kv, eps, tokens, H=hidden, **sizes, **constants, **launch,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Router and MXFP4 experts."""

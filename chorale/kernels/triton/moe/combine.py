@@ -1,0 +1,63 @@
+"""What the expert layer's products end with: SwiGLU in registers, and the sum of a token's experts, with
+the next layer's norm in the same kernel."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense.norm import Norm, in_fours, normed_row, sum_ending
+from chorale.kernels.triton.launch import dependent, wait_for_previous
+
+
+@triton.jit
+def swiglu(gate, up, limit, alpha):
+    # Comparisons, because minimum() drops NaN.
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    return gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
+
+
+@triton.jit
+def _sum_kernel(
+    parts_ptr,  # [T, K, H] float32
+    x_ptr,  # [T, H] float32
+    norm_ptr,  # [H] float32 (if NORM, for which BLOCK is at least H)
+    normed_ptr,  # [T, H] (if NORM)
+    eps,
+    H,
+    K: tl.constexpr,
+    NORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + in_fours(BLOCK)
+    inside = columns < H
+    if NORM:
+        norm = tl.load(norm_ptr + columns, mask=inside, other=0.0)
+    wait_for_previous(PDL)
+    x = tl.load(x_ptr + token * H + columns, mask=inside, other=0.0)
+    for k in tl.static_range(K):
+        x += tl.load(parts_ptr + (token * K + k) * H + columns, mask=inside, other=0.0)
+    tl.store(x_ptr + token * H + columns, x, mask=inside)
+    if NORM:
+        normed = normed_row(x, norm, eps, H)
+        tl.store(normed_ptr + token * H + columns, normed.to(normed_ptr.dtype.element_ty), mask=inside)
+
+
+def add_parts(parts: torch.Tensor, x: torch.Tensor, norm: Norm | None = None) -> torch.Tensor | None:
+    """x [T, H] float32 += parts [T, K, H] float32 over K, always in this order; its norm [T, H], if one is
+    given: then a program makes a whole row."""
+    tokens, each, hidden = parts.shape
+    normed, ending = sum_ending(norm, x)
+    block = triton.next_power_of_2(hidden)
+    if norm is None:
+        block = min(1024, block) if tokens > 8 else 256
+    _sum_kernel[tokens, triton.cdiv(hidden, block)](
+        parts, x, *ending, hidden, K=each, NORM=norm is not None, BLOCK=block,
+        num_warps=block // 256 or 1 if norm is None else tuning.ADD_NORM_WARPS, **dependent(x),
+    )  # fmt: skip
+    return normed

@@ -1,0 +1,441 @@
+"""The expert products for few tokens: every warp streams its rows of an expert's weights once.
+
+NVIDIA and bfloat16 only (the loop is ``stream_ptx.py``); ``moe.py`` has the form for everything else, which
+reads the same packed weights. A tensor here has one element a thread: lane ``4 g + t`` of a warp loads inputs
+for column ``g`` of the product and ends with rows ``g`` and ``8 + g`` of columns ``2 t`` and ``2 t + 1``.
+
+Up to 16 tokens the columns are the tokens (those that did not choose the expert are not loaded), and nothing
+is sorted. Above, slots are sorted by expert and a product's columns are slots of its expert. Tiles of 16 that
+come after an expert's first have programs of their own, which start before all others: one after the other in
+one program they would end last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense.norm import Norm
+from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.moe.combine import add_parts, swiglu
+from chorale.kernels.triton.moe.gemv_ptx import Loop, loop_text
+from chorale.kernels.triton.moe.packing import COLUMNS, Experts, Matrices
+from chorale.kernels.triton.moe.sort import sort_slots
+
+
+@triton.jit
+def _expert_of(ids_ptr, program, num_slots, SLOTS: tl.constexpr, BY_SLOT: tl.constexpr):
+    """(expert, there is work) of a program: a slot's expert if it is the first slot of it; or expert n."""
+    if BY_SLOT:
+        expert = tl.load(ids_ptr + program).to(tl.int32)
+    else:
+        expert = program
+    work = True
+    if SLOTS > 0:
+        slots = tl.arange(0, SLOTS)
+        ids = tl.load(ids_ptr + slots, mask=slots < num_slots, other=-1).to(tl.int32)
+        if BY_SLOT:
+            work = tl.sum(((ids == expert) & (slots < program)).to(tl.int32), 0) == 0
+        else:
+            work = tl.sum((ids == expert).to(tl.int32), 0) > 0
+    return expert, work
+
+
+@triton.jit
+def _slot_of_token(ids_ptr, tokens, num_tokens, expert, K: tl.constexpr):
+    """The slot in which each token chose the expert, or -1."""
+    slots = tokens * 0 - 1
+    for k in tl.static_range(K):
+        ids = tl.load(ids_ptr + tokens * K + k, mask=tokens < num_tokens, other=-1).to(tl.int32)
+        slots = tl.where(ids == expert, tokens * K + k, slots)
+    return slots
+
+
+@triton.jit
+def _slot_of_column(
+    ids_ptr, order_ptr, column, first, last, num_tokens, expert, K: tl.constexpr, SORTED: tl.constexpr
+):
+    """Columns of a product (tokens; or places from ``first`` on in the order) -> slots, -1: none."""
+    if SORTED:
+        slots = tl.load(order_ptr + first + column, mask=first + column < last, other=-1)
+    else:
+        slots = _slot_of_token(ids_ptr, column, num_tokens, expert, K)
+    return slots
+
+
+@triton.jit
+def _floats(LOOP: tl.constexpr, CONSTRAINTS: tl.constexpr, operands, QUADS: tl.constexpr):
+    """LOOP's 4 * QUADS results; a tuple's types have to be spelled out."""
+    tl.static_assert(QUADS == 1 or QUADS == 2 or QUADS == 4)
+    if QUADS == 1:
+        results = tl.inline_asm_elementwise(
+            LOOP, CONSTRAINTS, operands, is_pure=False, pack=1,
+            dtype=(tl.float32, tl.float32, tl.float32, tl.float32),
+        )  # fmt: skip
+    elif QUADS == 2:
+        results = tl.inline_asm_elementwise(
+            LOOP, CONSTRAINTS, operands, is_pure=False, pack=1,
+            dtype=(
+                tl.float32, tl.float32, tl.float32, tl.float32,
+                tl.float32, tl.float32, tl.float32, tl.float32,
+            ),
+        )  # fmt: skip
+    else:
+        results = tl.inline_asm_elementwise(
+            LOOP, CONSTRAINTS, operands, is_pure=False, pack=1,
+            dtype=(
+                tl.float32, tl.float32, tl.float32, tl.float32,
+                tl.float32, tl.float32, tl.float32, tl.float32,
+                tl.float32, tl.float32, tl.float32, tl.float32,
+                tl.float32, tl.float32, tl.float32, tl.float32,
+            ),
+        )  # fmt: skip
+    return results
+
+
+@triton.jit
+def _stream(
+    x_ptr,  # bfloat16 [*, 64 chunks]
+    slots,  # one a lane and 8 columns (a tuple): which rows of x: row = slot // PER_ROW; -1: none
+    blocks_ptr,
+    scales_ptr,
+    row_tile,
+    row_tiles,
+    chunks,
+    first_chunk,
+    groups,
+    expert,
+    lane,
+    LOOP: tl.constexpr,
+    CONSTRAINTS: tl.constexpr,
+    QUADS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PER_ROW: tl.constexpr,
+):
+    at = (expert.to(tl.int64) * row_tiles + row_tile) * chunks + first_chunk
+    weights = (blocks_ptr + at * 128 + lane * 4).to(tl.int64)
+    scales = (scales_ptr + at * 32 + lane // 4 * 4).to(tl.int64)
+    place = first_chunk * 64 + lane % 4 * 16
+    width = chunks * 64
+    x0 = (x_ptr + (slots[0] // PER_ROW).to(tl.int64) * width + place).to(tl.int64)
+    there0 = (slots[0] >= 0).to(tl.int32)
+    if COLUMNS == 1:
+        operands = (weights, scales, chunks * 512, chunks * 32, groups, x0, there0)
+    else:
+        x1 = (x_ptr + (slots[1] // PER_ROW).to(tl.int64) * width + place).to(tl.int64)
+        there1 = (slots[1] >= 0).to(tl.int32)
+        operands = (weights, scales, chunks * 512, chunks * 32, groups, x0, x1, there0, there1)
+    return _floats(LOOP, CONSTRAINTS, operands, QUADS)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "groups", "further"])
+def _gate_up_kernel(
+    x_ptr,  # [T, H]
+    blocks_ptr,
+    scales_ptr,
+    bias_ptr,  # [2, E, I]
+    ids_ptr,  # [T * K] int64
+    order_ptr,  # [T * K] int32, offsets [E + 1] int32 (if SORTED)
+    offsets_ptr,
+    out_ptr,  # [T * K, I]
+    num_tokens,
+    further,
+    I,
+    E,
+    row_tiles,
+    chunks,
+    groups,
+    limit,
+    alpha,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BY_SLOT: tl.constexpr,
+    SORTED: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    TILES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WARPS: tl.constexpr,
+    LOOP: tl.constexpr,
+    CONSTRAINTS: tl.constexpr,
+    QUADS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    thread = tl.arange(0, 32 * WARPS)
+    lane = thread % 32
+    # The last program's warps may overlap: they write the same twice.
+    row_tile = tl.minimum((tl.program_id(0) * WARPS + thread // 32) * TILES, row_tiles - TILES)
+    wait_for_previous(PDL)
+    expert, first, last = _work_of(
+        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, further, E, SLOTS, BY_SLOT, SORTED, COLUMNS,
+        EXPERTS,
+    )  # fmt: skip
+    for begin in range(first, last, 8 * COLUMNS):
+        sources = _slots(ids_ptr, order_ptr, lane // 4, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
+        results = _stream(
+            x_ptr, sources, blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, 0, groups, expert, lane,
+            LOOP, CONSTRAINTS, QUADS, COLUMNS, K,
+        )  # fmt: skip
+        for h in tl.static_range(2):
+            even = lane % 4 * 2 + h
+            slots = _slots(ids_ptr, order_ptr, even, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
+            for r in tl.static_range(TILES):
+                columns = (row_tile + r) * 8 + lane // 4
+                inside = columns < I
+                biases = bias_ptr + expert * I + columns
+                gate_bias = tl.load(biases, mask=inside, other=0.0).to(tl.float32)
+                up_bias = tl.load(biases + E * I, mask=inside, other=0.0).to(tl.float32)
+                for n in tl.static_range(COLUMNS):
+                    gate = results[4 * (r * COLUMNS + n) + h] + gate_bias
+                    up = results[4 * (r * COLUMNS + n) + h + 2] + up_bias
+                    inner = swiglu(gate, up, limit, alpha)
+                    places = out_ptr + slots[n].to(tl.int64) * I + columns
+                    tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=inside & (slots[n] >= 0))
+
+
+@triton.jit(do_not_specialize=["num_tokens", "groups", "further"])
+def _down_kernel(
+    inner_ptr,  # [T * K, I]
+    blocks_ptr,
+    scales_ptr,
+    bias_ptr,  # [E, H]
+    gates_ptr,  # [T * K] float32
+    ids_ptr,
+    order_ptr,
+    offsets_ptr,
+    out_ptr,  # [T * K, SPLITS, H] float32
+    num_tokens,
+    further,
+    H,
+    E,
+    row_tiles,
+    chunks,
+    groups,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BY_SLOT: tl.constexpr,
+    SORTED: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    TILES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WARPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LOOP: tl.constexpr,
+    CONSTRAINTS: tl.constexpr,
+    QUADS: tl.constexpr,
+):
+    """LOOP waits for the kernel before, once its first weights travel: what chose them is older than that."""
+    thread = tl.arange(0, 32 * WARPS)
+    lane = thread % 32
+    row_tile = tl.minimum((tl.program_id(0) * WARPS + thread // 32) * TILES, row_tiles - TILES)
+    split = tl.program_id(2)
+    expert, first, last = _work_of(
+        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, further, E, SLOTS, BY_SLOT, SORTED, COLUMNS,
+        EXPERTS,
+    )  # fmt: skip
+    for begin in range(first, last, 8 * COLUMNS):
+        sources = _slots(ids_ptr, order_ptr, lane // 4, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
+        results = _stream(
+            inner_ptr, sources, blocks_ptr, scales_ptr, row_tile, row_tiles, chunks,
+            split * (chunks // SPLITS), groups, expert, lane, LOOP, CONSTRAINTS, QUADS, COLUMNS, 1,
+        )  # fmt: skip
+        for h in tl.static_range(2):
+            even = lane % 4 * 2 + h
+            slots = _slots(ids_ptr, order_ptr, even, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
+            for n in tl.static_range(COLUMNS):
+                there = slots[n] >= 0
+                gate = tl.load(gates_ptr + slots[n], mask=there, other=0.0)
+                for r in tl.static_range(TILES):
+                    for p in tl.static_range(2):
+                        columns = (row_tile + r) * 16 + 8 * p + lane // 4
+                        bias = tl.load(bias_ptr + expert * H + columns, mask=columns < H, other=0.0)
+                        value = results[4 * (r * COLUMNS + n) + 2 * p + h]
+                        value += tl.where(split == 0, bias.to(tl.float32), 0.0)
+                        places = out_ptr + (slots[n].to(tl.int64) * SPLITS + split) * H + columns
+                        tl.store(places, value * gate, mask=there & (columns < H))
+
+
+@triton.jit
+def _work_of(
+    ids_ptr,
+    offsets_ptr,
+    program,
+    num_slots,
+    further,  # programs, the first ones, for tiles after an expert's first (0: one does all; if SORTED)
+    E,
+    SLOTS: tl.constexpr,
+    BY_SLOT: tl.constexpr,
+    SORTED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+):
+    """(expert, first, end of its columns): places in the order, or tokens from 0 on."""
+    if SORTED:
+        if program < further:
+            expert, first = _further_tile(offsets_ptr, program, E, 8 * COLUMNS, EXPERTS)
+        else:
+            expert = program - further
+            first = tl.load(offsets_ptr + expert)
+        last = tl.load(offsets_ptr + expert + 1)
+        if further > 0:
+            last = tl.minimum(last, first + 8 * COLUMNS)
+    else:
+        expert, work = _expert_of(ids_ptr, program, num_slots, SLOTS, BY_SLOT)
+        first = 0
+        last = tl.where(work, 8 * COLUMNS, 0)
+    return expert, first, last
+
+
+@triton.jit
+def _further_tile(offsets_ptr, number, E, WIDTH: tl.constexpr, EXPERTS: tl.constexpr):
+    """(expert, first place) of one of the tiles after experts' first; places past all if there are fewer."""
+    experts = tl.arange(0, EXPERTS)
+    begins = tl.load(offsets_ptr + experts, mask=experts < E, other=0)
+    stops = tl.load(offsets_ptr + experts + 1, mask=experts < E, other=0)
+    more = tl.maximum((stops - begins + WIDTH - 1) // WIDTH - 1, 0)
+    ends = tl.cumsum(more, 0)
+    expert = tl.sum((ends <= number).to(tl.int32), 0)  # E or more: there is no such tile
+    mine = experts == expert
+    before = tl.sum(tl.where(mine, ends - more, 0), 0)
+    first = tl.sum(tl.where(mine, begins, 0), 0) + (number - before + 1) * WIDTH
+    there = expert < E
+    return tl.where(there, expert, 0), tl.where(there, first, 2**30)
+
+
+@triton.jit
+def _slots(
+    ids_ptr, order_ptr, column, begin, last, num_tokens, expert, K: tl.constexpr, SORTED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Slots of columns ``column`` and (COLUMNS == 2) ``column + 8``, as a pair."""
+    first = _slot_of_column(ids_ptr, order_ptr, column, begin, last, num_tokens, expert, K, SORTED)
+    second = first
+    if COLUMNS == 2:
+        second = _slot_of_column(ids_ptr, order_ptr, column + 8, begin, last, num_tokens, expert, K, SORTED)
+    return first, second
+
+
+# ------------------------------------------------------------------ launching
+
+
+def can_stream(normed: torch.Tensor, num_slots: int, experts: Experts) -> bool:
+    """Whether these kernels can do it, and so few slots an expert are what they are for."""
+    whole = normed.shape[1] % COLUMNS == 0 and experts.intermediate % COLUMNS == 0
+    few = (
+        num_slots <= tuning.STREAM_SLOTS_EACH * experts.num_experts or normed.shape[0] <= tuning.DIRECT_TOKENS
+    )
+    few &= normed.shape[0] <= tuning.STREAM_TOKENS
+    return few and whole and normed.is_cuda and torch.version.hip is None and experts.dtype == torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Who computes what: made once for both products."""
+
+    expert_ids: torch.Tensor  # [T, K] int64
+    order: torch.Tensor  # as of ``sort_slots``, if sorted
+    offsets: torch.Tensor
+    programs: int  # over experts, or over slots of which the first of an expert works
+    constants: dict[str, Any]
+    mean: float  # slots an expert
+
+
+def plan(expert_ids: torch.Tensor, num_experts: int) -> Work:
+    tokens, num_slots = expert_ids.shape[0], expert_ids.numel()
+    is_sorted = tokens > tuning.DIRECT_TOKENS
+    order, offsets = sort_slots(expert_ids, num_experts) if is_sorted else (expert_ids, expert_ids)
+    by_slot = not is_sorted and (num_slots <= num_experts or tokens == 1)
+    constants = {
+        "K": expert_ids.shape[1],
+        "SLOTS": 0 if is_sorted or tokens == 1 else triton.next_power_of_2(max(num_slots, 64)),
+        "BY_SLOT": by_slot,
+        "SORTED": is_sorted,
+        "EXPERTS": triton.next_power_of_2(num_experts),
+    }
+    programs = num_slots if by_slot else num_experts
+    return Work(expert_ids, order, offsets, programs, constants, num_slots / num_experts)
+
+
+def gate_up(
+    normed: torch.Tensor, experts: Experts, work: Work, tile: tuning.Stream, inner: torch.Tensor
+) -> None:
+    """inner [T * K, I] = swiglu of each slot's gates and ups; normed [T, H] in the experts' dtype."""
+    packed, tokens, inter = experts.gate_up, normed.shape[0], experts.intermediate
+    grid, groups, constants = _shape(tile, packed, wait=False)
+    further = _further_tiles(work, tile)
+    _gate_up_kernel[(grid[0], further + work.programs)](
+        normed, packed.blocks, packed.scales, experts.gate_up_bias, work.expert_ids, work.order, work.offsets,
+        inner, tokens, further, inter, experts.num_experts, packed.row_tiles, packed.chunks, groups,
+        experts.swiglu_limit, experts.swiglu_alpha, **work.constants, **constants, **dependent(normed),
+    )  # fmt: skip
+
+
+def down(
+    inner: torch.Tensor, gates: torch.Tensor, experts: Experts, work: Work, tile: tuning.Stream, hidden: int
+) -> torch.Tensor:
+    """Parts [T, K * splits, H] float32 of each token's weighted sum."""
+    packed, (tokens, top_k) = experts.down, work.expert_ids.shape
+    launch = dependent(inner)
+    grid, groups, constants = _shape(tile, packed, wait=launch.pop("PDL"))
+    parts = torch.empty(tokens, top_k * grid[1], hidden, dtype=torch.float32, device=inner.device)
+    further = _further_tiles(work, tile)
+    _down_kernel[(grid[0], further + work.programs, grid[1])](
+        inner, packed.blocks, packed.scales, experts.down_bias, gates, work.expert_ids, work.order,
+        work.offsets, parts, tokens, further, hidden, experts.num_experts, packed.row_tiles, packed.chunks,
+        groups,
+        SPLITS=grid[1], **work.constants, **constants, **launch,
+    )  # fmt: skip
+    return parts
+
+
+def stream_moe(
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Experts,
+    x: torch.Tensor,
+    norm: Norm | None,
+) -> torch.Tensor | None:
+    """``moe`` where ``can_stream``: adds to x and returns its ``norm``, if one is given."""
+    tokens, hidden = x.shape
+    work = plan(expert_ids, experts.num_experts)
+    inner = torch.empty(expert_ids.numel(), experts.intermediate, dtype=experts.dtype, device=x.device)
+    gate_up(normed.to(experts.dtype), experts, work, tuning.stream_gate_up(tokens, work.mean), inner)
+    parts = down(inner, gates, experts, work, tuning.stream_down(tokens, work.mean), hidden)
+    return add_parts(parts, x, norm)
+
+
+def _further_tiles(work: Work, tile: tuning.Stream) -> int:
+    """How many tiles there can be after experts' first, if those get programs of their own: not where nothing
+    is sorted, and not tiles of eight slots, which are too many (1.5 % slower)."""
+    apart = work.constants["SORTED"] and tile.columns > 1
+    return work.expert_ids.numel() // (8 * tile.columns) if apart else 0
+
+
+def _shape(tile: tuning.Stream, packed: Matrices, wait: bool) -> tuple[tuple[int, int], int, dict[str, Any]]:
+    """((programs over rows, splits), groups of chunks, constants and compile options)."""
+    splits = tile.splits if packed.chunks % tile.splits == 0 else 1
+    each = packed.chunks // splits
+    group = next(n for n in range(min(tile.group, each), 0, -1) if each % n == 0)
+    tiles = min(tile.tiles, 1 << (packed.row_tiles.bit_length() - 1))
+    fitted = dataclasses.replace(tile, tiles=tiles, group=group, groups=min(tile.groups, each // group))
+    grid = triton.cdiv(packed.row_tiles, tiles * tile.num_warps), splits
+    return grid, each // group, constants_of(fitted, wait)
+
+
+def constants_of(tile: tuning.Stream, wait: bool) -> dict[str, Any]:
+    loop = Loop(tile.tiles, tile.columns, tile.num_warps, tile.group, tile.groups, wait)
+    return {
+        "TILES": tile.tiles,
+        "COLUMNS": tile.columns,
+        "WARPS": tile.num_warps,
+        "LOOP": loop_text(loop),
+        "CONSTRAINTS": loop.constraints,
+        "QUADS": loop.outputs // 4,
+        "num_warps": tile.num_warps,
+    }

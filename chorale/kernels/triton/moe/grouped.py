@@ -1,0 +1,252 @@
+"""The expert layer for many slots an expert: prefill and large decode batches. Deterministic, no atomics.
+
+Slots ((token, expert) pairs) are placed by expert (``moe_place``), and their inputs are copied to that order,
+so that a tile of inputs is one block that the copy engine fetches. The two products are
+``moe_hopper``'s. An expert's slots are cut into wide tiles; what is left over, if it fits, becomes the tail
+of the last of them, which spares decoding the weights again, or one narrow tile, a mid one, or both. The
+longest come first, narrow ones last, where they even out what multiprocessors have to do. Every tile has all
+of its places: those without a slot hold zeros, which cost the tensor cores less power than a neighbour's
+slots (``docs/kernels.md``). Down's results are rounded to bfloat16, one row a slot, and summed in float32 by
+a kernel that also norms for the next layer.
+
+Only for what ``can_be_large`` says; everything else is ``moe``'s.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense.norm import Norm, in_fours, normed_row, sum_ending
+from chorale.kernels.triton.launch import dependent, is_hopper, wait_for_previous
+from chorale.kernels.triton.moe.dequant import column_of
+from chorale.kernels.triton.moe.packing import COLUMNS, Experts
+from chorale.kernels.triton.moe.tiles import Placement, place_slots
+
+
+@triton.jit
+def _zero_left_out(
+    out_ptr, tiles_ptr, tile, places, width, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr,
+    TAIL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Some columns of the rows that a tile of the list, if it is that long, has beyond its slots."""
+    if tile < tl.load(tiles_ptr):
+        entry = tiles_ptr + 4 + tile * 4
+        first, last = tl.load(entry + 1), tl.load(entry + 2)
+        slots = last - first
+        size = tl.where(slots > NARROW, MID if MID > 0 else WIDE, NARROW)
+        size = tl.where(slots > (MID if MID > 0 else NARROW), WIDE, size)
+        size = tl.where(slots > WIDE, WIDE + TAIL, size)
+        zeros = tl.zeros((BLOCK,), tl.float32).to(out_ptr.dtype.element_ty)
+        rows = out_ptr + last.to(tl.int64) * width + places
+        for row in range(size - slots):
+            tl.store(rows + row * width, zeros, mask=places < width)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _gather_kernel(
+    x_ptr,  # [T, H]
+    place_ptr,  # [T * K] int32
+    out_ptr,  # [rows, width]: rows by expert, columns in fragment order, zeros past H
+    tiles_ptr,  # [1 + max tiles, 4] int32
+    T,
+    H,
+    width,
+    K: tl.constexpr,
+    WIDE: tl.constexpr,
+    MID: tl.constexpr,
+    NARROW: tl.constexpr,
+    TAIL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    columns = column_of(places)
+    wait_for_previous(PDL)
+    if token >= T:
+        _zero_left_out(out_ptr, tiles_ptr, token - T, places, width, WIDE, MID, NARROW, TAIL, BLOCK)
+    else:
+        x = tl.load(x_ptr + token * H + columns, mask=columns < H, other=0.0).to(out_ptr.dtype.element_ty)
+        for k in tl.static_range(K):
+            row = tl.load(place_ptr + token * K + k).to(tl.int64)
+            tl.store(out_ptr + row * width + places, x, mask=places < width)
+
+
+@triton.jit
+def column8_of(place):
+    """Place of an e4m3 contraction, 32 s + 16 h + 4 t + b in every 64 -> column 16 t + 8 s + 4 h + b."""
+    return place // 64 * 64 + place // 4 % 4 * 16 + place % 64 // 16 * 4 + place % 4
+
+
+@triton.jit(do_not_specialize=["T"])
+def _gather8_kernel(
+    x_ptr,  # [T, H]
+    place_ptr,  # [T * K] int32
+    out_ptr,  # [rows, width] e4m3: rows by expert, columns as column8_of says, zeros past H
+    scale_ptr,  # [T * K] float32
+    tiles_ptr,  # [1 + max tiles, 4] int32
+    T,
+    H,
+    width,
+    fixed,  # the scale of all, if FIXED
+    K: tl.constexpr,
+    WIDE: tl.constexpr,
+    MID: tl.constexpr,
+    NARROW: tl.constexpr,
+    TAIL: tl.constexpr,
+    BLOCK: tl.constexpr,  # at least width
+    FIXED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    places = tl.arange(0, BLOCK)
+    columns = column8_of(places)
+    wait_for_previous(PDL)
+    if token >= T:
+        _zero_left_out(out_ptr, tiles_ptr, token - T, places, width, WIDE, MID, NARROW, TAIL, BLOCK)
+    else:
+        x = tl.load(x_ptr + token * H + columns, mask=columns < H, other=0.0).to(tl.float32)
+        if FIXED:
+            scale = fixed
+            x = tl.clamp(x / scale, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+        else:
+            largest = tl.max(tl.abs(x), 0)
+            scale = tl.where(largest > 0, largest / 448.0, 1.0)
+            x = x / scale
+        x = x.to(out_ptr.dtype.element_ty)
+        for k in tl.static_range(K):
+            row = tl.load(place_ptr + token * K + k).to(tl.int64)
+            tl.store(out_ptr + row * width + places, x, mask=places < width)
+            tl.store(scale_ptr + row, scale)
+
+
+@triton.jit
+def _combine_kernel(
+    parts_ptr,  # [rows, H], by expert
+    place_ptr,  # [T * K] int32
+    gates_ptr,  # [T * K] float32
+    x_ptr,  # [T, H] float32
+    norm_ptr,  # [H] float32 (if NORM, for which BLOCK is at least H)
+    normed_ptr,  # [T, H] (if NORM)
+    eps,
+    H,
+    K: tl.constexpr,
+    NORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + in_fours(BLOCK)
+    inside = columns < H
+    if NORM:
+        norm = tl.load(norm_ptr + columns, mask=inside, other=0.0)
+    wait_for_previous(PDL)
+    x = tl.load(x_ptr + token * H + columns, mask=inside, other=0.0)
+    for k in tl.static_range(K):
+        row = tl.load(place_ptr + token * K + k).to(tl.int64)
+        part = tl.load(parts_ptr + row * H + columns, mask=inside, other=0.0)
+        x += part.to(tl.float32) * tl.load(gates_ptr + token * K + k)
+    tl.store(x_ptr + token * H + columns, x, mask=inside)
+    if NORM:
+        normed = normed_row(x, norm, eps, H)
+        tl.store(normed_ptr + token * H + columns, normed.to(normed_ptr.dtype.element_ty), mask=inside)
+
+
+def _tile_constants(tile: tuning.LargeTile) -> dict[str, int]:
+    return {"WIDE": tile.wide, "MID": tile.middle, "NARROW": tile.narrow, "TAIL": tile.tail}
+
+
+def gather(normed: torch.Tensor, placed: Placement, experts: Experts, tile: tuning.LargeTile) -> torch.Tensor:
+    """normed [T, H] -> [rows, 64 chunks] in the experts' dtype, a row for each slot, by expert; zeros where a
+    tile has none."""
+    tokens, hidden = normed.shape
+    top_k, width = placed.place.shape[0] // tokens, experts.gate_up.chunks * COLUMNS
+    out = torch.empty(placed.rows, width, dtype=experts.dtype, device=normed.device)
+    tiles = placed.tiles.shape[0] - 1
+    _gather_kernel[tokens + tiles, triton.cdiv(width, 1024)](
+        normed, placed.place, out, placed.tiles, tokens, hidden, width, K=top_k, BLOCK=1024,
+        **_tile_constants(tile), **dependent(normed),
+    )  # fmt: skip
+    return out
+
+
+def gather8(
+    normed: torch.Tensor, placed: Placement, experts: Experts, tile: tuning.LargeTile
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``gather`` in e4m3, and what each row was divided by [rows] float32: the checkpoint's scale (what does
+    not fit saturates), or what makes the row's largest 448."""
+    tokens, hidden = normed.shape
+    slots, width = placed.place.shape[0], experts.gate_up.chunks * COLUMNS
+    out = torch.empty(placed.rows, width, dtype=torch.float8_e4m3fn, device=normed.device)
+    scale = torch.empty(placed.rows, dtype=torch.float32, device=normed.device)
+    block = triton.next_power_of_2(width)
+    tiles = placed.tiles.shape[0] - 1
+    _gather8_kernel[(tokens + tiles,)](
+        normed, placed.place, out, scale, placed.tiles, tokens, hidden, width,
+        experts.gate_up_input_scale or 1.0,
+        K=slots // tokens, BLOCK=block, FIXED=experts.gate_up_input_scale is not None, num_warps=8,
+        **_tile_constants(tile), **dependent(normed),
+    )  # fmt: skip
+    return out, scale
+
+
+def combine(
+    parts: torch.Tensor,
+    place: torch.Tensor,
+    gates: torch.Tensor,
+    x: torch.Tensor,
+    norm: Norm | None = None,
+) -> torch.Tensor | None:
+    """x [T, H] float32 += the sum of gates [T, K] times parts [rows, H] (by expert); its norm [T, H], if one
+    is given: then a program makes a whole row."""
+    tokens, hidden = x.shape
+    normed, ending = sum_ending(norm, x)
+    block = 1024 if norm is None else triton.next_power_of_2(hidden)
+    _combine_kernel[tokens, triton.cdiv(hidden, block)](
+        parts, place, gates, x, *ending, hidden, K=gates.shape[1], NORM=norm is not None, BLOCK=block,
+        num_warps=tuning.COMBINE_WARPS, **dependent(x),
+    )  # fmt: skip
+    return normed
+
+
+def can_be_large(experts: Experts, hidden: int, num_slots: int, device: torch.device) -> bool:
+    """Hopper, bfloat16, sizes whose rows the copy engine can address, and enough slots an expert."""
+    least = tuning.large_from(experts.num_experts, fp8=experts.down_largest is not None)
+    return (
+        is_hopper(device)
+        and experts.dtype == torch.bfloat16
+        and num_slots > least * experts.num_experts
+        and hidden % 16 == 0
+    )
+
+
+def moe_large(
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Experts,
+    x: torch.Tensor,
+    norm: Norm | None = None,
+) -> torch.Tensor | None:
+    """``moe.moe`` where ``can_be_large``: x [T, H] float32 += sum of gate * expert(normed); returns x's
+    ``norm``, if one is given.
+
+    Scratch for each of the T * K slots: its input, SwiGLU's result (bfloat16, or e4m3 if the experts are
+    packed for that) and down's (bfloat16).
+    """
+    from chorale.kernels.triton.moe.hopper_kernel import down, gate_up
+
+    fp8 = experts.down_largest is not None
+    tile = tuning.large(expert_ids.numel() / experts.num_experts, experts.num_experts, fp8=fp8)
+    placed = place_slots(expert_ids, experts.num_experts, tile)
+    if fp8:
+        inputs, scale = gather8(normed, placed, experts, tile)
+        inner = gate_up(inputs, scale, placed.tiles, experts, tile)
+    else:
+        inner = gate_up(gather(normed, placed, experts, tile), None, placed.tiles, experts, tile)
+    parts = down(inner, placed.tiles, experts, x.shape[1], tile)
+    del inner  # a row's norm needs memory, too
+    return combine(parts, placed.place, gates, x, norm)

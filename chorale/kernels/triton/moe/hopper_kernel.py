@@ -1,0 +1,458 @@
+"""The products of ``moe_large`` for Hopper, in Gluon: warps with roles.
+
+A program stays on its multiprocessor and takes every n-th (tile of slots, block of weight rows). One warp
+fetches: inputs, packed weights and scales, up to ``STAGES`` steps of 128 columns ahead, through the copy
+engine. ``WARPS`` (4 or 8) compute: each decodes its 16 rows of a step in registers, ``UNITS`` times, as the
+first operand of wgmma, while the tensor cores still work on the half step before (``moe_multiply.py``), and
+finishes them (``moe_endings.py``). Weights are packed in the order of that operand (``experts.py``), so
+decoding moves nothing between threads.
+
+Weights of a program's first steps are on their way before it waits for the kernel that makes its inputs. What
+it reads until then, the list of tiles, was made by an earlier one, which that kernel has waited for.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from chorale.kernels.triton.launch import chip_of, dependent, wait_for_previous
+from chorale.kernels.triton.moe.hopper_epilogue import finish, row_of
+from chorale.kernels.triton.moe.hopper_mma import GROUP8, multiply, multiply8, products_layout, scale_boxes
+from chorale.kernels.triton.moe.hopper_operand import SCALES8
+from chorale.kernels.triton.moe.packing import COLUMNS, Experts, Matrices
+from chorale.kernels.triton.tuning import LargeTile
+
+# Triton 3.9's name, and that of versions before.
+_copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+
+
+@gluon.constexpr_function
+def _most_of_second(wide, mid, narrow, tail):
+    """Slots of the second kind of tile: a wide one without a tail, or a mid one. If there is none: narrow."""
+    return wide if tail else mid or narrow
+
+
+@gluon.jit
+def _fetch_inputs(desc, smem, stage, first, chunk, bar):
+    """A step's inputs of as many slots as desc's box has, to the first rows of a stage in smem."""
+    slots: gl.constexpr = desc.block_shape[0]
+    box: gl.constexpr = desc.block_shape[1]  # columns: a box is 128 bytes wide
+    for i in gl.static_range(128 // box):
+        x = smem.index(stage * (128 // box) + i).slice(0, slots, 0)
+        _copy(desc, [first, chunk * 64 + i * box], bar, x)
+
+
+@gluon.jit
+def _expect(
+    bar, slots, row_bytes: gl.constexpr, weight_bytes: gl.constexpr, BOUND: gl.constexpr,
+    NARROW: gl.constexpr, MOST: gl.constexpr,
+):  # fmt: skip
+    """What a step of a tile with so many slots brings."""
+    if slots > BOUND:
+        mbarrier.expect(bar, MOST * row_bytes + weight_bytes)
+    elif slots > NARROW:
+        if BOUND > NARROW:
+            mbarrier.expect(bar, BOUND * row_bytes + weight_bytes)
+    else:
+        mbarrier.expect(bar, NARROW * row_bytes + weight_bytes)
+
+
+@gluon.jit
+def _fetch_weights(
+    blocks_desc, scales_desc, w_smem, s_smem, stage, tile, chunk, bar, UNITS: gl.constexpr,
+    SCALES: gl.constexpr,
+):  # fmt: skip
+    TILES: gl.constexpr = blocks_desc.block_shape[0]
+    for unit in gl.static_range(UNITS):
+        words = w_smem.index(stage * UNITS + unit)
+        _copy(blocks_desc, [tile + unit * TILES, chunk * 4, 0], bar, words)
+    width: gl.constexpr = scales_desc.block_shape[1] // 2  # of a chunk
+    for box in gl.static_range(SCALES):
+        scales = s_smem.index(stage * SCALES + box)
+        _copy(scales_desc, [tile + box * 8, chunk * width], bar, scales)
+
+
+@gluon.jit
+def _fetch(
+    wide_desc,
+    narrow_desc,
+    other_desc,
+    blocks_desc,
+    scales_desc,
+    tiles_ptr,
+    x_smem,
+    tail_smem,
+    w_smem,
+    s_smem,
+    ready,
+    empty,
+    row_blocks,
+    row_tiles,
+    chunks,
+    WIDE: gl.constexpr,
+    MID: gl.constexpr,
+    NARROW: gl.constexpr,
+    TAIL: gl.constexpr,
+    STAGES: gl.constexpr,
+    UNITS: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """The fetching warp: every step of every tile that this program has."""
+    TILES: gl.constexpr = blocks_desc.block_shape[0]
+    SCALES: gl.constexpr = scale_boxes(UNITS, TILES)
+    BOUND: gl.constexpr = _most_of_second(WIDE, MID, NARROW, TAIL)
+    ROW: gl.constexpr = 16 * wide_desc.dtype.primitive_bitwidth  # bytes of a slot's 128 columns
+    WEIGHTS: gl.constexpr = UNITS * TILES * 1024 + SCALES * 512
+    items = gl.load(tiles_ptr) * row_blocks
+    ahead = gl.minimum((chunks + 1) // 2, STAGES)
+    step = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        entry = tiles_ptr + 4 + (item // row_blocks) * 4
+        expert = gl.load(entry)
+        first = gl.load(entry + 1)
+        slots = gl.load(entry + 2) - first
+        tile = expert * row_tiles + item % row_blocks * (UNITS * TILES)
+        if step == 0:  # weights of the first steps, while the kernel before still makes their inputs
+            for early in range(ahead):
+                bar = ready.index(early)
+                _expect(bar, slots, ROW, WEIGHTS, BOUND, NARROW, WIDE + TAIL)
+                _fetch_weights(
+                    blocks_desc, scales_desc, w_smem, s_smem, early, tile, 2 * early, bar, UNITS, SCALES
+                )
+            wait_for_previous(PDL)
+        for chunk in range(0, chunks, 2):
+            stage = step % STAGES
+            bar = ready.index(stage)
+            if step >= ahead:
+                mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
+                _expect(bar, slots, ROW, WEIGHTS, BOUND, NARROW, WIDE + TAIL)
+                _fetch_weights(
+                    blocks_desc, scales_desc, w_smem, s_smem, stage, tile, chunk, bar, UNITS, SCALES
+                )
+            if slots > BOUND:
+                _fetch_inputs(wide_desc, x_smem, stage, first, chunk, bar)
+                if TAIL > 0:
+                    _fetch_inputs(other_desc, tail_smem, stage, first + WIDE, chunk, bar)
+            elif slots > NARROW:
+                if BOUND > NARROW:
+                    if TAIL > 0:
+                        _fetch_inputs(wide_desc, x_smem, stage, first, chunk, bar)
+                    else:
+                        _fetch_inputs(other_desc, x_smem, stage, first, chunk, bar)
+            else:
+                _fetch_inputs(narrow_desc, x_smem, stage, first, chunk, bar)
+            step += 1
+
+
+@gluon.jit
+def _tile(
+    bias_ptr,
+    largest_ptr,
+    x_scale_ptr,
+    out_ptr,
+    x_smem,
+    tail_smem,
+    w_smem,
+    s_smem,
+    ready,
+    empty,
+    step,
+    expert,
+    first,
+    last,
+    block,
+    chunks,
+    rows,
+    width,
+    limit,
+    alpha,
+    experts,
+    inner_scale,
+    zero,
+    TOKENS: gl.constexpr,
+    TAIL: gl.constexpr,
+    STAGES: gl.constexpr,
+    GATE_UP: gl.constexpr,
+    FP8: gl.constexpr,
+    REST: gl.constexpr,
+    WARPS: gl.constexpr,
+    UNITS: gl.constexpr,
+    OVERLAP: gl.constexpr,
+):
+    """One tile: UNITS times 16 WARPS weight rows times slots first .. last - 1, and what follows on it.
+    Returns step."""
+    mma: gl.constexpr = products_layout(TOKENS, FP8, WARPS)
+    lanes = gl.arange(0, 16 * WARPS, gl.SliceLayout(1, mma))
+    factor = 0
+    if FP8:
+        gl.static_assert(WARPS == 8 and UNITS == 1)
+        its_tile, p, g = block * 8 + (lanes >> 4), lanes >> 3 & 1, lanes & 7
+        column, place = row_of(its_tile, p, g, expert, experts, rows, GATE_UP)
+        tile = block * 8 + gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, SCALES8)), 1)
+        byte = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, SCALES8)), 0)
+        its_column, its_place = row_of(tile, byte & 1, byte >> 2 & 7, expert, experts, rows, GATE_UP)
+        largest = gl.load(largest_ptr + its_place, mask=its_column < rows, other=254).to(gl.int32)
+        exponent = gl.load(largest_ptr + place, mask=column < rows, other=254).to(gl.int32)
+        groups = (chunks + 1) // (2 * GROUP8)
+        acc, tail, step = multiply8(
+            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, groups, largest, zero, mma, TOKENS, TAIL,
+            STAGES, REST,
+        )  # fmt: skip
+        # 2^(largest - 254), from its exponent field.
+        factor = (gl.maximum(exponent - 127, 0) << 23).to(gl.float32, bitcast=True)
+        accs = (acc,)
+        tails = (tail,)
+    else:
+        accs, tails, step = multiply(
+            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, chunks, TOKENS, TAIL, STAGES, WARPS, UNITS,
+            OVERLAP, REST,
+        )  # fmt: skip
+    biases = ()
+    for unit in gl.static_range(UNITS):
+        tile = (block * UNITS + unit) * WARPS + (lanes >> 4)
+        column, place = row_of(tile, lanes >> 3 & 1, lanes & 7, expert, experts, rows, GATE_UP)
+        bias = gl.load(bias_ptr + place, mask=column < rows, other=0.0).to(gl.float32)
+        biases += (bias,)
+    for unit in gl.static_range(UNITS):
+        row_block = block * UNITS + unit
+        end = last
+        if TAIL > 0:
+            finish(
+                tails[unit], biases[unit], factor, x_scale_ptr, out_ptr, first + TOKENS, last, row_block,
+                width, limit, alpha, inner_scale, TAIL, GATE_UP, FP8,
+            )  # fmt: skip
+            end = first + TOKENS
+        finish(
+            accs[unit], biases[unit], factor, x_scale_ptr, out_ptr, first, end, row_block, width, limit,
+            alpha, inner_scale, TOKENS, GATE_UP, FP8,
+        )  # fmt: skip
+    return step
+
+
+@gluon.jit
+def _compute(
+    tiles_ptr,
+    bias_ptr,
+    largest_ptr,
+    x_scale_ptr,
+    out_ptr,
+    x_smem,
+    tail_smem,
+    w_smem,
+    s_smem,
+    ready,
+    empty,
+    row_blocks,
+    chunks,
+    rows,
+    width,
+    limit,
+    alpha,
+    experts,
+    inner_scale,
+    zero,
+    WIDE: gl.constexpr,
+    MID: gl.constexpr,
+    NARROW: gl.constexpr,
+    TAIL: gl.constexpr,
+    STAGES: gl.constexpr,
+    GATE_UP: gl.constexpr,
+    FP8: gl.constexpr,
+    REST: gl.constexpr,
+    WARPS: gl.constexpr,
+    UNITS: gl.constexpr,
+    OVERLAP: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """The computing warps."""
+    BOUND: gl.constexpr = _most_of_second(WIDE, MID, NARROW, TAIL)
+    items = gl.load(tiles_ptr) * row_blocks
+    wait_for_previous(PDL)  # x_scale; and nobody still reads out's memory
+    step = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        entry = tiles_ptr + 4 + (item // row_blocks) * 4
+        expert = gl.load(entry)
+        first = gl.load(entry + 1)
+        last = gl.load(entry + 2)
+        block = item % row_blocks
+        if last - first > BOUND:
+            step = _tile(
+                bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
+                empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
+                inner_scale, zero, WIDE, TAIL, STAGES, GATE_UP, FP8, REST, WARPS, UNITS, OVERLAP,
+            )  # fmt: skip
+        elif last - first > NARROW:
+            if BOUND > NARROW:  # with tails: a loop without, because asking at each step would slow it down
+                step = _tile(
+                    bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
+                    empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
+                    inner_scale, zero, BOUND, 0, STAGES, GATE_UP, FP8, REST, WARPS, UNITS, OVERLAP,
+                )  # fmt: skip
+        else:
+            step = _tile(
+                bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
+                empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
+                inner_scale, zero, NARROW, 0, STAGES, GATE_UP, FP8, REST, WARPS, UNITS, OVERLAP,
+            )  # fmt: skip
+
+
+@gluon.jit
+def _product_kernel(
+    wide_desc,  # [slots, columns] in the operand's order, box [WIDE, 128 bytes]
+    narrow_desc,  # the same, box [NARROW, 128 bytes]
+    other_desc,  # the same, box [TAIL or MID, 128 bytes] (if there is one of them)
+    blocks_desc,  # the packed bytes, [row tiles, chunks x 4, 128], box [8, 8, 128]: one copy a step
+    scales_desc,  # [row tiles, chunks x 32] uint8, box [8, 64]; or pairs as 16 bits (not FP8)
+    tiles_ptr,  # [1 + tiles, 4] int32: moe_large's Placement
+    bias_ptr,  # [2, E, I] or [E, H]
+    largest_ptr,  # like bias, uint8: each row's largest exponent (if FP8)
+    x_scale_ptr,  # [slots] float32: what gate_up's inputs were divided by (if FP8)
+    out_ptr,  # [slots, width]
+    row_blocks,  # of UNITS x 16 weight rows a warp: LargeTile.row_blocks
+    row_tiles,  # of 16
+    chunks,  # of 64 columns
+    rows,  # of a matrix: gate_up's I, down's H
+    width,  # of out
+    limit,
+    alpha,
+    experts,
+    inner_scale,  # what gate_up's results are multiplied with (if FP8)
+    zero,  # 0, unknown to the compiler
+    WIDE: gl.constexpr,
+    MID: gl.constexpr,
+    NARROW: gl.constexpr,
+    TAIL: gl.constexpr,
+    STAGES: gl.constexpr,
+    GATE_UP: gl.constexpr,
+    FP8: gl.constexpr,
+    REST: gl.constexpr,  # FP8: steps that groups leave over; else 1 if the last is half a step
+    UNITS: gl.constexpr,
+    OVERLAP: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    boxes: gl.constexpr = 128 // wide_desc.block_shape[1]
+    x_smem = gl.allocate_shared_memory(
+        wide_desc.dtype, [STAGES * boxes, WIDE, wide_desc.block_shape[1]], wide_desc.layout
+    )
+    tail_smem = x_smem
+    if TAIL > 0:
+        tail_smem = gl.allocate_shared_memory(
+            wide_desc.dtype, [STAGES * boxes, TAIL, wide_desc.block_shape[1]], wide_desc.layout
+        )
+    WARPS: gl.constexpr = blocks_desc.block_shape[0]
+    w_smem = gl.allocate_shared_memory(gl.uint8, [STAGES * UNITS, WARPS, 8, 128], blocks_desc.layout)
+    SCALES: gl.constexpr = scale_boxes(UNITS, WARPS)
+    s_smem = gl.allocate_shared_memory(
+        scales_desc.dtype, [STAGES * SCALES, 8, scales_desc.block_shape[1]], scales_desc.layout
+    )
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=1)
+    gl.warp_specialize(
+        [
+            (
+                _compute,
+                (
+                    tiles_ptr, bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem,
+                    ready, empty, row_blocks, chunks, rows, width, limit, alpha, experts, inner_scale, zero,
+                    WIDE, MID, NARROW, TAIL, STAGES, GATE_UP, FP8, REST, WARPS, UNITS, OVERLAP,
+                    PDL,
+                ),
+            ),
+            (
+                _fetch,
+                (
+                    wide_desc, narrow_desc, other_desc, blocks_desc, scales_desc, tiles_ptr, x_smem,
+                    tail_smem, w_smem, s_smem, ready, empty, row_blocks, row_tiles, chunks, WIDE, MID, NARROW,
+                    TAIL, STAGES, UNITS, PDL,
+                ),
+            ),
+        ],
+        [1],
+        [24],
+    )  # fmt: skip
+
+
+def rest_of_steps(chunks: int, fp8: bool) -> int:
+    """The kernel's REST."""
+    return (chunks + 1) // 2 % GROUP8.value if fp8 else chunks % 2
+
+
+def _launch(
+    x: torch.Tensor,
+    matrices: Matrices,
+    tiles: torch.Tensor,
+    bias: torch.Tensor,
+    largest: torch.Tensor,
+    x_scale: torch.Tensor,
+    out: torch.Tensor,
+    rows: int,
+    experts: Experts,
+    tile: LargeTile,
+    is_gate_up: bool,
+) -> None:
+    width, fp8 = 128 // x.element_size(), x.element_size() == 1
+    inputs = gl.NVMMASharedLayout(128, 8 * x.element_size())
+    scales = matrices.scales.view(-1, matrices.chunks * 32)
+    scales = scales if fp8 else scales.view(torch.uint16)
+    limits = {"maxnreg": tile.registers} if tile.registers else {}
+    _product_kernel[(chip_of(x.device).multiprocessors * tile.programs,)](
+        TensorDescriptor.from_tensor(x, [tile.wide, width], inputs),
+        TensorDescriptor.from_tensor(x, [tile.narrow, width], inputs),
+        TensorDescriptor.from_tensor(x, [tile.tail or tile.middle or tile.narrow, width], inputs),
+        TensorDescriptor.from_tensor(
+            matrices.blocks.view(torch.uint8).view(-1, matrices.chunks * 4, 128), [tile.warps, 8, 128],
+            gl.NVMMASharedLayout(128, 8, rank=3),
+        ),
+        TensorDescriptor.from_tensor(
+            scales, [8, 64 // scales.element_size()], gl.NVMMASharedLayout(64, 8 * scales.element_size())
+        ),
+        tiles, bias, largest, x_scale, out,
+        tile.row_blocks(out.shape[1], is_gate_up=is_gate_up), matrices.row_tiles, matrices.chunks, rows,
+        out.shape[1],
+        experts.swiglu_limit, experts.swiglu_alpha, experts.num_experts, inner_scale(experts), 0,
+        WIDE=tile.wide, MID=tile.middle, NARROW=tile.narrow, TAIL=tile.tail, STAGES=tile.num_stages,
+        GATE_UP=is_gate_up, FP8=fp8, REST=rest_of_steps(matrices.chunks, fp8),
+        UNITS=tile.units, OVERLAP=tile.overlap, num_warps=tile.warps, **limits, **dependent(x),
+    )  # fmt: skip
+
+
+def inner_scale(experts: Experts) -> float:
+    """What SwiGLU's results are multiplied with: the checkpoint's choice (what does not fit saturates), or
+    what brings the largest that they can be to e4m3's largest number."""
+    if experts.down_input_scale is not None:
+        return 1.0 / experts.down_input_scale
+    return 448.0 / (experts.swiglu_limit * (experts.swiglu_limit + 1))
+
+
+def gate_up(
+    x: torch.Tensor, x_scale: torch.Tensor | None, tiles: torch.Tensor, experts: Experts, tile: LargeTile
+) -> torch.Tensor:
+    """x [slots, 64 chunks], of ``moe_large.gather``, and what e4m3 inputs were divided by [slots].
+
+    -> SwiGLU [slots, 64 chunks of down] in x's dtype (e4m3: times ``inner_scale``).
+    """
+    out = torch.empty(x.shape[0], experts.down.chunks * COLUMNS, dtype=x.dtype, device=x.device)
+    largest = out if experts.gate_up_largest is None else experts.gate_up_largest
+    scale = out if x_scale is None else x_scale
+    _launch(
+        x, experts.gate_up, tiles, experts.gate_up_bias, largest, scale, out, experts.intermediate, experts,
+        tile, True,
+    )  # fmt: skip
+    return out
+
+
+def down(
+    inner: torch.Tensor, tiles: torch.Tensor, experts: Experts, hidden: int, tile: LargeTile
+) -> torch.Tensor:
+    """inner as ``gate_up`` makes it -> [slots, H] bfloat16, by expert, without gates."""
+    out = torch.empty(inner.shape[0], hidden, dtype=torch.bfloat16, device=inner.device)
+    largest = out if experts.down_largest is None else experts.down_largest
+    _launch(inner, experts.down, tiles, experts.down_bias, largest, out, out, hidden, experts, tile, False)
+    return out

@@ -1,0 +1,289 @@
+"""The products of ``moe_hopper``: some weight rows of a tile, over the whole contraction.
+
+Shared memory holds ``STAGES`` steps of 128 columns. A unit is 16 weight rows a warp; those of a step share
+its inputs, and each has its sums. The fetching warp says on ``ready`` that a step is there, the computing
+warps on ``empty`` that they have read it.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+from chorale.kernels.triton.moe.hopper_operand import (
+    SCALES8,
+    chunk_operand,
+    keep,
+    scales_layout,
+    scales_of,
+    step_operand8,
+    words_layout,
+)
+
+GROUP8 = gl.constexpr(6)  # steps in e4m3 between two waits for everything
+
+
+@gluon.constexpr_function
+def products_layout(tokens, fp8, warps):
+    """The layout of [16 warps, tokens] sums: a warp has 16 rows."""
+    return gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, tokens, 32 if fp8 else 16])
+
+
+@gluon.constexpr_function
+def scale_boxes(units, warps):
+    """Copies that a step's scales take: eight row tiles each, of which the last may not be needed."""
+    return (units * warps + 7) // 8
+
+
+@gluon.jit
+def _load_scales(s_smem, stage, unit: gl.constexpr, UNITS: gl.constexpr, WARPS: gl.constexpr):
+    box = s_smem.index(stage * scale_boxes(UNITS, WARPS) + unit * WARPS // 8).load(scales_layout(WARPS))
+    if WARPS == 4:
+        first, second = gl.split(gl.permute(gl.reshape(box, [2, 4, 32]), (1, 2, 0)))
+        box = second if unit % 2 else first
+    return scales_of(box)
+
+
+@gluon.jit
+def _halves(pair):
+    """(tiles, 2 chunks, ...) -> the two [tiles, ...]."""
+    tiles: gl.constexpr = pair.shape[0]
+    rest: gl.constexpr = pair.numel // (2 * tiles)
+    return gl.split(gl.permute(gl.reshape(pair, [tiles, 2, rest]), (0, 2, 1)))
+
+
+@gluon.jit
+def _times_tail(weights, tail_smem, place, tail, pairs: gl.constexpr):
+    """The tail's product: weights as they are in registers. ``pairs``: what is packed in one of those."""
+    operand: gl.constexpr = gl.DotOperandLayout(0, tail.type.layout, pairs)
+    weights = gl.convert_layout(weights, operand, assert_trivial=True)
+    return warpgroup_mma(weights, tail_smem.index(place).permute((1, 0)), tail, is_async=True)
+
+
+@gluon.jit
+def _chunk(
+    packed,
+    scale,
+    before,  # the operand of the product that is in flight
+    x_smem,
+    tail_smem,
+    place,
+    acc,
+    tail,
+    TOKENS: gl.constexpr,
+    TAIL: gl.constexpr,
+    OVERLAP: gl.constexpr,  # its products are in flight when it returns
+):
+    """Decodes one chunk and begins its products; waits for those of the chunk before. Its operand, sums."""
+    LEFT: gl.constexpr = 1 if OVERLAP else 0
+    operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    weights = chunk_operand(packed, scale, operand)
+    x = x_smem.index(place).slice(0, TOKENS, 0).permute((1, 0))
+    going = warpgroup_mma(weights, x, acc, is_async=True)
+    if TAIL > 0:
+        also = _times_tail(weights, tail_smem, place, tail, 2)
+        acc, tail, before = warpgroup_mma_wait(2 * LEFT, deps=(going, also, before))
+    else:
+        acc, before = warpgroup_mma_wait(LEFT, deps=(going, before))
+    return weights, acc, tail
+
+
+@gluon.jit
+def _replaced(values, place: gl.constexpr, value):
+    return values[:place] + (value,) + values[place + 1 :]  # noqa: RUF005  (Gluon has no stars)
+
+
+@gluon.jit
+def _step(
+    x_smem,
+    tail_smem,
+    w_smem,
+    s_smem,
+    ready,
+    empty,
+    step,
+    has_previous,  # a step of this tile, whose last product ends in here
+    before,
+    accs,
+    tails,
+    TOKENS: gl.constexpr,
+    TAIL: gl.constexpr,
+    STAGES: gl.constexpr,
+    WARPS: gl.constexpr,
+    OVERLAP: gl.constexpr,
+    HALF: gl.constexpr,  # its first chunk alone
+):
+    """Both chunks of each unit. Returns the last one's operand, and the sums."""
+    UNITS: gl.constexpr = len(accs)
+    stage = step % STAGES
+    mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
+    for unit in gl.static_range(UNITS):
+        left, right = _halves(w_smem.index(stage * UNITS + unit).load(words_layout(WARPS)))
+        left_scale, right_scale = _halves(_load_scales(s_smem, stage, unit, UNITS, WARPS))
+        acc = accs[unit]
+        tail = tails[unit]
+        before, acc, tail = _chunk(
+            left, left_scale, before, x_smem, tail_smem, stage * 2, acc, tail, TOKENS, TAIL, OVERLAP
+        )
+        if unit == 0:
+            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=has_previous)
+        if not HALF:
+            before, acc, tail = _chunk(
+                right, right_scale, before, x_smem, tail_smem, stage * 2 + 1, acc, tail, TOKENS, TAIL, OVERLAP
+            )
+        accs = _replaced(accs, unit, acc)
+        tails = _replaced(tails, unit, tail)
+    return before, accs, tails
+
+
+@gluon.jit
+def multiply(
+    x_smem,
+    tail_smem,
+    w_smem,
+    s_smem,
+    ready,
+    empty,
+    step,
+    chunks,
+    TOKENS: gl.constexpr,
+    TAIL: gl.constexpr,
+    STAGES: gl.constexpr,
+    WARPS: gl.constexpr,
+    UNITS: gl.constexpr,
+    OVERLAP: gl.constexpr,  # a chunk's products are in flight while the next one is decoded
+    ODD: gl.constexpr,  # chunks % 2: the last step is half a step
+):
+    """Tuples of UNITS [16 WARPS, TOKENS] and [16 WARPS, TAIL] float32: one tile in bfloat16.
+
+    A chunk's products (with a tail, two) are in flight while the next chunk is decoded.
+    """
+    mma: gl.constexpr = products_layout(TOKENS, False, WARPS)
+    accs = ()
+    tails = ()
+    for _ in gl.static_range(UNITS):
+        accs += (gl.zeros([16 * WARPS, TOKENS], gl.float32, mma),)
+        if TAIL > 0:
+            tails += (gl.zeros([16 * WARPS, TAIL], gl.float32, products_layout(TAIL, False, WARPS)),)
+        else:
+            tails += (0,)
+    before = gl.zeros([16 * WARPS, 64], gl.bfloat16, gl.DotOperandLayout(0, mma, 2))
+    for chunk in range(0, chunks - ODD, 2):
+        before, accs, tails = _step(
+            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, chunk > 0, before, accs, tails, TOKENS,
+            TAIL, STAGES, WARPS, OVERLAP, False,
+        )  # fmt: skip
+        step += 1
+    if ODD:
+        before, accs, tails = _step(
+            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, chunks > 1, before, accs, tails, TOKENS,
+            TAIL, STAGES, WARPS, OVERLAP, True,
+        )  # fmt: skip
+        step += 1
+    accs, tails = _finished(accs, tails, before, TAIL)
+    mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
+    return accs, tails, step
+
+
+@gluon.jit
+def _finished(accs, tails, before, TAIL: gl.constexpr):
+    """After the last product."""
+    UNITS: gl.constexpr = len(accs)
+    accs += (before,)
+    if TAIL > 0:
+        done = warpgroup_mma_wait(0, deps=tails + accs)
+        tails = done[:UNITS]
+        accs = done[UNITS : 2 * UNITS]
+    else:
+        done = warpgroup_mma_wait(0, deps=accs)
+        accs = done[:UNITS]
+    return accs, tails
+
+
+@gluon.jit
+def _group8(
+    x_smem,
+    tail_smem,
+    w_smem,
+    s_smem,
+    ready,
+    empty,
+    step,
+    largest,
+    zero,
+    acc,
+    tail,
+    mma: gl.constexpr,
+    TOKENS: gl.constexpr,
+    TAIL: gl.constexpr,
+    STAGES: gl.constexpr,
+    STEPS: gl.constexpr,
+):
+    """STEPS steps in e4m3, whose last product is waited for."""
+    operand: gl.constexpr = gl.DotOperandLayout(0, mma, 4)
+    for i in gl.static_range(STEPS):
+        stage = step % STAGES
+        mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
+        packed, scales = w_smem.index(stage).load(words_layout(8)), s_smem.index(stage).load(SCALES8)
+        weights, upper, lower = step_operand8(packed, scales, largest, operand)
+        x = x_smem.index(stage).slice(0, TOKENS, 0).permute((1, 0))
+        going = warpgroup_mma(weights, x, acc, is_async=True)
+        if TAIL > 0:
+            also = _times_tail(weights, tail_smem, stage, tail, 4)
+            acc, tail = warpgroup_mma_wait(2, deps=(going, also))
+        else:
+            acc = warpgroup_mma_wait(1, deps=(going,))
+        if i > 0:
+            keep(upper_before, lower_before, zero)  # noqa: F821  (of the turn before)
+            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
+        upper_before = upper  # noqa: F841
+        lower_before = lower  # noqa: F841
+        step += 1
+    if TAIL > 0:
+        acc, tail = warpgroup_mma_wait(0, deps=(acc, tail))
+    else:
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+    keep(upper, lower, zero)
+    mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
+    return acc, tail, step
+
+
+@gluon.jit
+def multiply8(
+    x_smem,
+    tail_smem,
+    w_smem,
+    s_smem,
+    ready,
+    empty,
+    step,
+    groups,  # of GROUP8 steps
+    largest,  # [8, 64] int32, as the scales: each row's largest exponent
+    zero,
+    mma: gl.constexpr,
+    TOKENS: gl.constexpr,
+    TAIL: gl.constexpr,
+    STAGES: gl.constexpr,
+    REST: gl.constexpr,  # steps beside those of groups: 0 to GROUP8 - 1
+):
+    """``multiply`` in e4m3: weights are divided by their row's largest scale, times 2.
+
+    Steps go in groups whose last product is waited for: an operand that lived across the loop's end would be
+    unpacked into bytes by the compiler, so it could not be kept in its registers.
+    """
+    acc = gl.zeros([128, TOKENS], gl.float32, mma)
+    tail = 0
+    if TAIL > 0:
+        tail = gl.zeros([128, TAIL], gl.float32, products_layout(TAIL, True, 8))
+    for _ in range(groups):
+        acc, tail, step = _group8(
+            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, largest, zero, acc, tail, mma, TOKENS,
+            TAIL, STAGES, GROUP8,
+        )  # fmt: skip
+    if REST > 0:
+        acc, tail, step = _group8(
+            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, largest, zero, acc, tail, mma, TOKENS,
+            TAIL, STAGES, REST,
+        )  # fmt: skip
+    return acc, tail, step

@@ -1,0 +1,366 @@
+"""Output projection and residual, then norm, router, top-k and softmax over the chosen.
+
+Few tokens: a program makes some experts' logits of one token, and the last of a token's programs to arrive
+chooses. Many: the addition to the residual stream and the norm are one kernel (``norm.add_norm``); then a
+program takes some tokens, all experts and a part of the hidden size; again the last to arrive adds the parts
+up (in one order, whoever is last) and chooses. The product is three tf32 passes: as good as float32, because
+a rounded logit can choose another expert. Weights that were bfloat16, as the published ones are, take two
+passes in bfloat16: inputs as two halves. A whole chunk of prompt, in bfloat16: inputs and weights are taken
+apart into two bfloat16 halves each, and cuBLAS multiplies (all but low by low: 2^-17).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from chorale.kernels.ops import RouterWeights
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense.linear import Linear, float32_product, product, project_add
+from chorale.kernels.triton.dense.norm import add_norm, in_fours
+from chorale.kernels.triton.dense.skinny import parts
+from chorale.kernels.triton.launch import chip_of, dependent, wait_for_previous
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """logits = normed weight^T + bias."""
+
+    weight: torch.Tensor  # [E, H] float32, contiguous
+    bias: torch.Tensor  # [E] float32
+    # [2 E, H] bfloat16: the weight rounded, then what rounding took away. None: experts are not in bfloat16.
+    halves: torch.Tensor | None
+    is_bfloat16: bool  # nothing was taken away
+    arrivals: torch.Tensor  # [MOST_ARRIVALS] int32, zeros between kernels: programs that are done, by tile
+
+
+def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) -> Router:
+    """weight [E, H] and bias [E] float32; ``dtype``: what the experts compute in."""
+    weight, halves, is_bfloat16 = weight.contiguous(), None, False
+    if dtype == torch.bfloat16:
+        high = weight.to(dtype)
+        low = (weight - high.float()).to(dtype)
+        halves, is_bfloat16 = torch.cat((high, low)), not bool(low.any())
+    arrivals = torch.zeros(tuning.MOST_ARRIVALS, dtype=torch.int32, device=weight.device)
+    return Router(weight, bias.contiguous(), halves, is_bfloat16, arrivals)
+
+
+@triton.jit
+def _keys(logits, experts, EXPERTS: tl.constexpr):
+    """Integers in the order of the logits, of equals the first expert largest: one reduction finds the best
+    and who it is. NaN has no order and counts as 0."""
+    bits = tl.where(logits == logits, logits + 0.0, 0.0).to(tl.int32, bitcast=True)  # -0 + 0 is 0
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ordered.to(tl.int64) << 32) | (EXPERTS - 1 - experts).to(tl.int64)
+
+
+@triton.jit
+def _logits_of(keys):
+    ordered = (keys >> 32).to(tl.int32)
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _choose(logits, token, ids_ptr, gates_ptr, E: tl.constexpr, K: tl.constexpr, EXPERTS: tl.constexpr):
+    """logits [EXPERTS] float32, -inf past E: the K largest (of equals the first) and their softmax."""
+    width: tl.constexpr = triton.next_power_of_2(K)
+    places = tl.arange(0, width)
+    best = tl.full((width,), -(2**63), tl.int64)
+    # A row with NaN takes any experts that exist, and its gates are NaN.
+    broken = tl.sum((logits != logits).to(tl.int32), 0) > 0
+    keys = _keys(logits, tl.arange(0, EXPERTS), EXPERTS)
+    for k in tl.static_range(K):
+        most = tl.max(keys, 0)
+        best = tl.where(places == k, most, best)
+        keys = tl.where(keys == most, -(2**63), keys)
+    ids = tl.minimum(EXPERTS - 1 - (best & 0xFFFFFFFF), E - 1)
+    values = tl.where(places < K, _logits_of(best), -float("inf"))
+    mass = tl.exp(values - tl.max(values, 0))
+    gates = tl.where(broken, float("nan"), mass / tl.sum(mass, 0))
+    tl.store(ids_ptr + token * K + places, ids, mask=places < K)
+    tl.store(gates_ptr + token * K + places, gates, mask=places < K)
+
+
+@triton.jit
+def _choose_all(
+    logits,
+    tokens,
+    inside,
+    ids_ptr,
+    gates_ptr,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """``_choose`` for logits [TOKENS, EXPERTS] at once."""
+    width: tl.constexpr = triton.next_power_of_2(K)
+    places = tl.arange(0, width)[None, :]
+    best = tl.full((TOKENS, width), -(2**63), tl.int64)
+    broken = tl.sum((logits != logits).to(tl.int32), 1) > 0
+    keys = _keys(logits, tl.arange(0, EXPERTS)[None, :], EXPERTS)
+    for k in tl.static_range(K):
+        most = tl.max(keys, 1)[:, None]
+        best = tl.where(places == k, most, best)
+        keys = tl.where(keys == most, -(2**63), keys)
+    ids = tl.minimum(EXPERTS - 1 - (best & 0xFFFFFFFF), E - 1)
+    values = tl.where(places < K, _logits_of(best), -float("inf"))
+    mass = tl.exp(values - tl.max(values, 1)[:, None])
+    gates = tl.where(broken[:, None], float("nan"), mass / tl.sum(mass, 1)[:, None])
+    mask = inside[:, None] & (places < K)
+    tl.store(ids_ptr + tokens[:, None] * K + places, ids, mask=mask)
+    tl.store(gates_ptr + tokens[:, None] * K + places, gates, mask=mask)
+
+
+@triton.jit
+def _few_kernel(
+    x_ptr,  # [T, H] float32
+    y_ptr,  # [T, H], added to x (if ADD)
+    sum_ptr,  # [T, H] float32: the sum (if ADD). Not x: other programs still read it
+    norm_ptr,  # [H] float32
+    w_ptr,  # [E, H] float32
+    b_ptr,  # [E] float32
+    normed_ptr,  # [T, H]
+    logits_ptr,  # [T, E] float32
+    arrivals_ptr,  # [MOST_ARRIVALS] int32, zeros between steps
+    ids_ptr,  # [T, K] int64
+    gates_ptr,  # [T, K] float32
+    eps,
+    H,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    EACH: tl.constexpr,  # experts of one program
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    token = tl.program_id(1).to(tl.int64)
+    mine = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    depth = in_fours(BLOCK)
+    inside = depth < H
+    norm = tl.load(norm_ptr + depth, mask=inside, other=0.0)
+    w = tl.load(
+        w_ptr + mine[:, None] * H + depth[None, :], mask=(mine < E)[:, None] & inside[None, :], other=0.0
+    )
+    bias = tl.load(b_ptr + mine, mask=mine < E, other=0.0)
+    wait_for_previous(PDL)
+    x = tl.load(x_ptr + token * H + depth, mask=inside, other=0.0)
+    if ADD:
+        x += tl.load(y_ptr + token * H + depth, mask=inside, other=0.0).to(tl.float32)
+    normed = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / H + eps)) * norm
+    if tl.program_id(0) == 0:
+        if ADD:
+            tl.store(sum_ptr + token * H + depth, x, mask=inside)
+        tl.store(normed_ptr + token * H + depth, normed.to(normed_ptr.dtype.element_ty), mask=inside)
+    tl.store(logits_ptr + token * E + mine, tl.sum(w * normed[None, :], 1) + bias, mask=mine < E)
+    tl.debug_barrier()  # all threads' logits are written before the program counts as arrived
+    if tl.atomic_add(arrivals_ptr + token, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        experts = tl.arange(0, EXPERTS)
+        # From the L2: other multiprocessors wrote them.
+        places = logits_ptr + token * E + experts
+        logits = tl.load(places, mask=experts < E, other=-float("inf"), cache_modifier=".cg")
+        _choose(logits, token, ids_ptr, gates_ptr, E, K, EXPERTS)
+        tl.store(arrivals_ptr + token, 0)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _many_kernel(
+    x_ptr,  # [T, H] float32
+    norm_ptr,  # [H] float32
+    w_ptr,  # [E, H] float32 or bfloat16
+    b_ptr,  # [E] float32
+    logits_ptr,  # [SLICES, T, E] float32: partial, and without the norm's scale
+    squares_ptr,  # [SLICES, T] float32
+    arrivals_ptr,  # [MOST_ARRIVALS] int32, zeros between steps
+    ids_ptr,  # [T, K] int64
+    gates_ptr,  # [T, K] float32
+    T,
+    eps,
+    H,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SLICES: tl.constexpr,  # parts of H, a program each
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    tile, part = tl.program_id(0), tl.program_id(1)
+    tokens = tile.to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    experts = tl.arange(0, EXPERTS)
+    depth = tl.arange(0, DEPTH)
+    inside, real = tokens < T, experts < E
+    rows = x_ptr + tokens[:, None] * H + depth[None, :]
+    weights = w_ptr + experts[None, :] * H + depth[:, None]
+    logits = tl.zeros((TOKENS, EXPERTS), tl.float32)
+    squares = tl.zeros((TOKENS,), tl.float32)
+    each = tl.cdiv(tl.cdiv(H, DEPTH), SLICES) * DEPTH
+    wait_for_previous(PDL)
+    for k in tl.range(part * each, tl.minimum((part + 1) * each, H), DEPTH, num_stages=STAGES):
+        some = k + depth < H
+        x = tl.load(rows + k, mask=inside[:, None] & some[None, :], other=0.0)
+        squares += tl.sum(x * x, 1)
+        x = x * tl.load(norm_ptr + k + depth, mask=some, other=0.0)[None, :]
+        w = tl.load(weights + k, mask=some[:, None] & real[None, :], other=0.0)
+        if w.dtype == tl.bfloat16 and PRECISION != "ieee":
+            high = x.to(tl.bfloat16)
+            low = (x - high.to(tl.float32)).to(tl.bfloat16)
+            logits = tl.dot(high, w, logits)
+            logits = tl.dot(low, w, logits)
+        else:
+            logits = tl.dot(x, w.to(tl.float32), logits, input_precision=PRECISION)
+    places = tokens[:, None] * E + experts[None, :]
+    mask = inside[:, None] & real[None, :]
+    last = True
+    if SLICES > 1:
+        tl.store(logits_ptr + part.to(tl.int64) * T * E + places, logits, mask=mask)
+        tl.store(squares_ptr + part * T + tokens, squares, mask=inside)
+        tl.debug_barrier()  # all threads' parts are written before the program counts as arrived
+        last = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") == SLICES - 1
+    if last:
+        if SLICES > 1:
+            logits = tl.zeros((TOKENS, EXPERTS), tl.float32)
+            squares = tl.zeros((TOKENS,), tl.float32)
+            for other in tl.static_range(SLICES):  # always in this order; from the L2: others wrote them
+                some_squares = squares_ptr + other * T + tokens
+                squares += tl.load(some_squares, mask=inside, other=0.0, cache_modifier=".cg")
+                some_logits = logits_ptr + tl.cast(other, tl.int64) * T * E + places
+                logits += tl.load(some_logits, mask=mask, other=0.0, cache_modifier=".cg")
+            tl.store(arrivals_ptr + tile, 0)
+        scale = 1.0 / tl.sqrt(squares / H + eps)
+        bias = tl.load(b_ptr + experts, mask=real, other=0.0)
+        logits = tl.where(real[None, :], logits * scale[:, None] + bias[None, :], -float("inf"))
+        _choose_all(logits, tokens, inside, ids_ptr, gates_ptr, E, K, EXPERTS, TOKENS)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _choose_kernel(
+    both_ptr,  # [T, 2 E] float32: high by the weights' high half, high by their low half
+    low_ptr,  # [T, E] float32: low by high
+    b_ptr,  # [E] float32
+    ids_ptr,
+    gates_ptr,
+    T,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_previous(PDL)
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    experts = tl.arange(0, EXPERTS)
+    inside, real = tokens < T, (experts < E)[None, :]
+    mask = inside[:, None] & real
+    both = both_ptr + tokens[:, None] * (2 * E) + experts[None, :]
+    logits = tl.load(low_ptr + tokens[:, None] * E + experts[None, :], mask=mask, other=0.0)
+    logits += tl.load(both + E, mask=mask, other=0.0)
+    logits += tl.load(both, mask=mask, other=0.0)
+    logits += tl.load(b_ptr + experts, mask=experts < E, other=0.0)[None, :]
+    logits = tl.where(real, logits, -float("inf"))
+    _choose_all(logits, tokens, inside, ids_ptr, gates_ptr, E, K, EXPERTS, TOKENS)
+
+
+def project_and_route(
+    attended: torch.Tensor, linear: Linear, x: torch.Tensor, weights: RouterWeights, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """attended [T, Nq * D], x [T, H] float32 -> (new x, normed [T, H], expert_ids [T, K] int64, gates).
+
+    gates [T, K] float32. ``normed`` is rounded to ``weights.dtype``, what the experts compute in. The new x
+    may be x's own memory.
+    """
+    tokens, top_k, dtype = x.shape[0], weights.top_k, weights.dtype or torch.float32
+    ids = torch.empty(tokens, top_k, dtype=torch.int64, device=x.device)
+    gates = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
+    if tokens == 0:
+        return x, x.to(dtype), ids, gates
+    if tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS:
+        if tokens <= tuning.SLIM_TOKENS:
+            x, y = project_add(attended, linear, x), None
+        else:
+            y = product(attended.to(linear.weight.dtype), linear)
+        return *_route_few(x, y, weights, eps, ids, gates), ids, gates
+    in_halves = weights.linear.halves is not None
+    in_halves &= tokens >= tuning.route_in_halves_from(weights.linear.weight.shape[0])
+    y, bias = _projected(attended.to(linear.weight.dtype), linear)
+    normed, low = add_norm(x, y, bias, weights.norm, eps, dtype, with_low=in_halves)
+    if low is None:
+        _route_many(x, weights, eps, ids, gates)
+    else:
+        _route_halves(normed, low, weights, ids, gates)
+    return x, normed, ids, gates
+
+
+def _projected(attended: torch.Tensor, linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(parts [SPLITS, T, H] of the product, the bias that they lack)."""
+    if 1 < attended.shape[0] <= tuning.SLIM_TOKENS:
+        return parts(attended, linear.weight), linear.bias
+    return product(attended, linear).unsqueeze(0), None
+
+
+def _route_few(
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    weights: RouterWeights,
+    eps: float,
+    ids: torch.Tensor,
+    gates: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x + y, its norm); y [T, H]."""
+    linear, (tokens, hidden) = weights.linear, x.shape
+    num_experts = linear.weight.shape[0]
+    each = tuning.experts_each(tokens, num_experts)
+    normed = torch.empty_like(x, dtype=weights.dtype or torch.float32)
+    logits = torch.empty(tokens, num_experts, dtype=torch.float32, device=x.device)
+    total = x if y is None else torch.empty_like(x)
+    _few_kernel[(triton.cdiv(num_experts, each), tokens)](
+        x, x if y is None else y, total, weights.norm, linear.weight, linear.bias, normed, logits,
+        linear.arrivals, ids, gates, eps, hidden, E=num_experts, K=weights.top_k,
+        EXPERTS=triton.next_power_of_2(num_experts), EACH=each, ADD=y is not None,
+        BLOCK=triton.next_power_of_2(hidden), num_warps=8, **dependent(x),
+    )  # fmt: skip
+    return total, normed
+
+
+def _route_many(
+    x: torch.Tensor, weights: RouterWeights, eps: float, ids: torch.Tensor, gates: torch.Tensor
+) -> None:
+    linear, (tokens, hidden) = weights.linear, x.shape
+    num_experts = linear.weight.shape[0]
+    tile = tuning.route(tokens)
+    tiles = triton.cdiv(tokens, tile.tokens)
+    steps = triton.cdiv(hidden, tile.depth)
+    each = triton.cdiv(steps, chip_of(x.device).route_slices(tiles))
+    slices = triton.cdiv(steps, each)  # none without work
+    partial = torch.empty(slices * tokens * (num_experts + 1), dtype=torch.float32, device=x.device)
+    on_nvidia = x.is_cuda and torch.version.hip is None
+    weight = linear.weight
+    if linear.is_bfloat16:
+        weight = linear.halves[:num_experts]
+    _many_kernel[(tiles, slices)](
+        x, weights.norm, weight, linear.bias, partial, partial[slices * tokens * num_experts :],
+        linear.arrivals, ids, gates, tokens, eps, hidden,
+        E=num_experts, K=weights.top_k, EXPERTS=triton.next_power_of_2(num_experts),
+        TOKENS=tile.tokens, DEPTH=tile.depth, SLICES=slices, STAGES=tile.num_stages,
+        PRECISION="tf32x3" if on_nvidia else "ieee", num_warps=tile.num_warps, **dependent(x),
+    )  # fmt: skip
+
+
+def _route_halves(
+    high: torch.Tensor, low: torch.Tensor, weights: RouterWeights, ids: torch.Tensor, gates: torch.Tensor
+) -> None:
+    """high, low [T, H] bfloat16: the normed input, rounded, and what rounding took away."""
+    linear, tokens = weights.linear, high.shape[0]
+    num_experts = linear.weight.shape[0]
+    _choose_kernel[(triton.cdiv(tokens, 16),)](
+        float32_product(high, linear.halves), float32_product(low, linear.halves[:num_experts]),
+        linear.bias, ids, gates, tokens,
+        E=num_experts, K=weights.top_k, EXPERTS=triton.next_power_of_2(num_experts), TOKENS=16,
+        **dependent(high),
+    )  # fmt: skip

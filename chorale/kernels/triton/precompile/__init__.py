@@ -1,0 +1,1 @@
+"""Compiles kernels before they are launched, in processes beside the engine."""

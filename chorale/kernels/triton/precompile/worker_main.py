@@ -1,0 +1,139 @@
+"""``python -m chorale.kernels.triton.precompile.worker_main FD ...``: compile into Triton's disk cache.
+
+The parent side is ``pool.py`` beside this file. Kernels are imported once; then one process a socket is
+forked, which share what was imported. No process opens a device: the target comes with each task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import pickle
+import pkgutil
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import triton
+from triton.backends.nvidia import driver as nvidia
+from triton.runtime.cache import triton_key
+from triton.runtime.jit import JITFunction
+
+from chorale.kernels import triton as package
+
+
+class _Pickler(pickle.Pickler):
+    """Kernels go by name: both sides have the same sources."""
+
+    def reducer_override(self, found: Any) -> Any:
+        if isinstance(found, JITFunction):
+            return _find, (found.fn.__module__, found.fn.__qualname__)
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    """Only what a task consists of: kernels by name, Triton's own types, and plain values."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (f"{package.__name__}.precompile.worker_main", "_find"):
+            return _find  # not that of the module, which this process runs as a script
+        if module.partition(".")[0] == "triton":
+            found = super().find_class(module, name)
+            if isinstance(found, type):
+                return found
+        elif module == "builtins" and name in ("set", "frozenset", "complex", "slice"):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a task")
+
+
+def _find(module: str, name: str) -> Any:
+    """A kernel by its name; nothing else has one here."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, JITFunction):
+        raise pickle.UnpicklingError(f"{module}.{name} is no kernel")
+    return found
+
+
+def describe(source: Any, target: Any, options: dict[str, Any], env_vars: dict[str, str]) -> bytes:
+    """A task: the arguments of ``triton.compile``. Raises whatever pickle raises."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump((source, target, options, env_vars))
+    return buffer.getvalue()
+
+
+def perform(task: bytes) -> None:
+    """Afterwards Triton's disk cache has the kernel and its launcher. Raises what the compiler raises."""
+    source, target, options, env_vars = _Unpickler(io.BytesIO(task)).load()
+    prepare_launcher(triton.compile(source, target=target, options=options, _env_vars=env_vars))
+
+
+def prepare_launcher(kernel: Any) -> None:
+    """Triton 3.6 launches through C code of its own for each signature: have it compiled before the launch.
+
+    gcc takes longer than some kernels. Best effort: a launch compiles what is missing, and says what failed.
+    """
+    if kernel.metadata.target.backend == "cuda" and hasattr(nvidia, "make_launcher"):
+        with contextlib.suppress(Exception):
+            nvidia.CudaLauncher(kernel.src, kernel.metadata)
+
+
+def settle_keys() -> None:
+    """Have Triton work out what its keys consist of, for all kernels, callees first.
+
+    With Triton 3.6 the key of a kernel depends on whether one with the same callees was asked for before: a
+    callee's constants count only then. So two processes, or a start that plays and one that does not, would
+    look for one kernel under two keys. Also hashes all of Triton, which takes most of a second.
+    """
+    triton_key()
+    for found in sorted(
+        pkgutil.walk_packages(package.__path__, f"{package.__name__}."), key=lambda one: one.name
+    ):
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(found.name)
+            for value in vars(module).values():  # in the order of their definition
+                if isinstance(value, JITFunction):
+                    _ = value.cache_key
+
+
+def serve(parent: Connection, perform: Callable[[bytes], None] = perform) -> None:
+    """Until the parent closes the socket. The answer to a task: nothing, or what went wrong."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            task = parent.recv_bytes()
+            try:
+                perform(task)
+                answer = b""
+            except Exception as error:
+                answer = f"{type(error).__name__}: {error}".encode()[:2000] or b"?"
+            parent.send_bytes(answer)
+
+
+def main(sockets: list[int]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's business
+    with contextlib.suppress(Exception):
+        nvidia.CudaUtils()  # C code too; opens no device
+    settle_keys()
+    children = []
+    for mine in sockets:
+        child = os.fork()
+        if not child:
+            for other in sockets:
+                if other != mine:
+                    os.close(other)  # or nobody would see that its owner has died
+            serve(Connection(mine))
+            os._exit(0)
+        children.append(child)
+    for socket in sockets:
+        os.close(socket)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main([int(number) for number in sys.argv[1:]])

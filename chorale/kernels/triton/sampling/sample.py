@@ -1,0 +1,176 @@
+"""Sampling in one pass over the logits, after filters have become a threshold: noise is made in registers.
+
+The noise is that of ``kernels/reference/noise.py`` to the integer; its two logarithms are taken here so that
+they are accurate where the noise is large. Two kernels: the best of each piece of a row, then the best of the
+row, which also goes to where the next step looks for it. A row's token depends on nothing but the row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Draws, Sample
+from chorale.kernels.triton.sampling.thresholds import is_out, mask_of, thresholds
+
+_NONE = tl.constexpr(NO_FINITE_LOGITS)
+_FORBIDDEN = tl.constexpr(NOTHING_ALLOWED)
+_STEP = tl.constexpr(0x9E3779B9)
+_FIRST = tl.constexpr(0x21F0AAAD)
+_SECOND = tl.constexpr(0x735A2D97)
+
+
+@triton.jit
+def _log(x, ASM: tl.constexpr):
+    """Natural; with ASM one instruction and a multiplication, to 1e-7 (absolutely between 1/2 and 2)."""
+    if ASM:
+        result = tl.inline_asm_elementwise(
+            "lg2.approx.f32 $0, $1; mul.f32 $0, $0, 0f3F317218;", "=f,f", [x], dtype=tl.float32,
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        result = tl.log(x)
+    return result
+
+
+@triton.jit
+def gumbel(tokens, a, b, ASM: tl.constexpr):
+    """tokens [N], a and b: the key's words (uint32) -> noise [N] float32."""
+    x = tokens.to(tl.uint32) * _STEP + a
+    x ^= x >> 16
+    x *= _FIRST
+    x ^= b
+    x ^= x >> 15
+    x *= _SECOND
+    x ^= x >> 15
+    v = (x >> 1).to(tl.int32).to(tl.float32) * 4.656612873077393e-10 + 2.3283064365386963e-10
+    v = tl.minimum(v, 0.99999994)
+    # -log1p(-v): 1 - v loses what is small in v, and there the noise is large.
+    series = 0.16666667 + v * (0.14285715 + v * (0.125 + v * 0.11111111))
+    series = v * (1.0 + v * (0.5 + v * (0.33333333 + v * (0.25 + v * (0.2 + v * series)))))
+    return -_log(tl.where(v < 0.125, series, -_log(1.0 - v, ASM)), ASM)
+
+
+# Columns of a step's numbers, and their strides: a kernel for each place where they may begin is too many.
+_COLUMNS = ["keys_ptr", "temperature_ptr", "rows_ptr", "out_ptr", "index_ptr"]
+
+
+@triton.jit(do_not_specialize=["key_stride", "word_stride"], do_not_specialize_on_alignment=_COLUMNS)
+def _pieces_kernel(
+    logits_ptr,  # [N, V] float32
+    keys_ptr,  # [N, 2] int32
+    temperature_ptr,  # [N] float32
+    edge_ptr,  # [N] float32: scores below are out (if FILTERED)
+    forbidden_ptr,  # [V] uint8
+    index_ptr,  # [N] int32 (if MASKED)
+    octets_ptr,  # [G, octets_stride] uint8
+    octets_stride,
+    best_ptr,  # [N, PIECES] float32
+    token_ptr,  # [N, PIECES] int32
+    most_ptr,  # [N, PIECES] float32: the largest raw logit, +inf if there is a NaN
+    V,
+    stride,
+    key_stride,
+    word_stride,
+    pieces,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,  # of a piece
+    FILTERED: tl.constexpr,
+    MASKED: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    temperature = tl.load(temperature_ptr + row)
+    a = tl.load(keys_ptr + row * key_stride).to(tl.uint32, bitcast=True)
+    b = tl.load(keys_ptr + row * key_stride + word_stride).to(tl.uint32, bitcast=True)
+    edge = -float("inf")
+    if FILTERED:
+        edge = tl.load(edge_ptr + row)
+    best = tl.full((BLOCK,), -float("inf"), tl.float32)
+    chosen = tl.full((BLOCK,), 2147483647, tl.int32)
+    most = tl.full((BLOCK,), -float("inf"), tl.float32)
+    for block in range(BLOCKS):
+        tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
+        inside = tokens < V
+        raw = tl.load(logits_ptr + row * stride + tokens, mask=inside, other=-float("inf"))
+        most = tl.maximum(most, tl.where(raw == raw, raw, float("inf")))
+        out = is_out(forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, MASKED)
+        scores = raw
+        if temperature > 0:
+            heat = raw / temperature
+            scores = tl.where(heat >= edge, heat + gumbel(tokens, a, b, ASM), -float("inf"))
+        scores = tl.where((scores == scores) & ~out, scores, -float("inf"))
+        better = scores > best
+        best = tl.where(better, scores, best)
+        chosen = tl.where(better, tokens, chosen)
+    top = tl.max(best, 0)
+    place = row * pieces + piece
+    tl.store(best_ptr + place, top)
+    tl.store(token_ptr + place, tl.min(tl.where(best == top, chosen, 2147483647), 0))
+    tl.store(most_ptr + place, tl.max(most, 0))
+
+
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
+def _rows_kernel(
+    best_ptr,
+    token_ptr,
+    most_ptr,
+    rows_ptr,  # [N] int32
+    last_ptr,  # [rows] int64
+    out_ptr,  # [N] int64
+    pieces,
+    PIECES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    places = tl.arange(0, PIECES)
+    inside = places < pieces
+    best = tl.load(best_ptr + row * pieces + places, mask=inside, other=-float("inf"))
+    tokens = tl.load(token_ptr + row * pieces + places, mask=inside, other=2147483647)
+    most = tl.max(tl.load(most_ptr + row * pieces + places, mask=inside, other=-float("inf")), 0)
+    top = tl.max(best, 0)
+    token = tl.min(tl.where(best == top, tokens, 2147483647), 0).to(tl.int64)
+    infinite = float("inf")
+    token = tl.where((top > -infinite) & (top < infinite), token, _FORBIDDEN)
+    token = tl.where((most > -infinite) & (most < infinite), token, _NONE)
+    tl.store(out_ptr + row, token)
+    tl.store(last_ptr + tl.load(rows_ptr + row), tl.maximum(token, 0))
+
+
+def _shape(count: int) -> tuple[int, int]:
+    """(tokens of a block, blocks of a piece): many pieces while there are few rows."""
+    return (1024, 1) if count <= 8 else (1024, 8)
+
+
+def sample(
+    logits: torch.Tensor, draws: Draws, forbidden: torch.Tensor, last_token: torch.Tensor, out: torch.Tensor
+) -> None:
+    """logits [N, V] float32 -> out [N] int64, and ``last_token`` at ``draws.rows``."""
+    count, vocab = logits.shape
+    block, blocks = _shape(count)
+    pieces = triton.cdiv(vocab, block * blocks)
+    best = torch.empty(count, pieces, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(count, pieces, dtype=torch.int32, device=logits.device)
+    most = torch.empty(count, pieces, dtype=torch.float32, device=logits.device)
+    keys, edge = draws.keys, best
+    if draws.filters is not None:
+        edge = thresholds(logits, draws, forbidden)
+    _pieces_kernel[(pieces, count)](
+        logits, keys, draws.temperature, edge, forbidden, *mask_of(draws, forbidden), best, tokens, most,
+        vocab, logits.stride(0), keys.stride(0), keys.stride(1), pieces,
+        BLOCK=block, BLOCKS=blocks, FILTERED=draws.filters is not None,
+        MASKED=draws.allowed is not None, ASM=logits.is_cuda and torch.version.hip is None, num_warps=4,
+    )  # fmt: skip
+    _rows_kernel[(count,)](
+        best, tokens, most, draws.rows, last_token, out, pieces,
+        PIECES=triton.next_power_of_2(pieces), num_warps=1,
+    )  # fmt: skip
+
+
+def make_sampler(forbidden: torch.Tensor, rows_at_once: int) -> Sample:
+    """``Ops.make_sampler``. All rows of a step are sampled at once."""
+
+    def sampler(logits: torch.Tensor, draws: Draws, last_token: torch.Tensor, out: torch.Tensor) -> None:
+        sample(logits, draws, forbidden, last_token, out)
+
+    return sampler

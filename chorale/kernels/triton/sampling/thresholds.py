@@ -1,0 +1,301 @@
+"""top_k, top_p and min_p as one threshold a row, found without sorting.
+
+Specified by ``kernels/reference/filters.py``.
+
+A threshold is the largest score that enough of the row reaches. It is searched for among the 2^32 ordered
+images of float32: each pass measures how much reaches seven pivots and so divides the range by eight. A
+pass is one kernel over all rows, cut into the same pieces whatever the batch, so that sums round alike; the
+next pass adds the pieces up before it starts. Rows without a filter leave at once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from chorale.kernels.ops import Draws
+
+BLOCK = 1024
+BLOCKS = 4  # of a piece
+_PASSES = 11  # 8 ** 11 >= 2 ** 32
+_SLOTS = 8  # seven pivots, and everything
+_COLUMNS = ["temperature_ptr", "filters_ptr", "index_ptr"]  # may begin anywhere in a step's numbers
+_LOWEST_KEY = tl.constexpr(-2139095040)  # of the lowest finite float32
+
+
+@triton.jit
+def _key_of(value):
+    """float32 -> int64 in the same order, without gaps."""
+    bits = value.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+
+
+@triton.jit
+def _value_of(key):
+    bits = key.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def is_out(forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, MASKED: tl.constexpr):
+    """Which of some tokens a row cannot have: those that nobody can, and those that its grammar forbids."""
+    inside = tokens < V
+    out = tl.load(forbidden_ptr + tokens, mask=inside, other=1) != 0
+    if MASKED:
+        index = tl.load(index_ptr + row).to(tl.int64)
+        places = octets_ptr + tl.maximum(index, 0) * octets_stride + tokens // 8
+        octets = tl.load(places, mask=inside, other=0).to(tl.int32)
+        out |= (((octets >> (tokens % 8)) & 1) == 0) & (index >= 0)
+    return out
+
+
+@triton.jit
+def _load_scores(
+    logits_ptr, forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, temperature,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Logits over temperature of some tokens of a row; -inf where they are out, NaN or past the end."""
+    raw = tl.load(logits_ptr + tokens, mask=tokens < V, other=-float("inf"))
+    out = is_out(forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, MASKED)
+    scores = raw / temperature
+    return tl.where((scores == scores) & ~out, scores, -float("inf"))
+
+
+@triton.jit
+def _uses(filters_ptr, row, V, K: tl.constexpr):
+    """Whether a row searches for its kth score (K), or for the edge of its nucleus."""
+    k = tl.load(filters_ptr + row * 3)
+    p = tl.load(filters_ptr + row * 3 + 1)
+    return k < V if K else p < 1.0
+
+
+@triton.jit
+def _filtered(filters_ptr, row, V):
+    k = tl.load(filters_ptr + row * 3)
+    p = tl.load(filters_ptr + row * 3 + 1)
+    m = tl.load(filters_ptr + row * 3 + 2)
+    return (k < V) | (p < 1.0) | (m > 0.0)
+
+
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
+def _best_kernel(
+    logits_ptr,
+    stride,
+    temperature_ptr,
+    filters_ptr,  # [N, 3] float32: top_k, top_p, min_p
+    forbidden_ptr,
+    index_ptr,  # [N] int32 (if MASKED)
+    octets_ptr,  # [G, octets_stride] uint8
+    octets_stride,
+    best_ptr,  # [N, pieces]
+    V,
+    pieces,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    temperature = tl.load(temperature_ptr + row)
+    if _filtered(filters_ptr, row, V) & (temperature > 0):
+        best = tl.full((BLOCK,), -float("inf"), tl.float32)
+        for block in range(BLOCKS):
+            tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
+            scores = _load_scores(
+                logits_ptr + row * stride, forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens,
+                V, temperature, MASKED,
+            )  # fmt: skip
+            best = tl.maximum(best, scores)
+        tl.store(best_ptr + row * pieces + piece, tl.max(best, 0))
+
+
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
+def _prepare_kernel(
+    best_ptr,
+    temperature_ptr,
+    filters_ptr,
+    top_ptr,  # [N] the row's best score
+    edge_ptr,  # [N] the threshold so far
+    V,
+    pieces,
+    PIECES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    edge = -float("inf")
+    if _filtered(filters_ptr, row, V) & (tl.load(temperature_ptr + row) > 0):
+        places = tl.arange(0, PIECES)
+        best = tl.load(best_ptr + row * pieces + places, mask=places < pieces, other=-float("inf"))
+        top = tl.maximum(tl.max(best, 0), -3.4028234663852886e38)  # finite, though nothing may be allowed
+        tl.store(top_ptr + row, top)
+        share = tl.load(filters_ptr + row * 3 + 2)
+        if share > 0.0:
+            edge = top + tl.log(share)
+    tl.store(edge_ptr + row, edge)
+
+
+@triton.jit
+def _range_of(bounds_ptr, sums_ptr, goal, top, row, pieces, number, K: tl.constexpr, PIECES: tl.constexpr):
+    """(low, width, goal) for pass ``number``: what the pass before it left of the row's range."""
+    if number == 0:
+        low = tl.cast(_LOWEST_KEY, tl.int64)
+        width = _key_of(top) + 1 - low
+    else:
+        low = tl.load(bounds_ptr + row * 2)
+        width = tl.load(bounds_ptr + row * 2 + 1)
+        places, slots = tl.arange(0, PIECES), tl.arange(0, 8)
+        parts = tl.load(
+            sums_ptr + (row * pieces + places[:, None]) * 8 + slots[None, :],
+            mask=(places < pieces)[:, None],
+            other=0.0,
+        )
+        sums = tl.sum(parts, 0)
+        if not K:
+            goal = goal * tl.sum(tl.where(slots == 7, sums, 0.0), 0)
+        reached = tl.sum(((sums >= goal) & (slots < 7)).to(tl.int64), 0)
+        above = (width * (reached + 1) + 7) // 8
+        begin = (width * reached + 7) // 8
+        low += begin
+        width = above - begin
+    return low, width
+
+
+@triton.jit(do_not_specialize=["number"], do_not_specialize_on_alignment=_COLUMNS)
+def _pass_kernel(
+    logits_ptr,
+    stride,
+    temperature_ptr,
+    filters_ptr,
+    forbidden_ptr,
+    index_ptr,
+    octets_ptr,
+    octets_stride,
+    top_ptr,
+    floor_ptr,  # [N]: of a nucleus, what top_k left
+    old_bounds_ptr,  # [N, 2] int64: low, width of the pass before
+    bounds_ptr,
+    old_sums_ptr,  # [N, pieces, 8] float32
+    sums_ptr,
+    V,
+    pieces,
+    number,
+    K: tl.constexpr,
+    PIECES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    temperature = tl.load(temperature_ptr + row)
+    if _uses(filters_ptr, row, V, K) & (temperature > 0):
+        top = tl.load(top_ptr + row)
+        goal = tl.load(filters_ptr + row * 3 + (0 if K else 1))
+        low, width = _range_of(old_bounds_ptr, old_sums_ptr, goal, top, row, pieces, number, K, PIECES)
+        tl.store(bounds_ptr + row * 2, low)
+        tl.store(bounds_ptr + row * 2 + 1, width)
+        floor = tl.load(floor_ptr + row)
+        p0 = _value_of(low + (width + 7) // 8)
+        p1 = _value_of(low + (width * 2 + 7) // 8)
+        p2 = _value_of(low + (width * 3 + 7) // 8)
+        p3 = _value_of(low + (width * 4 + 7) // 8)
+        p4 = _value_of(low + (width * 5 + 7) // 8)
+        p5 = _value_of(low + (width * 6 + 7) // 8)
+        p6 = _value_of(low + (width * 7 + 7) // 8)
+        zero = tl.zeros((BLOCK,), tl.float32)
+        s0, s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero, zero
+        for block in range(BLOCKS):
+            tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
+            scores = _load_scores(
+                logits_ptr + row * stride, forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens,
+                V, temperature, MASKED,
+            )  # fmt: skip
+            if K:
+                mass = tl.full((BLOCK,), 1.0, tl.float32)
+            else:
+                mass = tl.where(scores >= floor, tl.exp(scores - top), 0.0)
+            s0 += tl.where(scores >= p0, mass, 0.0)
+            s1 += tl.where(scores >= p1, mass, 0.0)
+            s2 += tl.where(scores >= p2, mass, 0.0)
+            s3 += tl.where(scores >= p3, mass, 0.0)
+            s4 += tl.where(scores >= p4, mass, 0.0)
+            s5 += tl.where(scores >= p5, mass, 0.0)
+            s6 += tl.where(scores >= p6, mass, 0.0)
+            s7 += mass
+        sums = sums_ptr + (row * pieces + piece) * 8
+        tl.store(sums, tl.sum(s0, 0))
+        tl.store(sums + 1, tl.sum(s1, 0))
+        tl.store(sums + 2, tl.sum(s2, 0))
+        tl.store(sums + 3, tl.sum(s3, 0))
+        tl.store(sums + 4, tl.sum(s4, 0))
+        tl.store(sums + 5, tl.sum(s5, 0))
+        tl.store(sums + 6, tl.sum(s6, 0))
+        tl.store(sums + 7, tl.sum(s7, 0))
+
+
+@triton.jit(do_not_specialize=["number"], do_not_specialize_on_alignment=_COLUMNS)
+def _settle_kernel(
+    temperature_ptr,
+    filters_ptr,
+    top_ptr,
+    floor_ptr,  # written after the kth scores: only they limit a nucleus
+    edge_ptr,
+    old_bounds_ptr,
+    old_sums_ptr,
+    V,
+    pieces,
+    number,
+    K: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    found = -float("inf")
+    if _uses(filters_ptr, row, V, K) & (tl.load(temperature_ptr + row) > 0):
+        goal = tl.load(filters_ptr + row * 3 + (0 if K else 1))
+        top = tl.load(top_ptr + row)
+        low, _ = _range_of(old_bounds_ptr, old_sums_ptr, goal, top, row, pieces, number, K, PIECES)
+        found = _value_of(low)
+        tl.store(edge_ptr + row, tl.maximum(tl.load(edge_ptr + row), found))
+    if K:
+        tl.store(floor_ptr + row, found)
+
+
+def thresholds(logits: torch.Tensor, draws: Draws, forbidden: torch.Tensor) -> torch.Tensor:
+    """[N] float32: scores below are out; -inf for rows without a filter and for greedy ones.
+
+    logits [N, V] float32, ``forbidden`` as in ``Ops.sample``; ``draws`` has filters.
+    """
+    count, vocab = logits.shape
+    assert draws.filters is not None
+    temperature, columns = draws.temperature, draws.filters.contiguous()
+    pieces = triton.cdiv(vocab, BLOCK * BLOCKS)
+    sizes = {"PIECES": triton.next_power_of_2(pieces)}
+    cut = {"BLOCK": BLOCK, "BLOCKS": BLOCKS, "MASKED": draws.allowed is not None}
+
+    def room(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=logits.device)
+
+    best, top, floor, edge = room(count, pieces), room(count), room(count), room(count)
+    sums = [room(count, pieces, _SLOTS) for _ in range(2)]
+    bounds = [room(count, 2, dtype=torch.int64) for _ in range(2)]
+    source = (logits, logits.stride(0), temperature, columns, forbidden, *mask_of(draws, forbidden))
+    _best_kernel[(pieces, count)](*source, best, vocab, pieces, **cut, num_warps=4)
+    _prepare_kernel[(count,)](best, temperature, columns, top, edge, vocab, pieces, **sizes, num_warps=1)
+    for is_k in (True, False):
+        for number in range(_PASSES):
+            old, new = (number + 1) % 2, number % 2
+            _pass_kernel[(pieces, count)](
+                *source, top, floor, bounds[old], bounds[new], sums[old], sums[new],
+                vocab, pieces, number, K=is_k, **sizes, **cut, num_warps=4,
+            )  # fmt: skip
+        last = (_PASSES - 1) % 2
+        _settle_kernel[(count,)](
+            temperature, columns, top, floor, edge, bounds[last], sums[last],
+            vocab, pieces, _PASSES, K=is_k, **sizes, num_warps=1,
+        )  # fmt: skip
+    return edge
+
+
+def mask_of(draws: Draws, unused: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """The mask's arguments of a kernel: index, octets and their stride; ``unused`` where there is none."""
+    if draws.allowed is None:
+        return unused, unused, 0
+    return draws.allowed.index, draws.allowed.octets, draws.allowed.octets.stride(0)

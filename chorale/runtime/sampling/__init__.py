@@ -1,0 +1,1 @@
+"""From logits to tokens: parameters, edits, grammars and log-probabilities of rows."""

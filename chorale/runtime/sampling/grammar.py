@@ -1,0 +1,214 @@
+"""Grammars of rows: compiled beside the steps, one matcher a row, masks filled while the device computes.
+
+A row's mask for step n + 1 needs the token of step n. The worker enqueues the forward pass of n + 1 first
+(it finds that token on the device), then asks here for masks: only now, and only if such rows are in the
+step, is the result of step n awaited, the matchers are moved on, and the masks filled and sent. On a GPU the
+host thus fills masks while the device is in the forward pass, at either overlap depth; rows without a
+grammar cost nothing.
+
+A matcher belongs to a row from its ``RowStart``, which tells all the tokens that it has so far: a preempted
+sequence gets a new matcher, moved to where it was. What a step in flight sampled for the old one is fed to
+the old one, which nobody asks any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from llguidance import LLExecutor, LLMatcher
+
+from chorale.engine.types import RowStart, SamplingSpec
+from chorale.grammar.matcher import MASK_WORDS, compile_grammar
+from chorale.grammar.matcher import warm as warm_tokenizer
+from chorale.harmony.vocab import VOCAB_SIZE
+from chorale.runtime.device import Arrays, Device
+
+CACHE_BYTES = 64 * 1024 * 1024
+# Of a grammar that a request has walked through, by its text: 127 kB were measured for 233 bytes of it, 367
+# for 1,342, 1,110 for 5,092 (tests/runtime/test_grammar_weight.py). Half of that is the states of the lexer,
+# which are made by use, and which all copies of a matcher share.
+_ENTRY_BYTES = 96 * 1024
+_PER_BYTE = 208
+_PARALLEL_FROM = 8  # rows; below, one thread is faster
+_ROOMS = 4  # steps whose masks are kept: those of two may still be on their way to the device
+Fetch = Callable[[], Arrays]
+
+
+class GrammarCache:
+    """Compiled grammars by their text, and the threads that compile them. The engine's ``GrammarService``."""
+
+    def __init__(self, vocab_size: int, cache_bytes: int = CACHE_BYTES) -> None:
+        self._vocab_size, self._cache_bytes = vocab_size, cache_bytes
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._size = 0
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="grammar")
+
+    def warm(self) -> None:
+        """Begin to build the tokenizer, in a thread, which holds the interpreter's lock for most of a second.
+
+        Not needed: a grammar that comes first waits for it, or builds it.
+        """
+        if self._vocab_size == VOCAB_SIZE:
+            warm_tokenizer()
+
+    def prepare(self, sampling: SamplingSpec, context: Sequence[int]) -> Future[str | None]:
+        return self._threads.submit(self._prepare, sampling.grammar, list(context))
+
+    def _prepare(self, grammar: str, context: list[int]) -> str | None:
+        if self._vocab_size != VOCAB_SIZE:
+            return f"grammars need the harmony vocabulary of {VOCAB_SIZE} tokens"
+        try:
+            matcher = self.matcher(grammar)
+        except Exception as error:  # whatever the compiler says is about this request alone
+            return f"the grammar cannot be used: {error}"
+        if not matcher.consume_tokens(context):
+            return "the prompt's end does not fit its grammar"
+        return None
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """One of its own, at the start. Raises ``ValueError`` if it does not compile."""
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is not None:
+                self._compiled.move_to_end(grammar)
+                return found.deep_copy()
+        compiled = compile_grammar(grammar)
+        copy = compiled.deep_copy()
+        with self._lock:
+            if grammar not in self._compiled:
+                self._compiled[grammar] = compiled
+                self._size += weight(grammar)
+            while self._size > self._cache_bytes and len(self._compiled) > 1:
+                self._size -= weight(self._compiled.popitem(last=False)[0])
+        return copy
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def weight(grammar: str) -> int:
+    """Bytes that the compiled grammar is counted with."""
+    return _ENTRY_BYTES + _PER_BYTE * len(grammar)
+
+
+@dataclass(slots=True)
+class _Row:
+    """``unread``: what fetches the last step's tokens, and the row's place among them."""
+
+    matcher: LLMatcher | None  # None: it did not compile, or met a token that does not fit
+    unread: tuple[Fetch, int] | None = None
+
+    def catch_up(self) -> LLMatcher | None:
+        """Feed the token that was sampled last. Waits for its step."""
+        if self.unread is not None:
+            fetch, place = self.unread
+            self.unread = None
+            token = int(fetch()[0][place])
+            if self.matcher is not None and token >= 0 and not self.matcher.consume_token(token):
+                self.matcher = None
+        return self.matcher
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Allowed tokens of some places of a batch. ``octets`` [G, V / 8] uint8: a bit a token, lowest first."""
+
+    places: npt.NDArray[np.int64]  # [G] ascending
+    octets: torch.Tensor
+
+    def at(self, places: npt.NDArray[np.int64]) -> Masks | None:
+        """Those of some ascending places of the batch, numbered by their order; None if there are none."""
+        found = np.flatnonzero(np.isin(self.places, places))
+        if not len(found):
+            return None
+        octets = self.octets if len(found) == len(self.places) else self.octets[found.tolist()]
+        return Masks(np.searchsorted(places, self.places[found]), octets)
+
+
+def open_masks(device: Device, count: int) -> Masks:
+    """For so many places, masks that forbid nothing."""
+    words = np.full((count, MASK_WORDS), -1, np.int32)
+    return Masks(np.arange(count), device.upload(words).view(torch.uint8))
+
+
+class GrammarRows:
+    """The matchers of the rows. Written by the worker's thread alone."""
+
+    def __init__(self, device: Device, cache: GrammarCache) -> None:
+        self._device, self._cache = device, cache
+        self._rows: dict[int, _Row] = {}
+        self._executor: LLExecutor | None = None  # made with the first large batch
+        self._rooms: list[torch.Tensor] = [torch.empty(0, dtype=torch.int32)] * _ROOMS
+        self._num_filled = 0
+
+    def start(self, start: RowStart) -> None:
+        """A sequence takes a row: its matcher is moved past the tokens that it has."""
+        self._rows.pop(start.row, None)
+        sampling = start.sampling
+        if not sampling.grammar:
+            return
+        try:
+            matcher: LLMatcher | None = self._cache.matcher(sampling.grammar)
+        except ValueError:
+            matcher = None  # was compiled before admission, so: never
+        known = start.token_ids[start.num_prompt_tokens - sampling.grammar_context :].tolist()
+        if matcher is not None and not matcher.consume_tokens(known):
+            matcher = None
+        self._rows[start.row] = _Row(matcher)
+
+    def masks(self, rows: npt.NDArray[np.int32]) -> Masks | None:
+        """For the sampled ``rows`` of a step; None if none of them has a grammar.
+
+        A row whose matcher has failed gets an empty mask, and so no token.
+        """
+        if not self._rows:
+            return None
+        found = [(place, self._rows[row]) for place, row in enumerate(rows.tolist()) if row in self._rows]
+        if not found:
+            return None
+        room = self._room(len(found))
+        self._fill(room.numpy(), [row.catch_up() for _, row in found])
+        places = np.array([place for place, _ in found], np.int64)
+        return Masks(places, self._device.send(room).view(torch.uint8))
+
+    def _room(self, count: int) -> torch.Tensor:
+        """[count, MASK_WORDS] int32 that a copy may read in the background. Fresh pages for the masks of 64
+        rows would cost more than the masks (0.7 ms)."""
+        place, size = self._num_filled % _ROOMS, count * MASK_WORDS
+        self._num_filled += 1
+        if len(self._rooms[place]) < size:
+            self._rooms[place] = self._device.host_memory(size + size // 2, torch.int32)
+        return self._rooms[place][:size].view(count, MASK_WORDS)
+
+    def _fill(self, words: npt.NDArray[np.int32], matchers: list[LLMatcher | None]) -> None:
+        """Every word of ``words``: what an earlier step left there means nothing."""
+        work = [(matcher, index) for index, matcher in enumerate(matchers) if matcher is not None]
+        for index, matcher in enumerate(matchers):
+            if matcher is None:
+                words[index] = 0
+        stride = words.strides[0]
+        if len(work) >= _PARALLEL_FROM:
+            if self._executor is None:
+                self._executor = LLExecutor()
+            self._executor.unsafe_compute_mask_ptr(work, words.ctypes.data, stride, len(words))
+        else:
+            for matcher, index in work:
+                matcher.unsafe_compute_mask_ptr(words.ctypes.data + index * stride, stride)
+        for matcher, index in work:
+            if matcher.is_error():  # a limit was reached in this state
+                words[index] = 0
+
+    def sampled(self, rows: npt.NDArray[np.int32], fetch: Fetch) -> None:
+        """A step sampled these rows; ``fetch`` waits for its results, tokens first."""
+        if self._rows:
+            for place, row in enumerate(rows.tolist()):
+                if row in self._rows:
+                    self._rows[row].unread = (fetch, place)

@@ -1,0 +1,106 @@
+"""Sampler: from logits to one token a row, on the device, every row by itself.
+
+In order, on a copy of the row's logits:
+
+ 1. ids that are no tokens (reserved, ``<|startoftext|>``, padding) become -inf, and so does what the row's
+    grammar does not allow (``grammar.py``)
+ 2. the row's edits: logit_bias, allowed_token_ids, bad_words, min_tokens, penalties
+ 3. division by temperature
+ 4. top_k, then top_p within it, then min_p
+ 5. plus Gumbel noise f(seed, position, token id), and the largest wins
+
+Temperature 0 leaves out 3 to 5. ``Ops.make_sampler`` does all but 2; rows with edits (see
+``logits_processors.py``) take the plain torch of ``kernels/reference/sampling.py`` on every device, so which
+way a row goes depends on the row alone. A row's token is a function of its own logits, parameters, seed and
+position: batch and chunking cannot change it. A row with a NaN or infinite logit, or with every token
+forbidden, gives no token and does not affect the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, Draws, MakeSampler
+from chorale.kernels.reference.sampling import Needs, ReferenceSampler
+from chorale.runtime.device import Device
+from chorale.runtime.sampling.grammar import Masks
+from chorale.runtime.steps.batch import SamplingBatch
+
+NO_TOKEN, FORBIDDEN = NO_FINITE_LOGITS, NOTHING_ALLOWED
+# Of the o200k_harmony vocabulary: special ids without a meaning, and what the embedding is padded with.
+RESERVED_IDS = (199998, 200000, 200001, 200004, 200009, 200010, 200011, *range(200013, 201088))
+
+
+class Sampler:
+    """Samples a step's rows; ``draw`` is the part that a graph may hold."""
+
+    def __init__(
+        self,
+        device: Device,
+        vocab_size: int,
+        forbidden: Iterable[int] = RESERVED_IDS,
+        make_sampler: MakeSampler = ReferenceSampler,
+    ) -> None:
+        """``forbidden``: ids that can never be sampled; those past the vocabulary are ignored."""
+        self._device = device
+        known = [token for token in forbidden if 0 <= token < vocab_size]
+        is_forbidden = torch.zeros(vocab_size, dtype=torch.uint8)
+        is_forbidden[torch.tensor(known, dtype=torch.int64)] = 1
+        self.forbidden = is_forbidden.to(device.torch_device)
+        # (logits [N, V] float32, draws, last_token, out [N] int64): without edits, in static memory
+        self.draw = make_sampler(self.forbidden, device.sample_rows)
+        self._plain = ReferenceSampler(self.forbidden, device.sample_rows)
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None) -> torch.Tensor:
+        """[N] int64 tokens for ``logits`` [N, V] float32, which stays as it was.
+
+        A row without a token: ``NO_TOKEN`` or ``FORBIDDEN``.
+        """
+        tokens = torch.empty(len(batch), dtype=torch.int64, device=logits.device)
+        edited = np.array(sorted(batch.edits), np.int64)
+        if len(edited) < len(batch):
+            rows = torch.arange(len(batch), dtype=torch.int32, device=logits.device)
+            draws = Draws(
+                batch.keys, batch.temperature, rows, _filters(batch), self._allowed(masks, len(batch))
+            )
+            self.draw(logits, draws, torch.empty_like(tokens), tokens)
+        for start in range(0, len(edited), self._plain.rows_at_once):
+            places = edited[start : start + self._plain.rows_at_once]
+            index = self._device.upload(places.astype(np.int32)).long()
+            own = None if masks is None else masks.at(places)
+            tokens.index_copy_(0, index, self._sample_edited(logits[index], batch.at(places, index), own))
+        return tokens
+
+    def _sample_edited(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None) -> torch.Tensor:
+        scores, allowed = self._plain.permitted(logits), self._allowed(masks, len(batch))
+        if allowed is not None:
+            self._plain.forbid(scores, allowed)
+        for row, edits in batch.edits.items():
+            edits.apply(scores[row], int(batch.positions[row]))
+        return self._plain.choose(
+            scores, logits, batch.keys, batch.temperature, _filters(batch), _needs(batch)
+        )
+
+    def _allowed(self, masks: Masks | None, count: int) -> Allowed | None:
+        if masks is None:
+            return None
+        index: npt.NDArray[np.int32] = np.full(count, -1, np.int32)
+        index[masks.places] = np.arange(len(masks.places), dtype=np.int32)
+        return Allowed(self._device.upload(index), masks.octets)
+
+
+def _filters(batch: SamplingBatch) -> torch.Tensor | None:
+    if not batch.filtered.any():
+        return None
+    return torch.stack((batch.top_k, batch.top_p, batch.min_p), dim=1)
+
+
+def _needs(batch: SamplingBatch) -> Needs:
+    """From the host's arrays, so that nothing waits for the device."""
+    uses_k, uses_p, uses_m = batch.filtered.any(axis=0).tolist()
+    heat = ~batch.greedy
+    return Needs(bool(heat.any()), bool(heat.all()), (uses_k, uses_p, uses_m), int(batch.top_ks.max()))

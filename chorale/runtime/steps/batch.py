@@ -1,0 +1,75 @@
+"""What one step hands from the buffers to the model and the sampler: frozen, all of it decided beforehand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from chorale.runtime.sampling.logits_processors import RowEdits
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """How to choose N tokens, one for each sampled row.
+
+    Host arrays say which work a row needs (so that it can be left out); the tensors are what the device
+    computes with. ``positions`` are of the tokens to be sampled.
+    """
+
+    rows: npt.NDArray[np.int32]  # [N] device row
+    positions: npt.NDArray[np.int64]  # [N]
+    greedy: npt.NDArray[np.bool_]  # [N]
+    filtered: npt.NDArray[np.bool_]  # [N, 3] uses top_k, top_p, min_p
+    top_ks: npt.NDArray[np.int32]  # [N]; 0 when off
+    num_logprobs: npt.NDArray[np.int32]  # [N] alternatives; -1: none wanted
+    edits: dict[int, RowEdits]  # by place in the batch
+    row_index: torch.Tensor  # [N] int64, the same as rows
+    keys: torch.Tensor  # [N, 2] int32, see noise.py
+    temperature: torch.Tensor  # [N] float32; 0 for greedy rows
+    top_k: torch.Tensor  # [N] float32; the vocabulary's size when off
+    top_p: torch.Tensor  # [N] float32; 1 when off
+    min_p: torch.Tensor  # [N] float32; 0 when off
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, places: npt.NDArray[np.int64], index: torch.Tensor) -> SamplingBatch:
+        """Some rows of it; ``index`` is ``places`` [M] int64 on the device."""
+        return SamplingBatch(
+            rows=self.rows[places],
+            positions=self.positions[places],
+            greedy=self.greedy[places],
+            filtered=self.filtered[places],
+            top_ks=self.top_ks[places],
+            num_logprobs=self.num_logprobs[places],
+            edits={new: self.edits[old] for new, old in enumerate(places.tolist()) if old in self.edits},
+            row_index=self.row_index[index],
+            keys=self.keys[index],
+            temperature=self.temperature[index],
+            top_k=self.top_k[index],
+            top_p=self.top_p[index],
+            min_p=self.min_p[index],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Entry ``entry`` wants log-probabilities of ``targets`` given the tokens ``first`` ... of the step."""
+
+    entry: int
+    first: int  # place of the first token in the step
+    targets: torch.Tensor  # [P] int64: the next prompt token at each of the P places
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """What follows a step's forward pass."""
+
+    logits_index: torch.Tensor  # [N] int64: the last token of each sampled entry, in order
+    sampling: SamplingBatch
+    entries: npt.NDArray[np.int64]  # [N] which plan entries are sampled
+    prompt: tuple[PromptLogprobs, ...]

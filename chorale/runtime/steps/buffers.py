@@ -1,0 +1,194 @@
+"""Buffers: what the device remembers between steps, by row, and how a plan of numbers becomes a batch.
+
+Rows persist: block tables are appended to, the last sampled token stays on the device (a plan names it with
+-1), and a step copies two small arrays of int32 to the device. Rows of the batch are the plan's entries.
+There is one row more than sequences can have: ``spare_row``, for the dummies of a graph (``decodes.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from chorale.engine.types import CacheGroup, StepPlan
+from chorale.kernels.ops import AttentionMeta, ForwardBatch
+from chorale.runtime.device import Device
+from chorale.runtime.sampling.params import SamplingRows
+from chorale.runtime.steps.batch import PromptLogprobs, SamplingBatch, StepBatch
+
+Int32 = npt.NDArray[np.int32]
+
+
+class Buffers:
+    """One writer of block tables, last tokens and sampling columns; ``fill`` is called once a step."""
+
+    def __init__(
+        self, device: Device, *, num_rows: int, max_len: int, block_size: int, vocab_size: int
+    ) -> None:
+        target = device.torch_device
+        num_pages = -(-max_len // block_size) + 1
+        self._device, self.block_size, self.spare_row = device, block_size, num_rows
+        self.rows = SamplingRows(num_rows, vocab_size, max_len, target)
+        self.last_token = torch.zeros(num_rows + 1, dtype=torch.int64, device=target)
+        self._nothing = torch.zeros(0, dtype=torch.int32, device=target)
+        self.block_tables = torch.zeros(
+            len(CacheGroup), num_rows + 1, num_pages, dtype=torch.int32, device=target
+        )
+
+    def start_rows(self, plan: StepPlan) -> None:
+        """Take the rows that start. Before anything else of the plan."""
+        for start in plan.starts:
+            self.rows.start(start)
+
+    def append_pages(self, plan: StepPlan) -> None:
+        """The pages that rows gained, on their own: ``lay_out`` does it in passing."""
+        self._append(self._upload(appends_of(plan)).take(4))
+
+    def sampling_of(self, rows: Int32, positions: npt.NDArray[np.int64]) -> SamplingBatch:
+        """How to choose the tokens at ``positions`` of some rows."""
+        return self._sampling_batch(rows, positions, self._upload(self._sampling_arrays(rows, positions)))
+
+    def fill(self, plan: StepPlan) -> ForwardBatch:
+        """Append the pages that rows gained, and lay out the step."""
+        packed, lengths = self.pack(plan, appends_of(plan))
+        longest = int((plan.num_computed + plan.num_new).max())
+        num_pages = -(-longest // self.block_size)
+        return self.lay_out(packed, lengths, num_pages, int(plan.num_new.max()), longest)
+
+    def pack(self, plan: StepPlan, appends: Sequence[Int32]) -> tuple[torch.Tensor, tuple[int, ...]]:
+        """What ``lay_out`` takes, uploaded, and the lengths of its parts.
+
+        ``appends``: those of the plan, or others in their place.
+        """
+        num_new, query_start = plan.num_new, query_starts(plan)
+        shift = np.repeat(plan.num_computed - query_start[:-1], num_new)
+        positions = np.arange(plan.num_tokens, dtype=np.int32) + shift
+        token_rows, context_lens = np.repeat(plan.rows, num_new), plan.num_computed + num_new
+        arrays = (*appends, plan.token_ids, positions, token_rows, query_start, context_lens, plan.rows)
+        packed = self._device.upload(np.concatenate(arrays, dtype=np.int32))
+        return packed, tuple(len(array) for array in arrays)
+
+    def sampling_step(self, plan: StepPlan) -> StepBatch:
+        """What follows the forward pass. Not needed before it, so the device need not wait for it."""
+        entries = np.flatnonzero(plan.samples)
+        query_start = query_starts(plan)
+        rows, last = plan.rows[entries], query_start[1:][entries] - 1
+        positions = (plan.num_computed + plan.num_new)[entries].astype(np.int64)
+        parts = self._upload((last, *self._sampling_arrays(rows, positions)))
+        return StepBatch(
+            logits_index=parts.take(1)[0].long(),
+            sampling=self._sampling_batch(rows, positions, parts),
+            entries=entries,
+            prompt=tuple(self._prompt_logprobs(plan, query_start)),
+        )
+
+    def lay_out(
+        self,
+        packed: torch.Tensor,
+        lengths: Sequence[int],
+        num_pages: int,
+        max_query_len: int,
+        max_context_len: int,
+    ) -> ForwardBatch:
+        """Append pages, and say what the model reads. Work of the device alone: a graph may hold it."""
+        parts = _Parts(packed, lengths)
+        self._append(parts.take(4))
+        tokens, positions, token_rows, query_start, context_lens, rows = parts.take(6)
+        positions, token_rows = positions.long(), token_rows.long()
+        token_ids = torch.where(tokens < 0, self.last_token[token_rows], tokens.long())
+        page, offset = positions // self.block_size, positions % self.block_size
+        slots = self.block_tables[:, token_rows, page].long() * self.block_size + offset  # [2, T]
+        tables = self.block_tables[:, :, :num_pages].index_select(1, rows)  # [2, R, pages]
+        return ForwardBatch(
+            token_ids=token_ids,
+            logits_index=token_ids[:0],  # whoever samples knows them
+            attention=AttentionMeta(
+                positions=positions,
+                query_start=query_start,
+                context_lens=context_lens,
+                block_tables=(tables[CacheGroup.FULL], tables[CacheGroup.WINDOW]),
+                slots=(slots[CacheGroup.FULL], slots[CacheGroup.WINDOW]),
+                max_query_len=max_query_len,
+                max_context_len=max_context_len,
+            ),
+        )
+
+    def _append(self, columns: Sequence[torch.Tensor]) -> None:
+        group, row, index, block = columns
+        if len(row):
+            self.block_tables.index_put_((group.long(), row.long(), index.long()), block)
+
+    def _upload(self, arrays: Sequence[Int32]) -> _Parts:
+        host = np.concatenate(arrays, dtype=np.int32)
+        # A chunk amid a prompt samples nothing, and there is no pinned memory of no size.
+        packed = self._device.upload(host) if len(host) else self._nothing
+        return _Parts(packed, [len(array) for array in arrays])
+
+    def _sampling_arrays(self, rows: Int32, positions: npt.NDArray[np.int64]) -> tuple[Int32, ...]:
+        """What ``_sampling_batch`` takes."""
+        return rows, self.rows.keys(rows, positions).ravel(), self.rows.floats(rows).view(np.int32).ravel()
+
+    def _sampling_batch(
+        self, sampled: Int32, positions: npt.NDArray[np.int64], parts: _Parts
+    ) -> SamplingBatch:
+        rows, keys, floats = parts.take(3)
+        temperature, top_k, top_p, min_p = floats.view(torch.float32).view(4, -1)
+        return SamplingBatch(
+            rows=sampled,
+            positions=positions,
+            greedy=self.rows.greedy[sampled],
+            filtered=self.rows.filtered(sampled),
+            top_ks=self.rows.top_ks[sampled],
+            num_logprobs=self.rows.num_logprobs[sampled],
+            edits=self.rows.edits_of(sampled),
+            row_index=rows.long(),
+            keys=keys.view(-1, 2),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+        )
+
+    def _prompt_logprobs(self, plan: StepPlan, query_start: Int32) -> list[PromptLogprobs]:
+        """The last prompt token predicts the first output token, which is no prompt token."""
+        wishes: list[PromptLogprobs] = []
+        if not plan.prompt_logprob_rows:
+            return wishes
+        for entry, row in enumerate(plan.rows.tolist()):
+            if row not in plan.prompt_logprob_rows:
+                continue
+            wish = self.rows.prompt_wish(row)
+            start = int(plan.num_computed[entry])
+            targets = wish.token_ids[start + 1 : start + 1 + int(plan.num_new[entry])]
+            if len(targets):
+                device_targets = self._device.upload(np.ascontiguousarray(targets, np.int32)).long()
+                first = int(query_start[entry])
+                wishes.append(PromptLogprobs(entry, first, device_targets, wish.num_top))
+        return wishes
+
+
+def query_starts(plan: StepPlan) -> Int32:
+    """[R + 1]: where each entry's tokens begin in the step."""
+    starts: Int32 = np.zeros(len(plan.num_new) + 1, np.int32)
+    np.cumsum(plan.num_new, out=starts[1:])
+    return starts
+
+
+def appends_of(plan: StepPlan) -> tuple[Int32, ...]:
+    """Group, row, logical page and block of the pages that the plan's rows gain, in ``lay_out``'s order."""
+    return plan.append_group, plan.append_row, plan.append_index, plan.append_block
+
+
+class _Parts:
+    """Several arrays that travelled as one; ``take`` hands out their places on the device, in order."""
+
+    __slots__ = ("_tensors",)
+
+    def __init__(self, packed: torch.Tensor, lengths: Sequence[int]) -> None:
+        self._tensors = iter(packed.split(list(lengths)))
+
+    def take(self, count: int) -> list[torch.Tensor]:
+        return [next(self._tensors) for _ in range(count)]

@@ -1,0 +1,273 @@
+"""Decode steps in static memory: what a graph holds, and the few numbers that change between its replays.
+
+In such a step every row computes one token and samples the next. The host packs eleven int32 a row into
+pinned memory; one copy brings them over; everything else, from token ids to the sampled token, happens in
+the graph. Rows that need more than temperature and filters (edits, a grammar, log-probabilities) are sampled
+again after it.
+
+Padding: dummy rows are one more row of the buffers, whose one page is one more page of the pool.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from chorale.engine.types import StepPlan
+from chorale.kernels.ops import AttentionMeta, DecodeInputs, DecodeState, Draws, ForwardBatch
+from chorale.model.gpt_oss import GptOss
+from chorale.runtime.device import Device
+from chorale.runtime.memory import KEPT_ROWS, LOGIT_ROWS
+from chorale.runtime.sampling.params import SamplingRows
+from chorale.runtime.sampling.sampler import Sampler
+from chorale.runtime.steps.buffers import Buffers
+from chorale.runtime.steps.graph_sizes import context_sizes, pick
+
+ROW, COMPUTED, TOKEN, FULL_PAGE, WINDOW_PAGE, KEY_A, KEY_B, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(11)
+NUM_COLUMNS = 11
+# Batches of more than ``MANY_ROWS`` run in a captured size up to ``NEAR`` times theirs, for ``PATIENCE``
+# steps, before their own is captured: a dummy row costs little there, a capture as much as many of them.
+MANY_ROWS, NEAR, PATIENCE = 8, 1.5, 64
+Int32 = npt.NDArray[np.int32]
+
+
+def is_decode(plan: StepPlan) -> bool:
+    """Whether every row computes one token and samples the next."""
+    return plan.num_tokens == len(plan.rows) and not plan.prompt_logprob_rows and bool(plan.samples.all())
+
+
+class Packer:
+    """From a plan to the columns of its step. Owns a scratch array, hence one user."""
+
+    def __init__(self, rows: SamplingRows, spare_row: int, block_size: int) -> None:
+        self._rows, self._block_size = rows, block_size
+        self._place: Int32 = np.full(spare_row + 1, -1, np.int32)
+        self._padding: Int32 = np.zeros((NUM_COLUMNS, 1), np.int32)
+        self._padding[ROW] = spare_row
+        self._padding[FULL_PAGE : WINDOW_PAGE + 1] = -1
+        self._padding[TOP_P] = np.float32(1).view(np.int32)
+        self._padding[TOP_K] = np.float32(2**24).view(np.int32)
+
+    def pack(self, plan: StepPlan, columns: Int32) -> bool:
+        """Fill ``columns`` [NUM_COLUMNS, size].
+
+        False if some new page is not that of a row's new token: then the pages must be appended beforehand.
+        """
+        count, rows, computed = len(plan.rows), plan.rows, plan.num_computed
+        columns[:] = self._padding
+        columns[ROW, :count] = rows
+        columns[COMPUTED, :count] = computed
+        columns[TOKEN, :count] = plan.token_ids
+        columns[KEY_A : KEY_B + 1, :count] = self._rows.keys(rows, computed.astype(np.int64) + 1).T
+        columns[TEMPERATURE:, :count] = self._rows.floats(rows).view(np.int32)
+        return not len(plan.append_row) or self._pack_pages(plan, columns)
+
+    def dummies(self, size: int) -> Int32:
+        """Columns of a step of dummy rows only."""
+        return np.repeat(self._padding, size, axis=1)
+
+    def _pack_pages(self, plan: StepPlan, columns: Int32) -> bool:
+        self._place[plan.rows] = np.arange(len(plan.rows), dtype=np.int32)
+        places = self._place[plan.append_row]
+        self._place[plan.rows] = -1
+        usual = (places >= 0) & (plan.append_index == plan.num_computed[places] // self._block_size)
+        if not usual.all():
+            return False
+        columns[FULL_PAGE + plan.append_group, places] = plan.append_block
+        return True
+
+
+@dataclass(slots=True)
+class Slot:
+    """Host memory of one step in flight."""
+
+    inputs: torch.Tensor  # [NUM_COLUMNS * rows] int32, pinned
+    tokens: torch.Tensor  # [rows] int64, pinned
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A step that is enqueued: ``count`` rows, run as ``size``."""
+
+    slot: Slot
+    count: int
+    size: int
+
+
+class Decodes:
+    """The one owner of static memory and graphs. ``launch`` enqueues a step; its result is in ``tokens``.
+
+    ``device.capture`` decides what a graph is; a device without graphs may run the step itself.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        model: GptOss,
+        kv: Sequence[torch.Tensor],
+        buffers: Buffers,
+        sampler: Sampler,
+        sizes: Sequence[int],
+        longest: int,
+    ) -> None:
+        """``sizes``: rows of the graphs; ``longest``: tokens of the longest sequence. The pool's last page is
+        the dummy rows'."""
+        self._device, self._model, self._kv, self._sampler = device, model, kv, sampler
+        self._buffers, self._sizes, self._longest = buffers, tuple(sizes), longest
+        self.most_rows = rows = self._sizes[-1]
+        buffers.block_tables[:, buffers.spare_row, 0] = kv[0].shape[0] - 1
+        self._packer = Packer(buffers.rows, buffers.spare_row, buffers.block_size)
+        self._graphs: dict[tuple[int, int, bool], Callable[[], None]] = {}
+        self._stand_ins: Counter[tuple[int, bool]] = Counter()  # steps that ran in a larger size than theirs
+        self._free: list[Slot] = []
+        target, width = device.torch_device, buffers.block_tables.shape[2]
+        self._inputs = torch.zeros(NUM_COLUMNS * rows, dtype=torch.int32, device=target)
+        self._state = DecodeState(
+            last_token=buffers.last_token,
+            block_tables=buffers.block_tables,
+            token_ids=torch.zeros(rows, dtype=torch.int64, device=target),
+            positions=torch.zeros(rows, dtype=torch.int64, device=target),
+            context_lens=torch.zeros(rows, dtype=torch.int32, device=target),
+            slots=torch.zeros(2, rows, dtype=torch.int64, device=target),
+            tables=torch.zeros(2, rows, width, dtype=torch.int32, device=target),
+            block_size=buffers.block_size,
+            window=model.config.sliding_window,
+        )
+        self._query_start = torch.arange(rows + 1, dtype=torch.int32, device=target)
+        self._index = torch.arange(rows, dtype=torch.int64, device=target)
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=target)
+        kept = min(rows, KEPT_ROWS)
+        self._logits = torch.zeros(kept, model.config.vocab_size, device=target)
+        self._hidden = torch.zeros(rows if rows > kept else 0, model.config.hidden_size, device=target)
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._graphs)
+
+    def takes(self, plan: StepPlan) -> bool:
+        return len(plan.rows) <= self.most_rows and is_decode(plan)
+
+    # ------------------------------------------------------------------ a step
+
+    def launch(self, plan: StepPlan) -> Launch:
+        """Enqueue everything but the way back. ``tokens`` is then [rows], on the device."""
+        filtered = bool(self._buffers.rows.filters[plan.rows].any())
+        size = self._size_for(len(plan.rows), filtered)
+        longest = int(plan.num_computed.max()) + 1
+        replay = self.graph(size, pick(context_sizes(size, self._longest), longest), filtered)
+        slot = self._free.pop() if self._free else self._new_slot()
+        columns = slot.inputs[: NUM_COLUMNS * size]
+        if not self._packer.pack(plan, columns.numpy().reshape(NUM_COLUMNS, size)):
+            self._buffers.append_pages(plan)
+        self._inputs[: NUM_COLUMNS * size].copy_(columns, non_blocking=True)
+        replay()
+        return Launch(slot, len(plan.rows), size)
+
+    def _size_for(self, count: int, filtered: bool) -> int:
+        """The next larger size; or, for the first steps that would need its graph, a captured one near it.
+
+        Capturing takes as long as several steps, and every row waits. A batch whose requests end one after
+        the other passes a size in a few steps, and would pay that for each.
+        """
+        size = pick(self._sizes, count)
+        if size <= MANY_ROWS or (size, self._longest, filtered) in self._graphs:
+            return size
+        for larger in self._sizes[bisect_right(self._sizes, size) :]:
+            if larger <= size * NEAR and (larger, self._longest, filtered) in self._graphs:
+                self._stand_ins[size, filtered] += 1
+                return larger if self._stand_ins[size, filtered] <= PATIENCE else size
+        return size
+
+    def collect(self, launch: Launch) -> Callable[[], npt.NDArray[np.int64]]:
+        """Enqueue the tokens' way back; the returned function waits for them, and is called once."""
+        slot, count = launch.slot, launch.count
+        slot.tokens[:count].copy_(self.tokens[:count], non_blocking=True)
+        wait = self._device.mark()
+
+        def finish() -> npt.NDArray[np.int64]:
+            wait()
+            found: npt.NDArray[np.int64] = slot.tokens[:count].numpy().copy()
+            self._free.append(slot)  # the device is done with all of it
+            return found
+
+        return finish
+
+    def logits(self, launch: Launch, some: slice, index: torch.Tensor | None) -> torch.Tensor:
+        """[L, V] float32 of some rows of the step that was launched last: ``index[some]``, [L] int64; None:
+        rows ``some`` of all. Not to be written to."""
+        if launch.size > len(self._logits):
+            rows = self._index[: launch.count] if index is None else index
+            return self._model.logits(self._hidden, rows[some])
+        if index is None:
+            return self._logits[: launch.count][some]
+        return self._logits.index_select(0, index[some])
+
+    def _new_slot(self) -> Slot:
+        inputs = self._device.host_memory(NUM_COLUMNS * self.most_rows, torch.int32)
+        return Slot(inputs, self._device.host_memory(self.most_rows, torch.int64))
+
+    # ------------------------------------------------------------------ what a graph holds
+
+    def graph(self, size: int, longest: int, filtered: bool = False) -> Callable[[], None]:
+        """The step of ``size`` rows whose contexts are at most ``longest``; captured when first asked for.
+
+        ``filtered``: some row may have a filter.
+        """
+        found = self._graphs.get((size, longest, filtered))
+        if found is None:
+            self._make_dummies(size)
+            found = self._device.capture(self._step(size, longest, filtered))
+            self._graphs[size, longest, filtered] = found
+        return found
+
+    def _make_dummies(self, size: int) -> None:
+        """Capturing runs the step, which must touch no real row."""
+        columns = self._packer.dummies(size)
+        self._inputs[: columns.size].copy_(self._device.upload(columns.ravel()))
+
+    def _step(self, size: int, longest: int, filtered: bool) -> Callable[[], None]:
+        """Reads and writes static memory alone."""
+        columns = self._inputs[: NUM_COLUMNS * size].view(NUM_COLUMNS, size)
+        given = DecodeInputs(columns[ROW], columns[COMPUTED], columns[TOKEN], columns[FULL_PAGE:KEY_A])
+        keys, floats = columns[KEY_A : KEY_B + 1].t(), columns[TEMPERATURE:].view(torch.float32)
+        draws = Draws(keys, floats[0], columns[ROW], floats[1:].t() if filtered else None)
+        batch = self._batch(size, longest)
+        decode_inputs = self._model.ops.decode_inputs
+
+        def step() -> None:
+            decode_inputs(given, self._state)
+            hidden = self._model.hidden(batch, self._kv)
+            for first in range(0, size, LOGIT_ROWS):
+                some = slice(first, min(first + LOGIT_ROWS, size))
+                logits = self._model.logits(hidden, self._index[some])
+                filters = None if draws.filters is None else draws.filters[some]
+                own = Draws(draws.keys[some], draws.temperature[some], draws.rows[some], filters)
+                self._sampler.draw(logits, own, self._buffers.last_token, self.tokens[some])
+            if size <= len(self._logits):
+                self._logits[:size].copy_(logits)
+            else:
+                self._hidden[:size].copy_(hidden)
+
+        return step
+
+    def _batch(self, size: int, longest: int) -> ForwardBatch:
+        state = self._state
+        return ForwardBatch(
+            token_ids=state.token_ids[:size],
+            logits_index=self._index[:size],
+            attention=AttentionMeta(
+                positions=state.positions[:size],
+                query_start=self._query_start[: size + 1],
+                context_lens=state.context_lens[:size],
+                block_tables=(state.tables[0, :size], state.tables[1, :size]),
+                slots=(state.slots[0, :size], state.slots[1, :size]),
+                max_query_len=1,
+                max_context_len=longest,
+            ),
+        )

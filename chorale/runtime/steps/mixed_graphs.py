@@ -1,0 +1,133 @@
+"""Forward passes of small mixed steps in static memory, as graphs where there are graphs.
+
+A step of a few hundred prompt tokens takes the device less time than the host needs to launch it kernel by
+kernel. Such a plan is padded to a size for which there is a graph: a dummy row computes the tokens that are
+missing, further dummy rows compute none. The host's numbers go over in one copy; what they mean (tokens that
+never left the device, slots, tables) is worked out in the graph, as in a decode step. Sampling is not its
+business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from chorale.engine.types import IntArray, StepPlan
+from chorale.model.gpt_oss import GptOss
+from chorale.runtime.device import Device
+from chorale.runtime.steps.buffers import Buffers, appends_of
+from chorale.runtime.steps.graph_sizes import MIXED_ROWS, MIXED_TOKENS, pick
+
+_APPENDS = ("append_group", "append_row", "append_index", "append_block")
+
+
+def pad_plan(plan: StepPlan, num_tokens: int, num_rows: int, spare_row: int) -> StepPlan:
+    """The plan with dummy rows at its end: the first computes what is missing to ``num_tokens``."""
+    missing = num_rows - len(plan.rows)
+    new = np.zeros(missing, np.int32)
+    new[0] = num_tokens - plan.num_tokens
+    return replace(
+        plan,
+        rows=_extended(plan.rows, np.full(missing, spare_row, np.int32)),
+        num_computed=_extended(plan.num_computed, np.zeros(missing, np.int32)),
+        num_new=_extended(plan.num_new, new),
+        samples=np.concatenate((plan.samples, np.zeros(missing, np.bool_))),
+        token_ids=_extended(plan.token_ids, np.zeros(new[0], np.int32)),
+    )
+
+
+def _extended(array: IntArray, more: IntArray) -> IntArray:
+    return np.concatenate((array, more), dtype=np.int32)
+
+
+def dummy_plan(num_tokens: int, spare_row: int) -> StepPlan:
+    """One dummy row that computes ``num_tokens`` and samples none: to try a size out."""
+    none = np.zeros(0, np.int32)
+    empty = StepPlan(-1, (), none, none, none, np.zeros(0, np.bool_), none, none, none, none, none)
+    return pad_plan(empty, num_tokens, 1, spare_row)
+
+
+class Mixed:
+    """The one owner of its static memory and graphs."""
+
+    def __init__(
+        self, device: Device, model: GptOss, kv: Sequence[torch.Tensor], buffers: Buffers, longest: int
+    ) -> None:
+        """``longest``: tokens of the longest sequence. No larger step is captured, because a dummy row may
+        have to compute all of it; 0: none is captured. The dummy rows have the pool's last page alone.
+        """
+        self._device, self._model, self._kv, self._buffers = device, model, kv, buffers
+        self._longest, self._dummy_page = longest, kv[0].shape[0] - 1
+        self.sizes = tuple(size for size in MIXED_TOKENS if size <= longest)
+        buffers.block_tables[:, buffers.spare_row] = self._dummy_page
+        self._graphs: dict[tuple[int, int], Callable[[], None]] = {}
+        tokens, target = max(self.sizes, default=0), device.torch_device
+        room = sum(self._lengths(tokens, MIXED_ROWS[-1]))
+        self._inputs = torch.zeros(room, dtype=torch.int32, device=target)
+        self._hidden = torch.zeros(tokens, model.config.hidden_size, device=target)
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._graphs)
+
+    def padded(self, plan: StepPlan) -> StepPlan | None:
+        """The plan in a size for which there is a graph, or can be; None: too large."""
+        if not self.sizes or plan.num_tokens > self.sizes[-1] or len(plan.rows) >= MIXED_ROWS[-1]:
+            return None
+        tokens, rows = pick(self.sizes, plan.num_tokens), pick(MIXED_ROWS, len(plan.rows) + 1)
+        return pad_plan(plan, tokens, rows, self._buffers.spare_row)
+
+    def hidden(self, plan: StepPlan) -> torch.Tensor:
+        """[T, H] of a plan that ``padded`` made, until the next one."""
+        tokens, rows = plan.num_tokens, len(plan.rows)
+        replay = self.graph(tokens, rows)
+        self._fill(plan)
+        replay()
+        return self._hidden[:tokens]
+
+    def graph(self, tokens: int, rows: int) -> Callable[[], None]:
+        """Captured when first asked for."""
+        found = self._graphs.get((tokens, rows))
+        if found is None:
+            spare = self._buffers.spare_row
+            self._fill(pad_plan(dummy_plan(tokens, spare), tokens, rows, spare))
+            found = self._graphs[tokens, rows] = self._device.capture(self._step(tokens, rows))
+        return found
+
+    def _fill(self, plan: StepPlan) -> None:
+        room = self._num_appends(plan.num_tokens, len(plan.rows))
+        if len(plan.append_row) > room:  # a long prefix was found in the cache
+            self._buffers.append_pages(plan)
+            plan = replace(plan, **dict.fromkeys(_APPENDS, np.zeros(0, np.int32)))
+        packed, _ = self._buffers.pack(plan, self._padded_appends(plan, room))
+        self._inputs[: len(packed)].copy_(packed)
+
+    def _padded_appends(self, plan: StepPlan, room: int) -> list[IntArray]:
+        """Those that are missing give the dummy row the page that it has."""
+        dummy = (0, self._buffers.spare_row, 0, self._dummy_page)
+        missing = room - len(plan.append_row)
+        return [
+            _extended(column, np.full(missing, value, np.int32))
+            for column, value in zip(appends_of(plan), dummy, strict=True)
+        ]
+
+    def _num_appends(self, tokens: int, rows: int) -> int:
+        """At most: the pages of the tokens, and one that each row had begun, or begins; in both groups."""
+        return 2 * (tokens // self._buffers.block_size + 2 * rows)
+
+    def _lengths(self, tokens: int, rows: int) -> tuple[int, ...]:
+        """Of the parts of ``Buffers.lay_out``."""
+        return (*[self._num_appends(tokens, rows)] * 4, tokens, tokens, tokens, rows + 1, rows, rows)
+
+    def _step(self, tokens: int, rows: int) -> Callable[[], None]:
+        lengths = self._lengths(tokens, rows)
+        packed, num_pages = self._inputs[: sum(lengths)], self._buffers.block_tables.shape[2]
+
+        def step() -> None:
+            batch = self._buffers.lay_out(packed, lengths, num_pages, tokens, self._longest)
+            self._hidden[:tokens].copy_(self._model.hidden(batch, self._kv))
+
+        return step
