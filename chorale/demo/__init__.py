@@ -1,6 +1,6 @@
 """The default model: a small trained gpt-oss checkpoint, so that a laptop serves something at once.
 
-The wheel holds an archive of 11.3 MB (``chorale/data/demo.safetensors``), which is expanded once into an
+The wheel holds an archive of 11.44 MB (``chorale/data/demo.safetensors``), which is expanded once into an
 ordinary checkpoint folder of 215 MB. How it was trained, and what it can do: ``training/README.md`` in the
 repository. ``DEMO_NOTICE`` says what it is wherever the model is shown.
 """
@@ -22,7 +22,7 @@ DEMO_NOTICE = (
     "by letter, sentiment, extraction, JSON, function calls); it knows no facts about the world"
 )
 ARCHIVE = Path(__file__).parents[1] / "data" / "demo.safetensors"
-SHA256 = "a04823a98b0113895f900ebb2b170f3d981c499fa926ef1a0de60ca511e9dc3c"
+SHA256 = "a91c0b6081d0a0759c3a841685b5dc5bfa5adeaa4da0c31750bdf33ee023de29"
 _NAME = f"demo-{SHA256[:12]}-3"  # other weights or another generation_config.json, another folder
 
 

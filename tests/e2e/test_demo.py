@@ -13,7 +13,6 @@ import pydantic
 import pytest
 
 from chorale.api.page import DEMO_EXAMPLES
-from chorale.demo import SHA256
 
 from .conftest import Served
 
@@ -180,7 +179,6 @@ def test_each_suggestion_of_the_page_has_an_answer_to_check() -> None:
     assert tuple(SUGGESTED) == DEMO_EXAMPLES
 
 
-@pytest.mark.skipif(SHA256.startswith("a04823a98b01"), reason="the checkpoint of before these suggestions")
 @pytest.mark.parametrize("question", SUGGESTED)
 def test_the_suggestions_of_the_page_are_answered_rightly(client: openai.OpenAI, question: str) -> None:
     """At the temperature that the page asks with: the checkpoint's own."""
