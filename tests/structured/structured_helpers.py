@@ -76,6 +76,8 @@ def _folded(text: str) -> dict[str, Any]:
     message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
     finish = None
     for frame in text.strip().split("\n\n")[:-1]:
+        if frame.startswith(":"):  # a slow machine is silent long enough for a comment
+            continue
         chunk = json.loads(frame.removeprefix("data: "))
         assert "error" not in chunk, chunk
         for choice in chunk["choices"]:

@@ -59,6 +59,7 @@ async def compact(state: ServerState, request: Request) -> Response:
         raise RequestError("'input' is required", param="input", code="missing_required_parameter")
     owner = owner_of(request)
     spoken = await _user_messages(state, fields, owner)
+    room = most_tokens(state.client.info)
     asked = ResponsesRequest(
         model=fields.model,
         input=[*(fields.input or []), {"type": "message", "role": "user", "content": REQUEST}],
@@ -66,7 +67,8 @@ async def compact(state: ServerState, request: Request) -> Response:
         previous_response_id=fields.previous_response_id,
         store=False,
         truncation="auto",
-        max_output_tokens=most_tokens(state.client.info),
+        max_output_tokens=room,
+        thinking_token_budget=room // 2,  # what is left is for the summary
     )
     run = Run(state, asked, await prepare(state, asked, owner), owner)
     try:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from responses_helpers import CALL, HELLO, MODEL, TOOL, fold_events, run, serve, tokens
 
+from chorale.api.compaction import MAX_TOKENS
 from chorale.api.responses.sealed import MAX_BYTES, seal, unseal
 from chorale.client.scripted import Script
 from chorale.errors import RequestError
@@ -58,6 +59,8 @@ def test_compact_gives_the_user_messages_and_one_summary() -> None:
             assert compacted.usage.output_tokens == len(tokens(SUMMARY))
             prompt = server.prompt_text()
             assert prompt.index("Be brief.") < prompt.index("Hi there!") < prompt.index("Summarize this")
+            bound = server.client.requests[-1].sampling.grammar or ""
+            assert f"{{0,{MAX_TOKENS // 2}}}" in bound, "half of its tokens are left for the summary"
             assert (await server.store.stats()).num_responses == 1, "a compaction is not stored"
             again = [item.to_dict(warnings=False) for item in compacted.output]
             status, body = await server.post(input=[*again, {"role": "user", "content": "go on"}])
