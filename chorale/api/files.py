@@ -11,6 +11,7 @@ from typing import Any
 from chorale.errors import RequestError
 
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+/-]*)(?:;[\w=.+-]+)*;base64,", re.ASCII)
+_PIECE = 2**20  # characters, a multiple of four
 
 
 def inline_file(file: Mapping[str, Any], path: str, kind: str) -> str:
@@ -25,7 +26,7 @@ def inline_file(file: Mapping[str, Any], path: str, kind: str) -> str:
     if url is not None:
         data = data[url.end() :]
     try:
-        text = base64.b64decode(data, validate=True).decode("utf-8")
+        text = _from_base64(data).decode("utf-8")
     except (binascii.Error, ValueError):
         text = "\x00"
     if "\x00" in text:
@@ -34,6 +35,14 @@ def inline_file(file: Mapping[str, Any], path: str, kind: str) -> str:
         )
     name = file.get("filename")
     return f"{name}\n\n{text}" if isinstance(name, str) and name else text
+
+
+def _from_base64(data: str) -> bytes:
+    """In pieces, between which other threads run. Raises ``ValueError`` for what is not base64."""
+    if "=" in data[:-2]:
+        raise ValueError("padding before the end")
+    pieces = (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
+    return b"".join(base64.b64decode(piece, validate=True) for piece in pieces)
 
 
 def _refusal(message: str, path: str) -> RequestError:

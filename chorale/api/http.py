@@ -36,9 +36,11 @@ def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | Non
     return Response(_encode(data), status, headers, media_type="application/json")
 
 
-async def large_response(make: Callable[[], Any], *, heavy: bool) -> Response:
+async def large_response(
+    make: Callable[[], Any], *, heavy: bool, headers: Mapping[str, str] | None = None
+) -> Response:
     """``json_response(make())``; made and encoded in a thread if it is heavy."""
-    return await beside(lambda: json_response(make()), heavy=heavy)
+    return await beside(lambda: json_response(make(), headers=headers), heavy=heavy)
 
 
 def error_response(error: ChoraleError) -> Response:

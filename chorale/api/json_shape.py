@@ -1,8 +1,8 @@
 """How deep, how wide and how full a JSON body is: counted on its bytes, before a parser sees it.
 
-A parser holds the interpreter's lock while it reads a flat container, and whatever comes after it walks what
-it has read; both are bounded by counts, not by bytes. Counting takes numpy some milliseconds a megabyte, in
-slices between which other threads run.
+A parser holds the interpreter's lock while it reads a flat container or a string with escapes, and what
+comes after it walks what it has read; all are bounded by counts, not by bytes. Counting takes numpy some
+milliseconds a megabyte, in slices between which other threads run.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ Marks = npt.NDArray[np.uint8]
 
 @dataclass(slots=True)
 class Shape:
-    """Counts outside of strings. Of unbalanced input they are some numbers: the parser refuses it."""
+    """Counts outside of strings, except for escapes. Of input that is not JSON they mean nothing."""
 
     depth: int = 0  # deepest nesting of objects and arrays
     values: int = 0  # of every kind, names of members not included; an empty container counts twice
     strings: int = 0  # names of members included
     containers: int = 0  # objects and arrays
     members: int = 0  # of the object that has most
+    escapes: int = 0  # backslash sequences: a parser copies a string piece by piece between them
 
     def excess(self, most: Shape) -> str | None:
         """The first count, in the order of the fields, that is above ``most``'s."""
@@ -44,7 +45,8 @@ def shape_of(raw: bytes, most: Shape) -> Shape:
     found = Shape(values=1)
     level, num_members, kept = 0, 0, []
     narrow = np.int16 if most.depth < 2**15 else np.int32  # two bytes are sorted in linear time
-    for marks, num_strings in _structure(raw):
+    for marks, num_strings, num_escapes in _structure(raw):
+        found.escapes += num_escapes
         levels = level + np.cumsum(_STEP_OF[marks], dtype=np.int32)
         opens = _STEP_OF[marks] == 1
         found.strings += num_strings
@@ -65,8 +67,8 @@ def shape_of(raw: bytes, most: Shape) -> Shape:
     return found
 
 
-def _structure(raw: bytes) -> Iterator[tuple[Marks, int]]:
-    """Slice by slice: the marks outside of strings but for quotes, and how many strings began.
+def _structure(raw: bytes) -> Iterator[tuple[Marks, int, int]]:
+    """Slice by slice: the marks outside of strings but for quotes, how many strings began, how many escapes.
 
     Escapes go first: a run of backslashes pairs up from its left, so what is left before a quote escapes it.
     Then quotes only open and close strings.
@@ -77,15 +79,19 @@ def _structure(raw: bytes) -> Iterator[tuple[Marks, int]]:
         carried = b""
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
             carried, piece = b"\\", piece[:-1]
+        num_escapes = 0
         if b"\\" in piece:
+            length = len(piece)
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+            num_escapes = (length - len(piece)) // 2 + piece.count(b"\\")
         marks = np.frombuffer(piece.translate(None, _OTHERS), dtype=np.uint8)
         if not marks.size:
+            yield marks, 0, num_escapes
             continue
         quotes = marks == _QUOTE
         in_string = np.logical_xor.accumulate(quotes) ^ inside
         num_quotes = int(np.count_nonzero(quotes))
-        yield marks[~(in_string | quotes)], (num_quotes + (not inside)) // 2
+        yield marks[~(in_string | quotes)], (num_quotes + (not inside)) // 2, num_escapes
         inside = bool(in_string[-1])
 
 

@@ -136,13 +136,15 @@ SIZES: dict[str, Size] = {
     "input": Size(16_384, "items", "items of one Responses input"),
     "conversation_items": Size(20, "items", "items added to a conversation at once"),
     "prompts": Size(256, "prompts", "prompts of one completions request"),
-    "prompt_tokens": Size(196_608, "ids", "one prompt given as ids, before the context check"),
+    "prompt_tokens": Size(196_608, "ids", "one prompt, as ids or text, before the context check"),
     "json_values": Size(
         262_144, "values", "a body's objects, arrays, strings, numbers; empty containers count twice"
     ),
     "json_strings": Size(131_072, "strings", "strings of a body, names of members included"),
     "json_containers": Size(65_536, "containers", "objects and arrays of a body"),
     "json_members": Size(16_384, "members", "one object of a body"),
+    "json_escapes": Size(2_097_152, "escapes", "backslash sequences in the strings of a body"),
+    "thought_tokens": Size(1_048_576, "ids", "thinking blocks of a request, replayed from signatures"),
     "prompt_scores": Size(
         262_144, "entries", "prompt tokens x (prompt_logprobs, or logprobs with echo, + 1)"
     ),

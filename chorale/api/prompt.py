@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from chorale.config import ServerConfig
-from chorale.errors import RequestError
+from chorale.errors import ContextLengthError, RequestError
 from chorale.harmony.messages import (
     DEFAULT_IDENTITY,
     DeveloperContent,
@@ -29,6 +30,15 @@ FUNCTIONS = "functions"
 # Names stand in message headers, where a space or "to=" would be read as structure.
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 AUTHOR_NAME = re.compile(r"[\w.@+-]{1,64}")  # of people: letters of any script
+
+
+@contextmanager
+def at(param: str) -> Iterator[None]:
+    """Names the parameter whose text has more tokens than any window holds."""
+    try:
+        yield
+    except ContextLengthError as error:
+        raise ContextLengthError(error.message, param=param) from None
 
 
 def current_date(config: ServerConfig) -> str:

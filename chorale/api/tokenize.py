@@ -16,6 +16,7 @@ from chorale.api.chat.request import parse_chat
 from chorale.api.http import json_response, parse_model, read_as, read_json
 from chorale.api.names import check_model
 from chorale.api.offload import HEAVY, beside
+from chorale.api.prompt import at
 from chorale.api.state import ServerState
 from chorale.api.toolbox import close_tools
 from chorale.errors import RequestError
@@ -92,7 +93,11 @@ async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
 
 
 async def encode_prompt(vocab: Vocabulary, text: str) -> list[int]:
-    return await beside(partial(vocab.encode_with_special, text), heavy=len(text) > HEAVY)
+    def work() -> list[int]:
+        with at("prompt"):
+            return vocab.encode_with_special(text, limits.SIZES["prompt_tokens"].max)
+
+    return await beside(work, heavy=len(text) > HEAVY)
 
 
 async def _answer(state: ServerState, token_ids: list[int], with_strings: bool) -> Response:

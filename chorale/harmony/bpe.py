@@ -76,44 +76,51 @@ class LinearEncoder:
         self._known: set[str] = set()  # characters that were compared with tiktoken's tables
         self._stand_ins: dict[int, str] = {}  # those that differ
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of ``text``; special tokens' names in it are ordinary text. Lone surrogates become U+FFFD."""
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """Ids of ``text``; special tokens' names in it are ordinary text. Lone surrogates become U+FFFD.
+
+        Ends early once there are more than ``most`` ids: the result is then a part, and longer than ``most``.
+        """
         if len(text) < 3 * BLOCK:
             try:
                 ids: list[int] = self._encode_ordinary(text)
                 return ids
             except UnicodeEncodeError:
-                return self.encode(replace_surrogates(text))
+                return self.encode(replace_surrogates(text), most)
         try:
             text.encode()
         except UnicodeEncodeError:
             text = replace_surrogates(text)
-        return self._encode_long(text)
+        # A character is at most four bytes, and a token at least one.
+        return self._encode_long(text, 4 * len(text) if most is None else most)
 
-    def _encode_long(self, text: str) -> list[int]:
+    def _encode_long(self, text: str, most: int) -> list[int]:
         ids: list[int] = []
         done = 0  # always where a piece begins
         shadow = text if self._find_block(text, 0) is None else self._shadow(text)
         while (block := self._find_block(shadow, done)) is not None:
-            cut = self._cut.search(shadow, done, block)
+            cut = self._cut.search(shadow, done, block, concurrent=True)
             start = cut.start() if cut is not None else done
-            ids += self._encode_slices(text, done, start)
+            self._encode_slices(text, done, start, ids, most)
             for begin, end in self._pieces(shadow, start, block + BLOCK):
                 piece = text[begin:end].encode()
                 done = end
-                ids += self._encode_windows(piece) if len(piece) > WINDOW else self._encode_piece(piece)
-        return ids + self._encode_slices(text, done, len(text))
+                room = most - len(ids)
+                ids += self._encode_windows(piece, room) if len(piece) > WINDOW else self._encode_piece(piece)
+            if len(ids) > most:
+                return ids
+        self._encode_slices(text, done, len(text), ids, most)
+        return ids
 
-    def _encode_slices(self, text: str, start: int, stop: int) -> list[int]:
-        """Ids of a part without long pieces, which begins and ends where pieces do."""
-        ids: list[int] = []
-        while stop - start > SLICE:
+    def _encode_slices(self, text: str, start: int, stop: int, ids: list[int], most: int) -> None:
+        """Adds the ids of a part without long pieces, which begins and ends where pieces do."""
+        while stop - start > SLICE and len(ids) <= most:
             cut = self._cut.search(text, start + 1, start + SLICE)
             end = stop if cut is None else cut.start()
             ids += self._encode_ordinary(text[start:end])
             start = end
-        ids += self._encode_ordinary(text[start:stop])
-        return ids
+        if len(ids) <= most:
+            ids += self._encode_ordinary(text[start:stop])
 
     def _find_block(self, text: str, start: int) -> int | None:
         """Where the next aligned block of one kind begins, at or after ``start``."""
@@ -125,7 +132,8 @@ class LinearEncoder:
 
     def _pieces(self, text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """The (begin, end) of each piece from ``start`` to the first that ends at or after ``stop``."""
-        for match in self._piece.finditer(text, start):
+        # A piece may be megabytes long: ``concurrent`` lets other threads run while it is matched.
+        for match in self._piece.finditer(text, start, concurrent=True):
             yield match.span()
             if match.end() >= stop:
                 return
@@ -161,13 +169,13 @@ class LinearEncoder:
         if theirs != self._kind.match(char).lastgroup:
             self._stand_ins[ord(char)] = _STAND_INS[theirs]
 
-    def _encode_windows(self, piece: bytes) -> list[int]:
+    def _encode_windows(self, piece: bytes, most: int) -> list[int]:
         """Ids of one long piece. Windows join where the next one begins with the token expected there."""
         memo: dict[bytes, list[int]] = {}  # runs repeat: most windows were seen before
         out: list[int] = []
         start, size = 0, WINDOW
         ids: list[int] = self._encode_piece(piece[:size])
-        while start + size < len(piece):
+        while start + size < len(piece) and len(out) <= most:
             joined = self._join(piece, start + size, ids, memo)
             if joined is None:
                 size *= 2

@@ -20,7 +20,7 @@ from chorale.harmony.messages import (
     ToolNamespace,
 )
 from chorale.harmony.schema_ts import compact_json, schema_to_typescript
-from chorale.harmony.vocab import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, Vocabulary
+from chorale.harmony.vocab import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, Vocabulary, check_count
 
 DropAnalysis = Literal["before_last_final", "harmony", "none"]
 """Which analysis of earlier turns the model does not see again.
@@ -44,11 +44,13 @@ def render_conversation(
     *,
     for_completion: bool = True,
     drop_analysis: DropAnalysis | bool = "before_last_final",
+    most: int | None = None,
 ) -> list[int]:
     """Ids of the whole conversation, ending in ``<|start|>assistant`` if ``for_completion``.
 
     ``drop_analysis`` True and False are short for "before_last_final" and "none". Raises ``ValueError``
-    for a message that has no wire form (see ``render_message``).
+    for a message that has no wire form (see ``render_message``), ``ContextLengthError`` for more than
+    ``most`` ids, without computing many more.
     """
     rule = drop_analysis
     if isinstance(rule, bool):
@@ -56,22 +58,28 @@ def render_conversation(
     has_functions = _has_functions(conversation.messages)
     ids: list[int] = []
     for message in kept_messages(conversation.messages, rule):
-        ids += render_message(message, vocab, has_functions=has_functions)
-    return [*ids, START, ASSISTANT] if for_completion else ids
+        ids += render_message(message, vocab, has_functions=has_functions, most=most)
+        check_count(ids, most)
+    if for_completion:
+        ids += (START, ASSISTANT)
+    return ids
 
 
-def render_message(message: Message, vocab: Vocabulary, *, has_functions: bool = False) -> list[int]:
+def render_message(
+    message: Message, vocab: Vocabulary, *, has_functions: bool = False, most: int | None = None
+) -> list[int]:
     """Ids of one message, from ``<|start|>`` to its terminator.
 
     ``has_functions``: whether the conversation offers function tools (the system message says so).
-    Raises ``ValueError`` if a tool message has no name, or structured content stands in another role.
+    Raises ``ValueError`` if a tool message has no name, or structured content stands in another role,
+    ``ContextLengthError`` for a content of more than ``most`` ids.
     """
     ids = [START, *vocab.encode(_author(message))]
     if message.token_ids is not None:
         ids += message.token_ids
     else:
         ids += _header(message, vocab)
-        ids += vocab.encode(_content(message, has_functions))
+        ids += vocab.encode(_content(message, has_functions), most)
     ids.append(CALL if message.role == "assistant" and message.recipient is not None else END)
     return ids
 

@@ -21,6 +21,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
+from chorale.errors import ContextLengthError
 from chorale.harmony.bpe import PIECE_PATTERN, LinearEncoder
 
 VOCAB_SIZE: Final = 201088
@@ -88,19 +89,20 @@ class Vocabulary:
         self._special_ids = {name: i for i, name in names.items()} | SPECIAL_ALIASES
         self._encoder = LinearEncoder(encoding._core_bpe, self._token_bytes)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, most: int | None = None) -> list[int]:
         """Ids of ordinary text: no id >= 199,998, whatever the text says.
 
         Equal to tiktoken's for every text, in linear time (see ``bpe``). A lone surrogate, which no
-        UTF-8 text can hold, is read as U+FFFD.
+        UTF-8 text can hold, is read as U+FFFD. Raises ``ContextLengthError`` for more than ``most`` ids,
+        without computing many more.
         """
-        return self._encoder.encode(text)
+        return check_count(self._encoder.encode(text, most), most)
 
-    def encode_with_special(self, text: str) -> list[int]:
+    def encode_with_special(self, text: str, most: int | None = None) -> list[int]:
         """Ids of a raw prompt, where ``<|start|>`` and its like are the special tokens.
 
         For ``/v1/completions`` prompts and for developers only, never for chat content. What only looks
-        like a special token stays part of the text around it.
+        like a special token stays part of the text around it. ``most`` as in ``encode``.
         """
         ids: list[int] = []
         ordinary = ""
@@ -109,10 +111,12 @@ class Vocabulary:
             if special is None:
                 ordinary += part
             else:
-                ids += self.encode(ordinary)
+                ids += self.encode(ordinary, most)
                 ids.append(special)
+                check_count(ids, most)
                 ordinary = ""
-        return ids + self.encode(ordinary)
+        ids += self.encode(ordinary, most)
+        return check_count(ids, most)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token; a special token's are its name. Raises ``TokenIdError``."""
@@ -135,6 +139,15 @@ class Vocabulary:
     def is_special(self, token_id: int) -> bool:
         """Whether ordinary text can never hold this id (special, reserved)."""
         return NUM_RANKS <= token_id < VOCAB_SIZE
+
+
+def check_count(ids: list[int], most: int | None) -> list[int]:
+    """``ids``; raises ``ContextLengthError`` if there are more than ``most``."""
+    if most is not None and len(ids) > most:
+        raise ContextLengthError(
+            f"This model's maximum context length is exceeded: the prompt has more than {most} tokens"
+        )
+    return ids
 
 
 def special_name(token_id: int) -> str:

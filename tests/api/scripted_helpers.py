@@ -1,4 +1,4 @@
-"""Scripted harmony turns, and the chat and completions routes served in-process over a ScriptedClient."""
+"""Scripted harmony turns, and every route served in-process over a ScriptedClient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import openai
 from shell_helpers import make_state
 from starlette.routing import Router
 
-from chorale.api import chat, completions, messages
+from chorale.api.app import all_routes
 from chorale.api.auth import guard_routes
 from chorale.api.metered import MeteredClient
 from chorale.api.options import TurnOptions
@@ -177,8 +177,7 @@ async def served(client: ScriptedClient, **config: Any) -> AsyncIterator[Server]
             state.store,
             state.model_names,
         )
-        routes = [*chat.routes(metered), *completions.routes(metered), *messages.routes(metered)]
-        router = Router(guard_routes(routes, ()), redirect_slashes=False, default=unknown_path)
+        router = Router(guard_routes(all_routes(metered), ()), redirect_slashes=False, default=unknown_path)
         app = Shell(router, metered, False)
         transport = httpx2.ASGITransport(app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://server") as http:

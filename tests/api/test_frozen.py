@@ -11,14 +11,18 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from scripted_helpers import playing, run, served
 
-from chorale.api import body, offload
+from chorale.api import body, http, offload
 from chorale.api.chat import prepare as chat_prepare
+from chorale.api.limits import SIZES
+from chorale.api.messages.signature import read_signature, write_signature
 from chorale.api.offload import HEAVY, is_heavy
+from chorale.harmony.bpe import SLICE, LinearEncoder
 
 ANSWER = "<|channel|>final<|message|>ok<|return|>"
 
@@ -172,5 +176,127 @@ def test_answers_with_more_log_probabilities_than_allowed_are_refused() -> None:
                 answer = await server.complete([1000] * 12_500, **more)
                 assert answer.status_code == 400, path
                 assert answer.json()["error"]["param"] == "prompt_logprobs", json.dumps(answer.json())
+
+    run(main)
+
+
+WORDS = "word " * 600_000  # three windows
+TOO_LONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": WORDS}]}),
+    "a message that is continued": (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": WORDS}],
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+        },
+    ),
+    "many messages": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": WORDS[:50_000]}] * 60},
+    ),
+    "completions": ("/v1/completions", {"prompt": WORDS}),
+    "special tokens": ("/v1/completions", {"prompt": "<|start|>" * 300_000}),
+    "responses": ("/v1/responses", {"input": WORDS}),
+    "messages": ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": WORDS}]}),
+    "tokenize": ("/tokenize", {"prompt": WORDS}),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LONG)
+def test_a_text_beyond_any_window_is_not_encoded_to_its_end(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Millions of ids take long to copy and to free, with the interpreter's lock held."""
+    path, given = TOO_LONG[name]
+    encode, longest = LinearEncoder.encode, [0]
+
+    def measured(self: LinearEncoder, text: str, most: int | None = None) -> list[int]:
+        ids = encode(self, text, most)
+        longest[0] = max(longest[0], len(ids))
+        return ids
+
+    async def main() -> None:
+        async with served(playing(ANSWER)) as server:
+            monkeypatch.setattr(LinearEncoder, "encode", measured)
+            answer = await server.http.post(path, json=given)
+            error = answer.json()["error"]
+            assert answer.status_code == 400, answer.text
+            assert "maximum context length is" in error["message"]
+            if path != "/v1/messages":
+                param = next(key for key in ("messages", "prompt", "input") if key in given)
+                assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+            assert longest[0] < SIZES["prompt_tokens"].max + SLICE
+
+    run(main)
+
+
+def test_a_prompt_that_a_client_lets_be_cut_may_be_of_any_length() -> None:
+    old = {"role": "user", "content": WORDS}
+
+    async def main() -> None:
+        async with served(playing(ANSWER)) as server:
+            given = [old, {"role": "user", "content": "hi"}]
+            answer = await server.http.post("/v1/responses", json={"input": given, "truncation": "auto"})
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["input_tokens"] < 200
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"max_tokens": 99_999, "messages": [{"role": "user", "content": "hi"}]}),
+    ],
+)
+def test_a_long_answer_is_encoded_beside_the_loop(
+    path: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    make = http.json_response
+
+    def noted(*values: Any, **named: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return make(*values, **named)
+
+    monkeypatch.setattr(http, "json_response", noted)
+    long = "<|channel|>final<|message|>" + "word " * 8_000 + "<|return|>"
+
+    async def main() -> None:
+        async with served(playing(long)) as server:
+            answer = await server.http.post(path, json=given)
+            assert answer.status_code == 200, answer.text
+            assert len(answer.text) > HEAVY
+            assert threads, "not encoded by large_response"
+            assert threads[0].startswith("chorale-heavy")
+
+    run(main)
+
+
+def test_a_signature_longer_than_any_thought_is_not_read() -> None:
+    ids = [100_000] * 131_072
+    assert read_signature(write_signature(ids)) == tuple(ids)
+    assert read_signature(write_signature([*ids, 100_000])) == ()
+    assert read_signature(write_signature([1] * 131_073)) == ()
+
+
+def test_signatures_of_a_request_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SIZES, "thought_tokens", replace(SIZES["thought_tokens"], max=1_000))
+    thinking = {"type": "thinking", "thinking": "", "signature": write_signature([1000] * 400)}
+
+    def body(count: int) -> dict[str, Any]:
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [thinking] * count}]
+        return {"max_tokens": 9, "messages": [*turns, {"role": "user", "content": "b"}]}
+
+    async def main() -> None:
+        async with served(playing(ANSWER, ANSWER)) as server:
+            answer = await server.http.post("/v1/messages", json=body(2))
+            assert answer.status_code == 200, answer.text
+            answer = await server.http.post("/v1/messages", json=body(3))
+            assert answer.status_code == 400, answer.text
+            assert "messages[1].content[2].signature" in answer.json()["error"]["message"]
 
     run(main)

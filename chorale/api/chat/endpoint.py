@@ -18,7 +18,7 @@ from chorale.api.chat.stored import keep
 from chorale.api.http import EventStream, large_response, read_as, until_disconnect
 from chorale.api.logprobs import is_scored
 from chorale.api.names import check_model
-from chorale.api.offload import beside
+from chorale.api.offload import beside, is_heavy
 from chorale.api.output import Fold, end_error
 from chorale.api.sse import DONE, last_error
 from chorale.api.state import ServerState
@@ -37,7 +37,7 @@ async def create(state: ServerState, request: Request) -> Response:
     body = await until_disconnect(request, complete_chat(state, prepared, answer))
     if chat.store:
         await keep(state, chat, body, request.state.owner)
-    return await large_response(lambda: body, heavy=is_scored(prepared.sampling))
+    return await large_response(lambda: body, heavy=is_scored(prepared.sampling) or is_heavy(body))
 
 
 async def complete_chat(state: ServerState, prepared: Prepared, answer: Answer) -> dict[str, Any]:

@@ -20,9 +20,11 @@ from chorale.api.chat.request import ChatRequest
 from chorale.api.client_tools import custom_tool
 from chorale.api.effort import reasoning_effort
 from chorale.api.hosted import HostedTools, builtin_tools, read_hosted
+from chorale.api.limits import SIZES
 from chorale.api.offload import beside, is_heavy
 from chorale.api.options import TurnOptions
 from chorale.api.prompt import (
+    at,
     check_distinct,
     developer_message,
     system_message,
@@ -88,7 +90,9 @@ async def _prepare(
         )
     box = tools[0].box if tools else None
     prompt = await encode(state, chat, messages, rules, structured, box)
-    header = _continue_prompt(prompt, tail, state.vocab) if tail is not None else ()
+    header: tuple[int, ...] = ()
+    if tail is not None:
+        header = await beside(lambda: _continue_prompt(prompt, tail, state.vocab), heavy=is_heavy(*tail))
     sampling = resolve_sampling(
         chat,
         info,
@@ -132,7 +136,9 @@ async def encode(
     """Token ids, ending in ``<|start|>assistant``. Raises ``RequestError`` for what is wrong in messages."""
 
     def work() -> list[int]:
-        return render_conversation(conversation(state, chat, messages, rules, structured, box), state.vocab)
+        talk = conversation(state, chat, messages, rules, structured, box)
+        with at("messages"):
+            return render_conversation(talk, state.vocab, most=SIZES["prompt_tokens"].max)
 
     return await beside(work, heavy=_is_heavy(chat))
 
@@ -242,15 +248,20 @@ def _continue_prompt(
     if reasoning and content is not None:
         prompt += [
             *_header("analysis", vocab),
-            *vocab.encode(reasoning),
+            *_encode_open(reasoning, vocab),
             END,
             START,
             *vocab.encode("assistant"),
         ]
     text, channel = (reasoning, "analysis") if reasoning and content is None else (content or "", "final")
     header = _header(channel, vocab)
-    prompt += [*header, *vocab.encode(text)]
+    prompt += [*header, *_encode_open(text, vocab)]
     return header
+
+
+def _encode_open(text: str, vocab: Vocabulary) -> list[int]:
+    with at("messages"):
+        return vocab.encode(text, SIZES["prompt_tokens"].max)
 
 
 def _header(channel: str, vocab: Vocabulary) -> tuple[int, ...]:

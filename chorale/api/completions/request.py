@@ -10,6 +10,7 @@ from chorale.api import fields, limits
 from chorale.api.body import parse_model
 from chorale.api.fields import Refusal, StreamOptions, StructuredFields
 from chorale.api.offload import beside, is_heavy
+from chorale.api.prompt import at
 from chorale.errors import RequestError
 from chorale.harmony.vocab import Vocabulary
 
@@ -86,7 +87,9 @@ def _encode_all(value: Any, vocab: Vocabulary, echo: bool) -> list[Prompt]:
     prompts = []
     for part in split_prompts(value):
         if isinstance(part, str):
-            prompts.append(Prompt(vocab.encode_with_special(part), part))
+            with at("prompt"):
+                ids = vocab.encode_with_special(part, limits.SIZES["prompt_tokens"].max)
+            prompts.append(Prompt(ids, part))
         else:
             prompts.append(Prompt(part, vocab.decode(part) if echo else ""))
     return prompts

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from chorale.api.limits import SIZES
 from chorale.api.messages.signature import read_signature
 from chorale.api.prompt import FUNCTIONS, TOOL_NAME
 from chorale.errors import RequestError
@@ -34,6 +35,7 @@ class Converter:
     def __init__(self, vocab: Vocabulary) -> None:
         self._vocab = vocab
         self._calls: dict[str, str] = {}  # tool_use id -> tool name
+        self._num_thought_tokens = 0  # read from signatures
 
     def convert(self, messages: Sequence[Block]) -> list[Message]:
         """Raises ``RequestError`` naming message and block."""
@@ -72,6 +74,14 @@ class Converter:
         """From the signature where that is ours and says the same, else from the text."""
         text = _string(block, "thinking", path)
         tokens = read_signature(block["signature"]) if isinstance(block.get("signature"), str) else ()
+        self._num_thought_tokens += len(tokens)
+        if self._num_thought_tokens > SIZES["thought_tokens"].max:
+            raise RequestError(
+                f"{path}.signature: the thinking blocks of a request may hold "
+                f"{SIZES['thought_tokens'].max} tokens together",
+                param=f"{path}.signature",
+                code="above_max_value",
+            )
         if tokens and text in ("", self._vocab.decode(tokens)):
             header = (CHANNEL, *self._vocab.encode("analysis"), MESSAGE)
             return [Message("assistant", text, channel="analysis", token_ids=(*header, *tokens))]

@@ -9,12 +9,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chorale.api.http import EventStream, json_response, read_as, until_disconnect
+from chorale.api.http import EventStream, json_response, large_response, read_as, until_disconnect
 from chorale.api.messages.blocks import MessageAnswer, message_body
 from chorale.api.messages.events import EventWriter, error_bytes
 from chorale.api.messages.prepare import Prepared, build_prompt, prepare
 from chorale.api.messages.request import parse_count, parse_messages
 from chorale.api.names import check_model
+from chorale.api.offload import is_heavy
 from chorale.api.output import Fold, OutputEvent, TurnEnded
 from chorale.api.state import ServerState
 from chorale.api.turn import run_turn
@@ -29,7 +30,7 @@ async def create(state: ServerState, request: Request) -> Response:
     if message.stream:
         return EventStream(_stream(state, prepared, answer), headers, on_error=error_bytes)
     body = await until_disconnect(request, _complete(state, prepared, answer))
-    return json_response(body, headers=headers)
+    return await large_response(lambda: body, heavy=is_heavy(body), headers=headers)
 
 
 async def count_tokens(state: ServerState, request: Request) -> Response:

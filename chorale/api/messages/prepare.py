@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 from chorale.api.cache_salt import cache_salt
 from chorale.api.effort import reasoning_effort, take_effort
+from chorale.api.limits import SIZES
 from chorale.api.messages.convert import Converter, system_text
 from chorale.api.messages.request import CountRequest, MessagesRequest
 from chorale.api.messages.tools import read_tools
 from chorale.api.offload import beside, is_heavy
 from chorale.api.options import TurnOptions
 from chorale.api.prompt import (
+    at,
     developer_message,
     system_message,
 )
@@ -101,14 +103,17 @@ def _build_prompt(state: ServerState, request: CountRequest) -> Prompt:
     developer = developer_message(instructions, tools, structured.described)
     if developer is not None:
         head.append(developer)
-    prompt = render_conversation(Conversation((*head, *messages)), state.vocab)
+    most = SIZES["prompt_tokens"].max
+    with at("messages"):
+        prompt = render_conversation(Conversation((*head, *messages)), state.vocab, most=most)
     header: tuple[int, ...] = ()
     if tail is not None:
         assert tail.channel is not None
         assert isinstance(tail.content, str)
         header = (CHANNEL, *state.vocab.encode(tail.channel), MESSAGE)
         # A thought that was omitted has its text in the signature only, which token_ids are of.
-        prompt += tail.token_ids or (*header, *state.vocab.encode(tail.content))
+        with at("messages"):
+            prompt += tail.token_ids or (*header, *state.vocab.encode(tail.content, most))
     return Prompt(prompt, header, rules)
 
 

@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from chorale.harmony.vocab import NUM_RANKS
 
 _PREFIX = "cho1."
-_MAX_CHARS = 1 << 20
+_MAX_TOKENS = 131_072  # the model's window: no thought is longer
+_MAX_CHARS = len(_PREFIX) + _MAX_TOKENS * 4  # three bytes a token at most
+_NOT_LAST = bytes(range(0x80, 0x100))  # bytes after which a token goes on
 
 
 def write_signature(token_ids: Iterable[int]) -> str:
@@ -34,6 +36,8 @@ def read_signature(signature: str) -> tuple[int, ...]:
     try:
         data = base64.b64decode(signature[len(_PREFIX) :], validate=True)
     except (binascii.Error, ValueError):
+        return ()
+    if len(data.translate(None, _NOT_LAST)) > _MAX_TOKENS:
         return ()
     found: list[int] = []
     token = shift = 0

@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from chorale.api.effort import take_effort
+from chorale.api.limits import SIZES
 from chorale.api.output import CLIENT_CALLS
-from chorale.api.prompt import FUNCTIONS
+from chorale.api.prompt import FUNCTIONS, at
 from chorale.api.responses.client_calls import (
     OUTPUTS,
     call_message,
@@ -192,6 +193,9 @@ def _message(stored: StoredItem, is_preamble: bool, freeform: Collection[str]) -
 # --------------------------------------------------------------------------- to token ids
 
 
+_MOST = SIZES["prompt_tokens"].max
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """What fits: ``max_len`` tokens of context, of which ``reserve`` are for the answer when cutting."""
@@ -212,11 +216,17 @@ def encode(
 
     def render(kept: Sequence[Group]) -> list[int]:
         messages = (*head, *(message for group in kept for message in group))
-        return render_conversation(Conversation(messages), vocab, drop_analysis=rule)
+        with at("input"):
+            return render_conversation(Conversation(messages), vocab, drop_analysis=rule, most=_MOST)
 
-    prompt = render(groups)
-    if len(prompt) < window.max_len or not window.truncate:
-        return prompt
+    try:
+        prompt = render(groups)
+    except ContextLengthError:
+        if not window.truncate:
+            raise
+    else:
+        if len(prompt) < window.max_len or not window.truncate:
+            return prompt
     kept = _newest_that_fit(head, groups, vocab, rule, window, render)
     return render(kept)
 
@@ -234,7 +244,10 @@ def _newest_that_fit(
     shown = {id(message) for message in kept_messages([m for group in groups for m in group], rule)}
     total, start = len(render([])), len(groups)
     while start > 0:
-        size = sum(len(render_message(m, vocab)) for m in groups[start - 1] if id(m) in shown)
+        try:
+            size = sum(len(render_message(m, vocab, most=_MOST)) for m in groups[start - 1] if id(m) in shown)
+        except ContextLengthError:
+            break
         if total + size > room:
             break
         total, start = total + size, start - 1

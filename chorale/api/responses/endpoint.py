@@ -10,8 +10,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from chorale.api.http import EventStream, json_response, read_as, until_disconnect
+from chorale.api.http import EventStream, json_response, large_response, read_as, until_disconnect
 from chorale.api.models import check_model
+from chorale.api.offload import is_heavy
 from chorale.api.responses import reading
 from chorale.api.responses.compact import compact
 from chorale.api.responses.delivery import http_stream
@@ -57,7 +58,7 @@ async def create(state: ServerState, request: Request) -> Response:
     else:
         try:
             body = await until_disconnect(request, run.complete())
-            return json_response(translate_body(body, dialect))
+            return await large_response(lambda: translate_body(body, dialect), heavy=is_heavy(body))
         finally:
             await run.release()
     return _Stream(EventStream(http_stream(source, dialect, obfuscate)), None if fields.background else run)

@@ -8,7 +8,8 @@ import contextlib
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chorale.api.http import EventStream, json_response
+from chorale.api.http import EventStream, json_response, large_response
+from chorale.api.offload import is_heavy
 from chorale.api.responses.delivery import http_stream
 from chorale.api.responses.dialects import dialect_of, translate_body, translate_items, with_summary
 from chorale.api.responses.follow import follow
@@ -31,7 +32,8 @@ async def retrieve(state: ServerState, request: Request) -> Response:
     if not read_flag(query, "stream"):
         if after >= 0:
             raise RequestError("'starting_after' needs 'stream=true'", param="starting_after")
-        return json_response(translate_body((await _stored(state, request)).to_object(), dialect))
+        body = (await _stored(state, request)).to_object()
+        return await large_response(lambda: translate_body(body, dialect), heavy=is_heavy(body))
     dialect = with_summary(dialect, (await _stored(state, request)).body["reasoning"])
     source = follow(state, _id(request), owner_of(request), after)
     return EventStream(http_stream(source, dialect, obfuscate))
