@@ -1,6 +1,6 @@
 """Whether one request can hold up the others: health checks and a neighbour's stream beside hostile bodies.
 
-    python benchmarks/frozen.py [--only PART] [--prompts] [--model demo] [--json FILE]
+    python benchmarks/frozen.py [--only PART] [--prompts] [--alone] [--model demo] [--json FILE]
 
 Starts ``chorale serve`` on a port of its own, a client that streams a chat without end and one that asks for
 /health every 5 ms, from processes of their own. Then every body of ``BODIES`` is sent, one
@@ -8,6 +8,7 @@ after the other. A line each: size, answer, seconds until it came, the slowest h
 the second before it: what the machine itself adds), the neighbour's longest gap between tokens, the HTTP
 process's CPU seconds and its greatest resident size. A request is given up (answer 0) after ``--patience``
 seconds: some bodies are prompts of many thousand tokens. ``--prompts``: also prompts of given lengths.
+``--alone``: without the neighbour, to see what its presence costs a long prompt.
 """
 
 from __future__ import annotations
@@ -199,12 +200,20 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
         ),
     ),
 }
+
+
+def prompts(count: int, length: int) -> bytes:
+    """Of ids that no other prompt begins with: nothing of them is in the prefix cache."""
+    each = [listed(str((length + number) % 100_000), length) for number in range(count)]
+    return b'{"max_tokens":1,"prompt":[' + ",".join(each).encode() + b"]}"
+
+
 PROMPTS: dict[str, tuple[str, Callable[[], bytes]]] = {
-    f"9: a prompt of {n} tokens": (
-        "/v1/completions",
-        lambda n=n: b'{"max_tokens":1,"prompt":' + listed("1000", n).encode() + b"}",
-    )
-    for n in (1_000, 8_000, 30_000, 100_000, 131_000)
+    **{
+        f"9: a prompt of {n} tokens": ("/v1/completions", lambda n=n: prompts(1, n))
+        for n in (1_000, 8_000, 30_000, 100_000, 131_000)
+    },
+    "9: 16 prompts of 4000 tokens": ("/v1/completions", lambda: prompts(16, 4_000)),
 }
 
 
@@ -260,6 +269,12 @@ def stream(port: int, pipe: Connection) -> None:
                             return
                         pipe.send(longest * 1e3)
                         longest = 0.0
+
+
+def silence(_port: int, pipe: Connection) -> None:
+    """In place of a stream: there is no gap."""
+    while pipe.recv() is not None:
+        pipe.send(0.0)
 
 
 class Neighbour:
@@ -359,6 +374,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--only", default="", help="bodies whose names hold this")
     parser.add_argument("--prompts", action="store_true")
+    parser.add_argument("--alone", action="store_true", help="no stream beside the bodies")
     parser.add_argument("--patience", type=float, default=10.0, help="seconds, then a request is given up")
     parser.add_argument("--log", type=Path, default=Path("frozen-server.log"))
     parser.add_argument("--json", type=Path)
@@ -366,7 +382,7 @@ def main() -> None:
     chosen = {**BODIES, **(PROMPTS if given.prompts else {})}
     port = free_port()
     server, rows = serve(given.model, port, given.log), []
-    probes = Neighbour(probe, port), Neighbour(stream, port)
+    probes = Neighbour(probe, port), Neighbour(silence if given.alone else stream, port)
     print(
         "body                               MB  answer  seconds  health ms  (idle)  gap ms  CPU s  RSS MiB",
         flush=True,

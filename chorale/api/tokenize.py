@@ -74,7 +74,7 @@ def _parse(model: type[Model], data: dict[str, Any]) -> Model:
 
 
 async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
-    """The ids that /v1/chat/completions would start from; a prompt beyond the window is counted too."""
+    """The ids that /v1/chat/completions would start from; a prompt that is somewhat beyond the window too."""
     # Chat itself always opens the answer, or goes on with its last message: the rest is its to check.
     closed = data.get("add_generation_prompt") is False and not data.get("continue_final_message")
     if closed:
