@@ -6,6 +6,7 @@ Arguments: a JSON object with ``behaviour``, ``server`` and ``limits`` (all opti
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -53,4 +54,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGHUP, signal.SIGQUIT):  # a shell's background jobs and nohup ignore them
+        signal.signal(number, signal.SIG_DFL)
     sys.exit(main())

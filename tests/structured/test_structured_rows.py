@@ -22,6 +22,8 @@ from chorale.grammar.frames import Frames, raw_grammar, turn_grammar
 from chorale.grammar.matcher import MASK_WORDS
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import NUM_RANKS, RETURN, START
+from chorale.kernels.ops import Allowed
+from chorale.kernels.reference.sampling import ReferenceSampler
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks
@@ -181,6 +183,16 @@ def test_a_held_request_can_be_aborted(checkpoint: Path) -> None:
     assert not core.has_work
 
 
+def apply(masks: Masks, scores: torch.Tensor, first: int) -> None:
+    """Forbid what the masks do not allow in ``scores`` [N, V], which are the places from ``first`` on."""
+    index = torch.full((len(scores),), -1, dtype=torch.int32)
+    for number, place in enumerate(masks.places.tolist()):
+        if first <= place < first + len(scores):
+            index[place - first] = number
+    sampler = ReferenceSampler(torch.zeros(scores.shape[1], dtype=torch.uint8), len(scores))
+    sampler.forbid(scores, Allowed(index, masks.octets))
+
+
 def test_masks_allow_what_their_bits_say() -> None:
     """Rows next to each other and apart; many rows (filled by several threads) as one by one."""
     cache = GrammarCache(MASK_WORDS * 32)
@@ -196,9 +208,9 @@ def test_masks_allow_what_their_bits_say() -> None:
         one = rows.masks(np.array([place], np.int32))
         assert one is not None
         scores = torch.zeros(1, MASK_WORDS * 32)
-        one.apply(scores, 0)
+        apply(one, scores, 0)
         batch = torch.zeros(2, MASK_WORDS * 32)
-        several.apply(batch, place)
+        apply(several, batch, place)
         assert torch.equal(batch[0], scores[0])
         assert not batch[1].any()  # a place without a grammar
         allowed = torch.isfinite(scores[0]).nonzero().flatten().tolist()
@@ -228,10 +240,9 @@ def test_masks_do_not_hold_what_was_in_their_memory_before() -> None:
 
 def test_neighbouring_rows_are_masked_at_once() -> None:
     octets = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 8), dtype=np.uint8))
-    table = torch.where((torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1 == 1, 0.0, float("-inf"))
-    masks = Masks(np.array([1, 2, 4]), octets, table)
+    masks = Masks(np.array([1, 2, 4]), octets)
     scores = torch.zeros(6, 64)
-    masks.apply(scores, 0)
+    apply(masks, scores, 0)
     expected = np.unpackbits(octets.numpy(), axis=1, bitorder="little").astype(bool)
     assert torch.equal(torch.isfinite(scores[[1, 2, 4]]), torch.from_numpy(expected))
     assert not scores[[0, 3, 5]].any()

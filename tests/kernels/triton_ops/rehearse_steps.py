@@ -158,8 +158,8 @@ class SomeGrammars(GrammarRows):
         places = np.arange(0, len(rows), 2)
         if not self.some or not len(places):
             return None
-        found = open_masks(self._device, len(places), self._table)
-        return Masks(places, found.octets, found.table)
+        found = open_masks(self._device, len(places))
+        return Masks(places, found.octets)
 
 
 def serve(executor: LocalExecutor, found: Resolved, grammar: SomeGrammars) -> None:
