@@ -94,7 +94,7 @@ def _token_bytes(model: ModelConfig) -> int:
 
 
 def edit_bytes(model: ModelConfig, num_rows: int) -> int:
-    """What rows may ask for beside the step: counts of output tokens, for penalties (``edits.py``)."""
+    """What rows may ask for beside the step: counts of output tokens, for penalties (logits processors)."""
     return num_rows * model.vocab_size * 4
 
 

@@ -1,7 +1,7 @@
 """Worker: one rank. It owns the model, the KV pool, the buffers and the sampler, and runs whole steps.
 
 ``run`` enqueues a step and returns a function that waits for its results. Steps in which every row computes
-one token run in static memory, as a graph where there are graphs (``decodes.py``). Nothing in between waits
+one token run in static memory, as a graph where possible (``decode_graphs.py``). Nothing in between waits
 for the device, so a worker of a GPU can be a step ahead of the host. Only rows with a grammar make it wait,
 for the step before (``grammar.py``), once the forward pass is enqueued.
 """

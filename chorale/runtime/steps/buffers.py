@@ -2,7 +2,7 @@
 
 Rows persist: block tables are appended to, the last sampled token stays on the device (a plan names it with
 -1), and a step copies two small arrays of int32 to the device. Rows of the batch are the plan's entries.
-There is one row more than sequences can have: ``spare_row``, for the dummies of a graph (``decodes.py``).
+There is one row more than sequences can have: ``spare_row``, for a graph's dummies (``decode_graphs.py``).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Dense products. One token: kernels that stream the weights once, without the tensor cores. A few tokens:
-``slim.py``. More: cuBLAS.
+``skinny.py``. More: cuBLAS.
 
 Two streaming kernels. Rows short enough for the registers (output projection): a program has all its weights
 on their way before it waits for its input. Many rows (the head): a loop that keeps several tiles in flight.

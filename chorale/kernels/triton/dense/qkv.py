@@ -2,9 +2,9 @@
 
 One token: one kernel. A program makes rows ``i`` and ``i + D/2`` of one head, which rotary turns together;
 the norm's scale is one number, so it is applied after the product, and all weights are on their way before
-the program waits for its input. Up to 8 tokens, where ``slim_stream.py`` can: one kernel, too. Else a product
-(up to 16 tokens ``slim.py``'s, which norms; above, cuBLAS's, of rows that the layer before has normed or, in
-the first, a norm kernel), and a kernel that rotates and writes.
+the program waits for its input. Up to 8 tokens, where ``skinny_fused.py`` can: one kernel, too. Else a
+product (up to 16 tokens ``skinny.py``'s, above, cuBLAS's, of rows that the layer before has normed
+or, in the first, a norm kernel), and a kernel that rotates and writes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Dense products of a few tokens (2 to 16): weights are the rows of a ``tl.dot``, tokens its columns.
 
 The contraction is split so that the device is full; parts are float32 and are added up, always in one order,
-by the kernel that follows anyway (residual, or bias and rotary). Where ``tuning`` says so, ``slim_stream.py``
-takes the output projection's place, in one kernel.
+by the kernel that follows anyway (residual, or bias and rotary). Where ``tuning`` says so,
+``skinny_fused.py`` takes the output projection's place, in one kernel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dense products of 2 to 16 tokens in one kernel (the loop: ``slim_ptx.py``). NVIDIA from sm_90 on, bfloat16.
+"""Dense products of 2 to 16 tokens in one kernel (loop: ``skinny_ptx.py``). NVIDIA from sm_90 on, bfloat16.
 
 A tensor here has one element a thread. After the product, lane ``4 g + t`` of a warp has rows ``2 t`` and
 ``2 t + 1`` of one unit for token ``g`` (or ``8 + g``); as many warps as there are such results write them.

@@ -1,4 +1,4 @@
-"""e2m1 weights to bfloat16 or float32, in registers, from the layout of ``experts.py``.
+"""e2m1 weights to bfloat16 or float32, in registers, from the layout of ``packing.py``.
 
 The three bits below a nibble's sign are two of exponent and one of mantissa: placed at the bottom of a wider
 float's exponent field they are the same number times 2^-126, subnormal 0.5 included, and one multiplication

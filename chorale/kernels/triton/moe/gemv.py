@@ -1,6 +1,6 @@
 """The expert products for few tokens: every warp streams its rows of an expert's weights once.
 
-NVIDIA and bfloat16 only (the loop is ``stream_ptx.py``); ``moe.py`` has the form for everything else, which
+NVIDIA and bfloat16 only (the loop is ``gemv_ptx.py``); ``moe.py`` has the form for everything else, which
 reads the same packed weights. A tensor here has one element a thread: lane ``4 g + t`` of a warp loads inputs
 for column ``g`` of the product and ends with rows ``g`` and ``8 + g`` of columns ``2 t`` and ``2 t + 1``.
 

@@ -3,8 +3,8 @@
 A program stays on its multiprocessor and takes every n-th (tile of slots, block of weight rows). One warp
 fetches: inputs, packed weights and scales, up to ``STAGES`` steps of 128 columns ahead, through the copy
 engine. ``WARPS`` (4 or 8) compute: each decodes its 16 rows of a step in registers, ``UNITS`` times, as the
-first operand of wgmma, while the tensor cores still work on the half step before (``moe_multiply.py``), and
-finishes them (``moe_endings.py``). Weights are packed in the order of that operand (``experts.py``), so
+first operand of wgmma, while the tensor cores still work on the half step before (``hopper_mma.py``), and
+finishes them (``hopper_epilogue.py``). Weights are packed in the order of that operand (``packing.py``), so
 decoding moves nothing between threads.
 
 Weights of a program's first steps are on their way before it waits for the kernel that makes its inputs. What

@@ -2,7 +2,7 @@
 
 A unit of a step is a row tile (16 rows) a warp by two chunks (128 columns): two words of 16 bytes a lane, and
 64 bytes of scales a tile. All that is done to a layout here is a change of names: which thread
-has which value is as ``experts.py`` packed it, and every ``convert_layout`` asserts that it moves nothing.
+has which value is as ``packing.py`` packed it, and every ``convert_layout`` asserts that it moves nothing.
 """
 
 from __future__ import annotations

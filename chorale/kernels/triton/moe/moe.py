@@ -1,7 +1,7 @@
 """The expert layer: MXFP4 gate_up with SwiGLU, MXFP4 down, and the weighted sum. No atomics: deterministic.
 
 ``moe`` chooses among three forms, by device, dtype and slots ((token, chosen expert) pairs) an expert:
-``stream.py``, ``moe_large.py``, and the one here, for any device and dtype. Few slots: a tile is one slot,
+``gemv.py``, ``grouped.py``, and the one here, for any device and dtype. Few slots: a tile is one slot,
 nothing is sorted. Many: slots are sorted by expert on the device and a tile is up to 64 slots of one expert.
 Weights are the rows of the products (they are decoded in registers), slots the columns. Inputs are put into
 the order in which the packed weights hold their columns (``experts.fragment_columns``), once, by whoever
