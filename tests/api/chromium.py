@@ -78,7 +78,9 @@ class Page:
     def _note(self, event: dict[str, Any]) -> None:
         method, parameters = event.get("method"), event.get("params", {})
         if method == "Runtime.consoleAPICalled":
-            self.console.append(str([each.get("value") for each in parameters["args"]]))
+            self.console.append(
+                str([each.get("value", each.get("description")) for each in parameters["args"]])
+            )
         elif method == "Runtime.exceptionThrown":
             self.console.append(str(parameters["exceptionDetails"]))
         elif method == "Log.entryAdded":
