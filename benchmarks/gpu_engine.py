@@ -44,7 +44,7 @@ from chorale.model.config_writer import SHAPES, make_config
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.steps.graph_sizes import context_sizes
 from chorale.runtime.worker import Worker
-from chorale.serve.boot import calm_collector
+from chorale.serve.bootstrap import calm_collector
 from chorale.serve.build import build_engine
 
 # name -> (rows, prompt, output); vLLM 0.26 on one H200: decode tokens a second, the better of its back ends

@@ -41,7 +41,7 @@ from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import END, RETURN, START, VOCAB_SIZE, load_vocabulary
 from chorale.runtime.executor import LocalExecutor
-from chorale.serve.boot import calm_collector
+from chorale.serve.bootstrap import calm_collector
 from chorale.serve.build import build_engine
 
 MIB = 2**20

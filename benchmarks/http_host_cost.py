@@ -31,15 +31,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from chorale.api.app import create_app
-from chorale.api.metrics import Metrics
-from chorale.api.responses.store import open_store
-from chorale.api.server import Stop, bind_sockets, serve_app
+from chorale.api.http.server import Stop, bind_sockets, serve_app
+from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.stream import RequestStream
 from chorale.config import ServerConfig
 from chorale.engine.types import ChunkTimings, EngineStats, GenerateRequest, TokenChunk
 from chorale.harmony.vocab import load_vocabulary
+from chorale.store.store import open_store
 
 TEXT = "The tide turned before dawn, and the harbour lights went out one after another; nobody spoke. "
 FIRST_STEP = 10

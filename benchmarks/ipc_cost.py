@@ -27,9 +27,9 @@ from chorale.client.flights import Flights
 from chorale.client.remote import RemoteClient
 from chorale.config import EngineConfig
 from chorale.engine.types import EngineStats, GenerateRequest, SamplingSpec, StepOutputs, TokenChunk
-from chorale.serve.boot import EngineStart, make_directory, read_start
+from chorale.serve.bootstrap import EngineStart, make_directory, read_start
 from chorale.serve.engine_process import Progress, run_engine_process
-from chorale.serve.mailbox import Mailbox
+from chorale.serve.engine_socket import Mailbox
 
 
 class CountingCore:

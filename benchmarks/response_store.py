@@ -14,12 +14,12 @@ import sys
 import tempfile
 import time
 
-from chorale.api.ids import new_id
-from chorale.api.output import ItemDelta, ItemOpened
-from chorale.api.responses.objects import ResponseBuilder
-from chorale.api.responses.store import SqliteStore
-from chorale.api.responses.stored import StoredItem, StoredResponse
+from chorale.api.responses.items.objects import ResponseBuilder
 from chorale.api.responses.translate import Translator
+from chorale.ids import new_id
+from chorale.store.protocol import StoredItem, StoredResponse
+from chorale.store.store import SqliteStore
+from chorale.turns.events import ItemDelta, ItemOpened
 
 NUM_PUTS = 3000
 NUM_DELTAS = 200_000

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chorale.api import fields, limits
-from chorale.api.auth import OPEN_PATHS
 from chorale.api.chat import request as chat
 from chorale.api.completions import request as completions
+from chorale.api.http.auth import OPEN_PATHS
 from chorale.api.messages import request as messages
 from chorale.api.openapi import operations
 from chorale.api.responses import request as responses

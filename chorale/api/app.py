@@ -9,24 +9,11 @@ from functools import partial
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Router
 
-from chorale.api import (
-    chat,
-    completions,
-    conversations,
-    docs,
-    health,
-    invocations,
-    messages,
-    models,
-    openapi,
-    page,
-    responses,
-    tokenize,
-    tokenizer_info,
-)
-from chorale.api.auth import guard_routes
-from chorale.api.metered import MeteredClient
-from chorale.api.shell import Layer, Shell, unknown_path
+from chorale.api import chat, completions, conversations, messages, openapi, responses
+from chorale.api.http.auth import guard_routes
+from chorale.api.http.middleware import Layer, Shell, unknown_path
+from chorale.api.operator import docs, health, invocations, models, page, tokenize, tokenizer_info
+from chorale.api.operator.metered_client import MeteredClient
 from chorale.api.state import ServerState
 
 

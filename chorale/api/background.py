@@ -15,11 +15,11 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from chorale.api.ids import new_id
 from chorale.errors import ChoraleError, EngineError, QueueFullError
+from chorale.ids import new_id
 
 if TYPE_CHECKING:
-    from chorale.api.responses.stored import Hold, ResponseStore
+    from chorale.store.protocol import Hold, ResponseStore
 
 logger = logging.getLogger("chorale.api.responses")
 
@@ -27,7 +27,7 @@ STOPPED = "the server stopped before the response was done"
 
 
 class Job(Protocol):
-    """``chorale.api.responses.job.Job``: a background response."""
+    """``chorale.api.responses.background_job.Job``: a background response."""
 
     @property
     def response_id(self) -> str: ...

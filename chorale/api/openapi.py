@@ -22,12 +22,12 @@ from chorale.api.chat.request import ChatRequest
 from chorale.api.chat.stored import MetadataUpdate
 from chorale.api.completions.request import CompletionRequest
 from chorale.api.conversations.request import CreateConversation, CreateItems, UpdateConversation
-from chorale.api.http import json_response
+from chorale.api.http.responses import json_response
 from chorale.api.messages.request import CountRequest, MessagesRequest
+from chorale.api.operator.tokenize import DetokenizeRequest, TokenizeRequest
 from chorale.api.responses.compact import CompactRequest
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.state import ServerState
-from chorale.api.tokenize import DetokenizeRequest, TokenizeRequest
 from chorale.version import __version__
 
 _CONVERSATION = "/v1/conversations/{conversation_id}"

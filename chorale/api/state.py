@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from chorale.api.background import Background
-from chorale.api.grammars import GrammarChecker
 from chorale.client.base import EngineClient
 from chorale.config import ServerConfig
+from chorale.grammar.checker import GrammarChecker
 
 if TYPE_CHECKING:
-    from chorale.api.metrics import Metrics
-    from chorale.api.responses.store import ResponseStore
+    from chorale.api.operator.metrics import Metrics
     from chorale.harmony.vocab import Vocabulary
+    from chorale.store.store import ResponseStore
     from chorale.tools.base import ToolService
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from chorale.api.output import Usage
+from chorale.turns.events import Usage
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

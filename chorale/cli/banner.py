@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 
 from chorale.cli.error import print_error
-from chorale.cli.settings import OPEN_ADDRESSES, Settings
+from chorale.cli.options.settings import OPEN_ADDRESSES, Settings
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.version import __version__
 

@@ -16,21 +16,21 @@ from chorale.version import __version__
 
 # command -> (module, and its function if that is not ``run``: ``(arguments) -> exit code``; one line)
 COMMANDS = {
-    "serve": ("chorale.cli.serve", "serve a model over the OpenAI API"),
-    "chat": ("chorale.cli.chat", "talk to a model in the terminal"),
-    "complete": ("chorale.cli.complete", "continue raw text in the terminal"),
+    "serve": ("chorale.cli.commands.serve", "serve a model over the OpenAI API"),
+    "chat": ("chorale.cli.commands.chat", "talk to a model in the terminal"),
+    "complete": ("chorale.cli.commands.complete", "continue raw text in the terminal"),
     "bench": ("chorale.cli.bench", "measure a server, the engine, start-up, kernels"),
-    "pull": ("chorale.cli.models:run_pull", "download a checkpoint; goes on where it stopped"),
-    "list": ("chorale.cli.models:run_list", "the checkpoints on this machine"),
-    "fit": ("chorale.cli.fit", "what fits, here or on a GPU by name; downloads nothing"),
-    "doctor": ("chorale.cli.doctor", "check this machine; each finding with its remedy"),
-    "config": ("chorale.cli.config", "show the merged configuration, and where values are from"),
-    "collect-env": ("chorale.cli.collect_env", "versions and hardware, for a bug report"),
-    "tools": ("chorale.cli.tools", "the built-in tools alone: MCP servers, and a check"),
-    "vocab": ("chorale.cli.vocab", "export the vocabulary for other harmony tools"),
-    "completion": ("chorale.cli.completion", "completion for bash, zsh or fish"),
-    "man": ("chorale.cli.man", "the manual page"),
-    "demo": ("chorale.cli.demo", "export the model that ships inside, as a checkpoint"),
+    "pull": ("chorale.cli.commands.models:run_pull", "download a checkpoint; goes on where it stopped"),
+    "list": ("chorale.cli.commands.models:run_list", "the checkpoints on this machine"),
+    "fit": ("chorale.cli.commands.fit", "what fits, here or on a GPU by name; downloads nothing"),
+    "doctor": ("chorale.cli.commands.doctor", "check this machine; each finding with its remedy"),
+    "config": ("chorale.cli.commands.config", "show the merged configuration, and where values are from"),
+    "collect-env": ("chorale.cli.commands.collect_env", "versions and hardware, for a bug report"),
+    "tools": ("chorale.cli.commands.tools", "the built-in tools alone: MCP servers, and a check"),
+    "vocab": ("chorale.cli.commands.vocab", "export the vocabulary for other harmony tools"),
+    "completion": ("chorale.cli.commands.completion", "completion for bash, zsh or fish"),
+    "man": ("chorale.cli.commands.man", "the manual page"),
+    "demo": ("chorale.cli.commands.demo", "export the model that ships inside, as a checkpoint"),
 }
 
 

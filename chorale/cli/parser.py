@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from chorale.cli.help import Formatter
+from chorale.cli.options.help import Formatter
 from chorale.cli.words import nearest
 from chorale.errors import ConfigError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from chorale.cli.bench import BENCHES
-from chorale.cli.bench_options import (
+from chorale.cli.bench.offline_options import (
     kernels_parser,
     latency_parser,
     make_checkpoint_parser,
@@ -20,15 +20,15 @@ from chorale.cli.bench_options import (
     startup_parser,
     throughput_parser,
 )
-from chorale.cli.bench_serve import parser as bench_serve_parser
-from chorale.cli.chat import chat_parser
-from chorale.cli.chat import parser as talk_parser
-from chorale.cli.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
+from chorale.cli.bench.serve import parser as bench_serve_parser
+from chorale.cli.commands.chat import chat_parser
+from chorale.cli.commands.chat import parser as talk_parser
+from chorale.cli.commands.models import list_parser, pull_parser
 from chorale.cli.gpus import MODELS
 from chorale.cli.main import COMMANDS
-from chorale.cli.models import list_parser, pull_parser
+from chorale.cli.options.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
+from chorale.cli.options.values import Flag
 from chorale.cli.parser import Parser
-from chorale.cli.values import Flag
 from chorale.model.names import SIZES
 
 Takes = Literal["nothing", "value", "file", "folder"]

@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 
 from chorale.engine.bounds import sampling_fault
-from chorale.engine.hashing import root_digest
+from chorale.engine.kv_cache.hashing import root_digest
 from chorale.engine.sequence import RequestState, Sequence
 from chorale.engine.types import EngineLimits, GenerateRequest
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 
 from chorale.engine import emit
-from chorale.engine.cache import HybridCache
+from chorale.engine.kv_cache.cache import HybridCache
 from chorale.engine.plan import StepRecord
 from chorale.engine.rows import RowTable
 from chorale.engine.sequence import RequestState, Sequence, Status

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from chorale.engine.cache import Pages
-from chorale.engine.hashing import extend_chain
+from chorale.engine.kv_cache.cache import Pages
+from chorale.engine.kv_cache.hashing import extend_chain
 from chorale.engine.types import GenerateRequest, IntArray, SamplingSpec, TokenLogprobs
 
 NO_TOKENS: IntArray = np.zeros(0, np.int32)

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from chorale.api.rules import TurnRules
 from chorale.client.base import EngineInfo
 from chorale.client.local import LocalClient
 from chorale.config import GENERATION, EngineConfig
@@ -39,6 +38,7 @@ from chorale.llm.prompts import (
     render_chat,
 )
 from chorale.llm.turns import read_turn
+from chorale.turns.rules import TurnRules
 
 log = logging.getLogger("chorale")
 T = TypeVar("T")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
-from chorale.api.structured import constraint_of
 from chorale.client.base import EngineInfo
 from chorale.config import GENERATION
 from chorale.engine.bounds import sampling_fault
@@ -20,6 +19,7 @@ from chorale.grammar.constraint import Constraint
 from chorale.grammar.matcher import check_constraint
 from chorale.harmony.text import encode_words
 from chorale.harmony.vocab import Vocabulary
+from chorale.turns.structured import constraint_of
 
 _REFUSED = {
     "guided_decoding": "its name is structured_outputs",

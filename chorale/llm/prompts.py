@@ -6,20 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chorale.api.chat.messages import split_instructions, take_efforts, to_harmony
-from chorale.api.effort import DEFAULT_EFFORT, reasoning_effort
-from chorale.api.prompt import (
-    check_distinct,
-    developer_message,
-    system_message,
-)
-from chorale.api.tool_choice import Function
 from chorale.client.base import EngineInfo
 from chorale.config import ServerConfig
 from chorale.errors import ContextLengthError
 from chorale.harmony.messages import Conversation, ToolDescription
 from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import Vocabulary
+from chorale.turns.prompt.effort import DEFAULT_EFFORT, reasoning_effort
+from chorale.turns.prompt.encode import check_distinct, developer_message, system_message
+from chorale.turns.prompt.openai_messages import split_instructions, take_efforts, to_harmony
+from chorale.turns.tools.tool_choice import Function
 
 ChatMessages = Sequence[Mapping[str, Any]]
 OnePrompt = str | Mapping[str, Any] | Sequence[int]

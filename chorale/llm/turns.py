@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from chorale.api.tool_choice import Function
 from chorale.harmony.messages import ContentDelta, MessageStart
 from chorale.harmony.parser import Parser
 from chorale.harmony.text import StopStrings
 from chorale.harmony.vocab import Vocabulary
 from chorale.llm.outputs import CompletionOutput, ToolCall
 from chorale.llm.params import SamplingParams
+from chorale.turns.tools.tool_choice import Function
 
 _FUNCTIONS = "functions."
 Piece = tuple[str, bool]  # of a text, and whether a stop string that ends in it counts

@@ -10,10 +10,10 @@ import logging
 import signal
 import sys
 
-from chorale.api.server import Stop
+from chorale.api.http.server import Stop
 from chorale.errors import ChoraleError, ConfigError
 from chorale.processes import settle_signals
-from chorale.serve.boot import (
+from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,
     EXIT_OK,

@@ -29,7 +29,7 @@ from chorale.errors import ChoraleError, ConfigError
 from chorale.kernels.triton.precompile import pool
 from chorale.processes import settle_signals
 from chorale.runtime.hardware import cpu_count
-from chorale.serve.boot import (
+from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,
     EXIT_OK,
@@ -42,8 +42,8 @@ from chorale.serve.boot import (
     read_start,
     write_failure,
 )
-from chorale.serve.heart import Heart
-from chorale.serve.mailbox import Mailbox
+from chorale.serve.engine_socket import Mailbox
+from chorale.serve.heartbeat import Heart
 
 log = logging.getLogger(__name__)
 _NVIDIA = "/dev/nvidiactl"  # there is a driver, and so perhaps a GPU

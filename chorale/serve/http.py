@@ -9,16 +9,16 @@ import socket
 from pathlib import Path
 
 from chorale.api.app import create_app
-from chorale.api.metrics import Metrics
-from chorale.api.responses.store import ResponseStore, StoreError, open_store
-from chorale.api.server import Stop, serve_app
+from chorale.api.http.server import Stop, serve_app
+from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
 from chorale.client.remote import RemoteClient
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
 from chorale.grammar.matcher import warm
 from chorale.harmony.vocab import Vocabulary, VocabularyError, load_vocabulary
-from chorale.serve.boot import ApiStart
+from chorale.serve.bootstrap import ApiStart
+from chorale.store.store import ResponseStore, StoreError, open_store
 from chorale.tools.base import ToolService
 from chorale.tools.service import start_tools
 

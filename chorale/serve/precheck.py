@@ -11,10 +11,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-from chorale.api.responses.schema import MIGRATIONS
-from chorale.api.responses.sqlite_file import MEMORY
-from chorale.api.responses.store import default_path, is_postgres
-from chorale.api.tls import check_tls
+from chorale.api.http.tls import check_tls
 from chorale.config import EngineConfig, ServerConfig
 from chorale.demo.shape import demo_config
 from chorale.errors import ChoraleError, ConfigError
@@ -23,6 +20,9 @@ from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.hub import DEMO, find_folder, has_weights
 from chorale.runtime.hardware import Hardware, available_memory, has_cuda_driver, why_no_cuda
 from chorale.runtime.resolve import check_model, resolve
+from chorale.store.schema import MIGRATIONS
+from chorale.store.sqlite import MEMORY
+from chorale.store.store import default_path, is_postgres
 
 # Of a disk that is full or may not be written to: the server starts without storing.
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -81,7 +81,7 @@ def check_store(place: str | None) -> None:
         return
     try:
         if is_postgres(place):
-            from chorale.api.responses.postgres import connect
+            from chorale.store.postgres import connect
 
             connect(place, False).close()
         else:

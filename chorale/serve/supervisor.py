@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chorale.api.server import Stop, bind_sockets, stop_signals
+from chorale.api.http.server import Stop, bind_sockets, stop_signals
 from chorale.config import EngineConfig, ServerConfig
 from chorale.errors import ChoraleError, ConfigError
 from chorale.processes import settle_signals
-from chorale.serve.boot import (
+from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,
     EXIT_OK,
@@ -30,8 +30,8 @@ from chorale.serve.boot import (
     loop_factory,
     make_directory,
 )
-from chorale.serve.front import CUT_GRACE, make_front, share
-from chorale.serve.keeper import ENGINE_COMMAND, EngineKeeper, OnStatus
+from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineKeeper, OnStatus
+from chorale.serve.http_frontend import CUT_GRACE, make_front, share
 from chorale.serve.watch import WatchLimits
 
 log = logging.getLogger(__name__)

@@ -17,17 +17,17 @@ from shell_helpers import make_state
 from starlette.routing import Router
 
 from chorale.api.app import all_routes
-from chorale.api.auth import guard_routes
-from chorale.api.metered import MeteredClient
-from chorale.api.options import TurnOptions
-from chorale.api.output import Fold, OutputEvent
-from chorale.api.shell import Shell, unknown_path
+from chorale.api.http.auth import guard_routes
+from chorale.api.http.middleware import Shell, unknown_path
+from chorale.api.operator.metered_client import MeteredClient
 from chorale.api.state import ServerState
-from chorale.api.turn import run_turns
-from chorale.client.scripted import Script, ScriptedClient
 from chorale.client.stream import RequestStream
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, TokenLogprobs
 from chorale.harmony.vocab import load_vocabulary
+from chorale.testing.scripted_client import Script, ScriptedClient
+from chorale.turns.events import Fold, OutputEvent
+from chorale.turns.options import TurnOptions
+from chorale.turns.run import run_turns
 
 VOCAB = load_vocabulary()
 ANALYSIS = "<|channel|>analysis<|message|>"

@@ -13,17 +13,17 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 
 from chorale.api.app import create_app
-from chorale.api.auth import guard_routes
-from chorale.api.http import EventStream, json_response, read_json, until_disconnect
-from chorale.api.metrics import Metrics
-from chorale.api.responses.store import open_store
-from chorale.api.server import Stop, bind_sockets, serve_app
-from chorale.api.shell import Shell, unknown_path
+from chorale.api.http.auth import guard_routes
+from chorale.api.http.middleware import Shell, unknown_path
+from chorale.api.http.responses import EventStream, json_response, read_json, until_disconnect
+from chorale.api.http.server import Stop, bind_sockets, serve_app
+from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
-from chorale.client.scripted import Script, ScriptedClient
 from chorale.config import ServerConfig
 from chorale.engine.types import GenerateRequest
 from chorale.harmony.vocab import load_vocabulary
+from chorale.store.store import open_store
+from chorale.testing.scripted_client import Script, ScriptedClient
 
 
 def scripted(

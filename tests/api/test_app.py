@@ -24,11 +24,11 @@ from shell_helpers import (
 )
 from starlette.routing import Route, WebSocketRoute
 
-from chorale.api import docs
-from chorale.api.anthropic_errors import PATHS as MESSAGES_PATHS
 from chorale.api.app import all_routes
-from chorale.api.auth import OPEN_PATHS, hash_key
+from chorale.api.http.anthropic_errors import PATHS as MESSAGES_PATHS
+from chorale.api.http.auth import OPEN_PATHS, hash_key
 from chorale.api.openapi import describe, operations
+from chorale.api.operator import docs
 from chorale.client.base import EngineStatus
 
 KEY = "sk-canary-7f3a9"
@@ -562,7 +562,7 @@ def test_a_page_of_an_allowed_origin_can_read_errors_too() -> None:
 
 def test_the_http_process_imports_no_torch() -> None:
     code = (
-        "import sys, chorale.api.app, chorale.api.server; "
+        "import sys, chorale.api.app, chorale.api.http.server; "
         "heavy = {'torch', 'transformers', 'safetensors', 'openai', 'fastapi'} & set(sys.modules); "
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from chorale.api.body import parse_model, parse_object
+from chorale.api.http.body import parse_model, parse_object
 from chorale.errors import RequestError
 
 JSON = st.recursive(

@@ -10,13 +10,13 @@ import pytest
 from shell_helpers import make_state
 
 from chorale.api.app import create_app
-from chorale.api.auth import hash_key
-from chorale.api.cache_salt import cache_salt
+from chorale.api.http.auth import hash_key
+from chorale.api.http.cache_salt import cache_salt
 from chorale.client.base import EngineInfo
 from chorale.client.local import LocalClient
 from chorale.engine.core import EngineCore
-from chorale.engine.fake import FakeExecutor
 from chorale.engine.types import EngineLimits
+from chorale.testing.fake_executor import FakeExecutor
 
 LIMITS = EngineLimits(
     num_blocks=400, block_size=16, max_num_seqs=4, max_num_batched_tokens=1024, max_model_len=2048

@@ -15,9 +15,9 @@ from scripted_helpers import FINAL, playing
 from shell_helpers import Running, call, full_server
 from thread_helpers import in_thread
 
-from chorale.api.auth import hash_key
-from chorale.api.docs import PATHS, load
+from chorale.api.http.auth import hash_key
 from chorale.api.openapi import describe, operations
+from chorale.api.operator.docs import PATHS, load
 
 browser = pytest.mark.skipif(PATH is None, reason="there is no Chromium on this machine")
 
@@ -32,8 +32,8 @@ def page(tmp_path: Path) -> Iterator[Page]:
 def unfold(page: Page, operation: str, path: str, method: str) -> None:
     """Open an operation and wait until it can be executed.
 
-    Swagger UI shows the button some milliseconds before it has resolved the operation; a click between the two
-    ends in OperationNotFoundError on the console and nothing else.
+    Swagger UI shows the button some milliseconds before it has resolved the operation; a click between the
+    two ends in OperationNotFoundError on the console and nothing else.
     """
     page.click(f"{operation} button.opblock-summary-control")
     page.until("document.querySelector('button.execute')")

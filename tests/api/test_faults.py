@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from shell_helpers import Running, call, connect, full_server, read_answer, scripted
 
-from chorale.client.scripted import ScriptedClient
 from chorale.errors import EngineDeadError
+from chorale.testing.scripted_client import ScriptedClient
 
 TEXT = [200005, 17196, 200008, 13225, 11, 1495]  # <|channel|>final<|message|>Hello, ...
 CHAT = "/v1/chat/completions"

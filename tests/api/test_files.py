@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from chorale.api.chat.messages import to_harmony
-from chorale.api.files import inline_file
-from chorale.api.responses.items import item_text, parse_items
+from chorale.api.responses.items.input import item_text, parse_items
 from chorale.errors import RequestError
+from chorale.turns.prompt.files import inline_file
+from chorale.turns.prompt.openai_messages import to_harmony
 
 TEXT = base64.b64encode("Grüße, 漢字".encode()).decode()
 

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 from scripted_helpers import playing, run, served
 
-from chorale.api import body, http, offload
 from chorale.api.chat import prepare as chat_prepare
+from chorale.api.http import body, offload
+from chorale.api.http import responses as http
+from chorale.api.http.offload import HEAVY, is_heavy
 from chorale.api.limits import SIZES
 from chorale.api.messages.signature import read_signature, write_signature
-from chorale.api.offload import HEAVY, is_heavy
 from chorale.harmony.bpe import SLICE, LinearEncoder
 
 ANSWER = "<|channel|>final<|message|>ok<|return|>"

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorale.api import json_shape
-from chorale.api.body import parse_object
-from chorale.api.json_shape import Shape, shape_of
+from chorale.api.http import json_shape
+from chorale.api.http.body import parse_object
+from chorale.api.http.json_shape import Shape, shape_of
 from chorale.api.limits import SIZES
 from chorale.errors import RequestError
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from chorale.api import limits
-from chorale.api.body import parse_model
+from chorale.api.http.body import parse_model
 from chorale.api.limits import LIMITS, SIZES, Limit
 from chorale.api.openapi import operations
 from chorale.errors import RequestError

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from chorale.api.merge import Sources
+from chorale.turns.merge import Sources
 
 
 def test_sources_may_be_added_while_they_are_read() -> None:

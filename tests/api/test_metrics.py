@@ -12,10 +12,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from shell_helpers import call, full_server, scripted
 
-from chorale.api.metered import MeteredClient
-from chorale.api.metric_names import SLEEP_STATES
-from chorale.api.metrics import Metrics
-from chorale.api.tally import Histogram, Series, total
+from chorale.api.operator.metered_client import MeteredClient
+from chorale.api.operator.metric_names import SLEEP_STATES
+from chorale.api.operator.metric_types import Histogram, Series, total
+from chorale.api.operator.metrics import Metrics
 from chorale.client.base import EngineInfo
 from chorale.engine.types import EngineStats, GenerateRequest, SamplingSpec, TokenChunk
 from chorale.errors import EngineDeadError, QueueFullError

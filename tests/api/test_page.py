@@ -16,11 +16,11 @@ from shell_helpers import full_server, make_state
 from thread_helpers import in_thread, tool_server
 
 from chorale.api.app import create_app
-from chorale.api.auth import hash_key
-from chorale.api.page import DEMO_EXAMPLES, _template
-from chorale.client.scripted import ScriptedClient
+from chorale.api.http.auth import hash_key
+from chorale.api.operator.page import DEMO_EXAMPLES, _template
 from chorale.config import ToolConfig
 from chorale.harmony.vocab import load_vocabulary
+from chorale.testing.scripted_client import ScriptedClient
 
 browser = pytest.mark.skipif(PATH is None, reason="there is no Chromium on this machine")
 

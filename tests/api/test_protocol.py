@@ -301,8 +301,8 @@ def test_a_client_that_leaves_stops_the_work(path: str) -> None:
 
 
 def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from chorale.api import protocol
-    from chorale.api.http import EventStream
+    from chorale.api.http import protocol
+    from chorale.api.http.responses import EventStream
 
     monkeypatch.setattr(protocol, "WRITE_TIMEOUT_SECONDS", 0.5)
 
@@ -331,7 +331,7 @@ def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_protocol_is_uvicorns_own() -> None:
     """uvicorn must run the subclass, and be able to make it."""
-    from chorale.api.protocol import guarded_protocol
+    from chorale.api.http.protocol import guarded_protocol
     from chorale.config import ServerConfig
 
     assert guarded_protocol(ServerConfig()).__mro__[2].__module__ == "uvicorn.protocols.http.httptools_impl"

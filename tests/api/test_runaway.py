@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_helpers import ANALYSIS, FINAL, NEXT, PREAMBLE, VOCAB, call, ids, in_rounds, playing, turn
 
-from chorale.api.output import Fold
-from chorale.api.runaway import (
+from chorale.engine.types import SamplingSpec
+from chorale.testing.scripted_client import ScriptedClient
+from chorale.turns.events import Fold
+from chorale.turns.runaway import (
     LOOP_PERIOD,
     LOOP_TOKENS,
     MAX_ANALYSIS,
@@ -22,8 +24,6 @@ from chorale.api.runaway import (
     RoundWatch,
     is_periodic,
 )
-from chorale.client.scripted import ScriptedClient
-from chorale.engine.types import SamplingSpec
 
 ANSWER = "So be it.<|return|>"
 

@@ -26,7 +26,7 @@ from shell_helpers import (
 )
 
 from chorale.api.app import create_app
-from chorale.api.server import bind_sockets
+from chorale.api.http.server import bind_sockets
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
 
@@ -189,7 +189,7 @@ def test_drain_lets_running_requests_finish() -> None:
         release = asyncio.Event()
 
         async def slow(request: object) -> object:
-            from chorale.api.http import json_response
+            from chorale.api.http.responses import json_response
 
             await release.wait()
             return json_response("done")
@@ -252,7 +252,7 @@ import asyncio, sys
 sys.path.insert(0, sys.argv[1])
 from shell_helpers import make_state
 from chorale.api.app import create_app
-from chorale.api.server import bind_sockets, serve_app
+from chorale.api.http.server import bind_sockets, serve_app
 
 async def main():
     async with make_state() as state:

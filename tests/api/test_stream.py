@@ -11,9 +11,9 @@ import pytest
 from shell_helpers import call, full_server, scripted
 from starlette.requests import ClientDisconnect, Request
 
-from chorale.api import stream
-from chorale.api.http import EventStream, until_disconnect
-from chorale.api.sse import DONE, last_error
+from chorale.api.http import stream
+from chorale.api.http.responses import EventStream, until_disconnect
+from chorale.api.http.sse import DONE, last_error
 from chorale.errors import QueueFullError
 
 

@@ -8,7 +8,7 @@ import logging
 import pytest
 from shell_helpers import full_server, scripted
 
-from chorale.api.throughput import Throughput
+from chorale.api.operator.throughput import Throughput
 from chorale.engine.types import EngineStats, GenerateRequest
 
 

@@ -20,11 +20,11 @@ from scripted_helpers import (
     turn,
 )
 
-from chorale.api.output import Fold, ItemClosed, ItemDelta, ItemOpened, TurnEnded, TurnProgress
 from chorale.client.base import EngineStatus
-from chorale.client.scripted import Script, ScriptedClient
 from chorale.engine.types import SamplingSpec, TokenChunk
 from chorale.errors import EngineDeadError, EngineLoadingError, QueueFullError
+from chorale.testing.scripted_client import Script, ScriptedClient
+from chorale.turns.events import Fold, ItemClosed, ItemDelta, ItemOpened, TurnEnded, TurnProgress
 
 
 def one(text: str, **options: object) -> Fold:

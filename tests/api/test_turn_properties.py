@@ -25,8 +25,8 @@ from scripted_helpers import (
     without_ids,
 )
 
-from chorale.client.scripted import Script, ScriptedClient
 from chorale.harmony.vocab import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
+from chorale.testing.scripted_client import Script, ScriptedClient
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["Hello there.", "née 🧑‍🚀 漢字", " STOP ", "\n\nST", '{"a": 1}', "", "to=functions.f", "<|end|>"]

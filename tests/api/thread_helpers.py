@@ -12,9 +12,9 @@ from dataclasses import replace
 from shell_helpers import Running, make_state, running
 
 from chorale.api.app import create_app
-from chorale.client.scripted import ScriptedClient
 from chorale.config import ToolConfig
 from chorale.harmony.vocab import load_vocabulary
+from chorale.testing.scripted_client import ScriptedClient
 from chorale.tools.service import start_tools
 
 

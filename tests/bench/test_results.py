@@ -18,8 +18,8 @@ from chorale.bench.metrics import block, percentile, summarise, to_json
 from chorale.bench.prompts import RandomLengths, file_prompts, job, random_prompts
 from chorale.bench.report import _ticks, page, read, write_report
 from chorale.bench.workers import share
-from chorale.cli.bench_pace import goals_of
-from chorale.cli.bench_serve import check, make_jobs, parser, write
+from chorale.cli.bench.pace import goals_of
+from chorale.cli.bench.serve import check, make_jobs, parser, write
 from chorale.cli.main import main
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from chorale.cli.banner import Screen
-from chorale.cli.settings import merge
+from chorale.cli.options.settings import merge
 from chorale.client.base import EngineInfo, EngineStatus
 
 INFO = EngineInfo(

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from chorale.cli import complete
-from chorale.cli.chat import Session, parser
+from chorale.cli.commands import complete
+from chorale.cli.commands.chat import Session, parser
 from chorale.cli.connection import Connection
 from chorale.cli.main import main
 

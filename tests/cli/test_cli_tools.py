@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chorale.cli.main import main
-from chorale.cli.settings import merge
+from chorale.cli.options.settings import merge
 from chorale.config import ToolConfig
 
 

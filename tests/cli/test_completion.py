@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from chorale.cli.flags import FLAGS
 from chorale.cli.main import COMMANDS, main
+from chorale.cli.options.flags import FLAGS
 from chorale.cli.tree import commands
 
 CASES = [

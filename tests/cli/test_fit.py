@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chorale.cli.fit import take_gpus
+from chorale.cli.commands.fit import take_gpus
 from chorale.cli.gpus import MODELS, find_gpu, hardware_of
 from chorale.cli.main import main
 from chorale.config import EngineConfig

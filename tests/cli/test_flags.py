@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from chorale.cli.flags import FLAGS
-from chorale.cli.settings import merge
-from chorale.cli.values import MOST, NUMBERS, Flag
+from chorale.cli.options.flags import FLAGS
+from chorale.cli.options.settings import merge
+from chorale.cli.options.values import MOST, NUMBERS, Flag
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
 from chorale.runtime.resolve import check_sizes

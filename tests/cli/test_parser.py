@@ -6,8 +6,8 @@ import argparse
 
 import pytest
 
-from chorale.cli.bench_serve import parser
-from chorale.cli.chat import chat_parser
+from chorale.cli.bench.serve import parser
+from chorale.cli.commands.chat import chat_parser
 from chorale.cli.main import main
 from chorale.errors import ConfigError
 

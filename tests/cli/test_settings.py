@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from chorale.cli.config import render
-from chorale.cli.flags import FLAGS
-from chorale.cli.settings import Setting, merge
-from chorale.cli.values import parse_size
+from chorale.cli.commands.config import render
+from chorale.cli.options.flags import FLAGS
+from chorale.cli.options.settings import Setting, merge
+from chorale.cli.options.values import parse_size
 from chorale.config import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
 

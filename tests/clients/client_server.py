@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from scripted_helpers import VOCAB
 from thread_helpers import in_thread, tool_server
 
-from chorale.client.scripted import ScriptedClient
 from chorale.config import ToolConfig
+from chorale.testing.scripted_client import ScriptedClient
 
 
 @dataclass(frozen=True, slots=True)

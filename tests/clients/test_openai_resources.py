@@ -16,7 +16,7 @@ from client_server import Served, served
 from pydantic import BaseModel
 from scripted_helpers import ANALYSIS, FINAL, NEXT, VOCAB, call, in_rounds, playing
 
-from chorale.client.scripted import ScriptedClient
+from chorale.testing.scripted_client import ScriptedClient
 
 END, CALL = "<|return|>", "<|call|>"
 HELLO = ANALYSIS + "Say hi." + NEXT + FINAL + "Hi there!" + END

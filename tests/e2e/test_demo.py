@@ -12,7 +12,7 @@ import openai
 import pydantic
 import pytest
 
-from chorale.api.page import DEMO_EXAMPLES
+from chorale.api.operator.page import DEMO_EXAMPLES
 
 from .conftest import Served
 

@@ -30,7 +30,7 @@ import httpx2
 import pytest
 
 from chorale.api.background import STOPPED
-from chorale.api.responses.live import RESTARTED
+from chorale.store.background import RESTARTED
 
 SCRIPT = Path(__file__).parents[1] / "serve" / "serve_fake.py"
 FINAL = ("completed", "incomplete", "failed", "cancelled")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from chorale.engine.core import EngineCore
-from chorale.engine.fake import FakeExecutor, FakeHandle, FakeModel
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, StepPlan, TokenChunk
+from chorale.testing.fake_executor import FakeExecutor, FakeHandle, FakeModel
 
 from .simulation import Ticker
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from chorale.engine.core import EngineCore
-from chorale.engine.fake import FakeExecutor, FakeModel
 from chorale.engine.types import EngineLimits, EngineStats, GenerateRequest, SamplingSpec, TokenChunk
+from chorale.testing.fake_executor import FakeExecutor, FakeModel
 
 VOCAB, EOS = 300, (7, 11)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chorale.engine.blocks import BlockPool
+from chorale.engine.kv_cache.blocks import BlockPool
 from chorale.engine.types import CacheGroup
 
 FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorale.engine.cache import HybridCache, Pages
+from chorale.engine.kv_cache.cache import HybridCache, Pages
 from chorale.engine.types import CacheGroup
 
 FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from chorale.engine.core import EngineCore
-from chorale.engine.fake import FakeExecutor
 from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError, EngineError
+from chorale.testing.fake_executor import FakeExecutor
 
 from .recording import DEFAULTS, Engine, ends, tokens_by_choice
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from chorale.engine.core import EngineCore
-from chorale.engine.fake import FakeExecutor, FakeModel
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec
 from chorale.errors import EngineError
+from chorale.testing.fake_executor import FakeExecutor, FakeModel
 
 LIMITS = EngineLimits(
     num_blocks=64,

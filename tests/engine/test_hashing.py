@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from chorale.engine.hashing import extend_chain, root_digest
+from chorale.engine.kv_cache.hashing import extend_chain, root_digest
 
 
 def chain(tokens: list[int], page: int, root: bytes = b"root") -> list[bytes]:

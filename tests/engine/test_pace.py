@@ -11,7 +11,6 @@ from typing import Any, Literal
 import pytest
 
 from chorale.engine.core import EngineCore
-from chorale.engine.fake import FakeExecutor, FakeModel
 from chorale.engine.types import (
     EngineLimits,
     GenerateRequest,
@@ -21,6 +20,7 @@ from chorale.engine.types import (
     StepResult,
     TokenChunk,
 )
+from chorale.testing.fake_executor import FakeExecutor, FakeModel
 
 from . import simulation
 from .simulation import Life, simulate

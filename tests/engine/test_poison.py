@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from chorale.engine.core import EngineCore
-from chorale.engine.fake import FakeExecutor, FakeModel, FakeRow
 from chorale.engine.types import (
     CacheGroup,
     EngineLimits,
@@ -19,6 +18,7 @@ from chorale.engine.types import (
     StepResult,
     TokenChunk,
 )
+from chorale.testing.fake_executor import FakeExecutor, FakeModel, FakeRow
 
 from .recording import DEFAULTS, ends, tokens_by_choice
 from .simulation import Ticker

@@ -31,9 +31,9 @@ from shell_helpers import make_state
 
 from chorale.api.app import create_app
 from chorale.api.openapi import describe
-from chorale.client.scripted import Script, ScriptedClient
 from chorale.engine.types import GenerateRequest
 from chorale.harmony.vocab import load_vocabulary
+from chorale.testing.scripted_client import Script, ScriptedClient
 
 TIMEOUT = 60.0  # seconds of a busy machine, for bodies of up to 16 MB
 _TURNS = (

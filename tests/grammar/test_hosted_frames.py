@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from chorale.api.rules import Hosted, TurnRules
-from chorale.api.tool_choice import ToolChoice
 from chorale.grammar import constraint as make
 from chorale.grammar.frames import Call, Frames, turn_grammar
 from chorale.grammar.matcher import compile_grammar
 from chorale.harmony.vocab import load_vocabulary
+from chorale.turns.rules import Hosted, TurnRules
+from chorale.turns.tools.tool_choice import ToolChoice
 
 VOCAB = load_vocabulary()
 QUERY = make.json_schema(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from runtime_helpers import make_engine, random_prompt, request, run
 
-from chorale.cli.settings import merge
+from chorale.cli.options.settings import merge
 from chorale.errors import ConfigError
 from chorale.runtime.cache_dtype import cache_dtype
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chorale.config import EngineConfig
-from chorale.engine.cache import HybridCache
+from chorale.engine.kv_cache.cache import HybridCache
 from chorale.errors import ConfigError
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.checkpoint_writer import write_random_checkpoint

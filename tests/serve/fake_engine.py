@@ -14,11 +14,11 @@ import msgspec
 from chorale.client.base import EngineInfo
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
-from chorale.engine.fake import FakeExecutor, FakeModel
 from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError
-from chorale.serve.boot import EngineStart, read_start
+from chorale.serve.bootstrap import EngineStart, read_start
 from chorale.serve.engine_process import Progress, run_engine_process
+from chorale.testing.fake_executor import FakeExecutor, FakeModel
 
 LIMITS = EngineLimits(
     num_blocks=8192, block_size=16, max_num_seqs=256, max_num_batched_tokens=4096, max_model_len=65536

@@ -15,8 +15,8 @@ from typing import Any
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.remote import ClientLimits, RemoteClient
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
-from chorale.serve.boot import EngineStart, make_directory
-from chorale.serve.keeper import EngineKeeper
+from chorale.serve.bootstrap import EngineStart, make_directory
+from chorale.serve.engine_monitor import EngineKeeper
 from chorale.serve.watch import WatchLimits
 
 from .fake_engine import LIMITS, MODEL, Behaviour

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from chorale.serve.boot import EngineStart
-from chorale.serve.keeper import EngineKeeper
+from chorale.serve.bootstrap import EngineStart
+from chorale.serve.engine_monitor import EngineKeeper
 from serve.fake_engine import Behaviour
 from serve.harness import FAKE_ENGINE
 

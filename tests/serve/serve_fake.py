@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from chorale.api.auth import hash_key
+from chorale.api.http.auth import hash_key
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.config import ServerConfig
 from chorale.serve import supervisor

@@ -18,7 +18,7 @@ from chorale.client.remote import RemoteClient
 from chorale.client.wire import Rows, Submit, decode_from_engine, encode, engine_address
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
-from chorale.serve.boot import EXIT_OK, EngineStart, check_directory, make_directory
+from chorale.serve.bootstrap import EXIT_OK, EngineStart, check_directory, make_directory
 
 from .fake_engine import Behaviour
 from .harness import FAKE_ENGINE, collect, expected, is_alive, request, rig, run, until

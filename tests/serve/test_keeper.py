@@ -12,8 +12,8 @@ import pytest
 
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.wire import Beat
-from chorale.serve.boot import EXIT_CONFIG, EXIT_FAILED, EngineStart, make_directory
-from chorale.serve.keeper import EngineKeeper
+from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, EngineStart, make_directory
+from chorale.serve.engine_monitor import EngineKeeper
 from chorale.serve.watch import Deaths, Pulse, WatchLimits
 
 from .fake_engine import Behaviour
@@ -55,7 +55,7 @@ def test_a_step_that_hangs_is_seen_though_the_heart_beats(capfd: pytest.CaptureF
     run(scene())
     stacks = capfd.readouterr().err
     assert "Current thread" in stacks or "Thread 0x" in stacks  # where it hung, for the operator
-    assert "fake.py" in stacks
+    assert "fake_executor.py" in stacks
 
 
 def test_a_long_step_is_not_mistaken_for_a_hang() -> None:

@@ -13,8 +13,7 @@ from typing import Any
 import httpx2
 
 from chorale.api.app import create_app
-from chorale.api.metrics import Metrics
-from chorale.api.responses.store import open_store
+from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
 from chorale.client.local import LocalClient
 from chorale.config import EngineConfig, ServerConfig
@@ -22,6 +21,7 @@ from chorale.harmony.vocab import load_vocabulary
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.build import build_engine
+from chorale.store.store import open_store
 
 VOCAB = load_vocabulary()
 SIZES: dict[str, Any] = {

@@ -14,11 +14,11 @@ from schema_cases import BIAS, obj
 from structured_helpers import VOCAB
 
 from chorale.api.app import create_app
-from chorale.api.metrics import Metrics
-from chorale.api.responses.store import open_store
+from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
 from chorale.client.local import LocalClient
 from chorale.config import ServerConfig
+from chorale.store.store import open_store
 
 API = Path(__file__).parents[1] / "api"
 sys.path += [str(API / "tools"), str(API / "responses"), str(API)]

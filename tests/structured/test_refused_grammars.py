@@ -185,6 +185,6 @@ def test_a_verdict_is_remembered(client: LocalClient) -> None:
 
 
 def _constraints(form: dict[str, Any]) -> list[Any]:
-    from chorale.api.structured import read_format
+    from chorale.turns.structured import read_format
 
     return [read_format(form, "text.format").constraint]

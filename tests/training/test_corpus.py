@@ -12,8 +12,8 @@ import numpy as np
 import openai_harmony
 import pytest
 
-from chorale.api import compaction
 from chorale.harmony.vocab import CALL, RANKS_DIR_VARIABLE, RETURN, START, export_vocabulary
+from chorale.turns import compaction
 from training.corpus import FAMILIES, MIXTURE, endings, fields, sample, structured, tool_phrases, wishes
 from training.corpus.base import ASSISTANT, Dialogue, Draw, Phrases
 from training.corpus.known import KNOWN

@@ -10,7 +10,7 @@ from training.corpus.base import Dialogue, Draw
 from training.corpus.entities import SENTENCES, amount, company, person, place
 from training.corpus.values import iso_date, marked, phrase
 
-# As chorale.api.compaction asks (a test compares them; importing it would need the server's packages where we train).
+# As chorale.turns.compaction asks (a test compares them; importing it would need the server's packages where we train).
 REQUEST = (
     "Summarize this conversation so that it can be continued from your summary alone. Keep what was asked"
     " for, what was decided and why, names, numbers, paths and code that are still needed, what tools"

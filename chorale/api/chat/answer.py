@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chorale.api.chat.request import ChatRequest
-from chorale.api.ids import new_completion_id
 from chorale.api.logprobs import LogprobsWriter
-from chorale.api.output import EndReason, ItemOpened, TurnEnded
 from chorale.api.state import ServerState
+from chorale.ids import new_completion_id
+from chorale.turns.events import EndReason, ItemOpened, TurnEnded
 
 FINISH: dict[EndReason, str] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 # Between two texts of one kind (a preamble and the answer, two analyses): they are separate messages that

@@ -7,9 +7,9 @@ from typing import Any
 
 from chorale.api.chat.answer import SEPARATOR, Answer, call_object
 from chorale.api.chat.builtin import SHOWN, annotation, whole
-from chorale.api.output import CLIENT_CALLS, Fold, FoldedItem, TurnEnded, end_error
 from chorale.api.usage import of_choices, usage_object
 from chorale.errors import EngineError
+from chorale.turns.events import CLIENT_CALLS, Fold, FoldedItem, TurnEnded, end_error
 
 
 def chat_body(answer: Answer, folds: Sequence[Fold], prompt_token_ids: list[int]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from chorale.api.output import FoldedItem, ItemKind, ItemOpened
 from chorale.tools.base import (
     BrowserDetail,
     CodeOutput,
@@ -22,6 +21,7 @@ from chorale.tools.base import (
     ToolResult,
     UrlCitation,
 )
+from chorale.turns.events import FoldedItem, ItemKind, ItemOpened
 
 SHOWN: frozenset[ItemKind] = frozenset({"web_search_call", "code_interpreter_call", "mcp_call"})
 

@@ -7,7 +7,10 @@ from typing import Any
 
 from chorale.api.chat.answer import SEPARATOR, Answer, call_object
 from chorale.api.chat.builtin import SHOWN, CallWriter, annotation
-from chorale.api.output import (
+from chorale.api.http.sse import PLACEHOLDER, Template, event
+from chorale.api.usage import usage_object
+from chorale.tools.base import ToolResult
+from chorale.turns.events import (
     BUILTIN_ITEMS,
     CLIENT_CALLS,
     Cited,
@@ -22,9 +25,6 @@ from chorale.api.output import (
     TurnProgress,
     Usage,
 )
-from chorale.api.sse import PLACEHOLDER, Template, event
-from chorale.api.usage import usage_object
-from chorale.tools.base import ToolResult
 
 
 class ChunkWriter:

@@ -15,15 +15,15 @@ from chorale.api.chat.chunks import ChunkWriter, usage_event
 from chorale.api.chat.prepare import Prepared, prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.chat.stored import keep
-from chorale.api.http import EventStream, large_response, read_as, until_disconnect
+from chorale.api.http.offload import beside, is_heavy
+from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
+from chorale.api.http.sse import DONE, last_error
 from chorale.api.logprobs import is_scored
-from chorale.api.names import check_model
-from chorale.api.offload import beside, is_heavy
-from chorale.api.output import Fold, end_error
-from chorale.api.sse import DONE, last_error
+from chorale.api.operator.names import check_model
 from chorale.api.state import ServerState
-from chorale.api.turn import run_turns
 from chorale.api.usage import of_choices
+from chorale.turns.events import Fold, end_error
+from chorale.turns.run import run_turns
 
 
 async def create(state: ServerState, request: Request) -> Response:

@@ -8,40 +8,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chorale.api.cache_salt import cache_salt
-from chorale.api.chat.messages import (
-    content_text,
-    reasoning_text,
-    split_instructions,
-    take_efforts,
-    to_harmony,
-)
 from chorale.api.chat.request import ChatRequest
-from chorale.api.client_tools import custom_tool
-from chorale.api.effort import reasoning_effort
-from chorale.api.hosted import HostedTools, builtin_tools, read_hosted
+from chorale.api.http.cache_salt import cache_salt
+from chorale.api.http.offload import beside, is_heavy
 from chorale.api.limits import SIZES
-from chorale.api.offload import beside, is_heavy
-from chorale.api.options import TurnOptions
-from chorale.api.prompt import (
-    at,
-    check_distinct,
-    developer_message,
-    system_message,
-)
-from chorale.api.rules import TurnRules, with_grammar
-from chorale.api.sampling import resolve_sampling
 from chorale.api.state import ServerState
-from chorale.api.structured import Structured, combine, read_format, read_structured
-from chorale.api.tool_choice import Function, read_tool_choice
-from chorale.api.toolbox import Plan, check_available, close_tools, open_tools
-from chorale.api.toolloop import TurnTools
 from chorale.engine.types import SamplingSpec
 from chorale.errors import RequestError
 from chorale.harmony.messages import Conversation
 from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import CHANNEL, END, MESSAGE, START, Vocabulary
 from chorale.tools.base import ToolBox
+from chorale.turns.options import TurnOptions
+from chorale.turns.prompt.effort import reasoning_effort
+from chorale.turns.prompt.encode import at, check_distinct, developer_message, system_message
+from chorale.turns.prompt.openai_messages import (
+    content_text,
+    reasoning_text,
+    split_instructions,
+    take_efforts,
+    to_harmony,
+)
+from chorale.turns.rules import TurnRules, with_grammar
+from chorale.turns.sampling import resolve_sampling
+from chorale.turns.structured import Structured, combine, read_format, read_structured
+from chorale.turns.tools.built_in import HostedTools, builtin_tools, read_hosted
+from chorale.turns.tools.client_tools import custom_tool
+from chorale.turns.tools.loop import TurnTools
+from chorale.turns.tools.open_tools import Plan, check_available, close_tools, open_tools
+from chorale.turns.tools.tool_choice import Function, read_tool_choice
 
 NEVER = 1 << 30  # tokens: a non-streaming turn is read once, at its end
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from chorale.api import fields, limits
-from chorale.api.body import parse_model
 from chorale.api.fields import Metadata, Refusal, StreamOptions, StructuredFields
+from chorale.api.http.body import parse_model
 from chorale.errors import RequestError
 
 _STORED = ("metadata", "store")  # harmless where nothing is stored

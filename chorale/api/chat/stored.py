@@ -14,11 +14,11 @@ from starlette.responses import Response
 from chorale.api import limits
 from chorale.api.chat.request import ChatRequest
 from chorale.api.fields import Metadata
-from chorale.api.http import json_response, parse_model, read_as
-from chorale.api.responses.completion_store import CompletionFilter, StoredCompletion
+from chorale.api.http.responses import json_response, parse_model, read_as
 from chorale.api.responses.pages import check_names, page_object, read_number
 from chorale.api.state import ServerState
 from chorale.errors import ChoraleError, NotFoundError, RequestError
+from chorale.store.completions import CompletionFilter, StoredCompletion
 
 logger = logging.getLogger("chorale.api.chat")
 

@@ -13,7 +13,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chorale.api.cache_salt import cache_salt
 from chorale.api.completions.raw import RawChoice, RawOptions
 from chorale.api.completions.request import (
     CompletionRequest,
@@ -22,22 +21,23 @@ from chorale.api.completions.request import (
     parse_completion,
 )
 from chorale.api.completions.text import ChoiceText, TextAnswer, TextChunkWriter, body_choice
-from chorale.api.http import EventStream, large_response, read_as, until_disconnect
+from chorale.api.http.cache_salt import cache_salt
+from chorale.api.http.offload import beside
+from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
+from chorale.api.http.sse import DONE, event, last_error
 from chorale.api.logprobs import is_scored
-from chorale.api.merge import merged
-from chorale.api.names import check_model
-from chorale.api.offload import beside
-from chorale.api.options import TurnOptions
-from chorale.api.output import Fold, PromptScored, TurnEnded, end_error
-from chorale.api.rules import with_raw_grammar
-from chorale.api.sampling import resolve_sampling
-from chorale.api.sse import DONE, event, last_error
+from chorale.api.operator.names import check_model
 from chorale.api.state import ServerState
-from chorale.api.structured import Structured, combine, read_format, read_structured
-from chorale.api.turn import ChoiceEvents, drive
 from chorale.api.usage import of_choices, of_prompts, usage_object
 from chorale.engine.types import SamplingSpec
 from chorale.errors import ChoraleError, EngineError
+from chorale.turns.events import Fold, PromptScored, TurnEnded, end_error
+from chorale.turns.merge import merged
+from chorale.turns.options import TurnOptions
+from chorale.turns.rules import with_raw_grammar
+from chorale.turns.run import ChoiceEvents, drive
+from chorale.turns.sampling import resolve_sampling
+from chorale.turns.structured import Structured, combine, read_format, read_structured
 
 NEVER = 1 << 30  # tokens: a non-streaming turn is read once, at its end
 

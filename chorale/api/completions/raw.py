@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chorale.api.ids import new_id
-from chorale.api.item import OpenItem, Token
-from chorale.api.options import Round, TurnOptions
-from chorale.api.output import (
+from chorale.engine.types import ChunkTimings, TokenChunk, TokenLogprobs
+from chorale.errors import ChoraleError
+from chorale.harmony.text import TextDecoder
+from chorale.harmony.vocab import Vocabulary
+from chorale.ids import new_id
+from chorale.turns.events import (
     EndReason,
     ItemClosed,
     ItemOpened,
@@ -22,11 +24,9 @@ from chorale.api.output import (
     Usage,
     chunk_error,
 )
-from chorale.api.stops import StopFilter
-from chorale.engine.types import ChunkTimings, TokenChunk, TokenLogprobs
-from chorale.errors import ChoraleError
-from chorale.harmony.text import TextDecoder
-from chorale.harmony.vocab import Vocabulary
+from chorale.turns.item import OpenItem, Token
+from chorale.turns.options import Round, TurnOptions
+from chorale.turns.stops import StopFilter
 
 
 @dataclass(frozen=True, slots=True)

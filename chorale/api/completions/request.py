@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from chorale.api import fields, limits
-from chorale.api.body import parse_model
 from chorale.api.fields import Refusal, StreamOptions, StructuredFields
-from chorale.api.offload import beside, is_heavy
-from chorale.api.prompt import at
+from chorale.api.http.body import parse_model
+from chorale.api.http.offload import beside, is_heavy
 from chorale.errors import RequestError
 from chorale.harmony.vocab import Vocabulary
+from chorale.turns.prompt.encode import at
 
 HARMLESS: dict[str, str] = fields.HARMLESS | {
     "add_special_tokens": "this tokenizer adds none",

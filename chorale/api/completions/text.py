@@ -8,9 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chorale.api.completions.request import CompletionRequest, Prompt
-from chorale.api.ids import new_completion_id
+from chorale.api.http.sse import PLACEHOLDER, Template, event
 from chorale.api.logprobs import LogprobsWriter
-from chorale.api.output import (
+from chorale.api.usage import usage_object
+from chorale.engine.types import TokenLogprobs
+from chorale.harmony.text import TextDecoder
+from chorale.harmony.vocab import Vocabulary
+from chorale.ids import new_completion_id
+from chorale.turns.events import (
     EndReason,
     Fold,
     ItemDelta,
@@ -20,11 +25,6 @@ from chorale.api.output import (
     TurnProgress,
     Usage,
 )
-from chorale.api.sse import PLACEHOLDER, Template, event
-from chorale.api.usage import usage_object
-from chorale.engine.types import TokenLogprobs
-from chorale.harmony.text import TextDecoder
-from chorale.harmony.vocab import Vocabulary
 
 FINISH: dict[EndReason, str] = {"stop": "stop", "length": "length"}
 

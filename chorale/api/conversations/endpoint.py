@@ -16,16 +16,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chorale.api.conversations.request import read_create, read_items, read_update
-from chorale.api.http import json_response, read_as
-from chorale.api.offload import beside, is_heavy
+from chorale.api.http.offload import beside, is_heavy
+from chorale.api.http.responses import json_response, read_as
+from chorale.api.responses.by_id import owner_of
 from chorale.api.responses.dialects import dialect_of, translate_items
-from chorale.api.responses.items import parse_items
+from chorale.api.responses.items.input import parse_items
 from chorale.api.responses.pages import PageQuery, check_include, check_names, page_object
 from chorale.api.responses.prepare import resolve_items
-from chorale.api.responses.reading import owner_of
-from chorale.api.responses.stored import StoredItem
 from chorale.api.state import ServerState
 from chorale.errors import NotFoundError
+from chorale.store.protocol import StoredItem
 
 
 def routes(state: ServerState) -> list[Route]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from chorale.api import limits
 from chorale.api.fields import triage
-from chorale.api.http import parse_model
+from chorale.api.http.responses import parse_model
 from chorale.api.responses.request import Include
 
 _Items = Annotated[list[dict[str, Any]], limits.items("conversation_items")]

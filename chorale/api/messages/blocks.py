@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from chorale.api.ids import new_id
 from chorale.api.messages.request import MessagesRequest
 from chorale.api.messages.signature import write_signature
-from chorale.api.output import (
+from chorale.api.state import ServerState
+from chorale.errors import EngineError
+from chorale.harmony.json_text import MAX_CALL_DEPTH, read_object
+from chorale.ids import new_id
+from chorale.turns.events import (
     CLIENT_CALLS,
     EndReason,
     Fold,
@@ -18,9 +21,6 @@ from chorale.api.output import (
     Usage,
     end_error,
 )
-from chorale.api.state import ServerState
-from chorale.errors import EngineError
-from chorale.harmony.json_text import MAX_CALL_DEPTH, read_object
 
 _STOPS: dict[EndReason, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 

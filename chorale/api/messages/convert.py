@@ -14,10 +14,10 @@ import msgspec
 
 from chorale.api.limits import SIZES
 from chorale.api.messages.signature import read_signature
-from chorale.api.prompt import FUNCTIONS, TOOL_NAME
 from chorale.errors import RequestError
 from chorale.harmony.messages import DeveloperContent, Message
 from chorale.harmony.vocab import CHANNEL, MESSAGE, Vocabulary
+from chorale.turns.prompt.encode import FUNCTIONS, TOOL_NAME
 
 Block = Mapping[str, Any]
 _ROLES = ("user", "assistant", "system")

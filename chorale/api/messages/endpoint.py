@@ -9,16 +9,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chorale.api.http import EventStream, json_response, large_response, read_as, until_disconnect
+from chorale.api.http.offload import is_heavy
+from chorale.api.http.responses import EventStream, json_response, large_response, read_as, until_disconnect
 from chorale.api.messages.blocks import MessageAnswer, message_body
 from chorale.api.messages.events import EventWriter, error_bytes
 from chorale.api.messages.prepare import Prepared, build_prompt, prepare
 from chorale.api.messages.request import parse_count, parse_messages
-from chorale.api.names import check_model
-from chorale.api.offload import is_heavy
-from chorale.api.output import Fold, OutputEvent, TurnEnded
+from chorale.api.operator.names import check_model
 from chorale.api.state import ServerState
-from chorale.api.turn import run_turn
+from chorale.turns.events import Fold, OutputEvent, TurnEnded
+from chorale.turns.run import run_turn
 
 
 async def create(state: ServerState, request: Request) -> Response:

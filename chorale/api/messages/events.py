@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from chorale.api.anthropic_errors import error_body
+from chorale.api.http.anthropic_errors import error_body
 from chorale.api.messages.blocks import MessageAnswer, call_input, opened_block, stops, usage_object
 from chorale.api.messages.signature import write_signature
-from chorale.api.output import (
+from chorale.errors import ChoraleError
+from chorale.turns.events import (
     CLIENT_CALLS,
     ItemClosed,
     ItemDelta,
@@ -26,7 +27,6 @@ from chorale.api.output import (
     Usage,
     end_error,
 )
-from chorale.errors import ChoraleError
 
 _encode = msgspec.json.Encoder().encode
 

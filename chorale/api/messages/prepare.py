@@ -6,28 +6,24 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 
-from chorale.api.cache_salt import cache_salt
-from chorale.api.effort import reasoning_effort, take_effort
+from chorale.api.http.cache_salt import cache_salt
+from chorale.api.http.offload import beside, is_heavy
 from chorale.api.limits import SIZES
 from chorale.api.messages.convert import Converter, system_text
 from chorale.api.messages.request import CountRequest, MessagesRequest
 from chorale.api.messages.tools import read_tools
-from chorale.api.offload import beside, is_heavy
-from chorale.api.options import TurnOptions
-from chorale.api.prompt import (
-    at,
-    developer_message,
-    system_message,
-)
-from chorale.api.rules import TurnRules, with_grammar
-from chorale.api.sampling import resolve_sampling
 from chorale.api.state import ServerState
-from chorale.api.structured import Structured, read_format
 from chorale.engine.types import SamplingSpec
 from chorale.errors import RequestError
 from chorale.harmony.messages import Conversation, Message
 from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import CHANNEL, MESSAGE
+from chorale.turns.options import TurnOptions
+from chorale.turns.prompt.effort import reasoning_effort, take_effort
+from chorale.turns.prompt.encode import at, developer_message, system_message
+from chorale.turns.rules import TurnRules, with_grammar
+from chorale.turns.sampling import resolve_sampling
+from chorale.turns.structured import Structured, read_format
 
 NEVER = 1 << 30  # tokens: a turn that is not streamed is read once, at its end
 # Answers are short of thought when little of it is allowed; from Anthropic's budgets to the model's efforts.

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from chorale.api import fields, limits
-from chorale.api.anthropic_errors import THREAD_UNSUPPORTED
-from chorale.api.body import parse_model
 from chorale.api.fields import Refusal, SamplingFields, StopString
+from chorale.api.http.anthropic_errors import THREAD_UNSUPPORTED
+from chorale.api.http.body import parse_model
 from chorale.errors import RequestError
 
 HARMLESS: dict[str, str] = {

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from chorale.api.messages.request import Choice
-from chorale.api.prompt import check_distinct
-from chorale.api.tool_choice import Function, ToolChoice, read_tool_choice
 from chorale.errors import RequestError
 from chorale.grammar import constraint as make
+from chorale.turns.prompt.encode import check_distinct
+from chorale.turns.tools.tool_choice import Function, ToolChoice, read_tool_choice
 
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer"}

@@ -2,7 +2,8 @@
 
 from starlette.routing import BaseRoute
 
-from chorale.api.responses import endpoint, socket
+from chorale.api.responses import endpoint
+from chorale.api.responses.websocket import socket
 from chorale.api.state import ServerState
 
 __all__ = ["routes"]

@@ -13,22 +13,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chorale.api import limits
-from chorale.api.compaction import REQUEST, most_tokens
 from chorale.api.fields import triage
-from chorale.api.http import json_response, parse_model, read_as, until_disconnect
-from chorale.api.ids import new_id
-from chorale.api.models import check_model
-from chorale.api.offload import beside
-from chorale.api.responses.compaction import compaction_object
-from chorale.api.responses.items import parse_items
+from chorale.api.http.offload import beside
+from chorale.api.http.responses import json_response, parse_model, read_as, until_disconnect
+from chorale.api.operator.models import check_model
+from chorale.api.responses.by_id import owner_of
+from chorale.api.responses.items.compaction import compaction_object
+from chorale.api.responses.items.encrypted_content import Compacted, pack
+from chorale.api.responses.items.input import parse_items
 from chorale.api.responses.prepare import prepare
-from chorale.api.responses.reading import owner_of
 from chorale.api.responses.request import HARMLESS, Identifier, ResponsesRequest, as_message
 from chorale.api.responses.run import Run
-from chorale.api.responses.sealed import Compacted, pack
-from chorale.api.responses.stored import Item
 from chorale.api.state import ServerState
 from chorale.errors import EngineError, RequestError
+from chorale.ids import new_id
+from chorale.store.protocol import Item
+from chorale.turns.compaction import REQUEST, most_tokens
 
 _HARMLESS = {name: HARMLESS[name] for name in ("prompt_cache_options", "prompt_cache_retention", "image")} | {
     "prompt_cache_key": "the prefix cache finds equal prefixes by itself"

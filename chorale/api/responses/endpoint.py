@@ -10,22 +10,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from chorale.api.http import EventStream, json_response, large_response, read_as, until_disconnect
-from chorale.api.models import check_model
-from chorale.api.offload import is_heavy
-from chorale.api.responses import reading
+from chorale.api.http.offload import is_heavy
+from chorale.api.http.responses import EventStream, json_response, large_response, read_as, until_disconnect
+from chorale.api.operator.models import check_model
+from chorale.api.responses import by_id
+from chorale.api.responses.background_job import Job
+from chorale.api.responses.by_id import owner_of
 from chorale.api.responses.compact import compact
 from chorale.api.responses.delivery import http_stream
 from chorale.api.responses.dialects import dialect_of, translate_body, with_summary
 from chorale.api.responses.follow import follow
-from chorale.api.responses.job import Job
 from chorale.api.responses.prepare import build_prompt, prepare
-from chorale.api.responses.reading import owner_of
 from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.responses.resume import packed_request
 from chorale.api.responses.run import Run
-from chorale.api.responses.stored import Hold, StoredItem
 from chorale.api.state import ServerState
+from chorale.store.protocol import Hold, StoredItem
 
 
 def routes(state: ServerState) -> list[Route]:
@@ -34,10 +34,10 @@ def routes(state: ServerState) -> list[Route]:
         Route("/v1/responses", partial(create, state), methods=["POST"]),
         Route("/v1/responses/input_tokens", partial(count_tokens, state), methods=["POST"]),
         Route("/v1/responses/compact", partial(compact, state), methods=["POST"]),
-        Route(one, partial(reading.retrieve, state), methods=["GET"]),
-        Route(one, partial(reading.delete, state), methods=["DELETE"]),
-        Route(f"{one}/cancel", partial(reading.cancel, state), methods=["POST"]),
-        Route(f"{one}/input_items", partial(reading.input_items, state), methods=["GET"]),
+        Route(one, partial(by_id.retrieve, state), methods=["GET"]),
+        Route(one, partial(by_id.delete, state), methods=["DELETE"]),
+        Route(f"{one}/cancel", partial(by_id.cancel, state), methods=["POST"]),
+        Route(f"{one}/input_items", partial(by_id.input_items, state), methods=["GET"]),
     ]
 
 

@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from chorale.api.responses.replay import frame
-from chorale.api.responses.stored import EventChunk, StoreError
 from chorale.api.state import ServerState
 from chorale.errors import NotFoundError, RequestError
+from chorale.store.protocol import EventChunk, StoreError
 
 POLL_SECONDS = 0.2  # how often the store is asked about a response that another process works on
 _TERMINALS = tuple(f"event: response.{status}\n".encode() for status in ("completed", "incomplete", "failed"))

@@ -6,19 +6,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chorale.api.cache_salt import cache_salt
-from chorale.api.choice import TurnOptions
-from chorale.api.compaction import Compaction
-from chorale.api.compaction import reserve as room_for_summary
-from chorale.api.effort import reasoning_effort
-from chorale.api.hosted import HostedTools, builtin_tools, read_hosted
-from chorale.api.ids import new_id
-from chorale.api.offload import beside, is_heavy
-from chorale.api.prompt import developer_message, system_message
-from chorale.api.responses.approvals import approved_calls
-from chorale.api.responses.client_calls import TOOL_LISTS, is_call
-from chorale.api.responses.compaction import plan, since_compaction
-from chorale.api.responses.conversation import (
+from chorale.api.http.cache_salt import cache_salt
+from chorale.api.http.offload import beside, is_heavy
+from chorale.api.responses.items.approvals import approved_calls
+from chorale.api.responses.items.client_calls import TOOL_LISTS, is_call
+from chorale.api.responses.items.compaction import plan, since_compaction
+from chorale.api.responses.items.hosted import HOSTED_CALLS, HOSTED_ITEMS
+from chorale.api.responses.items.input import parse_items, same_output
+from chorale.api.responses.items.to_harmony import (
     Group,
     Said,
     Window,
@@ -28,22 +23,27 @@ from chorale.api.responses.conversation import (
     take_efforts,
     to_groups,
 )
-from chorale.api.responses.hosted_items import HOSTED_CALLS, HOSTED_ITEMS
-from chorale.api.responses.items import parse_items, same_output
 from chorale.api.responses.request import ResponsesRequest
-from chorale.api.responses.stored import Item, StoredItem
 from chorale.api.responses.tools import ToolSet, is_hosted, read_tools
-from chorale.api.rules import TurnRules, with_grammar
-from chorale.api.sampling import resolve_sampling
 from chorale.api.state import ServerState
-from chorale.api.structured import Structured, combine, read_format, read_structured
-from chorale.api.toolbox import Plan, check_available, close_tools, open_tools, with_approved
-from chorale.api.toolloop import TurnTools
 from chorale.engine.types import SamplingSpec
 from chorale.errors import NotFoundError, RequestError
 from chorale.harmony.messages import Message, ReasoningEffort, ResponseFormat
 from chorale.harmony.render import DropAnalysis
+from chorale.ids import new_id
+from chorale.store.protocol import Item, StoredItem
 from chorale.tools.base import ToolBox
+from chorale.turns.choice import TurnOptions
+from chorale.turns.compaction import Compaction
+from chorale.turns.compaction import reserve as room_for_summary
+from chorale.turns.prompt.effort import reasoning_effort
+from chorale.turns.prompt.encode import developer_message, system_message
+from chorale.turns.rules import TurnRules, with_grammar
+from chorale.turns.sampling import resolve_sampling
+from chorale.turns.structured import Structured, combine, read_format, read_structured
+from chorale.turns.tools.built_in import HostedTools, builtin_tools, read_hosted
+from chorale.turns.tools.loop import TurnTools
+from chorale.turns.tools.open_tools import Plan, check_available, close_tools, open_tools, with_approved
 
 NEVER = 1 << 30  # tokens: a turn that is not streamed is read once, at its end
 _HEAVY_ITEMS = 64  # among them may be sealed texts, of which a few kB unpack to megabytes

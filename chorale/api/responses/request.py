@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from chorale.api import fields, limits
-from chorale.api.effort import reasoning_effort
 from chorale.api.fields import Refusal, StreamOptions, StructuredFields, triage
-from chorale.api.http import parse_model
+from chorale.api.http.responses import parse_model
 from chorale.errors import RequestError
+from chorale.turns.prompt.effort import reasoning_effort
 
 Include = Literal[
     "file_search_call.results",

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from chorale.api.responses.job import Job
+from chorale.api.responses.background_job import Job
 from chorale.api.responses.prepare import prepare
 from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.responses.run import Run
-from chorale.api.responses.stored import Claimed, StoreError
 from chorale.api.state import ServerState
 from chorale.errors import ChoraleError, EngineError, QueueFullError
+from chorale.store.protocol import Claimed, StoreError
 
 logger = logging.getLogger("chorale.api.responses")
 

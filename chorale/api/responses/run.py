@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chorale.api.logprobs import LogprobsWriter
-from chorale.api.output import ItemClosed, OutputEvent, ToolStarted, TurnEnded, Usage
-from chorale.api.responses.objects import ResponseBuilder, base_object, end_error, error_object
+from chorale.api.responses.items.objects import ResponseBuilder, base_object, end_error, error_object
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
-from chorale.api.responses.stored import KEPT, Hold, StoredItem, StoredResponse
 from chorale.api.responses.translate import Translator
 from chorale.api.state import ServerState
-from chorale.api.turn import run_turn
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.errors import ChoraleError, EngineError
+from chorale.store.protocol import KEPT, Hold, StoredItem, StoredResponse
+from chorale.turns.events import ItemClosed, OutputEvent, ToolStarted, TurnEnded, Usage
+from chorale.turns.run import run_turn
 
 logger = logging.getLogger("chorale.api.responses")
 

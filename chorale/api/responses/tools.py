@@ -1,7 +1,7 @@
 """The ``tools`` and ``tool_choice`` of a request: what the model is told, and what is echoed.
 
 Functions are honoured, flat or in Chat's nested shape, and so are the kinds that a client runs
-(``chorale.api.client_tools``). Every other type is the server's to run, or not served (``toolbox``).
+(``chorale.turns.tools.client_tools``). Every other type is the server's to run, or not served (``toolbox``).
 
 Tools may also stand within the input (``tool_search_output``, ``additional_tools``): the model is told of
 them there, and may call them from then on.
@@ -13,7 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chorale.api.client_tools import (
+from chorale.errors import RequestError
+from chorale.harmony.messages import ToolDescription
+from chorale.turns.prompt.encode import check_distinct
+from chorale.turns.tools.built_in import without_secrets
+from chorale.turns.tools.client_tools import (
     custom_tool,
     fixed_tool,
     in_namespace,
@@ -21,11 +25,7 @@ from chorale.api.client_tools import (
     prompt_name,
     tool_search,
 )
-from chorale.api.hosted import without_secrets
-from chorale.api.prompt import check_distinct
-from chorale.api.tool_choice import Function, ToolChoice, read_tool_choice
-from chorale.errors import RequestError
-from chorale.harmony.messages import ToolDescription
+from chorale.turns.tools.tool_choice import Function, ToolChoice, read_tool_choice
 
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 _CLIENT_TYPES = frozenset(

@@ -12,7 +12,19 @@ from typing import Any
 
 import msgspec
 
-from chorale.api.output import (
+from chorale.api.responses.items.hosted_events import DELTAS, Event, HostedEvents
+from chorale.api.responses.items.objects import (
+    TEXTS,
+    ResponseBuilder,
+    annotation,
+    is_void,
+    item_object,
+    output_text,
+    reasoning_text,
+)
+from chorale.api.responses.items.shell_events import CommandReader, News, event_of
+from chorale.errors import ChoraleError
+from chorale.turns.events import (
     BUILTIN_ITEMS,
     Cited,
     ItemClosed,
@@ -23,18 +35,6 @@ from chorale.api.output import (
     ToolProgressed,
     ToolStarted,
 )
-from chorale.api.responses.hosted_events import DELTAS, Event, HostedEvents
-from chorale.api.responses.objects import (
-    TEXTS,
-    ResponseBuilder,
-    annotation,
-    is_void,
-    item_object,
-    output_text,
-    reasoning_text,
-)
-from chorale.api.responses.shell_events import CommandReader, News, event_of
-from chorale.errors import ChoraleError
 
 _encode = msgspec.json.Encoder().encode
 

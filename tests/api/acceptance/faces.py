@@ -20,7 +20,7 @@ from shell_helpers import make_state
 
 from chorale.api.app import create_app
 from chorale.api.state import ServerState
-from chorale.client.scripted import ScriptedClient
+from chorale.testing.scripted_client import ScriptedClient
 
 FACES = ("chat", "responses", "messages")
 WAYS = [(face, stream) for face in FACES for stream in (False, True)]

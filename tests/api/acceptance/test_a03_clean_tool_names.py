@@ -6,8 +6,8 @@ import pytest
 from faces import WAYS, WEATHER, Server, acceptance
 from scripted_helpers import ids
 
-from chorale.client.scripted import Script, ScriptedClient
 from chorale.harmony.vocab import load_vocabulary
+from chorale.testing.scripted_client import Script, ScriptedClient
 
 SPELLED = [
     "get_weather<|channel|>commentary",

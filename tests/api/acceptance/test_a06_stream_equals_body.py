@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_helpers import ANALYSIS, FINAL, NEXT, PREAMBLE, VOCAB, call, ids
 
-from chorale.client.scripted import Script, ScriptedClient
+from chorale.testing.scripted_client import Script, ScriptedClient
 
 PIECES = [
     "<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|start|>assistant", "<|return|>", "<|call|>",

@@ -6,8 +6,8 @@ import pytest
 from faces import WAYS, Server, acceptance
 from scripted_helpers import ANALYSIS, FINAL, NEXT, ids
 
-from chorale.client.scripted import Script, ScriptedClient
 from chorale.harmony.vocab import load_vocabulary
+from chorale.testing.scripted_client import Script, ScriptedClient
 
 SPELLED = "analysisI think.assistantfinal<|channel|>final<|message|>not a channel<|end|>"
 

@@ -19,8 +19,8 @@ from scripted_helpers import VOCAB, ids
 from shell_helpers import make_state
 
 from chorale.api.app import create_app
-from chorale.client.scripted import Script, ScriptedClient
 from chorale.config import ToolConfig
+from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.tools.service import start_tools
 
 SDK_SERVER = Path(__file__).parents[2] / "tools" / "mcp_sdk_server.py"

@@ -8,7 +8,7 @@ import pytest
 from faces import FACES, Server, acceptance
 from scripted_helpers import FINAL, playing
 
-import chorale.api.prompt as prompt_module
+import chorale.turns.prompt.encode as prompt_module
 
 
 def on_day(monkeypatch: pytest.MonkeyPatch, day: str, face: str, pin: str | None) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 from faces import WAYS, WEATHER, Server, acceptance
 from scripted_helpers import ANALYSIS, NEXT, call, playing
 
-from chorale.cli.settings import merge
+from chorale.cli.options.settings import merge
 
 OTHERS = ["--enable-auto-tool-choice", "--tool-call-parser", "openai", "--reasoning-parser", "openai_gptoss"]
 

@@ -27,8 +27,8 @@ from scripted_helpers import (
 )
 
 from chorale.client.base import EngineStatus
-from chorale.client.scripted import ScriptedClient
 from chorale.errors import EngineDeadError
+from chorale.testing.scripted_client import ScriptedClient
 
 ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hello there.<|return|>"
 CALLS = ANALYSIS + "Look." + NEXT + PREAMBLE + "One moment." + NEXT + call("f", '{"a": 1}') + "<|call|>"

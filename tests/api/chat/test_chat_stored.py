@@ -8,8 +8,8 @@ import openai
 import pytest
 from scripted_helpers import ANALYSIS, FINAL, NEXT, Server, events_of, playing, run, served
 
-from chorale.client.scripted import ScriptedClient
 from chorale.errors import EngineDeadError
+from chorale.testing.scripted_client import ScriptedClient
 
 ANSWER = ANALYSIS + "T." + NEXT + FINAL + "Hello.<|return|>"
 PATH = "/v1/chat/completions"

@@ -22,8 +22,8 @@ from scripted_helpers import (
     served,
 )
 
-from chorale.client.scripted import Script, ScriptedClient
 from chorale.errors import EngineDeadError
+from chorale.testing.scripted_client import Script, ScriptedClient
 
 RAW = ANALYSIS + "Hm.<|end|><|start|>assistant" + FINAL + "Hello there.<|return|>"
 

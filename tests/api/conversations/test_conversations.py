@@ -21,11 +21,11 @@ from responses_helpers import (
     tokens,
 )
 
-from chorale.api.auth import hash_key
-from chorale.api.responses.store import SqliteStore
-from chorale.api.responses.stored import StoreError
-from chorale.client.scripted import Script
+from chorale.api.http.auth import hash_key
 from chorale.errors import EngineDeadError
+from chorale.store.protocol import StoreError
+from chorale.store.store import SqliteStore
+from chorale.testing.scripted_client import Script
 
 
 def user(text: str) -> Any:

@@ -14,10 +14,10 @@ from responses_helpers import VOCAB, fold_events, parse_sse
 from scripted_helpers import events_of, fold_chat
 
 from chorale.api.app import create_app
-from chorale.api.metrics import Metrics
-from chorale.api.responses.store import open_store
+from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
 from chorale.config import ServerConfig, ToolConfig
+from chorale.store.store import open_store
 from chorale.tools.service import start_tools
 
 FACES = ("responses", "responses_background", "responses_stream", "chat", "chat_stream")

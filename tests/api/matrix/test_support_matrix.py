@@ -16,8 +16,8 @@ from responses_helpers import VOCAB
 from schema_cases import BIAS, obj
 
 from chorale.client.local import LocalClient
-from chorale.client.scripted import Script, ScriptedClient
 from chorale.config import ToolConfig
+from chorale.testing.scripted_client import Script, ScriptedClient
 
 SHORT = {"seed": 1, "max_tokens": 40, "logit_bias": {str(t): 8.0 for t in (200002, 200007)}}
 SCHEMA = obj(city={"type": "string", "maxLength": 8}, n={"type": "integer", "minimum": 0, "maximum": 9})

@@ -28,8 +28,8 @@ from scripted_helpers import (
 )
 
 from chorale.api.messages.request import HARMLESS, REFUSED, MessagesRequest
-from chorale.client.scripted import Script, ScriptedClient
 from chorale.errors import EngineDeadError
+from chorale.testing.scripted_client import Script, ScriptedClient
 
 ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hello there.<|return|>"
 CALLS = ANALYSIS + "Look." + NEXT + PREAMBLE + "One moment." + NEXT + call("f", '{"a": 1}') + "<|call|>"

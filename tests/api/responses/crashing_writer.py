@@ -9,8 +9,8 @@ import sys
 
 from responses_helpers import serve
 
-from chorale.api.responses.store import SqliteStore
-from chorale.client.scripted import Script
+from chorale.store.store import SqliteStore
+from chorale.testing.scripted_client import Script
 
 
 async def main(path: str) -> None:

@@ -15,19 +15,20 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from starlette.routing import Router
 
-from chorale.api import conversations, models
-from chorale.api.auth import guard_routes
-from chorale.api.metrics import Metrics
+from chorale.api import conversations
+from chorale.api.http.auth import guard_routes
+from chorale.api.http.middleware import Shell, unknown_path
+from chorale.api.operator import models
+from chorale.api.operator.metrics import Metrics
 from chorale.api.responses import routes
-from chorale.api.responses.store import SqliteStore
-from chorale.api.responses.stored import ResponseStore
-from chorale.api.shell import Shell, unknown_path
 from chorale.api.state import ServerState
 from chorale.client.base import EngineClient, EngineInfo
-from chorale.client.scripted import Script, ScriptedClient
 from chorale.config import ServerConfig
 from chorale.engine.types import GenerateRequest
 from chorale.harmony.vocab import load_vocabulary
+from chorale.store.protocol import ResponseStore
+from chorale.store.store import SqliteStore
+from chorale.testing.scripted_client import Script, ScriptedClient
 
 VOCAB = load_vocabulary()
 MODEL = "gpt-oss-test"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from chorale.api.responses.store import Bounds, SqliteStore
-from chorale.api.responses.stored import StoredItem, StoredResponse
+from chorale.store.protocol import StoredItem, StoredResponse
+from chorale.store.store import Bounds, SqliteStore
 
 
 async def main(path: str, run: int) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from responses_helpers import run, serve
 
-from chorale.api.responses.store import open_store
 from chorale.config import ServerConfig
+from chorale.store.store import open_store
 
 HELLO = "<|channel|>final<|message|>Hello.<|return|>"
 

@@ -9,9 +9,9 @@ import pytest
 from openai.types.responses import Response
 from responses_helpers import ANSWER, MODEL, TOOL, fold_events, run, serve, tokens
 
-from chorale.api.output import ItemOpened
-from chorale.api.responses.client_calls import call_object
-from chorale.api.responses.shell_events import CommandReader, News
+from chorale.api.responses.items.client_calls import call_object
+from chorale.api.responses.items.shell_events import CommandReader, News
+from chorale.turns.events import ItemOpened
 
 CUSTOM = {"type": "custom", "name": "note", "description": "Writes a note."}
 PATCH_GRAMMAR = 'start: "*** Begin Patch" LF line+ "*** End Patch"\nline: /[+-].*/ LF\n%import common.LF\n'

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from responses_helpers import CALL, HELLO, TOOL, fold_events, parse_sse, run, serve, tokens
 
-from chorale.client.scripted import Script
 from chorale.errors import EngineDeadError
+from chorale.testing.scripted_client import Script
 
 DIALECTS = ("openai", "open-responses", "summary")
 SEALED = "encrypted_content"

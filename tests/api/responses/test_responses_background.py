@@ -11,10 +11,10 @@ import pytest
 from responses_helpers import CALL, HELLO, MODEL, TOOL, Server, fold_events, parse_sse, run, serve, tokens
 
 from chorale.api.background import STOPPED
-from chorale.api.responses.store import SqliteStore
-from chorale.client.scripted import Script
 from chorale.config import ServerConfig
 from chorale.errors import EngineDeadError
+from chorale.store.store import SqliteStore
+from chorale.testing.scripted_client import Script
 
 SLOW = Script(tokens(HELLO), delay=0.01)
 HANGS = Script(tokens(HELLO)[:8], hang=True)

@@ -13,7 +13,7 @@ from responses_helpers import TOOL, fold_events, run, serve, tokens, without_ids
 from test_responses_background import ended, resume
 from test_responses_events import PIECES
 
-from chorale.client.scripted import Script
+from chorale.testing.scripted_client import Script
 
 CUTS = ("none", "cancel", "elsewhere", "stop")
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from responses_helpers import CALL, HELLO, MODEL, TOOL, fold_events, run, serve, tokens
 
-from chorale.api.compaction import MAX_TOKENS
-from chorale.api.responses.sealed import MAX_BYTES, seal, unseal
-from chorale.client.scripted import Script
+from chorale.api.responses.items.encrypted_content import MAX_BYTES, seal, unseal
 from chorale.errors import RequestError
+from chorale.testing.scripted_client import Script
+from chorale.turns.compaction import MAX_TOKENS
 
 SUMMARY = "<|channel|>final<|message|>They said hi. <|return|>"
 SEALED = "reasoning.encrypted_content"

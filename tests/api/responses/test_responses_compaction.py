@@ -10,9 +10,9 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 from responses_helpers import ANSWER, CALL, HELLO, TOOL, fold_events, run, serve, tokens, without_ids
 
-from chorale.api.responses.sealed import Compacted, pack, seal, unpack, unseal
-from chorale.client.scripted import Script
+from chorale.api.responses.items.encrypted_content import Compacted, pack, seal, unpack, unseal
 from chorale.errors import EngineError
+from chorale.testing.scripted_client import Script
 
 THINK = "<|channel|>analysis<|message|>What happened?<|end|><|start|>assistant"
 SUMMARY = THINK + "<|channel|>final<|message|>They said hi.<|return|>"

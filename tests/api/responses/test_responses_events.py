@@ -22,9 +22,9 @@ from responses_helpers import (
     without_ids,
 )
 
-from chorale.client.scripted import Script
 from chorale.config import ServerConfig
 from chorale.errors import EngineDeadError
+from chorale.testing.scripted_client import Script
 
 REQUIRED_KEYS = {
     "id", "object", "created_at", "completed_at", "status", "error", "incomplete_details", "model",

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from responses_helpers import ANSWER, CALL, HELLO, TOOL, VOCAB, run, serve, tokens
 
-from chorale.api.responses.conversation import check_outputs, split_instructions, to_groups
-from chorale.api.responses.items import item_text, parse_items
-from chorale.api.responses.stored import StoredItem
+from chorale.api.responses.items.input import item_text, parse_items
+from chorale.api.responses.items.to_harmony import check_outputs, split_instructions, to_groups
 from chorale.errors import RequestError
 from chorale.harmony.messages import Conversation, Message
 from chorale.harmony.render import render_conversation
+from chorale.store.protocol import StoredItem
 
 
 def messages(items: list[dict[str, Any]]) -> list[Message]:

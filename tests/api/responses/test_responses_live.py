@@ -14,11 +14,11 @@ from test_responses_background import HANGS, ended, resume
 from test_responses_store import make, opened
 
 from chorale.api.background import Background
-from chorale.api.responses.live import RESTARTED
 from chorale.api.responses.replay import frame, read_frames
-from chorale.api.responses.store import Bounds, SqliteStore
-from chorale.api.responses.stored import EventChunk, ResponseStore, StoredItem, StoredResponse
-from chorale.client.scripted import Script
+from chorale.store.background import RESTARTED
+from chorale.store.protocol import EventChunk, ResponseStore, StoredItem, StoredResponse
+from chorale.store.store import Bounds, SqliteStore
+from chorale.testing.scripted_client import Script
 
 ITEM = {
     "id": "msg_" + "1" * 32,

@@ -11,9 +11,9 @@ import pytest
 from responses_helpers import HELLO, run, serve
 from test_responses_store import make, opened
 
-from chorale.api.responses.completion_store import CompletionFilter, StoredCompletion
-from chorale.api.responses.stored import StoreError
 from chorale.errors import ConfigError
+from chorale.store.completions import CompletionFilter, StoredCompletion
+from chorale.store.protocol import StoreError
 
 
 def test_a_broken_connection_is_opened_anew(database: str) -> None:
@@ -112,7 +112,7 @@ def test_newer_tables_are_refused(database: str) -> None:
 def test_the_driver_is_needed_only_for_its_url() -> None:
     code = (
         "import sys; sys.modules['psycopg'] = None\n"
-        "from chorale.api.responses.store import open_store\n"
+        "from chorale.store.store import open_store\n"
         "from chorale.config import ServerConfig\n"
         "open_store(ServerConfig(response_store=':memory:'))\n"
         "try: open_store(ServerConfig(response_store='postgresql:///x'))\n"

@@ -16,12 +16,12 @@ from responses_helpers import HELLO, Server, fold_events, run, serve, tokens
 from test_responses_background import ended, resume
 
 from chorale.api.background import Background
-from chorale.api.responses.live import RESTARTED
-from chorale.api.responses.repeats import MAX_ATTEMPTS, WAITING
 from chorale.api.responses.resume import Resumer, packed_request
-from chorale.api.responses.store import SqliteStore
-from chorale.api.responses.stored import ResponseStore
-from chorale.client.scripted import Script
+from chorale.store.background import RESTARTED
+from chorale.store.protocol import ResponseStore
+from chorale.store.repeats import MAX_ATTEMPTS, WAITING
+from chorale.store.store import SqliteStore
+from chorale.testing.scripted_client import Script
 
 HERE = Path(__file__).parent
 HANGS = Script(tokens(HELLO)[:8], hang=True)
@@ -252,9 +252,9 @@ def test_requests_with_secrets_are_not_kept() -> None:
 def test_a_postgresql_of_the_release_before_is_brought_up_to_date(database: str) -> None:
     import psycopg
 
-    from chorale.api.responses.access import Access, Bounds
-    from chorale.api.responses.postgres import VERSION, connect
-    from chorale.api.responses.store import SqlStore
+    from chorale.store.access import Access, Bounds
+    from chorale.store.postgres import VERSION, connect
+    from chorale.store.store import SqlStore
 
     connect(database, True).close()
     with psycopg.connect(database) as connection:

@@ -10,11 +10,11 @@ import pytest
 from openai import AsyncOpenAI
 from responses_helpers import ANSWER, CALL, HELLO, MODEL, TOOL, run, serve, tokens
 
-from chorale.api.auth import hash_key
-from chorale.client.scripted import Script
+from chorale.api.http.auth import hash_key
 from chorale.errors import EngineDeadError
 from chorale.harmony.vocab import CALL as CALL_ID
 from chorale.harmony.vocab import END, START
+from chorale.testing.scripted_client import Script
 
 SDK_TOOL: Any = TOOL
 

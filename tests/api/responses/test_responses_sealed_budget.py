@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from responses_helpers import HELLO, run, serve
 
-from chorale.api.responses import sealed
-from chorale.api.responses.items import parse_items
-from chorale.api.responses.sealed import MAX_BYTES, Budget, seal, unseal
+from chorale.api.responses.items import encrypted_content
+from chorale.api.responses.items.encrypted_content import MAX_BYTES, Budget, seal, unseal
+from chorale.api.responses.items.input import parse_items
 from chorale.errors import RequestError
 
 BOMB = "chorale1." + base64.b64encode(zlib.compress(b"a" * (MAX_BYTES - 1), 9)).decode()
@@ -56,7 +56,7 @@ def test_however_many_items_no_more_than_the_budget_is_unpacked(
     kind: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meter = Meter()
-    monkeypatch.setattr(sealed, "zlib", meter)
+    monkeypatch.setattr(encrypted_content, "zlib", meter)
     with pytest.raises(RequestError, match="4 MiB together") as caught:
         parse_items([item(kind)] * count)
     assert caught.value.param == "input[1].encrypted_content"
@@ -84,7 +84,7 @@ def test_the_budget_is_exact() -> None:
 def test_a_sealed_text_that_is_too_long_to_be_one_is_not_even_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sealed.base64, "b64decode", None)
+    monkeypatch.setattr(encrypted_content.base64, "b64decode", None)
     with pytest.raises(RequestError, match="together"):
         unseal("chorale1." + "A" * 8_000_000, "x")
 

@@ -10,8 +10,8 @@ from responses_helpers import HELLO, run, tokens
 from shell_helpers import call, make_state, running
 
 from chorale.api.app import create_app
-from chorale.api.responses.store import SqliteStore
-from chorale.client.scripted import Script, ScriptedClient
+from chorale.store.store import SqliteStore
+from chorale.testing.scripted_client import Script, ScriptedClient
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,13 @@ from typing import Any
 
 import pytest
 
-from chorale.api.ids import new_id
-from chorale.api.responses import store as store_module
-from chorale.api.responses.schema import MIGRATIONS
-from chorale.api.responses.store import Bounds, ResponseStore, SqliteStore, open_store
-from chorale.api.responses.stored import (
-    PreviousResponseNotFoundError,
-    StoredItem,
-    StoredResponse,
-    StoreError,
-)
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError, ContextLengthError
+from chorale.ids import new_id
+from chorale.store import store as store_module
+from chorale.store.protocol import PreviousResponseNotFoundError, StoredItem, StoredResponse, StoreError
+from chorale.store.schema import MIGRATIONS
+from chorale.store.store import Bounds, ResponseStore, SqliteStore, open_store
 
 Test = Callable[[], Coroutine[Any, Any, None]]
 

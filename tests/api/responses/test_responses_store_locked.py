@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from responses_helpers import run, serve
 
-from chorale.api.responses.store import SqliteStore, SqlStore, StoreError
+from chorale.store.store import SqliteStore, SqlStore, StoreError
 
 HELLO = "<|channel|>final<|message|>Hello.<|return|>"
 LOCK_SECONDS = 0.6
@@ -150,8 +150,8 @@ def test_jobs_that_come_later_have_a_later_deadline(tmp_path: Path) -> None:
 def test_a_locked_postgresql_has_the_same_deadline(database: str) -> None:
     import psycopg
 
-    from chorale.api.responses.access import Access, Bounds
-    from chorale.api.responses.postgres import _LOCK, connect
+    from chorale.store.access import Access, Bounds
+    from chorale.store.postgres import _LOCK, connect
 
     async def scenario() -> None:
         store = SqlStore(Access(lambda first: connect(database, first), Bounds(), lock_seconds=LOCK_SECONDS))

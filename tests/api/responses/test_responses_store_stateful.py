@@ -13,15 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from test_responses_live import events, queued
 from test_responses_store import make
 
-from chorale.api.ids import new_id
-from chorale.api.responses.store import SqliteStore
-from chorale.api.responses.stored import (
-    ConversationLockedError,
-    Hold,
-    StoredItem,
-    StoredResponse,
-    StoreError,
-)
+from chorale.ids import new_id
+from chorale.store.protocol import ConversationLockedError, Hold, StoredItem, StoredResponse, StoreError
+from chorale.store.store import SqliteStore
 
 WORKERS = ("wrk_a", "wrk_b")
 PICK = st.integers(0, 10**6)

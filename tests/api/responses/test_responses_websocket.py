@@ -22,12 +22,13 @@ from shell_helpers import Running, call, connect, exchange, full_server, make_st
 from starlette.routing import Router, WebSocketRoute
 from websockets.asyncio.client import ClientConnection
 
-from chorale.api import runaway, websocket
-from chorale.api.auth import guard_routes, hash_key
-from chorale.api.responses import lanes, socket
-from chorale.api.shell import Shell, unknown_path
-from chorale.client.scripted import Script, ScriptedClient
+from chorale.api.http import websocket
+from chorale.api.http.auth import guard_routes, hash_key
+from chorale.api.http.middleware import Shell, unknown_path
+from chorale.api.responses.websocket import lanes, socket
 from chorale.errors import EngineError
+from chorale.testing.scripted_client import Script, ScriptedClient
+from chorale.turns import runaway
 
 ENDS = ("response.completed", "response.failed", "response.incomplete", "error")
 STRICT: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from chorale.api.compaction import MAX_TOKENS, most_tokens, sampling_of_pass
 from chorale.client.base import EngineInfo
 from chorale.engine.types import SamplingSpec
+from chorale.turns.compaction import MAX_TOKENS, most_tokens, sampling_of_pass
 
 
 def test_the_checkpoints_default_bounds_a_summary() -> None:

@@ -13,17 +13,17 @@ from responses_helpers import MODEL, VOCAB, scripts
 from starlette.routing import Router
 
 from chorale.api import chat, conversations
-from chorale.api.auth import guard_routes
-from chorale.api.metrics import Metrics
+from chorale.api.http.auth import guard_routes
+from chorale.api.http.middleware import Shell, unknown_path
+from chorale.api.operator.metrics import Metrics
 from chorale.api.responses import routes
-from chorale.api.responses.store import SqliteStore
-from chorale.api.shell import Shell, unknown_path
 from chorale.api.state import ServerState
 from chorale.client.base import EngineInfo
-from chorale.client.scripted import Script, ScriptedClient
 from chorale.config import ServerConfig
 from chorale.harmony.builtin_tools import browser_tools, python_tool
 from chorale.harmony.messages import ToolDescription, ToolNamespace
+from chorale.store.store import SqliteStore
+from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.tools.base import (
     BrowserDetail,
     CodeOutput,

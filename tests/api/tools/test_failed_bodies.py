@@ -12,10 +12,10 @@ from responses_helpers import TOOL, parse_sse
 from scripted_tools import run, served
 from test_tool_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, ids
 
-from chorale.api.responses.live import RESTARTED
 from chorale.api.responses.replay import Replay, read_frames
-from chorale.client.scripted import Script
 from chorale.errors import ChoraleError, ContextLengthError, EngineDeadError, EngineError, QueueFullError
+from chorale.store.background import RESTARTED
+from chorale.testing.scripted_client import Script
 
 EVENT = TypeAdapter[Any](ResponseStreamEvent)
 PATCH: dict[str, Any] = {"type": "apply_patch"}

@@ -12,7 +12,7 @@ from scripted_tools import PAGE, ScriptedService, Server, run, served
 from test_tool_events import CITED, CITED_TEXT, LINK
 from test_tool_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, failing, ids
 
-from chorale.client.scripted import Script
+from chorale.testing.scripted_client import Script
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "x"}]

@@ -13,7 +13,7 @@ from responses_helpers import VOCAB, fold_events, parse_sse, without_ids
 from scripted_tools import CONTAINER, PAGE, ScriptedService, Server, run, served
 from test_tool_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, ids, kinds
 
-from chorale.client.scripted import Script
+from chorale.testing.scripted_client import Script
 
 EVENT = TypeAdapter[Any](ResponseStreamEvent)
 INCLUDE = ["web_search_call.action.sources", "web_search_call.results", "code_interpreter_call.outputs"]

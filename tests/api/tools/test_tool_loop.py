@@ -10,12 +10,12 @@ import pytest
 from responses_helpers import TOOL, VOCAB
 from scripted_tools import Runner, ScriptedService, Server, plain, result, run, served
 
-from chorale.api.runaway import MAX_SAME_RESULTS
-from chorale.api.toolloop import MAX_UNKNOWN
 from chorale.client.base import EngineStatus
-from chorale.client.scripted import Script
 from chorale.errors import EngineDeadError
+from chorale.testing.scripted_client import Script
 from chorale.tools.base import CodeOutput, Progress, ToolCall, ToolResult
+from chorale.turns.runaway import MAX_SAME_RESULTS
+from chorale.turns.tools.loop import MAX_UNKNOWN
 
 THINK = "<|channel|>analysis<|message|>I need a tool.<|end|><|start|>assistant"
 SEARCH = '<|channel|>analysis to=browser.search code<|message|>{"query":"q"}<|call|>'
@@ -506,7 +506,7 @@ def test_a_turn_whose_tool_has_run_waits_for_its_place() -> None:
 
 
 def test_a_queue_that_stays_full_ends_the_turn(monkeypatch: Any) -> None:
-    monkeypatch.setattr("chorale.api.turn.QUEUE_PATIENCE", 0.05)
+    monkeypatch.setattr("chorale.turns.run.QUEUE_PATIENCE", 0.05)
 
     async def scenario() -> None:
         async def filling(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:

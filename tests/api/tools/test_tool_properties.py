@@ -16,8 +16,8 @@ from scripted_tools import ScriptedService, plain, served
 from test_tool_chat import CHAT, NESTED, USER, streamed, without_id
 from test_tool_loop import CODE, MCP, WEB, failing, ids
 
-from chorale.client.scripted import Script
 from chorale.harmony.vocab import CALL
+from chorale.testing.scripted_client import Script
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=10) | st.sampled_from(
     ['{"query":"q"}', "print(1)", "【0†L1】", "a【0†L1-L2】b【", "【9†L1】", "漢字 🧑‍🚀", "", "<|end|>"]

@@ -30,8 +30,8 @@ from wire_words import (
     call,
 )
 
-from chorale.client.scripted import Script
 from chorale.harmony.vocab import load_vocabulary
+from chorale.testing.scripted_client import Script
 
 
 async def chat(server: Server) -> None:

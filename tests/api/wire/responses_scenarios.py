@@ -34,7 +34,7 @@ from wire_words import (
     call,
 )
 
-from chorale.client.scripted import Script
+from chorale.testing.scripted_client import Script
 
 
 async def responses_text(server: Server) -> None:

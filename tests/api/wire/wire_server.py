@@ -14,13 +14,13 @@ from responses_helpers import VOCAB, scripts
 from scripted_tools import Progress, ScriptedService, ToolCall, ToolResult, plain, result
 
 from chorale.api.app import create_app
-from chorale.api.auth import hash_key
-from chorale.api.metrics import Metrics
-from chorale.api.responses.store import SqliteStore
+from chorale.api.http.auth import hash_key
+from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
 from chorale.client.base import EngineInfo
-from chorale.client.scripted import Script, ScriptedClient
 from chorale.config import ServerConfig
+from chorale.store.store import SqliteStore
+from chorale.testing.scripted_client import Script, ScriptedClient
 
 MODEL = "demo"
 KEY = "a key"

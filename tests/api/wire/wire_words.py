@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 from wire_server import Server
 
-from chorale.client.scripted import Script
 from chorale.errors import EngineDeadError
 from chorale.harmony.vocab import load_vocabulary
+from chorale.testing.scripted_client import Script
 
 ANALYSIS = "<|channel|>analysis<|message|>"
 FINAL = "<|channel|>final<|message|>"

@@ -1,0 +1,1 @@
+"""HTTP plumbing: the server, its limits, authentication, bodies, streams and WebSockets."""

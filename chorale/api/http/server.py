@@ -1,0 +1,353 @@
+"""From an app to a listening server, and to its orderly end.
+
+On SIGTERM (or another of ``stop_signals``), in order: /ready turns 503 (``Lifecycle.draining``) while
+requests are still taken for ``drain_grace`` seconds; the listener closes; running requests get
+``shutdown_timeout`` seconds; those left are cut, each stream with a terminal error, because the engine's
+client is closed; two seconds later the connections go. A second signal cuts at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import logging
+import os
+import signal
+import socket
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from chorale.api.http.middleware import Shell
+from chorale.api.http.protocol import guarded_protocol
+from chorale.api.http.request_limits import LocalHosts, is_loopback
+from chorale.api.http.tls import check_tls
+from chorale.api.operator.throughput import log_throughput
+from chorale.api.responses.resume import Resumer
+from chorale.config import ServerConfig
+from chorale.errors import ConfigError
+
+logger = logging.getLogger("chorale.api")
+
+KEEP_ALIVE_SECONDS = 60
+BACKLOG = 2048
+_GRACE_SECONDS = 5.0
+_CUT_SECONDS = 2.0  # for the terminal events of cut streams to be written
+_SHARE_SECONDS = 1.0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handling, which is ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Stop:
+    """Asks a running server to end; signals use it, and so may tests and the supervisor."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.hurry = asyncio.Event()
+
+    def __call__(self) -> None:
+        """Once: drain. Twice: cut."""
+        (self.hurry if self.asked.is_set() else self.asked).set()
+
+
+def bind_sockets(config: ServerConfig) -> list[socket.socket]:
+    """The listening sockets; made before the model is loaded, so that a taken port is known at once.
+
+    Raises ``ConfigError`` for an address that cannot be had.
+    """
+    if config.uds is not None:
+        return [_bind_unix(Path(config.uds))]
+    try:
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise ConfigError(f"--host {config.host}: {error.strerror}") from None
+    sockets: list[socket.socket] = []
+    absent: OSError | None = None
+    for family, kind, protocol, _, address in found:
+        try:
+            sockets.append(_bind_inet(family, kind, protocol, address))
+        except OSError as error:
+            absent = error
+            # A name may have addresses of a family that this machine lacks; one that works is enough.
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                sockets = _close(sockets)
+                break
+    if not sockets:
+        raise _cannot_listen(config, absent)
+    return sockets
+
+
+def _close(sockets: list[socket.socket]) -> list[socket.socket]:
+    for bound in sockets:
+        bound.close()
+    return []
+
+
+def _cannot_listen(config: ServerConfig, error: OSError | None) -> ConfigError:
+    if error is not None and error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"port {config.port} of {config.host} is in use; choose another with --port, or stop the server "
+            "that has it"
+        )
+    reason = error.strerror if error is not None else "it has no address"
+    return ConfigError(f"cannot listen on {config.host}:{config.port}: {reason}")
+
+
+def _bind_inet(family: int, kind: int, protocol: int, address: object) -> socket.socket:
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)  # type: ignore[arg-type]
+        bound.listen(BACKLOG)
+        bound.setblocking(False)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    """A socket file for its owner only. A file left by a dead server is replaced; a live one is not."""
+    try:
+        _clear_place(path)
+        bound = socket.socket(socket.AF_UNIX)
+        try:
+            bound.bind(str(path))
+            path.chmod(0o600)
+            bound.listen(BACKLOG)
+        except OSError:
+            bound.close()
+            raise
+    except OSError as error:
+        raise ConfigError(f"--uds {path}: {error.strerror or error}") from None  # "path too long" has none
+    bound.setblocking(False)
+    return bound
+
+
+def _clear_place(path: Path) -> None:
+    """Remove the file of a server that has died. Raises ``ConfigError`` for what must stay."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise ConfigError(f"--uds {path}: exists and is not a socket")
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except OSError:
+                path.unlink()
+            else:
+                raise ConfigError(f"--uds {path}: another server listens there")
+
+
+def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
+    password_env = config.ssl_keyfile_password_env
+    return uvicorn.Config(
+        app,
+        http=guarded_protocol(config),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=config.ssl_cert_reqs,
+        ssl_keyfile_password=os.environ.get(password_env) if password_env else None,
+    )
+
+
+def _local_only(app: Shell, config: ServerConfig) -> ASGIApp:
+    """Check Host names where only this machine can connect and no key protects from its browsers."""
+    behind_proxy = bool(config.root_path) or bool(config.allowed_origins)
+    if config.uds is None and is_loopback(config.host) and not app.has_keys and not behind_proxy:
+        return LocalHosts(app, config.host)
+    return app
+
+
+async def serve_app(
+    app: Shell,
+    config: ServerConfig,
+    sockets: Sequence[socket.socket] | None = None,
+    on_ready: Callable[[], None] | None = None,
+    *,
+    stop: Stop | None = None,
+    drain_grace: float | None = None,
+) -> None:
+    """Serve until a signal (or ``stop``) and the drain that follows it.
+
+    ``on_ready`` is called once connections are accepted. ``drain_grace`` None: 5 s where a balancer may be
+    in front, none on a loopback address or a unix socket.
+    """
+    stop = stop or Stop()
+    check_tls(config)
+    made = _uvicorn_config(_local_only(app, config), config)
+    server = _Server(made)
+    listening = list(sockets) if sockets is not None else bind_sockets(config)
+    if drain_grace is None:
+        drain_grace = 0.0 if config.uds is not None or is_loopback(config.host) else _GRACE_SECONDS
+    background, store = app.state.background, app.state.store
+    with _signals(stop), _calm_collector(), _quick_switching():
+        serving = asyncio.create_task(server.serve(sockets=listening))
+        helpers = [
+            asyncio.create_task(_announce(server, on_ready)),
+            asyncio.create_task(_drain(app, server, config.shutdown_timeout, drain_grace, stop)),
+            asyncio.create_task(_share_metrics(app)),
+            asyncio.create_task(background.watch(store, Resumer(app.state))),
+        ]
+        if not config.disable_log_stats and app.state.metrics.process == 0:  # every process sees the engine
+            helpers.append(asyncio.create_task(log_throughput(app.state.client, config.log_stats_interval)))
+        try:
+            await serving
+            await _finish_background(app, config.shutdown_timeout, stop)
+        finally:
+            await background.close(store)
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+            if config.api_server_count == 1:  # else others listen on it; the supervisor removes it
+                _remove_socket(config)
+
+
+def _remove_socket(config: ServerConfig) -> None:
+    if config.uds is not None:
+        Path(config.uds).unlink(missing_ok=True)
+
+
+async def _announce(server: uvicorn.Server, on_ready: Callable[[], None] | None) -> None:
+    while not server.started:
+        await asyncio.sleep(0.01)
+    if on_ready is not None:
+        on_ready()
+
+
+async def _drain(app: Shell, server: uvicorn.Server, timeout: float, grace: float, stop: Stop) -> None:
+    await stop.asked.wait()
+    app.state.lifecycle.draining = True
+    if app.state.lifecycle.num_requests:
+        logger.info("draining: %d requests are running", app.state.lifecycle.num_requests)
+    await _wait(stop.hurry, grace)
+    server.should_exit = True  # closes the listener and idle connections, then waits for the others
+    await _wait(stop.hurry, timeout)
+    if app.state.lifecycle.num_requests:
+        logger.warning("cutting %d requests", app.state.lifecycle.num_requests)
+    await app.state.background.put_back(app.state.store)
+    await app.state.client.close()  # ends every stream with a terminal event
+    await asyncio.sleep(_CUT_SECONDS)
+    server.force_exit = True
+
+
+async def _finish_background(app: Shell, timeout: float, stop: Stop) -> None:
+    """Responses that have no connection get the same seconds as those that had one."""
+    if not app.state.background.num_jobs:
+        return
+    logger.info("draining: %d background responses are running", app.state.background.num_jobs)
+    draining = asyncio.create_task(app.state.background.drain())
+    hurry = asyncio.create_task(stop.hurry.wait())
+    await asyncio.wait((draining, hurry), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, hurry):
+        task.cancel()
+    await asyncio.gather(draining, hurry, return_exceptions=True)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+
+
+async def _share_metrics(app: Shell) -> None:
+    while True:
+        try:
+            app.state.metrics.save()
+        except OSError as error:  # a full disk: the others' scrapes show older numbers meanwhile
+            logger.warning("the metrics could not be shared: %s", error)
+        await asyncio.sleep(_SHARE_SECONDS)
+
+
+@contextlib.contextmanager
+def _quick_switching() -> Iterator[None]:
+    """Let a thread that reads a large body give the interpreter back after 1 ms instead of 5.
+
+    The event loop asks for it at every wake-up, so that streams would go on at 200 events a second.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.001)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@contextlib.contextmanager
+def _calm_collector() -> Iterator[None]:
+    """Let the cycle collector look less often while serving, and never at what was there before.
+
+    A step of the engine wakes every stream at once, and the default threshold (700 objects) then collects
+    several times a step, for nothing: 3 of 25 us a token at 512 streams (benchmarks/http_host_cost.py).
+    """
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Signals that ask for the drain: once to let requests finish, twice to cut them.
+
+    SIGHUP (the terminal was closed) and SIGQUIT are among them unless they are ignored, as under ``nohup``.
+    """
+    names = [signal.SIGTERM, signal.SIGINT]
+    if sys.platform != "win32":
+        others = (signal.SIGHUP, signal.SIGQUIT)
+        names += [name for name in others if signal.getsignal(name) is not signal.SIG_IGN]
+    return tuple(names)
+
+
+@contextlib.contextmanager
+def _signals(stop: Stop) -> Iterator[None]:
+    """``stop_signals`` ask for the drain. Only the main thread may listen."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    names = stop_signals()
+    for name in names:
+        loop.add_signal_handler(name, stop)
+    try:
+        yield
+    finally:
+        for name in names:
+            loop.remove_signal_handler(name)
+
+
+def run(
+    app: Shell,
+    config: ServerConfig,
+    sockets: Sequence[socket.socket] | None = None,
+    on_ready: Callable[[], None] | None = None,
+) -> None:
+    """``serve_app`` in an event loop of its own: uvloop's where there is one."""
+    factory = uvicorn.Config(app, loop="auto", log_config=None).get_loop_factory()
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(serve_app(app, config, sockets, on_ready))

@@ -1,0 +1,149 @@
+"""EventStream: server-sent events as a pure ASGI response, and the watcher of clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from chorale.api.http.sse import error_event
+from chorale.errors import ChoraleError
+
+logger = logging.getLogger("chorale.api")
+
+Result = TypeVar("Result")
+
+KEEP_ALIVE_SECONDS = 15.0
+_KEEP_ALIVE = {"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True}
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream(Response):
+    """Sends what ``source`` yields, one body message each, as it comes.
+
+    The status is sent with the first chunk, so an error raised before it becomes an ordinary JSON error. If
+    nothing comes for up to ``keep_alive`` seconds, it is sent with a comment, and such an error becomes what
+    ``on_error`` makes of it. When the client leaves, ``source`` is cancelled where it waits, and closed. An
+    exception after the first chunk is a fault of ours (translators turn errors into events): it is logged and
+    the connection is cut without the last chunk, so that no client takes the answer for complete.
+    """
+
+    def __init__(
+        self,
+        source: AsyncGenerator[bytes],
+        headers: Mapping[str, str] | None = None,
+        *,
+        keep_alive: float | None = None,
+        on_error: Callable[[ChoraleError], bytes] = error_event,
+    ) -> None:
+        self.source = source
+        self._on_error = on_error
+        self._begun = False
+        self.status_code = 200
+        self.background = None
+        self.raw_headers = _HEADERS + [
+            (name.lower().encode("latin-1"), value.encode("latin-1"))
+            for name, value in (headers or {}).items()
+        ]
+        self._keep_alive = KEEP_ALIVE_SECONDS if keep_alive is None else keep_alive
+        self._num_sent = 0
+        self._sending = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pump = asyncio.create_task(self._pump(send))
+        watch = asyncio.create_task(_disconnected(receive))
+        silence = asyncio.create_task(self._fill_silence(send))
+        try:
+            await asyncio.wait((pump, watch), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # Cancelled by a disconnect (ours) or by the server: the same way out for both.
+            for task in (pump, watch, silence):
+                task.cancel()
+            await asyncio.gather(pump, watch, silence, return_exceptions=True)
+            with contextlib.suppress(Exception):
+                await self.source.aclose()
+        await self._conclude(pump, send)
+
+    async def _conclude(self, pump: asyncio.Task[None], send: Send) -> None:
+        if pump.cancelled():
+            return  # the client left
+        error = pump.exception()
+        if error is None:
+            return
+        if not self._begun:
+            raise error
+        if self._num_sent == 0 and isinstance(error, ChoraleError):
+            await send({"type": "http.response.body", "body": self._on_error(error), "more_body": False})
+            return
+        logger.error("a stream failed after %d events", self._num_sent, exc_info=error)
+
+    async def _pump(self, send: Send) -> None:
+        source = self.source
+        try:
+            first = await source.__anext__()
+        except StopAsyncIteration:
+            first = b""
+        self._sending = True
+        self._num_sent = 1
+        await self._begin(send)
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        self._sending = False
+        async for chunk in source:
+            self._sending = True
+            self._num_sent += 1
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            self._sending = False
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self, send: Send) -> None:
+        if not self._begun:
+            self._begun = True
+            head = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            await send(head)
+
+    async def _fill_silence(self, send: Send) -> None:
+        """A comment whenever nothing was sent for half of the interval to one interval.
+
+        Looking at a counter from time to time costs the tokens nothing; a deadline per token would.
+        """
+        seen = -1  # the first look is after half of the interval: it may be the prompt that takes so long
+        while True:
+            await asyncio.sleep(self._keep_alive / 2)
+            if self._num_sent == seen and not self._sending:
+                await self._begin(send)
+                await send(_KEEP_ALIVE)
+            seen = self._num_sent
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Returns when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def until_disconnect(request: Request, awaitable: Awaitable[Result]) -> Result:
+    """Await, but cancel the work when the client leaves; raises ``ClientDisconnect`` then.
+
+    For non-streaming handlers: nobody reads what they would return. The body must have been read.
+    """
+    work = asyncio.ensure_future(awaitable)
+    watch = asyncio.create_task(_disconnected(request.receive))
+    try:
+        await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
+    finally:
+        work.cancel()
+        watch.cancel()
+        await asyncio.gather(work, watch, return_exceptions=True)

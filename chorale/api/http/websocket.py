@@ -1,0 +1,291 @@
+"""WebSocket connections as ASGI messages. Frames are read and made by the ``websockets`` library (RFC 6455).
+
+uvicorn's own classes for this bound neither the time of a message nor that of a client that does not read.
+Limits here: a message has ``max_body_bytes`` and ``body_timeout``; nothing is compressed, so that nothing can
+be unpacked; one message is held for the application, and the connection is not read meanwhile; a client that
+sends no frame for ``SILENCE_SECONDS``, not even a pong, or reads nothing for a minute, is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Scope
+from uvicorn.server import ServerState
+from websockets.datastructures import Headers
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+
+from chorale.api.http.responses import error_response
+from chorale.config import ServerConfig
+from chorale.errors import ChoraleError, RequestError, UpgradeRequiredError
+
+logger = logging.getLogger("chorale.api")
+
+GOING_AWAY = "chorale.going_away"  # scope key: an asyncio.Event that is set when the server shuts down
+PING_SECONDS = 15.0
+SILENCE_SECONDS = 45.0
+WRITE_TIMEOUT_SECONDS = 60.0
+_CLOSE_SECONDS = 5.0  # for the client's half of a closing handshake
+_HANDSHAKE = (b"connection", b"upgrade")
+
+
+class _Frames(ServerProtocol):
+    """The library's protocol, whose refusals are error objects of the API."""
+
+    def reject(self, status: Any, text: str) -> Response:
+        kind = UpgradeRequiredError if int(status) == HTTPStatus.UPGRADE_REQUIRED else RequestError
+        return _as_response(kind(text.partition("\n")[0], code="invalid_handshake"))
+
+
+def _as_response(error: ChoraleError) -> Response:
+    made = error_response(error)
+    return _response(made.status_code, made.raw_headers, bytes(made.body))
+
+
+def _response(status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> Response:
+    shown = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
+    shown["connection"] = "close"
+    return Response(status, HTTPStatus(status).phrase, shown, body)
+
+
+class WebSocketProtocol(asyncio.Protocol):
+    """One connection, taken over from the HTTP protocol that has read the handshake's head."""
+
+    def __init__(
+        self, app: ASGIApp, server: ServerState, limits: ServerConfig, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._app, self._limits, self._loop = app, limits, loop
+        self._connections, self._tasks = server.connections, server.tasks
+        self._frames = _Frames(max_size=limits.max_body_bytes)
+        self._inbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._message = bytearray()  # of a message whose last fragment has not come
+        self._is_text = False
+        self._held = b""  # frames that came with the handshake wait for its answer
+        self._accepted: Response | None = None
+        self._refusal: tuple[int, list[tuple[bytes, bytes]]] | None = None
+        self._is_open = self._is_reading = self._has_left = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._going_away = asyncio.Event()
+        self._heard = loop.time()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def open(self, transport: asyncio.Transport, scope: Scope, rest: bytes) -> None:
+        """Take the connection over. ``rest``: bytes behind the head."""
+        self.transport = transport
+        self._connections.add(self)  # type: ignore[arg-type]
+        self._held = rest
+        transport.pause_reading()
+        self._frames.receive_data(_handshake(scope["headers"]))
+        requests = [event for event in self._frames.events_received() if isinstance(event, Request)]
+        if not requests:
+            self._refuse(_as_response(RequestError("the handshake is malformed", code="invalid_handshake")))
+            return
+        self._accepted = self._frames.accept(requests[0])
+        if self._accepted.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            self._refuse(self._accepted)
+            return
+        task = self._loop.create_task(self._run({**scope, GOING_AWAY: self._going_away}))
+        task.add_done_callback(self._tasks.discard)
+        self._tasks.add(task)
+
+    async def _run(self, scope: Scope) -> None:
+        try:
+            await self._app(scope, self.receive, self.send)
+        except ClientDisconnect:
+            pass
+        except Exception:
+            logger.exception("a WebSocket connection failed")
+        if self._is_open:
+            self._close(1011, "")
+        elif not self.transport.is_closing():
+            self._refuse(_as_response(ChoraleError("an internal error occurred")))
+
+    def shutdown(self) -> None:
+        """uvicorn calls this when the server ends: the application finishes what it is answering."""
+        self._going_away.set()
+
+    # ---------------------------------------------------------------- bytes in
+
+    def data_received(self, data: bytes) -> None:
+        self._frames.receive_data(data)
+        for event in self._frames.events_received():
+            if isinstance(event, Frame):
+                self._on_frame(event)
+        if self._frames.parser_exc is not None:
+            self._leave()
+            self._in(_CLOSE_SECONDS, "close", self.transport.close)
+        self._flush()
+        self._pause_or_resume()
+
+    def _on_frame(self, frame: Frame) -> None:
+        self._heard = self._loop.time()
+        if frame.opcode is Opcode.CLOSE:
+            self._leave()
+        elif frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            if frame.opcode is not Opcode.CONT:
+                self._is_text = frame.opcode is Opcode.TEXT
+                self._in(self._limits.body_timeout, "message", self._message_is_late)
+            self._message += frame.data
+            if frame.fin:
+                self._take_message()
+
+    def _take_message(self) -> None:
+        self._cancel("message")
+        data, self._message = bytes(self._message), bytearray()
+        if not self._is_open:
+            return  # we have said goodbye
+        if not self._is_text:
+            self._inbox.put_nowait({"type": "websocket.receive", "bytes": data})
+            return
+        try:
+            self._inbox.put_nowait({"type": "websocket.receive", "text": data.decode()})
+        except UnicodeDecodeError:
+            self._fail(1007, "the message is not UTF-8")
+
+    def eof_received(self) -> None:
+        self._frames.receive_eof()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        for name in list(self._timers):
+            self._cancel(name)
+        self._leave()
+        self._writable.set()
+
+    def _leave(self) -> None:
+        """The client is gone, or nothing more is understood of what it sends."""
+        self._is_open = False
+        if not self._has_left:
+            self._has_left = True
+            self._inbox.put_nowait({"type": "websocket.disconnect", "code": self._frames.close_code or 1006})
+
+    def _pause_or_resume(self) -> None:
+        """Read while nothing waits to be taken or written."""
+        wanted = self._accepted is None and self._inbox.empty() and self._writable.is_set()
+        if wanted == self._is_reading or self.transport.is_closing():
+            return
+        self._is_reading = wanted
+        if wanted:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
+    # ---------------------------------------------------------------- bytes out
+
+    def _flush(self) -> None:
+        for data in self._frames.data_to_send():
+            if self.transport.is_closing():
+                return
+            if data:
+                self.transport.write(data)
+            else:  # the end of the connection
+                self.transport.close()
+
+    def _refuse(self, response: Response) -> None:
+        self._frames.send_response(response)
+        self._flush()
+        self.transport.close()
+
+    def _close(self, code: int, reason: str) -> None:
+        self._is_open = False
+        if self._frames.state is State.OPEN:
+            self._frames.send_close(code, reason)
+        self._flush()
+        self._in(_CLOSE_SECONDS, "close", self.transport.close)
+
+    def _fail(self, code: int, reason: str) -> None:
+        self._leave()
+        self._frames.fail(code, reason)
+        self._flush()
+        self._in(_CLOSE_SECONDS, "close", self.transport.close)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+        self._in(WRITE_TIMEOUT_SECONDS, "write", self.transport.abort)
+        self._pause_or_resume()  # answers to pings must not pile up
+
+    def resume_writing(self) -> None:
+        self._cancel("write")
+        self._writable.set()
+        self._pause_or_resume()
+
+    # ---------------------------------------------------------------- time
+
+    def _in(self, seconds: float, name: str, action: Any) -> None:
+        self._cancel(name)
+        self._timers[name] = self._loop.call_later(seconds, action)
+
+    def _cancel(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _message_is_late(self) -> None:
+        self._fail(1008, "the message did not arrive in time")
+
+    def _ping(self) -> None:
+        """A frame at least every ``PING_SECONDS``, for both sides and for proxies between them."""
+        if not self._is_open:
+            return
+        if self._loop.time() - self._heard > SILENCE_SECONDS:
+            self._fail(1011, "no answer to pings")
+            return
+        if self._writable.is_set():
+            self._frames.send_ping(b"")
+            self._flush()
+        self._in(PING_SECONDS, "ping", self._ping)
+
+    # ---------------------------------------------------------------- ASGI
+
+    async def receive(self) -> Message:
+        message = await self._inbox.get()
+        self._pause_or_resume()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Waits while the client does not read. Raises ``ClientDisconnect`` once it is gone."""
+        await self._writable.wait()
+        kind = message["type"]
+        if self._has_left or self.transport.is_closing():
+            raise ClientDisconnect
+        if kind == "websocket.accept":
+            self._accept(message.get("headers", ()))
+        elif kind == "websocket.send":
+            self._frames.send_text(message["text"].encode())
+            self._flush()
+        elif kind == "websocket.close":
+            self._close(message.get("code", 1000), message.get("reason") or "")
+        elif kind == "websocket.http.response.start":
+            self._refusal = (message["status"], list(message["headers"]))
+        elif self._refusal is not None:  # errors are sent whole
+            self._refuse(_response(*self._refusal, message.get("body", b"")))
+
+    def _accept(self, headers: Any) -> None:
+        assert self._accepted is not None
+        for name, value in headers:
+            self._accepted.headers[name.decode("latin-1")] = value.decode("latin-1")
+        self._frames.send_response(self._accepted)
+        self._accepted = None
+        self._is_open = True
+        self._heard = self._loop.time()
+        self._in(PING_SECONDS, "ping", self._ping)
+        held, self._held = self._held, b""
+        self.data_received(held)
+
+
+def _handshake(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """The head as the library must see it: it has limits of its own on lines that are not its business."""
+    kept = [
+        b"%s: %s\r\n" % (name, value)
+        for name, value in headers
+        if name in _HANDSHAKE or name.startswith(b"sec-websocket-")
+    ]
+    return b"".join([b"GET / HTTP/1.1\r\n", *kept, b"\r\n"])

@@ -1,0 +1,1 @@
+"""What operators use: health, metrics, models, tokenization, the chat page and the API's documentation."""

@@ -1,0 +1,36 @@
+"""POST /invocations: SageMaker's one path. What a body holds says which endpoint it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from chorale.api.chat.endpoint import create as create_chat
+from chorale.api.completions.endpoint import create as create_completion
+from chorale.api.http.responses import read_json
+from chorale.api.responses.endpoint import create as create_response
+from chorale.api.state import ServerState
+from chorale.errors import RequestError
+
+_ENDPOINTS: dict[str, Callable[[ServerState, Request], Awaitable[Response]]] = {
+    "messages": create_chat,
+    "prompt": create_completion,
+    "input": create_response,
+}
+
+
+def routes(state: ServerState) -> list[Route]:
+    return [Route("/invocations", partial(invoke, state), methods=["POST"])]
+
+
+async def invoke(state: ServerState, request: Request) -> Response:
+    """Chat with ``messages``, a completion with ``prompt``, a response with ``input``."""
+    body = await read_json(request, state.config)
+    named = [key for key in _ENDPOINTS if key in body]
+    if len(named) != 1:
+        raise RequestError("the body needs one of messages (chat), prompt (completions), input (responses)")
+    return await _ENDPOINTS[named[0]](state, request)  # the body is kept with the request

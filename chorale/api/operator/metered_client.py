@@ -1,0 +1,187 @@
+"""MeteredClient: the engine client that endpoints are given; it counts every token that passes.
+
+Counting here, at the seam, means that no endpoint can forget it and that all three count alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+from chorale.api.operator.metrics import Metrics
+from chorale.client.base import EngineClient, EngineInfo, EngineStatus, TokenStream
+from chorale.engine.types import ChunkTimings, EngineStats, GenerateRequest, TokenChunk
+from chorale.errors import ChoraleError, QueueFullError
+
+
+class MeteredClient:
+    """An ``EngineClient`` around another one."""
+
+    __slots__ = ("_client", "_metrics")
+
+    def __init__(self, client: EngineClient, metrics: Metrics) -> None:
+        self._client = client
+        self._metrics = metrics
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._client.info
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._client.status
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._client.stats
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._client.num_in_flight
+
+    def reserve(self, num_choices: Mapping[str, int]) -> None:
+        with self._counting_rejections():
+            self._client.reserve(num_choices)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        self._client.release(request_ids)
+
+    @contextlib.contextmanager
+    def _counting_rejections(self) -> Iterator[None]:
+        try:
+            yield
+        except QueueFullError:
+            self._metrics.series.count("chorale:queue_rejections")
+            raise
+
+    def submit(self, request: GenerateRequest) -> TokenStream:
+        with self._counting_rejections():
+            stream = self._client.submit(request)
+        return MeteredStream(stream, request, self._client, self._metrics)
+
+    def abort(self, request_id: str) -> None:
+        self._client.abort(request_id)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class MeteredStream:
+    """A ``TokenStream`` around another one. Per-choice lists are indexed by choice."""
+
+    __slots__ = (
+        "_arrival",
+        "_client",
+        "_first",
+        "_itl",
+        "_last",
+        "_metrics",
+        "_num_computed",
+        "_num_prompt",
+        "_num_tokens",
+        "_open",
+        "_stream",
+    )
+
+    def __init__(
+        self, stream: TokenStream, request: GenerateRequest, client: EngineClient, metrics: Metrics
+    ) -> None:
+        n = request.sampling.n
+        self._stream, self._client, self._metrics = stream, client, metrics
+        self._itl = metrics.histograms["vllm:inter_token_latency_seconds"]
+        self._arrival = request.arrival_time or time.time()
+        self._first, self._last, self._num_tokens = [0.0] * n, [0.0] * n, [0] * n
+        self._open = set(range(n))
+        # Prompt tokens less those that were cached; None until the prompt is known to be computed.
+        self._num_computed: int | None = None
+        self._num_prompt = len(request.prompt_token_ids)
+        observe = metrics.histograms
+        observe["vllm:request_prompt_tokens"].observe(len(request.prompt_token_ids))
+        observe["vllm:request_params_n"].observe(n)
+        if request.sampling.max_tokens is not None:
+            observe["vllm:request_params_max_tokens"].observe(request.sampling.max_tokens)
+
+    def __aiter__(self) -> MeteredStream:
+        return self
+
+    async def __anext__(self) -> list[TokenChunk]:
+        try:
+            chunks = await self._stream.__anext__()
+        except ChoraleError:
+            self._end_all("error", "engine")
+            raise
+        now = time.time()
+        for chunk in chunks:
+            self._observe(chunk, now)
+        self._metrics.engine_stats(self._client.stats)
+        return chunks
+
+    async def aclose(self) -> None:
+        if self._open:
+            # Closed before its end: by a cancelled request (the client left), or by one that has all the
+            # text it wants because a stop string matched.
+            leaving = isinstance(sys.exception(), GeneratorExit | asyncio.CancelledError)
+            self._end_all("abort" if leaving else "stop", "disconnect" if leaving else None)
+        await self._stream.aclose()
+
+    def drop(self, index: int) -> None:
+        """A stop string, or whatever else the text decides, ended this choice."""
+        if index in self._open:
+            self._end(index, "stop", None)
+        self._stream.drop(index)
+
+    def _observe(self, chunk: TokenChunk, now: float) -> None:
+        index = chunk.index
+        if chunk.token_ids:
+            if self._num_tokens[index]:
+                self._itl.observe(now - self._last[index])
+            else:
+                self._first[index] = now
+                self._metrics.histograms["vllm:time_to_first_token_seconds"].observe(now - self._arrival)
+            self._num_tokens[index] += len(chunk.token_ids)
+            self._last[index] = now
+        if self._num_computed is None and chunk.token_ids:
+            self._num_computed = self._num_prompt - chunk.num_cached_tokens
+        if chunk.num_cached_tokens and index == 0:  # choices share one prompt: it is counted once
+            self._metrics.series.count("vllm:prompt_tokens_cached", (), chunk.num_cached_tokens)
+        if chunk.finish_reason is not None and index in self._open:
+            self._end(index, chunk.finish_reason, "engine" if chunk.finish_reason == "abort" else None)
+            if chunk.timings is not None:
+                self._observe_timings(chunk.timings)
+
+    def _end_all(self, reason: str, abort: str | None) -> None:
+        for index in sorted(self._open):
+            self._end(index, reason, abort)
+
+    def _end(self, index: int, reason: str, abort: str | None) -> None:
+        self._open.discard(index)
+        series, observe = self._metrics.series, self._metrics.histograms
+        series.count("vllm:request_success", (reason,))
+        if abort is not None:
+            series.count("chorale:aborts", (abort,))
+        num_tokens = self._num_tokens[index]
+        observe["vllm:request_generation_tokens"].observe(num_tokens)
+        if not self._open:
+            observe["vllm:request_max_num_generation_tokens"].observe(max(self._num_tokens))
+            if self._num_computed is not None:
+                observe["vllm:request_prefill_kv_computed_tokens"].observe(self._num_computed)
+        observe["vllm:e2e_request_latency_seconds"].observe(time.time() - self._arrival)
+        if num_tokens > 1:
+            per_token = (self._last[index] - self._first[index]) / (num_tokens - 1)
+            observe["vllm:request_time_per_output_token_seconds"].observe(per_token)
+
+    def _observe_timings(self, timings: ChunkTimings) -> None:
+        if not timings.first_scheduled:
+            return  # aborted while it was queued
+        observe = self._metrics.histograms
+        spans = {
+            "queue": timings.first_scheduled - timings.arrival,
+            "prefill": timings.first_token - timings.first_scheduled,
+            "decode": timings.last_token - timings.first_token,
+            "inference": timings.last_token - timings.first_scheduled,
+        }
+        for name, seconds in spans.items():
+            observe[f"vllm:request_{name}_time_seconds"].observe(max(0.0, seconds))

@@ -1,0 +1,70 @@
+"""/v1/models and /v1/models/{id}: one entry for each name that this server answers to."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from chorale.api.http.responses import json_response
+from chorale.api.operator.names import check_model
+from chorale.api.state import ServerState
+
+__all__ = ["check_model", "describe", "routes"]
+
+
+def routes(state: ServerState) -> list[Route]:
+    created = int(time.time())  # one time for all entries and all answers, as vLLM's is not
+    return [
+        Route("/v1/models", partial(list_models, state, created)),
+        Route("/v1/models/{model:path}", partial(retrieve_model, state, created)),
+    ]
+
+
+async def list_models(state: ServerState, created: int, request: Request) -> Response:
+    """503 ``engine_loading`` until the engine was ready once: the window is not known before."""
+    return json_response(
+        {"object": "list", "data": [describe(state, name, created) for name in state.model_names]}
+    )
+
+
+async def retrieve_model(state: ServerState, created: int, request: Request) -> Response:
+    name = request.path_params["model"]
+    check_model(state, name)
+    return json_response(describe(state, name, created))
+
+
+def describe(state: ServerState, name: str, created: int) -> dict[str, Any]:
+    """vLLM's model card: OpenAI's fields, and the window and the folder or hub id behind the name."""
+    info = state.client.info
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "chorale",
+        "root": info.model,
+        "parent": None,
+        "max_model_len": info.max_model_len,
+        "permission": [_permission(name, created)],
+    }
+
+
+def _permission(name: str, created: int) -> dict[str, Any]:
+    return {
+        "id": f"modelperm-{name}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }

@@ -1,0 +1,129 @@
+"""/tokenize and /detokenize: what a prompt or a chat is in tokens, and back."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from chorale.api import fields, limits
+from chorale.api.chat.prepare import encode, hosted_tools, prepare, read_rules
+from chorale.api.chat.request import parse_chat
+from chorale.api.http.offload import HEAVY, beside
+from chorale.api.http.responses import json_response, parse_model, read_as, read_json
+from chorale.api.operator.names import check_model
+from chorale.api.state import ServerState
+from chorale.errors import RequestError
+from chorale.harmony.vocab import Vocabulary
+from chorale.turns.prompt.encode import at
+from chorale.turns.tools.open_tools import close_tools
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_HEAVY_TOKENS = 8 * 1024  # above this a list of tokens is decoded in a thread: a million take half a second
+
+
+class Shown(BaseModel):
+    """What both forms say of the answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    return_token_strs: bool = False
+
+
+class TokenizeRequest(Shown):
+    """``add_special_tokens`` is accepted: gpt-oss puts none before a prompt."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    tokens: Annotated[list[Annotated[int, limits.token_id()]], limits.items("prompt_tokens")]
+
+
+def routes(state: ServerState) -> list[Route]:
+    return [
+        Route("/tokenize", partial(tokenize, state), methods=["POST"]),
+        Route("/detokenize", partial(detokenize, state), methods=["POST"]),
+    ]
+
+
+async def tokenize(state: ServerState, request: Request) -> Response:
+    """{prompt} as /v1/completions reads it (special tokens by name), or {messages, tools} as chat renders."""
+    data = await read_json(request, state.config)
+    if "messages" in data:
+        given = {key: data.pop(key) for key in Shown.model_fields if key in data}
+        shown = _parse(Shown, given)
+        return await _answer(state, await encode_chat(state, data), shown.return_token_strs)
+    parsed = _parse(TokenizeRequest, data)
+    check_model(state, parsed.model)
+    return await _answer(state, await encode_prompt(state.vocab, parsed.prompt), parsed.return_token_strs)
+
+
+def _parse(model: type[Model], data: dict[str, Any]) -> Model:
+    return parse_model(model, fields.triage(data, model.model_fields, {}, {}))
+
+
+async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
+    """The ids that /v1/chat/completions would start from; a prompt that is somewhat beyond the window too."""
+    # Chat itself always opens the answer, or goes on with its last message: the rest is its to check.
+    closed = data.get("add_generation_prompt") is False and not data.get("continue_final_message")
+    if closed:
+        del data["add_generation_prompt"]
+    chat = parse_chat(data)
+    check_model(state, chat.model)
+    hosted = hosted_tools(chat)
+    if chat.continue_final_message or hosted.wanted or hosted.unserved:
+        prepared = await prepare(state, chat, b"")  # nothing of it reaches the engine
+        await close_tools(prepared.options.tools)
+        token_ids = prepared.prompt_token_ids
+    else:
+        token_ids = await encode(state, chat, chat.messages, *read_rules(chat))
+    # The last two ids are <|start|>assistant, which asks for the answer.
+    return token_ids[:-2] if closed else token_ids
+
+
+async def encode_prompt(vocab: Vocabulary, text: str) -> list[int]:
+    def work() -> list[int]:
+        with at("prompt"):
+            return vocab.encode_with_special(text, limits.SIZES["prompt_tokens"].max)
+
+    return await beside(work, heavy=len(text) > HEAVY)
+
+
+async def _answer(state: ServerState, token_ids: list[int], with_strings: bool) -> Response:
+    describe = partial(_describe, state, token_ids, with_strings)
+    return await beside(describe, heavy=len(token_ids) > _HEAVY_TOKENS)
+
+
+def _describe(state: ServerState, token_ids: list[int], with_strings: bool) -> Response:
+    vocab = state.vocab
+    body: dict[str, Any] = {
+        "count": len(token_ids),
+        "max_model_len": state.client.info.max_model_len,
+        "tokens": token_ids,
+        "token_strs": [vocab.decode([token_id]) for token_id in token_ids] if with_strings else None,
+    }
+    return json_response(body)
+
+
+async def detokenize(state: ServerState, request: Request) -> Response:
+    return await read_as(request, state.config, partial(_decode, state))
+
+
+def _decode(state: ServerState, data: dict[str, Any]) -> Response:
+    parsed = _parse(DetokenizeRequest, data)
+    check_model(state, parsed.model)
+    try:
+        return json_response({"prompt": state.vocab.decode(parsed.tokens)})
+    except ValueError as error:
+        raise RequestError(f"tokens: {error}", param="tokens") from None

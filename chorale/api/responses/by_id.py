@@ -1,0 +1,101 @@
+"""/v1/responses/{id}: read, resume, cancel, delete, list its input."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chorale.api.http.offload import is_heavy
+from chorale.api.http.responses import EventStream, json_response, large_response
+from chorale.api.responses.delivery import http_stream
+from chorale.api.responses.dialects import dialect_of, translate_body, translate_items, with_summary
+from chorale.api.responses.follow import follow
+from chorale.api.responses.pages import PageQuery, check_include, check_names, page, read_flag, read_number
+from chorale.api.state import ServerState
+from chorale.errors import NotFoundError, RequestError
+from chorale.store.protocol import StoredResponse
+
+_CANCEL_SECONDS = 5.0  # for our own job to store its end; then the store is told to end it as it stands
+_STREAM_ONLY = ("starting_after", "include_obfuscation")
+
+
+async def retrieve(state: ServerState, request: Request) -> Response:
+    """The object; or its events, with ``stream=true``, from the one after ``starting_after``."""
+    query = request.query_params
+    check_names(query, "stream", "include", "include[]", *_STREAM_ONLY)
+    check_include(query)
+    dialect = dialect_of(request, state.config)
+    after, obfuscate = read_number(query, "starting_after", -1), read_flag(query, "include_obfuscation")
+    if not read_flag(query, "stream"):
+        if after >= 0:
+            raise RequestError("'starting_after' needs 'stream=true'", param="starting_after")
+        body = (await _stored(state, request)).to_object()
+        return await large_response(lambda: translate_body(body, dialect), heavy=is_heavy(body))
+    dialect = with_summary(dialect, (await _stored(state, request)).body["reasoning"])
+    source = follow(state, _id(request), owner_of(request), after)
+    return EventStream(http_stream(source, dialect, obfuscate))
+
+
+async def cancel(state: ServerState, request: Request) -> Response:
+    """Idempotent: a response that has ended is answered as it is."""
+    stored = await _stored(state, request)
+    if not stored.body.get("background"):
+        raise RequestError("only responses with 'background' can be cancelled", param="response_id")
+    job = state.background.find(stored.id)
+    if job is not None:
+        job.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                await job.ended()
+    ended = await state.store.live.end(stored.id, stored.owner, "cancelled")
+    if ended is None:
+        raise _not_found(stored.id)
+    return json_response(translate_body(ended.to_object(), dialect_of(request, state.config)))
+
+
+async def delete(state: ServerState, request: Request) -> Response:
+    """Forget it; what still runs of it is stopped."""
+    response_id = _id(request)
+    if not await state.store.delete(response_id, owner_of(request)):
+        raise _not_found(response_id)
+    job = state.background.find(response_id)
+    if job is not None:
+        job.stop()
+    return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
+
+
+async def input_items(state: ServerState, request: Request) -> Response:
+    """The response's own input, newest first unless ``order=asc``; pages by ``after`` and ``limit``."""
+    query = PageQuery.read(request.query_params)
+    stored = await _stored(state, request)
+    items = translate_items([entry.item for entry in stored.input], dialect_of(request, state.config))
+    return json_response(page(items, query, "response's input"))
+
+
+# --------------------------------------------------------------------------- shared
+
+
+def owner_of(request: Request) -> bytes:
+    """Whose responses these are: the digest of the caller's key, left by the guard of the route."""
+    owner = request.state.owner
+    assert isinstance(owner, bytes)
+    return owner
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["response_id"])
+
+
+async def _stored(state: ServerState, request: Request) -> StoredResponse:
+    response_id = _id(request)
+    stored = await state.store.get(response_id, owner_of(request))
+    if stored is None:
+        raise _not_found(response_id)
+    return stored
+
+
+def _not_found(response_id: str) -> NotFoundError:
+    return NotFoundError(f"no response with id {response_id[:128]!r}", param="response_id")

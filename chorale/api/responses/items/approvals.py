@@ -1,0 +1,79 @@
+"""Calls to MCP servers that wait for the user's word: which of them a request approves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chorale.api.responses.items.hosted import approvals
+from chorale.errors import RequestError
+from chorale.harmony.messages import Message
+from chorale.harmony.render import render_message
+from chorale.harmony.vocab import Vocabulary
+from chorale.store.protocol import StoredItem
+from chorale.tools.base import ToolBox
+from chorale.turns.tools.loop import ApprovedCall
+
+
+def approved_calls(
+    own: Sequence[StoredItem], items: Sequence[StoredItem], box: ToolBox | None, vocab: Vocabulary
+) -> list[ApprovedCall]:
+    """The calls that this request's own input approves and that have not run yet. ``box`` None: no tools.
+
+    Raises ``RequestError`` for an answer to nothing, a second one to the same request, or one about a tool
+    that ``tools`` does not offer any more.
+    """
+    requests = {s.item["id"]: s for s in items if s.item["type"] == "mcp_approval_request"}
+    _, called = approvals(items)
+    found: list[ApprovedCall] = []
+    answered: set[str] = set()
+    for position, stored in enumerate(own):
+        if stored.item["type"] != "mcp_approval_response":
+            continue
+        path = f"input[{position}].approval_request_id"
+        request_id = stored.item["approval_request_id"]
+        request = requests.get(request_id)
+        if request is None:
+            raise RequestError(f"{path}: no approval request with id {request_id[:128]!r}", param=path)
+        if request_id in answered:
+            raise RequestError(f"{path}: {request_id[:128]!r} is answered twice", param=path)
+        answered.add(request_id)
+        if stored.item["approve"] and request_id not in called:
+            found.append(_call(request, path, box, vocab))
+    return found
+
+
+def _call(request: StoredItem, path: str, box: ToolBox | None, vocab: Vocabulary) -> ApprovedCall:
+    item = request.item
+    recipient = _recipient(item["server_label"], item["name"], box) if box is not None else None
+    if recipient is None:
+        shown = f"{item['name']!r} of the MCP server {item['server_label']!r}"
+        raise RequestError(f"{path}: tools does not offer {shown} any more", param=path)
+    return ApprovedCall(
+        request_id=item["id"],
+        recipient=recipient,
+        name=item["name"],
+        server_label=item["server_label"],
+        arguments=item["arguments"],
+        token_ids=request.token_ids or _rendered(recipient, item["arguments"], vocab),
+    )
+
+
+def _recipient(label: str, name: str, box: ToolBox) -> str | None:
+    """What the model calls the tool: labels and names are not always fit for a header."""
+    for recipient in sorted(box.recipients):
+        identity = box.identify(recipient)
+        if identity.kind == "mcp" and (identity.server_label, identity.name) == (label, name):
+            return recipient
+    return None
+
+
+def _rendered(recipient: str, arguments: str, vocab: Vocabulary) -> tuple[int, ...]:
+    """The call as a model may have written it: without ``<|start|>assistant`` and the terminator."""
+    message = Message(
+        "assistant",
+        arguments,
+        recipient=recipient,
+        channel="commentary",
+        content_type="<|constrain|>json",
+    )
+    return tuple(render_message(message, vocab)[2:-1])

@@ -1,0 +1,184 @@
+"""Calls that the client runs and their outputs, as items: read, written, and brought to harmony.
+
+One entry a kind. A call's text is what the model wrote: JSON arguments, or the input of a custom tool.
+Outputs of every kind become the text of a tool message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from chorale.harmony.json_text import MAX_CALL_DEPTH, read_object
+from chorale.harmony.messages import Message
+from chorale.store.protocol import Item, present
+from chorale.turns.events import CLIENT_CALLS, ItemOpened
+from chorale.turns.prompt.encode import FUNCTIONS
+from chorale.turns.tools.client_tools import prompt_name
+
+# Items that answer a call, and so stand behind it.
+OUTPUTS = frozenset(
+    {
+        "function_call_output",
+        "custom_tool_call_output",
+        "local_shell_call_output",
+        "shell_call_output",
+        "apply_patch_call_output",
+        "tool_search_output",
+    }
+)
+TOOL_LISTS = frozenset({"tool_search_output", "additional_tools"})  # items that declare tools
+_JSON = "<|constrain|>json"
+
+
+def is_call(item: Item) -> bool:
+    return item["type"] in CLIENT_CALLS
+
+
+# --------------------------------------------------------------------------- from the model
+
+
+def call_object(opened: ItemOpened, status: str, text: str) -> Item:
+    """The item of a call whose text is complete (or was cut, which its status says)."""
+    item: Item = {"id": opened.item_id, "type": opened.kind, "status": status, "call_id": opened.call_id}
+    if opened.kind in ("function_call", "custom_tool_call"):
+        item["name"] = opened.name
+        item["arguments" if opened.kind == "function_call" else "input"] = text
+        if opened.namespace is not None:
+            item["namespace"] = opened.namespace
+        return item
+    given = read_object(text, strict=False, max_depth=MAX_CALL_DEPTH)
+    if opened.kind == "local_shell_call":
+        item["action"] = _local_action(given)
+    elif opened.kind == "shell_call":
+        item |= {"action": _shell_action(given), "environment": {"type": "local"}}
+    elif opened.kind == "apply_patch_call":
+        item["operation"] = _operation(given)
+        item["status"] = "in_progress" if status == "incomplete" else status  # the API has no third one
+    else:
+        item |= {"execution": "client", "arguments": given}
+    return item
+
+
+def _local_action(given: Mapping[str, Any]) -> dict[str, Any]:
+    env = given.get("env")
+    return {
+        "type": "exec",
+        "command": _strings(given.get("command")),
+        "env": {k: v for k, v in env.items() if isinstance(v, str)} if isinstance(env, Mapping) else {},
+        **present(
+            timeout_ms=_integer(given.get("timeout_ms")),
+            user=_text(given.get("user")),
+            working_directory=_text(given.get("working_directory")),
+        ),
+    }
+
+
+def _shell_action(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "commands": _strings(given.get("commands")),
+        "timeout_ms": _integer(given.get("timeout_ms")),
+        "max_output_length": _integer(given.get("max_output_length")),
+    }
+
+
+def _operation(given: Mapping[str, Any]) -> dict[str, Any]:
+    kind = given.get("type")
+    operation: dict[str, Any] = {
+        "type": kind if kind in ("create_file", "update_file", "delete_file") else "update_file",
+        "path": _text(given.get("path")) or "",
+    }
+    if operation["type"] != "delete_file":
+        operation["diff"] = _text(given.get("diff")) or ""
+    return operation
+
+
+def _strings(value: Any) -> list[str]:
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+# --------------------------------------------------------------------------- back to the model
+
+
+def called_name(item: Item) -> str:
+    """What the model calls the tool of a call item."""
+    if item["type"] in ("function_call", "custom_tool_call"):
+        return prompt_name(item["name"], item.get("namespace"))
+    return str(item["type"]).removesuffix("_call")
+
+
+def call_text(item: Item) -> str:
+    """What the model may have written for it."""
+    match item["type"]:
+        case "function_call":
+            return str(item["arguments"])
+        case "custom_tool_call":
+            return _encode({"input": item["input"]})
+        case "apply_patch_call":
+            return _encode({"diff": "", **item["operation"]})
+        case "tool_search_call":
+            return _encode(item["arguments"])
+    action = {
+        key: value for key, value in item["action"].items() if value not in (None, {}) and key != "type"
+    }
+    return _encode(action)
+
+
+def call_message(item: Item, token_ids: tuple[int, ...] | None, freeform: Collection[str]) -> Message:
+    """``freeform``: the tools of this request whose calls are their input itself, by their prompt name."""
+    name = called_name(item)
+    is_text = item["type"] == "custom_tool_call" and name in freeform
+    return Message(
+        "assistant",
+        item["input"] if is_text else call_text(item),
+        recipient=f"{FUNCTIONS}.{name}",
+        channel="commentary",
+        content_type=None if is_text else _JSON,
+        token_ids=token_ids,
+    )
+
+
+def output_text(item: Item) -> str:
+    """What the model reads of an output."""
+    match item["type"]:
+        case "shell_call_output":
+            return _encode(item["output"])
+        case "apply_patch_call_output":
+            text = {"status": item["status"]} | ({"output": item["output"]} if item.get("output") else {})
+            return _encode(text)
+        case "tool_search_output":
+            return _encode({"loaded": [tool.get("name") or tool.get("type") for tool in item["tools"]]})
+    output = item["output"]
+    return (
+        output
+        if isinstance(output, str)
+        else "".join(part.get("text") or part.get("refusal", "") for part in output)
+    )
+
+
+def output_message(item: Item, name: str) -> Message:
+    """``name``: of the called tool, as ``called_name`` gives it."""
+    return Message(
+        "tool", output_text(item), name=f"{FUNCTIONS}.{name}", recipient="assistant", channel="commentary"
+    )
+
+
+def _encode(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def same_call(stored: Item, given: Item) -> bool:
+    """Whether a client sent back the call that the model made."""
+    if stored["call_id"] != given["call_id"]:
+        return False
+    return called_name(stored) == called_name(given) and call_text(stored) == call_text(given)

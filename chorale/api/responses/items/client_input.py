@@ -1,0 +1,221 @@
+"""Input items of calls that the client ran, and of their outputs. Each reader raises ``RequestError``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from chorale.api.responses.items.fields import read_id, read_parts, read_status, read_string
+from chorale.api.responses.tools import shown_tool
+from chorale.errors import RequestError
+from chorale.store.protocol import Item, present
+from chorale.turns.prompt.encode import TOOL_NAME
+
+_OPERATIONS = ("create_file", "update_file", "delete_file")
+
+
+def _function_call(item: Mapping[str, Any], path: str) -> Item:
+    arguments = item.get("arguments")
+    if isinstance(arguments, Mapping):  # some clients parse it and forget to write it out again
+        arguments = msgspec.json.encode(arguments).decode()
+    if not isinstance(arguments, str | None):
+        raise RequestError(f"{path}.arguments: must be a string", param=f"{path}.arguments")
+    return _call(item, "fc", path) | _name(item, path) | {"arguments": arguments or "{}"}
+
+
+def _custom_tool_call(item: Mapping[str, Any], path: str) -> Item:
+    given = item.get("input")
+    if not isinstance(given, str):
+        raise RequestError(f"{path}.input: must be a string", param=f"{path}.input")
+    return _call(item, "ctc", path) | _name(item, path) | {"input": given}
+
+
+def _call(item: Mapping[str, Any], prefix: str, path: str) -> Item:
+    return {
+        "id": read_id(item, prefix),
+        "type": item["type"],
+        "call_id": read_string(item, "call_id", path),
+        "status": read_status(item),
+    }
+
+
+def _name(item: Mapping[str, Any], path: str) -> Item:
+    """The tool's name, and its namespace where it has one."""
+    found: Item = {}
+    for key in ("name", "namespace"):
+        if key == "namespace" and item.get(key) is None:
+            continue
+        found[key] = read_string(item, key, path)
+        if TOOL_NAME.fullmatch(found[key]) is None:
+            raise RequestError(
+                f"{path}.{key}: must be 1 to 64 letters, digits, underscores, dots or dashes",
+                param=f"{path}.{key}",
+            )
+    return found
+
+
+def _local_shell_call(item: Mapping[str, Any], path: str) -> Item:
+    given = _object(item, "action", path)
+    action = {
+        "type": "exec",
+        "command": _strings(given, "command", f"{path}.action"),
+        "env": given.get("env") or {},
+        **present(**{key: given.get(key) for key in ("timeout_ms", "user", "working_directory")}),
+    }
+    return _call(item, "lsh", path) | {"action": action}
+
+
+def _shell_call(item: Mapping[str, Any], path: str) -> Item:
+    given = _object(item, "action", path)
+    action = {
+        "commands": _strings(given, "commands", f"{path}.action"),
+        "timeout_ms": given.get("timeout_ms"),
+        "max_output_length": given.get("max_output_length"),
+    }
+    return _call(item, "sh", path) | {"action": action, "environment": {"type": "local"}}
+
+
+def _apply_patch_call(item: Mapping[str, Any], path: str) -> Item:
+    given = _object(item, "operation", path)
+    kind = given.get("type")
+    if kind not in _OPERATIONS:
+        raise RequestError(
+            f"{path}.operation.type: must be one of {', '.join(_OPERATIONS)}", param=f"{path}.operation.type"
+        )
+    # Empty ones too: a model that named no path hears so from the client, which sends its call back with it.
+    operation = {"type": kind}
+    for key in ("path",) if kind == "delete_file" else ("path", "diff"):
+        if not isinstance(given.get(key), str):
+            raise RequestError(f"{path}.operation.{key}: must be a string", param=f"{path}.operation.{key}")
+        operation[key] = given[key]
+    return _call(item, "apc", path) | {"operation": operation}
+
+
+def _tool_search_call(item: Mapping[str, Any], path: str) -> Item:
+    _client_executed(item, path)
+    return _call(item, "tsc", path) | {"execution": "client", "arguments": item.get("arguments") or {}}
+
+
+def _client_executed(item: Mapping[str, Any], path: str) -> None:
+    if item.get("execution", "client") != "client":
+        raise RequestError(
+            f"{path}.execution: only 'client' is supported; deferred tools are loaded at once here",
+            param=f"{path}.execution",
+            code="unsupported_value",
+        )
+
+
+# --------------------------------------------------------------------------- outputs
+
+
+def _text_output(prefix: str) -> Callable[[Mapping[str, Any], str], Item]:
+    """An output that is a string or text parts."""
+
+    def read(item: Mapping[str, Any], path: str) -> Item:
+        output = item.get("output")
+        if not isinstance(output, str):
+            output = read_parts(output, "tool", f"{path}.output")
+        return _call(item, prefix, path) | {"output": output}
+
+    return read
+
+
+def _local_shell_call_output(item: Mapping[str, Any], path: str) -> Item:
+    """OpenAI's form has the call's id in ``id``; clients that write ``call_id`` mean the same."""
+    call_id = item.get("call_id") or item.get("id")
+    given = {**item, "call_id": call_id, "id": None}
+    return _text_output("lso")(given, path)
+
+
+def _shell_call_output(item: Mapping[str, Any], path: str) -> Item:
+    output = item.get("output")
+    if isinstance(output, str):  # some clients write all of it as one text
+        output = [{"stdout": output, "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
+    if not isinstance(output, list) or not all(isinstance(part, Mapping) for part in output):
+        raise RequestError(f"{path}.output: must be a list of outputs", param=f"{path}.output")
+    parts = [_shell_output(part, f"{path}.output[{index}]") for index, part in enumerate(output)]
+    limit = {"max_output_length": item.get("max_output_length")}
+    return _call(item, "sho", path) | {"output": parts} | limit
+
+
+def _shell_output(part: Mapping[str, Any], path: str) -> Item:
+    outcome = part.get("outcome")
+    if not isinstance(outcome, Mapping) or outcome.get("type") not in ("exit", "timeout"):
+        raise RequestError(f"{path}.outcome: must be of type 'exit' or 'timeout'", param=f"{path}.outcome")
+    found: Item = {}
+    for key in ("stdout", "stderr"):
+        text = part.get(key, "")
+        if not isinstance(text, str):
+            raise RequestError(f"{path}.{key}: must be a string", param=f"{path}.{key}")
+        found[key] = text
+    kept = {"type": outcome["type"]}
+    if outcome["type"] == "exit":
+        kept["exit_code"] = outcome.get("exit_code", 0)
+    return found | {"outcome": kept}
+
+
+def _apply_patch_call_output(item: Mapping[str, Any], path: str) -> Item:
+    status, output = item.get("status"), item.get("output")
+    if status not in ("completed", "failed"):
+        raise RequestError(f"{path}.status: must be 'completed' or 'failed'", param=f"{path}.status")
+    if not isinstance(output, str | None):
+        raise RequestError(f"{path}.output: must be a string", param=f"{path}.output")
+    return _call(item, "apo", path) | {"status": status} | present(output=output)
+
+
+def _tool_search_output(item: Mapping[str, Any], path: str) -> Item:
+    _client_executed(item, path)
+    return _call(item, "tso", path) | {"execution": "client", "tools": _tools(item, path)}
+
+
+def _additional_tools(item: Mapping[str, Any], path: str) -> Item:
+    return {
+        "id": read_id(item, "at"),
+        "type": "additional_tools",
+        "role": "developer",
+        "tools": _tools(item, path),
+    }
+
+
+# --------------------------------------------------------------------------- readers
+
+
+def _tools(item: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
+    """Declarations; ``tools.read_tools`` reads them."""
+    tools = item.get("tools")
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise RequestError(f"{path}.tools: must be a list of tools", param=f"{path}.tools")
+    return [shown_tool(tool, f"{path}.tools[{index}]") for index, tool in enumerate(tools)]
+
+
+def _object(item: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
+    value = item.get(key)
+    if not isinstance(value, Mapping):
+        raise RequestError(f"{path}.{key}: must be an object", param=f"{path}.{key}")
+    return value
+
+
+def _strings(given: Mapping[str, Any], key: str, path: str) -> list[str]:
+    value = given.get(key)
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise RequestError(f"{path}.{key}: must be a list of strings", param=f"{path}.{key}")
+    return value
+
+
+PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
+    "function_call": _function_call,
+    "custom_tool_call": _custom_tool_call,
+    "local_shell_call": _local_shell_call,
+    "shell_call": _shell_call,
+    "apply_patch_call": _apply_patch_call,
+    "tool_search_call": _tool_search_call,
+    "function_call_output": _text_output("fco"),
+    "custom_tool_call_output": _text_output("cto"),
+    "local_shell_call_output": _local_shell_call_output,
+    "shell_call_output": _shell_call_output,
+    "apply_patch_call_output": _apply_patch_call_output,
+    "tool_search_output": _tool_search_output,
+    "additional_tools": _additional_tools,
+}

@@ -1,0 +1,101 @@
+"""Compaction items in a conversation: what they hold, what they stand for, and when one is due.
+
+An item holds a summary and, word for word, what the user said last if nobody had answered it. It stands for
+everything before it but two things: what a system or developer message said at the very beginning, and tools
+that stand within the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from chorale.api.responses.items.client_calls import OUTPUTS, TOOL_LISTS, is_call
+from chorale.api.responses.items.encrypted_content import Compacted, pack, seal, unpack, unseal
+from chorale.api.responses.items.input import item_text
+from chorale.api.responses.items.to_harmony import Group, preambles, split_instructions
+from chorale.api.responses.request import ResponsesRequest
+from chorale.harmony.vocab import Vocabulary
+from chorale.ids import new_id
+from chorale.store.protocol import Item, StoredItem
+from chorale.turns.compaction import Compaction, ask_message, ask_tokens
+
+TRIGGER = "compaction_trigger"
+
+
+def since_compaction(items: Sequence[StoredItem]) -> Sequence[StoredItem]:
+    """The items without those that the newest compaction stands for."""
+    newest = max((i for i, stored in enumerate(items) if stored.item["type"] == "compaction"), default=0)
+    if newest == 0:
+        return items
+    _, num_leading = split_instructions(None, items)
+    middle, after = items[num_leading:newest], items[newest:]
+    answered = {stored.item["call_id"] for stored in after if stored.item["type"] in OUTPUTS}
+    tools = [_declarations(stored.item) for stored in middle if stored.item["type"] in TOOL_LISTS]
+    calls = [stored for stored in middle if is_call(stored.item) and stored.item["call_id"] in answered]
+    return [*items[:num_leading], *tools, after[0], *calls, *after[1:]]
+
+
+def _declarations(item: Item) -> StoredItem:
+    """The tools of an item whose call is gone."""
+    return StoredItem(
+        {"id": item["id"], "type": "additional_tools", "role": "developer", "tools": item["tools"]}
+    )
+
+
+def compaction_object(item_id: str, packed: str) -> Item:
+    return {"id": item_id, "type": "compaction", "encrypted_content": seal(packed) if packed else ""}
+
+
+def unanswered(items: Sequence[StoredItem]) -> tuple[str, ...]:
+    """What the user said last, if no answer came behind it: one text a message."""
+    is_preamble = preambles(items)
+    texts: list[str] = []
+    for position in range(len(items) - 1, -1, -1):
+        item = items[position].item
+        if item["type"] == "message" and item["role"] == "user":
+            texts.insert(0, item_text(item))
+            continue
+        if item["type"] == "compaction" and not texts:
+            return _compacted(item).unanswered
+        answered = item["type"] == "message" and item["role"] == "assistant" and not is_preamble[position]
+        if texts or answered:
+            break
+    return tuple(texts)
+
+
+def _compacted(item: Item) -> Compacted:
+    return unpack(unseal(item["encrypted_content"], "encrypted_content") or "")
+
+
+def plan(
+    request: ResponsesRequest,
+    items: Sequence[StoredItem],
+    groups: Callable[[Sequence[StoredItem]], Sequence[Group]],
+    render: Callable[[Sequence[Group], bool], list[int]],
+    vocab: Vocabulary,
+    max_len: int,
+) -> Compaction | None:
+    """How the turn sums itself up, if that was asked for.
+
+    ``groups``: of items, without what a compaction stands for; ``render``: groups to a prompt, which may be
+    cut to leave room for a summary.
+    """
+    threshold = request.compact_threshold(max_len)
+    triggered = bool(items) and items[-1].item["type"] == TRIGGER
+    if threshold is None and not triggered:
+        return None
+    kept = unanswered(since_compaction(items))
+    shown = groups(items)
+    due = triggered or (len(shown) > len(kept) and len(render(shown, False)) >= (threshold or 0))
+
+    def rebuild(packed: str) -> list[int]:
+        return render(groups([*items, StoredItem(compaction_object(new_id("cmp"), packed))]), False)
+
+    return Compaction(
+        threshold=0 if triggered else threshold or 0,
+        ask=ask_tokens(vocab),
+        first_prompt=tuple(render([*shown, [ask_message()]], True)) if due else None,
+        pack=lambda summary: pack(Compacted(summary, kept)),
+        rebuild=rebuild,
+        alone=triggered,
+    )

@@ -1,0 +1,73 @@
+"""Readers of the fields that items of several kinds have. Each raises ``RequestError`` naming the path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from chorale.errors import RequestError
+from chorale.ids import new_id
+from chorale.store.protocol import ITEM_ID
+from chorale.turns.prompt.files import inline_file
+
+TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+
+
+def read_id(item: Mapping[str, Any], prefix: str) -> str:
+    """The item's own id where it can be one of ours; everything that is listed has an id."""
+    item_id = item.get("id")
+    return item_id if isinstance(item_id, str) and ITEM_ID.fullmatch(item_id) else new_id(prefix)
+
+
+def read_status(item: Mapping[str, Any]) -> str:
+    return "incomplete" if item.get("status") == "incomplete" else "completed"
+
+
+def read_string(item: Mapping[str, Any], key: str, path: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str) or (not value and key != "text"):
+        raise RequestError(f"{path}.{key}: must be a string", param=f"{path}.{key}")
+    return value
+
+
+def read_type(part: Any, path: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str):
+        raise RequestError(f"{path}: must be an object with a type", param=path)
+    return kind
+
+
+def read_parts(content: Any, role: str, path: str) -> list[dict[str, Any]]:
+    """A string, or a list of text parts, as text parts of ``role``."""
+    if isinstance(content, str):
+        return [_text_part(content, role)]
+    if not isinstance(content, list):
+        raise RequestError(f"{path}: must be a string or a list of parts", param=path)
+    return [_part(part, role, f"{path}[{position}]") for position, part in enumerate(content)]
+
+
+def _part(part: Any, role: str, path: str) -> dict[str, Any]:
+    if isinstance(part, str):
+        return _text_part(part, role)
+    kind = read_type(part, path)
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return {"type": "refusal", "refusal": part["refusal"]}
+    if kind == "input_file":
+        return _text_part(inline_file(part, path, kind), role)
+    if kind not in TEXT_PARTS:
+        raise unsupported_part(kind, path)
+    return _text_part(read_string(part, "text", path), role)
+
+
+def _text_part(text: str, role: str) -> dict[str, Any]:
+    if role == "assistant":
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "input_text", "text": text}
+
+
+def unsupported_part(kind: str, path: str) -> RequestError:
+    return RequestError(
+        f"{path}: parts of type {kind[:64]!r} are not supported: the model takes text only",
+        param=f"{path}.type",
+        code="unsupported_content_type",
+    )

@@ -1,0 +1,241 @@
+"""Calls of tools that the server ran, as items: written for the client, and brought to harmony.
+
+What a tool answered is not part of most of these items, so a call that was stored is replayed from its exact
+tokens (call and result). One that comes back from a client alone is rendered from what the item still says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from chorale.harmony.json_text import read_object
+from chorale.harmony.messages import Message
+from chorale.store.protocol import Item, StoredItem, present
+from chorale.tools.base import (
+    BrowserDetail,
+    FindAction,
+    FindStarted,
+    McpDetail,
+    McpListing,
+    OpenPageAction,
+    PageOpening,
+    Progress,
+    PythonDetail,
+    SearchAction,
+    SearchStarted,
+    ToolResult,
+)
+from chorale.turns.events import BUILTIN_ITEMS, FoldedItem, ItemOpened
+
+SOURCES, RESULTS, OUTPUTS = (
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "code_interpreter_call.outputs",
+)
+HOSTED_CALLS = frozenset({"web_search_call", "code_interpreter_call", "mcp_call"})
+HOSTED_ITEMS: frozenset[str] = BUILTIN_ITEMS | {"mcp_approval_response"}
+_JSON = "<|constrain|>json"
+_encode = msgspec.json.Encoder().encode
+
+
+# --------------------------------------------------------------------------- for the client
+
+
+def hosted_object(item: FoldedItem, status: str, include: Collection[str]) -> Item:
+    """The item as it stands: its text so far, and what came of it if anything has."""
+    opened, outcome = item.opened, item.outcome
+    if isinstance(outcome, McpListing) or opened.kind == "mcp_list_tools":
+        return _listing(opened, outcome if isinstance(outcome, McpListing) else None)
+    detail = outcome.detail if isinstance(outcome, ToolResult) else None
+    head: Item = {"id": opened.item_id, "type": opened.kind}
+    if opened.kind == "mcp_approval_request":
+        return {**head, **_called(opened), "arguments": item.text}
+    head["status"] = status
+    if opened.kind == "web_search_call":
+        found = detail if isinstance(detail, BrowserDetail) else BrowserDetail(written_action(item))
+        return {**head, **_web_search(found, include)}
+    if opened.kind == "code_interpreter_call":
+        return {**head, **_code(opened, item.text, detail, include)}
+    result = detail if isinstance(detail, McpDetail) else None
+    return {
+        **head,
+        **_called(opened),
+        "arguments": item.text,
+        "output": result.output if result is not None else None,
+        "error": _mcp_error(result.error) if result is not None and result.error is not None else None,
+        "approval_request_id": opened.approval_request_id,
+    }
+
+
+def _called(opened: ItemOpened) -> Item:
+    return {"server_label": opened.namespace, "name": opened.name}
+
+
+def _mcp_error(text: str) -> Item:
+    return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
+
+
+def _listing(opened: ItemOpened, listing: McpListing | None) -> Item:
+    tools = [
+        {
+            "name": tool.name,
+            "input_schema": dict(tool.input_schema),
+            **present(
+                description=tool.description,
+                annotations=dict(tool.annotations) if tool.annotations is not None else None,
+            ),
+        }
+        for tool in (listing.tools if listing is not None else ())
+    ]
+    return {
+        "id": opened.item_id,
+        "type": "mcp_list_tools",
+        "server_label": opened.namespace,
+        "tools": tools,
+        **present(error=listing.error if listing is not None else None),
+    }
+
+
+def _web_search(detail: BrowserDetail, include: Collection[str]) -> Item:
+    action = action_object(detail.action)
+    if not isinstance(detail.action, SearchAction):
+        return {"action": action}
+    sources = detail.action.sources
+    if SOURCES in include:
+        action["sources"] = [{"type": "url", "url": source.url} for source in sources]
+    if RESULTS not in include:
+        return {"action": action}
+    found = [{"url": source.url, "title": source.title, "snippet": source.snippet} for source in sources]
+    return {"action": action, "results": found}
+
+
+def action_object(action: SearchAction | OpenPageAction | FindAction) -> Item:
+    if isinstance(action, SearchAction):
+        return {"type": "search", "query": action.query, "queries": [action.query]}
+    if isinstance(action, OpenPageAction):
+        return {"type": "open_page", "url": action.url}
+    return {"type": "find_in_page", "pattern": action.pattern, "url": action.url or ""}
+
+
+def action_of_progress(progress: Progress) -> SearchAction | OpenPageAction | FindAction | None:
+    """What a browser call is about to do."""
+    if isinstance(progress, SearchStarted):
+        return SearchAction(progress.query)
+    if isinstance(progress, PageOpening):
+        return OpenPageAction(progress.url)
+    return FindAction(progress.pattern, progress.url) if isinstance(progress, FindStarted) else None
+
+
+def written_action(item: FoldedItem) -> SearchAction | OpenPageAction | FindAction:
+    """Of a call that never ran, from what the model wrote of it."""
+    given = read_object(item.text)
+    if item.opened.name == "open":
+        page = given.get("id")
+        return OpenPageAction(page if isinstance(page, str) else None)
+    if item.opened.name == "find":
+        return FindAction(str(given.get("pattern", "")), None)
+    return SearchAction(str(given.get("query", "")))
+
+
+def _code(opened: ItemOpened, text: str, detail: object, include: Collection[str]) -> Item:
+    done = detail if isinstance(detail, PythonDetail) else None
+    container = done.container_id if done is not None else opened.container_id
+    outputs = None
+    if OUTPUTS in include and done is not None:
+        outputs = [{"type": "logs", "logs": done.logs}] if done.logs else []
+    return {"code": text, "container_id": container or opened.container_id or "", "outputs": outputs}
+
+
+# --------------------------------------------------------------------------- to harmony
+
+
+def hosted_messages(
+    stored: StoredItem, answers: Mapping[str, Item], called: Collection[str]
+) -> list[Message]:
+    """``answers``: approval responses by the request that they answer; ``called``: requests whose call is an
+    item of its own."""
+    item, token_ids = stored.item, stored.token_ids or None
+    kind = item["type"]
+    if kind == "mcp_approval_request":
+        return _unapproved(item, token_ids, answers.get(item["id"]), called)
+    if kind not in HOSTED_CALLS or item["status"] == "incomplete":
+        return []  # lists are part of the prompt's head; a call that never ran has nothing to say
+    if token_ids is not None:  # the call, <|call|> and the result, to the last token
+        return [Message("assistant", "", channel="commentary", token_ids=token_ids)]
+    if kind == "mcp_call":
+        return _exchange(*_mcp_recipient(item), item["arguments"], _mcp_text(item))
+    if kind == "code_interpreter_call":
+        logs = "".join(output["logs"] for output in item["outputs"] or ())
+        text = logs if item["outputs"] is not None else "[the output was not kept]"
+        return _exchange("python", "analysis", item["code"], text)
+    return _browser_exchange(item)
+
+
+def _mcp_recipient(item: Item) -> tuple[str, str]:
+    return f"{item['server_label']}.{item['name']}", "commentary"
+
+
+def _mcp_text(item: Item) -> str:
+    if item["output"] is not None:
+        return str(item["output"])
+    return f"Error: {_encode(item['error']).decode()}" if item["error"] else "[the output was not kept]"
+
+
+def _browser_exchange(item: Item) -> list[Message]:
+    action = item["action"]
+    if action["type"] == "open_page":
+        name, arguments = "open", {"id": action.get("url") or ""}
+    elif action["type"] == "find_in_page":
+        name, arguments = "find", {"pattern": action.get("pattern") or ""}
+    else:
+        name, arguments = "search", {"query": action.get("query") or " ".join(action.get("queries") or [])}
+    found = item.get("results") or action.get("sources")
+    text = _encode(found).decode() if found else "[the result was not kept]"
+    return _exchange(f"browser.{name}", "analysis", _encode(arguments).decode(), text)
+
+
+def _exchange(recipient: str, channel: str, content: str, result: str) -> list[Message]:
+    kind = "code" if channel == "analysis" else _JSON
+    return [
+        Message("assistant", content, recipient=recipient, channel=channel, content_type=kind),
+        Message("tool", result, name=recipient, recipient="assistant", channel=channel),
+    ]
+
+
+def _unapproved(
+    item: Item, token_ids: tuple[int, ...] | None, answer: Item | None, called: Collection[str]
+) -> list[Message]:
+    """A call that did not run: the model learns why. One that runs is rendered where it does."""
+    if item["id"] in called or (answer is not None and answer["approve"]):
+        return []
+    recipient, channel = _mcp_recipient(item)
+    text = "The user has not approved this call."
+    if answer is not None:
+        text = "The user did not approve this call." + (
+            f" {answer['reason']}" if answer.get("reason") else ""
+        )
+    call, result = _exchange(recipient, channel, item["arguments"], text)
+    return [replace(call, token_ids=token_ids), result]
+
+
+def approvals(items: Sequence[StoredItem]) -> tuple[dict[str, Item], set[str]]:
+    """(approval responses by the request that they answer, requests whose call is an item of its own)."""
+    answers = {
+        stored.item["approval_request_id"]: stored.item
+        for stored in items
+        if stored.item["type"] == "mcp_approval_response"
+    }
+    called = {
+        str(stored.item["approval_request_id"])
+        for stored in items
+        if stored.item["type"] == "mcp_call" and stored.item.get("approval_request_id")
+    }
+    return answers, called
+
+
+def hosted_text(item: Item) -> str:
+    """Roughly the text that has to be encoded for it."""
+    return str(item.get("code") or item.get("arguments") or "") + str(item.get("output") or "")

@@ -1,0 +1,123 @@
+"""The stream events of tools that run on the server, each in the order of its kind's state machine.
+
+* ``web_search_call``: added (with the query or address, which is known when the call begins), in_progress,
+  searching; completed once the tool has answered, done.
+* ``code_interpreter_call``: added, in_progress, code deltas, code done, interpreting, completed, done.
+* ``mcp_call``: added, in_progress, arguments deltas, arguments done, completed or failed, done.
+* ``mcp_list_tools``: added, in_progress, completed or failed, done.
+* ``mcp_approval_request``: added and done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from chorale.api.responses.items.hosted import action_object, action_of_progress
+from chorale.api.responses.items.objects import ResponseBuilder, is_void
+from chorale.turns.events import (
+    FoldedItem,
+    ItemClosed,
+    OutputEvent,
+    ToolOutcome,
+    ToolProgressed,
+    ToolStarted,
+)
+
+Event = tuple[str, dict[str, Any]]  # (type, fields)
+
+DELTAS = {
+    "code_interpreter_call": "response.code_interpreter_call_code.delta",
+    "mcp_call": "response.mcp_call_arguments.delta",
+}
+
+
+class HostedEvents:
+    """One item. ``shown``: its ``output_item.added`` has gone out."""
+
+    def __init__(self, builder: ResponseBuilder, item: FoldedItem, output_index: int) -> None:
+        self._builder = builder
+        self._item = item
+        self._kind = item.kind
+        self._index = output_index
+        self._place = {"item_id": item.item_id, "output_index": output_index}
+        self._text = ""
+        self._text_done = False
+        self.shown = False
+
+    def open(self) -> Iterator[Event]:
+        """What goes out when the header of the call is complete."""
+        if self._kind in ("code_interpreter_call", "mcp_call", "mcp_list_tools"):
+            yield self._added({})
+            yield self._state("in_progress")
+
+    def write(self, text: str) -> None:
+        """A piece of the call's text (its delta is the translator's business)."""
+        self._text += text
+
+    def on_tool(self, event: OutputEvent) -> Iterator[Event]:
+        if isinstance(event, ToolStarted):
+            yield from self._written()
+            if self._kind == "code_interpreter_call":
+                yield self._state("interpreting")
+        elif self._kind != "web_search_call" or self.shown:
+            return
+        elif isinstance(event, ToolProgressed):
+            action = action_of_progress(event.progress)
+            if action is not None:
+                yield from self._searching({"action": action_object(action)})
+        elif isinstance(event, ToolOutcome):
+            yield from self._searching({})
+
+    def close(self, event: ItemClosed) -> Iterator[Event]:
+        if is_void(self._item):
+            return
+        if not self.shown:
+            yield self._added({})
+        yield from self._written()
+        if event.status != "incomplete":
+            yield from self._concluded(event.status == "failed")
+        item = self._builder.item(self._item)
+        yield "response.output_item.done", {"output_index": self._index, "item": item}
+
+    def _concluded(self, failed: bool) -> Iterator[Event]:
+        if failed and self._kind in ("mcp_call", "mcp_list_tools"):
+            yield self._state("failed")
+        elif not failed and self._kind != "mcp_approval_request":
+            yield self._state("completed")
+
+    def _searching(self, fields: dict[str, Any]) -> Iterator[Event]:
+        yield self._added(fields)
+        yield self._state("in_progress")
+        yield self._state("searching")
+
+    def _added(self, fields: dict[str, Any]) -> Event:
+        self.shown = True
+        whole = self._builder.hosted(self._item, "in_progress")
+        if self._kind == "mcp_approval_request":
+            return self._add(whole)
+        if self._kind == "web_search_call":
+            whole.pop("results", None)
+            whole["action"].pop("sources", None)
+            return self._add({**whole, **fields})
+        hollow: dict[str, Any] = dict.fromkeys(("outputs", "output", "error"))
+        hollow |= {"code": "", "arguments": "", "tools": []}
+        if self._kind == "mcp_list_tools":
+            whole.pop("error", None)
+        return self._add({key: hollow.get(key, value) for key, value in whole.items()})
+
+    def _add(self, item: dict[str, Any]) -> Event:
+        return "response.output_item.added", {"output_index": self._index, "item": item}
+
+    def _written(self) -> Iterator[Event]:
+        """The text is whole."""
+        if self._text_done:
+            return
+        self._text_done = True
+        if self._kind == "code_interpreter_call":
+            yield "response.code_interpreter_call_code.done", {**self._place, "code": self._text}
+        elif self._kind == "mcp_call":
+            yield "response.mcp_call_arguments.done", {**self._place, "arguments": self._text}
+
+    def _state(self, name: str) -> Event:
+        return f"response.{self._kind}.{name}", self._place

@@ -1,0 +1,144 @@
+"""Calls of tools that the server ran, as clients send them back: checked, compared with what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from chorale.api.responses.items.fields import read_id, read_status, read_string
+from chorale.errors import RequestError
+from chorale.store.protocol import Item, present
+
+
+def _web_search_call(item: Mapping[str, Any], path: str) -> Item:
+    action = item.get("action")
+    if action is None:
+        action = {"type": "search", "query": ""}
+    if not isinstance(action, Mapping) or action.get("type") not in ("search", "open_page", "find_in_page"):
+        raise _invalid(f"{path}.action", "must be a search, open_page or find_in_page action")
+    for key in ("query", "url", "pattern"):
+        if not isinstance(action.get(key), str | None):
+            raise _invalid(f"{path}.action.{key}", "must be a string")
+    queries = action.get("queries") or []
+    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+        raise _invalid(f"{path}.action.queries", "must be a list of strings")
+    results = item.get("results")
+    if not isinstance(results, list | None):
+        raise _invalid(f"{path}.results", "must be a list")
+    parsed = {"id": read_id(item, "ws"), "type": "web_search_call", "status": read_status(item)}
+    return {**parsed, "action": dict(action)} | ({"results": results} if results is not None else {})
+
+
+def _code_interpreter_call(item: Mapping[str, Any], path: str) -> Item:
+    code, outputs = item.get("code"), item.get("outputs")
+    if not isinstance(code, str | None):
+        raise _invalid(f"{path}.code", "must be a string")
+    if not isinstance(outputs, list | None):
+        raise _invalid(f"{path}.outputs", "must be a list")
+    for position, output in enumerate(outputs or []):
+        if not isinstance(output, Mapping) or not isinstance(output.get("logs"), str):
+            raise RequestError(
+                f"{path}.outputs[{position}]: only logs are supported: the model takes text only",
+                param=f"{path}.outputs[{position}]",
+                code="unsupported_content_type",
+            )
+    container = item.get("container_id")
+    return {
+        "id": read_id(item, "ci"),
+        "type": "code_interpreter_call",
+        "status": read_status(item),
+        "code": code or "",
+        "container_id": container if isinstance(container, str) else "",
+        "outputs": outputs,
+    }
+
+
+def _mcp_call(item: Mapping[str, Any], path: str) -> Item:
+    output = item.get("output")
+    if not isinstance(output, str | None):
+        raise _invalid(f"{path}.output", "must be a string")
+    return {
+        "id": read_id(item, "mcp"),
+        "type": "mcp_call",
+        "status": read_status(item),
+        **_named(item, path),
+        "output": output,
+        "error": item.get("error"),
+        "approval_request_id": item.get("approval_request_id"),
+    }
+
+
+def _mcp_approval_request(item: Mapping[str, Any], path: str) -> Item:
+    return {"id": read_id(item, "mcpr"), "type": "mcp_approval_request", **_named(item, path)}
+
+
+def _named(item: Mapping[str, Any], path: str) -> Item:
+    arguments = item.get("arguments")
+    if not isinstance(arguments, str | None):
+        raise _invalid(f"{path}.arguments", "must be a string")
+    return {
+        "server_label": read_string(item, "server_label", path),
+        "name": read_string(item, "name", path),
+        "arguments": arguments or "{}",
+    }
+
+
+def _mcp_list_tools(item: Mapping[str, Any], path: str) -> Item:
+    tools = item.get("tools")
+    return {
+        "id": read_id(item, "mcpl"),
+        "type": "mcp_list_tools",
+        "server_label": read_string(item, "server_label", path),
+        "tools": tools if isinstance(tools, list) else [],
+        **present(error=item.get("error")),
+    }
+
+
+def _mcp_approval_response(item: Mapping[str, Any], path: str) -> Item:
+    approve, reason = item.get("approve"), item.get("reason")
+    if not isinstance(approve, bool):
+        raise _invalid(f"{path}.approve", "must be true or false")
+    if not isinstance(reason, str | None):
+        raise _invalid(f"{path}.reason", "must be a string")
+    return {
+        "id": read_id(item, "mcpa"),
+        "type": "mcp_approval_response",
+        "approval_request_id": read_string(item, "approval_request_id", path),
+        "approve": approve,
+        **present(reason=reason),
+    }
+
+
+PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
+    "web_search_call": _web_search_call,
+    "code_interpreter_call": _code_interpreter_call,
+    "mcp_call": _mcp_call,
+    "mcp_list_tools": _mcp_list_tools,
+    "mcp_approval_request": _mcp_approval_request,
+    "mcp_approval_response": _mcp_approval_response,
+}
+
+
+def _invalid(path: str, message: str) -> RequestError:
+    return RequestError(f"{path}: {message}", param=path)
+
+
+_SALIENT = {
+    "web_search_call": ("action",),
+    "code_interpreter_call": ("code",),
+    "mcp_call": ("server_label", "name", "arguments"),
+    "mcp_approval_request": ("server_label", "name", "arguments"),
+}
+
+
+def same_hosted(stored: Item, given: Item) -> bool:
+    """Whether a client sent back what happened here. Optional parts of an action may be missing."""
+    for key in _SALIENT.get(given["type"], ()):
+        ours, theirs = stored[key], given[key]
+        if isinstance(ours, Mapping):
+            optional = ("sources", "queries")
+            ours = {name: value for name, value in ours.items() if name not in optional and value is not None}
+            theirs = {name: theirs.get(name) for name in ours}
+        if ours != theirs:
+            return False
+    return True

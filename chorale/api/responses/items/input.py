@@ -1,0 +1,184 @@
+"""Input items: checked, and brought to the one form in which they are stored, listed and rendered.
+
+Clients replay whatever they were given, dumped with or without its null fields, with unknown keys and
+without ids; all of that is read. What the model cannot take (images, files, calls of tools that are not
+here) is an error that names type and index, never dropped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from chorale.api.responses.items import (
+    client_calls,
+    hosted_input,
+)
+from chorale.api.responses.items import (
+    client_input as client_items,
+)
+from chorale.api.responses.items import (
+    hosted as hosted_items,
+)
+from chorale.api.responses.items.encrypted_content import Budget, unseal
+from chorale.api.responses.items.fields import (
+    read_id,
+    read_parts,
+    read_status,
+    read_string,
+    read_type,
+    unsupported_part,
+)
+from chorale.errors import RequestError
+from chorale.store.protocol import Item
+
+ROLES = ("user", "assistant", "system", "developer")
+_REASONING_PARTS = frozenset({"reasoning_text", "summary_text", "text"})
+
+
+def parse_items(raw: list[dict[str, Any]], path: str = "input") -> list[Item]:
+    """Raises ``RequestError`` naming the first faulty item by its index in ``path``."""
+    budget = Budget()
+    items = [_parse_item(item, f"{path}[{position}]", budget) for position, item in enumerate(raw)]
+    for position, item in enumerate(items[:-1]):
+        if item["type"] == "compaction_trigger":
+            raise RequestError(
+                f"{path}[{position}]: a compaction_trigger must be the last item", param=f"{path}[{position}]"
+            )
+    return items
+
+
+def _parse_item(item: Mapping[str, Any], path: str, budget: Budget) -> Item:
+    kind = item.get("type")
+    if kind is None:
+        kind = "message" if "role" in item else "item_reference"
+    sealed = _SEALED_PARSERS.get(kind) if isinstance(kind, str) else None
+    if sealed is not None:
+        return sealed(item, path, budget)
+    parser = _PARSERS.get(kind) if isinstance(kind, str) else None
+    if parser is None:
+        raise RequestError(
+            f"{path}.type: items of type {str(kind)[:64]!r} are not supported",
+            param=f"{path}.type",
+            code="unsupported_item_type",
+        )
+    return parser(item, path)
+
+
+def _message(item: Mapping[str, Any], path: str) -> Item:
+    role = item.get("role")
+    if role not in ROLES:
+        raise RequestError(f"{path}.role: must be one of {', '.join(ROLES)}", param=f"{path}.role")
+    assert isinstance(role, str)
+    parsed: Item = {
+        "id": read_id(item, "msg"),
+        "type": "message",
+        "status": read_status(item),
+        "role": role,
+        "content": read_parts(item.get("content"), role, f"{path}.content"),
+    }
+    if item.get("phase") in ("commentary", "final_answer"):
+        parsed["phase"] = item["phase"]
+    return parsed
+
+
+def _reasoning(item: Mapping[str, Any], path: str, budget: Budget) -> Item:
+    parsed: Item = {"id": read_id(item, "rs"), "type": "reasoning"}
+    for key, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
+        texts = _reasoning_texts(item.get(key), f"{path}.{key}")
+        parsed[key] = [{"type": kind, "text": text} for text in texts]
+    encrypted = item.get("encrypted_content")
+    if isinstance(encrypted, str):
+        parsed["encrypted_content"] = encrypted
+        if not (parsed["content"] or parsed["summary"]):
+            text = unseal(encrypted, f"{path}.encrypted_content", budget)
+            parsed["content"] = [{"type": "reasoning_text", "text": text}] if text else []
+    parsed["status"] = read_status(item)
+    return parsed
+
+
+def _reasoning_texts(parts: Any, path: str) -> list[str]:
+    if parts is None:
+        return []
+    if isinstance(parts, str):
+        return [parts]
+    if not isinstance(parts, list):
+        raise RequestError(f"{path}: must be a list of parts", param=path)
+    texts: list[str] = []
+    for position, part in enumerate(parts):
+        kind = read_type(part, f"{path}[{position}]")
+        if kind not in _REASONING_PARTS:
+            raise unsupported_part(kind, f"{path}[{position}]")
+        texts.append(read_string(part, "text", f"{path}[{position}]"))
+    return texts
+
+
+def _compaction(item: Mapping[str, Any], path: str, budget: Budget) -> Item:
+    sealed = read_string(item, "encrypted_content", path)
+    if unseal(sealed, f"{path}.encrypted_content", budget) is None:
+        raise RequestError(
+            f"{path}.encrypted_content: was not made by this server", param=f"{path}.encrypted_content"
+        )
+    return {"id": read_id(item, "cmp"), "type": "compaction", "encrypted_content": sealed}
+
+
+def _compaction_trigger(item: Mapping[str, Any], path: str) -> Item:
+    return {"id": read_id(item, "cmt"), "type": "compaction_trigger"}
+
+
+def _item_reference(item: Mapping[str, Any], path: str) -> Item:
+    return {"type": "item_reference", "id": read_string(item, "id", path)}
+
+
+_SEALED_PARSERS: dict[str, Callable[[Mapping[str, Any], str, Budget], Item]] = {
+    "reasoning": _reasoning,
+    "compaction": _compaction,
+}
+_PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
+    "message": _message,
+    "item_reference": _item_reference,
+    "compaction_trigger": _compaction_trigger,
+    **client_items.PARSERS,
+    **hosted_input.PARSERS,
+}
+
+
+# --------------------------------------------------------------------------- reading parsed items
+
+
+def item_text(item: Item) -> str:
+    """All the text of an item; of a call its arguments."""
+    if client_calls.is_call(item):
+        return client_calls.call_text(item)
+    if item["type"] in client_calls.OUTPUTS:
+        return client_calls.output_text(item)
+    if item["type"] in ("additional_tools", "compaction_trigger"):
+        return ""
+    if item["type"] == "compaction":
+        return unseal(item["encrypted_content"], "encrypted_content") or ""
+    if item["type"] in hosted_items.HOSTED_ITEMS:
+        return hosted_items.hosted_text(item)
+    parts = (
+        (item.get("content") or item.get("summary") or []) if item["type"] == "reasoning" else item["content"]
+    )
+    return "".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts)
+
+
+def same_output(stored: Item, given: Item) -> bool:
+    """Whether a client sent back what the model produced, so that its exact tokens may stand for it.
+
+    Reasoning may come back empty: clients that keep only ``encrypted_content`` strip it.
+    """
+    if stored["type"] != given["type"]:
+        return False
+    if client_calls.is_call(given):
+        return client_calls.same_call(stored, given)
+    if given["type"] in hosted_items.HOSTED_ITEMS:
+        return hosted_input.same_hosted(stored, given)
+    if given["type"] == "reasoning":
+        return item_text(given) in ("", item_text(stored))
+    return (
+        given["type"] == "message"
+        and stored["role"] == given["role"] == "assistant"
+        and item_text(stored) == item_text(given)
+    )

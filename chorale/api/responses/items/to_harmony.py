@@ -1,0 +1,260 @@
+"""Items to a harmony conversation, and that to prompt token ids.
+
+Order: system, developer (instructions, leading system and developer texts, tools), then every item of the
+chain and of the input. ``instructions`` are those of this request only. What the model produced itself is
+replayed from its exact token ids, so the prompt of turn two begins with the prompt and output of turn one.
+A call's outputs stand right behind it, whatever order the client sent them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from chorale.api.limits import SIZES
+from chorale.api.responses.items.client_calls import (
+    OUTPUTS,
+    call_message,
+    called_name,
+    is_call,
+    output_message,
+)
+from chorale.api.responses.items.encrypted_content import unpack
+from chorale.api.responses.items.hosted import HOSTED_CALLS, HOSTED_ITEMS, approvals, hosted_messages
+from chorale.api.responses.items.input import item_text
+from chorale.api.responses.tools import read_functions
+from chorale.errors import ContextLengthError, RequestError
+from chorale.harmony.messages import (
+    Channel,
+    Conversation,
+    DeveloperContent,
+    Message,
+    ReasoningEffort,
+    ToolNamespace,
+)
+from chorale.harmony.render import DropAnalysis, kept_messages, render_conversation, render_message
+from chorale.harmony.vocab import Vocabulary
+from chorale.store.protocol import Item, StoredItem
+from chorale.turns.events import CLIENT_CALLS
+from chorale.turns.prompt.effort import take_effort
+from chorale.turns.prompt.encode import FUNCTIONS, at
+
+Group = list[Message]  # messages that are kept or dropped together
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the conversation says, without the effort lines of its instructions and developer messages."""
+
+    instructions: str | None
+    items: list[StoredItem]
+    effort: ReasoningEffort | None  # of the last such line
+
+
+def take_efforts(instructions: str | None, items: Sequence[StoredItem]) -> Said:
+    """Stored items stay as they are: those that have such a line are replaced in the list."""
+    kept, effort = list(items), None
+    for position, stored in enumerate(items):
+        if stored.item["type"] != "message" or stored.item["role"] not in ("system", "developer"):
+            continue
+        text, said = take_effort(item_text(stored.item))
+        if said is not None:
+            parts = [{"type": "input_text", "text": text}] if text else []
+            kept[position], effort = replace(stored, item={**stored.item, "content": parts}), said
+    text, said = take_effort(instructions or "")
+    return Said(text or None, kept, said or effort)
+
+
+def split_instructions(instructions: str | None, items: Sequence[StoredItem]) -> tuple[str | None, int]:
+    """(instructions and the leading system and developer texts, joined; how many items those were)."""
+    texts = [instructions] if instructions else []
+    count = 0
+    for stored in items:
+        if stored.item["type"] != "message" or stored.item["role"] not in ("system", "developer"):
+            break
+        count += 1
+        text = item_text(stored.item)
+        if text:
+            texts.append(text)
+    return ("\n\n".join(texts) or None), count
+
+
+def to_groups(items: Sequence[StoredItem], freeform: Collection[str] = ()) -> list[Group]:
+    """One group an item; outputs join the group of their call (``check_outputs`` has seen that it is there).
+
+    ``freeform``: tools whose calls are their input itself.
+    """
+    is_preamble = preambles(items)
+    answers, called = approvals(items)
+    groups: list[Group] = []
+    calls: dict[str, tuple[str, Group]] = {}  # call_id -> (name in the prompt, its group)
+    for position, stored in enumerate(items):
+        item = stored.item
+        if item["type"] in OUTPUTS:
+            _add_output(item, calls)
+            continue
+        if item["type"] in HOSTED_ITEMS:
+            if exchange := hosted_messages(stored, answers, called):
+                groups.append(exchange)
+            continue
+        if item["type"] == "compaction":
+            groups.append(_compaction(item))
+            continue
+        message = _message(stored, is_preamble[position], freeform)
+        if message is None:
+            continue
+        group = [message]
+        groups.append(group)
+        if is_call(item):
+            calls[item["call_id"]] = (called_name(item), group)
+    return groups
+
+
+def check_outputs(items: Sequence[StoredItem], num_history: int = 0) -> None:
+    """Raises ``RequestError`` for an output whose call does not come before it.
+
+    ``items[num_history:]`` are the request's own ``input``, whose indices errors name.
+    """
+    calls: set[str] = set()
+    for position, stored in enumerate(items):
+        item = stored.item
+        if is_call(item):
+            calls.add(item["call_id"])
+        elif item["type"] in OUTPUTS and item["call_id"] not in calls:
+            is_own = position >= num_history
+            kind = item["type"].replace("_", " ")
+            raise RequestError(
+                f"No tool call found for {kind} with call_id {item['call_id'][:128]}.",
+                param=f"input[{position - num_history}].call_id" if is_own else "input",
+            )
+
+
+def _add_output(item: Item, calls: dict[str, tuple[str, Group]]) -> None:
+    name, group = calls[item["call_id"]]
+    group.append(output_message(item, name))
+    if item["type"] == "tool_search_output":
+        group.append(_tools_message(item))
+
+
+def _tools_message(item: Item) -> Message:
+    """Tools that stand within the input: the model is told of them where they came."""
+    functions, about = read_functions(item["tools"], "input.tools")
+    tools = tuple(function.tool for function in functions)
+    namespaces = (ToolNamespace(FUNCTIONS, about, tools),) if tools else ()
+    return Message("developer", DeveloperContent(None, namespaces))
+
+
+def preambles(items: Sequence[StoredItem]) -> list[bool]:
+    """Which assistant messages are preambles: their phase says so, or they have none and a call follows."""
+    found = [False] * len(items)
+    following = ""  # type of the next item that is not reasoning
+    for position in range(len(items) - 1, -1, -1):
+        item = items[position].item
+        if item["type"] == "message" and item["role"] == "assistant":
+            phase = item.get("phase")
+            found[position] = phase == "commentary" or (
+                phase is None and following in CLIENT_CALLS | HOSTED_CALLS
+            )
+        if item["type"] != "reasoning":
+            following = item["type"]
+    return found
+
+
+def _compaction(item: Item) -> Group:
+    compacted = unpack(item_text(item))
+    told = f"Summary of the conversation before this:\n\n{compacted.summary}"
+    asked = [Message("user", text) for text in compacted.unanswered]
+    return [Message("developer", DeveloperContent(told)), *asked]
+
+
+def _message(stored: StoredItem, is_preamble: bool, freeform: Collection[str]) -> Message | None:
+    item, token_ids = stored.item, stored.token_ids or None
+    if is_call(item):
+        return call_message(item, token_ids, freeform)
+    if item["type"] == "additional_tools":
+        return _tools_message(item)
+    if item["type"] == "compaction_trigger":
+        return None
+    text = item_text(item)
+    if item["type"] == "reasoning":
+        # Nothing to show: only encrypted content of another server, or a client that stripped the text.
+        return (
+            Message("assistant", text, channel="analysis", token_ids=token_ids) if text or token_ids else None
+        )
+    role = item["role"]
+    if role in ("system", "developer"):
+        return Message("developer", DeveloperContent(text)) if text else None
+    if role == "user":
+        return Message("user", text)
+    channel: Channel = "commentary" if is_preamble else "final"
+    return Message("assistant", text, channel=channel, token_ids=token_ids)
+
+
+# --------------------------------------------------------------------------- to token ids
+
+
+_MOST = SIZES["prompt_tokens"].max
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What fits: ``max_len`` tokens of context, of which ``reserve`` are for the answer when cutting."""
+
+    max_len: int
+    reserve: int
+    truncate: bool
+
+
+def encode(
+    head: Sequence[Message],
+    groups: Sequence[Group],
+    vocab: Vocabulary,
+    rule: DropAnalysis,
+    window: Window,
+) -> list[int]:
+    """Prompt ids. With ``truncate``, the oldest groups go until it fits; raises ``ContextLengthError``."""
+
+    def render(kept: Sequence[Group]) -> list[int]:
+        messages = (*head, *(message for group in kept for message in group))
+        with at("input"):
+            return render_conversation(Conversation(messages), vocab, drop_analysis=rule, most=_MOST)
+
+    try:
+        prompt = render(groups)
+    except ContextLengthError:
+        if not window.truncate:
+            raise
+    else:
+        if len(prompt) < window.max_len or not window.truncate:
+            return prompt
+    kept = _newest_that_fit(head, groups, vocab, rule, window, render)
+    return render(kept)
+
+
+def _newest_that_fit(
+    head: Sequence[Message],
+    groups: Sequence[Group],
+    vocab: Vocabulary,
+    rule: DropAnalysis,
+    window: Window,
+    render: Callable[[Sequence[Group]], list[int]],
+) -> Sequence[Group]:
+    """Walk from the newest group back. The head (system, developer) always stays."""
+    max_len, room = window.max_len, window.max_len - window.reserve
+    shown = {id(message) for message in kept_messages([m for group in groups for m in group], rule)}
+    total, start = len(render([])), len(groups)
+    while start > 0:
+        try:
+            size = sum(len(render_message(m, vocab, most=_MOST)) for m in groups[start - 1] if id(m) in shown)
+        except ContextLengthError:
+            break
+        if total + size > room:
+            break
+        total, start = total + size, start - 1
+    if start == len(groups):
+        raise ContextLengthError(
+            f"This model's maximum context length is {max_len} tokens; the newest item does not fit, even "
+            f"alone ({room} tokens are left)",
+            param="input",
+        )
+    return groups[start:]

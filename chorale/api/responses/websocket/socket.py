@@ -1,0 +1,259 @@
+"""GET /v1/responses with an upgrade: any number of responses over one WebSocket, OpenAI's WebSocket mode.
+
+A client sends ``{"type": "response.create", ...}`` with the fields of the HTTP body, and gets the events of
+the SSE stream, each as one text message. What differs is what a connection adds: an error before a response
+begins is an ``error`` event with the HTTP status; a response that fails ends with ``response.failed`` alone,
+so that every request has exactly one last event; the newest response of each lane that is not stored can be
+continued on this connection; ``generate: false`` computes a prompt and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.types import Message, Receive, Scope, Send
+
+from chorale.api.http.body import THREAD_BYTES, parse_bytes
+from chorale.api.http.middleware import CLIENT_LEFT
+from chorale.api.http.offload import beside
+from chorale.api.http.responses import error_response
+from chorale.api.http.websocket import GOING_AWAY
+from chorale.api.operator.names import check_model
+from chorale.api.responses.delivery import deliver
+from chorale.api.responses.dialects import dialect_of, with_summary
+from chorale.api.responses.endpoint import begin
+from chorale.api.responses.request import ResponsesRequest, parse_request
+from chorale.api.responses.run import Run
+from chorale.api.responses.websocket.lanes import Create, Lanes
+from chorale.api.state import ServerState
+from chorale.errors import ChoraleError, EngineLoadingError, QueueFullError, RequestError
+from chorale.store.protocol import KEPT, PreviousResponseNotFoundError, StoredItem
+
+logger = logging.getLogger("chorale.api.responses")
+
+MAX_CONNECTIONS = 1024  # of one HTTP process
+MAX_SECONDS = 3600.0  # of one connection
+_LANE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")  # as the OpenAI SDK has it
+_encode = msgspec.json.Encoder().encode
+
+
+def routes(state: ServerState) -> list[BaseRoute]:
+    return [WebSocketRoute("/v1/responses", partial(serve, state))]
+
+
+async def serve(
+    state: ServerState, scope: Scope, receive: Receive, send: Send, *, max_seconds: float = MAX_SECONDS
+) -> None:
+    """One connection. Raises ``ChoraleError`` before it is accepted only."""
+    session = Session(state, scope, receive, send)
+    if state.lifecycle.num_sockets >= MAX_CONNECTIONS:
+        raise QueueFullError("too many WebSocket connections are open", retry_after=5.0)
+    state.lifecycle.num_sockets += 1
+    try:
+        await send({"type": "websocket.accept"})
+        await session.run(scope[GOING_AWAY], max_seconds)
+    finally:
+        state.lifecycle.num_sockets -= 1
+
+
+class Session:
+    """Reads one connection, and answers on it."""
+
+    def __init__(self, state: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
+        self._state, self._receive, self._send = state, receive, send
+        head = Request({**scope, "type": "http"})
+        self._owner: bytes = head.state.owner
+        self._dialect = dialect_of(head, state.config)
+        self._lanes = Lanes(self._answer, state.config.max_body_bytes)
+        # By lane: the newest response that only this connection knows, and all of its conversation.
+        self._recent: dict[str | None, tuple[str, tuple[StoredItem, ...]]] = {}
+        self._closing: ChoraleError | None = None  # why no more requests are taken
+
+    async def run(self, going_away: asyncio.Event, max_seconds: float) -> None:
+        reading = asyncio.create_task(self._read())
+        leaving = asyncio.create_task(going_away.wait())
+        try:
+            done, _ = await asyncio.wait(
+                (reading, leaving), timeout=max_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if reading not in done:
+                await self._say_goodbye(reading, expired=not done)
+        finally:
+            for task in (reading, leaving):
+                task.cancel()
+            await asyncio.gather(reading, leaving, return_exceptions=True)
+            await self._lanes.cancel()
+
+    async def _say_goodbye(self, reading: asyncio.Task[None], *, expired: bool) -> None:
+        """What runs may end; what waits, and what still comes, is refused."""
+        code, self._closing = (1000, connection_limit()) if expired else (1001, shutting_down())
+        for create in self._lanes.drop_waiting():
+            await self._fail(self._closing, create.lane)
+        finishing = asyncio.create_task(self._lanes.finish())
+        try:
+            await asyncio.wait((reading, finishing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            finishing.cancel()
+        if reading.done():
+            return
+        if expired:
+            await self._fail(self._closing, None)
+        await self._send({"type": "websocket.close", "code": code, "reason": self._closing.message})
+
+    # ------------------------------------------------------------------ in
+
+    async def _read(self) -> None:
+        while (message := await self._receive())["type"] != "websocket.disconnect":
+            lane = None
+            try:
+                raw = message_text(message)
+                data = await parse_bytes(raw, self._state.config, lambda data: data)
+                lane = take_lane(data)
+                take_type(data)
+                if self._closing is not None:
+                    raise self._closing
+                self._lanes.add(Create(data, lane, len(raw)))
+            except ChoraleError as error:
+                await self._fail(error, lane)
+
+    # ------------------------------------------------------------------ one response
+
+    async def _answer(self, create: Create) -> None:
+        lifecycle, started, status = self._state.lifecycle, time.perf_counter(), 200
+        lifecycle.num_requests += 1
+        try:
+            await self._respond(create)
+        except ChoraleError as error:
+            status = error.status
+            self._forget(create.data.get("previous_response_id"))
+            await self._fail(error, create.lane)
+        except ClientDisconnect:
+            status = CLIENT_LEFT
+        except Exception:
+            status = 500
+            logger.exception("a response over a WebSocket failed")
+            await self._fail(ChoraleError("an internal error occurred"), create.lane)
+        finally:
+            lifecycle.num_requests -= 1
+            elapsed = time.perf_counter() - started
+            self._state.metrics.http_finished("/v1/responses", "WEBSOCKET", status, elapsed)
+
+    async def _respond(self, create: Create) -> None:
+        read = partial(read_create, create.data)
+        fields, generate = await beside(read, heavy=create.num_bytes > THREAD_BYTES)
+        check_model(self._state, fields.model)
+        run = await begin(self._state, fields, self._owner, self._known(fields.previous_response_id))
+        try:
+            obfuscate = bool(fields.stream_options and fields.stream_options.include_obfuscation)
+            source = run.stream() if generate else run.warm_up()
+            dialect = with_summary(self._dialect, {"summary": fields.reasoning.summary_asked})
+            async with aclosing(deliver(source, dialect, obfuscate)) as pieces:
+                async for piece in pieces:
+                    await self._send_events(piece, create.lane)
+        finally:
+            await run.release()
+        self._remember(run, create.lane, fields.previous_response_id)
+
+    def _known(self, response_id: str | None) -> tuple[StoredItem, ...] | None:
+        """The conversation up to a response that only this connection has."""
+        return next((items for known, items in self._recent.values() if known == response_id), None)
+
+    def _remember(self, run: Run, lane: str | None, previous: str | None) -> None:
+        ended = run.ended
+        if ended is None or ended.body["status"] not in KEPT:
+            self._forget(previous)
+        elif ended.body["store"]:
+            self._recent.pop(lane, None)
+        else:
+            self._recent[lane] = (run.response_id, (*run.history, *ended.record.output))
+
+    def _forget(self, response_id: Any) -> None:
+        """A request that failed takes what it continued with it: its client starts over."""
+        for lane in [lane for lane, (known, _) in self._recent.items() if known == response_id]:
+            del self._recent[lane]
+
+    # ------------------------------------------------------------------ out
+
+    async def _send_events(self, piece: bytes, lane: str | None) -> None:
+        """``piece``: whole SSE frames."""
+        for frame in piece.split(b"\n\n"):
+            name, _, data = frame.partition(b"\ndata: ")
+            # The terminal event says why, and is the one that clients wait for.
+            if data and name != b"event: error":
+                await self._send_event(data, lane)
+
+    async def _fail(self, error: ChoraleError, lane: str | None) -> None:
+        told: dict[str, Any] = error.to_dict()
+        retry_after = error_response(error).headers.get("retry-after")
+        if retry_after is not None:
+            told["headers"] = {"retry-after": retry_after}
+        # OpenAI's status on a WebSocket, where this is a cache that has not got it; over HTTP it is a 404.
+        status = 400 if error.code == PreviousResponseNotFoundError.default_code else error.status
+        await self._send_event(_encode({"type": "error", "status": status, "error": told}), lane)
+
+    async def _send_event(self, data: bytes, lane: str | None) -> None:
+        if lane is not None:
+            data = b'%s,"stream_id":%s}' % (data[:-1], _encode(lane))
+        await self._send({"type": "websocket.send", "text": data.decode()})
+
+
+def message_text(message: Message) -> bytes:
+    if "text" not in message:
+        raise RequestError("messages are JSON objects, sent as text", code="invalid_message")
+    return bytes(message["text"].encode())
+
+
+def take_lane(data: dict[str, Any]) -> str | None:
+    """Take ``stream_id`` out. Raises ``RequestError``."""
+    name = data.pop("stream_id", None)
+    if name is None or (isinstance(name, str) and _LANE_NAME.fullmatch(name)):
+        return name
+    raise RequestError(
+        "stream_id: must be 1 to 256 letters, digits, underscores, hyphens or periods", param="stream_id"
+    )
+
+
+def take_type(data: dict[str, Any]) -> None:
+    kind = data.pop("type", None)
+    if kind != "response.create":
+        raise RequestError(
+            f"type: only 'response.create' is understood, not {str(kind)[:64]!r}",
+            param="type",
+            code="unknown_event_type",
+        )
+
+
+def read_create(data: dict[str, Any]) -> tuple[ResponsesRequest, bool]:
+    """The request, and whether it generates. Raises ``RequestError`` for what only HTTP has."""
+    for name, only in (("stream", True), ("background", False)):
+        if data.pop(name, None) not in (None, only):
+            raise RequestError(
+                f"'{name}': responses over a WebSocket are streamed, and end with their connection",
+                param=name,
+                code="unsupported_value",
+            )
+    generate = data.pop("generate", None)
+    if not isinstance(generate, bool | None):
+        raise RequestError("generate: must be true or false", param="generate", code="invalid_type")
+    fields = parse_request({**data, "stream": True}, needs_input=generate is not False)
+    return fields, generate is not False
+
+
+def connection_limit() -> RequestError:
+    return RequestError(
+        f"a connection lasts {MAX_SECONDS / 60:.0f} minutes at most; open a new one",
+        code="websocket_connection_limit_reached",
+    )
+
+
+def shutting_down() -> EngineLoadingError:
+    return EngineLoadingError("the server is shutting down", code="server_shutting_down", retry_after=5.0)

@@ -1,0 +1,37 @@
+"""``chorale bench``: figures, each with what it was measured on."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+from chorale.cli.words import subcommand
+
+BENCHES = {
+    "serve": (
+        "chorale.cli.bench.serve",
+        "load on any OpenAI-compatible server, with vLLM's flags",
+    ),
+    "latency": ("chorale.cli.bench.offline", "one batch through the engine, without HTTP"),
+    "throughput": ("chorale.cli.bench.offline", "many requests through the engine, without HTTP"),
+    "startup": ("chorale.cli.bench.offline", "chorale serve from nothing to its first token"),
+    "kernels": ("chorale.cli.bench.offline", "each GPU kernel against the roofline"),
+    "make-checkpoint": ("chorale.cli.bench.offline", "random weights in the published size and layout"),
+    "report": ("chorale.cli.bench.offline", "result files to one HTML page"),
+}
+
+
+def usage() -> str:
+    lines = ["usage: chorale bench WHAT [options]", ""]
+    lines += [f"  {name:<16} {line}" for name, (_, line) in BENCHES.items()]
+    return "\n".join([*lines, "", "chorale bench WHAT --help shows the options."])
+
+
+def run(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    name = arguments[0]
+    if name not in BENCHES:
+        raise subcommand(name, BENCHES, "benchmark", "chorale bench --help lists them")
+    return int(importlib.import_module(BENCHES[name][0]).run(name, list(arguments[1:])))

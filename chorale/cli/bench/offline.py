@@ -1,0 +1,165 @@
+"""``chorale bench latency | throughput | startup | kernels | make-checkpoint | report``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from chorale.cli.bench.offline_options import (
+    kernels_parser,
+    latency_parser,
+    make_checkpoint_parser,
+    report_parser,
+    startup_parser,
+    throughput_parser,
+)
+from chorale.cli.ending import signals_as_exceptions
+from chorale.cli.fingerprint import fingerprint
+from chorale.cli.options.parse import flag_names
+from chorale.cli.options.settings import merge
+from chorale.cli.parser import Parser, whole_names
+from chorale.config import check_least
+from chorale.errors import ConfigError
+from chorale.model.config_writer import SHAPES
+
+
+def run(name: str, arguments: list[str]) -> int:
+    return {
+        "latency": latency, "throughput": throughput, "startup": startup, "kernels": kernels,
+        "make-checkpoint": make_checkpoint, "report": report,
+    }[name](arguments)  # fmt: skip
+
+
+def _split(made: Parser, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """(the benchmark's own options, those of ``chorale serve``): abbreviations are of both together."""
+    names = flag_names() | made.option_names
+    return made.parse_known_args(whole_names(arguments, names))
+
+
+def _conclude(kind: str, found: dict[str, Any], path: Path | None, **more: Any) -> int:
+    for name, value in found.items():
+        print(
+            f"{name.replace('_', ' ') + ':':<40} {value:,.4g}"
+            if isinstance(value, float)
+            else f"{name}: {value}"
+        )
+    if path is not None:
+        path.write_text(
+            json.dumps({"kind": kind, "machine": fingerprint()} | more | found, indent=1), "utf-8"
+        )
+        print(f"wrote {path}")
+    return 0
+
+
+def _build(rest: list[str]) -> tuple[Any, str]:
+    """An engine from the options of ``chorale serve``, prefix caching off unless it is asked for."""
+    from chorale.serve.build import build_engine
+
+    asked = any(text.startswith("--enable-prefix-caching") for text in rest)
+    settings = merge(rest if asked else [*rest, "--no-enable-prefix-caching"], os.environ)
+    core, info = build_engine(settings.engine)
+    return core, info.model
+
+
+def latency(arguments: list[str]) -> int:
+    """One batch through the engine, without HTTP, several times."""
+    given, rest = _split(latency_parser(), arguments)
+    check_least(given, {"batch_size": 1, "input_len": 1, "output_len": 1, "num_iters": 1, "seed": 0})
+    from chorale.bench import offline
+
+    core, model = _build(rest)
+    batch = offline.Batch(given.batch_size, given.input_len, given.output_len, given.temperature, given.seed)
+    found = offline.latency(core, batch, warmups=given.num_iters_warmup, repeats=given.num_iters)
+    return _conclude("latency", found, given.json, model=model)
+
+
+def throughput(arguments: list[str]) -> int:
+    """Many requests through the engine, without HTTP, all there at the start."""
+    given, rest = _split(throughput_parser(), arguments)
+    check_least(given, {"num_prompts": 1, "input_len": 1, "output_len": 1, "seed": 0})
+    from chorale.bench import offline
+
+    core, model = _build(rest)
+    batch = offline.Batch(given.num_prompts, given.input_len, given.output_len, given.temperature, given.seed)
+    return _conclude("throughput", offline.throughput(core, batch), given.json, model=model)
+
+
+def startup(arguments: list[str]) -> int:
+    """From nothing to the first token, with empty caches and with filled ones."""
+    given, rest = _split(startup_parser(), arguments)
+    check_least(given, {"num_iters_cold": 0, "num_iters_warm": 0})
+    if given.num_iters_cold + given.num_iters_warm == 0:
+        raise ConfigError("--num-iters-cold 0 and --num-iters-warm 0 leave nothing to measure")
+    if not given.timeout > 0:
+        raise ConfigError("--timeout must be above 0")
+    from chorale.bench.startup import startup as measure
+
+    settings = merge(rest, os.environ)  # a wrong option is an error here, not a server that never starts
+    with signals_as_exceptions():
+        found = measure(
+            rest, cold=given.num_iters_cold, warm=given.num_iters_warm, timeout=given.timeout,
+            api_keys=settings.api_keys,
+        )  # fmt: skip
+    return _conclude("startup", found, given.json)
+
+
+def kernels(arguments: list[str]) -> int:
+    given = kernels_parser().read(arguments)
+    try:
+        sizes = [int(text) for text in given.batch_sizes.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--batch-sizes {given.batch_sizes}: must be numbers, with commas between"
+        ) from None
+    from chorale.bench.kernels import measure_kernels
+
+    rows = measure_kernels(
+        SHAPES[given.model], sizes, given.context,
+        layers=given.layers, peak_bytes=given.peak_tb_s * 1e12, peak_flops=given.peak_tflop_s * 1e12,
+    )  # fmt: skip
+    print(f"{'kernel':<10} {'case':<24} {'us':>9} {'GB/s':>8} {'TFLOP/s':>9} {'share':>7}")
+    for row in rows:
+        figures = f"{row['us']:>9.2f} {row['gb_s']:>8.0f} {row['tflop_s']:>9.1f} {row['share']:>7.1%}"
+        print(f"{row['kernel']:<10} {row['case']:<24} {figures}")
+    return _conclude("kernels", {}, given.json, model=given.model, kernels=rows)
+
+
+def make_checkpoint(arguments: list[str]) -> int:
+    given = make_checkpoint_parser().read(arguments)
+    check_least(given, {"threads": 1})
+    _check_new_folder(given.folder)
+    import torch
+
+    from chorale.model.checkpoint_writer import write_random_checkpoint
+    from chorale.model.config_writer import make_config
+
+    device = given.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    begin = time.perf_counter()
+    write_random_checkpoint(
+        given.folder, make_config(**SHAPES[given.size]), seed=given.seed, device=device, threads=given.threads
+    )
+    size = sum(path.stat().st_size for path in given.folder.iterdir())
+    print(f"{given.folder}: {size / 1e9:.1f} GB in {time.perf_counter() - begin:.1f} s")
+    return 0
+
+
+def _check_new_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty")
+
+
+def report(arguments: list[str]) -> int:
+    given = report_parser().read(arguments)
+    from chorale.bench.report import write_report
+
+    write_report(given.results, given.out)
+    print(f"wrote {given.out}")
+    return 0

@@ -1,0 +1,53 @@
+"""``chorale complete``: raw text in, its continuation out (no chat format)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from chorale.cli.commands.chat import parser, prompt, sampling
+from chorale.cli.connection import Connection, connect
+from chorale.cli.error import print_error
+from chorale.cli.terminal import Answer, printable
+from chorale.errors import ChoraleError
+
+
+def run(arguments: list[str]) -> int:
+    given = parser("complete", "Continue raw text.").read(arguments)
+    key = given.api_key or os.environ.get("CHORALE_API_KEY") or os.environ.get("VLLM_API_KEY")
+    with connect(given.url, given.model_name, key, [given.model] if given.model else []) as connection:
+        options = {"max_tokens": 128} | sampling(given)
+        if given.quick is not None:
+            return _complete(connection, given.quick, options, given.stats)
+        while True:
+            try:
+                text = input(prompt())
+            except (EOFError, KeyboardInterrupt):
+                if sys.stdin.isatty():
+                    print()
+                return 0
+            if text:
+                _complete(connection, text, options, given.stats)
+
+
+def _complete(connection: Connection, prompt: str, options: dict[str, object], stats: bool) -> int:
+    answer, started = Answer(), time.perf_counter()
+    body = {"model": connection.model, "prompt": prompt, "stream_options": {"include_usage": True}}
+    try:
+        for event in connection.stream("completions", body | options):
+            answer.usage = event.get("usage") or answer.usage
+            for choice in event.get("choices", []):
+                answer.seconds_to_first = answer.seconds_to_first or time.perf_counter() - started
+                sys.stdout.write(printable(choice.get("text") or ""))
+                sys.stdout.flush()
+    except ChoraleError as error:
+        print_error(error.message)
+        return 1
+    except KeyboardInterrupt:
+        pass
+    print()
+    if stats:
+        answer.seconds = time.perf_counter() - started
+        print(f"({answer.stats})", file=sys.stderr)
+    return 0

@@ -1,0 +1,138 @@
+"""``chorale doctor``: each finding is OK, WARN or FIX, and a FIX comes with what to do. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from chorale.cli import machine
+from chorale.runtime.hardware import available_memory, cpu_count, total_memory
+from chorale.runtime.memory import gib
+from chorale.tools.python.wasm import module as interpreter
+from chorale.version import __version__
+
+Finding = tuple[str, str, str]  # level, what, detail
+USAGE = "usage: chorale doctor\n\nChecks this machine; exit code 1 if something needs fixing."
+PORT = 8000
+
+
+def run(arguments: list[str]) -> int:
+    if arguments:
+        print(USAGE)
+        return 0 if arguments[0] in ("-h", "--help") else 2
+    print(f"chorale {__version__}")
+    findings = [finding for check in CHECKS for finding in check()]
+    for level, what, detail in findings:
+        print(f"{level:<5} {what:<12} {detail}")
+    return 1 if any(level == "FIX" for level, _, _ in findings) else 0
+
+
+def check_python() -> Iterator[Finding]:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    yield "OK", "python", version
+
+
+def check_torch() -> Iterator[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        yield "FIX", "torch", "not installed: pip install torch"
+        return
+    version = importlib.metadata.version("torch")
+    yield "OK", "torch", version
+    if machine.gpus() and "+cpu" in version:
+        yield "FIX", "torch", "a CPU build on a machine with a GPU: pip install --force-reinstall torch"
+
+
+def check_gpu() -> Iterator[Finding]:
+    found = machine.gpus()
+    if not found:
+        yield "OK", "gpu", "none found: the reference ops run on the CPU"
+    for index, gpu in enumerate(found):
+        free, total = gib(gpu.free_bytes), gib(gpu.total_bytes)
+        level = "OK" if gpu.free_bytes > 0.8 * gpu.total_bytes else "WARN"
+        yield level, f"gpu {index}", f"{gpu.name}, {free} free of {total}, driver {gpu.driver}"
+
+
+def check_memory() -> Iterator[Finding]:
+    total, available = total_memory(), available_memory()
+    detail = f"{gib(available)} available of {gib(total)}, {cpu_count()} cores"
+    yield ("WARN" if available < 4 * 2**30 else "OK"), "memory", detail
+
+
+def check_disk() -> Iterator[Finding]:
+    cache = machine.hub_cache()
+    place = next(path for path in (cache, *cache.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    detail = f"{gib(free)} free for checkpoints at {cache}"
+    if free < 15 * 2**30:
+        yield "WARN", "disk", f"{detail}; gpt-oss-20b needs 13 GiB, 120b 61 GiB (HF_HOME moves it)"
+    else:
+        yield "OK", "disk", detail
+    if not os.access(place, os.W_OK):
+        yield "FIX", "disk", f"{place} is not writable; set HF_HOME to a folder that is"
+
+
+def check_vocabulary() -> Iterator[Finding]:
+    from chorale.errors import ChoraleError
+    from chorale.harmony.vocab import load_vocabulary
+
+    try:
+        load_vocabulary()
+    except (ChoraleError, OSError, ValueError) as error:
+        yield "FIX", "vocabulary", f"{error}; reinstall chorale, or unset TIKTOKEN_ENCODINGS_BASE"
+    else:
+        source = os.environ.get("TIKTOKEN_ENCODINGS_BASE") or "inside the package"
+        yield "OK", "vocabulary", f"o200k_base, sha256 checked ({source})"
+
+
+def check_port() -> Iterator[Finding]:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", PORT))
+        except OSError:
+            yield "WARN", "port", f"{PORT} is taken; chorale serve --port N uses another"
+        else:
+            yield "OK", "port", f"{PORT} is free"
+
+
+def check_packages() -> Iterator[Finding]:
+    names = ("uvloop", "httptools", "llguidance", "safetensors", "huggingface_hub", "zmq", "tiktoken")
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        yield "FIX", "packages", f"missing: {', '.join(missing)}: pip install --force-reinstall chorale"
+    else:
+        yield "OK", "packages", "all there"
+    location = Path(__file__).resolve().parents[2]
+    yield "OK", "installed", str(location)
+
+
+def check_sandbox() -> Iterator[Finding]:
+    found = [name for name in ("docker", "podman", "bwrap") if shutil.which(name)]
+    try:
+        interpreter.find()
+        found.append("wasm")
+    except interpreter.ModuleMissing:
+        pass
+    if found:
+        yield "OK", "sandbox", f"{', '.join(found)} for the python tool (chorale tools check tries them)"
+    else:
+        yield "WARN", "sandbox", f"none for the python tool: {interpreter.REMEDY}"
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    check_python,
+    check_packages,
+    check_torch,
+    check_gpu,
+    check_memory,
+    check_disk,
+    check_vocabulary,
+    check_port,
+    check_sandbox,
+)

@@ -1,0 +1,156 @@
+"""``chorale fit MODEL``: what fits on this machine, before anything is downloaded. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+
+from chorale.cli import machine
+from chorale.cli.gpus import MODELS, Model, find_gpu, hardware_of, is_gpu
+from chorale.cli.options.help import wants_help
+from chorale.cli.options.settings import Settings, merge
+from chorale.errors import ConfigError
+from chorale.model.config import ModelConfig
+from chorale.model.config_writer import SHAPES, make_config
+from chorale.model.names import full_name
+from chorale.runtime.hardware import Hardware, available_memory, cpu_count, total_memory
+from chorale.runtime.memory import gib, token_bytes, weight_bytes
+from chorale.runtime.resolve import Resolved, resolve
+
+USAGE = """usage: chorale fit MODEL [--gpu NAME ...] [the options of chorale serve]
+
+MODEL: gpt-oss-20b, gpt-oss-120b, or a folder. Nothing is downloaded.
+--gpu NAME computes for a GPU that need not be here; one answer for each:
+"""
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or wants_help(arguments):
+        print(USAGE + _wrapped(", ".join(model.name for model in MODELS)))
+        return 0
+    rest, names = take_gpus(arguments)
+    settings = merge(rest, os.environ)
+    model = find_config(settings)
+    code = 0
+    for number, (hardware, gpu) in enumerate(find_hardware(settings, names)):
+        if number:
+            print()
+        code = max(code, report(settings, model, hardware, gpu))
+    return code
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 78, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def take_gpus(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """(the other arguments, the names behind ``--gpu``): ``--gpu h100 h200``, ``--gpu h100,h200``."""
+    others: list[str] = []
+    names: list[str] = []
+    rest = list(arguments)
+    while rest:
+        token = rest.pop(0)
+        if token not in ("--gpu", "--gpus") and not token.startswith(("--gpu=", "--gpus=")):
+            others.append(token)
+            continue
+        given = [token.partition("=")[2]] if "=" in token else []
+        while rest and not given and not rest[0].startswith("-"):
+            given.append(rest.pop(0))
+        while rest and "=" not in token and not rest[0].startswith("-") and is_gpu(rest[0]):
+            given.append(rest.pop(0))
+        found = [name.strip() for text in given for name in text.split(",") if name.strip()]
+        if not found:
+            raise ConfigError("--gpu needs the name of a GPU, for example --gpu h100")
+        names += found
+    return others, names
+
+
+def find_config(settings: Settings) -> ModelConfig:
+    """The shape of the model: known by name, or read from a folder. Nothing is downloaded."""
+    name = settings.engine.model
+    folder = Path(name).expanduser()
+    if (folder / "config.json").exists():
+        return ModelConfig.load(folder)
+    if name == "demo":
+        from chorale.demo import ensure_demo
+
+        return ModelConfig.load(ensure_demo())
+    for key, shape in SHAPES.items():
+        if full_name(name).rstrip("/").split("/")[-1] == f"gpt-oss-{key}":
+            return make_config(**shape)
+    raise ConfigError(f"{name!r} is neither a folder with a config.json nor gpt-oss-20b or gpt-oss-120b")
+
+
+def find_hardware(settings: Settings, names: list[str]) -> list[tuple[Hardware, Model | None]]:
+    """The GPUs that are named; else the first one here, or the CPU if there is none or it was asked for."""
+    if names:
+        if settings.engine.device == "cpu":
+            raise ConfigError("--gpu and --device cpu: only one of them can count")
+        return [(hardware_of(model), model) for model in map(find_gpu, names)]
+    gpus = [] if settings.engine.device == "cpu" else machine.gpus()
+    if gpus:
+        return [(Hardware("cuda", gpu.name, gpu.total_bytes, gpu.free_bytes), None) for gpu in gpus[:1]]
+    if settings.engine.device == "cuda":
+        raise ConfigError(
+            "--device cuda: nvidia-smi shows no GPU (--gpu NAME computes for one that is not here)"
+        )
+    name = f"{machine.cpu_name()}, {cpu_count()} cores"
+    return [(Hardware("cpu", name, total_memory(), available_memory()), None)]
+
+
+def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: Model | None = None) -> int:
+    """Print the arithmetic; exit code 0 if it fits, 1 if not."""
+    print(f"model     {settings.engine.model}: {model.num_parameters / 1e9:.2f} B parameters")
+    print(f"machine   {hardware.name}, {gib(hardware.free_bytes)} free of {gib(hardware.total_bytes)}")
+    if gpu is not None:
+        share = settings.engine.gpu_memory_utilization
+        print(
+            f"assumed   an idle card, --gpu-memory-utilization {share:g}; a start may differ by some percent"
+        )
+    on_gpu = hardware.kind == "cuda"
+    try:
+        resolved = resolve(settings.engine, model, hardware, can_overlap=on_gpu, can_capture=on_gpu)
+    except ConfigError as error:
+        weights = weight_bytes(model, "bfloat16")
+        print(f"weights   {gib(weights)}")
+        if weights > hardware.free_bytes:
+            print(
+                f"does not fit: the weights alone need {gib(weights - hardware.free_bytes)} more than is free"
+            )
+        else:
+            print(f"does not fit: {error.message}")
+        return 1
+    show(model, resolved)
+    if gpu is not None:
+        show_gpu(model, resolved, gpu)
+    print("fits")
+    return 0
+
+
+def show(model: ModelConfig, resolved: Resolved) -> None:
+    limits, geometry = resolved.limits, resolved.geometry
+    tokens = geometry.tokens_in(limits.num_blocks)
+    full = limits.num_blocks // geometry.blocks_for(limits.max_model_len)
+    short = limits.num_blocks // geometry.blocks_for(min(2048, limits.max_model_len))
+    weights = gib(weight_bytes(model, resolved.dtype))
+    kinds = f"{'' if model.dense_experts else 'experts packed in MXFP4, the rest '}{resolved.dtype}"
+    print(f"weights   {weights} ({kinds})")
+    pool = gib(limits.num_blocks * geometry.bytes_per_block)
+    print(f"KV pool   {pool}: {tokens:,} tokens of context in {resolved.kv_dtype}")
+    print(f"requests  {full:,} at the full {limits.max_model_len:,} tokens, or {short:,} of 2,048 tokens")
+    for decision in resolved.decisions:
+        if decision.chosen:
+            print(f"          {decision}")
+    for note in resolved.notes:
+        print(f"note      {note}")
+
+
+def show_gpu(model: ModelConfig, resolved: Resolved, gpu: Model) -> None:
+    if gpu.bandwidth is not None:
+        read = token_bytes(model, resolved.dtype)
+        most = gpu.bandwidth * 1e12 / read
+        speed = f"{gpu.bandwidth:g} TB/s"
+        print(f"bound     {most:,.0f} tokens/s for one stream: {gib(read)} of weights a token at {speed}")
+    if gpu.state:
+        print(f"note      {gpu.state}")

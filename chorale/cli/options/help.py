@@ -1,0 +1,197 @@
+"""Help texts of the commands that share the flag table."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import shutil
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from chorale.cli.options.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
+from chorale.cli.options.values import Flag
+from chorale.cli.options.vllm_flags import KNOWN_FLAGS
+from chorale.cli.words import nearest
+from chorale.config import EngineConfig, ServerConfig, ToolConfig
+from chorale.errors import ConfigError
+
+WIDEST, COLUMN = 100, 38
+ROOMS: dict[str, type] = {"engine": EngineConfig, "server": ServerConfig, "tools": ToolConfig}
+UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+GROUPS: dict[str, tuple[Flag, ...]] = {
+    "model": MODEL_FLAGS,
+    "engine": ENGINE_FLAGS,
+    "server": SERVER_FLAGS,
+    "tools": TOOL_FLAGS,
+}
+# What vLLM calls the groups of its help -> ours.
+VLLM_GROUPS = {"modelconfig": "model", "loadconfig": "model", "frontend": "server"} | dict.fromkeys(
+    ("cacheconfig", "schedulerconfig", "parallelconfig", "compilationconfig", "vllmconfig"), "engine"
+)
+
+
+def width() -> int:
+    """Columns of a help page: those of the terminal, within reason; 100 where there is none."""
+    return max(60, min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST))
+
+
+def wants_help(arguments: Sequence[str]) -> bool:
+    """Whether ``-h``, ``--help`` or ``--help=...`` stands anywhere before a ``--``."""
+    return help_topic(arguments) is not None
+
+
+def help_topic(arguments: Sequence[str]) -> str | None:
+    """What help is asked for: the word of ``--help=WORD``, "" for plain ``--help``, None for no help."""
+    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    for token in before:
+        if token.startswith("--help="):
+            return token.partition("=")[2]
+        if token in ("-h", "--help"):
+            return ""
+    return None
+
+
+def flag_help(command: str, summary: str, topic: str = "") -> str:
+    """The help page of a command that takes ``chorale serve``'s flags.
+
+    ``topic``: a group, a flag, a part of a name, "all" or "listgroup". Raises ``ConfigError``.
+    """
+    wanted = topic.strip().lstrip("-").replace("_", "-").lower()
+    if wanted in ("", "all", "page"):
+        return _whole_page(command, summary)
+    if wanted == "listgroup":
+        listed = [f"  {name:<8} {len(flags)} flags" for name, flags in GROUPS.items()]
+        return "\n".join(
+            [f"chorale {command} --help=GROUP, where GROUP is", "", *listed, "  all      every flag"]
+        )
+    group = VLLM_GROUPS.get(wanted, wanted)
+    if group in GROUPS:
+        return "\n".join([f"{group}:", *(line for flag in GROUPS[group] for line in _entry(flag))])
+    return "\n".join(_about(wanted, topic, command))
+
+
+def _about(wanted: str, topic: str, command: str) -> list[str]:
+    """The flag of that name, else all that have the word in theirs."""
+    flags = [flag for group in GROUPS.values() for flag in group] + list(KNOWN_FLAGS)
+    named = wanted.removeprefix("no-")
+    found = [flag for flag in flags if named in (flag.name, *flag.aliases)]
+    found = found or [flag for flag in flags if wanted in flag.name]
+    if not found:
+        names = [*GROUPS, "all", "listgroup", *(flag.name for flag in flags)]
+        hint = nearest(wanted, names) or f"; chorale {command} --help=listgroup lists the groups"
+        raise ConfigError(f"--help={topic}: no group and no flag has that name{hint}")
+    return [line for flag in found for line in (_entry(flag) if flag.target else _known_entry(flag))]
+
+
+def _known_entry(flag: Flag) -> list[str]:
+    verdict = "refused" if flag.effect == "refused" else f"accepted, {flag.effect}"
+    return [f"  --{flag.name}", *_wrap(f"of vllm serve; {verdict}: {flag.note}", " " * COLUMN)]
+
+
+def _whole_page(command: str, summary: str) -> str:
+    lines = [
+        f"usage: chorale {command} [MODEL] [options]",
+        "",
+        *_wrap(summary, ""),
+        *_wrap(
+            "MODEL is a folder, a hub id such as openai/gpt-oss-20b (or gpt-oss-20b), or demo (the default).",
+            "",
+        ),
+        *_wrap(
+            f"chorale {command} --help=WORD shows less: a group (model, engine, server, tools) or a flag.", ""
+        ),
+    ]
+    for title, flags in GROUPS.items():
+        lines += ["", f"{title}:", *(line for flag in flags for line in _entry(flag))]
+    for title, effects in (
+        (
+            "of vllm serve, accepted (one line says why it is not needed, or has no effect)",
+            ("not needed", "no effect"),
+        ),
+        ("of vllm serve, refused with the reason", ("refused",)),
+    ):
+        names = ", ".join(sorted(flag.name for flag in KNOWN_FLAGS if flag.effect in effects))
+        lines += ["", f"{title}:", *_wrap(names, "  ")]
+    return "\n".join([*lines, "", *(line for text in ENDING for line in _wrap(text, ""))])
+
+
+ENDING = (
+    "Dashes and underscores are the same; --no-X turns an on/off option off; sizes take k, K, M, GiB;",
+    "parts of a JSON value may be given one by one (--override-generation-config.temperature 0.7).",
+    "chorale config show [options] prints what comes of it.",
+)
+
+
+def _wrap(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, width(), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
+
+
+def _entry(flag: Flag) -> list[str]:
+    """The option and its help side by side, or the help below where the option is long."""
+    shown, about = _shown(flag), flag.help + _default(flag)
+    if len(shown) > width():  # its values get lines of their own
+        shown, _, values = shown.partition(" {")
+        about = f"one of {values.rstrip('}').replace(',', ', ')}: {about}"
+    lines = _wrap(about, " " * COLUMN)
+    if len(shown) + 2 < COLUMN:
+        lines[0] = shown.ljust(COLUMN) + lines[0].lstrip()
+        return lines
+    return [shown, *lines]
+
+
+def _default(flag: Flag) -> str:
+    """`` (8000)``: where there is a value of our own and the help does not say it."""
+    room, _, attribute = (flag.target or "").partition(".")
+    if room not in ROOMS or flag.kind in ("list", "json"):
+        return ""
+    value = {field.name: field.default for field in dataclasses.fields(ROOMS[room])}[attribute]
+    if value in (None, "", False):
+        return ""
+    if value is True:
+        return " (on)"
+    if flag.kind == "size":
+        value = next((f"{value // size}{unit}" for size, unit in UNITS if value % size == 0), value)
+    return f" ({int(value) if isinstance(value, float) and value.is_integer() else value})"
+
+
+def _shown(flag: Flag) -> str:
+    shown = f"--{flag.name}"
+    if flag.kind == "bool":
+        shown = f"--[no-]{flag.name}"
+    elif flag.choices:
+        shown += " {" + ",".join(flag.choices) + "}"
+    else:
+        shown += " " + {"list": "A [B ...]", "json": "JSON", "int": "N", "size": "N", "float": "X"}.get(
+            flag.kind, "VALUE"
+        )
+    return f"  {shown}"
+
+
+class Formatter(argparse.HelpFormatter):
+    """argparse's pages in our form: one spelling an option, its kind of value, its default."""
+
+    def __init__(self, prog: str, **more: Any) -> None:
+        super().__init__(prog, **{"width": width(), "max_help_position": COLUMN} | more)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        shown = ", ".join(name for name in action.option_strings if "_" not in name)
+        if action.nargs == 0:
+            return shown
+        return f"{shown} {self._format_args(action, self._get_default_metavar_for_optional(action))}"
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return action.metavar or {int: "N", float: "X", Path: "FILE"}.get(action.type, "TEXT")  # type: ignore[call-overload,no-any-return]
+
+    def _format_action(self, action: argparse.Action) -> str:
+        shown = copy.copy(action)
+        nothing = action.default in (None, "", argparse.SUPPRESS) or action.default is False
+        if action.option_strings and not nothing and action.default != []:
+            shown.help = f"{action.help or ''} (%(default)s)".strip()
+        return super()._format_action(shown)

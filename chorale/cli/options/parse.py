@@ -1,0 +1,179 @@
+"""A command line, or a ``--config`` file, as {flag name: value}: nothing is decided here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from chorale.cli.options.flags import ALIASES, FLAGS, SHORT_FLAGS
+from chorale.cli.options.values import Flag, read_value
+from chorale.cli.words import nearest
+from chorale.errors import ConfigError
+
+
+def find_flag(name: str, what: str = "option --") -> tuple[Flag, bool]:
+    """The flag behind a name (dashes or underscores, ``no-`` forms, aliases) and whether it is negated.
+
+    Raises ``ConfigError`` with the nearest names for an unknown one; ``what`` is how names are written there.
+    """
+    wanted = name.replace("_", "-")
+    wanted = ALIASES.get(wanted, wanted)
+    if wanted in FLAGS:
+        return FLAGS[wanted], False
+    if wanted.startswith("no-") and wanted[3:] in FLAGS and FLAGS[wanted[3:]].kind == "bool":
+        return FLAGS[wanted[3:]], True
+    raise ConfigError(f"unknown {what}{wanted}{nearest(wanted, [*FLAGS, *ALIASES], what.partition(' ')[2])}")
+
+
+def flag_names() -> dict[str, str]:
+    """Every long option of ``chorale serve`` as it may be written -> its flag's name."""
+    names = {name: name for name in FLAGS} | ALIASES
+    return names | {f"no-{name}": f"no-{name}" for name, flag in FLAGS.items() if flag.kind == "bool"}
+
+
+def read_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Split a command line into positionals and {flag name: value}. Raises ``ConfigError``."""
+    positionals: list[str] = []
+    values: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        token = rest.pop(0)
+        if token == "--":
+            positionals.extend(rest)
+            break
+        if not token.startswith("-") or token == "-":
+            positionals.append(token)
+            continue
+        option = _split_option(token)
+        flag, negated = find_flag(option.name)
+        if option.path:
+            values[flag.name] = _merged(values.get(flag.name), _take_part(flag, option, rest))
+        else:
+            value = _take_value(flag, negated, option.inline, rest, f"--{flag.name}")
+            if flag.adds:
+                value = [*values.get(flag.name, ()), *value]
+            values[flag.name] = value
+    return positionals, values
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """``--name.path=inline``; vLLM writes parts of a JSON value like this."""
+
+    name: str
+    path: str
+    inline: str | None
+
+
+def _split_option(token: str) -> Option:
+    head, separator, text = token.partition("=")
+    inline = text if separator else None
+    if head.startswith("--"):
+        name, _, path = head[2:].partition(".")
+        return Option(name, path, inline)
+    short, _, path = head.partition(".")
+    if short == "-O" and path:
+        return Option("compilation-config", path, inline)
+    if short.startswith("-O") and short != "-O":  # -O3
+        return Option(SHORT_FLAGS["-O"], "", short[2:])
+    if short not in SHORT_FLAGS:
+        raise ConfigError(f"unknown option {head}; options are written --like-this")
+    return Option(SHORT_FLAGS[short], path, inline)
+
+
+def _take_part(flag: Flag, option: Option, rest: list[str]) -> dict[str, Any]:
+    """``--override-generation-config.temperature 0.7`` as ``{"temperature": 0.7}``."""
+    shown = f"--{flag.name}.{option.path}"
+    if flag.kind != "json":
+        raise ConfigError(f"{shown}: --{flag.name} has no parts")
+    text = option.inline
+    if text is None:
+        if not rest or rest[0].startswith("--"):
+            raise ConfigError(f"{shown} needs a value")
+        text = rest.pop(0)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = {"True": True, "False": False, "None": None}.get(text, text)
+    for key in reversed(option.path.split(".")):
+        value = {key.removesuffix("+"): [value] if key.endswith("+") else value}
+    return cast(dict[str, Any], value)
+
+
+def _merged(old: Any, new: dict[str, Any]) -> dict[str, Any]:
+    """Two parts of one JSON value. Lists are appended to (``--x.list+ value``)."""
+    if not isinstance(old, dict):
+        return new
+    both = dict(old)
+    for key, value in new.items():
+        before = both.get(key)
+        if isinstance(before, list) and isinstance(value, list):
+            both[key] = [*before, *value]
+        else:
+            both[key] = _merged(before, value) if isinstance(value, dict) else value
+    return both
+
+
+def _take_value(flag: Flag, negated: bool, inline: str | None, rest: list[str], shown: str) -> Any:
+    try:
+        if flag.kind == "bool":
+            value = True if inline is None else read_value(flag, inline)
+            return not value if negated else value
+        if flag.kind == "list":
+            items = [inline] if inline is not None else []
+            while rest and not rest[0].startswith("-") and inline is None:
+                items.append(rest.pop(0))
+            if not items:
+                raise ConfigError(f"{shown} needs a value")
+            return read_value(flag, items)
+        if inline is None:
+            if not rest or (rest[0].startswith("--") and len(rest[0]) > 2):
+                raise ConfigError(f"{shown} needs a value")
+            inline = rest.pop(0)
+        return read_value(flag, inline)
+    except ValueError as error:
+        raise ConfigError(f"{shown}: {error}") from None
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """``--config`` YAML: {flag name: value}. Raises ``ConfigError`` naming the file and the key."""
+    import yaml
+
+    file = Path(path)
+    if file.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--config {path}: only .yaml and .yml files are read")
+    try:
+        loaded = yaml.safe_load(file.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"--config {path}: the file must hold keys and values")
+    return dict(_read_file_items(loaded, path))
+
+
+def _read_file_items(loaded: Mapping[Any, Any], path: str) -> list[tuple[str, Any]]:
+    items = []
+    for key, raw in loaded.items():
+        try:
+            flag, negated = find_flag(str(key), "key ")
+            if flag.name == "config":
+                raise ConfigError("a configuration file cannot name another one")
+            if raw is None:  # a key without a value, as templates leave it: not set
+                continue
+            value = read_value(flag, raw)
+        except ConfigError as error:
+            raise ConfigError(f"--config {path}: {error.message}") from None
+        except ValueError as error:
+            raise ConfigError(f"--config {path}: {key}: {error}") from None
+        if flag.kind == "bool" and value is False and not negated:
+            items.append((flag.name, False))
+            continue
+        items.append((flag.name, not value if negated else value))
+    return items

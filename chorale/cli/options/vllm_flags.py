@@ -1,0 +1,301 @@
+"""What vLLM's users give and Chorale does not act on: flags and variables, what becomes of each, and why.
+
+Three ways: *not needed* (what it asks for is how Chorale is), *no effect* (what it asks for is not done here,
+and serving without it is still serving), *refused* (serving without it would not be what was asked for).
+Each costs the operator one line. Values that ask for nothing cost none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chorale.cli.options.values import Effect, Flag, Kind
+from chorale.config import ONE_DEVICE
+
+
+def _known(
+    effect: Effect,
+    note: str,
+    names: str,
+    *,
+    kind: Kind = "str",
+    harmless: tuple[Any, ...] = (),
+    always: bool = False,
+) -> tuple[Flag, ...]:
+    """``names``: flags that have ``kind`` and ``note`` in common, one space between them."""
+    return tuple(
+        Flag(name, kind, effect=effect, note=note, harmless=harmless, always=always) for name in names.split()
+    )
+
+
+_ONE_DEVICE = "one engine on one device is served"
+_HARMONY = "Chorale reads and writes harmony itself"
+_KERNELS = "Chorale picks its own kernels; see --ops"
+_COMPILE = "there is no torch.compile stage to configure"
+_TEXT = "gpt-oss reads text only"
+_ADAPTERS = "adapters are not served: their requests would fail"
+_NODES = "one machine is served"
+_LOADING = "weights are read in parallel, straight to where they stay"
+_SPECULATION = "speculative decoding is not served yet"
+
+# Devices of others: what is true of each today.
+AMD = (
+    "AMD GPUs have not been tried; a ROCm build of PyTorch shows them as CUDA devices, and --device cuda "
+    "runs the reference ops there"
+)
+_UNSUPPORTED = "there is no back end for {}; --device cpu serves without"
+DEVICES = {
+    **dict.fromkeys(("rocm", "hip", "amd"), AMD),
+    **dict.fromkeys(("npu", "ascend"), _UNSUPPORTED.format("Ascend NPUs")),
+    **dict.fromkeys(("xpu", "intel"), _UNSUPPORTED.format("Intel GPUs")),
+    **dict.fromkeys(("mps", "metal"), _UNSUPPORTED.format("Apple GPUs")),
+    "tpu": _UNSUPPORTED.format("TPUs"),
+    "hpu": _UNSUPPORTED.format("Gaudi"),
+    "neuron": _UNSUPPORTED.format("Neuron"),
+    "gpu": "NVIDIA GPUs are --device cuda",
+}
+
+_NOT_NEEDED: tuple[Flag, ...] = (
+    *_known(
+        "not needed",
+        _HARMONY,
+        "tool-call-parser reasoning-parser reasoning-parser-plugin tool-parser-plugin "
+        "chat-template-content-format tokenizer tokenizer-mode tokenizer-revision",
+    ),
+    *_known("not needed", _HARMONY, "reasoning-config", kind="json"),
+    *_known("not needed", _HARMONY, "skip-tokenizer-init enable-reasoning", kind="bool"),
+    *_known(
+        "not needed",
+        "always on",
+        "enable-auto-tool-choice enable-chunked-prefill enable-prompt-tokens-details "
+        "enable-server-load-tracking",
+        kind="bool",
+        always=True,
+    ),
+    *_known("not needed", "no remote code is ever run", "trust-remote-code", kind="bool"),
+    *_known("not needed", "no remote code is ever run", "code-revision"),
+    *_known("not needed", _KERNELS, "moe-backend attention-backend mm-encoder-attn-backend linear-backend"),
+    *_known("not needed", _KERNELS, "attention-config kernel-config", kind="json"),
+    *_known("not needed", _KERNELS, "disable-cascade-attn enable-flashinfer-autotune", kind="bool"),
+    *_known("not needed", _COMPILE, "performance-mode"),
+    *_known(
+        "not needed",
+        "the checkpoint says how it is packed",
+        "quantization config-format hf-config-path",
+    ),
+    *_known("not needed", "one model family, one way to run it", "task runner convert model-impl"),
+    *_known("not needed", _TEXT, "limit-mm-per-prompt mm-processor-kwargs media-io-kwargs", kind="json"),
+    *_known(
+        "not needed",
+        _TEXT,
+        "mm-processor-cache-gb mm-processor-cache-type allowed-local-media-path mm-encoder-tp-mode",
+    ),
+    *_known("not needed", _TEXT, "allowed-media-domains", kind="list"),
+    *_known(
+        "not needed",
+        _TEXT,
+        "language-model-only enable-mm-embeds disable-chunked-mm-input skip-mm-profiling "
+        "interleave-mm-strings disable-mm-preprocessor-cache",
+        kind="bool",
+    ),
+    *_known(
+        "not needed",
+        _LOADING,
+        "safetensors-load-strategy max-parallel-loading-workers pt-load-map-location",
+    ),
+    *_known("not needed", _LOADING, "model-loader-extra-config", kind="json"),
+    *_known("not needed", _LOADING, "ignore-patterns", kind="list"),
+    *_known("not needed", "progress is always shown", "use-tqdm-on-load", kind="bool"),
+    *_known("not needed", "every structured answer is made by llguidance", "guided-decoding-backend"),
+    *_known(
+        "not needed",
+        "every structured answer is made by llguidance",
+        "structured-outputs-config",
+        kind="json",
+    ),
+    *_known(
+        "not needed",
+        "the scheduler decides by itself",
+        "swap-space long-prefill-token-threshold max-num-partial-prefills max-long-partial-prefills "
+        "num-scheduler-steps scheduler-delay-factor preemption-mode scheduler-cls",
+    ),
+    *_known("not needed", "prefix hashes are keyed BLAKE2", "prefix-caching-hash-algo"),
+    *_known(
+        "not needed", "there is one KV cache, a hybrid one", "disable-hybrid-kv-cache-manager", kind="bool"
+    ),
+    *_known("not needed", "fp8 keys and values need no scales here", "calculate-kv-scales", kind="bool"),
+    *_known("not needed", "see --max-cudagraph-capture-size", "max-seq-len-to-capture"),
+    *_known(
+        "not needed",
+        "how it is",
+        "disable-frontend-multiprocessing use-v2-block-manager aggregate-engine-logging "
+        "fail-on-environ-validation",
+        kind="bool",
+    ),
+    *_known("not needed", "requests are not logged with their text", "disable-log-requests", kind="bool"),
+    *_known("not needed", "requests are not logged with their text", "max-log-len"),
+    *_known("not needed", "there is one device", "disable-custom-all-reduce", kind="bool"),
+    *_known("not needed", "there is one device", "disable-nccl-for-dp-synchronization", kind="bool"),
+)
+
+_NO_EFFECT: tuple[Flag, ...] = (
+    *_known("no effect", "the prompt's format is harmony; templates are not read", "chat-template"),
+    *_known("no effect", "requests bring no templates", "trust-request-chat-template", kind="bool"),
+    *_known("no effect", "the role of an answer is assistant", "response-role", harmless=("assistant",)),
+    *_known(
+        "no effect",
+        "weights are read from safetensors",
+        "load-format",
+        harmless=("auto", "safetensors", "hf"),
+    ),
+    *_known(
+        "no effect",
+        "log-probabilities are those of the model, before temperature and filters",
+        "logprobs-mode",
+        harmless=("raw_logprobs",),
+    ),
+    *_known("no effect", _SPECULATION, "speculative-config", kind="json"),
+    *_known(
+        "no effect",
+        _SPECULATION,
+        "speculative-model num-speculative-tokens spec-model spec-method spec-tokens",
+    ),
+    *_known(
+        "no effect",
+        _ONE_DEVICE,
+        "distributed-executor-backend data-parallel-backend data-parallel-address data-parallel-rpc-port "
+        "all2all-backend ubatch-size worker-cls worker-extension-cls",
+        harmless=("mp", "uni"),
+    ),
+    *_known("no effect", _ONE_DEVICE, "eplb-config", kind="json"),
+    *_known(
+        "not needed",
+        "one device is served, and it holds every expert",
+        "enable-expert-parallel",
+        kind="bool",
+    ),
+    *_known(
+        "no effect",
+        _ONE_DEVICE,
+        "enable-eplb enable-dbo data-parallel-hybrid-lb data-parallel-external-lb numa-bind",
+        kind="bool",
+    ),
+    *_known(
+        "no effect",
+        "weights and KV stay on their device",
+        "cpu-offload-gb kv-offloading-size kv-offloading-backend",
+        harmless=("0",),
+    ),
+    *_known(
+        "no effect",
+        "weights and KV stay on their device",
+        "kv-transfer-config kv-events-config ec-transfer-config offload-config",
+        kind="json",
+    ),
+    *_known("no effect", "weights and KV stay on their device", "enable-sleep-mode", kind="bool"),
+    *_known(
+        "no effect",
+        "config.json is served as it is",
+        "hf-overrides additional-config rope-scaling",
+        kind="json",
+    ),
+    *_known("no effect", "config.json is served as it is", "rope-theta"),
+    *_known("no effect", "prompts are text or token ids", "enable-prompt-embeds", kind="bool"),
+    *_known("no effect", "ask for it in the request", "return-tokens-as-token-ids", kind="bool"),
+    *_known(
+        "no effect",
+        "ask for it in the request: stream_options.include_usage",
+        "enable-force-include-usage",
+        kind="bool",
+    ),
+    *_known("no effect", "requests are not logged with their text", "enable-log-requests", kind="bool"),
+    *_known("no effect", "answers are not logged", "enable-log-outputs enable-log-deltas", kind="bool"),
+    *_known(
+        "no effect",
+        "there is no such endpoint",
+        "enable-offline-docs",
+        kind="bool",
+    ),
+    *_known("no effect", "see chorale bench and /metrics", "profiler-config", kind="json"),
+    *_known(
+        "no effect",
+        "see chorale bench and /metrics",
+        "otlp-traces-endpoint collect-detailed-traces show-hidden-metrics-for-version",
+    ),
+    *_known(
+        "no effect",
+        "see chorale bench and /metrics",
+        "enable-per-request-metrics kv-cache-metrics cudagraph-metrics enable-mfu-metrics "
+        "enable-layerwise-nvtx-tracing enable-logging-iteration-details",
+        kind="bool",
+    ),
+    *_known("no effect", "see --uvicorn-log-level", "log-config-file"),
+    *_known("no effect", "see --disable-uvicorn-access-log", "disable-access-log-for-endpoints"),
+    *_known(
+        "no effect",
+        "forbidden calls are impossible; their tools stay in the prompt",
+        "exclude-tools-when-tool-choice-none",
+        kind="bool",
+    ),
+    *_known("no effect", "restart the server for a new certificate", "enable-ssl-refresh", kind="bool"),
+    *_known(
+        "no effect", "hub tokens are read from HF_TOKEN, so that they stay out of process lists", "hf-token"
+    ),
+)
+
+_REFUSED: tuple[Flag, ...] = (
+    *_known(
+        "refused",
+        ONE_DEVICE,
+        "data-parallel-size data-parallel-size-local pipeline-parallel-size decode-context-parallel-size "
+        "prefill-context-parallel-size",
+        kind="int",
+        harmless=(1,),
+    ),
+    *_known("refused", _ADAPTERS, "enable-lora enable-prompt-adapter", kind="bool"),
+    *_known("refused", _ADAPTERS, "lora-modules", kind="list"),
+    *_known("no effect", _ADAPTERS, "max-loras max-lora-rank max-cpu-loras lora-dtype"),
+    *_known("refused", _NODES, "headless", kind="bool"),
+    *_known("refused", _NODES, "nnodes", harmless=("1",)),
+    *_known("refused", _NODES, "node-rank data-parallel-rank data-parallel-start-rank", harmless=("0",)),
+    *_known("no effect", _NODES, "master-addr master-port"),
+    *_known("refused", "code of others is not loaded into the server; put it in a proxy", "middleware"),
+    *_known("refused", "code of others is not loaded into the engine", "logits-processors", kind="list"),
+    *_known("refused", "gRPC is not served", "grpc", kind="bool"),
+    *_known("refused", "only the whole server is served", "tokens-only", kind="bool"),
+    *_known("refused", "layers of a window of 128 tokens need it", "disable-sliding-window", kind="bool"),
+)
+
+KNOWN_FLAGS: tuple[Flag, ...] = (*_NOT_NEEDED, *_NO_EFFECT, *_REFUSED)
+
+# What Kubernetes sets by itself beside a service that is called "vllm": not even worth a line.
+SILENT_FAMILIES = ("VLLM_PORT", "VLLM_SERVICE_")
+
+# Variables of vLLM with a reason worth saying. One that is neither here nor read is named as "not read".
+KNOWN_ENVIRONMENT = {
+    "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": f"{_KERNELS} (fp8 inputs: --moe-activation-dtype fp8)",
+    "VLLM_ATTENTION_BACKEND": _KERNELS,
+    "VLLM_MXFP4_USE_MARLIN": _KERNELS,
+    "VLLM_ENABLE_RESPONSES_API_STORE": "the response store is always on",
+    "VLLM_USE_MODELSCOPE": "only the Hugging Face hub is served",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "the checkpoint's longest context is the bound",
+    "VLLM_USE_V1": "there is one engine",
+    "VLLM_WORKER_MULTIPROC_METHOD": "there is one device",
+    "VLLM_NO_USAGE_STATS": "nothing is ever reported to anybody",
+    "VLLM_DO_NOT_TRACK": "nothing is ever reported to anybody",
+}
+# Beginnings of the names of other vendors' variables.
+_ASCEND = "Ascend NPUs are not served"
+OTHER_VENDORS = {
+    **dict.fromkeys(
+        ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "VLLM_ROCM", "HSA_OVERRIDE_GFX_VERSION"), AMD
+    ),
+    **dict.fromkeys(("ASCEND_RT_VISIBLE_DEVICES", "ASCEND_", "HCCL_", "VLLM_ASCEND"), _ASCEND),
+}
+# Beginnings of names, where a whole family has one reason.
+KNOWN_FAMILIES = {
+    "VLLM_USE_FLASHINFER": _KERNELS,
+    "VLLM_USE_TRTLLM": _KERNELS,
+    "VLLM_FLASHINFER": _KERNELS,
+    "VLLM_TORCH": _COMPILE,
+}

@@ -1,0 +1,208 @@
+"""EngineKeeper: starts the engine process, watches it, kills it when it hangs, restarts it when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Sequence
+
+import msgspec
+import zmq
+
+from chorale.client.base import EngineInfo, EngineStatus
+from chorale.client.wire import DECODE_ERRORS, Beat, beats_address, decode_beat
+from chorale.serve.bootstrap import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_OK,
+    SECRET_VARIABLES,
+    TOOL_KEY_VARIABLES,
+    EngineStart,
+    Failure,
+    take_failure,
+)
+from chorale.serve.watch import Deaths, Pulse, WatchLimits
+
+log = logging.getLogger(__name__)
+ENGINE_COMMAND = (sys.executable, "-m", "chorale.serve.engine_process")
+WATCH_INTERVAL = 0.1  # seconds
+
+OnStatus = Callable[[EngineStatus, EngineInfo | None], None]
+
+
+async def spawn(command: Sequence[str], start: msgspec.Struct, *, pass_fds: Sequence[int] = ()) -> Process:
+    """Start a child of ours and hand it ``start`` on stdin. It has its own session: a terminal's Ctrl-C
+    reaches the supervisor only. API keys are not left in its environment."""
+    hidden = SECRET_VARIABLES + (TOOL_KEY_VARIABLES if isinstance(start, EngineStart) else ())
+    environment = {k: v for k, v in os.environ.items() if k not in hidden}
+    # OpenMP's waiting threads must sleep: spinning, they take the core of the HTTP side.
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=PIPE, env=environment, start_new_session=True, pass_fds=tuple(pass_fds)
+    )
+    stdin = process.stdin
+    if stdin is not None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: seen by whoever waits
+            stdin.write(msgspec.msgpack.encode(start))
+            await stdin.drain()
+        stdin.close()
+    return process
+
+
+async def end(process: Process, grace: float) -> int:
+    """SIGTERM, then SIGKILL after ``grace`` seconds. Returns the exit code."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            return await asyncio.wait_for(process.wait(), grace)
+        except TimeoutError:
+            log.warning("process %d did not end within %.0f s: killed", process.pid, grace)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    return await process.wait()
+
+
+class EngineKeeper:
+    """One engine process at a time. ``run`` returns the exit code once stopped, or once it has given up."""
+
+    def __init__(
+        self,
+        start: EngineStart,
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        limits: WatchLimits | None = None,
+        on_status: OnStatus | None = None,
+    ) -> None:
+        self._start, self._command = start, tuple(command)
+        self._limits = limits or WatchLimits()
+        self._on_status = on_status
+        self._deaths = Deaths(self._limits)
+        self._stopping = asyncio.Event()
+        self._last: tuple[EngineStatus, EngineInfo | None] | None = None
+        self.failure: Failure | None = None  # why it gave up
+        self._was_ready = False  # the running or last engine process
+        self.pid: int | None = None  # of the running engine process
+        self.num_restarts = 0
+
+    def stop(self) -> None:
+        """Ask ``run`` to end the engine process and return."""
+        self._stopping.set()
+
+    async def run(self) -> int:
+        while True:
+            code, complaint = await self._one_life()
+            if self._stopping.is_set():
+                return EXIT_OK
+            failure = take_failure(self._start.directory)
+            if failure is None:
+                failure = Failure(complaint or f"the engine process {_manner(code)}", deterministic=False)
+            if failure.deterministic:  # the operator's own mistake: told once, by whoever shows the status
+                return self._give_up(failure, EXIT_CONFIG)
+            log.error("%s", failure.message)
+            delay = self._deaths.add(time.monotonic(), was_ready=self._was_ready)
+            if delay is None:
+                return self._give_up(failure, EXIT_FAILED)
+            self._last = None  # every death is told, also one that is like the last
+            self._tell(EngineStatus("dead", message=f"{failure.message}; restarting in {delay:.1f} s"))
+            if await self._stopped_within(delay):
+                return EXIT_OK
+            self.num_restarts += 1
+
+    def _give_up(self, failure: Failure, code: int) -> int:
+        self.failure = failure
+        self._tell(EngineStatus("failed", message=failure.message))
+        return code
+
+    async def _stopped_within(self, delay: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), delay)
+        return self._stopping.is_set()
+
+    async def _one_life(self) -> tuple[int, str | None]:
+        """(exit code, complaint if it was killed for hanging) of one engine process."""
+        self._was_ready = False
+        try:
+            process = await spawn(self._command, self._start)
+        except OSError as error:  # no memory for a fork, no descriptor: it counts as a death, and may pass
+            return EXIT_FAILED, f"the engine process could not be started: {error}"
+        self.pid = process.pid
+        watching = asyncio.ensure_future(self._watch())
+        tasks = [
+            asyncio.ensure_future(process.wait()),
+            asyncio.ensure_future(self._stopping.wait()),
+            watching,
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            complaint = watching.result() if watching.done() and process.returncode is None else None
+            if complaint is not None:
+                log.error("the engine process %d hangs (%s): killing it", process.pid, complaint)
+                await self._dump_and_kill(process)
+            return await end(process, self._limits.kill_grace), complaint
+        finally:
+            self.pid = None
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if process.returncode is None:  # we were cancelled: leave no orphan
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+
+    async def _dump_and_kill(self, process: Process) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGUSR1)  # faulthandler writes every thread's stack to stderr
+            await asyncio.sleep(self._limits.dump_grace)
+            process.kill()
+
+    async def _watch(self) -> str:
+        """Follow the beats of the process that was just started; returns the complaint if it hangs."""
+        pulse = Pulse(self._limits, time.monotonic())
+        with zmq.Context() as context, context.socket(zmq.SUB) as beats:
+            beats.setsockopt(zmq.LINGER, 0)
+            beats.setsockopt(zmq.RECONNECT_IVL, 50)
+            beats.subscribe(b"")
+            beats.connect(beats_address(self._start.directory))
+            while True:
+                # Beats are read before the silence is judged: our own loop may have been held up.
+                self._hear(beats, pulse)
+                complaint = pulse.complaint(time.monotonic())
+                if complaint is not None:
+                    return complaint
+                await asyncio.sleep(WATCH_INTERVAL)
+
+    def _hear(self, beats: zmq.Socket[bytes], pulse: Pulse) -> None:
+        while True:
+            try:
+                beat = decode_beat(beats.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            except DECODE_ERRORS as error:
+                log.error("dropped a heartbeat that does not decode: %s", error)
+                continue
+            if beat.pid == self.pid:
+                pulse.hear(beat, time.monotonic())
+                self._was_ready = self._was_ready or beat.state == "ready"
+                self._tell(_status_of(beat), beat.info)
+
+    def _tell(self, status: EngineStatus, info: EngineInfo | None = None) -> None:
+        if self._on_status is not None and self._last != (status, info):
+            self._last = (status, info)
+            self._on_status(status, info)
+
+
+def _status_of(beat: Beat) -> EngineStatus:
+    return EngineStatus(beat.state, beat.phase, beat.progress, beat.message)
+
+
+def _manner(code: int) -> str:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with code {code}"

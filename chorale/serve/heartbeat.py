@@ -1,0 +1,123 @@
+"""Heart: the thread of the engine process that beats, whatever the main thread is doing.
+
+A beat carries how long the current step has been running. So a step that hangs is seen, while one that is
+merely long (and releases the interpreter lock, as device work does) is not mistaken for a dead process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import zmq
+
+from chorale.client.base import EngineInfo
+from chorale.client.wire import Beat, beats_address, encode
+from chorale.engine.types import EngineStats
+from chorale.processes import parent_is_alive
+from chorale.serve.bootstrap import EXIT_FAILED
+
+NUM_STEPS_REMEMBERED = 1024
+MIN_GAP = 0.02  # seconds between beats, however fast the progress moves
+LAST_BEAT_LINGER_MS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Public:
+    """The part of a beat that the main thread sets; replaced as a whole, so the thread needs no lock."""
+
+    state: str = "loading"
+    phase: str = "start"
+    progress: float | None = None
+    message: str = ""
+    info: EngineInfo | None = None
+
+
+class Heart:
+    """Owns the PUB socket. The main thread only assigns plain attributes, which is atomic."""
+
+    def __init__(self, directory: str, engine_id: str, interval: float, parent_pid: int) -> None:
+        self._address = beats_address(directory)
+        self._engine_id, self._interval, self._parent_pid = engine_id, interval, parent_pid
+        self._public = _Public()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._step_started: float | None = None
+        self._step_seconds: deque[float] = deque(maxlen=NUM_STEPS_REMEMBERED)
+        self._p99, self._p99_at = 0.0, 0  # and the number of steps it was computed at
+        self._num_steps = 0
+        self.stats = EngineStats()
+        self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def loading(self, phase: str, fraction: float | None = None, message: str = "") -> None:
+        """Progress of the start-up, 0..1 within the phase."""
+        self._public = _Public("loading", phase, fraction, message)
+        self._wake.set()
+
+    def ready(self, info: EngineInfo) -> None:
+        self._public = _Public("ready", phase="", info=info)
+        self._wake.set()
+
+    def draining(self) -> None:
+        self._public = _Public("draining", phase="", info=self._public.info)
+        self._wake.set()
+
+    def step_begins(self) -> None:
+        self._step_started = time.monotonic()
+
+    def step_ends(self) -> None:
+        started = self._step_started
+        if started is not None:
+            self._step_seconds.append(time.monotonic() - started)
+            self._num_steps += 1
+        self._step_started = None
+
+    def stop(self) -> None:
+        """One last beat, then the end of the thread."""
+        self._stopping = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        socket: zmq.Socket[bytes] = context.socket(zmq.PUB)
+        socket.setsockopt(zmq.LINGER, LAST_BEAT_LINGER_MS)
+        socket.bind(self._address)
+        while not self._stopping:
+            socket.send(encode(self._beat()))
+            if not parent_is_alive(self._parent_pid):
+                os._exit(EXIT_FAILED)  # the main thread may be inside a step that never ends
+            self._wake.wait(self._interval)
+            self._wake.clear()
+            time.sleep(MIN_GAP)
+        socket.send(encode(self._beat()))
+        socket.close()
+        context.term()
+
+    def _beat(self) -> Beat:
+        public, started = self._public, self._step_started
+        return Beat(
+            engine_id=self._engine_id,
+            pid=os.getpid(),
+            state=public.state,  # type: ignore[arg-type]
+            phase=public.phase,
+            progress=public.progress,
+            message=public.message,
+            step_seconds=time.monotonic() - started if started is not None else 0.0,
+            p99_step_seconds=self._p99_step_seconds(),
+            stats=self.stats,
+            info=public.info,
+        )
+
+    def _p99_step_seconds(self) -> float:
+        if self._num_steps != self._p99_at:
+            self._p99_at = self._num_steps
+            ordered = sorted(self._step_seconds.copy())
+            self._p99 = ordered[int(0.99 * (len(ordered) - 1))]
+        return self._p99

@@ -1,0 +1,142 @@
+"""The HTTP side under the supervisor: in its own process, or in several children on the same socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import socket
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from chorale.api.http.server import Stop
+from chorale.client.remote import RemoteClient
+from chorale.errors import ChoraleError, ConfigError
+from chorale.serve.bootstrap import EXIT_CONFIG, ApiStart
+from chorale.serve.engine_monitor import end, spawn
+from chorale.serve.watch import Deaths, WatchLimits
+
+log = logging.getLogger(__name__)
+API_COMMAND = (sys.executable, "-m", "chorale.serve.api_process")
+SETTLED = 10.0  # seconds after which an API process has surely been ready
+CUT_GRACE = 5.0  # seconds that an API process gets, once told to cut what is running
+
+
+class Front(Protocol):
+    """``run`` serves until drained; raises what made it fail. The drain is that of ``api.server``."""
+
+    async def run(self) -> None: ...
+
+    def drain(self) -> None:
+        """Once: let what is running finish. Twice: cut it. May be called again at any time."""
+        ...
+
+    def fail(self, message: str) -> None:
+        """The engine will not come back."""
+        ...
+
+
+class OwnProcessFront:
+    """The HTTP server on the supervisor's own event loop. It listens for signals itself: ``stop``."""
+
+    def __init__(self, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
+        self._start, self._sockets, self._stop = start, sockets, stop
+        self._client: RemoteClient | None = None
+
+    async def run(self) -> None:
+        # Here, because the engine process has been spawned by now: it starts while this one imports.
+        http = await asyncio.to_thread(importlib.import_module, "chorale.serve.http")
+        self._client = client = http.make_client(self._start)
+        client.start()
+        try:
+            await http.serve_http(client, self._start, self._sockets, self._stop)
+        finally:
+            await client.close()
+
+    def drain(self) -> None:
+        """Nothing to do: the supervisor's ``stop`` is the server's own."""
+
+    def fail(self, message: str) -> None:
+        if self._client is not None:
+            self._client.mark_failed(message)
+
+
+class WorkersFront:
+    """N API processes. Each connects to the engine itself; one that dies is started again."""
+
+    def __init__(
+        self,
+        start: ApiStart,
+        *,
+        limits: WatchLimits,
+        command: Sequence[str] = API_COMMAND,
+    ) -> None:
+        self._start, self._command = start, tuple(command)
+        self._deaths = Deaths(limits)
+        self._num_drains = 0
+        self._processes: dict[int, Process] = {}
+
+    async def run(self) -> None:
+        count = self._start.server.api_server_count
+        workers = [asyncio.ensure_future(self._keep(index)) for index in range(count)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            await asyncio.gather(*(end(process, CUT_GRACE) for process in self._processes.values()))
+
+    async def _keep(self, index: int) -> None:
+        start = msgspec.structs.replace(self._start, process=index)
+        while not self._num_drains:
+            started = time.monotonic()
+            process = await spawn(self._command, start, pass_fds=start.socket_fds)
+            self._processes[index] = process
+            if self._num_drains:  # asked to drain while it was being started
+                self._terminate(process)
+            code = await process.wait()
+            del self._processes[index]
+            if self._num_drains:
+                return
+            log.error("API process %d ended with code %d", process.pid, code)
+            if code == EXIT_CONFIG:  # it has said why, and would again
+                raise ConfigError("an API process cannot run as it is configured")
+            now = time.monotonic()
+            delay = self._deaths.add(now, was_ready=now - started > SETTLED)
+            if delay is None:
+                raise ChoraleError("the API processes died too often")
+            await asyncio.sleep(delay)
+
+    def drain(self) -> None:
+        self._num_drains += 1
+        for process in self._processes.values():
+            self._terminate(process)
+
+    def fail(self, message: str) -> None:
+        """The processes have seen the engine's end themselves; they are about to be stopped."""
+
+    @staticmethod
+    def _terminate(process: Process) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+
+
+def make_front(start: ApiStart, sockets: list[socket.socket], limits: WatchLimits, stop: Stop) -> Front:
+    if start.server.api_server_count == 1:
+        return OwnProcessFront(start, sockets, stop)
+    return WorkersFront(start, limits=limits)
+
+
+def share(sockets: list[socket.socket]) -> tuple[int, ...]:
+    """Descriptors that children may inherit."""
+    for listener in sockets:
+        os.set_inheritable(listener.fileno(), True)
+    return tuple(listener.fileno() for listener in sockets)

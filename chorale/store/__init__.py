@@ -1,0 +1,1 @@
+"""What outlives a request: responses, conversations, stored completions; in SQLite or PostgreSQL."""

@@ -1,0 +1,129 @@
+"""Access: the two threads on one database, its bounds, and eviction. What every part of the store shares."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from chorale.store.connection_thread import LOCK_SECONDS, DatabaseWorker
+from chorale.store.database import Database
+from chorale.store.responses import totals
+
+Result = TypeVar("Result")
+
+EVICT_ROWS = 32  # at most this many leave with one write, so that none is slow
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """``max_responses`` counts conversations too. ``ttl``: seconds since one was written or continued."""
+
+    max_responses: int = 100_000
+    max_bytes: int = 10 * 2**30
+    ttl: float = 30 * 86400.0
+
+
+class Access:
+    """``connect(first)`` opens a connection; the writer's is the first. ``one``: there is only one.
+
+    ``begin``: a job that comes before every other write. ``lock_seconds``: how long a job waits for locks.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[bool], Database],
+        bounds: Bounds,
+        *,
+        clock: Callable[[], float] = time.time,
+        idle_seconds: float = 60.0,
+        one: bool = False,
+        begin: Callable[[Database], None] | None = None,
+        lock_seconds: float = LOCK_SECONDS,
+    ) -> None:
+        self.clock = clock
+        self.bounds = bounds
+        self.num_evicted = 0
+        self.writer = DatabaseWorker(
+            "responses-writer",
+            lambda: connect(True),
+            writes=True,
+            first=begin,
+            idle=self.tidy,
+            idle_seconds=idle_seconds,
+            lock_seconds=lock_seconds,
+        )
+        self.reader = self.writer
+        if not one:
+            self.reader = DatabaseWorker(
+                "responses-reader", lambda: connect(False), writes=False, lock_seconds=lock_seconds
+            )
+
+    async def write(self, job: Callable[[Database], Result]) -> Result:
+        return await self.writer.run(job)
+
+    async def read(self, job: Callable[[Database], Result]) -> Result:
+        return await self.reader.run(job)
+
+    def close(self) -> None:
+        """Blocks until what was accepted is done."""
+        self.reader.close()
+        self.writer.close()
+
+    # ------------------------------------------------------------------ on the threads
+
+    def oldest(self) -> float:
+        """What is unused since before this is gone, evicted already or not."""
+        return self.clock() - self.bounds.ttl
+
+    def tidy(self, db: Database) -> None:
+        """Idle work: evict what has aged, give space back."""
+        db.begin(writes=True, seconds=0.0)  # requests come first
+        num_evicted = self.evict(db)
+        db.commit()
+        db.give_back(num_evicted)
+
+    def evict(self, db: Database) -> int:
+        """Remove up to ``EVICT_ROWS`` of what is over a bound, longest unused first; returns how many.
+
+        What is running or held stays.
+        """
+        num_responses, size, num_conversations = totals(db)
+        num = num_responses + num_conversations
+        bounds, oldest = self.bounds, self.oldest()
+        if num <= bounds.max_responses and size <= bounds.max_bytes and not _any_older(db, oldest):
+            return 0
+        victims: dict[str, list[tuple[int]]] = {"responses": [], "conversations": []}
+        for used, seq, num_bytes, table in heapq.merge(
+            _unused(db, "responses"), _unused(db, "conversations")
+        ):
+            within = used >= oldest and num <= bounds.max_responses and size <= bounds.max_bytes
+            if within or len(victims["responses"]) + len(victims["conversations"]) == EVICT_ROWS:
+                break
+            victims[table].append((seq,))
+            num, size = num - 1, size - num_bytes
+        for table, rows in victims.items():
+            if rows:
+                db.executemany(f"DELETE FROM {table} WHERE seq = ?", rows)
+        num_victims = sum(map(len, victims.values()))
+        self.num_evicted += num_victims
+        return num_victims
+
+
+def _any_older(db: Database, oldest: float) -> bool:
+    """Whether anything has aged: the question that every write asks, answered by one step in each index."""
+    row = db.execute(
+        "SELECT EXISTS (SELECT 1 FROM responses WHERE used < ?)"
+        " OR EXISTS (SELECT 1 FROM conversations WHERE used < ?)",
+        (oldest, oldest),
+    ).fetchone()
+    return bool(row[0])
+
+
+def _unused(db: Database, table: str) -> list[tuple[float, int, int, str]]:
+    rows = db.execute(
+        f"SELECT used, seq, num_bytes FROM {table} WHERE worker IS NULL ORDER BY used, seq LIMIT {EVICT_ROWS}"
+    )
+    return [(used, seq, num_bytes, table) for used, seq, num_bytes in rows.fetchall()]

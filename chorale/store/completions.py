@@ -1,0 +1,167 @@
+"""SqlCompletions: chat completions that were asked to be stored, in the table and bounds of responses.
+
+A row's body holds the completion as it was sent and the messages that it answers; it has no items, and its
+id is none of a response, so neither is ever taken for the other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chorale.store.access import Access
+from chorale.store.database import Database
+from chorale.store.protocol import StoredResponse
+from chorale.store.responses import delete_response, find_response, insert_response, to_json
+
+COMPLETION_ID = re.compile(r"chatcmpl-[0-9a-f]{32}")
+_BATCH = 64  # rows looked at for a page, at a time
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCompletion:
+    """``completion``: the object as it was sent, with ``metadata``; ``messages``: the request's own."""
+
+    completion: dict[str, Any]
+    messages: list[dict[str, Any]]
+
+    @property
+    def id(self) -> str:
+        return str(self.completion["id"])
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionFilter:
+    """``after``: the id that a page follows."""
+
+    after: str | None = None
+    limit: int = 20
+    newest_first: bool = False
+    model: str | None = None
+    metadata: Mapping[str, str] | None = None
+
+    def takes(self, completion: Mapping[str, Any]) -> bool:
+        if self.model is not None and completion["model"] != self.model:
+            return False
+        has = completion.get("metadata") or {}
+        return all(has.get(key) == value for key, value in (self.metadata or {}).items())
+
+
+class SqlCompletions:
+    """Coroutines that never block the event loop. ``StoreError`` where the disk fails."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def put(self, made: StoredCompletion, owner: bytes) -> None:
+        """Durable when it returns."""
+        row = StoredResponse(
+            id=made.id,
+            owner=owner,
+            previous_id=None,
+            created=float(made.completion["created"]),
+            status="completed",
+            body={"completion": made.completion, "messages": made.messages},
+            input=(),
+            output=(),
+        )
+
+        def job(db: Database) -> None:
+            insert_response(db, row, self._access.clock())
+            self._access.evict(db)
+
+        await self._access.write(job)
+
+    async def get(self, completion_id: str, owner: bytes) -> StoredCompletion | None:
+        if not COMPLETION_ID.fullmatch(completion_id):
+            return None
+        return await self._access.read(lambda db: self._find(db, completion_id, owner))
+
+    async def update(
+        self, completion_id: str, owner: bytes, metadata: dict[str, str]
+    ) -> StoredCompletion | None:
+        """With other metadata; None if it is not there."""
+        if not COMPLETION_ID.fullmatch(completion_id):
+            return None
+
+        def job(db: Database) -> StoredCompletion | None:
+            found = self._find(db, completion_id, owner)
+            if found is None:
+                return None
+            changed = StoredCompletion({**found.completion, "metadata": metadata}, found.messages)
+            body = to_json({"completion": changed.completion, "messages": changed.messages})
+            db.execute(
+                "UPDATE responses SET num_bytes = num_bytes + ? - length(body), body = ?"
+                " WHERE id = ? AND owner = ?",
+                (len(body), body, completion_id, owner),
+            )
+            return changed
+
+        return await self._access.write(job)
+
+    async def delete(self, completion_id: str, owner: bytes) -> bool:
+        """Whether it was there."""
+        if not COMPLETION_ID.fullmatch(completion_id):
+            return False
+        return await self._access.write(
+            lambda db: delete_response(db, completion_id, owner, self._access.oldest())
+        )
+
+    async def page(self, owner: bytes, wanted: CompletionFilter) -> tuple[list[dict[str, Any]], bool] | None:
+        """(completions, whether more follow); None: there is no completion ``wanted.after``."""
+        return await self._access.read(lambda db: self._page(db, owner, wanted))
+
+    # ------------------------------------------------------------------ on the threads
+
+    def _find(self, db: Database, completion_id: str, owner: bytes) -> StoredCompletion | None:
+        row = find_response(db, completion_id, owner, self._access.oldest())
+        return None if row is None else StoredCompletion(row.body["completion"], row.body["messages"])
+
+    def _page(
+        self, db: Database, owner: bytes, wanted: CompletionFilter
+    ) -> tuple[list[dict[str, Any]], bool] | None:
+        start = -1 if not wanted.newest_first else 2**62
+        if wanted.after is not None:
+            row = db.execute(
+                "SELECT seq FROM responses WHERE id = ? AND owner = ?", (wanted.after, owner)
+            ).fetchone()
+            if row is None:
+                return None
+            start = int(row[0])
+        found: list[dict[str, Any]] = []
+        read = _reader(db, owner, self._access.oldest(), wanted.newest_first)
+        for _, body in _batches(read, start):
+            completion = json.loads(body)["completion"]
+            if wanted.takes(completion):
+                found.append(completion)
+            if len(found) > wanted.limit:
+                break
+        return found[: wanted.limit], len(found) > wanted.limit
+
+
+Row = tuple[int, bytes]
+
+
+def _reader(db: Database, owner: bytes, oldest: float, newest_first: bool) -> Callable[[int], list[Row]]:
+    """Some rows beyond a ``seq``, in order."""
+    beyond, order = ("<", "DESC") if newest_first else (">", "ASC")
+    query = (
+        "SELECT seq, body FROM responses WHERE owner = ? AND substr(id, 1, 9) = 'chatcmpl-' AND used >= ?"
+        f" AND seq {beyond} ? ORDER BY seq {order} LIMIT {_BATCH}"
+    )
+
+    def read(seq: int) -> list[Row]:
+        rows: list[Row] = db.execute(query, (owner, oldest, seq)).fetchall()
+        return rows
+
+    return read
+
+
+def _batches(read: Callable[[int], list[Row]], start: int) -> Iterator[Row]:
+    """Rows one by one, fetched in batches."""
+    while rows := read(start):
+        yield from rows
+        start = rows[-1][0]

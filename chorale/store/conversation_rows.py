@@ -1,0 +1,203 @@
+"""Statements on conversations: their items, and the hold that lets one request at a time append."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from chorale.api.responses.items.client_calls import OUTPUTS, is_call
+from chorale.errors import RequestError
+from chorale.ids import new_id
+from chorale.store.database import Database
+from chorale.store.protocol import (
+    KEPT,
+    LIVE,
+    Conversation,
+    ConversationLockedError,
+    Hold,
+    ItemPage,
+    StoredItem,
+    StoredResponse,
+    StoreError,
+)
+from chorale.store.responses import ROW_BYTES, item_row, no_conversation, row_size, to_json, unpack_item
+
+
+def insert_conversation(
+    db: Database, conversation: Conversation, items: Sequence[StoredItem], now: float
+) -> None:
+    metadata = to_json(conversation.metadata)
+    seq = db.execute(
+        "INSERT INTO conversations (id, owner, created, used, metadata, next_position, num_bytes)"
+        " VALUES (?, ?, ?, ?, ?, 0, ?) RETURNING seq",
+        (
+            conversation.id,
+            conversation.owner,
+            conversation.created,
+            now,
+            metadata,
+            len(metadata) + ROW_BYTES,
+        ),
+    ).fetchone()[0]
+    add_items(db, seq, items, now)
+
+
+def find(db: Database, conversation_id: str, owner: bytes, oldest: float) -> tuple[int, Conversation]:
+    """(seq, the conversation). Raises ``ConversationNotFoundError``."""
+    row = db.execute(
+        "SELECT seq, created, metadata FROM conversations WHERE id = ? AND owner = ? AND used >= ?",
+        (conversation_id, owner, oldest),
+    ).fetchone()
+    if row is None:
+        raise no_conversation(conversation_id)
+    return row[0], Conversation(conversation_id, owner, row[1], json.loads(row[2]))
+
+
+def free_of_holds(db: Database, seq: int) -> None:
+    """Raises ``ConversationLockedError`` while a request works on it."""
+    if db.execute("SELECT locked FROM conversations WHERE seq = ?", (seq,)).fetchone()[0] is not None:
+        raise ConversationLockedError(
+            "Another process is currently operating on this conversation. Please retry in a few seconds.",
+            param="conversation",
+        )
+
+
+def set_metadata(db: Database, seq: int, metadata: dict[str, str], now: float) -> None:
+    fresh = to_json(metadata)
+    db.execute(
+        "UPDATE conversations SET num_bytes = num_bytes + ? - length(metadata), metadata = ?, used = ?"
+        " WHERE seq = ?",
+        (len(fresh), fresh, now, seq),
+    )
+
+
+def add_items(db: Database, seq: int, items: Sequence[StoredItem], now: float) -> list[StoredItem]:
+    """Append; returns them as they are stored. An id that the conversation has already becomes a new one."""
+    start = db.execute("SELECT next_position FROM conversations WHERE seq = ?", (seq,)).fetchone()[0]
+    added: list[StoredItem] = []
+    size = 0
+    for position, stored in enumerate(items, start):
+        named = _with_free_id(db, seq, stored)
+        row = item_row(named)
+        db.execute(
+            "INSERT INTO conversation_items (conversation_seq, position, id, item, token_ids)"
+            " VALUES (?, ?, ?, ?, ?)",
+            (seq, position, *row),
+        )
+        added.append(named)
+        size += row_size(row)
+    db.execute(
+        "UPDATE conversations SET next_position = ?, num_bytes = num_bytes + ?, used = ? WHERE seq = ?",
+        (start + len(added), size, now, seq),
+    )
+    return added
+
+
+def _with_free_id(db: Database, seq: int, stored: StoredItem) -> StoredItem:
+    item_id = stored.item["id"]
+    taken = db.execute(
+        "SELECT 1 FROM conversation_items WHERE id = ? AND conversation_seq = ?", (item_id, seq)
+    ).fetchone()
+    if taken is None:
+        return stored
+    return StoredItem({**stored.item, "id": new_id(item_id.partition("_")[0])}, stored.token_ids)
+
+
+def find_own_item(db: Database, seq: int, item_id: str) -> StoredItem | None:
+    row = db.execute(
+        "SELECT item, token_ids FROM conversation_items WHERE id = ? AND conversation_seq = ?",
+        (item_id, seq),
+    ).fetchone()
+    return unpack_item(*row) if row is not None else None
+
+
+def remove_item(db: Database, seq: int, item_id: str, now: float) -> bool:
+    """With a call goes its output: without its call, it would make every later request a 400."""
+    stored = find_own_item(db, seq, item_id)
+    if stored is None:
+        return False
+    removed = [stored]
+    if is_call(stored.item):
+        removed += _outputs_of(db, seq, stored.item["call_id"])
+    for gone in removed:
+        db.execute(
+            "DELETE FROM conversation_items WHERE id = ? AND conversation_seq = ?", (gone.item["id"], seq)
+        )
+    db.execute(
+        "UPDATE conversations SET num_bytes = num_bytes - ?, used = ? WHERE seq = ?",
+        (sum(row_size(item_row(gone)) for gone in removed), now, seq),
+    )
+    return True
+
+
+def _outputs_of(db: Database, seq: int, call_id: str) -> list[StoredItem]:
+    rows = db.execute(
+        "SELECT item, token_ids FROM conversation_items WHERE conversation_seq = ?", (seq,)
+    ).fetchall()
+    items = [unpack_item(*row) for row in rows]
+    return [
+        stored for stored in items if stored.item["type"] in OUTPUTS and stored.item["call_id"] == call_id
+    ]
+
+
+def load_page(db: Database, seq: int, *, after: str | None, limit: int, newest_first: bool) -> ItemPage:
+    """Raises ``RequestError`` for an ``after`` that is not in the conversation."""
+    start = -1 if not newest_first else 1 << 62
+    if after is not None:
+        row = db.execute(
+            "SELECT position FROM conversation_items WHERE id = ? AND conversation_seq = ?", (after, seq)
+        ).fetchone()
+        if row is None:
+            raise RequestError(f"after: {after[:128]!r} is not an item of this conversation", param="after")
+        start = row[0]
+    sign, order = ("<", "DESC") if newest_first else (">", "ASC")
+    rows = db.execute(
+        f"SELECT item, token_ids FROM conversation_items WHERE conversation_seq = ? AND position {sign} ?"
+        f" ORDER BY position {order} LIMIT ?",
+        (seq, start, limit + 1),
+    ).fetchall()
+    return ItemPage(tuple(unpack_item(*row) for row in rows[:limit]), len(rows) > limit)
+
+
+# --------------------------------------------------------------------------- holds
+
+
+def take_hold(db: Database, conversation: Conversation, seq: int, token: str, worker: str) -> Hold:
+    """Raises ``ConversationLockedError``."""
+    free_of_holds(db, seq)
+    end = db.execute(
+        "UPDATE conversations SET locked = ?, worker = ? WHERE seq = ? RETURNING next_position",
+        (token, worker, seq),
+    ).fetchone()[0]
+    return Hold(conversation.id, conversation.owner, token, end)
+
+
+def release_hold(db: Database, hold: Hold, items: Sequence[StoredItem], now: float) -> None:
+    """Append and let go. A conversation that was deleted meanwhile is no error.
+
+    Raises ``StoreError`` when there is something to append and the hold is lost: its process was taken for
+    dead, and somebody else may have gone on from the same place.
+    """
+    row = db.execute("SELECT seq, locked FROM conversations WHERE id = ?", (hold.conversation_id,)).fetchone()
+    if row is None:
+        return
+    seq, locked = row
+    if locked != hold.token:
+        if items:
+            raise StoreError("this server was taken for dead, and its hold on the conversation is lost")
+        return
+    if items:
+        add_items(db, seq, items, now)
+    db.execute("UPDATE conversations SET locked = NULL, worker = NULL WHERE seq = ?", (seq,))
+
+
+def finish_hold(db: Database, hold: Hold, response: StoredResponse, now: float) -> None:
+    """What an ended response leaves in its conversation."""
+    assert response.status not in LIVE
+    kept = response.status in KEPT
+    release_hold(db, hold, (*response.input, *response.output) if kept else (), now)
+
+
+def free_all(db: Database, worker: str) -> None:
+    """Let go of what a dead worker held."""
+    db.execute("UPDATE conversations SET locked = NULL, worker = NULL WHERE worker = ?", (worker,))

@@ -1,0 +1,222 @@
+"""PostgreSQL under the response store, for several servers: one URL, its own schema, psycopg 3.
+
+Tables are those of ``schema`` in the schema ``chorale``. A write transaction holds one advisory lock, so
+writers follow one another as they do on SQLite: the same statements are right on both, without deadlocks
+or retries, and each server's writes that wait together share one commit.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from chorale.errors import ConfigError
+from chorale.store.connection_thread import LOCK_SECONDS
+from chorale.store.protocol import StoreError
+
+if TYPE_CHECKING:
+    import psycopg
+
+logger = logging.getLogger("chorale.api.responses")
+
+VERSION = 3
+_LOCK = 0x63686F72616C65  # "chorale": the advisory lock of writers
+_LOCK_NOT_AVAILABLE = "55P03"
+_BIG = "BIGINT NOT NULL"
+_SCHEMA = f"""
+CREATE TABLE responses (
+    seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    owner BYTEA NOT NULL,
+    previous_id TEXT,
+    created DOUBLE PRECISION NOT NULL,
+    used DOUBLE PRECISION NOT NULL,
+    status TEXT NOT NULL,
+    body BYTEA NOT NULL,
+    num_bytes {_BIG},
+    worker TEXT,
+    num_events {_BIG} DEFAULT 0,
+    conversation_id TEXT,
+    conversation_end {_BIG} DEFAULT 0,
+    request BYTEA,
+    attempts {_BIG} DEFAULT 1
+);
+CREATE INDEX responses_used ON responses (used, seq);
+CREATE INDEX responses_worker ON responses (worker) WHERE worker IS NOT NULL;
+CREATE TABLE items (
+    response_seq BIGINT NOT NULL REFERENCES responses (seq) ON DELETE CASCADE,
+    position {_BIG},
+    is_output INTEGER NOT NULL,
+    id TEXT,
+    item BYTEA NOT NULL,
+    token_ids BYTEA NOT NULL,
+    PRIMARY KEY (response_seq, position)
+);
+CREATE INDEX items_id ON items (id) WHERE id IS NOT NULL;
+CREATE TABLE events (
+    response_seq BIGINT NOT NULL REFERENCES responses (seq) ON DELETE CASCADE,
+    first {_BIG},
+    num_events {_BIG},
+    data BYTEA NOT NULL,
+    PRIMARY KEY (response_seq, first)
+);
+CREATE TABLE workers (id TEXT PRIMARY KEY, beat {_BIG});
+CREATE TABLE conversations (
+    seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    owner BYTEA NOT NULL,
+    created DOUBLE PRECISION NOT NULL,
+    used DOUBLE PRECISION NOT NULL,
+    metadata BYTEA NOT NULL,
+    next_position {_BIG},
+    locked TEXT,
+    worker TEXT,
+    num_bytes {_BIG}
+);
+CREATE INDEX conversations_used ON conversations (used, seq);
+CREATE INDEX conversations_worker ON conversations (worker) WHERE worker IS NOT NULL;
+CREATE TABLE conversation_items (
+    conversation_seq BIGINT NOT NULL REFERENCES conversations (seq) ON DELETE CASCADE,
+    position {_BIG},
+    id TEXT NOT NULL,
+    item BYTEA NOT NULL,
+    token_ids BYTEA NOT NULL,
+    PRIMARY KEY (conversation_seq, position)
+);
+CREATE UNIQUE INDEX conversation_items_id ON conversation_items (id, conversation_seq);
+CREATE TABLE totals (num_responses {_BIG}, num_bytes {_BIG}, num_conversations {_BIG});
+INSERT INTO totals VALUES (0, 0, 0);
+CREATE TABLE schema_version (version INTEGER NOT NULL);
+INSERT INTO schema_version VALUES ({VERSION});
+"""
+_COUNT = """
+CREATE FUNCTION count_{table}() RETURNS trigger LANGUAGE plpgsql AS $count$ BEGIN
+    IF TG_OP = 'INSERT' THEN
+        UPDATE totals SET num_{table} = num_{table} + 1, num_bytes = num_bytes + NEW.num_bytes;
+    ELSIF TG_OP = 'DELETE' THEN
+        UPDATE totals SET num_{table} = num_{table} - 1, num_bytes = num_bytes - OLD.num_bytes;
+    ELSE
+        UPDATE totals SET num_bytes = num_bytes + NEW.num_bytes - OLD.num_bytes;
+    END IF;
+    RETURN NULL;
+END $count$;
+CREATE TRIGGER count_{table} AFTER INSERT OR DELETE OR UPDATE OF num_bytes ON {table}
+    FOR EACH ROW EXECUTE FUNCTION count_{table}();
+"""
+# Entry i brings a database from version i + 2 to i + 3. Only ever append.
+_MIGRATIONS = (
+    f"""
+ALTER TABLE responses ADD COLUMN request BYTEA;
+ALTER TABLE responses ADD COLUMN attempts {_BIG} DEFAULT 1;
+""",
+)
+SCRIPT = _SCHEMA + _COUNT.format(table="responses") + _COUNT.format(table="conversations")
+
+
+@functools.cache  # a few dozen statements
+def _placeholders(sql: str) -> str:
+    return sql.replace("?", "%s")
+
+
+class PostgresDatabase:
+    """A ``Database`` on one psycopg connection. ``conninfo`` is libpq's, usually a URL."""
+
+    def __init__(self, conninfo: str) -> None:
+        import psycopg
+
+        self._connection: psycopg.Connection[Any] = psycopg.connect(
+            conninfo,
+            autocommit=True,
+            connect_timeout=int(LOCK_SECONDS),
+            tcp_user_timeout=10_000,  # ms: a server that has vanished is not waited for
+            application_name="chorale",
+        )
+        self.errors: type[Exception] = psycopg.Error
+        # A server that vanished in the middle of a write must not hold the others up for long.
+        self._connection.execute("SET idle_in_transaction_session_timeout = '60s'")
+        self._connection.execute("SET lock_timeout = '30s'")
+        self._connection.execute("SET statement_timeout = '60s'")
+
+    @property
+    def broken(self) -> bool:
+        return bool(self._connection.closed)
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
+        return self._connection.execute(_placeholders(sql), parameters)
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> Any:
+        cursor = self._connection.cursor()
+        cursor.executemany(_placeholders(sql), rows)
+        return cursor
+
+    def script(self, sql: str) -> None:
+        """Several statements, without parameters."""
+        self._connection.execute(sql)
+
+    def is_busy(self, error: Exception) -> bool:
+        return getattr(error, "sqlstate", None) == _LOCK_NOT_AVAILABLE
+
+    def begin(self, writes: bool, seconds: float) -> None:
+        self._connection.execute("BEGIN" if writes else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        # Holds for every lock of the transaction, those on rows and tables too; 0 would be no limit.
+        self._connection.execute(f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}")
+        if writes:
+            self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+
+    def commit(self) -> None:
+        self._connection.commit()
+
+    def rollback(self) -> None:
+        self._connection.rollback()
+
+    def give_back(self, num_evicted: int) -> None:
+        """PostgreSQL's autovacuum does."""
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def connect(conninfo: str, migrating: bool) -> PostgresDatabase:
+    """Open a connection and, with ``migrating``, make the tables.
+
+    Raises ``StoreError`` while the database cannot be reached, ``ConfigError`` when psycopg is missing or
+    the tables are those of a newer release.
+    """
+    try:
+        import psycopg
+    except ImportError:
+        raise ConfigError(
+            "--response-store postgresql://... needs psycopg: pip install 'chorale[postgres]'"
+        ) from None
+    try:
+        database = PostgresDatabase(conninfo)
+        if migrating:
+            _migrate(database)
+        database.execute("SET search_path TO chorale")
+    except psycopg.Error as error:
+        raise StoreError(f"cannot open the response store: {_without_secrets(error)}") from error
+    return database
+
+
+def _migrate(database: PostgresDatabase) -> None:
+    database.begin(writes=True, seconds=LOCK_SECONDS)
+    database.execute("CREATE SCHEMA IF NOT EXISTS chorale")
+    database.execute("SET LOCAL search_path TO chorale")
+    if database.execute("SELECT to_regclass('chorale.schema_version')").fetchone()[0] is None:
+        database.script(SCRIPT)
+    version = database.execute("SELECT version FROM schema_version").fetchone()[0]
+    if version > VERSION:
+        database.rollback()
+        database.close()
+        raise ConfigError(f"the response store has format {version}; this release knows up to {VERSION}")
+    for script in _MIGRATIONS[version - 2 :]:
+        database.script(script)
+    database.execute("UPDATE schema_version SET version = ?", (VERSION,))
+    database.commit()
+
+
+def _without_secrets(error: Exception) -> str:
+    """libpq names host and user, never the password; its message may be several lines."""
+    return " ".join(str(error).split())[:500]

@@ -1,0 +1,336 @@
+"""What is kept of responses and conversations, and the face of the place that keeps them.
+
+A stored response holds its own new input and its output, never its history: that is the chain of
+``previous_id``, or the beginning of its conversation. Branches therefore share their past and cannot
+disturb each other. Every item may carry the harmony token ids behind it, for exact replay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from chorale.errors import ChoraleError, NotFoundError, RequestError
+
+if TYPE_CHECKING:
+    from chorale.store.completions import SqlCompletions
+
+Item = dict[str, Any]
+
+
+def present(**fields: Any) -> Item:
+    """The fields that have a value. For keys that are left out, not null, where there is none."""
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+RETRY_SECONDS = 5.0  # after which a client may ask again for what the store could not do
+TOOL_STATE = "_tool_state"  # in a stored body: never shown
+RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
+CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{32}")
+ITEM_ID = re.compile(r"[a-z]{2,4}_[0-9a-f]{32}")
+LIVE = ("queued", "in_progress")  # every other status is final
+KEPT = ("completed", "incomplete")  # what other responses said does not go into their conversation
+
+
+class StoreError(ChoraleError):
+    """The store could not do it now (disk full, locked, unreachable), and may be able to later.
+
+    A request that can do without the store is still answered; see the endpoint. Others get a 503.
+    """
+
+    status = 503
+    type = "service_unavailable"
+    default_code = "store_unavailable"
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message, **{"retry_after": RETRY_SECONDS, **details})
+
+
+class NoSpaceError(StoreError):
+    """The disk is full or read-only: the server runs without storing, and tries again with each write."""
+
+
+class PreviousResponseNotFoundError(NotFoundError):
+    default_code = "previous_response_not_found"
+
+
+class ConversationNotFoundError(NotFoundError):
+    default_code = "conversation_not_found"
+
+
+class ConversationLockedError(RequestError):
+    """Another request works on the conversation (OpenAI's status, code and param for it)."""
+
+    default_code = "conversation_locked"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """An item as the API shows it, and the harmony message that the model produced for it (or nothing)."""
+
+    item: Item
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """``body`` is the response object without its ``output`` (an empty list stands there)."""
+
+    id: str
+    owner: bytes  # hash of the API key, or empty: nobody else's requests see it
+    previous_id: str | None
+    created: float  # time.time()
+    status: str
+    body: dict[str, Any]
+    input: tuple[StoredItem, ...]
+    output: tuple[StoredItem, ...]
+    conversation_id: str | None = None
+    conversation_end: int = 0  # items of the conversation before this position were its history
+
+    def to_object(self) -> dict[str, Any]:
+        """The response object as it was sent."""
+        shown = {key: value for key, value in self.body.items() if key != TOOL_STATE}
+        return {**shown, "output": [stored.item for stored in self.output]}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    num_responses: int
+    num_bytes: int
+    num_failed_puts: int  # since this process started
+    num_evicted: int  # the same
+    num_conversations: int = 0
+    num_live: int = 0  # background responses that have not ended, of every process on this store
+
+
+@dataclass(frozen=True, slots=True)
+class EventChunk:
+    """Consecutive events of a stream, numbered from ``first``, as SSE bytes."""
+
+    first: int
+    num_events: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """What follows a place in a stream. A response that is not ``live`` gets no more events."""
+
+    live: bool
+    repeatable: bool  # the response may be begun again after a crash, with other events than its first chunk
+    num_events: int  # of the whole stream so far; 0: this response's events were not kept
+    chunks: tuple[EventChunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A background response that another server began, and that this one now works on."""
+
+    response: StoredResponse
+    request: bytes  # as ``LiveResponses.begin`` was given it
+    hold: Hold | None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    id: str
+    owner: bytes
+    created: float
+    metadata: dict[str, str]
+
+    def to_object(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "conversation",
+            "created_at": int(self.created),
+            "metadata": self.metadata,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The right to append to a conversation. ``end``: where its items ended when it was taken."""
+
+    conversation_id: str
+    owner: bytes
+    token: str
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPage:
+    items: tuple[StoredItem, ...]
+    has_more: bool
+
+
+class ResponseStore(Protocol):
+    """Coroutines that never block the event loop. ``StoreError`` where the disk fails."""
+
+    @property
+    def fault(self) -> str | None:
+        """Why the last write failed; None while the store works."""
+        ...
+
+    @property
+    def live(self) -> LiveResponses: ...
+
+    @property
+    def conversations(self) -> Conversations: ...
+
+    @property
+    def completions(self) -> SqlCompletions: ...
+
+    async def put(self, response: StoredResponse, hold: Hold | None = None) -> None:
+        """Durable when it returns. The id must be new.
+
+        With ``hold``, input and output go to the end of its conversation in the same moment, if the
+        response completed or is incomplete, and the hold is over.
+        """
+        ...
+
+    async def get(self, response_id: str, owner: bytes) -> StoredResponse | None: ...
+
+    async def chain(self, response_id: str, owner: bytes) -> list[StoredItem]:
+        """Input and output items of the response and of all before it, oldest first.
+
+        Raises ``PreviousResponseNotFoundError`` when it, or one before it, is not there any more,
+        ``RequestError`` when it has not ended, and ``ContextLengthError`` when the chain is beyond any
+        window.
+        """
+        ...
+
+    async def items(self, item_ids: list[str], owner: bytes) -> dict[str, StoredItem]:
+        """Those of the items that are stored, by id."""
+        ...
+
+    async def tool_state(self, item_id: str, owner: bytes) -> dict[str, Any] | None:
+        """What the tools of the response that made this item left to those of the next."""
+        ...
+
+    async def delete(self, response_id: str, owner: bytes) -> bool:
+        """Whether it was there."""
+        ...
+
+    async def stats(self) -> StoreStats: ...
+
+    async def close(self) -> None:
+        """Finish what was accepted. Idempotent."""
+        ...
+
+
+class LiveResponses(Protocol):
+    """Responses that are stored before they have ended, each owned by one *worker*: a server process.
+
+    A status moves forward: queued, in_progress, and one final status. A response whose worker dies is
+    ``queued`` again, without an owner and with the events of its beginning only, if it may be repeated and
+    has been begun less than ``MAX_ATTEMPTS`` times; else it has failed. Methods that return whether they did
+    it answer False when the response is not this worker's any more: ended from elsewhere, or deleted.
+    """
+
+    async def begin(
+        self, response: StoredResponse, worker: str, events: EventChunk, request: bytes | None = None
+    ) -> None:
+        """``events``: those of the beginning. ``request``: what ``claim`` gives to another worker, if the
+        response may be repeated."""
+        ...
+
+    async def append(
+        self, response_id: str, worker: str, status: str, events: EventChunk, *, repeatable: bool = True
+    ) -> bool:
+        """``repeatable`` False: from here on the response may not be begun again."""
+        ...
+
+    async def settle(self, response_id: str, owner: bytes) -> None:
+        """A reader is to be shown more than the beginning: the response may not be begun again."""
+        ...
+
+    async def waiting(self) -> list[tuple[str, str]]:
+        """Responses without a worker that wait to be begun again: (id, model)."""
+        ...
+
+    async def claim(self, response_id: str, worker: str) -> Claimed | None:
+        """Become the worker of a waiting response. None: another one was faster, or it is gone."""
+        ...
+
+    async def unclaim(self, response_id: str, worker: str) -> None:
+        """Give a claimed response back that could not be begun; it counts as not tried."""
+        ...
+
+    async def put_back(self, worker: str) -> list[str]:
+        """In an orderly end: leave the worker's responses that may be repeated to others; their ids."""
+        ...
+
+    async def finish(
+        self, response: StoredResponse, worker: str, events: EventChunk, hold: Hold | None = None
+    ) -> bool: ...
+
+    async def end(self, response_id: str, owner: bytes, status: str) -> StoredResponse | None:
+        """End it from anywhere as ``cancelled`` or ``failed``; one that has ended stays as it is."""
+        ...
+
+    async def events(self, response_id: str, owner: bytes, after: int) -> EventPage | None:
+        """Some of the events after number ``after``: none only if there are none yet."""
+        ...
+
+    async def beat(self, worker: str) -> set[str]:
+        """Show that the worker lives; returns the ids of its live responses."""
+        ...
+
+    async def fail(self, worker: str, response_ids: set[str]) -> None:
+        """Fail live responses of a worker that it does not work on."""
+        ...
+
+    async def workers(self) -> dict[str, int]:
+        """Every worker that may own something, and its count of beats."""
+        ...
+
+    async def bury(self, worker: str, beat: int | None) -> list[str]:
+        """Put back or fail what a dead worker owns, unless it has shown life since beat ``beat``.
+
+        Returns the ids of those that failed.
+
+        A worker buries itself (None) when its process ends in order.
+        """
+        ...
+
+
+class Conversations(Protocol):
+    """Raises ``ConversationNotFoundError`` for an unknown id, ``ConversationLockedError`` while held."""
+
+    async def create(
+        self, owner: bytes, metadata: dict[str, str], items: Sequence[StoredItem]
+    ) -> Conversation: ...
+
+    async def get(self, conversation_id: str, owner: bytes) -> Conversation: ...
+
+    async def update(self, conversation_id: str, owner: bytes, metadata: dict[str, str]) -> Conversation: ...
+
+    async def delete(self, conversation_id: str, owner: bytes) -> None: ...
+
+    async def history(self, conversation_id: str, owner: bytes) -> list[StoredItem]:
+        """Every item, oldest first. Raises ``ContextLengthError`` when they are beyond any window."""
+        ...
+
+    async def page(
+        self, conversation_id: str, owner: bytes, *, after: str | None, limit: int, newest_first: bool
+    ) -> ItemPage: ...
+
+    async def item(self, conversation_id: str, owner: bytes, item_id: str) -> StoredItem | None: ...
+
+    async def append(
+        self, conversation_id: str, owner: bytes, items: Sequence[StoredItem]
+    ) -> list[StoredItem]:
+        """The items as they are now: one whose id was taken has a new one."""
+        ...
+
+    async def remove(self, conversation_id: str, owner: bytes, item_id: str) -> Conversation | None:
+        """Without the item; None if it was not there."""
+        ...
+
+    async def take(self, conversation_id: str, owner: bytes, worker: str) -> Hold: ...
+
+    async def release(self, hold: Hold, items: Sequence[StoredItem] = ()) -> None:
+        """End the hold, after appending ``items``. A conversation that is gone is no error."""
+        ...

@@ -1,0 +1,262 @@
+"""Rows of the response store: objects to columns and back, and the statements on responses. No state."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from chorale.errors import ContextLengthError, RequestError
+from chorale.store.database import Database
+from chorale.store.protocol import (
+    LIVE,
+    TOOL_STATE,
+    ConversationNotFoundError,
+    PreviousResponseNotFoundError,
+    StoredItem,
+    StoredResponse,
+)
+
+MAX_CHAIN = 10_000  # responses of one chain
+MAX_CHAIN_BYTES = 64 * 2**20  # and its size: a hundred times what the window holds
+TOUCH_SECONDS = 60.0  # a chain that is continued again within this is not marked again
+ROW_BYTES = 512  # what a row and its index entries take beside its content, roughly
+COLUMNS = "seq, id, owner, previous_id, created, status, body, conversation_id, conversation_end"
+
+to_json = msgspec.json.Encoder().encode
+
+
+# --------------------------------------------------------------------------- items
+
+
+ItemRow = tuple[str | None, bytes, bytes]
+
+
+def item_row(stored: StoredItem) -> ItemRow:
+    """(id, item, token ids)."""
+    item_id = stored.item.get("id")
+    return item_id if isinstance(item_id, str) else None, to_json(stored.item), pack_tokens(stored.token_ids)
+
+
+def row_size(row: ItemRow) -> int:
+    return len(row[1]) + len(row[2]) + ROW_BYTES
+
+
+def pack_tokens(token_ids: tuple[int, ...]) -> bytes:
+    return np.asarray(token_ids, dtype="<u4").tobytes()
+
+
+def unpack_item(item: bytes, token_ids: bytes) -> StoredItem:
+    return StoredItem(json.loads(item), tuple(np.frombuffer(token_ids, dtype="<u4").tolist()))
+
+
+def insert_items(db: Database, seq: int, rows: list[ItemRow], *, start: int, is_output: bool) -> None:
+    """Write items from position ``start``."""
+    db.executemany(
+        "INSERT INTO items (response_seq, position, is_output, id, item, token_ids)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        [(seq, start + position, int(is_output), *row) for position, row in enumerate(rows)],
+    )
+
+
+def load_items(db: Database, seq: int) -> list[tuple[int, StoredItem]]:
+    """(whether it is output, the item), input first."""
+    rows = db.execute(
+        "SELECT is_output, item, token_ids FROM items WHERE response_seq = ? ORDER BY position", (seq,)
+    )
+    return [(is_output, unpack_item(item, ids)) for is_output, item, ids in rows.fetchall()]
+
+
+def find_item(db: Database, item_id: str, owner: bytes, oldest: float) -> StoredItem | None:
+    """An item of any response or conversation; the one with the model's tokens, where there are several."""
+    row = db.execute(
+        "SELECT item, token_ids FROM ("
+        " SELECT item, token_ids FROM items JOIN responses ON seq = response_seq"
+        " WHERE items.id = ? AND owner = ? AND used >= ?"
+        " UNION ALL SELECT item, token_ids FROM conversation_items"
+        " JOIN conversations ON seq = conversation_seq"
+        " WHERE conversation_items.id = ? AND owner = ? AND used >= ?"
+        ") AS found ORDER BY length(token_ids) DESC LIMIT 1",
+        (item_id, owner, oldest) * 2,
+    ).fetchone()
+    return unpack_item(*row) if row is not None else None
+
+
+# --------------------------------------------------------------------------- responses
+
+
+def insert_response(db: Database, response: StoredResponse, now: float, worker: str | None = None) -> int:
+    """Write the response and its items; returns its ``seq``. What it continues is marked as used."""
+    body = to_json(response.body)
+    inputs, outputs = list(map(item_row, response.input)), list(map(item_row, response.output))
+    size = len(body) + ROW_BYTES + sum(map(row_size, inputs)) + sum(map(row_size, outputs))
+    seq = db.execute(
+        "INSERT INTO responses (id, owner, previous_id, created, used, status, body, num_bytes, worker,"
+        " conversation_id, conversation_end) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq",
+        (
+            response.id,
+            response.owner,
+            response.previous_id,
+            response.created,
+            now,
+            response.status,
+            body,
+            size,
+            worker,
+            response.conversation_id,
+            response.conversation_end,
+        ),
+    ).fetchone()[0]
+    insert_items(db, seq, inputs, start=0, is_output=False)
+    insert_items(db, seq, outputs, start=len(inputs), is_output=True)
+    if response.previous_id is not None:
+        touch_chain(db, response.previous_id, response.owner, now)
+    if response.conversation_id is not None:
+        db.execute(
+            "UPDATE conversations SET used = ? WHERE id = ? AND owner = ?",
+            (now, response.conversation_id, response.owner),
+        )
+    return int(seq)
+
+
+def find_response(db: Database, response_id: str, owner: bytes, oldest: float) -> StoredResponse | None:
+    row = db.execute(
+        f"SELECT {COLUMNS} FROM responses WHERE id = ? AND owner = ? AND used >= ?",
+        (response_id, owner, oldest),
+    ).fetchone()
+    return load(db, row) if row is not None else None
+
+
+def find_tool_state(db: Database, item_id: str, owner: bytes, oldest: float) -> dict[str, Any] | None:
+    """Of the newest response that has the item in its output."""
+    row = db.execute(
+        "SELECT body FROM responses JOIN items ON response_seq = seq"
+        " WHERE items.id = ? AND is_output = 1 AND owner = ? AND used >= ? ORDER BY seq DESC LIMIT 1",
+        (item_id, owner, oldest),
+    ).fetchone()
+    state: dict[str, Any] | None = json.loads(row[0]).get(TOOL_STATE) if row is not None else None
+    return state
+
+
+def load(db: Database, row: tuple[Any, ...]) -> StoredResponse:
+    seq, response_id, owner, previous_id, created, status, body, conversation_id, conversation_end = row
+    items = load_items(db, seq)
+    return StoredResponse(
+        id=response_id,
+        owner=bytes(owner),
+        previous_id=previous_id,
+        created=created,
+        status=status,
+        body=json.loads(body),
+        input=tuple(stored for is_output, stored in items if not is_output),
+        output=tuple(stored for is_output, stored in items if is_output),
+        conversation_id=conversation_id,
+        conversation_end=conversation_end,
+    )
+
+
+def delete_response(db: Database, response_id: str, owner: bytes, oldest: float) -> bool:
+    cursor = db.execute(
+        "DELETE FROM responses WHERE id = ? AND owner = ? AND used >= ?", (response_id, owner, oldest)
+    )
+    return bool(cursor.rowcount > 0)
+
+
+def load_chain(
+    db: Database, response_id: str, owner: bytes, oldest: float, max_bytes: int
+) -> list[StoredItem]:
+    """See ``ResponseStore.chain``. A chain that began in a conversation begins with what that held then."""
+    links: list[int] = []
+    size = 0
+    current: str | None = response_id
+    beginning: list[StoredItem] = []
+    while current is not None:
+        row = db.execute(
+            "SELECT seq, previous_id, num_bytes, status, conversation_id, conversation_end FROM responses"
+            " WHERE id = ? AND owner = ? AND used >= ?",
+            (current, owner, oldest),
+        ).fetchone()
+        if row is None:
+            raise not_found(current, wanted=response_id)
+        seq, current, num_bytes, status, conversation_id, end = row
+        if status in LIVE:
+            raise _not_ended(response_id, status)
+        links.append(seq)
+        size += num_bytes
+        if len(links) > MAX_CHAIN or size > max_bytes:
+            raise too_long("previous_response_id")
+        if conversation_id is not None:
+            beginning = load_conversation(db, conversation_id, owner, oldest, end=end)
+    own = [stored for seq in reversed(links) for _, stored in load_items(db, seq)]
+    return beginning + own
+
+
+def load_conversation(
+    db: Database, conversation_id: str, owner: bytes, oldest: float, end: int | None = None
+) -> list[StoredItem]:
+    """Items before position ``end``. Raises when the conversation is gone, or beyond any window."""
+    row = db.execute(
+        "SELECT seq, num_bytes, next_position FROM conversations WHERE id = ? AND owner = ? AND used >= ?",
+        (conversation_id, owner, oldest),
+    ).fetchone()
+    if row is None:
+        raise no_conversation(conversation_id)
+    seq, num_bytes, next_position = row
+    if num_bytes > MAX_CHAIN_BYTES:
+        raise too_long("conversation")
+    rows = db.execute(
+        "SELECT item, token_ids FROM conversation_items WHERE conversation_seq = ? AND position < ?"
+        " ORDER BY position",
+        (seq, next_position if end is None else end),
+    )
+    return [unpack_item(*row) for row in rows.fetchall()]
+
+
+def totals(db: Database) -> tuple[int, int, int]:
+    """(responses, bytes, conversations)."""
+    num, size, conversations = db.execute(
+        "SELECT num_responses, num_bytes, num_conversations FROM totals"
+    ).fetchone()
+    return int(num), int(size), int(conversations)
+
+
+def touch_chain(db: Database, response_id: str, owner: bytes, now: float) -> None:
+    """Mark a chain as used, so that the beginning of a live conversation is not evicted."""
+    db.execute(
+        "WITH RECURSIVE chain (seq, previous_id, depth) AS ("
+        " SELECT seq, previous_id, 1 FROM responses WHERE id = ? AND owner = ? AND used < ?"
+        " UNION ALL SELECT r.seq, r.previous_id, depth + 1"
+        " FROM responses r JOIN chain ON r.id = chain.previous_id WHERE r.owner = ? AND depth < ?)"
+        " UPDATE responses SET used = ? WHERE seq IN (SELECT seq FROM chain)",
+        (response_id, owner, now - TOUCH_SECONDS, owner, MAX_CHAIN, now),
+    )
+
+
+# --------------------------------------------------------------------------- errors
+
+
+def not_found(response_id: str, wanted: str | None = None) -> PreviousResponseNotFoundError:
+    message = f"no response with id {response_id[:128]!r}"
+    if wanted is not None and wanted != response_id:
+        message += f", which {wanted!r} continues: it was deleted or has expired"
+    return PreviousResponseNotFoundError(message, param="previous_response_id")
+
+
+def no_conversation(conversation_id: str) -> ConversationNotFoundError:
+    return ConversationNotFoundError(
+        f"no conversation with id {conversation_id[:128]!r}", param="conversation"
+    )
+
+
+def _not_ended(response_id: str, status: str) -> RequestError:
+    return RequestError(
+        f"response {response_id!r} cannot be continued before it has ended: it is {status}",
+        param="previous_response_id",
+        code="previous_response_not_ended",
+    )
+
+
+def too_long(param: str) -> ContextLengthError:
+    return ContextLengthError("the stored conversation is too long to continue", param=param)

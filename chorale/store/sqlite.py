@@ -1,0 +1,152 @@
+"""The file under the response store: how it is opened, checked, moved aside when damaged, and locked."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+from chorale.store.connection_thread import LOCK_SECONDS
+from chorale.store.protocol import NoSpaceError, StoreError
+from chorale.store.schema import migrate
+
+logger = logging.getLogger("chorale.api.responses")
+
+MEMORY = ":memory:"
+# Larger files are not read through at start (10 GiB would take a minute); a damaged page in them is found
+# when it is read, and only the response on it is lost.
+_CHECK_BYTES = 512 * 2**20
+_VACUUM_PAGES = 256
+_LEAST_BYTES = 256 * 2**10  # less free space than this, and a fault is taken for a full disk's
+
+
+class SqliteDatabase(sqlite3.Connection):
+    """A ``Database``: SQLite's own connection with our names for what differs."""
+
+    errors = sqlite3.Error
+    broken = False
+
+    def is_busy(self, error: Exception) -> bool:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+    def begin(self, writes: bool, seconds: float) -> None:
+        self.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+        self.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    def give_back(self, num_evicted: int) -> None:
+        if num_evicted or self.execute("PRAGMA freelist_count").fetchone()[0] > _VACUUM_PAGES:
+            self.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+
+
+def connect(path: str, *, migrating: bool) -> SqliteDatabase:
+    """Raises ``NoSpaceError`` when the disk is full or read-only, ``StoreError`` for any other fault."""
+    # isolation_level=None: transactions are begun and ended by us. The thread check is off because the
+    # connection is made by the opener and then handed to its one thread.
+    try:
+        connection = sqlite3.connect(
+            path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False, factory=SqliteDatabase
+        )
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # before the first table, or it has no effect
+        if path != MEMORY:
+            connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA foreign_keys=ON")
+        if migrating:
+            migrate(connection)
+    except sqlite3.Error as error:
+        raise _fault(Path(path), error) from error
+    return connection
+
+
+def is_read_only(folder: Path) -> bool:
+    """Whether ``folder``, or the nearest one above it that exists, is on a read-only disk."""
+    return bool(_disk(folder).f_flag & os.ST_RDONLY) if sys.platform != "win32" else False
+
+
+def _disk(folder: Path) -> os.statvfs_result:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return os.statvfs(folder)
+
+
+def _fault(path: Path, error: Exception) -> StoreError:
+    """Judged by the disk too: SQLite has several codes for a file that it could not make or lengthen."""
+    message = f"cannot open the response store {path}: {error}"
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    no_space = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
+    no_space = no_space or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    if not no_space and sys.platform != "win32":
+        disk = _disk(path.parent)
+        no_space = bool(disk.f_flag & os.ST_RDONLY) or disk.f_bavail * disk.f_frsize < _LEAST_BYTES
+    return NoSpaceError(message) if no_space else StoreError(message)
+
+
+def prepare_file(path: Path) -> tuple[int, bool]:
+    """Make the folder and the file (readable by us alone), check it, and hold a lock on it.
+
+    The first process to open a file checks it under an exclusive lock; others wait for that and skip it.
+    Returns the lock's file descriptor, and whether it is exclusive: nobody else has the file open then.
+    ``share_file`` lets the others in. Raises ``StoreError``, or ``NoSpaceError`` when the disk is full.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        lock_fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _fault(path, error) from error
+    if sys.platform == "win32":
+        _check_or_quarantine(path)
+        return lock_fd, False
+    import fcntl
+
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(lock_fd, fcntl.LOCK_SH)
+        return lock_fd, False
+    try:
+        _check_or_quarantine(path)
+    except OSError as error:  # a damaged file could not be replaced
+        os.close(lock_fd)
+        raise _fault(path, error) from error
+    return lock_fd, True
+
+
+def share_file(lock_fd: int) -> None:
+    if sys.platform != "win32":
+        import fcntl
+
+        fcntl.flock(lock_fd, fcntl.LOCK_SH)
+
+
+def _check_or_quarantine(path: Path) -> None:
+    """Move a damaged file aside, with its log, and leave the place free for a new one."""
+    problem = _damage(path)
+    if problem is None:
+        return
+    suffix = time.strftime("corrupt-%Y%m%d-%H%M%S")
+    for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        if name.exists():
+            name.rename(f"{name}.{suffix}")
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    logger.error("the response store %s was damaged (%s) and was moved to %s.%s", path, problem, path, suffix)
+
+
+def _damage(path: Path) -> str | None:
+    check = "integrity_check(1)" if path.stat().st_size <= _CHECK_BYTES else "schema_version"
+    try:
+        connection = sqlite3.connect(path, timeout=10.0)
+        try:
+            rows = connection.execute(f"PRAGMA {check}").fetchall()
+        finally:
+            connection.close()
+    except sqlite3.OperationalError:
+        return None  # locked or unreadable: not damage; opening it will say what is wrong
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return None if check == "schema_version" or rows == [("ok",)] else str(rows[0][0])

@@ -1,0 +1,258 @@
+"""The response store: SQLite (WAL, synchronous=FULL) in one file or in memory, or PostgreSQL by its URL.
+
+One thread writes, another reads; the event loop only waits. Bounded by count, bytes and age: what is over a
+bound is evicted a little with each put, longest unused first, and an idle server tidies up once a minute.
+Several server processes may share one file, and several machines one PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from chorale.config import ServerConfig
+from chorale.store.access import Access, Bounds
+from chorale.store.background import SqlLive, all_workers, bury, count_live
+from chorale.store.completions import SqlCompletions
+from chorale.store.connection_thread import LOCK_SECONDS
+from chorale.store.conversation_rows import finish_hold
+from chorale.store.conversations import SqlConversations
+from chorale.store.database import Database
+from chorale.store.protocol import (
+    ITEM_ID,
+    RESPONSE_ID,
+    Hold,
+    NoSpaceError,
+    ResponseStore,
+    StoredItem,
+    StoredResponse,
+    StoreError,
+    StoreStats,
+)
+from chorale.store.repeats import free_conversations
+from chorale.store.responses import (
+    MAX_CHAIN_BYTES,
+    delete_response,
+    find_item,
+    find_response,
+    find_tool_state,
+    insert_response,
+    load_chain,
+    not_found,
+    totals,
+)
+from chorale.store.sqlite import MEMORY, connect, is_read_only, prepare_file, share_file
+
+__all__ = [
+    "Bounds",
+    "ResponseStore",
+    "SqlStore",
+    "SqliteStore",
+    "StoreError",
+    "StoredItem",
+    "StoredResponse",
+    "open_store",
+]
+
+logger = logging.getLogger("chorale.api.responses")
+
+_POSTGRES = ("postgresql://", "postgres://")
+
+
+def default_path() -> Path:
+    """``$XDG_STATE_HOME/chorale/responses.sqlite3``, or under ``~/.local/state``."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "chorale" / "responses.sqlite3"
+
+
+def open_store(config: ServerConfig) -> ResponseStore:
+    """The store that the configuration names. Blocks for the check of the file.
+
+    A default place that cannot be written gives a store in memory and one warning; a place that the
+    operator named raises ``StoreError``. A disk that is full, or a named one that is read-only, gives a store
+    that stores nothing until it can, and one warning.
+    """
+    bounds = Bounds(
+        config.response_store_max_items, config.response_store_max_bytes, config.response_store_ttl
+    )
+    place = config.response_store
+    if place is not None and is_postgres(place):
+        from chorale.store.postgres import connect as connect_postgres
+
+        return SqlStore(Access(partial(connect_postgres, place), bounds))
+    if place is not None:
+        return _warned(SqliteStore(place, bounds))
+    try:
+        if is_read_only(default_path().parent):
+            raise StoreError(f"{default_path().parent} is on a read-only disk")
+        return _warned(SqliteStore(str(default_path()), bounds))
+    except (StoreError, OSError) as error:
+        logger.warning("responses are kept in memory only: %s", error)
+        return SqliteStore(MEMORY, bounds)
+
+
+def _warned(store: SqliteStore) -> SqliteStore:
+    if store.fault is not None:
+        logger.warning("responses are not stored until there is space: %s", store.fault)
+    return store
+
+
+def is_postgres(place: str) -> bool:
+    """Whether ``--response-store`` names a PostgreSQL database; else it names a file."""
+    return place.startswith(_POSTGRES)
+
+
+class SqlStore:
+    """Implements ``ResponseStore`` on any ``Database``."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._num_failed_puts = 0
+        self.live = SqlLive(access)
+        self.conversations = SqlConversations(access)
+        self.completions = SqlCompletions(access)
+
+    @property
+    def fault(self) -> str | None:
+        return self._access.writer.fault
+
+    async def put(self, response: StoredResponse, hold: Hold | None = None) -> None:
+        try:
+            await self._access.write(partial(self._put, response, hold))
+        except StoreError:
+            self._num_failed_puts += 1
+            raise
+
+    async def get(self, response_id: str, owner: bytes) -> StoredResponse | None:
+        if not RESPONSE_ID.fullmatch(response_id):
+            return None
+        return await self._access.read(
+            lambda db: find_response(db, response_id, owner, self._access.oldest())
+        )
+
+    async def chain(self, response_id: str, owner: bytes) -> list[StoredItem]:
+        if not RESPONSE_ID.fullmatch(response_id):
+            raise not_found(response_id)
+        return await self._access.read(
+            lambda db: load_chain(db, response_id, owner, self._access.oldest(), MAX_CHAIN_BYTES)
+        )
+
+    async def items(self, item_ids: list[str], owner: bytes) -> dict[str, StoredItem]:
+        wanted = [item_id for item_id in dict.fromkeys(item_ids) if ITEM_ID.fullmatch(item_id)]
+        return await self._access.read(partial(self._items, wanted, owner)) if wanted else {}
+
+    async def tool_state(self, item_id: str, owner: bytes) -> dict[str, Any] | None:
+        if not ITEM_ID.fullmatch(item_id):
+            return None
+        return await self._access.read(lambda db: find_tool_state(db, item_id, owner, self._access.oldest()))
+
+    async def delete(self, response_id: str, owner: bytes) -> bool:
+        if not RESPONSE_ID.fullmatch(response_id):
+            return False
+        return await self._access.write(partial(self._delete, response_id, owner))
+
+    async def stats(self) -> StoreStats:
+        (num, size, conversations), num_live = await self._access.read(
+            lambda db: (totals(db), count_live(db))
+        )
+        return StoreStats(num, size, self._num_failed_puts, self._access.num_evicted, conversations, num_live)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._access.close)
+
+    # ------------------------------------------------------------------ on the threads
+
+    def _put(self, response: StoredResponse, hold: Hold | None, db: Database) -> None:
+        now = self._access.clock()
+        insert_response(db, response, now)
+        if hold is not None:
+            finish_hold(db, hold, response, now)
+        self._access.evict(db)
+
+    def _delete(self, response_id: str, owner: bytes, db: Database) -> bool:
+        deleted = delete_response(db, response_id, owner, self._access.oldest())
+        if deleted:
+            free_conversations(db)
+        return deleted
+
+    def _items(self, item_ids: list[str], owner: bytes, db: Database) -> dict[str, StoredItem]:
+        oldest = self._access.oldest()
+        found = {item_id: find_item(db, item_id, owner, oldest) for item_id in item_ids}
+        return {item_id: stored for item_id, stored in found.items() if stored is not None}
+
+
+class SqliteStore(SqlStore):
+    """``path`` is a file or ``":memory:"``.
+
+    A full or read-only disk is no error: nothing is stored (``fault`` says why) until it has space again.
+    """
+
+    def __init__(
+        self,
+        path: str = MEMORY,
+        bounds: Bounds | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        idle_seconds: float = 60.0,
+        lock_seconds: float = LOCK_SECONDS,
+    ) -> None:
+        self._file = _File(path)
+        super().__init__(
+            Access(
+                self._file.connect,
+                bounds if bounds is not None else Bounds(),
+                clock=clock,
+                idle_seconds=idle_seconds,
+                one=path == MEMORY,  # a database in memory belongs to its one connection
+                begin=self._file.bury,
+                lock_seconds=lock_seconds,
+            )
+        )
+
+    async def close(self) -> None:
+        await super().close()
+        self._file.close()
+
+
+class _File:
+    """The file of a ``SqliteStore``, locked from its first opening to ``close``.
+
+    The first process that opens a file finds nobody alive in it: what its workers left has failed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock_fd = -1
+        self._dead: list[str] = []  # workers that were there before us
+
+    def connect(self, first: bool) -> Database:
+        if self._path == MEMORY or self._lock_fd >= 0:
+            return connect(self._path, migrating=first)
+        if not first:
+            raise NoSpaceError(f"the response store {self._path} is not open")
+        lock_fd, alone = prepare_file(Path(self._path))
+        try:
+            database = connect(self._path, migrating=True)
+            if alone:
+                self._dead = all_workers(database)
+                share_file(lock_fd)
+        except BaseException:
+            os.close(lock_fd)
+            raise
+        self._lock_fd = lock_fd
+        return database
+
+    def bury(self, db: Database) -> None:
+        for worker in self._dead:
+            bury(db, worker)
+
+    def close(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1

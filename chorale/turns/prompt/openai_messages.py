@@ -1,0 +1,259 @@
+"""Chat messages (as JSON objects) to harmony messages. Nothing is dropped in silence.
+
+* system and developer texts at the start are joined, in order, into the first developer message's
+  instructions; later ones become developer messages where they stand.
+* an assistant message becomes, in this order: its reasoning (analysis), its content (final, or commentary
+  when calls follow: a preamble), its calls. Which reasoning is rendered is the renderer's rule.
+* a tool result is found by its ``tool_call_id``; a legacy ``function`` message by its name.
+* keys that clients copy from answers into history (annotations, refusal, audio ids, ...) are let through.
+
+Errors name the message, and the part within it, by index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from chorale.errors import RequestError
+from chorale.harmony.messages import DeveloperContent, Message, ReasoningEffort
+from chorale.turns.prompt.effort import take_effort
+from chorale.turns.prompt.encode import AUTHOR_NAME, FUNCTIONS, TOOL_NAME
+from chorale.turns.prompt.files import inline_file
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+
+
+def take_efforts(
+    messages: Sequence[Mapping[str, Any]],
+) -> tuple[Sequence[Mapping[str, Any]], ReasoningEffort | None]:
+    """(the messages without the effort lines of system and developer texts, the effort of the last line)."""
+    effort: ReasoningEffort | None = None
+    kept: list[Mapping[str, Any]] = list(messages)
+    for position, message in enumerate(messages):
+        if message.get("role") not in ("system", "developer"):
+            continue
+        text, said = take_effort(content_text(message, f"messages[{position}]") or "")
+        if said is not None:
+            kept[position], effort = {**message, "content": text}, said
+    return kept, effort
+
+
+def split_instructions(messages: Sequence[Mapping[str, Any]]) -> tuple[str | None, int]:
+    """(the leading system and developer texts, joined; how many messages that were)."""
+    texts: list[str] = []
+    count = 0
+    for position, message in enumerate(messages):
+        if message.get("role") not in ("system", "developer"):
+            break
+        count += 1
+        text = content_text(message, f"messages[{position}]")
+        if text:
+            texts.append(text)
+    return ("\n\n".join(texts) or None), count
+
+
+def to_harmony(
+    messages: Sequence[Mapping[str, Any]], first: int = 0, freeform: Collection[str] = ()
+) -> list[Message]:
+    """``messages[first:]`` as harmony messages. Raises ``RequestError`` naming message and part.
+
+    ``freeform``: custom tools whose calls are their input itself.
+    """
+    converted: list[Message] = []
+    calls: dict[str, str] = {}  # tool_call_id -> function name
+    for position in range(first, len(messages)):
+        message, path = messages[position], f"messages[{position}]"
+        role = message.get("role")
+        if role in ("system", "developer"):
+            if text := content_text(message, path):
+                converted.append(Message("developer", DeveloperContent(text)))
+        elif role == "user":
+            converted.append(Message("user", content_text(message, path) or "", _author(message, path)))
+        elif role == "assistant":
+            converted += _assistant(message, path, calls, freeform)
+        elif role == "tool":
+            converted.append(_tool_result(message, path, calls))
+        elif role == "function":
+            converted.append(_result(_function_name(message, f"{path}.name"), message, path))
+        else:
+            raise RequestError(f"{path}.role: must be one of {', '.join(_ROLES)}", param=f"{path}.role")
+    return converted
+
+
+# --------------------------------------------------------------------------- one message
+
+
+def _assistant(
+    message: Mapping[str, Any], path: str, calls: dict[str, str], freeform: Collection[str]
+) -> list[Message]:
+    converted: list[Message] = []
+    reasoning = reasoning_text(message, path)
+    if reasoning:
+        converted.append(Message("assistant", reasoning, channel="analysis"))
+    made = _calls(message, path, calls, freeform)
+    content = content_text(message, path) or _optional_text(message, "refusal", path)
+    if content:
+        converted.append(Message("assistant", content, channel="commentary" if made else "final"))
+    elif content == "" and not made and not reasoning:
+        converted.append(Message("assistant", "", channel="final"))
+    return converted + made
+
+
+def reasoning_text(message: Mapping[str, Any], path: str) -> str | None:
+    """``reasoning`` or ``reasoning_content``; clients send back either or both."""
+    return _optional_text(message, "reasoning", path) or _optional_text(message, "reasoning_content", path)
+
+
+def _calls(
+    message: Mapping[str, Any], path: str, calls: dict[str, str], freeform: Collection[str]
+) -> list[Message]:
+    made: list[Message] = []
+    tool_calls = message.get("tool_calls") or []
+    if not isinstance(tool_calls, list):
+        raise RequestError(f"{path}.tool_calls: must be a list", param=f"{path}.tool_calls")
+    for position, call in enumerate(tool_calls):
+        call_path = f"{path}.tool_calls[{position}]"
+        kind = (call.get("type") or "function") if isinstance(call, Mapping) else None
+        if kind not in ("function", "custom"):
+            raise RequestError(f"{call_path}.type: must be 'function' or 'custom'", param=f"{call_path}.type")
+        call_id = call.get("id")
+        if not isinstance(call_id, str) or not call_id:
+            raise RequestError(f"{call_path}.id: must be a string", param=f"{call_path}.id")
+        read = call.get(kind)
+        if kind == "custom":
+            call_message = _custom_call(read, f"{call_path}.custom", freeform)
+        else:
+            call_message = _call(read, f"{call_path}.function")
+        calls[call_id] = _called_name(call_message)
+        made.append(call_message)
+    if message.get("function_call") is not None:  # the form before tool calls
+        made.append(_call(message["function_call"], f"{path}.function_call"))
+    return made
+
+
+def _call(function: Any, path: str) -> Message:
+    if not isinstance(function, Mapping):
+        raise RequestError(f"{path}: must be an object with name and arguments", param=path)
+    name = _function_name(function, f"{path}.name")
+    arguments = function.get("arguments")
+    if isinstance(arguments, Mapping):  # some clients parse it and forget to write it out again
+        arguments = msgspec.json.encode(arguments).decode()
+    if not isinstance(arguments, str | None):
+        raise RequestError(f"{path}.arguments: must be a string", param=f"{path}.arguments")
+    return Message(
+        "assistant",
+        arguments or "{}",
+        recipient=f"{FUNCTIONS}.{name}",
+        channel="commentary",
+        content_type="<|constrain|>json",
+    )
+
+
+def _custom_call(custom: Any, path: str, freeform: Collection[str]) -> Message:
+    if not isinstance(custom, Mapping):
+        raise RequestError(f"{path}: must be an object with name and input", param=path)
+    name, text = _function_name(custom, f"{path}.name"), custom.get("input")
+    if not isinstance(text, str):
+        raise RequestError(f"{path}.input: must be a string", param=f"{path}.input")
+    is_text = name in freeform
+    return Message(
+        "assistant",
+        text if is_text else msgspec.json.encode({"input": text}).decode(),
+        recipient=f"{FUNCTIONS}.{name}",
+        channel="commentary",
+        content_type=None if is_text else "<|constrain|>json",
+    )
+
+
+def _called_name(call: Message) -> str:
+    assert call.recipient is not None
+    return call.recipient.removeprefix(f"{FUNCTIONS}.")
+
+
+def _tool_result(message: Mapping[str, Any], path: str, calls: Mapping[str, str]) -> Message:
+    call_id = message.get("tool_call_id")
+    if not isinstance(call_id, str) or call_id not in calls:
+        shown = repr(call_id)[:80]
+        raise RequestError(
+            f"{path}.tool_call_id: {shown} is not the id of a tool call in an earlier assistant message",
+            param=f"{path}.tool_call_id",
+        )
+    return _result(calls[call_id], message, path)
+
+
+def _result(name: str, message: Mapping[str, Any], path: str) -> Message:
+    return Message(
+        "tool",
+        content_text(message, path) or "",
+        name=f"{FUNCTIONS}.{name}",
+        recipient="assistant",
+        channel="commentary",
+    )
+
+
+# --------------------------------------------------------------------------- text
+
+
+def content_text(message: Mapping[str, Any], path: str) -> str | None:
+    """A string, or text parts joined as harmony joins them (without a separator)."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        if content is None and message.get("role") not in ("assistant", "tool", "function"):
+            raise RequestError(
+                f"{path}.content: must be a string or a list of parts", param=f"{path}.content"
+            )
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"{path}.content: must be a string or a list of parts", param=f"{path}.content")
+    return "".join(_part_text(part, f"{path}.content[{index}]") for index, part in enumerate(content))
+
+
+def _part_text(part: Any, path: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping) or not isinstance(kind, str):
+        raise RequestError(f"{path}: must be an object with a type", param=path)
+    if kind in _TEXT_PARTS or kind == "refusal":
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise RequestError(f"{path}: a '{kind}' part needs a string", param=path)
+        return text
+    if kind == "file" and isinstance(part.get("file"), Mapping):
+        return inline_file(part["file"], path, kind)
+    raise RequestError(
+        f"{path}: parts of type '{kind[:64]}' are not supported: the model takes text only",
+        param=f"{path}.type",
+        code="unsupported_content_type",
+    )
+
+
+def _optional_text(message: Mapping[str, Any], key: str, path: str) -> str | None:
+    value = message.get(key)
+    if value is not None and not isinstance(value, str):
+        raise RequestError(f"{path}.{key}: must be a string", param=f"{path}.{key}")
+    return value
+
+
+def _author(message: Mapping[str, Any], path: str) -> str | None:
+    name = message.get("name")
+    if name is None:
+        return None
+    if not isinstance(name, str) or AUTHOR_NAME.fullmatch(name) is None:
+        raise RequestError(
+            f"{path}.name: must be 1 to 64 letters, digits or any of _ . @ + -", param=f"{path}.name"
+        )
+    return name
+
+
+def _function_name(function: Mapping[str, Any], path: str) -> str:
+    name = function.get("name")
+    if not isinstance(name, str) or TOOL_NAME.fullmatch(name) is None:
+        raise RequestError(
+            f"{path}: must be 1 to 64 letters, digits, underscores, dots or dashes", param=path
+        )
+    return name

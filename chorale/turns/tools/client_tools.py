@@ -1,0 +1,158 @@
+"""Tools that the client runs, other than plain functions: how the model is offered them.
+
+The model knows functions whose arguments are JSON, so that is what all of them become: a custom tool is a
+function of one text, ``input`` (with a grammar: one whose call is that text itself, under the grammar);
+shell, local_shell, apply_patch and tool_search are functions whose arguments are what their items show; the
+tools of a namespace are functions named ``NAMESPACE__NAME``. Calls come back in their own form
+(``CallForm``), so a client sees what it declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from chorale.errors import RequestError
+from chorale.grammar import constraint as make
+from chorale.grammar.constraint import Constraint
+from chorale.harmony.messages import ToolDescription
+from chorale.turns.options import CallForm
+from chorale.turns.prompt.encode import FUNCTIONS, TOOL_NAME, function_tool
+from chorale.turns.tools.tool_choice import Function
+
+_STRINGS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+_INPUT = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+_LOCAL_SHELL = ToolDescription(
+    "local_shell",
+    "Runs one command on the user's machine, without a shell around it, and returns its output.",
+    _object(
+        ["command"],
+        command={**_STRINGS, "description": "The program and its arguments."},
+        working_directory={"type": "string"},
+        timeout_ms={"type": "integer", "minimum": 1},
+    ),
+)
+_SHELL = ToolDescription(
+    "shell",
+    "Runs shell commands in order and returns the output and exit code of each.",
+    _object(
+        ["commands"],
+        commands=_STRINGS,
+        timeout_ms={"type": "integer", "minimum": 1},
+        max_output_length={"type": "integer", "minimum": 1},
+    ),
+)
+_APPLY_PATCH = ToolDescription(
+    "apply_patch",
+    "Creates, updates or deletes one file. The diff has lines that begin with a space (context), + or -, "
+    "behind lines of @@; of a new file every line begins with +. To delete a file, leave it empty.",
+    _object(
+        ["type", "path", "diff"],
+        type={"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+        path={"type": "string"},
+        diff={"type": "string"},
+    ),
+)
+_TOOL_SEARCH = ToolDescription(
+    "tool_search",
+    "Finds further tools by what they do, and loads them.",
+    _object(["query"], query={"type": "string"}),
+)
+_FIXED = {"local_shell": _LOCAL_SHELL, "shell": _SHELL, "apply_patch": _APPLY_PATCH}
+NAMESPACE_SEPARATOR = "__"
+
+
+def prompt_name(name: str, namespace: str | None) -> str:
+    """What the model calls a client's tool. A namespace ``functions`` is the model's own: no prefix."""
+    return name if namespace in (None, FUNCTIONS) else f"{namespace}{NAMESPACE_SEPARATOR}{name}"
+
+
+def fixed_tool(kind: str, param: str) -> Function:
+    """``local_shell``, ``shell`` or ``apply_patch``: its arguments are always what its item needs."""
+    form = CallForm(f"{kind}_call", kind)  # type: ignore[arg-type]
+    return Function(_FIXED[kind], True, param, form)
+
+
+def tool_search(value: Mapping[str, Any], param: str) -> Function:
+    """A search that the client runs. Raises ``RequestError``."""
+    given = {
+        "name": "tool_search",
+        "description": value.get("description"),
+        "parameters": value.get("parameters"),
+    }
+    read = function_tool(given, param)
+    tool = replace(
+        read,
+        description=read.description or _TOOL_SEARCH.description,
+        parameters=_TOOL_SEARCH.parameters if read.parameters is None else read.parameters,
+    )
+    return Function(tool, False, f"{param}.parameters", CallForm("tool_search_call", "tool_search"))
+
+
+def custom_tool(value: Mapping[str, Any], param: str) -> Function:
+    """A tool that takes free text, or text of a grammar. Raises ``RequestError``."""
+    tool = function_tool({"name": value.get("name"), "description": value.get("description")}, param)
+    text = _format(value.get("format"), f"{param}.format")
+    form = CallForm("custom_tool_call", tool.name, wrapped=text is None)
+    if text is None:
+        return Function(replace(tool, parameters=_INPUT), False, param, form)
+    constraint, note = text
+    described = ToolDescription(tool.name, f"{tool.description}\n\n{note}".lstrip(), {"type": "string"})
+    return Function(described, False, param, form, constraint)
+
+
+def _format(value: Any, param: str) -> tuple[Constraint, str] | None:
+    """(what the text must be, what the model is told of it), or None: any text."""
+    if value is None:
+        return None
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "text":
+        return None
+    if kind != "grammar":
+        raise RequestError(f"{param}.type: must be 'text' or 'grammar'", param=f"{param}.type")
+    nested = value.get("grammar")  # Chat's shape
+    if isinstance(nested, Mapping):
+        value, param = nested, f"{param}.grammar"
+    definition, syntax = value.get("definition"), value.get("syntax")
+    if not isinstance(definition, str) or not definition:
+        raise RequestError(f"{param}.definition: must be a string", param=f"{param}.definition")
+    if syntax not in ("lark", "regex"):
+        raise RequestError(f"{param}.syntax: must be 'lark' or 'regex'", param=f"{param}.syntax")
+    made = (make.lark if syntax == "lark" else make.regex)(definition, f"{param}.definition")
+    what = "this Lark grammar" if syntax == "lark" else "this regular expression"
+    return made, f"A call is the input itself, no JSON around it, and matches {what}:\n{definition}"
+
+
+def in_namespace(function: Function, namespace: str) -> Function:
+    """The same tool under its longer name."""
+    form = function.form or CallForm("function_call", function.name)
+    tool = replace(function.tool, name=prompt_name(function.name, namespace))
+    return replace(function, tool=tool, form=replace(form, namespace=namespace))
+
+
+def namespace_name(value: Mapping[str, Any], param: str) -> str:
+    """Raises ``RequestError``."""
+    name = value.get("name")
+    if not isinstance(name, str) or TOOL_NAME.fullmatch(name) is None:
+        raise RequestError(
+            f"{param}.name: must be 1 to 64 letters, digits, underscores, dots or dashes",
+            param=f"{param}.name",
+        )
+    return name
