@@ -440,10 +440,10 @@ def main() -> None:
     torch.manual_seed(0)
     sizes, device = (SMALL, "cpu") if options.dry else (REAL, "cuda")
     if options.dry:
-        sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "kernels" / "triton_ops"))
-        import slim_machine
+        sys.path.insert(0, str(Path(__file__).parents[1]))
+        from tests.support.kernels import skinny_machine
 
-        slim_machine.install()
+        skinny_machine.install()
     else:
         compile_ahead(options.workers)
     layers = [make_layer(sizes, device) for _ in range(1 if options.dry else options.layers)]

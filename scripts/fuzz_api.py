@@ -1,4 +1,5 @@
-"""Random requests against the whole app, in process, over a scripted engine (tests/fuzz/api_fuzzer.py).
+"""Random requests against the whole app, in process, over a scripted engine
+(tests/support/fuzz/api_fuzzer.py).
 
     python scripts/fuzz_api.py --requests 20000 --seed 1
 
@@ -13,16 +14,14 @@ import sys
 import time
 from pathlib import Path
 
-_TESTS = Path(__file__).resolve().parents[1] / "tests"
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzz the API.")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    sys.path[:0] = [str(_TESTS / "fuzz"), str(_TESTS / "api")]
-    from api_fuzzer import fuzz
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from tests.support.fuzz.api_fuzzer import fuzz
 
     logging.disable(logging.WARNING)
     started = time.monotonic()

@@ -2,7 +2,7 @@
 // required, which may be left out, which may be null. TypeScript tells these apart; Python's types do not.
 //
 //   npm install --prefix FOLDER typescript@5 openai @anthropic-ai/sdk
-//   node scripts/wire_facts.mjs FOLDER tests/api/wire
+//   node scripts/wire_facts.mjs FOLDER tests/support/wire
 //
 // Writes openai_types.json and anthropic_types.json: {"package": "name version", "types": {NAME: TYPE}}. A TYPE is
 //   "string", "number", "boolean", "null", "any"    a primitive

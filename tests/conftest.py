@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -18,9 +18,10 @@ import pytest
 from chorale.config import ToolConfig
 from chorale.folders import Folder
 from chorale.processes import die_with_parent
+from tests.support import ROOT
 
 RUN = "CHORALE_TEST_RUN"  # the process of the whole run, for its workers
-REAPER = Path(__file__).with_name("reaper.py")
+REAPER = ROOT / "tests" / "support" / "reaper.py"
 reaper = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
@@ -40,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[reaper] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
     # Servers that tests start keep their store there too, never in the developer's own.
     os.environ |= {RUN: str(os.getpid()), "TMPDIR": folder, "XDG_STATE_HOME": f"{folder}/state"}
+    # Programs that tests start import tests.support, wherever they run.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.pop("XDG_RUNTIME_DIR", None)  # sockets too are in our folder
     tempfile.tempdir = None
 
@@ -66,3 +69,22 @@ def python_sandbox() -> str:
     if "python" not in found.available:
         pytest.skip(f"no sandbox for the python tool: {found.missing['python']}")
     return found.available["python"]
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    from tests.support.postgres import postgres
+
+    with postgres() as url:
+        yield url
+
+
+@pytest.fixture
+def database(postgres_url: str) -> str:
+    """The session's PostgreSQL, emptied."""
+    import psycopg
+
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("SET client_min_messages = warning")
+        connection.execute("DROP SCHEMA IF EXISTS chorale CASCADE")
+    return postgres_url

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from reaper import started
 
 from chorale.folders import Folder
+from tests.support.reaper import started
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 30.0  # after which nothing may be left
@@ -67,6 +67,6 @@ def test_nothing_is_left_of_a_killed_run(workers: str, place: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("tests", ["tests/e2e", "tests/cli/test_commands.py"])
+@pytest.mark.parametrize("tests", ["tests/acceptance/e2e", "tests/cli/commands/test_commands.py"])
 def test_nothing_is_left_of_a_killed_run_with_real_servers(tests: str, workers: str, place: Path) -> None:
     check(tests, workers, "chorale.serve.engine_process", place)

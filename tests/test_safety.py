@@ -15,7 +15,7 @@ FORBIDDEN_MODULES = {
 }  # fmt: skip
 # The one exception to the rule that nothing is unpickled: tasks of the engine process for its own children,
 # over socket pairs that only these two hold. No other process, and nothing that a client sends, reaches them.
-# Only Triton's types and kernels are found by name (tests/kernels/triton_ops/test_crew.py).
+# Only Triton's types and kernels are found by name (tests/kernels/triton/precompile/test_pool.py).
 ALLOWED = {"kernels/triton/precompile/worker_main.py": ["pickle"]}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_ATTRIBUTES = {

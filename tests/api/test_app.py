@@ -11,7 +11,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from shell_helpers import (
+from starlette.routing import Route, WebSocketRoute
+
+from chorale.api.app import all_routes
+from chorale.api.http.anthropic_errors import PATHS as MESSAGES_PATHS
+from chorale.api.http.auth import OPEN_PATHS, hash_key
+from chorale.api.openapi import describe, operations
+from chorale.api.operator import docs
+from chorale.client.base import EngineStatus
+from tests.support.app import (
     Answer,
     Probe,
     Running,
@@ -22,14 +30,6 @@ from shell_helpers import (
     probe_server,
     scripted,
 )
-from starlette.routing import Route, WebSocketRoute
-
-from chorale.api.app import all_routes
-from chorale.api.http.anthropic_errors import PATHS as MESSAGES_PATHS
-from chorale.api.http.auth import OPEN_PATHS, hash_key
-from chorale.api.openapi import describe, operations
-from chorale.api.operator import docs
-from chorale.client.base import EngineStatus
 
 KEY = "sk-canary-7f3a9"
 WEBSOCKET = {

@@ -7,8 +7,6 @@ import os
 import signal
 
 import pytest
-from serve.fake_engine import LIMITS, Behaviour
-from serve.harness import collect, expected, request, rig, run, until
 
 from chorale.client.remote import ClientLimits, RemoteClient
 from chorale.errors import (
@@ -20,6 +18,8 @@ from chorale.errors import (
     RequestTimeoutError,
 )
 from chorale.serve.watch import WatchLimits
+from tests.support.serve.fake_engine import LIMITS, Behaviour
+from tests.support.serve.harness import collect, expected, request, rig, run, until
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])

@@ -10,8 +10,7 @@ from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError, EngineError
 from chorale.testing.fake_executor import FakeExecutor
-
-from .recording import DEFAULTS, Engine, ends, tokens_by_choice
+from tests.support.engine.recording import DEFAULTS, Engine, ends, tokens_by_choice
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,9 @@ from chorale.engine.types import (
     TokenChunk,
 )
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
-
-from . import simulation
-from .simulation import Life, simulate
-from .test_simulation import tight_limits
+from tests.engine.test_simulation import tight_limits
+from tests.support.engine import simulation
+from tests.support.engine.simulation import Life, simulate
 
 DELAY = 0.1
 LIMITS = EngineLimits(

@@ -19,9 +19,8 @@ from chorale.engine.types import (
     TokenChunk,
 )
 from chorale.testing.fake_executor import FakeExecutor, FakeModel, FakeRow
-
-from .recording import DEFAULTS, ends, tokens_by_choice
-from .simulation import Ticker
+from tests.support.engine.recording import DEFAULTS, ends, tokens_by_choice
+from tests.support.engine.simulation import Ticker
 
 POISON = 999
 

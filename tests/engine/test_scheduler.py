@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chorale.engine.types import StepPlan
-
-from .recording import Engine, ends, tokens_by_choice
+from tests.support.engine.recording import Engine, ends, tokens_by_choice
 
 
 def shape(plan: StepPlan) -> list[tuple[int, int, bool]]:

@@ -8,8 +8,7 @@ from typing import Literal
 import pytest
 
 from chorale.engine.types import EngineLimits
-
-from .simulation import EOS, VOCAB, simulate
+from tests.support.engine.simulation import EOS, VOCAB, simulate
 
 REQUESTS_PER_CASE = 625  # 16 cases
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec
-
-from .simulation import EOS, VOCAB, Life
+from tests.support.engine.simulation import EOS, VOCAB, Life
 
 
 class EngineMachine(RuleBasedStateMachine):

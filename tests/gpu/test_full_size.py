@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from full_size import Scored, Text, check, engine, forced, parts, random_texts, score
-from runtime_helpers import VOCAB, write_checkpoint
-from test_decodes import graph_engine
+from tests.runtime.steps.test_decode_graphs import graph_engine
+from tests.support.full_size import Scored, Text, check, engine, forced, parts, random_texts, score
+from tests.support.runtime import VOCAB, write_checkpoint
 
 TEXTS = random_texts((1, 2, 17, 31, 33, 200), 6, VOCAB)
 SETTINGS = {"device": "cpu", "kv_cache_memory_bytes": 2**24, "num_threads": 1}

@@ -9,16 +9,13 @@ equal experts and moves that token's logits as a whole: so the mean is bounded t
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
-
-from runtime_helpers import make_engine, random_prompt, request, run, write_checkpoint
+from tests.support.runtime import make_engine, random_prompt, request, run, write_checkpoint
 
 pytestmark = [
     pytest.mark.gpu,

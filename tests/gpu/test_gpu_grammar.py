@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "structured"))
-
-from schema_cases import BIAS, SCHEMAS, VOCAB, valid
 
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
@@ -25,6 +19,7 @@ from chorale.harmony.vocab import START
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.build import build_engine
+from tests.support.schema_cases import BIAS, SCHEMAS, VOCAB, valid
 
 pytestmark = [
     pytest.mark.gpu,

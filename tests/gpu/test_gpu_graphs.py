@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "triton_ops"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from runtime_helpers import Answer, make_engine, random_prompt, request, run
-from test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
-from test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
+from tests.gpu.test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
+from tests.runtime.test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
+from tests.support.runtime import Answer, make_engine, random_prompt, request, run
 
 if torch.cuda.is_available():
-    from filter_twins import *  # noqa: F403
-    from step_twins import *  # noqa: F403
+    from tests.kernels.triton.filter_twins import *  # noqa: F403
+    from tests.kernels.triton.step_twins import *  # noqa: F403
 
 pytestmark = [
     pytest.mark.gpu,

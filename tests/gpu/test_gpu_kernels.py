@@ -1,29 +1,24 @@
 """The Triton kernels on a GPU: op by op against the reference, and the whole engine. ``pytest -m gpu``.
 
-The op tests are those that CI runs through the interpreter (``tests/kernels/triton_ops/twins.py``), here
+The op tests are those that CI runs through the interpreter (``tests/kernels/triton/twins.py``), here
 compiled and in bfloat16 too.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "triton_ops"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-import test_gpu_engine as whole
-from test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
+from tests.gpu import test_gpu_engine as whole
+from tests.gpu.test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
 
 if torch.cuda.is_available():
-    from twins import *  # noqa: F403
-    from twins_e4m3 import *  # noqa: F403
-    from twins_large import *  # noqa: F403
+    from tests.kernels.triton.twins import *  # noqa: F403
+    from tests.kernels.triton.twins_e4m3 import *  # noqa: F403
+    from tests.kernels.triton.twins_large import *  # noqa: F403
 
 pytestmark = [
     pytest.mark.gpu,

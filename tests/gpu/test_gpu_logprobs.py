@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,13 +27,10 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from full_size import Errors, Scored, check, engine, parts, random_texts, score, unrelated
-
 from chorale.engine.core import EngineCore
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import SHAPES, make_config
+from tests.support.full_size import Errors, Scored, check, engine, parts, random_texts, score, unrelated
 
 pytestmark = [
     pytest.mark.gpu,

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import gc
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from runtime_helpers import make_engine
-from soak import soak
-from test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
+from tests.gpu.test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
+from tests.support.runtime import make_engine
+from tests.support.soak import soak
 
 pytestmark = [
     pytest.mark.gpu,

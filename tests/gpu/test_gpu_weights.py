@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
-
-from runtime_helpers import small_config, write_checkpoint
-
 from chorale.errors import CheckpointError
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.device_reader import DeviceReader
+from tests.support.runtime import small_config, write_checkpoint
 
 pytestmark = [
     pytest.mark.gpu,

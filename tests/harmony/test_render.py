@@ -27,8 +27,7 @@ from chorale.harmony.render import (
     render_system,
 )
 from chorale.harmony.vocab import END, MESSAGE, NUM_RANKS, START, Vocabulary
-
-from .conversations import conversation
+from tests.support.conversations import conversation
 
 
 def test_pinned_prompt(vocab: Vocabulary) -> None:

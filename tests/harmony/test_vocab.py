@@ -18,8 +18,7 @@ import tiktoken
 from chorale.harmony import vocab as v
 from chorale.harmony.bpe import PIECE_PATTERN
 from chorale.harmony.vocab import TokenIdError, Vocabulary, VocabularyError
-
-from .conversations import WORDS
+from tests.support.conversations import WORDS
 
 GOLDEN = {
     "<|channel|>analysis<|message|>": [200005, 35644, 200008],

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from runtime_helpers import write_checkpoint
+
+from tests.support.runtime import write_checkpoint
 
 torch.set_num_threads(1)
 

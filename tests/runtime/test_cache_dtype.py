@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runtime_helpers import make_engine, random_prompt, request, run
 
 from chorale.cli.options.settings import merge
 from chorale.errors import ConfigError
 from chorale.runtime.cache_dtype import cache_dtype
+from tests.support.runtime import make_engine, random_prompt, request, run
 
 
 def test_fp8_is_e4m3() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runtime_helpers import VOCAB, Answer, make_engine, random_prompt, request, run
 from transformers import GptOssConfig, GptOssForCausalLM
 
 from chorale.engine.types import GenerateRequest, TokenLogprobs
@@ -21,6 +20,7 @@ from chorale.model.checkpoint_writer import RandomTensors
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import config_json
 from chorale.model.layouts import tensor_specs
+from tests.support.runtime import VOCAB, Answer, make_engine, random_prompt, request, run
 
 BOUND = 1e-3  # the issue's; float32 gives about 1e-5 at this size
 

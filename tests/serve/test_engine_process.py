@@ -19,16 +19,13 @@ from chorale.client.wire import Rows, Submit, decode_from_engine, encode, engine
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
 from chorale.serve.bootstrap import EXIT_OK, EngineStart, check_directory, make_directory
-
-from .fake_engine import Behaviour
-from .harness import FAKE_ENGINE, collect, expected, is_alive, request, rig, run, until
-
-HERE = Path(__file__).parent
+from tests.support.serve.fake_engine import Behaviour
+from tests.support.serve.harness import FAKE_ENGINE, collect, expected, is_alive, request, rig, run, until
 
 
 async def start_script(name: str, *arguments: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable, str(HERE / name), *arguments, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", f"tests.support.serve.{name}", *arguments, stdout=asyncio.subprocess.PIPE
     )
 
 
@@ -45,7 +42,7 @@ def test_requests_of_a_client_that_vanished_are_aborted(number: signal.Signals) 
 
     async def scene() -> None:
         async with rig(Behaviour(step_seconds=0.01), client_timeout=1.0) as r:
-            lone = await start_script("lone_client.py", str(r.directory), "20")
+            lone = await start_script("lone_client", str(r.directory), "20")
             try:
                 assert await first_line(lone) == "running"
                 await until(lambda: r.client.stats.num_running == 20, "its requests run")
@@ -70,7 +67,7 @@ def test_the_engine_dies_with_its_parent(load_seconds: str) -> None:
     async def scene() -> None:
         folder = make_directory()
         directory = folder.path
-        parent = await start_script("lone_parent.py", str(directory), load_seconds)
+        parent = await start_script("lone_parent", str(directory), load_seconds)
         try:
             engine = int(await first_line(parent))
             assert is_alive(engine)

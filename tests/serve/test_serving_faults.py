@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from .harness import run, until
-from .test_supervisor import WORKERS, Server, ended, fetch, serve
+from tests.serve.test_supervisor import WORKERS, Server, ended, fetch, serve
+from tests.support.serve.harness import run, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 SLOW = {"step_seconds": 0.02}

@@ -21,10 +21,9 @@ import pytest
 from chorale.config import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
 from chorale.serve import supervisor
+from tests.support.serve.harness import is_alive, run, until
 
-from .harness import is_alive, run, until
-
-SCRIPT = Path(__file__).with_name("serve_fake.py")
+SCRIPT = "tests.support.serve.serve_fake"
 WORKERS = {"api_server_count": 2}
 JSON = {"Content-Type": "application/json"}
 
@@ -89,7 +88,8 @@ async def serve(*, stderr: int | None = None, **given: Any) -> AsyncIterator[Ser
     environment = os.environ | {"CHORALE_API_KEY": "secret-of-the-environment"}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        str(SCRIPT),
+        "-m",
+        SCRIPT,
         json.dumps(given),
         stdout=asyncio.subprocess.PIPE,
         stderr=stderr,

@@ -22,8 +22,8 @@ from typing import Any
 from chorale.tools.python.launch import SandboxLimits
 from chorale.tools.python.sandbox import Sandbox, SandboxKind
 from chorale.tools.python.tool import PythonTool, SessionPool, new_container_id
+from tests.support.tools.drive import drive
 from tests.tools.escapes import FORBIDDEN, GREEDY, filled
-from tests.tools.tool_helpers import drive
 
 LIMITS = SandboxLimits(
     seconds=20, memory_bytes=192 * 2**20, num_processes=32, disk_bytes=8 * 2**20, output_bytes=4000

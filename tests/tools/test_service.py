@@ -24,7 +24,7 @@ from chorale.tools.base import (
 )
 from chorale.tools.python.wasm import module as interpreter
 from chorale.tools.service import Service, container_id, probe_tools, start_tools
-from tests.tools.tool_helpers import count_words, drive, run
+from tests.support.tools.drive import count_words, drive, run
 
 BOTH = RequestTools(web_search=WebSearchRequest(), code_interpreter=CodeInterpreterRequest())
 

@@ -5,7 +5,8 @@ chunked body may carry beside its data (400), the time for which a client may re
 is dropped). Errors are OpenAI error objects.
 A WebSocket handshake hands the connection to ``websocket``; offers of other protocols are passed over, as
 HTTP lets a server do.
-Kept small on purpose: it leans on a few of uvicorn's methods, and ``tests/api/test_protocol.py`` holds it to
+Kept small on purpose: it leans on a few of uvicorn's methods, and
+``tests/api/http/test_protocol.py`` holds it to
 them over real sockets.
 """
 

@@ -32,7 +32,8 @@ from chorale.runtime.device import Arrays, Device
 
 CACHE_BYTES = 64 * 1024 * 1024
 # Of a grammar that a request has walked through, by its text: 127 kB were measured for 233 bytes of it, 367
-# for 1,342, 1,110 for 5,092 (tests/runtime/test_grammar_weight.py). Half of that is the states of the lexer,
+# for 1,342, 1,110 for 5,092 (tests/runtime/sampling/test_grammar_weight.py). Half of that is the states of
+# the lexer,
 # which are made by use, and which all copies of a matcher share.
 _ENTRY_BYTES = 96 * 1024
 _PER_BYTE = 208

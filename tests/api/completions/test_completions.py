@@ -9,7 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types import Completion
-from scripted_helpers import (
+
+from chorale.errors import EngineDeadError
+from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.scripted import (
     ANALYSIS,
     FINAL,
     VOCAB,
@@ -21,9 +24,6 @@ from scripted_helpers import (
     scoring,
     served,
 )
-
-from chorale.errors import EngineDeadError
-from chorale.testing.scripted_client import Script, ScriptedClient
 
 RAW = ANALYSIS + "Hm.<|end|><|start|>assistant" + FINAL + "Hello there.<|return|>"
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import openai
 import pytest
-from responses_helpers import (
+
+from chorale.api.http.auth import hash_key
+from chorale.errors import EngineDeadError
+from chorale.store.protocol import StoreError
+from chorale.store.store import SqliteStore
+from chorale.testing.scripted_client import Script
+from tests.support.responses import (
     ANSWER,
     CALL,
     HELLO,
@@ -20,12 +26,6 @@ from responses_helpers import (
     serve,
     tokens,
 )
-
-from chorale.api.http.auth import hash_key
-from chorale.errors import EngineDeadError
-from chorale.store.protocol import StoreError
-from chorale.store.store import SqliteStore
-from chorale.testing.scripted_client import Script
 
 
 def user(text: str) -> Any:

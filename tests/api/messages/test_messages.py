@@ -13,7 +13,11 @@ from anthropic.types.beta.message_count_tokens_params import MessageCountTokensP
 from anthropic.types.beta.message_create_params import MessageCreateParamsBase as BetaCreateParams
 from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase
-from scripted_helpers import (
+
+from chorale.api.messages.request import HARMLESS, REFUSED, MessagesRequest
+from chorale.errors import EngineDeadError
+from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.scripted import (
     ANALYSIS,
     FINAL,
     NEXT,
@@ -26,10 +30,6 @@ from scripted_helpers import (
     run,
     served,
 )
-
-from chorale.api.messages.request import HARMLESS, REFUSED, MessagesRequest
-from chorale.errors import EngineDeadError
-from chorale.testing.scripted_client import Script, ScriptedClient
 
 ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hello there.<|return|>"
 CALLS = ANALYSIS + "Look." + NEXT + PREAMBLE + "One moment." + NEXT + call("f", '{"a": 1}') + "<|call|>"

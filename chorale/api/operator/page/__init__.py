@@ -21,7 +21,7 @@ from chorale.api.state import ServerState
 
 _SLOT = 'id="settings">{}'
 EXAMPLES = ("What can you do?", "Write a haiku about the sea.", "Explain how a rainbow forms.")
-# What the demo model answers rightly without a tool: tests/e2e/test_demo.py asks each.
+# What the demo model answers rightly without a tool: tests/acceptance/e2e/test_demo.py asks each.
 DEMO_EXAMPLES = (
     "What can you do?",
     "What is 2 + 3 * 4?",

@@ -1,0 +1,143 @@
+"""A21: any MCP server, by request or by --tool-server; the model reads its errors, nothing fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import pytest
+
+from chorale.api.app import create_app
+from chorale.config import ToolConfig
+from chorale.testing.scripted_client import Script, ScriptedClient
+from chorale.tools.service import start_tools
+from tests.support import ROOT
+from tests.support.app import make_state
+from tests.support.faces import frames
+from tests.support.scripted import VOCAB, ids
+
+SDK_SERVER = ROOT / "tests" / "support" / "tools" / "mcp_sdk_server.py"
+ROUNDS = (
+    '<|channel|>commentary to=sample.add <|constrain|>json<|message|>{"a":19,"b":23}<|call|>',
+    '<|channel|>commentary to=sample.fail <|constrain|>json<|message|>{"reason":"because"}<|call|>',
+    "<|channel|>final<|message|>It is 42.<|return|>",
+)
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+
+
+def playing(*texts: str) -> ScriptedClient:
+    rounds: Iterator[str] = iter(texts)
+    return ScriptedClient(lambda request, index: Script(ids(next(rounds))))
+
+
+@contextlib.asynccontextmanager
+async def sdk_server() -> AsyncIterator[int]:
+    """A server written with the official SDK, as anybody's."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = (sys.executable, str(SDK_SERVER), "streamable-http", str(port))
+    quiet = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*command, stdout=quiet, stderr=quiet)
+    try:
+        for _ in range(400):
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                break
+            assert process.returncode is None
+            await asyncio.sleep(0.05)
+        yield port
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def served(client: ScriptedClient, tools: ToolConfig) -> AsyncIterator[httpx2.AsyncClient]:
+    service = await start_tools(tools, {}, lambda text: len(VOCAB.encode(text)))
+    try:
+        async with make_state(client, tools=tools) as state:
+            transport = httpx2.ASGITransport(app=create_app(replace(state, tools=service)))
+            async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+                yield http
+    finally:
+        await service.aclose()
+
+
+def run(body: Any) -> None:
+    asyncio.run(asyncio.wait_for(body, 60))
+
+
+def check(prompts: list[str]) -> None:
+    """What the model read of each call."""
+    assert "<|start|>sample.add to=assistant<|channel|>commentary<|message|>42<|end|>" in prompts[1]
+    failed = prompts[2].partition("<|start|>sample.fail to=assistant<|channel|>commentary<|message|>")[2]
+    assert "fail" in failed.partition("<|end|>")[0]
+
+
+@pytest.mark.parametrize("way", ["request", "flag"])
+def test_calls_and_errors_of_a_server(way: str) -> None:
+    async def body() -> None:
+        async with sdk_server() as port:
+            config = ToolConfig(allow_private_hosts=True)
+            tool: dict[str, Any] = {"type": "mcp", "server_label": "sample", "require_approval": "never"}
+            if way == "flag":
+                config = ToolConfig(servers=(f"127.0.0.1:{port}",))
+            else:
+                tool["server_url"] = f"http://127.0.0.1:{port}/mcp"
+            client = playing(*ROUNDS, *ROUNDS, *ROUNDS)
+            async with served(client, config) as http:
+                streamed = await http.post(RESPONSES, json={"input": "x", "tools": [tool], "stream": True})
+                events = frames(streamed)
+                whole = (await http.post(RESPONSES, json={"input": "x", "tools": [tool]})).json()
+                messages = [{"role": "user", "content": "x"}]
+                chat = (await http.post(CHAT, json={"messages": messages, "tools": [tool]})).json()
+            types = [event["type"] for event in events]
+            assert types.count("response.mcp_call.completed") == 1
+            assert types.count("response.mcp_call.failed") == 1
+            assert types[-1] == "response.completed"
+            for answer in (events[-1]["response"], whole):
+                listed, added, failed, message = answer["output"]
+                assert [entry["name"] for entry in listed["tools"]] == ["add", "fail", "slow", "big"]
+                assert (added["status"], added["output"], added["error"]) == ("completed", "42", None)
+                assert (failed["status"], failed["output"]) == ("failed", None)
+                assert "fail" in json.dumps(failed["error"])
+                assert message["content"][0]["text"] == "It is 42."
+            message = chat["choices"][0]["message"]
+            assert message["content"] == "It is 42."
+            assert [call["status"] for call in message["builtin_tool_calls"]] == ["completed", "failed"]
+            prompts = [VOCAB.decode(request.prompt_token_ids) for request in client.requests]
+            assert all("namespace sample {" in prompt for prompt in prompts)
+            for start in (0, 3, 6):
+                check(prompts[start : start + 3])
+
+    run(body())
+
+
+def test_a_server_that_is_not_there() -> None:
+    """The turn goes on without it, and the item says why."""
+
+    async def body() -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{probe.getsockname()[1]}/mcp"
+        tool = {"type": "mcp", "server_label": "gone", "server_url": url, "require_approval": "never"}
+        call = "<|channel|>commentary to=gone.any <|constrain|>json<|message|>{}<|call|>"
+        client = playing(call, ROUNDS[2])
+        async with served(client, ToolConfig(allow_private_hosts=True)) as http:
+            answer = (await http.post(RESPONSES, json={"input": "x", "tools": [tool]})).json()
+        assert answer["status"] == "completed"
+        assert answer["output"][0]["type"] == "mcp_list_tools"
+        assert answer["output"][0]["error"]
+        assert answer["output"][-1]["content"][0]["text"] == "It is 42."
+        assert "the tool gone.any does not exist" in VOCAB.decode(client.requests[1].prompt_token_ids)
+
+    run(body())

@@ -1,0 +1,62 @@
+"""A13: the store is on by default and bounded by count, bytes and age; DELETE works; a 404 names the id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.faces import Server, acceptance
+from tests.support.scripted import FINAL, playing
+
+HI = FINAL + "Hi.<|return|>"
+
+
+async def make(server: Server, **fields: Any) -> str:
+    answer = await server.http.post("/v1/responses", json={"input": "x" * 1000, **fields})
+    assert answer.status_code == 200
+    return str(answer.json()["id"])
+
+
+async def status(server: Server, response_id: str) -> int:
+    answer = await server.http.get(f"/v1/responses/{response_id}")
+    if answer.status_code == 404:
+        assert response_id in answer.json()["error"]["message"]
+    return answer.status_code
+
+
+def test_on_by_default_and_deleted_on_demand() -> None:
+    async def main(server: Server) -> None:
+        kept, unkept = await make(server), await make(server, store=False)
+        assert (await status(server, kept), await status(server, unkept)) == (200, 404)
+        gone = await server.http.delete(f"/v1/responses/{kept}")
+        assert gone.json() == {"id": kept, "object": "response.deleted", "deleted": True}
+        assert await status(server, kept) == 404
+        assert (await server.http.delete(f"/v1/responses/{kept}")).status_code == 404
+        assert (await server.state.store.stats()).num_bytes == 0
+
+    acceptance(playing(HI), main)
+
+
+@pytest.mark.parametrize(
+    ("bound", "most"),
+    [({"response_store_max_items": 5}, 5), ({"response_store_max_bytes": 30_000}, 9)],
+)
+def test_the_oldest_go_first(bound: dict[str, int], most: int) -> None:
+    async def main(server: Server) -> None:
+        made = [await make(server, background=number % 2 == 1) for number in range(16)]
+        await server.state.background.drain()
+        stats = await server.state.store.stats()
+        assert 2 <= stats.num_responses <= most
+        found = [await status(server, response_id) for response_id in made]
+        assert found == sorted(found, reverse=True), "404 for the oldest, 200 for the newest"
+        assert found.count(200) == stats.num_responses
+
+    acceptance(playing(HI), main, **bound)
+
+
+def test_age() -> None:
+    async def main(server: Server) -> None:
+        assert await status(server, await make(server)) == 404
+
+    acceptance(playing(HI), main, response_store_ttl=-1.0)

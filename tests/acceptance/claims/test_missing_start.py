@@ -1,0 +1,26 @@
+"""A2: after <|end|> or <|call|> a missing <|start|>assistant is implied."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.faces import WAYS, WEATHER, Server, acceptance
+from tests.support.scripted import ANALYSIS, FINAL, call, playing
+
+CALL = call("get_weather", "{}") + "<|call|>"
+
+
+@pytest.mark.parametrize(("face", "stream"), WAYS)
+def test_an_answer_or_a_call_without_its_start(face: str, stream: bool) -> None:
+    async def answer(server: Server) -> None:
+        outcome = await server.ask(face, stream)
+        assert (outcome.reasoning, outcome.text, outcome.finish) == ("Think.", "Hi.", "stop")
+
+    async def made(server: Server) -> None:
+        outcome = await server.ask(face, stream, functions=[WEATHER])
+        assert (outcome.reasoning, outcome.calls) == ("Think.", [("get_weather", "{}")])
+
+    acceptance(playing(ANALYSIS + "Think.<|end|>" + FINAL + "Hi.<|return|>"), answer)
+    acceptance(playing(ANALYSIS + "Think.<|end|>" + CALL), made)
+    bare = "<|end|>commentary to=functions.get_weather<|message|>{}<|call|>"
+    acceptance(playing(ANALYSIS + "Think." + bare), made)

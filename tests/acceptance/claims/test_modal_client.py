@@ -1,0 +1,38 @@
+"""A31: the seed's Modal client: waits for /health, sends a whole system prompt, reads either delta."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.faces import Server, acceptance, frames
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, playing
+
+SYSTEM = """You are ChatGPT, a large language model trained by OpenAI.
+Knowledge cutoff: 2024-06
+Current date: 2026-01-02
+
+Reasoning: low
+
+# Valid channels: analysis, commentary, final. Channel must be included for every message."""
+
+
+@pytest.mark.parametrize("model", ["demo", "gpt-oss-20b"])
+def test_it_works_unchanged(model: str) -> None:
+    async def main(server: Server) -> None:
+        assert (await server.http.get("/health")).status_code == 200
+        names = [entry["id"] for entry in (await server.http.get("/v1/models")).json()["data"]]
+        assert names == ["demo", "gpt-oss-20b"]
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "hi"}]
+        body = {"model": model, "messages": messages, "stream": True}
+        read = ""
+        for chunk in frames(await server.post("chat", body)):
+            delta = chunk["choices"][0]["delta"]
+            read += delta.get("content") or delta.get("reasoning_content") or ""
+        assert read == "Think.Hello."
+        system, developer = server.prompt().split("<|end|>")[:2]
+        assert system.startswith("<|start|>system<|message|>")
+        assert "\n\nReasoning: low\n\n" in system  # the line of the instructions acts, and stands here only
+        kept = SYSTEM.replace("Reasoning: low\n", "")
+        assert developer == f"<|start|>developer<|message|># Instructions\n\n{kept}"
+
+    acceptance(playing(ANALYSIS + "Think." + NEXT + FINAL + "Hello.<|return|>"), main)

@@ -1,0 +1,218 @@
+"""OpenAI's agent framework, unmodified, with its models: Responses over HTTP, over a WebSocket, and Chat."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from chorale.config import ToolConfig
+from tests.support import ROOT
+from tests.support.client_server import Served, served
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds
+
+agents = pytest.importorskip("agents")
+import openai  # noqa: E402
+
+END, CALL = "<|return|>", "<|call|>"
+KINDS = ("responses", "websocket", "chat")
+MODELS = {
+    "responses": "OpenAIResponsesModel",
+    "websocket": "OpenAIResponsesWSModel",
+    "chat": "OpenAIChatCompletionsModel",
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    agents.set_tracing_disabled(True)  # it would send traces to OpenAI
+
+
+def model(server: Served, kind: str) -> tuple[Any, openai.AsyncOpenAI]:
+    client = openai.AsyncOpenAI(base_url=server.url, api_key="unused", max_retries=0, timeout=30)
+    made = getattr(agents, MODELS[kind])
+    return made(model="demo", openai_client=client), client
+
+
+def run(server: Served, kind: str, work: Any) -> Any:
+    async def main() -> Any:
+        made, client = model(server, kind)
+        async with client:
+            try:
+                return await work(made)
+            finally:
+                await made.close()
+
+    return asyncio.run(main())
+
+
+@agents.function_tool
+def get_weather(city: str) -> str:
+    """The weather of a city."""
+    return f"It rains in {city}."
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tool_is_called_and_its_result_reaches_the_answer(kind: str) -> None:
+    script = in_rounds(
+        ANALYSIS + "I need the weather." + NEXT + call("get_weather", '{"city":"Paris"}') + CALL,
+        FINAL + "Take an umbrella." + END,
+    )
+    with served(script) as server:
+
+        async def work(made: Any) -> Any:
+            agent = agents.Agent(name="Clerk", instructions="Be brief.", model=made, tools=[get_weather])
+            return await agents.Runner.run(agent, "What is the weather in Paris?")
+
+        result = run(server, kind, work)
+        assert result.final_output == "Take an umbrella."
+        assert "It rains in Paris." in server.prompts()[1]
+        if kind != "chat":  # Chat clients of this framework send no reasoning back
+            assert "I need the weather." in server.prompts()[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_streamed(kind: str) -> None:
+    script = in_rounds(call("get_weather", '{"city":"Oslo"}') + CALL, FINAL + "Wet, I fear." + END)
+    with served(script) as server:
+
+        async def work(made: Any) -> tuple[str, str]:
+            agent = agents.Agent(name="Clerk", model=made, tools=[get_weather])
+            streamed, text = agents.Runner.run_streamed(agent, "Weather in Oslo?"), ""
+            async for event in streamed.stream_events():
+                if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
+                    text += event.data.delta
+            return streamed.final_output, text
+
+        assert run(server, kind, work) == ("Wet, I fear.", "Wet, I fear.")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_handoff(kind: str) -> None:
+    script = in_rounds(call("transfer_to_spanish_agent", "{}") + CALL, FINAL + "Hola." + END)
+    with served(script) as server:
+
+        async def work(made: Any) -> Any:
+            spanish = agents.Agent(name="Spanish agent", instructions="Answer in Spanish.", model=made)
+            triage = agents.Agent(name="Triage", model=made, handoffs=[spanish])
+            return await agents.Runner.run(triage, "Hola, como estas?")
+
+        result = run(server, kind, work)
+        assert result.final_output == "Hola."
+        assert result.last_agent.name == "Spanish agent"
+        assert "Answer in Spanish." in server.prompts()[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("choice", ["required", "get_weather"])
+def test_forced_tool_choice(kind: str, choice: str) -> None:
+    script = in_rounds(call("get_weather", '{"city":"Rome"}') + CALL, FINAL + "Done." + END)
+    with served(script) as server:
+
+        async def work(made: Any) -> Any:
+            settings = agents.ModelSettings(tool_choice=choice)
+            agent = agents.Agent(name="Clerk", model=made, tools=[get_weather], model_settings=settings)
+            return await agents.Runner.run(agent, "Rome?")
+
+        assert run(server, kind, work).final_output == "Done."
+        demanded, free = (request.sampling.grammar for request in server.client.requests)
+        assert demanded != free  # the framework demands the call once; its functions are strict both times
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_structured_output(kind: str) -> None:
+    from pydantic import BaseModel
+
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    with served(in_rounds(FINAL + '{"name":"Ada","age":36}' + END)) as server:
+
+        async def work(made: Any) -> Any:
+            agent = agents.Agent(name="Clerk", model=made, output_type=Person)
+            return await agents.Runner.run(agent, "Ada is 36.")
+
+        assert run(server, kind, work).final_output == Person(name="Ada", age=36)
+        assert server.client.requests[0].sampling.grammar is not None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_session_remembers(kind: str) -> None:
+    script = in_rounds(FINAL + "Nice to meet you." + END, FINAL + "Ada." + END)
+    with served(script) as server:
+
+        async def work(made: Any) -> Any:
+            agent, session = agents.Agent(name="Clerk", model=made), agents.SQLiteSession("one")
+            await agents.Runner.run(agent, "I am Ada.", session=session)
+            found = await agents.Runner.run(agent, "Who am I?", session=session)
+            session.close()
+            return found
+
+        assert run(server, kind, work).final_output == "Ada."
+        assert "I am Ada." in server.prompts()[1]
+        assert "Nice to meet you." in server.prompts()[1]
+
+
+def test_previous_response_id_carries_the_turn() -> None:
+    script = in_rounds(FINAL + "Noted." + END, FINAL + "Seven." + END)
+    with served(script) as server:
+
+        async def work(made: Any) -> Any:
+            agent = agents.Agent(name="Clerk", model=made)
+            first = await agents.Runner.run(agent, "Remember seven.")
+            return await agents.Runner.run(agent, "What?", previous_response_id=first.last_response_id)
+
+        assert run(server, "responses", work).final_output == "Seven."
+        assert "Remember seven." in server.prompts()[1]
+
+
+@pytest.fixture(scope="module")
+def mcp_server() -> Iterator[str]:
+    """A server written with the official SDK."""
+    pytest.importorskip("mcp")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = ROOT / "tests" / "support" / "tools" / "mcp_sdk_server.py"
+    command = [sys.executable, str(script), "streamable-http", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for _ in range(200):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.1)
+    yield f"http://127.0.0.1:{port}/mcp"
+    process.terminate()
+    process.wait(10)
+
+
+def test_hosted_mcp_tool(mcp_server: str) -> None:
+    """The server, not the framework, talks to the MCP server."""
+    script = in_rounds(
+        "<|channel|>commentary to=sample.add <|constrain|>json<|message|>" + '{"a":2,"b":40}' + CALL,
+        FINAL + "42." + END,
+    )
+    with served(script, ToolConfig(allow_private_hosts=True)) as server:
+
+        async def work(made: Any) -> Any:
+            tool = agents.HostedMCPTool(
+                tool_config={
+                    "type": "mcp", "server_label": "sample", "server_url": mcp_server,
+                    "require_approval": "never",
+                }
+            )  # fmt: skip
+            agent = agents.Agent(name="Clerk", model=made, tools=[tool])
+            return await agents.Runner.run(agent, "2 + 40?")
+
+        result = run(server, "responses", work)
+        assert result.final_output == "42."
+        kinds = [item.raw_item.type for item in result.new_items if hasattr(item.raw_item, "type")]
+        assert "mcp_call" in kinds
+        assert "42" in server.prompts()[1].split("sample.add")[-1]

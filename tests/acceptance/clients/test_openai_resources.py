@@ -1,0 +1,281 @@
+"""The ``openai`` SDK, unmodified, over a socket: every resource that a server of this kind has.
+
+The API tests go deeper into each; this one is the list, so that nothing of the SDK is left without a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from chorale.testing.scripted_client import ScriptedClient
+from tests.support.client_server import Served, served
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, VOCAB, call, in_rounds, playing
+
+END, CALL = "<|return|>", "<|call|>"
+HELLO = ANALYSIS + "Say hi." + NEXT + FINAL + "Hi there!" + END
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}  # fmt: skip
+CHAT_WEATHER: Any = {"type": "function", "function": {k: v for k, v in WEATHER.items() if k != "type"}}
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+PERSON = FINAL + '{"name":"Ada","age":36}' + END
+
+
+@contextlib.contextmanager
+def sdk(*rounds: str, client: ScriptedClient | None = None) -> Iterator[tuple[openai.OpenAI, Served]]:
+    with (
+        served(client or in_rounds(*rounds)) as server,
+        openai.OpenAI(base_url=server.url, api_key="unused", max_retries=0, timeout=20) as found,
+    ):
+        yield found, server
+
+
+def gone(work: Any, *arguments: Any, **options: Any) -> None:
+    with pytest.raises(openai.NotFoundError):
+        work(*arguments, **options)
+
+
+# --------------------------------------------------------------------------- models
+
+
+def test_models() -> None:
+    with sdk(HELLO) as (client, _):
+        assert [model.id for model in client.models.list()] == ["demo"]
+        assert client.models.retrieve("demo").object == "model"
+        gone(client.models.retrieve, "gpt-9")
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.models.delete("demo")
+        assert caught.value.status_code == 405
+        assert caught.value.body["message"]  # type: ignore[index]
+
+
+# --------------------------------------------------------------------------- responses
+
+
+def test_responses_create_retrieve_list_and_delete() -> None:
+    with sdk(HELLO) as (client, _):
+        made = client.responses.create(model="demo", input="hello", metadata={"a": "b"})
+        assert (made.output_text, made.status) == ("Hi there!", "completed")
+        assert client.responses.retrieve(made.id) == made
+        [item] = client.responses.input_items.list(made.id)
+        assert item.content[0].text == "hello"  # type: ignore[union-attr]
+        client.responses.delete(made.id)
+        gone(client.responses.retrieve, made.id)
+        gone(client.responses.input_items.list, made.id)
+        gone(client.responses.delete, made.id)
+
+
+def test_responses_stream_and_continue() -> None:
+    first = ANALYSIS + "Weather?" + NEXT + call("get_weather", '{"city":"Paris"}') + CALL
+    with sdk(first, FINAL + "It rains." + END) as (client, server):
+        with client.responses.stream(model="demo", input="Paris?", tools=[WEATHER]) as stream:
+            kinds = [event.type for event in stream]
+            asked = stream.get_final_response()
+        assert "response.function_call_arguments.delta" in kinds
+        made = asked.output[1]
+        assert made.type == "function_call"
+        assert made.parsed_arguments == {"city": "Paris"}
+        result: Any = {"type": "function_call_output", "call_id": made.call_id, "output": "rain"}
+        told = client.responses.create(
+            model="demo", input=[result], previous_response_id=asked.id, tools=[WEATHER], stream=True
+        )
+        events = list(told)
+        assert events[-1].type == "response.completed"
+        assert events[-1].response.output_text == "It rains."
+        assert "Weather?" in server.prompts()[1]  # reasoning between calls
+
+
+def test_responses_parse() -> None:
+    with sdk(PERSON, PERSON) as (client, server):
+        assert client.responses.parse(
+            model="demo", input="Ada is 36.", text_format=Person
+        ).output_parsed == Person(name="Ada", age=36)
+        with client.responses.stream(model="demo", input="Ada is 36.", text_format=Person) as stream:
+            assert stream.get_final_response().output_parsed == Person(name="Ada", age=36)
+        assert all(request.sampling.grammar for request in server.client.requests)
+
+
+def test_responses_in_the_background() -> None:
+    """A stream that is left is taken up where it stood; one that runs is cancelled."""
+    with sdk(client=playing(FINAL + "word " * 150 + END, delay=0.005)) as (client, _):
+        stream = client.responses.create(model="demo", input="x", background=True, stream=True)
+        seen = []
+        for event in stream:
+            seen.append(event)
+            if len(seen) == 12:
+                break
+        stream.close()
+        response_id = seen[0].response.id  # type: ignore[union-attr]
+        rest = list(client.responses.retrieve(response_id, stream=True, starting_after=11))
+        assert [event.sequence_number for event in rest] == list(range(12, 12 + len(rest)))
+        assert rest[-1].type == "response.completed"
+        told = [event.delta for event in (*seen, *rest) if event.type == "response.output_text.delta"]
+        assert "".join(told) == "word " * 150 == rest[-1].response.output_text
+        with client.responses.retrieve(response_id, stream=True) as again:
+            assert [event.sequence_number for event in again] == list(range(12 + len(rest)))
+
+        running = client.responses.create(model="demo", input="x", background=True)
+        assert running.status in ("queued", "in_progress")
+        cancelled = client.responses.cancel(running.id)
+        assert cancelled.status == "cancelled"
+        assert client.responses.retrieve(running.id).status == "cancelled"
+
+
+def test_responses_count_and_compact() -> None:
+    with sdk(HELLO, FINAL + "They said hello." + END, FINAL + "Yes." + END) as (client, server):
+        count = client.responses.input_tokens.count(model="demo", input="hello", tools=[WEATHER])
+        first = client.responses.create(model="demo", input="hello", tools=[WEATHER])
+        assert first.usage is not None
+        assert count.input_tokens == first.usage.input_tokens
+        compacted = client.responses.compact(model="demo", previous_response_id=first.id)
+        # without its warnings: the SDK's types know no user message in an output, OpenAI's own answer has one
+        kept: Any = compacted.model_dump(exclude_none=True, warnings=False)["output"]
+        client.responses.create(model="demo", input=[*kept, {"role": "user", "content": "and?"}])
+        assert "They said hello." in server.prompts()[-1]
+
+
+# --------------------------------------------------------------------------- conversations
+
+
+def test_conversations() -> None:
+    with sdk(HELLO, FINAL + "Ada." + END) as (client, server):
+        api = client.conversations
+        made = api.create(
+            metadata={"topic": "names"}, items=[{"type": "message", "role": "user", "content": "I am Ada."}]
+        )
+        assert api.retrieve(made.id).metadata == {"topic": "names"}
+        assert api.update(made.id, metadata={"topic": "people"}).metadata == {"topic": "people"}
+        added = api.items.create(
+            made.id, items=[{"type": "message", "role": "user", "content": "forget this"}]
+        )
+        assert api.items.retrieve(added.data[0].id, conversation_id=made.id) == added.data[0]
+        assert api.items.delete(added.data[0].id, conversation_id=made.id).id == made.id
+        gone(api.items.retrieve, added.data[0].id, conversation_id=made.id)
+
+        client.responses.create(model="demo", input="hello", conversation=made.id)
+        answer = client.responses.create(model="demo", input="Who am I?", conversation={"id": made.id})
+        assert (answer.output_text, answer.conversation.id) == ("Ada.", made.id)  # type: ignore[union-attr]
+        prompt = server.prompts()[1]
+        assert "I am Ada." in prompt
+        assert "Hi there!" in prompt
+        assert "forget this" not in prompt
+        kinds = [item.type for item in api.items.list(made.id, order="asc", limit=2)]  # page by page
+        assert kinds == ["message", "message", "reasoning", "message", "message", "message"]
+        assert api.delete(made.id).deleted
+        gone(api.retrieve, made.id)
+
+
+# --------------------------------------------------------------------------- chat and completions
+
+
+def test_chat_create_stream_and_parse() -> None:
+    weather = call("get_weather", '{"city":"Paris"}') + CALL
+    with sdk(HELLO, HELLO, PERSON, weather, HELLO) as (client, server):
+        ask: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
+        made = client.chat.completions.create(**ask)
+        assert made.choices[0].message.content == "Hi there!"
+        with client.chat.completions.stream(**ask, stream_options={"include_usage": True}) as stream:
+            told = "".join(event.delta for event in stream if event.type == "content.delta")
+            final = stream.get_final_completion()
+        assert told == final.choices[0].message.content == "Hi there!"
+        assert final.usage == made.usage
+        parsed = client.chat.completions.parse(**ask, response_format=Person)
+        assert parsed.choices[0].message.parsed == Person(name="Ada", age=36)
+        with client.chat.completions.stream(**ask, tools=[CHAT_WEATHER]) as stream:
+            final = stream.get_final_completion()
+        [tool] = final.choices[0].message.tool_calls or []
+        assert (final.choices[0].finish_reason, tool.function.parsed_arguments) == (
+            "tool_calls", {"city": "Paris"},
+        )  # fmt: skip
+        ask["messages"] += [
+            final.choices[0].message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": tool.id, "content": "rain"},
+        ]
+        client.chat.completions.create(**ask, tools=[CHAT_WEATHER])
+        assert "rain" in server.prompts()[-1]
+
+
+def test_chat_stored() -> None:
+    with sdk(HELLO) as (client, _):
+        api = client.chat.completions
+        ask: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
+        made = api.create(**ask, store=True, metadata={"a": "b"})
+        api.create(**ask)
+        assert [each.id for each in api.list()] == [made.id]
+        assert api.retrieve(made.id).choices[0].message.content == "Hi there!"
+        assert [each.content for each in api.messages.list(made.id)] == ["hello"]
+        assert api.update(made.id, metadata={"a": "c"}).metadata == {"a": "c"}
+        assert [each.id for each in api.list(metadata={"a": "c"})] == [made.id]
+        assert api.delete(made.id).deleted
+        gone(api.retrieve, made.id)
+
+
+def test_completions() -> None:
+    with sdk("and so on", "and so on") as (client, server):
+        made = client.completions.create(model="demo", prompt="Once", max_tokens=8)
+        assert made.choices[0].text == "and so on"
+        streamed = client.completions.create(
+            model="demo", prompt="Once", stream=True, stream_options={"include_usage": True}
+        )
+        chunks = list(streamed)
+        assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == "and so on"
+        assert chunks[-1].usage == made.usage
+        assert [request.prompt_token_ids for request in server.client.requests] == [VOCAB.encode("Once")] * 2
+
+
+# --------------------------------------------------------------------------- asynchronous, errors, raw
+
+
+def test_the_asynchronous_client() -> None:
+    async def work(server: Served) -> None:
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="unused", max_retries=0) as client:
+            ask: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
+            answers = await asyncio.gather(
+                client.responses.create(model="demo", input="hello"),
+                client.chat.completions.create(**ask),
+            )
+            assert answers[0].output_text == answers[1].choices[0].message.content == "Hi there!"
+            async with client.responses.stream(model="demo", input="hello") as stream:
+                assert (await stream.get_final_response()).output_text == "Hi there!"
+            async with client.chat.completions.stream(**ask) as chat:
+                assert (await chat.get_final_completion()).choices[0].message.content == "Hi there!"
+            raw = await client.responses.with_raw_response.create(model="demo", input="hello")
+            assert raw.headers["x-request-id"]
+            assert raw.parse().output_text == "Hi there!"
+
+    with served(playing(HELLO)) as server:
+        asyncio.run(work(server))
+
+
+def test_errors_have_the_types_of_the_sdk() -> None:
+    with sdk(HELLO) as (client, _):
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.responses.create(model="gpt-9", input="hello")
+        assert missing.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError) as bad:
+            client.chat.completions.create(
+                model="demo", messages=[{"role": "user", "content": "x"}], temperature=9
+            )
+        assert bad.value.param == "temperature"
+        with pytest.raises(openai.BadRequestError) as lost:
+            client.responses.create(model="demo", input="hello", tool_choice="required")
+        assert lost.value.param == "tool_choice"

@@ -1,0 +1,18 @@
+"""A few hundred random requests: nothing that a client sends is a 5xx, hangs, or gets a malformed answer.
+
+The long run is ``python scripts/fuzz_api.py --requests 20000``.
+"""
+
+from __future__ import annotations
+
+from tests.support.fuzz.api_fuzzer import SOUND, fuzz
+
+
+def test_no_request_breaks_the_server() -> None:
+    found = fuzz(400, 7)
+    assert not found.faults, "\n".join(f"{kind}\n  {shown}" for kind, shown in found.faults.items())
+    assert sum(found.statuses.values()) >= 300
+    assert found.statuses[200] > 30
+    assert found.statuses[400] > 30
+    # Of those that schemathesis drew, some are answered; else they would try the validation alone.
+    assert sum(found.drawn[path] for path in SOUND) >= 4, found.drawn

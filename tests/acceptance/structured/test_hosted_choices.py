@@ -1,0 +1,105 @@
+"""Forced and structured turns with tools of the server, on a real engine with a random checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from chorale.api.app import create_app
+from chorale.api.operator.metrics import Metrics
+from chorale.api.state import ServerState
+from chorale.client.local import LocalClient
+from chorale.config import ServerConfig
+from chorale.store.store import open_store
+from tests.support.schema_cases import BIAS, obj
+from tests.support.scripted_tools import ScriptedService
+from tests.support.structured import VOCAB
+
+CODE = {"type": "code_interpreter", "container": {"type": "auto"}}
+WEB = {"type": "web_search"}
+MCP = {"type": "mcp", "server_label": "srv", "server_url": "http://127.0.0.1:1", "require_approval": "never"}
+FORMAT = {
+    "type": "json_schema",
+    "name": "a",
+    "schema": obj(city={"type": "string", "maxLength": 8}, n={"type": "integer", "minimum": 0, "maximum": 9}),
+}
+CHOICES: list[tuple[Any, set[str]]] = [
+    ("required", {"web_search_call", "code_interpreter_call", "mcp_call"}),
+    ({"type": "code_interpreter"}, {"code_interpreter_call"}),
+    ({"type": "web_search_preview"}, {"web_search_call"}),
+    ({"type": "mcp", "server_label": "srv"}, {"mcp_call"}),
+    ({"type": "mcp", "server_label": "srv", "name": "echo"}, {"mcp_call"}),
+    ({"type": "allowed_tools", "mode": "required", "tools": [CODE]}, {"code_interpreter_call"}),
+]
+
+
+async def respond(client: LocalClient, service: ScriptedService, **fields: Any) -> Any:
+    config = ServerConfig(port=0, response_store=":memory:", system_start_date="2026-01-02")
+    store = open_store(config)
+    state = ServerState(client, config, VOCAB, Metrics("demo"), store, ("demo",), tools=service)
+    transport = httpx2.ASGITransport(create_app(state))
+    try:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://server", timeout=None) as http:
+            response = await http.post("/v1/responses", json={"input": "hi", "store": False, **fields})
+            assert response.status_code == 200, response.text
+            return response.json()
+    finally:
+        state.grammars.close()
+        await store.close()
+
+
+@pytest.mark.parametrize("case", CHOICES, ids=lambda case: str(case[0])[:50])
+def test_a11_a_demanded_tool_runs_and_the_answer_is_valid(
+    client: LocalClient, case: tuple[Any, set[str]]
+) -> None:
+    """The demand is met by the first round; the format holds in every one."""
+    choice, allowed = case
+
+    async def main() -> bool:
+        service = ScriptedService()
+        body = await respond(
+            client,
+            service,
+            tools=[WEB, CODE, MCP],
+            tool_choice=choice,
+            text={"format": FORMAT},
+            max_tool_calls=2,
+            max_output_tokens=400,
+            thinking_token_budget=16,
+            seed=3,
+            logit_bias=BIAS | {"200012": 12.0},  # or code, which is free text, would never end
+        )
+        calls = [item for item in body["output"] if item["type"].endswith("_call")]
+        assert calls[0]["type"] in allowed
+        whole = [call for call in calls if call["status"] == "completed"]
+        assert 1 <= len(service.boxes[0].calls) == len(whole) <= 2
+        if body["status"] == "completed":
+            answer = json.loads(body["output"][-1]["content"][0]["text"])
+            assert set(answer) == {"city", "n"}
+            return True
+        return False
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)), "the turn did not end in time"
+
+
+def test_none_never_calls(client: LocalClient) -> None:
+    async def main() -> None:
+        service = ScriptedService()
+        for seed in range(3):
+            body = await respond(
+                client,
+                service,
+                tools=[WEB, CODE],
+                tool_choice="none",
+                max_output_tokens=60,
+                seed=seed,
+                logit_bias={str(t): 9.0 for t in VOCAB.encode_with_special(" to=python<|channel|>analysis")},
+            )
+            assert {item["type"] for item in body["output"]} <= {"message", "reasoning"}
+        assert all(not box.calls for box in service.boxes)
+
+    asyncio.run(asyncio.wait_for(main(), 60))

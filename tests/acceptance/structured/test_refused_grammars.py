@@ -1,0 +1,190 @@
+"""What cannot be enforced is a 400 that names it, and no schema holds up anybody else for long."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from chorale.client.local import LocalClient
+from tests.support.schema_cases import BIAS, obj
+from tests.support.structured import Server, run
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+REFUSED: list[tuple[Any, str]] = [
+    ({"not": {"type": "string"}}, "not"),
+    ({"type": "object", "unevaluatedProperties": False}, "unevaluatedProperties"),
+    ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames"),
+    ({"if": {"type": "string"}, "then": {"minLength": 2}}, "then"),
+    ({"type": "string", "format": "smell"}, "smell"),
+    ({"type": "integer", "multipleOf": 999983}, "multipleOf"),
+    ({"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
+    ({"$ref": "http://127.0.0.1:1/schema"}, "127.0.0.1"),
+    ({"$ref": "#/$defs/nowhere"}, "nowhere"),
+    ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "nothing"),
+    ({"enum": []}, "empty"),
+    (nested(40), "nested"),
+    ({"type": "string", "pattern": "^(([a-z]{1,100}){1,100}){1,100}$"}, "too complex"),
+    ({"enum": [f"item {n} {n * 7919:x}" for n in range(20_000)]}, "65536 bytes"),
+]
+
+
+@pytest.mark.parametrize(("schema", "word"), REFUSED, ids=[word for _, word in REFUSED])
+def test_the_keyword_is_named(client: LocalClient, schema: Any, word: str) -> None:
+    async def main(server: Server) -> None:
+        form = {"name": "x", "schema": schema}
+        # A reference has another meaning there, and what cannot be may be left out where it is optional.
+        # And what is too complex is found by a walk from the beginning, which takes one of many ways.
+        inner_is_fine = "$ref" in schema or "enum" in schema or word == "too complex"
+        refused = [
+            await server.post(
+                "/v1/chat/completions",
+                messages=[{"role": "user", "content": "hi"}],
+                response_format={"type": "json_schema", "json_schema": form},
+            ),
+            await server.post("/v1/responses", input="x", text={"format": {"type": "json_schema", **form}}),
+            await server.post("/v1/completions", prompt="x", guided_json=schema),
+            await server.post(
+                "/v1/responses",
+                input="x",
+                max_output_tokens=5,
+                tools=[
+                    {
+                        "type": "function",
+                        "name": "f",
+                        "parameters": {"type": "object", "properties": {"v": schema}},
+                        "strict": True,
+                    }
+                ],
+            ),
+        ]
+        for status, body in refused[:3] if inner_is_fine else refused:
+            assert status == 400, body
+            assert word.split()[0].lower() in body["error"]["message"].lower(), body
+            assert len(body["error"]["message"]) < 500
+            assert body["error"]["code"] in ("unsupported_value", "json_too_deep")
+        params = [body["error"]["param"] for _, body in refused[:3]]
+        if word != "nested":  # the whole body may be too deep already
+            assert params == ["response_format.json_schema.schema", "text.format.schema", "guided_json"]
+
+    run(client, main)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_grammar": "start: <|start|>"}, "guided_grammar"),
+        ({"guided_grammar": 'start: "a" <[200006]>'}, "guided_grammar"),
+        ({"guided_grammar": "start: nope"}, "guided_grammar"),
+        ({"guided_grammar": "root ::= ["}, "guided_grammar"),
+        ({"guided_regex": ""}, "guided_regex"),
+        ({"guided_regex": "a" * 70_000}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["a"], "guided_regex": "a"}, "guided_choice"),
+        ({"structured_outputs": {"jsn": {}, "regex": "a"}, "guided_regex": "a"}, "guided_regex"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": "[1]"}, "guided_json"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "text", "json_schema": {}}}, "response_format.json_schema"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+        ({"guided_regex": "a", "min_tokens": 5}, "min_tokens"),
+        ({"guided_regex": "a", "continue_final_message": True}, "continue_final_message"),
+    ],
+)
+def test_bad_requests_name_their_field(client: LocalClient, fields: dict[str, Any], param: str) -> None:
+    async def main(server: Server) -> None:
+        messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "he"}]
+        status, body = await server.post("/v1/chat/completions", messages=messages, **fields)
+        assert (status, body["error"]["param"]) == (400, param), body
+
+    run(client, main)
+
+
+# Most took another compiler more than ten seconds, or made it loop; here each is answered or refused at once.
+NASTY: dict[str, Any] = {
+    "enum": {"enum": [f"item {n}" for n in range(4000)]},
+    "optional": obj([], **{f"p{n}": {"type": "string"} for n in range(1000)}),
+    "deep": nested(31),
+    "long": {"type": "string", "maxLength": 1_000_000},
+    "many": {"type": "array", "items": {"type": "integer"}, "minItems": 100_000},
+    "cube": {
+        "type": "array",
+        "minItems": 1000,
+        "items": {"type": "array", "minItems": 1000, "items": {"type": "array", "minItems": 1000}},
+    },
+    "repeats": {"type": "string", "pattern": "^(([a-z]{1,100}){1,100}){1,100}$"},
+    "lookback": {"type": "string", "pattern": "(.*a){20}.{50}"},
+    "and": {"allOf": [{"type": "string", "pattern": f".*{char}.*"} for char in "abcdefghijkl"]},
+    "doubling": {
+        "$defs": {
+            **{
+                f"d{n}": obj(l={"$ref": f"#/$defs/d{n + 1}"}, r={"$ref": f"#/$defs/d{n + 1}"})
+                for n in range(30)
+            },
+            "d30": {"type": "null"},
+        },
+        "$ref": "#/$defs/d0",
+    },
+    "product": {
+        "allOf": [
+            {"anyOf": [obj(**{f"a{row}_{column}": {"type": "null"}}) for column in range(4)]}
+            for row in range(8)
+        ]
+    },
+}
+
+
+def test_nasty_schemas_are_answered_or_refused_at_once(client: LocalClient) -> None:
+    """What they cost others is shown over sockets, in ``e2e/test_pathological_schemas.py``."""
+
+    async def main(server: Server) -> None:
+        async def nasty(name: str) -> None:
+            start = time.process_time()  # of this process, which has server and engine
+            form = {"type": "json_schema", "json_schema": {"name": name, "schema": NASTY[name]}}
+            response = await server.http.post(
+                "/v1/chat/completions",
+                json={
+                    "messages": [{"role": "user", "content": "hi"}],
+                    "response_format": form,
+                    "max_tokens": 20,
+                    "logit_bias": BIAS,
+                },
+            )
+            seconds = time.process_time() - start
+            assert seconds < 3.0, (name, seconds)
+            assert response.status_code in (200, 400), response.text
+
+        for name in NASTY:
+            await nasty(name)
+
+    run(client, main)
+
+
+def test_a_verdict_is_remembered(client: LocalClient) -> None:
+    async def main(server: Server) -> None:
+        schema = obj([], **{f"p{n}": {"type": "string"} for n in range(900)})
+        form = {"type": "json_schema", "name": "x", "schema": schema}
+        seconds = []
+        for _ in range(2):
+            start = time.process_time()
+            await server.state.grammars.check(_constraints(form))
+            seconds.append(time.process_time() - start)
+        assert seconds[1] < seconds[0] / 5
+
+    run(client, main)
+
+
+def _constraints(form: dict[str, Any]) -> list[Any]:
+    from chorale.turns.structured import read_format
+
+    return [read_format(form, "text.format").constraint]

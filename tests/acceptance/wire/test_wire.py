@@ -1,0 +1,140 @@
+"""Every body and every event against the providers' types: nothing missing, nothing null that must not be.
+
+``scenarios`` asks for everything that the server can answer; each object is then read by the facts of the
+provider's types (``facts``), with the decisions of ``table``, and by the strict types of the Python SDKs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.wire.facts import facts
+from tests.support.wire.python_types import violations
+from tests.support.wire.recorder import Recorder, Seen
+from tests.support.wire.scenarios import record
+from tests.support.wire.table import (
+    ABSENT,
+    AS_ASKED,
+    EXCEPTIONS,
+    NULL,
+    UNSET,
+    find_exception,
+    find_unset,
+    is_beyond,
+    is_end,
+)
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[Seen]:
+    return asyncio.run(asyncio.wait_for(_record(), 300)).seen
+
+
+async def _record() -> Recorder:
+    return await record()
+
+
+def faults(seen: Seen) -> Iterator[tuple[str, str, str]]:
+    """(provider, field, what) that the table does not allow."""
+    report = facts(seen.provider).check(seen.value, seen.root)
+    for place, what in report.faults:
+        name = ".".join(place)
+        if not is_beyond(seen.provider, what) and find_exception(seen.provider, name, what) is None:
+            yield seen.provider, name, what
+    for place, state in report.states:
+        wrong = _wrong_state(seen.provider, place, state)
+        if wrong:
+            yield seen.provider, ".".join(place), wrong
+
+
+def _wrong_state(provider: str, place: Any, state: str) -> str | None:
+    """What is wrong with a field that has no value, where the type alone does not decide."""
+    kind, name = facts(provider).kinds(place), ".".join(place)
+    if kind == "nullable" and state == "null" and find_exception(provider, name, "missing"):
+        return "null, not absent"
+    if state == "present" or kind not in ("either", "unknown"):
+        return None
+    row = find_unset(provider, name)
+    if row is None:
+        return f"{state}, and no decision"
+    return None if row[0] in (state, AS_ASKED) else f"{state}, not {row[0]}"
+
+
+def test_every_answer_and_event_has_the_form_of_its_provider(seen: list[Seen]) -> None:
+    found: Counter[tuple[str, str, str]] = Counter()
+    sources: dict[tuple[str, str, str], str] = {}
+    for entry in seen:
+        for fault in faults(entry):
+            found[fault] += 1
+            sources.setdefault(fault, entry.source)
+    kinds = Counter(f"{entry.provider} {entry.root}" for entry in seen)
+    print(f"{len(seen)} objects of {len(kinds)} types checked, {sum(found.values())} violations")
+    for kind, number in sorted(kinds.items()):
+        print(f"  {number:5} {kind}")
+    assert not found, [(number, *fault, sources[fault]) for fault, number in found.most_common()]
+    assert len(seen) > 3000
+
+
+def test_the_sdks_types_read_every_object_strictly(seen: list[Seen]) -> None:
+    found = {
+        f"{entry.source} {entry.root} {fault}"
+        for entry in seen
+        for fault in violations(entry.value, entry.provider, entry.root)
+    }
+    assert not found, sorted(found)[:20]
+
+
+def test_every_type_of_answer_was_asked_for(seen: list[Seen]) -> None:
+    asked = {(entry.provider, entry.root) for entry in seen}
+    missing = {(name, root) for name in ("openai", "anthropic") for root in facts(name).roots} - asked
+    within = {"ChatCompletionStoreMessage", "ResponseItem", "ErrorObject"}  # lists, and the error's wrapper
+    assert missing == {("openai", root) for root in within}
+
+
+def test_no_row_of_the_table_is_stale(seen: list[Seen]) -> None:
+    used, decided = set(), set()
+    for entry in seen:
+        report = facts(entry.provider).check(entry.value, entry.root)
+        used |= {find_exception(entry.provider, ".".join(place), what) for place, what in report.faults}
+        for place, _ in report.states:
+            name = ".".join(place)
+            decided |= {key for key in UNSET if key[0] == entry.provider and is_end(name, key[1])}
+    assert EXCEPTIONS.keys() - used == set()
+    assert UNSET.keys() - decided == set()
+    assert {state for state, _ in UNSET.values()} == {NULL, ABSENT, AS_ASKED}
+
+
+PLANTED = (  # (the root, a path within it, what is planted there, the fault)
+    ("Message", ("content", 0, "citations"), None, None),
+    ("Response", ("output", 0, "encrypted_content"), None, "null, not absent"),
+    ("ChatCompletion", ("system_fingerprint",), None, "null"),
+    ("ChatCompletion", ("choices", 0, "message", "refusal"), ..., "missing"),
+    ("ChatCompletion", ("choices", 0, "finish_reason"), None, "null"),
+    ("ChatCompletion", ("usage", "prompt_tokens"), "1", "not a str"),
+    ("ChatCompletion", ("usage", "more"), None, "unknown"),
+)
+
+
+@pytest.mark.parametrize(("root", "path", "value", "fault"), PLANTED)
+def test_a_planted_fault_is_found(
+    seen: list[Seen], root: str, path: tuple[Any, ...], value: Any, fault: str | None
+) -> None:
+    """``...`` takes the key away. A null in ``citations`` passes the type, which is why the table has it."""
+    entry = next(entry for entry in seen if entry.root == root and entry.provider != "open_responses")
+    broken = copy.deepcopy(entry.value)
+    place = broken
+    for key in path[:-1]:
+        place = place[key]
+    if value is ...:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    found = {what for _, _, what in faults(Seen(broken, entry.provider, root, "planted"))}
+    assert not set(faults(entry))
+    assert fault in found if fault is not None else found == {"null, not absent"}

@@ -1,0 +1,88 @@
+"""Chat and completions over the real engine core (its device is the fake one that hashes prefixes).
+
+The allowed tokens make control tokens frequent, so most turns are malformed in some way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from chorale.client.base import EngineInfo
+from chorale.client.local import LocalClient
+from chorale.engine.core import EngineCore
+from chorale.engine.types import EngineLimits
+from chorale.testing.fake_executor import FakeExecutor, FakeModel
+from tests.support.scripted import VOCAB, Server, events_of, fold_chat, ids, of_body, run, served, without_ids
+
+LIMITS = EngineLimits(
+    num_blocks=400, block_size=16, max_num_seqs=16, max_num_batched_tokens=256, max_model_len=1024
+)
+INFO = EngineInfo(model="fake", max_model_len=1024, max_num_seqs=16)
+WORDS = " the tide turned; 漢字 😀\n\n{}"
+ALLOWED = sorted(
+    {
+        *ids("<|channel|>analysis<|message|>final<|end|><|start|>assistant commentary to=functions.f json"),
+        *ids("<|constrain|><|call|>"),
+        *VOCAB.encode(WORDS),
+        *ids("<|channel|><|message|>"),
+    }
+)
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def with_engine(main: Any, **config: Any) -> Any:
+    async def body() -> Any:
+        model = FakeModel(eos_token_ids=INFO.eos_token_ids)
+        client: Any = LocalClient(EngineCore(LIMITS, FakeExecutor(LIMITS, model)), INFO)
+        try:
+            async with served(client, **config) as server:
+                return await main(server)
+        finally:
+            await client.close()
+
+    return run(body)
+
+
+def test_fold_of_the_stream_is_the_body_for_the_same_seed() -> None:
+    async def one(server: Server, seed: int) -> None:
+        fields: dict[str, Any] = {
+            "seed": seed,
+            "allowed_token_ids": ALLOWED,
+            "max_tokens": 80,
+            "tools": TOOLS,
+            "n": 2 if seed % 4 == 0 else 1,
+            "temperature": seed % 3,
+            "stop": ["tide turned"] if seed % 2 else None,
+        }
+        body = (await server.chat(**fields)).json()
+        stream = await server.chat(stream=True, stream_options={"include_usage": True}, **fields)
+        chunks = events_of(stream)
+        folded = fold_chat(chunks)
+        for choice in body["choices"]:
+            assert without_ids(folded[choice["index"]]) == without_ids(of_body(choice))
+        usage, streamed = body["usage"], chunks[-1]["usage"]
+        assert streamed["completion_tokens"] == usage["completion_tokens"]
+        assert streamed["prompt_tokens_details"]["cached_tokens"] > 0  # A20: the second identical call
+
+    async def main(server: Server) -> None:
+        await asyncio.gather(*(one(server, seed) for seed in range(24)))
+        assert server.client.num_in_flight == 0
+
+    with_engine(main, stream_interval=3)
+
+
+def test_completions_over_the_engine() -> None:
+    async def main(server: Server) -> None:
+        fields: dict[str, Any] = {"seed": 5, "n": 2, "max_tokens": 30, "ignore_eos": True, "logprobs": 2}
+        body = (await server.complete(["one two", [5, 6, 7]], echo=True, **fields)).json()
+        assert body["usage"]["completion_tokens"] == 4 * 30
+        assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+        for choice in body["choices"]:
+            assert choice["finish_reason"] == "length"
+            logprobs = choice["logprobs"]
+            assert logprobs["token_logprobs"][0] is None
+            assert None not in logprobs["token_logprobs"][1:]
+            assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
+
+    with_engine(main)

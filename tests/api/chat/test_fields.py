@@ -1,0 +1,297 @@
+"""Every request field is honoured, refused by name, or harmless for a stated reason."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+import msgspec
+import pytest
+from openai.types import completion_create_params as text_params
+from openai.types.chat import completion_create_params as chat_params
+
+from chorale.api.chat import request as chat_request
+from chorale.api.chat.request import ChatRequest
+from chorale.api.completions import request as text_request
+from chorale.api.completions.request import CompletionRequest
+from chorale.engine.types import SamplingSpec
+from tests.support.scripted import FINAL, call, ids, playing, run, served
+
+TABLES = {
+    "chat": (
+        {**ChatRequest.model_fields, **chat_request.HARMLESS, **chat_request.REFUSED},
+        chat_params.CompletionCreateParamsBase,
+    ),
+    "completions": (
+        {**CompletionRequest.model_fields, **text_request.HARMLESS, **text_request.REFUSED},
+        text_params.CompletionCreateParamsBase,
+    ),
+}
+# vLLM's names beyond OpenAI's, chat then both.
+VLLM = [
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+    "priority",
+    "cache_salt",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "echo",
+    "add_special_tokens",
+    "use_beam_search",
+    "length_penalty",
+    "truncate_prompt_tokens",
+    "structured_outputs",
+    "kv_transfer_params",
+    "vllm_xargs",
+    "request_id",
+    "session_id",
+    "truncation_side",
+    "logprob_token_ids",
+    "repetition_detection",
+    "stream_interval",
+    "watermarking",
+    "ec_transfer_params",
+]
+VLLM_CHAT = [
+    "add_generation_prompt",
+    "continue_final_message",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+    "mm_processor_kwargs",
+    "include_reasoning",
+    "thinking_token_budget",
+    "return_prompt_text",
+]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_field_of_the_sdk_and_of_vllm_is_decided(name: str) -> None:
+    known, params = TABLES[name]
+    fields = {*typing.get_type_hints(params), "stream", *VLLM, *(VLLM_CHAT if name == "chat" else ())}
+    assert fields - set(known) == set()
+
+
+@pytest.mark.parametrize("module", [chat_request, text_request])
+def test_the_tables_do_not_overlap(module: Any) -> None:
+    model = ChatRequest if module is chat_request else CompletionRequest
+    names = [*model.model_fields, *module.HARMLESS, *module.REFUSED]
+    assert len(names) == len(set(names))
+
+
+def ask(**fields: Any) -> tuple[int, Any, SamplingSpec | None]:
+    async def main() -> tuple[int, Any, SamplingSpec | None]:
+        async with served(playing(FINAL + "ok<|return|>")) as server:
+            response = await server.chat(**fields)
+            sent = server.client.requests
+            return response.status_code, response.json(), sent[-1].sampling if sent else None
+
+    result: tuple[int, Any, SamplingSpec | None] = run(main)
+    return result
+
+
+def refused(**fields: Any) -> dict[str, Any]:
+    status, body, sampling = ask(**fields)
+    assert status == 400, body
+    assert sampling is None, "refused requests never reach the engine"
+    found: dict[str, Any] = body["error"]
+    return found
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": {"type": "xml"}}, "response_format", "unsupported_value"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        "response_format.json_schema.schema",
+        "invalid_value",
+    ),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "invalid_value"),
+    ({"function_call": {"name": "f"}}, "function_call", "invalid_value"),
+    ({"modalities": ["text", "audio"]}, "modalities", "unsupported_value"),
+    ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
+    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "unsupported_value"),
+    (
+        {"structured_outputs": {"structural_tag": {"a": 1}}},
+        "structured_outputs.structural_tag",
+        "unsupported_value",
+    ),
+    (
+        {"structured_outputs": {"json": {}, "disable_any_whitespace": "yes"}},
+        "structured_outputs.disable_any_whitespace",
+        "invalid_value",
+    ),
+    ({"guided_whitespace_pattern": " *"}, "guided_whitespace_pattern", "unsupported_parameter"),
+    ({"thinking_token_budget": -1}, "thinking_token_budget", "below_min_value"),
+    ({"chat_template": "{{ x }}"}, "chat_template", "unsupported_parameter"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]", "tool_not_enabled"),
+    ({"tools": [{"type": "image_generation"}]}, "tools[0]", "tool_not_enabled"),
+    ({"web_search_options": {}}, "web_search_options", "tool_not_enabled"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        "tools[0].function.name",
+        "invalid_value",
+    ),
+    (
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        "chat_template_kwargs.enable_thinking",
+        "unknown_parameter",
+    ),
+    (
+        {"chat_template_kwargs": {"builtin_tools": ["python"]}},
+        "chat_template_kwargs.builtin_tools",
+        "tool_not_enabled",
+    ),
+    ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "invalid_value"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
+    ({"add_generation_prompt": False}, "add_generation_prompt", "invalid_value"),
+    ({"continue_final_message": True}, "continue_final_message", "invalid_value"),
+    ({"temperature": 2.5}, "temperature", "above_max_value"),
+    ({"temperature": "1"}, "temperature", "invalid_type"),
+    ({"max_tokens": 0}, "max_tokens", "below_min_value"),
+    ({"n": 0}, "n", "below_min_value"),
+    ({"n": True}, "n", "invalid_type"),
+    ({"stop": ["a"] * 17}, "stop", "array_above_max_length"),
+    ({"stop": ""}, "stop", "string_below_min_length"),
+    ({"stop_token_ids": [5, -1]}, "stop_token_ids[1]", "below_min_value"),
+    ({"stop_token_ids": [201088]}, "stop_token_ids[0]", "above_max_value"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"201088": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"٣": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5", "above_max_value"),
+    ({"allowed_token_ids": []}, "allowed_token_ids", "array_below_min_length"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "invalid_value"),
+    ({"model": "gpt-5"}, "model", "model_not_found"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), REFUSED, ids=[f"{p}-{c}" for _, p, c in REFUSED])
+def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str) -> None:
+    if code == "model_not_found":
+        status, body, _ = ask(**fields)
+        assert status == 404
+        error = body["error"]
+    else:
+        error = refused(**fields)
+    assert (error["param"], error["code"]) == (param, code)
+
+
+def test_unknown_fields_are_refused_with_a_hint() -> None:
+    error = refused(max_tokenz=5)
+    assert error["code"] == "unknown_parameter"
+    assert "did you mean 'max_tokens'?" in error["message"]
+
+
+def test_nulls_and_neutral_values_ask_for_nothing() -> None:
+    nulls = dict.fromkeys([*ChatRequest.model_fields, *chat_request.REFUSED, *chat_request.HARMLESS])
+    del nulls["messages"]
+    assert ask(**nulls)[0] == 200
+    assert ask(echo=False, structured_outputs={}, guided_json=None, best_of=1, tools=[])[0] == 200
+    harmless: dict[str, Any] = dict.fromkeys(chat_request.HARMLESS, "x")
+    assert ask(**harmless)[0] == 200
+
+
+def test_sampling_fields_reach_the_engine() -> None:
+    status, body, sampling = ask(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=-1,
+        min_p=0.1,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        repetition_penalty=1.1,
+        logit_bias={"5": 2.5},
+        allowed_token_ids=[5, 6, 5],
+        bad_words=["no"],
+        min_tokens=2,
+        max_completion_tokens=9,
+        max_tokens=7,
+        ignore_eos=True,
+        stop_token_ids=[13],
+        seed=-1,
+        n=2,
+        logprobs=True,
+        top_logprobs=3,
+        prompt_logprobs=1,
+        priority=-4,
+        cache_salt="s",
+    )
+    assert status == 200, body
+    assert sampling == SamplingSpec(
+        n=2,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=0,
+        min_p=0.1,
+        presence_penalty=1.0,
+        frequency_penalty=-1.0,
+        repetition_penalty=1.1,
+        logit_bias={5: 2.5},
+        allowed_token_ids=(5, 6),
+        bad_words=(tuple(ids("no")), tuple(ids(" no"))),
+        min_tokens=2,
+        max_tokens=9,
+        ignore_eos=True,
+        stop_token_ids=(13,),
+        seed=2**62 - 1,
+        logprobs=3,
+        prompt_logprobs=1,
+    )
+
+
+def test_defaults_come_from_the_model_then_from_the_request() -> None:
+    async def main() -> tuple[SamplingSpec, SamplingSpec]:
+        client = playing(FINAL + "ok<|return|>")
+        info = client.info_value
+        client.info_value = msgspec.structs.replace(
+            info, default_sampling={"temperature": 0.6, "top_k": 50.0}
+        )
+        async with served(client) as server:
+            await server.chat()
+            await server.chat(temperature=0)
+            return client.requests[0].sampling, client.requests[1].sampling
+
+    first, second = run(main)
+    assert (first.temperature, first.top_k, first.top_p) == (0.6, 50, 1.0)
+    assert (second.temperature, second.top_k) == (0.0, 50)
+
+
+def test_the_window_clamps_and_overlong_prompts_are_refused() -> None:
+    async def main() -> None:
+        client = playing(FINAL + "ok<|return|>")
+        client.info_value = msgspec.structs.replace(client.info_value, max_model_len=200)
+        async with served(client) as server:
+            response = await server.chat(max_tokens=131072)
+            assert response.status_code == 200
+            request = client.requests[-1]
+            assert request.sampling.max_tokens == 200 - len(request.prompt_token_ids)
+            response = await server.chat("word " * 300)
+            assert response.status_code == 400
+            error = response.json()["error"]
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+    run(main)
+
+
+def test_tool_choice_none_suppresses_calls() -> None:
+    async def main() -> Any:
+        async with served(playing(call("f", "{}") + "<|call|>")) as server:
+            tools = [{"type": "function", "function": {"name": "f"}}]
+            response = await server.chat(tools=tools, tool_choice="none")
+            return response.json()["choices"][0]
+
+    choice = run(main)
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"

@@ -1,0 +1,342 @@
+"""Chat: tools that run here, as annotations and builtin_tool_calls, in the body and piece by piece."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from chorale.testing.scripted_client import Script
+from tests.api.responses.items.test_hosted_events import CITED, CITED_TEXT, LINK
+from tests.support.responses import TOOL
+from tests.support.scripted_tools import PAGE, ScriptedService, Server, run, served
+from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, failing, ids
+
+CHAT = "/v1/chat/completions"
+USER = [{"role": "user", "content": "x"}]
+NESTED = {"type": "function", "function": {key: TOOL[key] for key in ("name", "parameters")}}
+
+
+async def chat(server: Server, **fields: Any) -> Any:
+    """The first choice's message."""
+    status, body = await server.post(CHAT, messages=USER, **fields)
+    assert status == 200, body
+    return body["choices"][0]["message"]
+
+
+def merge(found: Any, piece: Any) -> Any:
+    """Deltas as clients add them up: texts join, lists go by index."""
+    if isinstance(piece, str) and isinstance(found, str):
+        return found + piece
+    if isinstance(piece, list):
+        found = found or []
+        for entry in piece:
+            index = entry.pop("index") if isinstance(entry, dict) and "index" in entry else len(found)
+            if index == len(found):
+                found.append(entry)
+            else:
+                found[index] = found[index] | {
+                    key: merge(found[index].get(key), value) for key, value in entry.items()
+                }
+        return found
+    return piece
+
+
+async def streamed(server: Server, **fields: Any) -> dict[str, Any]:
+    content = await server.stream(CHAT, messages=USER, **fields)
+    frames = content.decode().strip().split("\n\n")
+    assert frames[-1] == "data: [DONE]"
+    message: dict[str, Any] = {}
+    for frame in frames[:-1]:
+        chunk = json.loads(frame.removeprefix("data: "))
+        for choice in chunk["choices"]:
+            for key, value in choice["delta"].items():
+                message[key] = merge(message.get(key), value)
+    return message
+
+
+def test_the_body_and_the_stream_tell_the_same() -> None:
+    async def scenario() -> None:
+        preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+        rounds = (THINK + SEARCH, preamble + PYTHON, ECHO, Script(ids(CITED), tokens_per_step=3))
+        async with served(*rounds) as server:
+            message = await chat(server, tools=[WEB, CODE, MCP])
+        async with served(*rounds) as server:
+            pieces = await streamed(server, tools=[WEB, CODE, MCP])
+        assert message["content"] == pieces["content"] == f"I look.\n\n{CITED_TEXT}"
+        assert message["annotations"] == pieces["annotations"]
+        for entry in message["annotations"]:
+            cited = entry["url_citation"]
+            assert message["content"][cited["start_index"] : cited["end_index"]] == LINK
+            assert (cited["url"], cited["title"]) == (PAGE.url, PAGE.title)
+        assert len(message["annotations"]) == 2
+        calls, same = message["builtin_tool_calls"], pieces["builtin_tool_calls"]
+        assert [without_id(call) for call in calls] == [without_id(call) for call in same]
+        searched, computed, echoed = calls
+        assert (searched["type"], searched["name"]) == ("web_search_call", "search")
+        assert searched["action"]["sources"] == [{"type": "url", "url": PAGE.url}]
+        assert (computed["arguments"], computed["output"]) == ("print(6 * 7)", "42\n")
+        assert (echoed["server_label"], echoed["output"]) == ("srv", 'echo: {"text":"hi"}')
+        assert message["reasoning"] == "I need a tool."
+        assert {call["status"] for call in calls} == {"completed"}
+
+    run(scenario)
+
+
+def without_id(call: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in call.items() if key != "id"}
+
+
+def test_output_streams_while_the_tool_runs() -> None:
+    async def scenario() -> None:
+        async with served(PYTHON, FINAL) as server:
+            content = (await server.stream(CHAT, messages=USER, tools=[CODE])).decode()
+            outputs = [
+                entry["output"]
+                for frame in content.strip().split("\n\n")[:-1]
+                for choice in json.loads(frame.removeprefix("data: "))["choices"]
+                for entry in choice["delta"].get("builtin_tool_calls", ())
+                if "output" in entry
+            ]
+            assert outputs == ["4", "2\n", ""]
+
+    run(scenario)
+
+
+def test_failures_are_shown() -> None:
+    async def scenario() -> None:
+        tools = ScriptedService(failing("no network"))
+        async with served(PYTHON, ECHO, FINAL, tools=tools) as server:
+            message = await chat(server, tools=[CODE, MCP])
+            assert [call["status"] for call in message["builtin_tool_calls"]] == ["failed", "failed"]
+            assert message["builtin_tool_calls"][1]["error"] == "no network"
+            assert message["content"] == "It is 42."
+
+    run(scenario)
+
+
+def test_a_function_call_after_a_tool() -> None:
+    async def scenario() -> None:
+        call = (
+            '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"a"}<|call|>'
+        )
+        async with served(PYTHON, call) as server:
+            status, body = await server.post(CHAT, messages=USER, tools=[CODE, NESTED])
+            assert status == 200
+            choice = body["choices"][0]
+            assert choice["finish_reason"] == "tool_calls"
+            assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+            assert choice["message"]["builtin_tool_calls"][0]["name"] == "python"
+            # Clients send the message back as they got it.
+            history = [
+                *USER,
+                choice["message"],
+                {"role": "tool", "tool_call_id": choice["message"]["tool_calls"][0]["id"], "content": "warm"},
+            ]
+            status, _ = await server.post(CHAT, messages=history, tools=[CODE, NESTED])
+            assert status == 200
+
+    run(scenario)
+
+
+def test_web_search_options_and_template_options() -> None:
+    async def scenario() -> None:
+        async with served(FINAL) as server:
+            options = {
+                "search_context_size": "high",
+                "user_location": {"type": "approximate", "approximate": {"city": "Paris", "country": "FR"}},
+            }
+            await chat(server, web_search_options=options)
+            wanted = server.tools.boxes[0].wanted.web_search
+            assert wanted is not None
+            assert (wanted.context_size, wanted.user_location) == ("high", "Paris, FR")
+            assert "## browser" in server.prompt()
+            await chat(server, chat_template_kwargs={"builtin_tools": ["browser", "python"]})
+            assert "## browser" in server.prompt()
+            assert "## python" in server.prompt()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{**MCP, "require_approval": "always"}]}, "tools[0].require_approval"),
+        ({"tools": [{**MCP, "server_label": "functions"}]}, "tools[0].server_label"),
+        ({"tools": [{**MCP, "connector_id": "connector_gmail"}]}, "tools[0].connector_id"),
+        ({"tools": [{**MCP, "headers": {"a": "b\nc"}}]}, "tools[0].headers"),
+        ({"tools": [{**MCP, "allowed_tools": "echo"}]}, "tools[0].allowed_tools"),
+        ({"tools": [{**MCP, "servr_url": "x"}]}, "tools[0].servr_url"),
+        ({"tools": [{"type": "mcp", "server_label": "nobody"}]}, "tools[0]"),
+        ({"tools": [WEB, WEB]}, "tools[1]"),
+        ({"tools": [{**WEB, "search_context_size": "huge"}]}, "tools[0].search_context_size"),
+        ({"tools": [{**WEB, "filters": {"allowed_domains": "x"}}]}, "tools[0].filters.allowed_domains"),
+        (
+            {"tools": [{"type": "code_interpreter", "container": {"type": "auto", "file_ids": ["f"]}}]},
+            "tools[0].container.file_ids",
+        ),
+        (
+            {"tools": [{"type": "code_interpreter", "container": {"type": "auto", "memory_limit": "2g"}}]},
+            "tools[0].container.memory_limit",
+        ),
+        ({"chat_template_kwargs": {"builtin_tools": ["container"]}}, "chat_template_kwargs.builtin_tools"),
+        ({"tools": [CODE], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
+    async def scenario() -> None:
+        async with served(FINAL) as server:
+            status, body = await server.post(CHAT, messages=USER, **fields)
+            assert (status, body["error"]["param"]) == (400, param)
+            assert server.tools.boxes == []
+
+    run(scenario)
+
+
+def test_what_is_not_enabled_names_the_flag() -> None:
+    async def scenario() -> None:
+        tools = ScriptedService(available={}, missing={"python": "no sandbox: install bubblewrap"})
+        async with served(FINAL, tools=tools) as server:
+            for path, given in ((CHAT, {"messages": USER}), ("/v1/responses", {"input": "x"})):
+                for tool in (WEB, CODE):
+                    status, body = await server.post(path, tools=[tool], **given)
+                    assert status == 400
+                    error = body["error"]
+                    assert (error["code"], error["param"]) == ("tool_not_enabled", "tools[0]")
+                    assert error["type"] == "invalid_request_error"
+                    assert "--tool-server" in error["message"]
+            assert "install bubblewrap" in error["message"]
+
+    run(scenario)
+
+
+CHAT_FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+ASKS = ((CHAT, {"messages": USER}, CHAT_FUNCTION), ("/v1/responses", {"input": "x"}, FUNCTION))
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "file_search", "vector_store_ids": ["v"]},
+        {"type": "computer_use_preview"},
+        {"type": "shell", "environment": {"type": "container_auto"}},
+        {"type": "something_of_2030"},
+        {"type": "image_generation"},
+        {"type": "web_search"},
+    ],
+    ids=lambda tool: str(tool["type"]),
+)
+def test_tools_that_are_not_served_are_refused_alike(tool: dict[str, Any]) -> None:
+    """A 400 in Chat and Responses, but for what agents declare by default beside tools of their own."""
+
+    async def scenario() -> None:
+        async with served(FINAL, tools=ScriptedService(available={})) as server:
+            for path, given, function in ASKS:
+                status, body = await server.post(path, tools=[tool], **given)
+                error = body["error"]
+                assert (status, error["code"], error["param"]) == (400, "tool_not_enabled", "tools[0]"), body
+                status, body = await server.post(path, tools=[function, tool], **given)
+                if tool["type"] in ("image_generation", "web_search"):
+                    assert status == 200, body
+                    assert "image" not in server.prompt()
+                else:
+                    assert (status, body["error"]["param"]) == (400, "tools[1]")
+                status, body = await server.post(
+                    path, tools=[function, tool], tool_choice={"type": tool["type"]}, **given
+                )
+                assert status == 400
+
+    run(scenario)
+
+
+def test_web_search_options_mean_it() -> None:
+    async def scenario() -> None:
+        async with served(FINAL, tools=ScriptedService(available={})) as server:
+            ask = {"messages": USER, "tools": [CHAT_FUNCTION], "web_search_options": {}}
+            status, body = await server.post(CHAT, **ask)
+            assert (status, body["error"]["param"]) == (400, "web_search_options")
+
+    run(scenario)
+
+
+def test_a_tool_server_that_does_not_answer_is_named() -> None:
+    """It may be the one that has the tool: what it would offer is known only once it answers."""
+
+    async def scenario() -> None:
+        tools = ScriptedService(available={}, missing={"127.0.0.1:1": "could not be reached"})
+        async with served(FINAL, tools=tools) as server:
+            for tool in (WEB, CODE, {"type": "mcp", "server_label": "theirs"}):
+                status, body = await server.post("/v1/responses", input="x", tools=[tool])
+                error = body["error"]
+                assert (status, error["code"], error["param"]) == (400, "tool_not_enabled", "tools[0]")
+                assert "--tool-server 127.0.0.1:1: could not be reached" in error["message"]
+            status, body = await server.post(CHAT, messages=USER, tools=[WEB])
+            assert status == 400
+            assert "--tool-server 127.0.0.1:1: could not be reached" in body["error"]["message"]
+
+    run(scenario)
+
+
+def test_servers_by_address_may_be_closed() -> None:
+    async def scenario() -> None:
+        async with served(FINAL, tools=ScriptedService(available={"srv": "x"})) as server:
+            status, body = await server.post(input="x", tools=[MCP])
+            error = body["error"]
+            assert (status, error["param"], error["code"]) == (400, "tools[0].server_url", "tool_not_enabled")
+            assert "--mcp-requests" in error["message"]
+            await server.respond(input="x", tools=[{"type": "mcp", "server_label": "srv"}])
+
+    run(scenario)
+
+
+def test_an_agent_that_declares_web_search_beside_its_tools_goes_on_without() -> None:
+    """As Codex does. Unless it demands the search."""
+
+    async def scenario() -> None:
+        async with served(FINAL, tools=ScriptedService(available={})) as server:
+            body = await server.respond(input="x", tools=[WEB, TOOL])
+            assert body["status"] == "completed"
+            assert "## browser" not in server.prompt()
+            status, _ = await server.post(input="x", tools=[WEB, TOOL], tool_choice={"type": "web_search"})
+            assert status == 400
+
+    run(scenario)
+
+
+def test_the_sdk_reads_both_forms() -> None:
+    async def scenario() -> None:
+        async with served(SEARCH, PYTHON, CITED, SEARCH, PYTHON, CITED) as server:
+            sdk = openai.AsyncOpenAI(
+                api_key="none", base_url="http://test/v1", http_client=server.http, max_retries=0
+            )
+            tools: Any = [WEB, CODE]
+            made = await sdk.chat.completions.create(model="gpt-oss-test", messages=USER, tools=tools)  # type: ignore[arg-type]
+            notes = made.choices[0].message.annotations
+            assert notes is not None
+            assert notes[0].url_citation.url == PAGE.url
+        async with served(SEARCH, PYTHON, CITED) as server:
+            sdk = openai.AsyncOpenAI(
+                api_key="none", base_url="http://test/v1", http_client=server.http, max_retries=0
+            )
+            create: Any = sdk.chat.completions.create
+            text = ""
+            async for chunk in await create(model="gpt-oss-test", messages=USER, tools=tools, stream=True):
+                for choice in chunk.choices:
+                    text += choice.delta.content or ""
+            assert text == CITED_TEXT
+        async with served(SEARCH, PYTHON, CITED, SEARCH, PYTHON, CITED) as server:
+            sdk = openai.AsyncOpenAI(
+                api_key="none", base_url="http://test/v1", http_client=server.http, max_retries=0
+            )
+            begin: Any = sdk.chat.completions.stream
+            async with begin(model="gpt-oss-test", messages=USER, tools=tools) as stream:
+                summed = (await stream.get_final_completion()).choices[0].message
+            assert summed.content == CITED_TEXT
+            assert len(summed.annotations) == 2
+            told = await chat(server, tools=tools)
+            assert [note.to_dict() for note in summed.annotations] == told["annotations"]
+
+    run(scenario)

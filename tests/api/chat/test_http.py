@@ -1,0 +1,419 @@
+"""Chat Completions over HTTP, in process: bodies, chunks, errors, and the OpenAI SDK against both."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from chorale.client.base import EngineStatus
+from chorale.errors import EngineDeadError
+from chorale.testing.scripted_client import ScriptedClient
+from tests.support.scripted import (
+    ANALYSIS,
+    FINAL,
+    NEXT,
+    PREAMBLE,
+    Server,
+    call,
+    events_of,
+    fold_chat,
+    ids,
+    of_body,
+    playing,
+    run,
+    scoring,
+    served,
+    without_ids,
+)
+
+ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hello there.<|return|>"
+CALLS = ANALYSIS + "Look." + NEXT + PREAMBLE + "One moment." + NEXT + call("f", '{"a": 1}') + "<|call|>"
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+def with_server(client: ScriptedClient, main: Any, **config: Any) -> Any:
+    async def body() -> Any:
+        async with served(client, **config) as server:
+            return await main(server)
+
+    return run(body)
+
+
+def test_the_body() -> None:
+    body = with_server(playing(ANSWER, num_cached_tokens=16), lambda s: s.chat()).json()
+    ChatCompletion.model_validate(body)
+    assert body["object"] == "chat.completion"
+    assert body["model"] == "demo"
+    [choice] = body["choices"]
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "Hello there.",
+        "refusal": None,
+        "annotations": [],
+        "reasoning": "Think.",
+        "reasoning_content": "Think.",
+    }
+    assert (choice["finish_reason"], choice["stop_reason"], choice["logprobs"]) == ("stop", None, None)
+    usage = body["usage"]
+    assert usage["completion_tokens"] == len(ids(ANSWER))
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 16}
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 2}
+
+
+@pytest.mark.parametrize("name", ["demo", "gpt-oss-20b"])
+def test_either_served_name_is_answered_with_the_first(name: str) -> None:
+    assert with_server(playing(ANSWER), lambda s: s.chat(model=name)).json()["model"] == "demo"
+
+
+def test_the_stream() -> None:
+    response = with_server(playing(ANSWER), lambda s: s.chat(stream=True))
+    assert response.headers["content-type"].startswith("text/event-stream")
+    chunks = events_of(response)
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk)
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert all("usage" not in chunk for chunk in chunks)
+    reasoning = [c["choices"][0]["delta"] for c in chunks if "reasoning" in c["choices"][0]["delta"]]
+    assert all(delta["reasoning"] == delta["reasoning_content"] for delta in reasoning)
+    assert chunks[-1]["choices"][0] == {
+        "index": 0,
+        "delta": {},
+        "logprobs": None,
+        "finish_reason": "stop",
+        "stop_reason": None,
+    }
+
+
+def test_stop_strings_and_min_tokens() -> None:
+    client = playing(FINAL + "One. Two.<|return|>")
+    for min_tokens, content in ((0, "One"), (5, "One. Two"), (50, "One. Two.")):
+        fields = {"stop": ["."], "min_tokens": min_tokens, "max_tokens": 100}
+        body = with_server(client, lambda server, fields=fields: server.chat(**fields)).json()
+        assert body["choices"][0]["message"]["content"] == content
+
+
+def test_a_tool_call_in_body_and_stream() -> None:
+    async def both(server: Server) -> tuple[Any, Any]:
+        return (await server.chat(tools=TOOLS)).json(), events_of(await server.chat(tools=TOOLS, stream=True))
+
+    body, chunks = with_server(playing(CALLS), both)
+    message = body["choices"][0]["message"]
+    assert message["content"] == "One moment."  # A9
+    [made] = message["tool_calls"]
+    assert made["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert body["choices"][0]["finish_reason"] == "tool_calls"
+    pieces = [p for c in chunks for p in c["choices"][0]["delta"].get("tool_calls", ())]
+    assert pieces[0] == {
+        "index": 0,
+        "id": pieces[0]["id"],
+        "type": "function",
+        "function": {"name": "f", "arguments": ""},
+    }
+    assert all(set(piece) == {"index", "function"} for piece in pieces[1:])
+    assert without_ids(fold_chat(chunks)[0]) == without_ids(of_body(body["choices"][0]))
+
+
+def test_empty_arguments_are_an_object_in_both() -> None:
+    async def both(server: Server) -> tuple[Any, Any]:
+        return (await server.chat(tools=TOOLS)).json(), events_of(await server.chat(tools=TOOLS, stream=True))
+
+    body, chunks = with_server(playing(call("f", "") + "<|call|>"), both)
+    assert body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == "{}"
+    assert fold_chat(chunks)[0]["calls"][0]["arguments"] == "{}"
+
+
+def test_legacy_functions_answer_with_function_call() -> None:
+    async def both(server: Server) -> tuple[Any, Any]:
+        functions = [{"name": "f"}]
+        return (await server.chat(functions=functions)).json(), events_of(
+            await server.chat(functions=functions, stream=True)
+        )
+
+    body, chunks = with_server(playing(CALLS), both)
+    assert body["choices"][0]["message"]["function_call"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert body["choices"][0]["finish_reason"] == "function_call"
+    deltas = [c["choices"][0]["delta"].get("function_call") for c in chunks]
+    assert "".join(d["arguments"] for d in deltas if d) == '{"a": 1}'
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_a17_one_name_by_configuration(field: str) -> None:
+    async def both(server: Server) -> tuple[Any, Any]:
+        return (await server.chat()).json(), events_of(await server.chat(stream=True))
+
+    body, chunks = with_server(playing(ANSWER), both, reasoning_field=field)
+    other = {"reasoning": "reasoning_content", "reasoning_content": "reasoning"}[field]
+    assert body["choices"][0]["message"][field] == "Think."
+    assert other not in body["choices"][0]["message"]
+    assert fold_chat(chunks)[0][field] == "Think."
+    assert fold_chat(chunks)[0][other] == ""
+
+
+def test_reasoning_can_be_hidden() -> None:
+    async def both(server: Server) -> tuple[Any, Any]:
+        hidden = {"include_reasoning": False}
+        return (await server.chat(**hidden)).json(), events_of(await server.chat(stream=True, **hidden))
+
+    body, chunks = with_server(playing(ANSWER), both)
+    assert "reasoning" not in body["choices"][0]["message"]
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2
+    assert fold_chat(chunks)[0]["reasoning"] == ""
+    assert fold_chat(chunks)[0]["content"] == "Hello there."
+
+
+def test_usage_in_streams() -> None:
+    async def streams(server: Server) -> tuple[Any, Any]:
+        once = await server.chat(stream=True, stream_options={"include_usage": True})
+        always = {"include_usage": True, "continuous_usage_stats": True}
+        return events_of(once), events_of(await server.chat(stream=True, stream_options=always))
+
+    once, always = with_server(playing(ANSWER), streams)
+    assert all(chunk["usage"] is None for chunk in once[:-1])
+    assert once[-1]["choices"] == []
+    assert once[-1]["usage"]["completion_tokens"] == len(ids(ANSWER))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in always if chunk["usage"]]
+    assert counts == sorted(counts)
+    assert counts[-1] == len(ids(ANSWER))
+    assert len(counts) >= len(always) - 1  # all but the role chunk
+    assert always[-1]["usage"] == once[-1]["usage"]
+
+
+def test_choices_are_interleaved_and_independent() -> None:
+    texts = [FINAL + "one two three four<|return|>", FINAL + "five six<|return|>"]
+
+    async def both(server: Server) -> tuple[Any, Any]:
+        return (await server.chat(n=2)).json(), events_of(await server.chat(n=2, stream=True))
+
+    body, chunks = with_server(playing(*texts), both)
+    assert [c["message"]["content"] for c in body["choices"]] == ["one two three four", "five six"]
+    assert body["usage"]["completion_tokens"] == sum(len(ids(text)) for text in texts)
+    folded = fold_chat(chunks)
+    assert [folded[i]["content"] for i in (0, 1)] == ["one two three four", "five six"]
+    order = [chunk["choices"][0]["index"] for chunk in chunks]
+    assert order.index(1) < len(order) - 1 - order[::-1].index(0)
+
+
+def test_logprobs_are_of_the_content_only() -> None:
+    async def both(server: Server) -> tuple[Any, Any]:
+        asked = {"logprobs": True, "top_logprobs": 1}
+        return (await server.chat(**asked)).json(), events_of(await server.chat(stream=True, **asked))
+
+    body, chunks = with_server(playing(ANSWER, with_logprobs=True), both)
+    ChatCompletion.model_validate(body)
+    entries = body["choices"][0]["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in entries) == "Hello there."
+    assert entries[0]["bytes"] == list(b"Hello")
+    assert entries[0]["top_logprobs"] == [{"token": "Hello", "logprob": -0.5, "bytes": list(b"Hello")}]
+    assert fold_chat(chunks)[0]["logprobs"] == entries
+
+
+def test_tokens_as_ids() -> None:
+    body = with_server(
+        playing(ANSWER, with_logprobs=True), lambda s: s.chat(logprobs=True, return_tokens_as_token_ids=True)
+    ).json()
+    assert body["choices"][0]["logprobs"]["content"][0]["token"] == f"token_id:{ids('Hello')[0]}"
+
+
+def test_token_ids_are_returned_whole() -> None:
+    async def both(server: Server) -> tuple[Any, Any]:
+        asked = {"return_token_ids": True}
+        return (await server.chat(**asked)).json(), events_of(await server.chat(stream=True, **asked))
+
+    body, chunks = with_server(playing(ANSWER), both)
+    assert body["choices"][0]["token_ids"] == ids(ANSWER)
+    assert body["prompt_token_ids"] == chunks[0]["prompt_token_ids"]
+    streamed = [token for c in chunks for choice in c["choices"] for token in choice.get("token_ids", [])]
+    assert streamed == ids(ANSWER)
+
+
+def test_a16_plain_prompt_tools_and_truncation() -> None:
+    text = "<read_file><path>a.py</path></read_file>"
+    body = with_server(playing(FINAL + text), lambda s: s.chat()).json()
+    assert body["choices"][0]["message"]["content"] == text
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+def test_a25_a_truncated_call_is_reported() -> None:
+    body = with_server(playing(call("f", '{"a": ')), lambda s: s.chat(tools=TOOLS)).json()
+    assert body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": '
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+def test_stop_strings_name_themselves() -> None:
+    async def both(server: Server) -> tuple[Any, Any]:
+        return (await server.chat(stop="there")).json(), events_of(
+            await server.chat(stop=["there"], stream=True)
+        )
+
+    body, chunks = with_server(playing(ANSWER), both)
+    choice = body["choices"][0]
+    assert (choice["message"]["content"], choice["stop_reason"]) == ("Hello ", "there")
+    assert fold_chat(chunks)[0]["stop_reason"] == "there"
+
+
+def test_prompt_logprobs_in_the_body() -> None:
+    body = with_server(scoring(ANSWER), lambda s: s.chat(prompt_logprobs=1)).json()
+    scored = body["prompt_logprobs"]
+    assert scored[0] is None
+    assert len(scored) == body["usage"]["prompt_tokens"]
+    assert scored[1]["7"] == {"logprob": -0.5, "rank": 1, "decoded_token": "("}
+
+
+# --------------------------------------------------------------------------- errors
+
+
+def test_an_error_before_the_first_chunk_is_a_status() -> None:
+    async def both(server: Server) -> tuple[Any, Any]:
+        return await server.chat(), await server.chat(stream=True)
+
+    for response in with_server(playing("", error=EngineDeadError("gone", retry_after=2)), both):
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "engine_restarted"
+        assert response.headers["retry-after"] == "2"
+
+
+def test_an_error_in_the_stream_is_an_event_then_done() -> None:
+    client = playing(FINAL + "partial", error=EngineDeadError("gone"))
+    chunks = events_of(with_server(client, lambda s: s.chat(stream=True)))
+    assert chunks[-1]["error"]["code"] == "engine_restarted"
+    assert fold_chat(chunks[:-1])[0]["content"] == "partial"
+    assert "finish_reason" not in fold_chat(chunks[:-1])[0]
+    assert with_server(client, lambda s: s.chat()).status_code == 503
+
+
+def test_an_abort_from_elsewhere_is_an_error() -> None:
+    client = playing(FINAL + "x", finish_reason="abort")
+    response = with_server(client, lambda s: s.chat())
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "aborted"
+
+
+def test_loading_and_full_queues() -> None:
+    client = playing(ANSWER)
+    client.status_value = EngineStatus("loading")
+    assert with_server(client, lambda s: s.chat()).status_code == 503
+    client.status_value = EngineStatus("ready")
+    client.max_in_flight = 0
+    response = with_server(client, lambda s: s.chat(stream=True))
+    assert response.status_code == 429
+    assert response.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+def test_repairs_are_counted_in_the_metrics() -> None:
+    async def counted(server: Server) -> bytes:
+        await server.chat()
+        await server.chat(stream=True)
+        return server.state.metrics.render()
+
+    text = with_server(playing(ANALYSIS + "x<|end|>" + FINAL + "y<|return|>"), counted).decode()
+    line = next(
+        line
+        for line in text.splitlines()
+        if line.startswith("chorale:harmony_repairs") and "implicit" in line
+    )
+    assert line.endswith(" 2.0")
+
+
+# --------------------------------------------------------------------------- the SDK
+
+
+def test_the_sdk_reads_body_stream_and_errors() -> None:
+    async def main(server: Server) -> None:
+        messages: Any = [{"role": "user", "content": "hi"}]
+        tools: Any = TOOLS
+        chat = server.sdk.chat.completions
+        body = await chat.create(model="demo", messages=messages, tools=tools)
+        assert body.choices[0].message.tool_calls
+        stream = await chat.create(model="demo", messages=messages, tools=tools, stream=True)
+        assert "".join([c.choices[0].delta.content or "" async for c in stream]) == "One moment."
+        with pytest.raises(openai.NotFoundError) as missing:
+            await chat.create(model="nope", messages=messages)
+        assert missing.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError):
+            await chat.create(model="demo", messages=[])
+
+    with_server(playing(CALLS), main)
+
+
+def test_the_sdk_raises_an_error_within_a_stream() -> None:
+    async def main(server: Server) -> None:
+        messages: Any = [{"role": "user", "content": "hi"}]
+        stream = await server.sdk.chat.completions.create(model="demo", messages=messages, stream=True)
+        with pytest.raises(openai.APIError) as failed:
+            async for _ in stream:
+                pass
+        assert failed.value.code == "engine_restarted"
+
+    with_server(playing(FINAL + "x", error=EngineDeadError("gone")), main)
+
+
+def test_the_sdk_stream_helper_and_parse() -> None:
+    async def main(server: Server) -> Any:
+        messages: Any = [{"role": "user", "content": "hi"}]
+        async with server.sdk.chat.completions.stream(
+            model="demo", messages=messages, stream_options={"include_usage": True}
+        ) as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_completion()
+        parsed = await server.sdk.chat.completions.parse(model="demo", messages=messages)
+        return kinds, final, parsed
+
+    kinds, final, parsed = with_server(playing(ANSWER), main)
+    assert "content.delta" in kinds
+    assert kinds[-1] in ("content.done", "chunk")
+    assert final.choices[0].message.content == parsed.choices[0].message.content == "Hello there."
+    assert final.usage is not None
+    assert final.usage == parsed.usage
+
+
+def test_the_sdk_adds_up_choices_whichever_speaks_first() -> None:
+    async def main(server: Server) -> None:
+        messages: Any = [{"role": "user", "content": "hi"}]
+        async with server.sdk.chat.completions.stream(model="demo", messages=messages, n=3) as stream:
+            completion = await stream.get_final_completion()
+        assert [choice.message.content for choice in completion.choices] == ["One.", "Two.", "Three."]
+
+    late = "<|channel|>commentary to=nobody"  # a header that is longer than the others
+    texts = (late + "<|message|>One.", late + FINAL + "Two.", FINAL + "Three.")
+    with_server(playing(*[text + "<|return|>" for text in texts]), main)
+
+
+def test_the_sdk_stream_helper_with_a_tool() -> None:
+    strict = json.loads(json.dumps(TOOLS))
+    strict[0]["function"] |= {"strict": True, "parameters": {"type": "object", "properties": {}}}
+
+    async def main(server: Server) -> Any:
+        messages: Any = [{"role": "user", "content": "hi"}]
+        async with server.sdk.chat.completions.stream(
+            model="demo", messages=messages, tools=strict
+        ) as stream:
+            return await stream.get_final_completion()
+
+    final = with_server(playing(CALLS), main)
+    [made] = final.choices[0].message.tool_calls
+    assert made.function.parsed_arguments == {"a": 1}
+
+
+def test_a12_a_tool_round_trip() -> None:
+    async def main(server: Server) -> str:
+        messages: Any = [{"role": "user", "content": "hi"}]
+        tools: Any = TOOLS
+        first = await server.sdk.chat.completions.create(model="demo", messages=messages, tools=tools)
+        message = first.choices[0].message
+        assert message.tool_calls
+        messages += [
+            message.model_dump(),
+            {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "42"},
+        ]
+        await server.sdk.chat.completions.create(model="demo", messages=messages, tools=tools)
+        return server.prompt
+
+    text = with_server(playing(CALLS), main)
+    assert "<|channel|>analysis<|message|>Look.<|end|>" in text  # A5: replayed from the extra field
+    assert "<|start|>functions.f to=assistant<|channel|>commentary<|message|>42<|end|>" in text

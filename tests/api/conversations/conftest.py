@@ -1,8 +1,0 @@
-"""The Responses tests' server serves conversations too."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "responses"))

@@ -1,0 +1,79 @@
+"""The prefix cache across API keys, over every endpoint and the real engine core."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx2
+import pytest
+
+from chorale.api.app import create_app
+from chorale.api.http.auth import hash_key
+from chorale.api.http.cache_salt import cache_salt
+from chorale.client.base import EngineInfo
+from chorale.client.local import LocalClient
+from chorale.engine.core import EngineCore
+from chorale.engine.types import EngineLimits
+from chorale.testing.fake_executor import FakeExecutor
+from tests.support.app import make_state
+
+LIMITS = EngineLimits(
+    num_blocks=400, block_size=16, max_num_seqs=4, max_num_batched_tokens=1024, max_model_len=2048
+)
+INFO = EngineInfo(model="fake", max_model_len=2048, max_num_seqs=4)
+LONG = "the tide turned and the harbour filled " * 40
+ENDPOINTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 2},
+    "/v1/completions": {"prompt": LONG, "max_tokens": 2},
+    "/v1/responses": {"input": LONG, "max_output_tokens": 2, "store": False},
+    "/v1/messages": {
+        "model": "demo",
+        "messages": [{"role": "user", "content": LONG}],
+        "max_tokens": 2,
+    },
+}
+
+
+def cached(body: dict[str, Any]) -> int:
+    usage = body["usage"]
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        if name in usage:
+            return int(usage[name]["cached_tokens"])
+    return int(usage["cache_read_input_tokens"])
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_a_key_finds_its_own_prompts_in_the_cache_and_no_others(path: str) -> None:
+    async def main() -> None:
+        client: Any = LocalClient(EngineCore(LIMITS, FakeExecutor(LIMITS)), INFO)
+        async with make_state(client) as state:
+            app = create_app(state, [hash_key(key) for key in ("one", "two")])
+            transport = httpx2.ASGITransport(app)
+            async with httpx2.AsyncClient(transport=transport, base_url="http://server") as http:
+
+                async def ask(key: str, **more: Any) -> int:
+                    headers = {"Authorization": f"Bearer {key}"}
+                    response = await http.post(path, json={**ENDPOINTS[path], **more}, headers=headers)
+                    assert response.status_code == 200, response.text
+                    return cached(response.json())
+
+                assert await ask("one") == 0
+                shared = await ask("one")
+                assert shared > 200  # a key shares with itself
+                assert await ask("two") == 0
+                assert await ask("two") == shared
+                assert await ask("one", cache_salt="mine") == 0  # the client's own salt acts under the key's
+                assert await ask("two", cache_salt="mine") == 0
+                assert await ask("one", cache_salt="mine") == shared
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_the_salt_of_a_server_without_keys_is_the_clients_own() -> None:
+    assert cache_salt(b"", None) == ""
+    assert cache_salt(b"", "mine") == "mine"
+    salts = [cache_salt(hash_key(key), asked) for key in ("one", "two") for asked in (None, "mine")]
+    assert len(set(salts)) == 4
+    assert not any(hash_key(key).hex() in salt for key in ("one", "two") for salt in salts)

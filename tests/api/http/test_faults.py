@@ -1,0 +1,156 @@
+"""The whole app under the faults that clients make: each its status and code, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from chorale.errors import EngineDeadError
+from chorale.testing.scripted_client import ScriptedClient
+from tests.support.app import Running, call, connect, full_server, read_answer, scripted
+
+TEXT = [200005, 17196, 200008, 13225, 11, 1495]  # <|channel|>final<|message|>Hello, ...
+CHAT = "/v1/chat/completions"
+ASK = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def served(
+    test: Callable[[Running, ScriptedClient], Awaitable[None]], client: ScriptedClient, **config: Any
+) -> None:
+    async def main() -> None:
+        async with full_server(client, **config) as server:
+            await test(server, client)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "status", "code", "param"),
+    [
+        (CHAT, {**ASK, "model": "nobody"}, 404, "model_not_found", "model"),
+        ("/v1/completions", {"prompt": "a", "model": "nobody"}, 404, "model_not_found", "model"),
+        ("/v1/responses", {"input": "a", "model": "nobody"}, 404, "model_not_found", "model"),
+        ("/v1/completions", {"prompt": [1, -1]}, 400, None, None),
+        ("/v1/completions", {"prompt": [201088]}, 400, None, None),
+        ("/v1/completions", {"prompt": [1] * 131_073}, 400, "context_length_exceeded", None),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "a " * 140_000}]},
+            400,
+            "context_length_exceeded",
+            None,
+        ),
+        ("/v1/responses", {"input": "a " * 140_000}, 400, "context_length_exceeded", None),
+        (CHAT, {**ASK, "n": 17}, 400, "above_max_value", "n"),
+        (CHAT, {**ASK, "nonsense": 1}, 400, None, "nonsense"),
+        (CHAT, {}, 400, "missing_required_parameter", "messages"),
+        ("/v1/responses/resp_" + "0" * 32, None, 405, "method_not_allowed", None),
+    ],
+)
+def test_requests_that_cannot_be(
+    path: str, data: Any, status: int, code: str | None, param: str | None
+) -> None:
+    async def test(server: Running, client: ScriptedClient) -> None:
+        answer = await call(server.port, "POST", path, data)
+        assert answer.status == status, answer.body[:300]
+        assert code is None or answer.code == code
+        assert param is None or answer.json["error"]["param"] == param
+        assert isinstance(answer.json["error"]["code"], str)
+        if code == "context_length_exceeded":  # LiteLLM and others know it by these words
+            assert answer.json["error"]["message"].startswith("This model's maximum context length is 131072")
+        assert client.requests == []
+
+    served(test, scripted(TEXT))
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"a":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "json_too_deep"),
+        (b'{"messages": "\xff"}', "invalid_utf8"),
+        (b"{", "invalid_json"),
+        (b'{"temperature": NaN}', "invalid_json"),
+    ],
+)
+def test_bodies_that_cannot_be(path: str, body: bytes, code: str) -> None:
+    async def test(server: Running, client: ScriptedClient) -> None:
+        answer = await call(server.port, "POST", path, body=body)
+        assert (answer.status, answer.code) == (400, code)
+
+    served(test, scripted(TEXT))
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_is_429_before_anything_is_streamed(path: str, stream: bool) -> None:
+    async def test(server: Running, client: ScriptedClient) -> None:
+        data = {**(ASK if path == CHAT else {}), "stream": stream}
+        data |= {} if path == CHAT else {"prompt" if "completions" in path else "input": "a"}
+        answer = await call(server.port, "POST", path, data)
+        assert (answer.status, answer.code) == (429, "rate_limit_exceeded")
+        assert int(answer.headers["retry-after"]) >= 1
+
+    client = scripted(TEXT)
+    client.max_in_flight = 0
+    served(test, client)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_aborts_its_request(path: str, stream: bool) -> None:
+    async def test(server: Running, client: ScriptedClient) -> None:
+        data = {**(ASK if path == CHAT else {}), "stream": stream}
+        data |= {} if path == CHAT else {"prompt" if "completions" in path else "input": "a"}
+        body = json.dumps(data).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        _, writer = await connect(server.port)
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        await _until(lambda: len(client.requests) == 1)
+        await asyncio.sleep(0.05)
+        writer.close()
+        await _until(lambda: len(client.aborted) == 1)
+        await _until(lambda: server.state.lifecycle.num_requests == 0)
+        assert client.num_in_flight == 0
+
+    served(test, scripted(TEXT, hang=True))
+
+
+def test_a_death_in_mid_stream_is_told() -> None:
+    async def test(server: Running, client: ScriptedClient) -> None:
+        answer = await call(server.port, "POST", CHAT, {**ASK, "stream": True})
+        assert answer.status == 200
+        events = [line for line in answer.body.decode().split("\n\n") if line]
+        assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "engine_restarted"
+        assert events[-1] == "data: [DONE]"
+        body = await call(server.port, "POST", CHAT, ASK)
+        assert (body.status, body.code) == (503, "engine_restarted")
+
+    served(test, scripted(TEXT, error=EngineDeadError("the engine died")))
+
+
+def test_what_is_cut_at_the_end_of_the_drain_is_told() -> None:
+    async def test(server: Running, client: ScriptedClient) -> None:
+        body = json.dumps({**ASK, "stream": True}).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        reader, writer = await connect(server.port)
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        await _until(lambda: len(client.requests) == 1)
+        await asyncio.sleep(0.05)
+        server.stop()
+        answer = await asyncio.wait_for(read_answer(reader), 5)
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+        writer.close()
+        await asyncio.wait_for(server.task, 5)
+
+    served(test, scripted(TEXT, hang=True), shutdown_timeout=0.3)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(3):
+        while not condition():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,382 @@
+"""The guard over real sockets, with raw bytes: headers, bodies, time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvloop
+
+from tests.support.app import Probe, Running, call, connect, exchange, probe_server, read_answer
+
+HEAD = b"POST /echo HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+_ENCODED = "unsupported_content_encoding"
+
+
+def served(test: Callable[[Running, Probe], Awaitable[None]], **config: Any) -> None:
+    async def main() -> None:
+        probe = Probe()
+        handlers = {"/echo": probe.echo, "/slow": probe.slow, "/hang": probe.hang, "/fault": probe.fault}
+        async with probe_server(handlers, **config) as server:
+            await test(server, probe)
+
+    uvloop.run(main())
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_a_60_mb_header_is_431_and_costs_no_memory() -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        reader, writer = await connect(server.port)
+        writer.transport.set_write_buffer_limits(high=0)
+        before = peak_bytes()
+
+        async def flood() -> None:
+            writer.write(b"GET /echo HTTP/1.1\r\nhost: localhost\r\nx-big: ")
+            piece = b"a" * 2**20
+            for _ in range(60):
+                writer.write(piece)
+                await writer.drain()
+
+        flooding = asyncio.create_task(flood())
+        answer = await asyncio.wait_for(read_answer(reader), 10)
+        with contextlib.suppress(ConnectionError):
+            await flooding
+        writer.close()
+        assert answer.status == 431
+        assert answer.code == "headers_too_large"
+        assert peak_bytes() - before < 8 * 2**20
+
+    served(test)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"x-a: " + b"b" * 65_536 + b"\r\n\r\n", 431),
+        (b"x-a: " + b"b" * 60_000 + b"\r\n\r\n", 200),
+        (b"".join(b"x-%d: a\r\n" % index for index in range(127)) + b"\r\n", 431),
+        (b"".join(b"x-%d: a\r\n" % index for index in range(120)) + b"\r\n", 200),
+        (b"".join(b"x: a\r\n" for _ in range(500_000)) + b"\r\n", 431),
+    ],
+)
+def test_header_limits(raw: bytes, status: int) -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        answer = await exchange(server.port, HEAD + b"content-length: 2\r\n" + raw + b"{}")
+        assert answer.status == status
+
+    served(test)
+
+
+def test_a_long_url_is_431() -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        raw = b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        assert (await exchange(server.port, raw)).status == 431
+
+    served(test)
+
+
+def test_pipelined_and_kept_alive_requests_are_each_counted_alone() -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        one = HEAD + b"x-pad: " + b"p" * 40_000 + b"\r\ncontent-length: 2\r\n\r\n{}"
+        reader, writer = await connect(server.port)
+        writer.write(one * 5)
+        for _ in range(5):
+            assert (await asyncio.wait_for(read_answer(reader), 5)).status == 200
+        writer.write(one)
+        assert (await asyncio.wait_for(read_answer(reader), 5)).status == 200
+        writer.close()
+
+    served(test)
+
+
+OFFER = HEAD + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'content-length: 7\r\n\r\n{"a":1}',
+        b'transfer-encoding: chunked\r\n\r\n3\r\n{"a\r\n4\r\n":1}\r\n0\r\n\r\n',
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_offer_of_another_protocol_is_passed_over(body: bytes, at_once: bool) -> None:
+    """Java's HTTP client offers HTTP/2 with the first request of each connection, its body included."""
+
+    async def test(server: Running, probe: Probe) -> None:
+        reader, writer = await connect(server.port)
+        everything = (OFFER + body) * 2 + HEAD + b'content-length: 7\r\n\r\n{"b":2}'
+        pieces = [everything] if at_once else [bytes([byte]) for byte in everything]
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0)
+        for expected in ({"a": 1}, {"a": 1}, {"b": 2}):
+            answer = await asyncio.wait_for(read_answer(reader), 5)
+            assert (answer.status, answer.json) == (200, expected)
+        writer.close()
+
+    served(test)
+
+
+def test_the_body_of_an_offer_is_no_request() -> None:
+    """Nor is it once the head was a piece of its own."""
+
+    async def test(server: Running, probe: Probe) -> None:
+        reader, writer = await connect(server.port)
+        hidden = b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        writer.write(OFFER + b"content-length: %d\r\n\r\n" % len(hidden))
+        await asyncio.sleep(0.2)
+        writer.write(hidden)
+        answer = await asyncio.wait_for(read_answer(reader), 5)
+        assert (answer.status, answer.code) == (400, "invalid_json")
+        writer.write(b"GET /echo HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n")
+        assert (await asyncio.wait_for(read_answer(reader), 5)).status == 415
+        writer.write(HEAD + b"content-length: 2\r\n\r\n{}")
+        assert (await asyncio.wait_for(read_answer(reader), 5)).status == 200
+        writer.close()
+
+    served(test)
+
+
+def test_dripped_headers_end_in_408() -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        reader, writer = await connect(server.port)
+        began = time.monotonic()
+
+        async def drip() -> None:
+            for byte in HEAD * 10:
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        answer = await asyncio.wait_for(read_answer(reader), 60)
+        dripping.cancel()
+        writer.close()
+        assert (answer.status, answer.code) == (408, "request_timeout")
+        assert time.monotonic() - began > 0.4
+
+    served(test, header_timeout=0.5)
+
+
+def test_a_connection_that_says_nothing_is_closed() -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        reader, writer = await connect(server.port)
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+        writer.close()
+
+    served(test, header_timeout=0.3)
+
+
+def test_the_second_head_of_a_connection_has_the_same_time() -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        reader, writer = await connect(server.port)
+        writer.write(HEAD + b"content-length: 2\r\n\r\n{}")
+        assert (await read_answer(reader)).status == 200
+        await asyncio.sleep(0.5)  # idle between requests is not dripping
+        writer.write(b"GET /ec")
+        assert (await asyncio.wait_for(read_answer(reader), 60)).status == 408
+        writer.close()
+
+    served(test, header_timeout=0.3)
+
+
+def test_slow_heads_do_not_slow_others() -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        dripping = [await connect(server.port) for _ in range(200)]
+        for _, writer in dripping:
+            writer.write(b"GET /echo HTTP/1.1\r\nhost:")
+        began = time.monotonic()
+        assert (await call(server.port, "POST", "/echo", {})).status == 200
+        assert time.monotonic() - began < 8  # the heads get 10 s
+        for _, writer in dripping:
+            writer.close()
+
+    served(test)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "code"),
+    [
+        (b"\x16\x03\x01\x02\x00nonsense\r\n\r\n", 400, "invalid_http"),
+        (b"GET /echo HTTP/9.9\r\nhost: a\r\n\r\n", 400, "invalid_http"),
+        (HEAD + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{}", 400, "invalid_http"),
+        (HEAD + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}", 400, "invalid_http"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n", 400, "invalid_http"),
+        (HEAD + b"content-length: -2\r\n\r\n{}", 400, "invalid_http"),
+        (b"POST /echo HTTP/1.1\r\ncontent-length: 0\r\n\r\n", 400, "invalid_host"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\nhost: b\r\ncontent-length: 0\r\n\r\n", 400, "invalid_host"),
+        (b"GET /echo HTTP/1.1\r\nhost: a/b?c\r\n\r\n", 400, "invalid_host"),
+        (b"GET /echo HTTP/1.1\r\nhost: evil.example\r\n\r\n", 400, "invalid_host"),
+        (HEAD + b"content-length: 17000000\r\n\r\n", 413, "payload_too_large"),
+        (HEAD + b"content-length: 3\r\n\r\n\xff{}", 400, "invalid_utf8"),
+        (HEAD + b"content-length: 0\r\n\r\n", 400, "invalid_json"),
+        (
+            b"POST /echo HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}",
+            415,
+            "unsupported_media_type",
+        ),
+        *(
+            (HEAD + b"content-encoding: %s\r\ncontent-length: 2\r\n\r\n{}" % name, 415, _ENCODED)
+            for name in (b"gzip", b"deflate", b"GZIP", b"br", b"identity, gzip", b"nonsense")
+        ),
+        (HEAD + b"content-encoding: identity\r\ncontent-length: 3\r\n\r\n\xff{}", 400, "invalid_utf8"),
+        (b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n", 404, "unknown_url"),
+        (b"DELETE /echo HTTP/1.1\r\nhost: localhost\r\n\r\n", 405, "method_not_allowed"),
+        (b"GET //echo HTTP/1.1\r\nhost: localhost\r\n\r\n", 404, "unknown_url"),
+    ],
+)
+def test_raw_requests(raw: bytes, status: int, code: str) -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        answer = await exchange(server.port, raw)
+        assert (answer.status, answer.code) == (status, code)
+        assert answer.json["error"].keys() == {"message", "type", "param", "code"}
+        assert (await call(server.port, "POST", "/echo", {"still": "here"})).json == {"still": "here"}
+
+    served(test)
+
+
+def test_local_names_are_served() -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        for host in ("localhost", f"localhost:{server.port}", "127.0.0.1", "[::1]:8000", "a.localhost"):
+            assert (await call(server.port, "POST", "/echo", {}, {"host": host})).status == 200, host
+
+    served(test)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_over_the_limit_is_413_even_while_it_is_being_sent(chunked: bool) -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        reader, writer = await connect(server.port)
+        framing = b"transfer-encoding: chunked\r\n" if chunked else b"content-length: 3000000\r\n"
+        writer.write(HEAD + framing + b"\r\n")
+        piece = b"a" * 100_000
+        for _ in range(30):
+            writer.write((b"%x\r\n%s\r\n" % (len(piece), piece)) if chunked else piece)
+        if chunked:
+            writer.write(b"0\r\n\r\n")
+        answer = await asyncio.wait_for(read_answer(reader), 10)
+        assert (answer.status, answer.code) == (413, "payload_too_large")
+        writer.close()
+
+    served(test, max_body_bytes=1_000_000)
+
+
+def test_a_dripped_body_is_408_and_an_idle_one_too() -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        for drip in (True, False):
+            reader, writer = await connect(server.port)
+            writer.write(HEAD + b"content-length: 1000\r\n\r\n")
+            answering = asyncio.create_task(read_answer(reader))
+            while drip and not answering.done():
+                writer.write(b" ")
+                await asyncio.sleep(0.05)
+            answer = await asyncio.wait_for(answering, 5)
+            assert (answer.status, answer.code) == (408, "request_timeout")
+            assert answer.headers["connection"] == "close"
+            writer.close()
+
+    served(test, body_timeout=0.4)
+
+
+@pytest.mark.parametrize("path", ["/slow", "/hang"])
+def test_a_client_that_leaves_stops_the_work(path: str) -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        _, writer = await connect(server.port)
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n".encode())
+        await asyncio.wait_for(probe.started.wait(), 5)
+        writer.close()
+        await asyncio.wait_for(probe.closed.wait(), 1)
+        await asyncio.sleep(0.05)
+        assert server.state.lifecycle.num_requests == 0
+
+    served(test)
+
+
+def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    from chorale.api.http import protocol
+    from chorale.api.http.responses import EventStream
+
+    monkeypatch.setattr(protocol, "WRITE_TIMEOUT_SECONDS", 0.5)
+
+    async def main() -> None:
+        closed = asyncio.Event()
+
+        async def flood() -> Any:
+            try:
+                while True:
+                    await asyncio.sleep(0)
+                    yield b"x" * 100_000
+            finally:
+                closed.set()
+
+        async def handler(request: Any) -> Any:
+            return EventStream(flood())
+
+        async with probe_server({"/flood": handler}) as server:
+            _, writer = await connect(server.port, limit=1000)
+            writer.write(b"GET /flood HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await asyncio.wait_for(closed.wait(), 5)
+            writer.close()
+
+    uvloop.run(main())
+
+
+def test_the_protocol_is_uvicorns_own() -> None:
+    """uvicorn must run the subclass, and be able to make it."""
+    from chorale.api.http.protocol import guarded_protocol
+    from chorale.config import ServerConfig
+
+    assert guarded_protocol(ServerConfig()).__mro__[2].__module__ == "uvicorn.protocols.http.httptools_impl"
+    assert "httptools" in sys.modules
+
+
+def chunked(*chunks: bytes) -> bytes:
+    return HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"".join(chunks)
+
+
+END = b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("chunks", "status"),
+    [
+        ([b"2;" + b"x" * 100_000 + b"\r\n{}\r\n", END], 400),
+        ([b"2\r\n{}\r\n", b"0;" + b"x" * 100_000 + b"\r\n\r\n"], 400),
+        ([b"2\r\n{}\r\n", b"0\r\nx-trailer: " + b"x" * 100_000 + b"\r\n\r\n"], 400),
+        ([b"2;" + b"x" * 200 + b"\r\n{}\r\n", END], 200),
+        (
+            [b"1\r\n{\r\n", *[b"1;chunk-signature=" + b"0" * 64 + b"\r\n \r\n"] * 5_000, b"1\r\n}\r\n", END],
+            200,
+        ),
+        ([b"30D42\r\n{" + b" " * 200_001 + b"\r\n1\r\n}\r\n", END], 200),
+    ],
+)
+def test_what_chunks_carry_beside_their_data_is_bounded(chunks: list[bytes], status: int) -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        for _ in range(2):
+            answer = await exchange(server.port, chunked(*chunks))
+            assert answer.status == status
+            if status == 400:
+                assert answer.code == "invalid_http"
+        # In pieces, and twice on one connection.
+        reader, writer = await connect(server.port)
+        for data in (chunked(*chunks), chunked(*chunks)):
+            for start in range(0, len(data), 10_000):
+                writer.write(data[start : start + 10_000])
+                await asyncio.sleep(0)
+            answer = await asyncio.wait_for(read_answer(reader), 10)
+            assert answer.status == status
+            if status == 400:
+                break
+        writer.close()
+
+    served(test)

@@ -1,0 +1,276 @@
+"""The server's life: listening, the drain, the cut, sockets, TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import websockets
+
+from chorale.api.app import create_app
+from chorale.api.http.server import bind_sockets
+from chorale.config import ServerConfig
+from chorale.errors import ConfigError
+from tests.support.app import (
+    Probe,
+    call,
+    close_connections,
+    connect,
+    full_server,
+    make_state,
+    probe_app,
+    read_answer,
+    running,
+)
+
+GET_HANG = b"POST /hang HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {port} of 127.0.0.1 is in use.*--port"):
+            bind_sockets(ServerConfig(port=port))
+
+
+def test_an_unknown_host_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"--host no\.such\.host\.invalid"):
+        bind_sockets(ServerConfig(host="no.such.host.invalid"))
+
+
+def test_localhost_binds_loopback_only() -> None:
+    sockets = bind_sockets(ServerConfig(host="localhost", port=0))
+    assert {bound.getsockname()[0] for bound in sockets} <= {"127.0.0.1", "::1"}
+    for bound in sockets:
+        bound.close()
+
+
+def test_unix_socket_is_private_and_replaced_when_stale(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    for _ in range(2):  # the second finds the file of the first
+        bound = bind_sockets(ServerConfig(uds=str(path)))[0]
+        assert os.stat(path).st_mode & 0o777 == 0o600
+        bound.close()
+    live = bind_sockets(ServerConfig(uds=str(path)))[0]
+    with pytest.raises(ConfigError, match="another server listens"):
+        bind_sockets(ServerConfig(uds=str(path)))
+    live.close()
+    path.unlink()
+    path.write_text("precious")
+    with pytest.raises(ConfigError, match="not a socket"):
+        bind_sockets(ServerConfig(uds=str(path)))
+    assert path.read_text() == "precious"
+    for place, words in ((path / "s", "Not a directory"), (Path("/none/s"), "No such file"),
+                         (tmp_path / ("s" * 120), "path too long")):  # fmt: skip
+        with pytest.raises(ConfigError, match=words):
+            bind_sockets(ServerConfig(uds=str(place)))
+
+
+def test_serving_on_a_unix_socket(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+
+    async def main() -> None:
+        async with full_server(uds=path):
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(b"GET /version HTTP/1.1\r\nhost: anything\r\n\r\n")
+            assert (await read_answer(reader)).status == 200
+            writer.close()
+            await writer.wait_closed()
+        assert not os.path.exists(path)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("root_path", ["/llm", "/llm/"])
+def test_a_proxy_may_keep_its_prefix_or_take_it_away(root_path: str) -> None:
+    async def main() -> None:
+        async with full_server(root_path=root_path) as server:
+            for path, status in {
+                "/version": 200,
+                "/llm/version": 200,
+                "/llmx/version": 404,
+                "/llm": 404,
+            }.items():
+                assert (
+                    await call(server.port, "GET", path, headers={"host": "example.org"})
+                ).status == status, path
+            for path in ("/v1/messages", "/llm/v1/messages"):
+                answer = await call(server.port, "POST", path, [])
+                assert (answer.status, answer.json["type"]) == (400, "error")  # Anthropic's form
+
+    asyncio.run(main())
+
+
+def test_one_of_several_processes_leaves_the_unix_socket_to_the_others(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+
+    async def main() -> None:
+        async with full_server(uds=path, api_server_count=2):
+            pass
+        assert os.path.exists(path)
+
+    asyncio.run(main())
+
+
+def test_tls(tmp_path: Path) -> None:
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    openssl = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "1",
+        "-subj",
+        "/CN=localhost",
+    ]
+    made = subprocess.run([*openssl, "-keyout", key, "-out", certificate], capture_output=True, check=False)
+    if made.returncode != 0:
+        pytest.skip("no openssl to make a certificate with")
+
+    async def main() -> None:
+        context = ssl.create_default_context(cafile=certificate)
+        async with full_server(ssl_keyfile=key, ssl_certfile=certificate) as server:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", server.port, ssl=context, server_hostname="localhost"
+            )
+            writer.write(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert (await read_answer(reader)).status == 200
+            writer.write(b"GET /version HTTP/1.1\r\nx-big: " + b"a" * 100_000)
+            assert (await asyncio.wait_for(read_answer(reader), 5)).status == 431
+            writer.transport.abort()
+            address = f"wss://127.0.0.1:{server.port}/v1/responses"
+            async with websockets.connect(address, ssl=context, server_hostname="localhost") as connection:
+                await connection.send('{"type": "response.create", "input": "Hi"}')
+                assert '"response.created"' in str(await asyncio.wait_for(connection.recv(), 10))
+
+        demanding = {"ssl_ca_certs": certificate, "ssl_cert_reqs": 2}
+        async with full_server(ssl_keyfile=key, ssl_certfile=certificate, **demanding) as server:
+            assert not await answers(server.port, context)
+            context.load_cert_chain(certificate, key)
+            assert await answers(server.port, context)
+
+    asyncio.run(main())
+
+
+async def answers(port: int, context: ssl.SSLContext) -> bool:
+    """Whether a request over TLS is answered, or the server ends the connection for want of a certificate."""
+    try:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=context, server_hostname="localhost"
+        )
+    except (OSError, ssl.SSLError):
+        return False
+    try:
+        writer.write(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        return (await read_answer(reader)).status == 200
+    except (OSError, asyncio.IncompleteReadError):
+        return False
+    finally:
+        writer.transport.abort()
+
+
+# --------------------------------------------------------------------------- the end
+
+
+def test_drain_lets_running_requests_finish() -> None:
+    async def main() -> None:
+        release = asyncio.Event()
+
+        async def slow(request: object) -> object:
+            from chorale.api.http.responses import json_response
+
+            await release.wait()
+            return json_response("done")
+
+        async with (
+            make_state(shutdown_timeout=20.0) as state,
+            running(probe_app(state, {"/slow": slow})) as server,  # type: ignore[dict-item]
+        ):
+            waiting = asyncio.create_task(call(server.port, "POST", "/slow"))
+            await asyncio.sleep(0.1)
+            server.stop()
+            await asyncio.sleep(0.5)
+            assert state.lifecycle.draining
+            with pytest.raises(OSError, match="Connect call failed"):
+                await connect(server.port)
+            assert not server.task.done()
+            release.set()
+            assert (await asyncio.wait_for(waiting, 5)).json == "done"
+            await close_connections()
+            await asyncio.wait_for(server.task, 5)
+
+    asyncio.run(main())
+
+
+def test_during_the_grace_probes_say_so_and_requests_are_taken() -> None:
+    async def main() -> None:
+        async with make_state() as state, running(create_app(state), drain_grace=1.0) as server:
+            server.stop()
+            await asyncio.sleep(0.1)
+            assert (await call(server.port, "GET", "/health")).status == 200
+            ready = await call(server.port, "GET", "/ready")
+            assert (ready.status, ready.json["status"]) == (503, "draining")
+            assert (await call(server.port, "GET", "/v1/models")).status == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_what_does_not_finish_in_time_is_cut(twice: bool) -> None:
+    async def main() -> None:
+        probe = Probe()
+        timeout = 60.0 if twice else 0.3
+        async with (
+            make_state(shutdown_timeout=timeout) as state,
+            running(probe_app(state, {"/hang": probe.hang})) as server,
+        ):
+            _, writer = await connect(server.port)
+            writer.write(GET_HANG)
+            await asyncio.wait_for(probe.started.wait(), 5)
+            server.stop()
+            if twice:
+                server.stop()
+            await asyncio.wait_for(server.task, 6)
+
+    asyncio.run(main())
+
+
+SERVE = """
+import asyncio
+from chorale.api.app import create_app
+from chorale.api.http.server import bind_sockets, serve_app
+from tests.support.app import make_state
+
+async def main():
+    async with make_state() as state:
+        sockets = bind_sockets(state.config)
+        ready = lambda: print(sockets[0].getsockname()[1], flush=True)
+        await serve_app(create_app(state), state.config, sockets, ready)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_process_with_0(name: signal.Signals) -> None:
+    process = subprocess.Popen([sys.executable, "-c", SERVE], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) > 0
+        process.send_signal(name)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.communicate()

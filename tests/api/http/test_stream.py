@@ -1,0 +1,255 @@
+"""EventStream and until_disconnect against a hand-driven ASGI server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect, Request
+
+from chorale.api.http import stream
+from chorale.api.http.responses import EventStream, until_disconnect
+from chorale.api.http.sse import DONE, last_error
+from chorale.errors import QueueFullError
+from tests.support.app import call, full_server, scripted
+
+
+class Wire:
+    """Records what is sent; the client stays until ``leave`` is set."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.leave = asyncio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        await self.leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    async def play(self, stream: EventStream) -> None:
+        await stream({"type": "http"}, self.receive, self.send)
+
+
+async def count_to(number: int) -> AsyncGenerator[bytes]:
+    for index in range(number):
+        yield b"%d;" % index
+
+
+def test_chunks_and_headers() -> None:
+    async def main() -> None:
+        wire = Wire()
+        await wire.play(EventStream(count_to(3), {"X-Own": "1"}))
+        headers = dict(wire.sent[0]["headers"])
+        assert headers[b"content-type"] == b"text/event-stream; charset=utf-8"
+        assert headers[b"cache-control"] == b"no-cache"
+        assert headers[b"x-accel-buffering"] == b"no"
+        assert headers[b"x-own"] == b"1"
+        assert wire.body == b"0;1;2;"
+        assert [message.get("more_body") for message in wire.sent[1:]] == [True, True, True, False]
+
+    asyncio.run(main())
+
+
+def test_an_error_before_the_first_chunk_is_raised_and_nothing_is_sent() -> None:
+    async def full() -> AsyncGenerator[bytes]:
+        raise QueueFullError("full", retry_after=2)
+        yield b""
+
+    async def main() -> None:
+        wire = Wire()
+        with pytest.raises(QueueFullError):
+            await wire.play(EventStream(full()))
+        assert wire.sent == []
+
+    asyncio.run(main())
+
+
+def test_an_error_later_cuts_the_stream(caplog: pytest.LogCaptureFixture) -> None:
+    async def faulty() -> AsyncGenerator[bytes]:
+        yield b"a"
+        raise RuntimeError("a bug")
+
+    async def main() -> None:
+        wire = Wire()
+        with caplog.at_level(logging.ERROR):
+            await wire.play(EventStream(faulty()))
+        assert wire.sent[-1] == {"type": "http.response.body", "body": b"a", "more_body": True}
+
+    asyncio.run(main())
+    assert "a bug" in caplog.text
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 5])
+def test_a_client_that_leaves_closes_the_source_where_it_waits(num_before: int) -> None:
+    async def main() -> None:
+        wire, closed, waiting = Wire(), asyncio.Event(), asyncio.Event()
+
+        async def source() -> AsyncGenerator[bytes]:
+            try:
+                for _ in range(num_before):
+                    yield b"x"
+                waiting.set()
+                await asyncio.sleep(60)
+            finally:
+                closed.set()
+
+        playing = asyncio.create_task(wire.play(EventStream(source())))
+        await waiting.wait()
+        wire.leave.set()
+        await asyncio.wait_for(closed.wait(), 0.5)
+        await asyncio.wait_for(playing, 0.5)
+
+    asyncio.run(main())
+
+
+def test_a_server_that_cancels_closes_the_source() -> None:
+    async def main() -> None:
+        wire, closed = Wire(), asyncio.Event()
+
+        async def source() -> AsyncGenerator[bytes]:
+            try:
+                yield b"x"
+                await asyncio.sleep(60)
+            finally:
+                closed.set()
+
+        playing = asyncio.create_task(wire.play(EventStream(source())))
+        await asyncio.sleep(0.01)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        assert closed.is_set()
+
+    asyncio.run(main())
+
+
+def test_silence_is_filled_with_comments_and_only_silence() -> None:
+    async def main() -> None:
+        wire = Wire()
+
+        async def source() -> AsyncGenerator[bytes]:
+            yield b"first"
+            await asyncio.sleep(0.35)
+            for _ in range(20):
+                await asyncio.sleep(0.01)
+                yield b"t"
+
+        await wire.play(EventStream(source(), keep_alive=0.2))
+        body = wire.body.replace(b": keep-alive\n\n", b"#")
+        assert b"first#" in body
+        assert body.count(b"#") <= 3
+        assert body.endswith(b"t" * 10)  # none between tokens that flow
+
+    asyncio.run(main())
+
+
+def test_an_error_in_time_has_its_own_status() -> None:
+    async def main() -> None:
+        wire = Wire()
+
+        async def source() -> AsyncGenerator[bytes]:
+            await asyncio.sleep(0.1)
+            raise QueueFullError("full")
+            yield b""
+
+        with pytest.raises(QueueFullError):
+            await wire.play(EventStream(source(), keep_alive=5))
+        assert wire.sent == []
+
+    asyncio.run(main())
+
+
+def test_silence_before_the_first_chunk_begins_the_stream() -> None:
+    """A prompt of minutes: clients and proxies must hear something. What fails then is an event."""
+
+    async def main() -> None:
+        async def answering() -> AsyncGenerator[bytes]:
+            await asyncio.sleep(0.3)
+            yield b"first"
+
+        async def failing() -> AsyncGenerator[bytes]:
+            await asyncio.sleep(0.3)
+            raise QueueFullError("full")
+            yield b""
+
+        wire = Wire()
+        await wire.play(EventStream(answering(), keep_alive=0.1))
+        assert [message["type"] for message in wire.sent].count("http.response.start") == 1
+        assert wire.body.startswith(b": keep-alive\n\n")
+        assert wire.body.endswith(b"first")
+        wire = Wire()
+        await wire.play(EventStream(failing(), keep_alive=0.1, on_error=last_error))
+        assert [message["type"] for message in wire.sent].count("http.response.start") == 1
+        assert b'"code":"rate_limit_exceeded"' in wire.body
+        assert wire.body.endswith(DONE)
+        assert wire.sent[-1]["more_body"] is False
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "end"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}, b"data: [DONE]\n\n"),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 9}, b"data: [DONE]\n\n"),
+        (
+            "/v1/messages",
+            {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]},
+            b'"type":"message_stop"}\n\n',
+        ),
+        ("/v1/responses", {"input": "Hi"}, b"}\n\n"),
+    ],
+)
+def test_every_endpoint_fills_silence(
+    path: str, body: dict[str, Any], end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first token, and between tokens that are no event."""
+    monkeypatch.setattr(stream, "KEEP_ALIVE_SECONDS", 0.1)
+
+    async def main() -> None:
+        slow = scripted((200005, 17196, 200008, 13225, 200002), delay=0.12)
+        async with full_server(slow) as server:
+            answer = await call(server.port, "POST", path, {"model": "demo", "stream": True, **body})
+            assert answer.status == 200
+            assert answer.body.count(b": keep-alive\n\n") >= 2
+            assert answer.body.endswith(end)
+
+    asyncio.run(main())
+
+
+def test_until_disconnect() -> None:
+    async def main() -> None:
+        wire, cancelled = Wire(), asyncio.Event()
+        request = Request({"type": "http", "headers": []}, wire.receive)
+
+        async def work(seconds: float) -> str:
+            try:
+                await asyncio.sleep(seconds)
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+            return "done"
+
+        assert await until_disconnect(request, work(0.01)) == "done"
+        with pytest.raises(QueueFullError):
+            await until_disconnect(request, _refuse())
+        waiting = asyncio.create_task(until_disconnect(request, work(60)))
+        await asyncio.sleep(0.01)
+        wire.leave.set()
+        with pytest.raises(ClientDisconnect):
+            await asyncio.wait_for(waiting, 0.5)
+        assert cancelled.is_set()
+
+    async def _refuse() -> str:
+        raise QueueFullError("full")
+
+    asyncio.run(main())

@@ -1,0 +1,161 @@
+"""/docs: Swagger UI from this server alone, in a real browser; and what is served without one."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chorale.api.http.auth import hash_key
+from chorale.api.openapi import describe, operations
+from chorale.api.operator.docs import PATHS, load
+from tests.support.app import Running, call, full_server
+from tests.support.chromium import PATH, Page
+from tests.support.scripted import FINAL, playing
+from tests.support.threads import in_thread
+
+browser = pytest.mark.skipif(PATH is None, reason="there is no Chromium on this machine")
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    found = Page(tmp_path)
+    yield found
+    found.close()
+
+
+def unfold(page: Page, operation: str, path: str, method: str) -> None:
+    """Open an operation and wait until it can be executed.
+
+    Swagger UI shows the button some milliseconds before it has resolved the operation; a click between the
+    two ends in OperationNotFoundError on the console and nothing else.
+    """
+    page.click(f"{operation} button.opblock-summary-control")
+    page.until("document.querySelector('button.execute')")
+    page.until(f"ui.getState().getIn(['spec', 'resolvedSubtrees', 'paths', '{path}', '{method}'])")
+
+
+@browser
+@pytest.mark.parametrize("prefix", ["", "/prefix"])
+def test_a_call_can_be_tried(page: Page, prefix: str) -> None:
+    answer = playing(FINAL + "17 + 25 = 42<|return|>")
+    with in_thread(full_server(answer, root_path=prefix)) as port:
+        page.open(f"http://127.0.0.1:{port}{prefix}/docs")
+        page.until("document.querySelector('.opblock')", 30)
+        unfold(page, "#operations-Responses-postV1Responses", "/v1/responses", "post")
+        shown = page.value("document.querySelector('textarea.body-param__text').value")
+        assert json.loads(shown) == {"model": "demo", "input": "What is 17 + 25?"}
+        page.click("button.execute")
+        page.until("document.querySelector('.live-responses-table tr.response td.response-col_status')")
+        assert page.text(".live-responses-table tr.response td.response-col_status")[0].startswith("200")
+        assert "17 + 25 = 42" in page.text(".live-responses-table")[0]
+        assert f"{prefix}/v1/responses" in page.text(".request-url")[0]
+        assert page.console == []  # nothing failed, nothing was refused by the policy
+
+
+@browser
+def test_a_key_can_be_given(page: Page) -> None:
+    with in_thread(full_server(playing(FINAL + "Hi<|return|>"), [hash_key("secret")])) as port:
+        page.open(f"http://127.0.0.1:{port}/docs")
+        page.until("document.querySelector('.authorize')", 30)
+        page.click("button.authorize")
+        page.until("document.querySelector('.auth-container input')")
+        page.value("document.querySelector('.auth-container input').focus()")
+        page.call("Input.insertText", text="secret")
+        page.click(".auth-btn-wrapper .authorize")
+        page.click(".auth-btn-wrapper .btn-done")
+        unfold(page, "#operations-Models-getV1Models", "/v1/models", "get")
+        page.click("button.execute")
+        page.until("document.querySelector('.live-responses-table tr.response td.response-col_status')")
+        assert page.text(".live-responses-table tr.response td.response-col_status")[0].startswith("200")
+
+
+@browser
+def test_a_page_of_another_origin_opens_no_websocket(page: Page) -> None:
+    script = (
+        "new Promise(resolve => { const socket = new WebSocket('ws://127.0.0.1:PORT/v1/responses');"
+        " socket.onopen = () => resolve('open'); socket.onerror = () => resolve('refused'); })"
+    )
+    with in_thread(full_server(playing(FINAL + "Hi<|return|>"))) as port:
+        for host, found in (("127.0.0.1", "open"), ("localhost", "refused")):
+            page.open(f"http://{host}:{port}/health")  # a page without a policy of its own
+            page.until(f"location.hostname === '{host}' && document.readyState === 'complete'")
+            assert page.value(script.replace("PORT", str(port))) == found
+
+
+def served(test: object, **config: object) -> None:
+    async def main() -> None:
+        async with full_server(**config) as server:  # type: ignore[arg-type]
+            await test(server)  # type: ignore[operator]
+
+    asyncio.run(main())
+
+
+def test_files_come_compressed_or_not_under_a_strict_policy() -> None:
+    async def test(server: Running) -> None:
+        for path in PATHS:
+            plain = await call(server.port, "GET", path)
+            packed = await call(server.port, "GET", path, None, {"accept-encoding": "br, gzip"})
+            assert (plain.status, packed.status) == (200, 200)
+            assert "content-encoding" not in plain.headers
+            assert packed.headers["content-encoding"] == "gzip"
+            assert gzip.decompress(packed.body) == plain.body
+            policy = plain.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "script-src 'self'" in policy
+            assert "unsafe-eval" not in policy
+            assert "http" not in policy
+
+    served(test)
+
+
+def test_the_page_names_nothing_elsewhere() -> None:
+    text = load("index.html")[0].decode()
+    places = re.findall(r'(?:src|href)="([^"]+)"', text)
+    assert set(places) == {"data:,", "openapi.json"} | {path[1:] for path in PATHS if path != "/docs"}
+    assert "<script>" not in text
+
+
+def test_it_is_off_where_it_is_unwanted() -> None:
+    async def test(server: Running) -> None:
+        for path in (*PATHS, "/openapi.json"):
+            assert (await call(server.port, "GET", path)).status == 404
+
+    served(test, disable_docs=True)
+
+
+def test_examples_work_as_they_stand() -> None:
+    """Each body that the page offers, sent as it is."""
+
+    async def test(server: Running) -> None:
+        described = describe("/", "demo")
+        sent = 0
+        made = (await call(server.port, "POST", "/v1/conversations", {})).json["id"]
+        for operation in operations():
+            if operation.example is None or operation.method != "POST":
+                continue
+            content = described["paths"][operation.path]["post"]["requestBody"]["content"]
+            path = operation.path.replace("{conversation_id}", made)
+            answer = await call(server.port, "POST", path, content["application/json"]["example"])
+            assert answer.status == 200, (operation.path, answer.body)
+            sent += 1
+        assert sent >= 12
+
+    served(test, client=playing(FINAL + "Hello<|return|>"))
+
+
+def test_every_part_of_a_path_is_described() -> None:
+    for path, found in describe()["paths"].items():
+        for operation in found.values():
+            named = {parameter["name"] for parameter in operation.get("parameters", [])}
+            assert named == set(re.findall(r"\{(\w+)\}", path))
+
+
+def test_every_answer_of_the_package_is_in_the_wheel() -> None:
+    for name in ("start.js", "swagger-ui-bundle.js", "swagger-ui.css"):
+        assert len(load(name)[0]) > 100

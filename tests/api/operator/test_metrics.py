@@ -1,0 +1,295 @@
+"""Metrics: vLLM's names, counters that never fall, sums over processes, and their cost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from chorale.api.operator.metered_client import MeteredClient
+from chorale.api.operator.metric_names import SLEEP_STATES
+from chorale.api.operator.metric_types import Histogram, Series, total
+from chorale.api.operator.metrics import Metrics
+from chorale.client.base import EngineInfo
+from chorale.engine.types import EngineStats, GenerateRequest, SamplingSpec, TokenChunk
+from chorale.errors import EngineDeadError, QueueFullError
+from tests.support.app import call, full_server, scripted
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    found = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    own = {} if name.startswith("http_") else {"model_name": "demo", "engine": "0"}
+    return samples(metrics)[name, tuple(sorted((own | labels).items()))]
+
+
+def request(n: int = 1, prompt: int = 7, max_tokens: int | None = 50) -> GenerateRequest:
+    sampling = SamplingSpec(n=n, max_tokens=max_tokens)
+    return GenerateRequest(
+        request_id="r", prompt_token_ids=[1] * prompt, sampling=sampling, arrival_time=time.time()
+    )
+
+
+async def drain(client: MeteredClient, wanted: GenerateRequest) -> None:
+    async for _ in client.submit(wanted):
+        pass
+
+
+def test_every_token_and_request_is_counted_at_the_seam() -> None:
+    async def main() -> None:
+        metrics = Metrics("demo")
+        client = MeteredClient(scripted([1, 2, 3, 200002], num_cached_tokens=5), metrics)
+        await drain(client, request(n=2))
+        assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 2
+        assert value(metrics, "vllm:prompt_tokens_cached_total") == 5
+        assert value(metrics, "vllm:time_to_first_token_seconds_count") == 2
+        assert value(metrics, "vllm:request_generation_tokens_sum") == 8
+        assert value(metrics, "vllm:request_prompt_tokens_sum") == 7
+        assert value(metrics, "vllm:request_max_num_generation_tokens_sum") == 4
+        assert value(metrics, "vllm:request_params_n_sum") == 2
+        assert value(metrics, "vllm:request_params_max_tokens_sum") == 50
+        assert value(metrics, "vllm:e2e_request_latency_seconds_count") == 2
+
+    asyncio.run(main())
+
+
+def test_how_requests_end() -> None:
+    async def main() -> None:
+        metrics = Metrics("demo")
+        dying = MeteredClient(scripted([1], error=EngineDeadError("dead")), metrics)
+        with pytest.raises(EngineDeadError):
+            await drain(dying, request())
+        hanging = MeteredClient(scripted([1, 2], hang=True), metrics)
+
+        async def leave() -> None:
+            stream = hanging.submit(request())
+            try:
+                async for _ in stream:
+                    pass
+            finally:
+                await stream.aclose()
+
+        leaving = asyncio.create_task(leave())
+        await asyncio.sleep(0.05)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        stream = hanging.submit(request())
+        await stream.__anext__()
+        await stream.aclose()  # enough text was seen
+        assert value(metrics, "vllm:request_success_total", finished_reason="error") == 1
+        assert value(metrics, "vllm:request_success_total", finished_reason="abort") == 1
+        assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 1
+        assert value(metrics, "chorale:aborts_total", reason="engine") == 1
+        assert value(metrics, "chorale:aborts_total", reason="disconnect") == 1
+
+    asyncio.run(main())
+
+
+def test_rejections_and_repairs() -> None:
+    async def main() -> None:
+        metrics = Metrics("demo")
+        inner = scripted()
+        inner.max_in_flight = 0
+        with pytest.raises(QueueFullError):
+            MeteredClient(inner, metrics).submit(request())
+        metrics.repaired({"cut_header": 2, "glued_token": 1})
+        metrics.repaired({"cut_header": 1})
+        assert value(metrics, "chorale:queue_rejections_total") == 1
+        assert value(metrics, "chorale:harmony_repairs_total", kind="cut_header") == 3
+
+    asyncio.run(main())
+
+
+class Engine:
+    """As much of a client as a scrape looks at."""
+
+    def __init__(self) -> None:
+        self.stats = EngineStats()
+        self.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, engine_id="a", num_blocks=100)
+
+
+def test_engine_counters_do_not_fall_when_the_engine_restarts() -> None:
+    metrics, engine = Metrics("demo"), Engine()
+    metrics.watch(engine)  # type: ignore[arg-type]
+    engine.stats = EngineStats(
+        num_running=3,
+        kv_blocks_used=25,
+        kv_blocks_total=100,
+        generation_tokens=500,
+        num_steps=10,
+        last_step_tokens=64,
+    )
+    assert value(metrics, "vllm:generation_tokens_total") == 500
+    assert value(metrics, "vllm:num_requests_running") == 3
+    assert value(metrics, "vllm:kv_cache_usage_perc") == 0.25
+    engine.stats = EngineStats(generation_tokens=20, num_steps=2)
+    engine.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, engine_id="b")
+    assert value(metrics, "vllm:generation_tokens_total") == 520
+    assert value(metrics, "chorale:engine_restarts_total") == 1
+    assert value(metrics, "vllm:num_requests_running") == 0
+    assert value(metrics, "vllm:iteration_tokens_total_count") == 2
+
+
+def test_processes_add_up(tmp_path: Path) -> None:
+    every = [Metrics("demo", process=index, share=tmp_path) for index in range(3)]
+    for index, metrics in enumerate(every):
+        metrics.http_finished("/v1/models", "GET", 200, 0.01 * index)
+        metrics.repaired({"cut_header": index})
+        metrics.save()
+    for metrics in every:
+        labels = {"handler": "/v1/models", "method": "GET"}
+        assert value(metrics, "http_requests_total", status="2xx", **labels) == 3
+        assert value(metrics, "http_request_duration_seconds_count", **labels) == 3
+        assert value(metrics, "chorale:harmony_repairs_total", kind="cut_header") == 3
+    (tmp_path / "metrics-1.msgpack").write_bytes(b"half")
+    assert value(every[0], "http_requests_total", status="2xx", **labels) == 2
+
+
+def test_sums_leave_their_parts_alone() -> None:
+    part = Series()
+    part.histogram("h", (1.0, 2.0)).observe(1.5)
+    part.count("c", ("x",))
+    assert total([part, part]).histograms["h"][()].counts == [0, 2, 0]
+    assert part.histograms["h"][()].counts == [0, 1, 0]
+    assert part.counters == {"c": {("x",): 1.0}}
+
+
+def test_buckets_are_cumulative_and_bounds_belong_to_their_bucket() -> None:
+    histogram = Histogram.empty((1.0, 2.0))
+    for observed in (0.5, 1.0, 1.5, 3.0):
+        histogram.observe(observed)
+    assert histogram.cumulative() == [("1.0", 2.0), ("2.0", 3.0), ("+Inf", 4.0)]
+
+
+BOARD = """
+num_requests_running num_requests_waiting kv_cache_usage_perc num_preemptions_total cache_config_info
+prompt_tokens_total generation_tokens_total prefix_cache_queries_total prefix_cache_hits_total
+request_success_total time_to_first_token_seconds_bucket inter_token_latency_seconds_bucket
+e2e_request_latency_seconds_bucket request_time_per_output_token_seconds_bucket
+request_queue_time_seconds_bucket request_prefill_time_seconds_bucket request_decode_time_seconds_bucket
+request_inference_time_seconds_bucket request_prompt_tokens_bucket request_generation_tokens_bucket
+request_max_num_generation_tokens_bucket request_params_n_bucket request_params_max_tokens_bucket
+iteration_tokens_total_bucket
+num_requests_waiting_by_reason engine_sleep_state corrupted_requests_total prompt_tokens_by_source_total
+prompt_tokens_recomputed_total request_prefill_kv_computed_tokens_bucket prompt_tokens_cached_total
+"""
+OTHERS = """
+process_resident_memory_bytes process_cpu_seconds_total process_open_fds process_start_time_seconds
+python_info python_gc_collections_total http_request_duration_highr_seconds_bucket http_requests_total
+"""
+
+
+def test_names_that_dashboards_read() -> None:
+    async def main() -> None:
+        async with full_server() as server:
+            await call(server.port, "GET", "/v1/models/none%0a")
+            answer = await call(server.port, "GET", "/metrics")
+            text = answer.body.decode()
+        for name in BOARD.split():
+            assert f"vllm:{name}" in text, name
+        for name in OTHERS.split():
+            assert f"\n{name}" in text, name
+        assert 'http_requests_total{handler="/v1/models/{model:path}",method="GET",status="4xx"} 1.0' in text
+
+    asyncio.run(main())
+
+
+def test_counting_a_token_is_cheap() -> None:
+    """The budget is 1 us a token; the gate is loose because CI machines are shared."""
+    metrics = Metrics("demo")
+    client: Any = scripted()
+
+    async def main() -> float:
+        stream = MeteredClient(client, metrics).submit(request())
+        chunk = TokenChunk("r", 0, [1])
+        best = float("inf")
+        for _ in range(5):
+            began = time.perf_counter()
+            for _ in range(10_000):
+                stream._observe(chunk, 1.0)  # type: ignore[attr-defined]
+            best = min(best, (time.perf_counter() - began) / 10_000)
+        await stream.aclose()
+        return best
+
+    assert asyncio.run(main()) < 5e-6
+
+
+def test_engine_facts_by_label() -> None:
+    metrics, engine = Metrics("demo"), Engine()
+    metrics.watch(engine)  # type: ignore[arg-type]
+    engine.info = EngineInfo(
+        model="m", max_model_len=1, max_num_seqs=1, dtype="bfloat16", kv_cache_dtype="fp8_e4m3"
+    )
+    engine.stats = EngineStats(
+        num_waiting=7,
+        num_deferred=3,
+        prompt_tokens=100,
+        cached_prompt_tokens=32,
+        recomputed_prompt_tokens=16,
+        num_corrupted=2,
+        num_steps=4,
+    )
+    waiting = "vllm:num_requests_waiting_by_reason"
+    assert value(metrics, waiting, reason="capacity") == 4
+    assert value(metrics, waiting, reason="deferred") == 3
+    source = "vllm:prompt_tokens_by_source_total"
+    assert value(metrics, source, source="local_compute") == 68
+    assert value(metrics, source, source="local_cache_hit") == 48
+    assert value(metrics, source, source="external_kv_transfer") == 0
+    assert value(metrics, "vllm:prompt_tokens_recomputed_total") == 16
+    assert value(metrics, "vllm:corrupted_requests_total") == 2
+    states = {state: value(metrics, "vllm:engine_sleep_state", sleep_state=state) for state in SLEEP_STATES}
+    assert states == {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+    assert 'cache_dtype="fp8_e4m3"' in metrics.render().decode()
+    engine.stats = EngineStats(prompt_tokens=10, cached_prompt_tokens=5, num_steps=1)  # another process
+    assert value(metrics, source, source="local_compute") == 73
+    assert value(metrics, source, source="local_cache_hit") == 53
+
+
+def test_computed_prompt_tokens_of_a_request() -> None:
+    async def main() -> None:
+        metrics = Metrics("demo")
+        client = MeteredClient(scripted([1, 2, 200002], num_cached_tokens=16), metrics)
+        await drain(client, request(n=2, prompt=40))
+        await drain(MeteredClient(scripted([200002]), metrics), request(prompt=9))
+        name = "vllm:request_prefill_kv_computed_tokens"
+        assert value(metrics, f"{name}_count") == 2  # requests, not choices
+        assert value(metrics, f"{name}_sum") == 24 + 9
+
+    asyncio.run(main())
+
+
+def test_processes_of_the_server_and_of_the_engine(tmp_path: Path) -> None:
+    metrics, engine = Metrics("demo"), Engine()
+    metrics.watch(engine)  # type: ignore[arg-type]
+    shown = samples(metrics)
+    assert shown["process_resident_memory_bytes", ()] > 2**20
+    assert ("chorale:engine_process_resident_memory_bytes", ()) not in shown
+    engine.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, pid=os.getpid())
+    assert samples(metrics)["chorale:engine_process_resident_memory_bytes", ()] > 2**20
+    # A scrape reaches any one of several: numbers of a process would jump.
+    several = Metrics("demo", process=1, share=tmp_path)
+    several.watch(engine)  # type: ignore[arg-type]
+    names = {name for name, _ in samples(several)}
+    assert "process_resident_memory_bytes" not in names
+    assert "python_info" not in names
+    assert "chorale:engine_process_cpu_seconds_total" in names
+
+
+def test_statistics_that_are_off() -> None:
+    metrics = Metrics("demo", log_stats=False)
+    metrics.http_finished("/v1/models", "GET", 200, 0.01)
+    text = metrics.render().decode()
+    assert "vllm:" not in text
+    assert "http_request_duration_highr_seconds_count 1.0" in text

@@ -1,0 +1,91 @@
+"""/tokenizer_info: what lm-eval's RemoteTokenizer and its like read, and a template that renders as we do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import jinja2
+import pytest
+
+from tests.support.app import Running, call, full_server
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def said(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+CHATS: list[list[dict[str, str]]] = [
+    [user("hi")],
+    [said("system", "Be brief."), user("hi")],
+    [said("system", "a"), said("developer", "b"), user("x"), said("assistant", "y\n"), user("z <|start|>")],
+    [user("x"), said("assistant", "y"), user("é 你 {{ 7 * 7 }}"), said("system", "later"), user("w")],
+    [said("developer", "only")],
+    [said("system", "a"), said("system", "b")],
+    [user("x"), said("system", "m"), said("developer", "n"), user("y")],
+]
+
+
+def render(template: str, **values: Any) -> str:
+    def refuse(message: str) -> None:
+        raise ValueError(message)
+
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)  # as transformers and lm-eval
+    environment.globals["raise_exception"] = refuse
+    return environment.from_string(template).render(**values)
+
+
+async def info_of(server: Running) -> dict[str, Any]:
+    answer = await call(server.port, "GET", "/tokenizer_info")
+    assert answer.status == 200
+    found: dict[str, Any] = answer.json
+    return found
+
+
+def test_it_is_there_only_where_it_is_wanted() -> None:
+    async def main() -> None:
+        async with full_server() as server:
+            assert (await call(server.port, "GET", "/tokenizer_info")).status == 404
+        async with full_server(tokenizer_info=True) as server:
+            info = await info_of(server)
+        assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
+        assert info["model_max_length"] == 131072
+        assert info["added_tokens_decoder"]["200002"]["content"] == info["eos_token"] == "<|return|>"
+
+    asyncio.run(main())
+
+
+def test_what_lm_eval_does_with_it() -> None:
+    """The calls of RemoteTokenizer: ids of its special tokens, there and back."""
+
+    async def main() -> None:
+        async with full_server(tokenizer_info=True) as server:
+            info = await info_of(server)
+            for name, token_id in (("bos_token", 199998), ("eos_token", 200002), ("pad_token", 199999)):
+                body = {"prompt": info[name], "add_special_tokens": False}
+                encoded = await call(server.port, "POST", "/tokenize", body)
+                assert encoded.json["tokens"] == [token_id]
+                decoded = await call(server.port, "POST", "/detokenize", {"tokens": [token_id]})
+                assert decoded.json["prompt"] == info[name]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_the_template_renders_what_the_server_renders(opens: bool) -> None:
+    async def main() -> None:
+        async with full_server(tokenizer_info=True, default_reasoning_effort="high") as server:
+            template = (await info_of(server))["chat_template"]
+            for messages in CHATS:
+                body = {"messages": messages, "add_generation_prompt": opens}
+                answer = await call(server.port, "POST", "/tokenize", body)
+                expected = server.state.vocab.decode(answer.json["tokens"])
+                assert render(template, messages=messages, add_generation_prompt=opens) == expected
+            with pytest.raises(ValueError, match="only messages of text"):
+                render(template, messages=[said("tool", "x")])
+
+    asyncio.run(main())

@@ -1,0 +1,511 @@
+"""Tools that the client runs: custom, shell, patches, namespaces, tool search; both ways and replayed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.responses import Response
+
+from chorale.api.responses.items.client_calls import call_object
+from chorale.api.responses.items.shell_events import CommandReader, News
+from chorale.turns.events import ItemOpened
+from tests.support.responses import ANSWER, MODEL, TOOL, fold_events, run, serve, tokens
+
+CUSTOM = {"type": "custom", "name": "note", "description": "Writes a note."}
+PATCH_GRAMMAR = 'start: "*** Begin Patch" LF line+ "*** End Patch"\nline: /[+-].*/ LF\n%import common.LF\n'
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "format": {"type": "grammar", "syntax": "lark", "definition": PATCH_GRAMMAR},
+}
+SEARCH = {"type": "tool_search", "execution": "client"}
+NAMESPACE = {
+    "type": "namespace",
+    "name": "crm",
+    "description": "Customers.",
+    "tools": [
+        {"type": "function", "name": "lookup", "parameters": {"type": "object", "properties": {}}},
+        CUSTOM,
+    ],
+}
+
+
+def calls(name: str, body: str, kind: str = " <|constrain|>json") -> str:
+    return f"<|channel|>commentary to=functions.{name}{kind}<|message|>{body}<|call|>"
+
+
+async def both(script: str, **body: Any) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
+    """(the one output item, the events, the prompt); stream and body must agree."""
+    async with serve(script) as server:
+        status, answer = await server.post(input="x", **body)
+        assert status == 200, answer
+        Response.model_validate(answer)
+        events = await server.events(input="x", **body)
+        [streamed] = fold_events(events)["output"]
+        [item] = answer["output"]
+        ids = ("id", "call_id")
+        assert {k: v for k, v in streamed.items() if k not in ids} == {
+            k: v for k, v in item.items() if k not in ids
+        }
+        return item, events, server.prompt_text()
+
+
+def test_a_custom_call_in_body_and_stream() -> None:
+    async def scenario() -> None:
+        text = 'line "one"\n\tzwei \u00fc \U0001f600'
+        script = calls("note", '{"input": "line \\"one\\"\\n\\tzwei \\u00fc \\ud83d\\ude00"}')
+        item, events, prompt = await both(script, tools=[CUSTOM])
+        assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "note", text)
+        assert item["id"].startswith("ctc_")
+        assert "type note = (_: {\ninput: string,\n}) => any;" in prompt
+        kinds = [event["type"] for event in events]
+        assert "response.custom_tool_call_input.delta" in kinds
+        assert "response.custom_tool_call_input.done" in kinds
+        deltas = [e["delta"] for e in events if e["type"].endswith("input.delta")]
+        assert len(deltas) > 3
+        assert "".join(deltas) == text
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("plain text", "plain text"),
+        ("{ not json", "{ not json"),
+        ('{"text": "x"}', '{"text": "x"}'),
+        ('{"input": "a\\ud83d b"}', "a\ufffd b"),
+        ('{"input": "a", "more": 1}', "a"),
+        ("{}", ""),
+        ("", ""),
+    ],
+)
+def test_whatever_a_custom_call_holds_is_its_input(written: str, meant: str) -> None:
+    async def scenario() -> None:
+        item, _, _ = await both(calls("note", written), tools=[CUSTOM])
+        assert item["input"] == meant
+
+    run(scenario)
+
+
+def test_a_grammar_makes_the_call_its_input() -> None:
+    async def scenario() -> None:
+        patch = "*** Begin Patch\n+x\n*** End Patch"
+        async with serve(calls("apply_patch", patch, ""), ANSWER) as server:
+            _, body = await server.post(input="x", tools=[PATCH])
+            [item] = body["output"]
+            assert (item["type"], item["input"]) == ("custom_tool_call", patch)
+            assert PATCH_GRAMMAR.splitlines()[0] in server.prompt_text()
+            grammar = server.client.requests[0].sampling.grammar
+            assert grammar is not None
+            assert "Begin Patch" in grammar
+            again = [
+                {"role": "user", "content": "x"},
+                {**item, "id": None},
+                {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"},
+            ]
+            await server.post(input=again, tools=[PATCH])
+            shown = f"to=functions.apply_patch<|channel|>commentary<|message|>{patch}<|call|>"
+            assert shown in server.prompt_text()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"type": "grammar", "syntax": "lark", "definition": "start: ("}, "tools[0].format.definition"),
+        ({"type": "grammar", "syntax": "peg", "definition": "x"}, "tools[0].format.syntax"),
+        ({"type": "grammar", "syntax": "regex"}, "tools[0].format.definition"),
+        ({"type": "grammar", "syntax": "regex", "definition": "(?=x)y"}, "tools[0].format.definition"),
+        ({"type": "xml"}, "tools[0].format.type"),
+        (5, "tools[0].format.type"),
+    ],
+)
+def test_formats_that_cannot_be_kept_are_named(form: Any, param: str) -> None:
+    async def scenario() -> None:
+        async with serve(ANSWER) as server:
+            status, body = await server.post(input="x", tools=[{**CUSTOM, "format": form}])
+            assert (status, body["error"]["param"]) == (400, param)
+
+    run(scenario)
+
+
+SHELLS: list[tuple[dict[str, Any], str, str, str, dict[str, Any]]] = [
+    (
+        {"type": "local_shell"},
+        "local_shell",
+        '{"command":["ls","-l"],"timeout_ms":500}',
+        "action",
+        {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": 500},
+    ),
+    (
+        {"type": "shell", "environment": {"type": "local"}},
+        "shell",
+        '{"commands":["ls","pwd"]}',
+        "action",
+        {"commands": ["ls", "pwd"], "timeout_ms": None, "max_output_length": None},
+    ),
+    (
+        {"type": "apply_patch"},
+        "apply_patch",
+        '{"type":"update_file","path":"a.py","diff":"-a\\n+b"}',
+        "operation",
+        {"type": "update_file", "path": "a.py", "diff": "-a\n+b"},
+    ),
+    (SEARCH, "tool_search", '{"query":"mail"}', "arguments", {"query": "mail"}),
+]
+
+
+@pytest.mark.parametrize(("tool", "name", "arguments", "key", "expected"), SHELLS)
+def test_calls_come_back_in_their_own_form(
+    tool: dict[str, Any], name: str, arguments: str, key: str, expected: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        item, events, prompt = await both(calls(name, arguments), tools=[tool])
+        assert (item["type"], item["status"], item[key]) == (f"{name}_call", "completed", expected)
+        assert item["call_id"].startswith("call_")
+        assert f"type {name} = (_: {{" in prompt
+        told = [e["type"] for e in events if "delta" in e["type"]]
+        assert set(told) == ({"response.shell_call_command.delta"} if name == "shell" else set())
+
+    run(scenario)
+
+
+COMMANDS = [
+    '{"commands":["ls -l","pwd"]}',
+    '{"commands":[]}',
+    '{"commands":[""," ","a"]}',
+    '{"timeout_ms":5,"max_output_length":null,"commands":["a"]}',
+    ' { "commands" : [ "a" , "b" ] , "timeout_ms" : 5 } ',
+    '{"unheard_of":[1,{"commands":["x"]}],"commands":["a","b"]}',
+    '{"commands":["echo \\"hi\\" \\\\ \\u00fc \\ud83d\\ude00 \U0001f600\\n\\t/"]}',
+    '{"commands":["\\ud83d","\\ud83d\\ud83d\\ude00","\\ude00x","\\ud83d\\n"]}',
+    '{"commands":["two\nlines"]}',
+    '{"commands":["a",5,"b"]}',
+    '{"commands":["a"],"commands":["b","c"]}',
+    '{"commands":"ls"}',
+    '{"commands":["a", "b',
+    '{"commands":["a", "b\\u12',
+    "ls -l",
+    "{}",
+    "[]",
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_commands_are_told_as_they_are_written_however_the_text_is_cut(arguments: str, size: int) -> None:
+    reader = CommandReader()
+    news: list[News] = []
+    for start in range(0, len(arguments), size):
+        news += reader.feed(arguments[start : start + size])
+    commands = call_object(
+        ItemOpened(0, "sh_1", "shell_call", "shell", call_id="call_1"), "completed", arguments
+    )["action"]["commands"]
+    news += reader.finish(commands)
+    told: list[str] = []
+    for kind, number, text in news:
+        if kind == "added":
+            assert number == len(told)
+            told.append("")
+        elif kind == "delta":
+            told[number] += text
+        else:
+            assert told[number] == text
+    is_cut = not commands and '["a"' in arguments
+    if not is_cut and arguments.count("commands") == 1:
+        assert told == commands
+        assert [kind for kind, _, _ in news if kind != "delta"] == ["added", "done"] * len(commands)
+    for text in told:
+        text.encode()
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ({"type": "shell", "environment": {"type": "local"}}, '{"commands":["\\ud800 \\ud83d\\ude00"]}'),
+        ({"type": "local_shell"}, '{"command":["\\udc00"],"env":{"\\ud800":"\\ud800"}}'),
+        ({"type": "apply_patch"}, '{"type":"create_file","path":"\\ud800","diff":"\\ud800"}'),
+        (SEARCH, '{"\\ud800":[{"a":"\\ud800"}]}'),
+    ],
+)
+def test_half_a_surrogate_pair_in_arguments_breaks_nothing(tool: dict[str, Any], arguments: str) -> None:
+    async def scenario() -> None:
+        item, _, _ = await both(calls(tool["type"], arguments), tools=[tool])
+        assert "\ufffd" in json.dumps(item, ensure_ascii=False)
+        assert item["status"] == "completed"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "written", ["", "{}", "null", '{"path":3,"diff":[],"type":"x","commands":4}', "[" * 3000]
+)
+@pytest.mark.parametrize("kind", ["apply_patch", "shell", "local_shell", "tool_search", "custom"])
+def test_a_call_that_says_nothing_useful_can_be_sent_back(kind: str, written: str) -> None:
+    """As the client has it, with what it answered: the model then reads what was wrong."""
+    tool = {"tool_search": SEARCH, "custom": CUSTOM}.get(kind, {"type": kind})
+    answers: dict[str, Any] = {"local_shell": {"output": "no"}, "tool_search": {"tools": []}}
+    answers |= {"apply_patch": {"status": "failed", "output": "no path"}, "custom": {"output": "no"}}
+
+    async def scenario() -> None:
+        async with serve(calls("note" if kind == "custom" else kind, written), ANSWER) as server:
+            status, body = await server.post(input="x", tools=[tool])
+            assert status == 200, body
+            [call] = body["output"]
+            answer = {
+                "type": f"{call['type']}_output",
+                "call_id": call["call_id"],
+                **answers.get(kind, {"output": []}),
+            }
+            if kind == "tool_search":
+                answer["type"] = "tool_search_output"
+            status, body = await server.post(
+                input=[{"role": "user", "content": "x"}, call, answer], tools=[tool]
+            )
+            assert status == 200, body
+
+    run(scenario)
+
+
+OUTPUTS: dict[str, tuple[dict[str, Any], str]] = {
+    "local_shell": ({"output": '{"output":"a.py"}'}, '{"output":"a.py"}'),
+    "shell": (
+        {"output": [{"stdout": "a.py", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]},
+        '[{"stdout":"a.py","stderr":"","outcome":{"type":"exit","exit_code":0}}]',
+    ),
+    "apply_patch": (
+        {"status": "failed", "output": "no such file"},
+        '{"status":"failed","output":"no such file"}',
+    ),
+    "tool_search": (
+        {"tools": [TOOL], "execution": "client"},
+        '{"loaded":["get_weather"]}',
+    ),
+}
+
+
+@pytest.mark.parametrize(("tool", "name", "arguments", "key", "expected"), SHELLS)
+@pytest.mark.parametrize("by_id", [True, False])
+def test_outputs_follow_their_calls_and_tokens_are_replayed(
+    tool: dict[str, Any], name: str, arguments: str, key: str, expected: dict[str, Any], by_id: bool
+) -> None:
+    async def scenario() -> None:
+        script = calls(name, arguments)
+        fields, read = OUTPUTS[name]
+        kind = "tool_search_output" if name == "tool_search" else f"{name}_call_output"
+        async with serve(script, ANSWER) as server:
+            _, first = await server.post(input="x", tools=[tool])
+            [item] = first["output"]
+            output = {"type": kind, "call_id": item["call_id"], **fields}
+            if name == "local_shell":  # the form of the SDK's types
+                output["id"] = output.pop("call_id")
+            if by_id:
+                continued: dict[str, Any] = {"input": [output], "previous_response_id": first["id"]}
+            else:
+                continued = {"input": [{"role": "user", "content": "x"}, item, output]}
+            status, body = await server.post(tools=[tool], **continued)
+            assert status == 200, body
+            before = server.prompt(0) + tokens(script)
+            assert server.prompt(1)[: len(before)] == before  # A29
+            shown = f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{read}<|end|>"
+            assert shown in server.prompt_text()
+            if name == "tool_search":
+                assert "type get_weather" in server.prompt_text().partition(shown)[2]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("tool", "name", "arguments", "key", "expected"), SHELLS)
+def test_a_call_of_another_server_is_rendered(
+    tool: dict[str, Any], name: str, arguments: str, key: str, expected: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        async with serve(ANSWER) as server:
+            foreign = {"type": f"{name}_call", "call_id": "c1", "status": "completed", key: expected}
+            status, body = await server.post(input=[{"role": "user", "content": "x"}, foreign], tools=[tool])
+            assert status == 200, body
+            assert (
+                f"to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>"
+                in server.prompt_text()
+            )
+
+    run(scenario)
+
+
+def test_a_call_that_was_cut_is_incomplete() -> None:
+    async def scenario() -> None:
+        async with serve(
+            '<|channel|>commentary to=functions.shell <|constrain|>json<|message|>{"commands":["l'
+        ) as server:
+            _, body = await server.post(input="x", tools=[{"type": "shell"}])
+            [item] = body["output"]
+            assert (body["status"], item["status"], item["action"]["commands"]) == (
+                "incomplete",
+                "incomplete",
+                [],
+            )
+
+    run(scenario)
+
+
+def test_tools_of_a_namespace() -> None:
+    async def scenario() -> None:
+        item, _, prompt = await both(calls("crm__lookup", "{}"), tools=[NAMESPACE, TOOL])
+        assert (item["type"], item["name"], item["namespace"]) == ("function_call", "lookup", "crm")
+        assert "// crm__*: Customers.\nnamespace functions {" in prompt
+        assert "type crm__lookup" in prompt
+        item, _, _ = await both(calls("crm__note", '{"input":"hi"}'), tools=[NAMESPACE])
+        assert (item["type"], item["name"], item["namespace"], item["input"]) == (
+            "custom_tool_call",
+            "note",
+            "crm",
+            "hi",
+        )
+
+    run(scenario)
+
+
+def test_a_namespaced_call_is_replayed_under_its_name() -> None:
+    async def scenario() -> None:
+        async with serve(ANSWER) as server:
+            made = {
+                "type": "function_call",
+                "call_id": "c",
+                "name": "lookup",
+                "namespace": "crm",
+                "arguments": "{}",
+            }
+            output = {"type": "function_call_output", "call_id": "c", "output": "none"}
+            status, _ = await server.post(input=[made, output], tools=[NAMESPACE])
+            assert status == 200
+            assert "<|start|>functions.crm__lookup to=assistant" in server.prompt_text()
+
+    run(scenario)
+
+
+def test_loaded_tools_may_be_called_and_chosen() -> None:
+    async def scenario() -> None:
+        async with serve(calls("get_weather", '{"city":"Rome"}')) as server:
+            listed = {"type": "additional_tools", "role": "developer", "tools": [TOOL]}
+            _, body = await server.post(
+                input=[{"role": "user", "content": "x"}, listed],
+                tool_choice={"type": "function", "name": "get_weather"},
+            )
+            [item] = body["output"]
+            assert (item["type"], item["name"]) == ("function_call", "get_weather")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ({"type": "custom", "name": "note"}, ["note"]),
+        ({"type": "shell"}, ["shell"]),
+        ({"type": "apply_patch"}, ["apply_patch"]),
+        ({"type": "function", "name": "lookup", "namespace": "crm"}, ["crm__lookup"]),
+        ({"type": "function", "name": "lookup"}, ["crm__lookup"]),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "namespace", "name": "crm"}]},
+         ["crm__lookup", "crm__note"]),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "shell"}, {"type": "web_search"},
+          {"type": "custom", "name": "note"}]}, ["shell", "note"]),
+    ],
+)  # fmt: skip
+def test_choices_of_every_kind(choice: Any, names: list[str]) -> None:
+    async def scenario() -> None:
+        async with serve(ANSWER) as server:
+            tools = [CUSTOM, {"type": "shell"}, {"type": "apply_patch"}, NAMESPACE, TOOL]
+            status, body = await server.post(input="x", tools=tools, tool_choice=choice)
+            assert status == 200, body
+            assert body["tool_choice"] == choice
+            grammar = server.client.requests[0].sampling.grammar or ""
+            found = {n for n in ("note", "shell", "apply_patch", "crm__lookup", "crm__note", "get_weather")
+                     if f" to=functions.{n}\\" in grammar}  # fmt: skip
+            assert found == set(names)
+            assert "crm__lookup" in server.prompt_text()  # all stay rendered, for the prefix cache
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "custom", "name": "get_weather"},
+        {"type": "function", "name": "note"},
+        {"type": "shell"},
+        {"type": "tool_search"},
+        {"type": "function", "name": "get_weather", "namespace": "crm"},
+        {"type": "allowed_tools", "tools": ["note"]},
+        {"type": "allowed_tools", "mode": "none", "tools": []},
+        {"type": "allowed_tools", "mode": "required", "tools": []},
+        {"type": "mcp"},
+        {"type": "web_search"},
+        {"type": "file_search"},
+        {"type": 5},
+        {"type": "function"},
+    ],
+)
+def test_choices_that_nothing_can_take(choice: Any) -> None:
+    async def scenario() -> None:
+        async with serve(ANSWER) as server:
+            status, body = await server.post(input="x", tools=[CUSTOM, TOOL], tool_choice=choice)
+            assert (status, body["error"]["param"]) == (400, "tool_choice"), body
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "namespace", "name": "a b", "tools": []}, "tools[0].name"),
+        ({"type": "namespace", "name": "a"}, "tools[0].tools"),
+        ({"type": "namespace", "name": "a", "tools": [{"type": "shell"}]}, "tools[0].tools[0].type"),
+        ({"type": "namespace", "name": "a", "tools": [], "description": 5}, "tools[0].description"),
+        ({"type": "function", "name": "f", "parameters": {"type": "string"}}, "tools[0].parameters.type"),
+        ({"type": "custom"}, "tools[0].name"),
+        ({"type": "custom", "name": "x", "description": 4}, "tools[0].description"),
+        ({"type": "tool_search", "execution": "client", "parameters": 5}, "tools[0].parameters"),
+    ],
+)
+def test_declarations_that_are_wrong(tool: dict[str, Any], param: str) -> None:
+    async def scenario() -> None:
+        async with serve(ANSWER) as server:
+            status, body = await server.post(input="x", tools=[tool])
+            assert (status, body["error"]["param"]) == (400, param), body
+
+    run(scenario)
+
+
+def test_demanded_arguments_are_an_object_also_where_null_may_be() -> None:
+    async def scenario() -> None:
+        tool = {"type": "function", "name": "f", "parameters": {"type": ["object", "null"]}}
+        async with serve(calls("f", "{}")) as server:
+            status, _ = await server.post(input="x", tools=[tool], tool_choice="required")
+            assert status == 200
+            grammar = server.client.requests[0].sampling.grammar.replace(" ", "").replace("\\", "")
+            assert '"type":"object"' in grammar
+            assert '"null"' not in grammar
+
+    run(scenario)
+
+
+def test_the_sdk_reads_custom_calls() -> None:
+    async def scenario() -> None:
+        async with serve(calls("note", '{"input":"hi"}')) as server:
+            async with server.sdk.responses.stream(
+                model=MODEL,
+                input="x",
+                tools=[{"type": "custom", "name": "note"}],
+            ) as stream:
+                kinds = [event.type async for event in stream]
+                final = await stream.get_final_response()
+            assert "response.custom_tool_call_input.delta" in kinds
+            [item] = final.output
+            assert item.type == "custom_tool_call"
+            assert item.input == "hi"
+
+    run(scenario)

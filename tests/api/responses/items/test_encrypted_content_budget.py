@@ -1,0 +1,106 @@
+"""Sealed texts of one request share a budget: what is beyond it is never unpacked."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import zlib
+from typing import Any
+
+import pytest
+
+from chorale.api.responses.items import encrypted_content
+from chorale.api.responses.items.encrypted_content import MAX_BYTES, Budget, seal, unseal
+from chorale.api.responses.items.input import parse_items
+from chorale.errors import RequestError
+from tests.support.responses import HELLO, run, serve
+
+BOMB = "chorale1." + base64.b64encode(zlib.compress(b"a" * (MAX_BYTES - 1), 9)).decode()
+
+
+class Meter:
+    """Stands for ``zlib``; counts what was unpacked."""
+
+    error = zlib.error
+
+    def __init__(self) -> None:
+        self.unpacked = 0
+
+    def decompressobj(self) -> Any:
+        return _Metered(self, zlib.decompressobj())
+
+
+class _Metered:
+    def __init__(self, meter: Meter, inner: Any) -> None:
+        self._meter, self._inner = meter, inner
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._inner.eof)
+
+    def decompress(self, data: bytes, most: int) -> bytes:
+        assert most > 0, "0 is no bound"
+        found: bytes = self._inner.decompress(data, most)
+        self._meter.unpacked += len(found)
+        return found
+
+
+def item(kind: str, text: str = BOMB) -> dict[str, Any]:
+    return {"type": kind, "encrypted_content": text} | ({"summary": []} if kind == "reasoning" else {})
+
+
+@pytest.mark.parametrize("kind", ["reasoning", "compaction"])
+@pytest.mark.parametrize("count", [2, 25, 100, 3000])
+def test_however_many_items_no_more_than_the_budget_is_unpacked(
+    kind: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Meter()
+    monkeypatch.setattr(encrypted_content, "zlib", meter)
+    with pytest.raises(RequestError, match="4 MiB together") as caught:
+        parse_items([item(kind)] * count)
+    assert caught.value.param == "input[1].encrypted_content"
+    assert caught.value.code == "string_above_max_length"
+    assert meter.unpacked <= MAX_BYTES + 1
+
+
+def test_many_items_within_the_budget_are_read() -> None:
+    texts = [f"thought {number}. " * 100 for number in range(1000)]
+    items = parse_items([item("reasoning", seal(text)) for text in texts])
+    assert [each["content"][0]["text"] for each in items] == texts
+
+
+def test_the_budget_is_exact() -> None:
+    budget = Budget(10)
+    assert unseal(seal("a" * 7), "x", budget) == "a" * 7
+    assert unseal(seal("é"), "x", budget) == "é"
+    assert budget.left == 1
+    assert unseal(seal("b"), "x", budget) == "b"
+    with pytest.raises(RequestError, match="together"):
+        unseal(seal("c"), "x", budget)
+    assert unseal(seal(""), "x", budget) == ""
+
+
+def test_a_sealed_text_that_is_too_long_to_be_one_is_not_even_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encrypted_content.base64, "b64decode", None)
+    with pytest.raises(RequestError, match="together"):
+        unseal("chorale1." + "A" * 8_000_000, "x")
+
+
+def test_a_text_of_the_whole_budget_that_does_not_compress_is_read() -> None:
+    text = base64.b64encode(zlib.compress(b"x") + bytes(range(256)) * 12_000).decode()[: MAX_BYTES - 1]
+    assert unseal(seal(text), "x") == text
+
+
+@pytest.mark.parametrize("kind", ["reasoning", "compaction"])
+def test_over_http_it_is_a_quick_400(kind: str) -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            began = time.monotonic()
+            status, body = await server.post(input=[item(kind)] * 100)
+            assert (status, body["error"]["code"]) == (400, "string_above_max_length"), json.dumps(body)
+            assert time.monotonic() - began < 5
+
+    run(scenario)

@@ -1,0 +1,59 @@
+"""Whatever the model writes, and wherever it is cut: a background stream folds to the stored body."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from chorale.testing.scripted_client import Script
+from tests.api.responses.test_background import ended, resume
+from tests.api.responses.test_events import PIECES
+from tests.support.responses import TOOL, fold_events, run, serve, tokens, without_ids
+
+CUTS = ("none", "cancel", "elsewhere", "stop")
+
+
+async def check(token_ids: list[int], step: int, cut: str, seed: int) -> None:
+    rng = random.Random(seed)
+    script = Script(token_ids, tokens_per_step=step, hang=cut != "none")
+    async with serve(script) as server:
+        request: dict[str, Any] = {"input": "go", "tools": [TOOL], "include": ["reasoning.encrypted_content"]}
+        _, made = await server.post(**request, background=True)
+        await asyncio.sleep(rng.choice([0, 0.002, 0.01]))
+        if cut == "cancel":
+            await server.sdk.responses.cancel(made["id"])
+        elif cut == "elsewhere":  # as another server on the same store would
+            await server.store.live.end(made["id"], b"", "cancelled")
+        elif cut == "stop":
+            await server.store.live.settle(made["id"], b"")
+            await server.app.state.background.close(server.store)
+        body = await ended(server, made["id"])
+        events = await resume(server, made["id"])
+        if events[1:2] and events[2]["type"] == "response.in_progress":
+            assert fold_events(copy.deepcopy(events)) == body
+        else:
+            assert (cut, body["output"]) != ("none", [1])
+            assert events[-1]["response"] == body
+        after = rng.randrange(len(events))
+        assert await resume(server, made["id"], starting_after=after) == events[after + 1 :]
+        if cut == "none":
+            _, whole = await server.post(**request)
+            assert without_ids(whole) == without_ids({**body, "background": False})
+        else:
+            assert body["status"] == ("failed" if cut == "stop" else "cancelled") or not script.hang
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    pieces=st.lists(st.sampled_from(PIECES), max_size=20),
+    step=st.sampled_from([1, 3, 64]),
+    cut=st.sampled_from(CUTS),
+    seed=st.integers(0, 2**31),
+)
+def test_the_stream_folds_to_the_body(pieces: list[str], step: int, cut: str, seed: int) -> None:
+    run(lambda: check(tokens("".join(pieces)) or [200002], step, cut, seed))

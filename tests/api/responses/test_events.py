@@ -1,0 +1,412 @@
+"""The stream's state machine, and stream == body, over well-formed and over random token streams."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from chorale.config import ServerConfig
+from chorale.errors import EngineDeadError
+from chorale.testing.scripted_client import Script
+from tests.support.responses import (
+    CALL,
+    HELLO,
+    TERMINAL,
+    TOOL,
+    fold_events,
+    parse_sse,
+    run,
+    serve,
+    tokens,
+    without_ids,
+)
+
+REQUIRED_KEYS = {
+    "id", "object", "created_at", "completed_at", "status", "error", "incomplete_details", "model",
+    "previous_response_id", "conversation", "instructions", "output", "tools", "tool_choice",
+    "truncation", "parallel_tool_calls", "text", "temperature", "top_p", "presence_penalty",
+    "frequency_penalty", "top_logprobs", "reasoning", "user", "usage", "max_output_tokens",
+    "max_tool_calls", "store", "background", "service_tier", "metadata", "safety_identifier",
+    "prompt_cache_key",
+}  # fmt: skip
+
+
+def test_the_events_of_an_answer() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            events = await server.events(input="hello")
+            kinds = [event["type"].removeprefix("response.") for event in events]
+            compact = [kind for i, kind in enumerate(kinds) if i == 0 or kinds[i - 1] != kind]
+            assert compact == [
+                "created",
+                "in_progress",
+                "output_item.added",
+                "content_part.added",
+                "reasoning_text.delta",
+                "reasoning_text.done",
+                "content_part.done",
+                "output_item.done",
+                "output_item.added",
+                "content_part.added",
+                "output_text.delta",
+                "output_text.done",
+                "content_part.done",
+                "output_item.done",
+                "completed",
+            ]
+            body = fold_events(events)
+            assert all(e["logprobs"] == [] for e in events if e["type"] == "response.output_text.delta")
+            assert sorted(REQUIRED_KEYS - set(body)) == []
+            assert events[0]["response"]["status"] == events[1]["response"]["status"] == "in_progress"
+            assert set(events[0]["response"]) == set(body)
+            assert body["status"] == "completed"
+            assert body["completed_at"] >= body["created_at"]
+            assert body["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
+            reasoning, message = body["output"]
+            assert reasoning["content"] == [{"type": "reasoning_text", "text": "Say hi."}]
+            assert reasoning["summary"] == []
+            assert message["content"][0]["text"] == "Hi there!"
+            assert message["phase"] == "final_answer"
+            assert reasoning["id"].startswith("rs_")
+            assert message["id"].startswith("msg_")
+
+    run(scenario)
+
+
+def test_usage_counts_everything_once() -> None:
+    """A20: visible and reasoning tokens stay within the output; cached tokens are reported."""
+
+    async def scenario() -> None:
+        async with serve(HELLO, num_cached_tokens=16) as server:
+            status, body = await server.post(input="hello")
+            assert status == 200
+            usage = body["usage"]
+            assert usage["input_tokens"] == len(server.prompt())
+            assert usage["input_tokens_details"] == {"cached_tokens": 16, "cache_write_tokens": 0}
+            assert usage["output_tokens"] == len(tokens(HELLO))
+            assert usage["output_tokens_details"] == {"reasoning_tokens": len(tokens("Say hi."))}
+            assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+            events = await server.events(input="hello")
+            assert events[-1]["response"]["usage"] == usage
+
+    run(scenario)
+
+
+def test_a_call_streams_its_arguments() -> None:
+    async def scenario() -> None:
+        async with serve(CALL) as server:
+            events = await server.events(input="weather?", tools=[TOOL])
+            body = fold_events(events)
+            call = body["output"][1]
+            assert call["type"] == "function_call"
+            assert (call["name"], call["arguments"]) == ("get_weather", '{"city":"Paris"}')
+            assert call["id"].startswith("fc_")
+            assert call["call_id"].startswith("call_")
+            deltas = [e for e in events if e["type"] == "response.function_call_arguments.delta"]
+            assert len(deltas) > 1
+
+    run(scenario)
+
+
+def test_a_call_without_arguments_still_has_its_events() -> None:
+    async def scenario() -> None:
+        text = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|><|call|>"
+        async with serve(text) as server:
+            body = fold_events(await server.events(input="weather?", tools=[TOOL]))
+            assert body["output"][0]["arguments"] == "{}"
+
+    run(scenario)
+
+
+def test_two_calls_are_two_items() -> None:
+    """A23."""
+
+    async def scenario() -> None:
+        one = ' to=functions.get_weather <|constrain|>json<|message|>{"city":"A"}<|end|>'
+        two = ' to=functions.get_weather <|constrain|>json<|message|>{"city":"B"}<|call|>'
+        text = f"<|channel|>commentary{one}<|start|>assistant<|channel|>commentary{two}"
+        async with serve(text) as server:
+            body = fold_events(await server.events(input="weather?", tools=[TOOL]))
+            first, second = body["output"]
+            assert [first["arguments"], second["arguments"]] == ['{"city":"A"}', '{"city":"B"}']
+            assert first["id"] != second["id"]
+            assert first["call_id"] != second["call_id"]
+
+    run(scenario)
+
+
+def test_a_call_on_any_channel_is_a_call() -> None:
+    """A4: routed by recipient."""
+
+    async def scenario() -> None:
+        for channel in ("analysis", "final", "commentary"):
+            header = f"<|channel|>{channel} to=functions.get_weather <|constrain|>json<|message|>"
+            text = f'{header}{{"city":"A"}}<|call|>'
+            async with serve(text) as server:
+                body = fold_events(await server.events(input="weather?", tools=[TOOL]))
+                assert [item["type"] for item in body["output"]] == ["function_call"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        # A2: a missing <|start|>assistant
+        (
+            "<|channel|>analysis<|message|>x<|end|><|channel|>final<|message|>y<|return|>",
+            ["reasoning", "message"],
+        ),
+        # A3: special tokens glued to the name
+        (
+            "<|channel|>commentary to=functions.get_weather<|channel|>commentary<|message|>{}<|call|>",
+            ["function_call"],
+        ),
+        # A9: a preamble is a message
+        (
+            "<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant<|channel|>commentary"
+            " to=functions.get_weather json<|message|>{}<|call|>",
+            ["message", "function_call"],
+        ),
+        # A1: the recipient twice
+        (
+            "<|channel|>commentary to=functions.get_weather to=functions.get_weather<|message|>{}<|call|>",
+            ["function_call"],
+        ),
+    ],
+)
+def test_malformed_and_unusual_turns(text: str, kinds: list[str]) -> None:
+    async def scenario() -> None:
+        async with serve(text) as server:
+            body = fold_events(await server.events(input="go", tools=[TOOL]))
+            assert [item["type"] for item in body["output"]] == kinds
+            assert body["status"] == "completed"
+            assert "<|" not in str(body["output"])
+            for item in body["output"]:
+                if item["type"] == "function_call":
+                    assert item["name"] == "get_weather"
+
+    run(scenario)
+
+
+def test_a_cut_answer_is_incomplete() -> None:
+    """A25: in the text, in the arguments, in a header."""
+
+    async def scenario() -> None:
+        cuts = {
+            "<|channel|>final<|message|>Once upon": ["incomplete"],
+            '<|channel|>commentary to=functions.get_weather json<|message|>{"ci': ["incomplete"],
+            "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>fin": ["completed"],
+        }
+        for text, statuses in cuts.items():
+            async with serve(text) as server:
+                events = await server.events(input="go", tools=[TOOL], max_output_tokens=1000)
+                body = fold_events(events)
+                assert events[-1]["type"] == "response.incomplete"
+                assert body["status"] == "incomplete"
+                assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+                assert body["completed_at"] is None
+                assert body["max_output_tokens"] == 1000
+                assert [item["status"] for item in body["output"]] == statuses
+                status, whole = await server.post(input="go", tools=[TOOL], max_output_tokens=1000)
+                assert status == 200
+                assert without_ids(whole) == without_ids(body)
+
+    run(scenario)
+
+
+def test_an_engine_that_dies_ends_the_stream() -> None:
+    async def scenario() -> None:
+        dead = EngineDeadError("the engine was restarted", retry_after=1)
+        script = Script(tokens(HELLO)[:7], error=dead)
+        async with serve(script) as server:
+            events = await server.events(input="go")
+            body = fold_events(events)
+            assert events[-1]["type"] == "response.failed"
+            assert body["status"] == "failed"
+            assert body["error"] == {"code": "server_error", "message": "the engine was restarted"}
+            assert events[-2]["type"] == "error"
+            assert events[-2]["code"] == "engine_restarted"
+            assert "error" not in events[-2]
+            assert {item["status"] for item in body["output"]} <= {"completed", "incomplete"}
+            stored = await server.http.get(f"/v1/responses/{body['id']}")
+            assert stored.json() == body
+            status, error = await server.post(input="go")
+            assert status == 503
+            assert error["error"]["code"] == "engine_restarted"
+
+    run(scenario)
+
+
+def test_an_engine_that_dies_before_the_first_token() -> None:
+    async def scenario() -> None:
+        script = Script([], error=EngineDeadError("gone"))
+        async with serve(script) as server:
+            body = fold_events(await server.events(input="go"))
+            assert (body["status"], body["output"]) == ("failed", [])
+
+    run(scenario)
+
+
+def test_a_full_queue_is_a_plain_error() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO, max_in_flight=0) as server:
+            response = await server.http.post("/v1/responses", json={"input": "x", "stream": True})
+            assert response.status_code == 429
+            assert response.json()["error"]["code"] == "rate_limit_exceeded"
+            assert response.headers["retry-after"] == "1"
+
+    run(scenario)
+
+
+def test_log_probabilities_when_asked_for() -> None:
+    async def scenario() -> None:
+        include = ["message.output_text.logprobs"]
+        async with serve(HELLO) as server:
+            events = await server.events(input="go", include=include, top_logprobs=1)
+            body = fold_events(events)
+            part = body["output"][1]["content"][0]
+            assert "".join(entry["token"] for entry in part["logprobs"]) == "Hi there!"
+            assert part["logprobs"][0]["top_logprobs"][0]["logprob"] == -0.5
+            assert bytes(part["logprobs"][0]["bytes"]) == b"Hi"
+            assert "logprobs" not in body["output"][0]["content"][0]
+            _, whole = await server.post(input="go", include=include, top_logprobs=1)
+            assert without_ids(whole) == without_ids(body)
+            assert server.client.requests[-1].sampling.logprobs == 1
+            await server.post(input="go", top_logprobs=3)
+            assert server.client.requests[-1].sampling.logprobs is None
+
+    run(scenario)
+
+
+def test_reasoning_can_be_hidden() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            body = fold_events(await server.events(input="go", include_reasoning=False))
+            assert [item["type"] for item in body["output"]] == ["message"]
+            _, whole = await server.post(input="go", include_reasoning=False)
+            assert without_ids(whole) == without_ids(body)
+
+    run(scenario)
+
+
+def test_stop_strings_end_the_text() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            body = fold_events(await server.events(input="go", stop=[" there"]))
+            assert body["output"][1]["content"][0]["text"] == "Hi"
+            assert body["status"] == "completed"
+
+    run(scenario)
+
+
+# --------------------------------------------------------------------------- stream == body
+
+
+PIECES = [
+    "<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|start|>assistant", "<|constrain|>", "<|call|>",
+    "<|return|>", "analysis", "final", "commentary", " to=functions.get_weather", " to=functions.other",
+    " json", '{"city": "Rom"}', "hello ", "世界🎉", "<|channel|>final<|message|>",
+    "<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "\n",
+]  # fmt: skip
+
+
+def check_stream_equals_body(token_ids: list[int], step: int, interval: int, **body: Any) -> None:
+    """A6: whatever the tokens, however they are cut into steps."""
+
+    async def scenario() -> None:
+        script = Script(token_ids, tokens_per_step=step)
+        async with serve(script, config=ServerConfig(stream_interval=interval)) as server:
+            request = {"input": "go", "tools": [TOOL], **body}
+            status, whole = await server.post(**request)
+            assert status == 200
+            folded = fold_events(await server.events(**request))
+            assert without_ids(folded) == without_ids(whole)
+            stored = await server.http.get(f"/v1/responses/{folded['id']}")
+            assert stored.json() == folded
+
+    run(scenario)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    pieces=st.lists(st.sampled_from(PIECES), max_size=25),
+    step=st.sampled_from([1, 2, 3, 7, 64]),
+    interval=st.sampled_from([1, 5]),
+)
+def test_stream_equals_body(pieces: list[str], step: int, interval: int) -> None:
+    check_stream_equals_body(tokens("".join(pieces)) or [200002], step, interval)
+
+
+def test_stream_equals_body_for_random_tokens() -> None:
+    """Multi-byte characters cut anywhere, reserved and control ids anywhere."""
+    rng = random.Random(5)
+    for _ in range(40):
+        special = [200002, 200003, 200005, 200006, 200007, 200008, 200012, 35644, 17196, 12606, 815]
+        token_ids = [
+            rng.choice(special) if rng.random() < 0.3 else rng.randrange(199998)
+            for _ in range(rng.randrange(1, 60))
+        ]
+        check_stream_equals_body(token_ids, rng.choice([1, 4, 16]), 1)
+
+
+# --------------------------------------------------------------------------- leaving
+
+
+def _scope(path: str) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"host", b"test"), (b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "scheme": "http",
+        "root_path": "",
+    }
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("num_tokens", [0, 9])
+def test_a_client_that_leaves_aborts_its_request(stream: bool, num_tokens: int) -> None:
+    async def scenario() -> None:
+        async with serve(Script(tokens(HELLO)[:num_tokens], hang=True)) as server:
+            gone, sent, asked = asyncio.Event(), [], False
+
+            async def receive() -> dict[str, Any]:
+                nonlocal asked
+                if not asked:
+                    asked = True
+                    body = b'{"input": "go", "stream": %s}' % (b"true" if stream else b"false")
+                    return {"type": "http.request", "body": body, "more_body": False}
+                await gone.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            task = asyncio.create_task(server.app(_scope("/v1/responses"), receive, send))
+            while not server.client.requests or (stream and len(sent) < (4 if num_tokens else 2)):
+                await asyncio.sleep(0.001)
+            if stream:
+                first = sent[1]["body"]
+                assert first.startswith(b"event: response.created\n"), "sent before there is a token"
+            gone.set()
+            await asyncio.wait_for(task, 2)
+            assert server.client.aborted == [server.client.requests[0].request_id]
+            assert (await server.store.stats()).num_responses == 0
+            if stream and num_tokens:
+                content = b"".join(message.get("body", b"") for message in sent)
+                kinds = [event["type"] for event in parse_sse(content)]
+                assert "response.output_item.added" in kinds
+                assert not {*TERMINAL} & {*kinds}
+
+    run(scenario)

@@ -1,0 +1,123 @@
+"""However a response ends, its body and events have values of OpenAI's closed lists only."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from chorale.api.responses.replay import Replay, read_frames
+from chorale.errors import ChoraleError, ContextLengthError, EngineDeadError, EngineError, QueueFullError
+from chorale.store.background import RESTARTED
+from chorale.testing.scripted_client import Script
+from tests.support.responses import TOOL, parse_sse
+from tests.support.scripted_tools import run, served
+from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, ids
+
+EVENT = TypeAdapter[Any](ResponseStreamEvent)
+PATCH: dict[str, Any] = {"type": "apply_patch"}
+SHELL: dict[str, Any] = {"type": "shell", "environment": {"type": "local"}}
+LOCAL: dict[str, Any] = {"type": "local_shell"}
+NOTE: dict[str, Any] = {"type": "custom", "name": "note"}
+
+
+def calls(name: str, arguments: str) -> str:
+    return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
+
+
+LASTS = {
+    "message": FINAL,
+    "function_call": calls("get_weather", '{"city":"Paris"}'),
+    "custom_tool_call": calls("note", '{"input":"a b c"}'),
+    "apply_patch_call": calls("apply_patch", '{"type":"delete_file","path":"a.txt"}'),
+    "shell_call": calls("shell", '{"commands":["ls -l","pwd"]}'),
+    "local_shell_call": calls("local_shell", '{"command":["ls"]}'),
+    "web_search_call": SEARCH,
+    "code_interpreter_call": PYTHON,
+    "mcp_call": ECHO,
+}
+TOOLS = [WEB, CODE, MCP, TOOL, PATCH, SHELL, LOCAL, NOTE]
+
+
+def check_body(body: dict[str, Any]) -> None:
+    Response.model_validate_json(json.dumps(body), strict=True)
+
+
+def check_events(events: list[dict[str, Any]]) -> dict[str, Any]:
+    for event in events:
+        EVENT.validate_json(json.dumps(event), strict=True)
+    body: dict[str, Any] = events[-1]["response"]
+    check_body(body)
+    return body
+
+
+@pytest.mark.parametrize("kind", LASTS)
+def test_an_engine_that_dies_within_an_item(kind: str) -> None:
+    script = ids(THINK + LASTS[kind])
+
+    async def scenario() -> None:
+        for end in range(1, len(script), 3):
+            async with served(Script(script[:end], error=EngineDeadError("gone"))) as server:
+                body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
+                assert body["status"] == "failed"
+                assert body["error"] == {"code": "server_error", "message": "gone"}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kind", LASTS)
+def test_the_limit_falls_within_an_item(kind: str) -> None:
+    script = ids(THINK + LASTS[kind])
+
+    async def scenario() -> None:
+        for end in range(1, len(script), 3):
+            async with served(Script(script[:end], finish_reason="length")) as server:
+                body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
+                assert body["status"] == "incomplete"
+                assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+                check_body(await server.respond(input="x", tools=TOOLS))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kind", LASTS)
+def test_a_server_that_dies_within_an_item(kind: str) -> None:
+    """What another server makes of the events that were stored until then."""
+
+    async def scenario() -> None:
+        async with served(THINK + LASTS[kind], FINAL) as server:
+            events = parse_sse(await server.stream(input="x", tools=TOOLS))
+        for end in range(2, len(events)):
+            replay = Replay()
+            for event in json.loads(json.dumps(events[:end])):
+                replay.add(event)
+            closing = [event for piece in replay.close(end) for event in read_frames(piece)]
+            base = events[0]["response"]
+            failed = {**base, "status": "failed", "error": RESTARTED, "output": replay.output()}
+            last = {"type": "response.failed", "response": failed, "sequence_number": end + len(closing)}
+            check_events([*closing, last])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (EngineError("broken"), "server_error"),
+        (QueueFullError("full"), "rate_limit_exceeded"),
+        (ContextLengthError("too long"), "invalid_prompt"),
+        (ChoraleError("who knows", code="response_aborted"), "server_error"),
+    ],
+)
+def test_each_error_has_a_code_of_the_list_and_says_what_it_was(error: ChoraleError, code: str) -> None:
+    async def scenario() -> None:
+        async with served(Script(ids(THINK), error=error)) as server:
+            events = parse_sse(await server.stream(input="x"))
+            body = check_events(events)
+            assert body["error"] == {"code": code, "message": error.message}
+            assert events[-2]["code"] == error.code, "the error event has no closed list"
+
+    run(scenario)

@@ -1,0 +1,316 @@
+"""Every field is honoured, refused by name, or harmless for a stated reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
+
+from chorale.api.responses.prepare import read_rules
+from chorale.api.responses.request import (
+    HARMLESS,
+    REFUSED,
+    ResponsesRequest,
+    parse_request,
+)
+from chorale.api.responses.tools import read_tools
+from chorale.config import ServerConfig
+from chorale.errors import RequestError
+from tests.support.responses import CALL, HELLO, MODEL, TOOL, run, serve, tokens
+
+
+def test_every_field_of_the_sdk_has_a_verdict() -> None:
+    known = {*ResponsesRequest.model_fields, *HARMLESS, *REFUSED}
+    assert sorted(set(ResponseCreateParamsStreaming.__annotations__) - known) == []
+    assert not set(ResponsesRequest.model_fields) & {*HARMLESS, *REFUSED}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param", "code"),
+    [
+        ("conversation", {"name": "x"}, "conversation.id", None),
+        ("background_options", {"completion_window": "2h"}, "background_options.completion_window", None),
+        ("background_options", {"completion_window": "soonest"}, "background_options", None),
+        ("prompt", {"id": "pmpt_1"}, "prompt", "unsupported_parameter"),
+        ("moderation", {"model": "m"}, "moderation", "unsupported_parameter"),
+        ("personality", "friendly", "personality", "unsupported_parameter"),
+        ("text", {"format": {"type": "xml"}}, "text.format", "unsupported_value"),
+        ("text", {"format": {"type": "json_schema", "name": "x"}}, "text.format.schema", "invalid_value"),
+        ("tool_choice", "required", "tool_choice", "invalid_value"),
+        ("tool_choice", {"type": "function", "name": "f"}, "tool_choice", "invalid_value"),
+        ("tool_choice", {"type": "allowed_tools", "mode": "auto"}, "tool_choice", "invalid_value"),
+        ("tool_choice", {"type": "web_search"}, "tool_choice", "unsupported_value"),
+        ("tool_choice", "sometimes", "tool_choice", "invalid_value"),
+        ("n", 2, "n", "unsupported_value"),
+        ("reasoning", {"mode": "pro"}, "reasoning.mode", "unsupported_value"),
+        ("reasoning", {"effort": "extreme"}, "reasoning.effort", "invalid_value"),
+        ("reasoning", {"effrt": "low"}, "reasoning.effrt", "unknown_parameter"),
+        ("include", ["everything"], "include[0]", "invalid_value"),
+        ("max_output_tokens", 0, "max_output_tokens", "below_min_value"),
+        ("top_logprobs", 21, "top_logprobs", "above_max_value"),
+        ("temperature", 2.5, "temperature", "above_max_value"),
+        ("temperature", "1", "temperature", "invalid_type"),
+        ("metadata", {str(n): "x" for n in range(17)}, "metadata", "array_above_max_length"),
+        ("metadata", {"k": 1}, "metadata.k", "invalid_type"),
+        ("metadata", {"k": "x" * 513}, "metadata.k", "string_above_max_length"),
+        ("tools", [{"type": "function"}], "tools[0].name", "invalid_value"),
+        ("tools", [TOOL, {"name": "x"}], "tools[1].type", "invalid_value"),
+        ("tools", [TOOL, TOOL], "tools", "invalid_value"),
+        ("structured_outputs", {"json": []}, "structured_outputs.json", "invalid_value"),
+        ("previous_input_messages", [{}], "previous_input_messages", "unsupported_parameter"),
+        ("enable_response_messages", True, "enable_response_messages", "unsupported_parameter"),
+        ("max_tokens", 5, "max_tokens", "unknown_parameter"),
+        ("truncation", "always", "truncation", "invalid_value"),
+        ("stream", "yes", "stream", "invalid_type"),
+        ("input", None, "input", "missing_required_parameter"),
+        ("input", [], "input", "missing_required_parameter"),
+        ("input", 5, "input", "invalid_type"),
+        ("chat_template_kwargs", {"tokenize": False}, "chat_template_kwargs.tokenize", "unknown_parameter"),
+        ("chat_template_kwargs", {"builtin_tools": 5}, "chat_template_kwargs.builtin_tools", "invalid_type"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(field: str, value: Any, param: str, code: str | None) -> None:
+    def read() -> None:
+        request = parse_request({"input": "x", field: value})
+        read_rules(request, read_tools(request.tools, request.tool_choice))
+
+    with pytest.raises(RequestError) as caught:
+        read()
+    assert caught.value.param == param
+    assert caught.value.status == 400
+    if code is not None:
+        assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {name: None for name in ResponsesRequest.model_fields if name != "input"},
+        {"background": False, "conversation": None, "prompt": None},
+        {"prompt_cache_options": {"mode": "implicit"}, "context_management": []},
+        {"client_metadata": {"a": "b"}, "image": {}, "access_programs": {}},
+        {"n": 1, "stream_options": {"include_obfuscation": False}, "text": {"verbosity": "low"}},
+        {"include": ["reasoning.encrypted_content", "web_search_call.results"]},
+        {"structured_outputs": None, "kv_transfer_params": {}, "prompt_cache_retention": "24h"},
+    ],
+)  # fmt: skip
+def test_what_asks_for_nothing_is_let_through(extra: dict[str, Any]) -> None:
+    assert parse_request({"input": "x", **extra}).input is not None
+
+
+def test_fields_are_echoed() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            sent: dict[str, Any] = {
+                "instructions": "Be brief.",
+                "metadata": {"a": "b"},
+                "user": "u",
+                "safety_identifier": "s",
+                "prompt_cache_key": "k",
+                "temperature": 0.5,
+                "top_p": 0.25,
+                "presence_penalty": 0.5,
+                "frequency_penalty": -0.5,
+                "top_logprobs": 2,
+                "max_output_tokens": 131072,
+                "max_tool_calls": 3,
+                "truncation": "auto",
+                "parallel_tool_calls": False,
+                "store": False,
+            }
+            _, body = await server.post(
+                input="x", service_tier="priority", reasoning={"effort": "xhigh"}, **sent
+            )
+            assert {key: body[key] for key in sent} == sent
+            assert body["reasoning"] == {"effort": "xhigh", "summary": None}
+            assert body["service_tier"] == "default"
+            assert "Reasoning: high" in server.prompt_text()
+            sampling = server.client.requests[0].sampling
+            assert (sampling.temperature, sampling.top_p) == (0.5, 0.25)
+            assert sampling.max_tokens == 131072 - len(server.prompt())
+            assert (await server.http.get(f"/v1/responses/{body['id']}")).status_code == 404  # store: false
+            _, body = await server.post(input="x")
+            assert body["max_output_tokens"] is None
+            assert body["store"] is True
+            assert body["reasoning"] == {"effort": "medium", "summary": None}
+            assert body["metadata"] == {}
+
+    run(scenario)
+
+
+def test_the_effort_of_requests_that_name_none() -> None:
+    async def main() -> None:
+        async with serve(HELLO, config=ServerConfig(default_reasoning_effort="low")) as server:
+            _, body = await server.post(input="x")
+            assert body["reasoning"]["effort"] == "low"
+            assert "Reasoning: low\n" in server.prompt_text()
+
+    run(main)
+
+
+def test_a_line_of_the_instructions_sets_the_effort() -> None:
+    system = {"type": "message", "role": "system", "content": "Be brief.\nreasoning: low"}
+    user = {"type": "message", "role": "user", "content": "Reasoning: high"}
+
+    async def main() -> None:
+        async with serve(*[HELLO] * 4) as server:
+            _, body = await server.post(input="x", instructions="Reasoning: high\nBe kind.")
+            assert body["reasoning"]["effort"] == "high"
+            assert body["instructions"] == "Reasoning: high\nBe kind."  # as it was sent
+            assert "Reasoning: high\n\n# Valid channels" in server.prompt_text()
+            assert "# Instructions\n\nBe kind.<|end|>" in server.prompt_text()
+            _, body = await server.post(input=[system, user])
+            assert body["reasoning"]["effort"] == "low"
+            assert "# Instructions\n\nBe brief.<|end|>" in server.prompt_text()
+            assert "<|start|>user<|message|>Reasoning: high<|end|>" in server.prompt_text()
+            _, body = await server.post(input=[user], previous_response_id=body["id"])  # the chain's item
+            assert body["reasoning"]["effort"] == "low"
+            _, body = await server.post(input=[system, user], reasoning={"effort": "high"})
+            assert body["reasoning"]["effort"] == "high"
+            assert "Reasoning: high\n\n# Valid channels" in server.prompt_text()
+
+    run(main)
+
+
+def test_efforts_identity_and_instructions() -> None:
+    """A22: an identity of one's own; every effort name of OpenAI's enum."""
+
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            pairs = {"none": "low", "minimal": "low", "low": "low", "high": "high", "max": "high"}
+            for asked, meant in pairs.items():
+                _, body = await server.post(input="x", reasoning={"effort": asked, "summary": "auto"})
+                assert body["reasoning"] == {"effort": asked, "summary": "auto"}
+                assert f"Reasoning: {meant}\n" in server.prompt_text()
+            await server.post(
+                input="x", chat_template_kwargs={"model_identity": "I am Bob.", "reasoning_effort": "low"}
+            )
+            assert server.prompt_text().startswith("<|start|>system<|message|>I am Bob.\n")
+            assert "Reasoning: low\n" in server.prompt_text()
+
+    run(scenario)
+
+
+def test_what_agents_declare_by_default_is_left_out_beside_their_own_tools(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with serve(CALL) as server:
+            hosted: list[dict[str, Any]] = [{"type": "web_search"}, {"type": "image_generation"}]
+            nested = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
+            for _ in range(2):
+                status, body = await server.post(input="x", tools=[*hosted, TOOL, nested])
+                assert status == 200
+            assert body["tools"][:2] == hosted
+            assert body["tools"][2] == TOOL
+            assert body["tools"][3]["name"] == "other"
+            assert "type get_weather" in server.prompt_text()
+            assert "type other" in server.prompt_text()
+            assert "web_search" not in server.prompt_text()
+            assert "image" not in server.prompt_text()
+
+    run(scenario)
+    for kind in ("image_generation", "web_search"):
+        assert sum(kind in record.message for record in caplog.records) <= 1
+
+
+def test_tool_choice_none_never_calls() -> None:
+    async def scenario() -> None:
+        async with serve(CALL) as server:
+            _, body = await server.post(input="x", tools=[TOOL], tool_choice="none")
+            assert body["tool_choice"] == "none"
+            assert body["tools"] == [TOOL]
+            assert "function_call" not in [item["type"] for item in body["output"]]
+            assert "get_weather" in server.prompt_text()  # it stays declared
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_input_that_is_too_long(stream: bool) -> None:
+    async def scenario() -> None:
+        long: list[Any] = []
+        for n in range(40):
+            long.append({"role": "user", "content": f"question {n} " + "word " * 50})
+            long.append({"role": "assistant", "content": f"answer {n}"})
+        long.append({"role": "user", "content": "the last question"})
+        async with serve(HELLO, max_model_len=1000) as server:
+            status, body = await server.post(input=long, stream=stream)
+            assert status == 400
+            assert body["error"]["code"] == "context_length_exceeded"
+            assert body["error"]["param"] == "input"
+            response = await server.http.post(
+                "/v1/responses",
+                json={"input": long, "truncation": "auto", "instructions": "Be brief.", "stream": stream},
+            )
+            assert response.status_code == 200
+            text = server.prompt_text()
+            assert 500 < len(server.prompt()) <= 750
+            assert "Be brief." in text
+            assert "the last question" in text
+            assert "answer 39" in text
+            assert "question 0 " not in text
+            status, body = await server.post(input="word " * 2000, truncation="auto")
+            assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+
+    run(scenario)
+
+
+def test_methods_and_paths() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            for path in ("/v1/responses/nonsense", "/v1/responses/resp_" + "0" * 32):
+                for method in ("GET", "DELETE"):
+                    response = await server.http.request(method, path)
+                    assert response.status_code == 404
+                    assert path.rsplit("/", 1)[1] in response.json()["error"]["message"]
+            assert (await server.http.get("/v1/responses/x/input_items")).status_code == 404
+            _, body = await server.post(input="x")
+            base = f"/v1/responses/{body['id']}"
+            assert (await server.http.get(f"{base}?stream=true")).json()["error"][
+                "code"
+            ] == "unsupported_value"
+            assert (await server.http.get(f"{base}?stream=false")).json() == body
+            for query in ("limit=0", "limit=101", "limit=x", "order=up", "after=nobody"):
+                response = await server.http.get(f"{base}/input_items?{query}")
+                assert response.status_code == 400, query
+                assert response.json()["error"]["param"] == query.split("=")[0]
+            deleted = (await server.http.delete(base)).json()
+            assert deleted == {"id": body["id"], "object": "response.deleted", "deleted": True}
+
+    run(scenario)
+
+
+def test_a_store_that_fails_does_not_fail_the_response(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            await server.store.close()
+            for stream in (False, True):
+                response = await server.http.post(
+                    "/v1/responses", json={"model": MODEL, "input": "x", "stream": stream}
+                )
+                assert response.status_code == 200
+                assert (
+                    b'"store":false'
+                    in response.content.replace(b" ", b"").rsplit(b"response.completed", 1)[-1]
+                )
+            assert server.app.state.metrics.series.counters["chorale:response_store_failures"] == {(): 2.0}
+
+    run(scenario)
+    assert "could not be stored" in caplog.text
+
+
+def test_the_prompt_of_a_plain_question() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            await server.post(input="What is 2 + 2?", instructions="Be brief.")
+            assert server.prompt() == tokens(
+                "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+                "Knowledge cutoff: 2024-06\nCurrent date: 2026-01-02\n\nReasoning: medium\n\n"
+                "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+                "<|end|><|start|>developer<|message|># Instructions\n\nBe brief.<|end|>"
+                "<|start|>user<|message|>What is 2 + 2?<|end|><|start|>assistant"
+            )
+
+    run(scenario)

@@ -1,0 +1,102 @@
+"""A6 with tools: whatever the rounds hold and however their tokens are cut, the stream folds to the body.
+
+And each prompt continues the one before: it is that prompt, what was written of it, and what a tool said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from chorale.harmony.vocab import CALL
+from chorale.testing.scripted_client import Script
+from tests.api.chat.test_hosted_tools import CHAT, NESTED, USER, streamed, without_id
+from tests.support.responses import TOOL, fold_events, parse_sse, without_ids
+from tests.support.scripted_tools import ScriptedService, plain, served
+from tests.turns.tools.test_loop import CODE, MCP, WEB, failing, ids
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=10) | st.sampled_from(
+    ['{"query":"q"}', "print(1)", "【0†L1】", "a【0†L1-L2】b【", "【9†L1】", "漢字 🧑‍🚀", "", "<|end|>"]
+)
+HEADERS = st.sampled_from(
+    [
+        "<|channel|>analysis<|message|>",
+        "<|channel|>commentary<|message|>",
+        "<|channel|>analysis to=browser.search code<|message|>",
+        "<|channel|>analysis to=browser.serch code<|message|>",
+        "<|channel|>commentary to=python<|channel|>commentary code<|message|>",
+        " to=python<|channel|>analysis code<|message|>",
+        "<|channel|>commentary to=srv.echo <|constrain|>json<|message|>",
+        "<|channel|>commentary to=nobody.there <|constrain|>json<|message|>",
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>",
+        "<|channel|>final<|message|>",
+    ]
+)
+ENDS = st.sampled_from(["<|end|><|start|>assistant", "<|call|>", "<|call|>", "<|return|>", ""])
+MESSAGES = st.lists(st.tuples(HEADERS, TEXTS, ENDS), min_size=1, max_size=3)
+TOOLS = [WEB, CODE, MCP]
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> list[list[int]]:
+    """Token ids of rounds; the engine stops at a stop id, so a round ends with its first."""
+    rounds = []
+    for messages in draw(st.lists(MESSAGES, min_size=1, max_size=4)):
+        tokens = [token for head, text, end in messages for token in ids(head + text + end)]
+        cut = next((i for i, token in enumerate(tokens) if token in (200002, 199999, CALL)), len(tokens) - 1)
+        rounds.append(tokens[: cut + 1])
+    return [*rounds, ids("<|channel|>final<|message|>done【0†L1】<|return|>")]
+
+
+def scripts(rounds: list[list[int]], step: int) -> list[Script]:
+    return [Script(tokens, tokens_per_step=step) for tokens in rounds]
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(turns(), st.sampled_from([1, 2, 5, 64]), st.booleans())
+def test_streams_fold_to_bodies(rounds: list[list[int]], step: int, fails: bool) -> None:
+    service: Any = failing("no") if fails else plain
+
+    async def main() -> None:
+        tools = [*TOOLS, TOOL]
+        async with served(*scripts(rounds, 64), tools=ScriptedService(service)) as server:
+            body = await server.respond(input="x", tools=tools)
+            prompts = [request.prompt_token_ids for request in server.client.requests]
+        for before, after in itertools.pairwise(prompts):
+            assert after[: len(before)] == before
+        async with served(*scripts(rounds, step), tools=ScriptedService(service)) as server:
+            events = parse_sse(await server.stream(input="x", tools=tools))
+            assert [r.prompt_token_ids for r in server.client.requests] == prompts
+        folded = fold_events(events)
+        assert without_ids(folded) == without_ids(body)
+        assert folded["usage"] == body["usage"]
+        for item in body["output"]:
+            for part in item.get("content", ()):
+                for note in part.get("annotations", ()):
+                    assert part["text"][note["start_index"] : note["end_index"]].startswith(" ([example.com]")
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(turns(), st.sampled_from([1, 3, 64]))
+def test_chat_streams_fold_to_bodies(rounds: list[list[int]], step: int) -> None:
+    async def main() -> None:
+        tools = [*TOOLS, NESTED]
+        async with served(*scripts(rounds, 64)) as server:
+            status, body = await server.post(CHAT, messages=USER, tools=tools)
+            assert status == 200
+            message = body["choices"][0]["message"]
+        async with served(*scripts(rounds, step)) as server:
+            pieces = await streamed(server, tools=tools)
+        assert (message["content"] or "") == (pieces.get("content") or "")
+        assert (message["reasoning"] or "") == (pieces.get("reasoning") or "")
+        assert message["annotations"] == pieces.get("annotations", [])
+        calls, same = message.get("builtin_tool_calls", []), pieces.get("builtin_tool_calls", [])
+        assert [without_id(call) for call in calls] == [without_id(call) for call in same]
+
+    asyncio.run(asyncio.wait_for(main(), 30))

@@ -1,0 +1,52 @@
+"""A background response whose tool may have changed something is not begun again; one that searched is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from chorale.tools.base import Progress, ToolCall, ToolResult
+from tests.support.scripted_tools import ScriptedService, run, served
+
+CODE: dict[str, Any] = {"type": "code_interpreter", "container": {"type": "auto"}}
+WEB: dict[str, Any] = {"type": "web_search"}
+PYTHON = "<|channel|>analysis to=python code<|message|>print(1)<|call|>"
+SEARCH = '<|channel|>analysis to=browser.search code<|message|>{"query": "tides"}<|call|>'
+
+
+@pytest.mark.parametrize(("call", "tool", "repeatable"), [(PYTHON, CODE, False), (SEARCH, WEB, True)])
+def test_the_store_knows_before_a_tool_runs(call: str, tool: dict[str, Any], repeatable: bool) -> None:
+    async def scenario() -> None:
+        running, kept = asyncio.Event(), list[bool]()
+
+        async def hang(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+            access = server.state.store._access
+            row = await access.read(
+                lambda db: db.execute("SELECT request IS NOT NULL FROM responses").fetchone()
+            )
+            kept.append(bool(row[0]))
+            running.set()
+            await asyncio.Event().wait()
+            yield ToolResult("python", "", True)
+
+        async with served(call, tools=ScriptedService(hang)) as server:
+            try:
+                status, made = await server.post(input="x", tools=[tool], background=True)
+                assert status == 200, made
+                await asyncio.wait_for(running.wait(), 10)
+                assert kept == [repeatable]
+                background = server.state.background
+                await background.put_back(server.state.store)
+                found = await server.state.store.get(made["id"], b"")
+                assert found is not None
+                assert (found.status == "queued") == repeatable
+            finally:
+                await server.state.background.close(server.state.store)
+            found = await server.state.store.get(made["id"], b"")
+            assert found is not None
+            assert found.status == ("queued" if repeatable else "failed")
+
+    run(scenario)

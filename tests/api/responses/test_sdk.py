@@ -1,0 +1,296 @@
+"""The unmodified OpenAI SDK against the server, in process: its stream state machine raises on violations."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from chorale.api.http.auth import hash_key
+from chorale.errors import EngineDeadError
+from chorale.harmony.vocab import CALL as CALL_ID
+from chorale.harmony.vocab import END, START
+from chorale.testing.scripted_client import Script
+from tests.support.responses import ANSWER, CALL, HELLO, MODEL, TOOL, run, serve, tokens
+
+SDK_TOOL: Any = TOOL
+
+
+def test_create() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            response = await server.sdk.responses.create(model=MODEL, input="hello")
+            assert response.output_text == "Hi there!"
+            assert response.status == "completed"
+            assert response.usage is not None
+            assert response.usage.output_tokens_details.reasoning_tokens == len(tokens("Say hi."))
+            again = await server.sdk.responses.retrieve(response.id)
+            assert again == response
+            await server.sdk.responses.delete(response.id)
+            with pytest.raises(openai.NotFoundError) as caught:
+                await server.sdk.responses.retrieve(response.id)
+            assert response.id in caught.value.message
+
+    run(scenario)
+
+
+def test_stream() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO, CALL) as server:
+            async with server.sdk.responses.stream(model=MODEL, input="hello") as stream:
+                text = "".join([e.delta async for e in stream if e.type == "response.output_text.delta"])
+                final = await stream.get_final_response()
+            assert text == final.output_text == "Hi there!"
+            async with server.sdk.responses.stream(model=MODEL, input="hello", tools=[SDK_TOOL]) as stream:
+                final = await stream.get_final_response()
+            assert final.output[1].type == "function_call"
+            assert final.output[1].parsed_arguments == {"city": "Paris"}
+            assert (await server.sdk.responses.retrieve(final.id)).output[1].id == final.output[1].id
+
+    run(scenario)
+
+
+def test_raw_stream_ends_incomplete_and_failed() -> None:
+    async def scenario() -> None:
+        cut = Script(tokens(HELLO)[:12])
+        dead = Script(tokens(HELLO)[:12], error=EngineDeadError("gone"))
+        for script, kind in ((cut, "response.incomplete"), (dead, "response.failed")):
+            async with serve(script) as server:
+                stream = await server.sdk.responses.create(model=MODEL, input="x", stream=True)
+                events = [event async for event in stream]
+                assert events[-1].type == kind
+                async with server.sdk.responses.stream(model=MODEL, input="x") as managed:
+                    assert [event.type async for event in managed][-1] == kind
+
+    run(scenario)
+
+
+def check_exact_prefix(server: Any, output_script: str) -> None:
+    """A29: the second prompt begins with the first prompt and what the model said, token by token."""
+    first, second = server.prompt(0), server.prompt(1)
+    said = [*first, *tokens(output_script)]
+    assert second[: len(said)] == said
+    rest = second[len(said) :]
+    assert rest[0] == START
+    assert rest[-2:] == [START, tokens("assistant")[0]]
+    assert CALL_ID not in rest
+    assert END in rest
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_tool_round_trip_by_previous_response_id(streaming: bool) -> None:
+    """A5, A12, A29."""
+
+    async def scenario() -> None:
+        async with serve(CALL, ANSWER) as server:
+            common: dict[str, Any] = {"model": MODEL, "tools": [TOOL], "instructions": "Be brief."}
+            if streaming:
+                async with server.sdk.responses.stream(input="Weather in Paris?", **common) as stream:
+                    first: Any = await stream.get_final_response()
+            else:
+                first = await server.sdk.responses.create(input="Weather in Paris?", **common)
+            call = first.output[1]
+            result = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temp":21}'}
+            second = await server.sdk.responses.create(
+                input=[result], previous_response_id=first.id, **common
+            )
+            assert second.output_text == "21 °C in Paris."
+            assert second.previous_response_id == first.id
+            check_exact_prefix(server, CALL)
+            assert (
+                "<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"
+                '{"temp":21}<|end|><|start|>assistant' in server.prompt_text()
+            )
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("exclude_none", [True, False])
+@pytest.mark.parametrize("keep", ["ids", "store off", "foreign"])
+def test_tool_round_trip_by_replaying_output(exclude_none: bool, keep: str) -> None:
+    """A14: dumped with or without nulls, with unknown keys, without ids and statuses."""
+
+    async def scenario() -> None:
+        async with serve(CALL, ANSWER) as server:
+            tools = [SDK_TOOL]
+            first = await server.sdk.responses.create(
+                model=MODEL, input="Weather in Paris?", tools=tools, store=keep != "store off"
+            )
+            history: list[Any] = [{"role": "user", "content": "Weather in Paris?"}]
+            for item in first.output:
+                dumped = item.model_dump(exclude_none=exclude_none)
+                if keep == "foreign":
+                    for key in ("id", "status", "annotations", "summary"):
+                        dumped.pop(key, None)
+                dumped["unknown_key"] = {"a": [1]}
+                history.append(dumped)
+            call = first.output[1]
+            assert call.type == "function_call"
+            history.append(
+                {
+                    "type": "function_call_output",
+                    "call_id": call.call_id,
+                    "output": [
+                        {"type": "input_text", "text": '{"temp":'},
+                        {"type": "input_text", "text": "21}"},
+                    ],
+                }
+            )
+            second = await server.sdk.responses.create(model=MODEL, input=history, tools=tools)
+            assert second.output_text == "21 °C in Paris."
+            text = server.prompt_text()
+            assert "<|channel|>analysis<|message|>Need weather.<|end|>" in text  # A5
+            assert '{"city":"Paris"}<|call|>' in text
+            assert '<|message|>{"temp":21}<|end|>' in text
+            if keep == "ids":
+                check_exact_prefix(server, CALL)
+
+    run(scenario)
+
+
+def test_stripped_reasoning_is_found_again() -> None:
+    """Clients that keep only encrypted_content send reasoning items back empty."""
+
+    async def scenario() -> None:
+        async with serve(CALL, ANSWER) as server:
+            first = await server.sdk.responses.create(
+                model=MODEL, input="Weather?", tools=[SDK_TOOL], include=["reasoning.encrypted_content"]
+            )
+            reasoning, call = first.output
+            assert reasoning.type == "reasoning"
+            assert reasoning.encrypted_content
+            assert call.type == "function_call"
+            history: list[Any] = [
+                {"role": "user", "content": "Weather?"},
+                {"type": "reasoning", "id": reasoning.id, "summary": [], "encrypted_content": None},
+                call.model_dump(),
+                {"type": "function_call_output", "call_id": call.call_id, "output": "21"},
+            ]
+            await server.sdk.responses.create(model=MODEL, input=history, tools=[SDK_TOOL])
+            check_exact_prefix(server, CALL)
+
+    run(scenario)
+
+
+def test_item_references() -> None:
+    async def scenario() -> None:
+        async with serve(CALL, ANSWER) as server:
+            first = await server.sdk.responses.create(model=MODEL, input="Weather?", tools=[SDK_TOOL])
+            call = first.output[1]
+            assert call.type == "function_call"
+            history: list[Any] = [
+                {"role": "user", "content": "Weather?"},
+                {"type": "item_reference", "id": first.output[0].id},
+                {"id": call.id},
+                {"type": "function_call_output", "call_id": call.call_id, "output": "21"},
+            ]
+            second = await server.sdk.responses.create(model=MODEL, input=history, tools=[SDK_TOOL])
+            check_exact_prefix(server, CALL)
+            listed = await server.sdk.responses.input_items.list(second.id, order="asc")
+            assert [item.type for item in listed.data] == [
+                "message",
+                "reasoning",
+                "function_call",
+                "function_call_output",
+            ]
+            with pytest.raises(openai.NotFoundError, match="msg_0000"):
+                await server.sdk.responses.create(
+                    model=MODEL, input=[{"type": "item_reference", "id": "msg_" + "0" * 32}]
+                )
+
+    run(scenario)
+
+
+def test_an_edited_answer_is_taken_as_edited() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            first = await server.sdk.responses.create(model=MODEL, input="hello")
+            message = first.output[1].model_dump()
+            message["content"][0]["text"] = "Edited!"
+            history: list[Any] = [
+                {"role": "user", "content": "hello"},
+                message,
+                {"role": "user", "content": "and?"},
+            ]
+            await server.sdk.responses.create(model=MODEL, input=history)
+            assert "Edited!" in server.prompt_text()
+            assert "Hi there!" not in server.prompt_text()
+
+    run(scenario)
+
+
+def test_input_items_page_by_page() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            inputs: list[Any] = [{"role": "user", "content": f"number {n}"} for n in range(7)]
+            response = await server.sdk.responses.create(model=MODEL, input=inputs)
+            for order in ("asc", "desc"):
+                found = [
+                    item
+                    async for item in server.sdk.responses.input_items.list(response.id, limit=3, order=order)  # type: ignore[arg-type]
+                ]
+                texts = [item.content[0].text for item in found]  # type: ignore[union-attr]
+                expected = [f"number {n}" for n in range(7)]
+                assert texts == (expected if order == "asc" else expected[::-1])
+
+    run(scenario)
+
+
+def test_input_tokens() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            counted = await server.sdk.responses.input_tokens.count(
+                model=MODEL, input="hello", tools=[SDK_TOOL], instructions="Be brief."
+            )
+            response = await server.sdk.responses.create(
+                model=MODEL, input="hello", tools=[SDK_TOOL], instructions="Be brief."
+            )
+            assert response.usage is not None
+            assert counted.input_tokens == response.usage.input_tokens
+            assert counted.object == "response.input_tokens"
+            assert len(server.client.requests) == 1
+
+    run(scenario)
+
+
+def test_errors_are_typed() -> None:
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            with pytest.raises(openai.NotFoundError) as missing:
+                await server.sdk.responses.create(model="other", input="x")
+            assert missing.value.code == "model_not_found"
+            with pytest.raises(openai.NotFoundError) as unknown:
+                await server.sdk.responses.create(
+                    model=MODEL, input="x", previous_response_id="resp_" + "0" * 32
+                )
+            assert unknown.value.code == "previous_response_not_found"
+            assert unknown.value.param == "previous_response_id"
+            assert "resp_" + "0" * 32 in unknown.value.message
+            response = await server.sdk.responses.create(model="alias", input="x")
+            assert response.model == MODEL
+
+    run(scenario)
+
+
+def test_keys_have_their_own_responses() -> None:
+    async def scenario() -> None:
+        hashes = (hash_key("first"), hash_key("second"))
+        async with serve(HELLO, key_hashes=hashes, api_key="first") as server:
+            mine = await server.sdk.responses.create(model=MODEL, input="x")
+            other = AsyncOpenAI(
+                base_url="http://test/v1", api_key="second", http_client=server.http, max_retries=0
+            )
+            with pytest.raises(openai.NotFoundError):
+                await other.responses.retrieve(mine.id)
+            with pytest.raises(openai.NotFoundError):
+                await other.responses.create(model=MODEL, input="x", previous_response_id=mine.id)
+            with pytest.raises(openai.NotFoundError):
+                await other.responses.delete(mine.id)
+            assert (
+                json.loads((await server.sdk.responses.retrieve(mine.id)).model_dump_json())["id"] == mine.id
+            )
+
+    run(scenario)

@@ -1,0 +1,48 @@
+"""SIGTERM while background responses run: they get the time that requests get, and wait for a server then."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from chorale.api.app import create_app
+from chorale.store.store import SqliteStore
+from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.app import call, make_state, running
+from tests.support.responses import HELLO, run, tokens
+
+
+@pytest.mark.parametrize(
+    ("script", "hurry", "status"),
+    [
+        (Script(tokens(HELLO), delay=0.02), False, "completed"),
+        (Script(tokens(HELLO)[:8], hang=True), False, "queued"),
+        (Script(tokens(HELLO)[:8], hang=True), True, "queued"),
+    ],
+)
+def test_a_drain(tmp_path: Path, script: Script, hurry: bool, status: str) -> None:
+    async def scenario() -> None:
+        store = str(tmp_path / "responses.sqlite3")
+        client = ScriptedClient(lambda request, index: script)
+        timeout = 60.0 if status == "completed" or hurry else 0.3
+        async with make_state(client, response_store=store, shutdown_timeout=timeout) as state:
+            async with running(create_app(state)) as server:
+                made = await call(server.port, "POST", "/v1/responses", {"input": "x", "background": True})
+                assert made.json["status"] == "queued"
+                await asyncio.sleep(0.1)
+                server.stop()
+                if hurry:
+                    server.stop()
+                await asyncio.wait_for(server.task, 15)
+            reopened = SqliteStore(store)  # what another process would see
+            found = await reopened.get(made.json["id"], b"")
+            assert found is not None
+            assert found.status == status
+            assert found.body["error"] is None
+            assert (await reopened.live.waiting() != []) == (status == "queued")
+            assert await reopened.live.workers() == {}
+            await reopened.close()
+
+    run(scenario)

@@ -1,6 +1,0 @@
-"""Lets the fuzzer import the helpers of the API's tests."""
-
-import sys
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "api")]

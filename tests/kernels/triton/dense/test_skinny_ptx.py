@@ -1,0 +1,162 @@
+"""The PTX of ``slim_ptx`` on a CPU: all warps of one program, up to its barrier, and after."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.kernels.ptx_machine import LANES, Lanes, Warp
+from tests.support.kernels.skinny_machine import run_block, to_bfloat16
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+def bfloat16_bytes(values: Lanes) -> tuple[bytes, Lanes]:
+    """The bytes of values rounded to bfloat16, and what they are then."""
+    short = to_bfloat16(values).astype(np.uint16)
+    return short.tobytes(), (short.astype(np.uint32) << 16).view(np.float32)
+
+
+def check(p: Any, tokens: int, first: int, rows: int) -> None:
+    """One program of ``slim_stream``'s two kernels, against float64. Operands as the kernels make them."""
+    from chorale.kernels.triton.dense.skinny_ptx import product_text
+
+    random = np.random.default_rng(0)
+    depth, dim, base = p.depth, p.head_dim, Warp.BASE
+    weight_bytes, weight = bfloat16_bytes(random.standard_normal((rows, depth)))
+    bias_bytes, bias = bfloat16_bytes(random.standard_normal(rows))
+    x = random.standard_normal((tokens, depth)).astype(np.float32)
+    norm = (1 + 0.1 * random.standard_normal(depth)).astype(np.float32)
+    early = random.standard_normal((tokens, max(rows, dim))).astype(np.float32)  # residual, or rope
+    slots = np.arange(tokens, dtype=np.int64) + 77
+    x_bytes, near = (x.tobytes(), x) if p.norm else bfloat16_bytes(x)
+    if p.norm:
+        near = bfloat16_bytes(x * norm)[1]
+    pieces, at, memory = [weight_bytes, bias_bytes, x_bytes, norm.tobytes(), early.tobytes()], [], b""
+    for piece in [*pieces, slots.tobytes()]:
+        memory += bytes(-len(memory) % 256)
+        at.append(base + len(memory))
+        memory += piece
+    size = 4 if p.norm else 2
+    operands, expected = [], []
+    for warp in range(p.warps):
+        g, t = LANES // 4, LANES % 4
+        column = warp * p.group * 32 + t * 8
+        row = g // 2 + g % 2 * (dim // 2) if dim else g
+        pick = warp % (p.units * p.columns)
+        unit, token = first + pick // p.columns, pick % p.columns * 8 + g
+        there = np.minimum(token, tokens - 1)
+        values = [at[0] + 2 * (row * depth + column), np.full(32, first), at[3] + 4 * column]
+        for n in range(p.columns):
+            values.append(at[2] + size * (np.minimum(g + 8 * n, tokens - 1) * depth + column))
+        if dim:
+            left = unit // (dim // 8) * dim + unit % (dim // 8) * 4 + t
+            right, pair = left + dim // 2, left % dim
+            values += [at[1] + 2 * left, at[1] + 2 * right]
+            values += [at[4] + 4 * (there * early.shape[1] + pair + k * dim // 2) for k in (0, 1)]
+            values.append(at[5] + 8 * there)
+            loaded = [early[there, pair], early[there, pair + dim // 2]]
+        else:
+            left = unit * 8 + 2 * t
+            right = left + 1
+            values += [at[1] + 2 * left, at[1] + 2 * right]
+            values += [at[4] + 4 * (there * early.shape[1] + left + k) for k in (0, 1)]
+            loaded = [early[there, left], early[there, right]]
+        operands.append({f"${p.outputs + n}": np.asarray(value) for n, value in enumerate(values)})
+        exact = near.astype(np.float64) @ weight.T.astype(np.float64)
+        results = [exact[there, left], exact[there, right]]
+        if p.norm:
+            results.append((x.astype(np.float64) ** 2).sum(1)[there])
+        results += [bias[left], bias[right], *loaded]
+        expected.append((results, slots[there] if dim else None))
+    warps = run_block(product_text(p), memory, operands)
+    for warp, (results, slot) in zip(warps, expected, strict=True):
+        for n, result in enumerate(results):
+            np.testing.assert_allclose(warp.number(f"${n}"), result, rtol=2e-5, atol=2e-4)
+        if slot is not None:
+            np.testing.assert_array_equal(warp.get(f"${len(results)}"), slot.astype(np.uint64))
+
+
+SHAPES = [
+    (2, 4, 1, 3, 2),
+    (1, 4, 2, 2, 1),
+    (4, 8, 1, 3, 3),
+    (3, 8, 2, 1, 1),
+    (5, 8, 1, 2, 2),
+    (4, 4, 1, 2, 9),
+]
+
+
+@pytest.mark.parametrize("tokens", [8, 16])
+@pytest.mark.parametrize("dim", [0, 64])
+def test_the_machine_code(tokens: int, dim: int) -> None:
+    """For sm_90: weights start before the wait, inputs after it, and inputs stay ahead of their use."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from chorale.kernels.triton.dense import skinny_fused
+    from chorale.kernels.triton.tuning import Slim
+    from tests.support.kernels.compile_kernels import HEADS, source
+    from tests.support.kernels.hazards import disassemble
+
+    tile = Slim(2, 8, 1, 6, 2)
+    constants = dict(skinny_fused.constants_of(skinny_fused.product_of(tile, tokens, 2880, dim, True)))
+    warps = constants.pop("num_warps")
+    types = {"x_ptr": "*fp32", "rope_ptr": "*fp32", "norm_ptr": "*fp32", "slots_ptr": "*i64", "T": "i32"}
+    if dim:
+        kernel, constants = skinny_fused._qkv_kernel, constants | HEADS | {"H": 2880}
+    else:
+        kernel, constants = skinny_fused._project_kernel, constants | {"K": 2880, "HAS_BIAS": True}
+        types = {"residual_ptr": "*fp32", "T": "i32"}
+    compiled = triton.compile(
+        source(kernel, constants, types),
+        GPUTarget("cuda", 90, 32),
+        {"num_warps": warps, "enable_fp_fusion": True},
+    )
+    assert compiled.metadata.shared == 0  # the ring is static, and may have all 48 KiB
+    code = disassemble(compiled.asm["cubin"])
+    assert not re.search(r"\b(?:LDL|STL)\b", code)
+    found = re.findall(r"\b(LDGSTS|ACQBULK|LDG\.E\.128|HMMA|PREEXIT)\b", code)
+    wait, first = found.index("ACQBULK"), found.index("HMMA")
+    assert found[:wait].count("LDGSTS") == 12
+    assert found[:wait].count("LDG.E.128") == (4 if dim else 0)  # the norm's weights
+    of_round = (4 if tokens > 8 else 2) + 2 if dim else tokens // 8
+    assert found[:first].count("LDG.E.128") >= 3 * of_round
+    assert found.index("PREEXIT") > max(n for n, name in enumerate(found) if name == "HMMA")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("tokens", [3, 8, 13])
+def test_one_program(shape: tuple[int, ...], tokens: int) -> None:
+    from chorale.kernels.triton.dense.skinny_fused import product_of
+    from chorale.kernels.triton.tuning import Slim
+
+    tile = Slim(*shape)
+    for dim, depth in ((0, 512), (0, 608), (64, 512), (32, 608)):
+        p = product_of(tile, tokens, depth, dim, True)
+        if p.units * p.columns <= p.warps:
+            check(p, tokens, first=6 if dim else 2, rows=256)
+
+
+def test_the_check_fails_if_a_copy_comes_late() -> None:
+    from chorale.kernels.triton.dense import skinny_ptx
+    from chorale.kernels.triton.dense.skinny_fused import product_of
+    from chorale.kernels.triton.tuning import Slim
+
+    p = product_of(Slim(2, 4, 1, 3, 2), 8, 512, 64, True)
+    text = skinny_ptx.product_text(p)
+    late = dataclasses.replace(p, ahead=1)  # another key of the cache
+    assert "cp.async.wait_group 2" in text
+    broken = text.replace("cp.async.wait_group 2", "cp.async.wait_group 3")
+    real = skinny_ptx.product_text
+    skinny_ptx.product_text = lambda _: broken  # type: ignore[assignment]
+    try:
+        with pytest.raises(AssertionError):
+            check(late, 8, first=6, rows=256)
+    finally:
+        skinny_ptx.product_text = real

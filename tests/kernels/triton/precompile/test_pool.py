@@ -1,0 +1,237 @@
+"""Processes that compile: they do, without a device; and whatever they cannot do, this process does."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+
+pytest.importorskip("triton")
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from chorale.kernels.triton.precompile import compiler as compiling
+from chorale.kernels.triton.precompile import pool, worker_main
+from chorale.kernels.triton.precompile.compiler import Compiling
+from chorale.kernels.triton.precompile.pool import Crew, hire, was_here
+
+
+@pytest.fixture(autouse=True)
+def context() -> Iterator[None]:
+    """Triton's hook is a context variable: give it back."""
+    from triton.runtime import _async_compile
+
+    token = _async_compile.active_mode.set(None)
+    yield
+    _async_compile.active_mode.reset(token)
+
+
+@pytest.fixture
+def crew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Crew]:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    found = Crew(2)
+    assert [found.run(b""), found.run(b"")] == [False, False]  # one after the other: both have been forked
+    yield found
+    found.dismiss()
+    found._process.wait(30)
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_kernels_are_compiled_by_processes(tmp_path: Path) -> None:
+    """A kernel and one of Gluon's, with what they call, found on disk afterwards by this process's key."""
+    settings = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"}
+    settings |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
+    command = [sys.executable, "-m", "tests.support.kernels.crew_compiles"]
+    done = subprocess.run(command, env=settings, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.split() == ["compiled", "2", "here", "0", "late", "0"], (
+        done.stdout + done.stderr[-4000:]
+    )
+
+
+def test_a_task_that_fails_and_one_that_is_no_task(crew: Crew) -> None:
+    assert not crew.run(b"no pickle")
+    assert not crew.run(b"")
+    assert crew._free.qsize() == 2  # both processes are there for the next
+
+
+class Call:
+    """Unpickled, it calls a function."""
+
+    def __init__(self, function: Any, *arguments: object) -> None:
+        self.what = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.what
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call(os.mkdir, "PLACE"),
+        Call(eval, "__import__('os').mkdir('PLACE')"),
+        Call(worker_main._find, "os", "mkdir"),
+        Call(worker_main._find, "chorale.kernels.triton.precompile.worker_main", "os.mkdir"),
+        Call(triton.runtime.build._build, "PLACE"),
+    ],
+)
+def test_a_task_that_names_anything_else_is_refused(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(pickle.UnpicklingError, match=r"is no part of a task|is no kernel"):
+        worker_main.perform(pickle.dumps((call, None, {}, {})))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_that_die_are_not_waited_for(crew: Crew) -> None:
+    for pid in children(crew._process.pid):
+        os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert [crew.run(b"") for _ in range(4)] == [False] * 4
+    assert time.monotonic() - began < 60  # a silent one would be waited for twice as long
+    assert crew._process.wait(60) == 0
+
+
+def test_processes_end_when_they_are_dismissed(crew: Crew) -> None:
+    pids = children(crew._process.pid)
+    assert len(pids) == 2
+    crew.dismiss()
+    crew.dismiss()
+    assert crew._process.wait(60) == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not crew.run(b"")
+
+
+def test_processes_end_with_their_parent() -> None:
+    script = (
+        "import os; from chorale.kernels.triton.precompile.pool import Crew; crew = Crew(2); crew.run(b'')\n"
+        "print(crew._process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    settings = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=settings, capture_output=True, timeout=60)
+    assert not _is_alive_after(int(done.stdout), 10)
+
+
+def _is_alive_after(pid: int, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return False
+        except FileNotFoundError:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class Refusing:
+    """A crew that does nothing."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.tasks: list[bytes] = []
+        self.is_dismissed = False
+
+    def run(self, task: bytes) -> bool:
+        self.tasks.append(task)
+        return False
+
+    def dismiss(self) -> None:
+        self.is_dismissed = True
+
+
+def kernel(name: str) -> Any:
+    metadata = SimpleNamespace(name=name, target=GPUTarget("none", 90, 32))
+    return SimpleNamespace(metadata=metadata, hash="", src=SimpleNamespace(name=name), function=name)
+
+
+@pytest.mark.parametrize("can_be_told", [True, False])
+def test_what_the_crew_does_not_do_is_done_here(can_be_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "is_cached", lambda key, name: False)
+    crew, cache = Refusing(), {}
+    compiler = Compiling(1, lambda: crew)  # type: ignore[arg-type, return-value]
+    src, target, env_vars = SimpleNamespace(name="a"), None, {}
+    options = SimpleNamespace(number=1) if can_be_told else SimpleNamespace(function=lambda: None)
+
+    def async_compile() -> Any:
+        return kernel(src.name) if (target, options, env_vars) else None
+
+    with compiler.playing():
+        compiler.submit("a", async_compile, lambda found: cache.update(a=found))
+    compiler.wait(1, lambda *_: None)
+    assert cache["a"].function == "a"
+    assert (compiler.num_here, len(crew.tasks)) == (1, int(can_be_told))
+    deadline = time.monotonic() + 5
+    while not crew.is_dismissed and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert crew.is_dismissed
+
+
+def test_too_few_cores_or_no_process_mean_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hire(1) is None
+
+    def fail(size: int) -> Crew:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(pool, "Crew", fail)
+    assert hire(8) is None
+
+
+def test_a_mark_of_an_earlier_start_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from triton.runtime.cache import get_cache_manager
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert not was_here()
+    get_cache_manager(pool.MARKERS).put("{}", "some.json", binary=False)
+    assert was_here()
+
+
+def test_launchers_are_compiled_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    nvidia = SimpleNamespace(make_launcher=None, CudaLauncher=lambda src, metadata: made.append(src.name))
+    monkeypatch.setattr(worker_main, "nvidia", nvidia)
+    found = kernel("a")
+    worker_main.prepare_launcher(found)
+    assert made == []  # for another back end
+    found.metadata.target = GPUTarget("cuda", 90, 32)
+    worker_main.prepare_launcher(found)
+    assert made == ["a"]
+
+
+def test_triton_has_what_is_built_upon() -> None:
+    """Names that a release may change; then kernels are compiled in this process."""
+    source = Path(triton.__file__).parent.joinpath("runtime", "jit.py").read_text("utf-8")
+    assert "self.compile(src, target=target, options=options.__dict__, _env_vars=env_vars)" in source
+
+
+@pytest.mark.parametrize("first", ["_settle_kernel", "_pass_kernel"])
+def test_keys_do_not_depend_on_which_kernel_was_asked_for_first(first: str) -> None:
+    """Another process, which has settled them, finds the same ones, whatever it asks for afterwards."""
+    script = (
+        "from chorale.kernels.triton.precompile.worker_main import settle_keys; settle_keys()\n"
+        "from chorale.kernels.triton.sampling import thresholds\n"
+        f"thresholds.{first}.cache_key; found = thresholds._settle_kernel\n"
+        "found.cache_key; print([name for name, _ in found.used_global_vals])"
+    )
+    settings = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", script], env=settings, capture_output=True, timeout=60)
+    assert "_LOWEST_KEY" in done.stdout.decode(), done.stderr.decode()

@@ -1,0 +1,110 @@
+"""Rows do not disturb each other: mixed prefill and decode, ragged rows, stale pages, reused pages."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from chorale.model.config_writer import make_config
+from tests.support.model import SMALL, MakeModel, largest_difference, load_model, prompt
+from tests.support.paged import PagedRunner, Sequence
+
+# Rows of a step differ from the same rows alone only by the rounding of matrix products whose kernel torch
+# picks by shape; at these sizes that is about 2e-6.
+ROUNDING = 5e-5
+
+
+@pytest.mark.parametrize("block_size", [4, 16, 64])
+def test_random_schedules_equal_running_alone(make_model: MakeModel, block_size: int) -> None:
+    """Twelve sequences, random chunks, several arriving and leaving while others decode."""
+    model = make_model(make_config(**SMALL))
+    rng = random.Random(block_size)
+    prompts = [prompt(rng.choice([1, 5, 130, 200, 290]), seed) for seed in range(12)]
+    alone = [PagedRunner(model, block_size=block_size).run(tokens) for tokens in prompts]
+    runner = PagedRunner(model, block_size=block_size, num_blocks=2400 // block_size + 200, seed=3)
+    runner.poison_free_pages()
+    waiting = list(range(12))
+    running: dict[int, Sequence] = {}
+    results: dict[int, list[torch.Tensor]] = {i: [] for i in waiting}
+    while waiting or running:
+        if waiting and (len(running) < 3 or rng.random() < 0.3):
+            arrival = waiting.pop(0)
+            running[arrival] = Sequence(prompts[arrival])
+        chosen = rng.sample(sorted(running), rng.randint(1, len(running)))
+        work = []
+        for i in chosen:
+            left = len(running[i].tokens) - running[i].computed
+            work.append((running[i], min(left, rng.choice([1, 1, 1, 2, 40, 300]))))
+        for i, logits in zip(chosen, runner.step(work), strict=True):
+            results[i].append(logits)
+        for i in chosen:
+            if running[i].computed == len(running[i].tokens):
+                runner.release(running.pop(i))
+                runner.poison_free_pages()
+    for i, expected in enumerate(alone):
+        assert largest_difference(torch.cat(results[i]), expected) < ROUNDING
+
+
+def test_a_sequence_of_nan_does_not_leak(make_model: MakeModel) -> None:
+    """A page's unused tail may hold a dead request's NaN; batched decodes must not multiply it by zero."""
+    model = make_model(make_config(**SMALL))
+    runner = PagedRunner(model, num_blocks=64)
+    tokens = [prompt(20, 1), prompt(35, 2), prompt(70, 3)]
+    alone = [PagedRunner(model).run(t)[-1:] for t in tokens]
+    runner.poison_free_pages()
+    sequences = [Sequence(t) for t in tokens]
+    runner.step([(s, len(s.tokens) - 1) for s in sequences])
+    for logits, expected in zip(runner.step([(s, 1) for s in sequences]), alone, strict=True):
+        assert largest_difference(logits, expected) < ROUNDING
+
+
+def test_equal_steps_are_bit_identical(make_model: MakeModel) -> None:
+    model = make_model(make_config(**SMALL))
+    tokens = prompt(140)
+    first = PagedRunner(model, seed=1).run(tokens, 33)
+    second = PagedRunner(model, seed=2).run(tokens, 33)  # other pages
+    assert torch.equal(first, second)
+
+
+def test_shared_prefix_pages(make_model: MakeModel) -> None:
+    """A prefix hit: a second sequence starts on the first one's pages and computes only the rest."""
+    model = make_model(make_config(**SMALL))
+    shared, tail = prompt(160, 5), prompt(30, 6)
+    expected = PagedRunner(model).run(shared + tail)
+    runner = PagedRunner(model)
+    first = Sequence(shared)
+    runner.step([(first, 160)])
+    second = Sequence(shared + tail, computed=160)
+    for own, other in zip(second.tables, first.tables, strict=True):
+        own.extend(other)
+    (logits,) = runner.step([(second, 30)])
+    assert largest_difference(logits, expected[160:]) < ROUNDING
+
+
+def test_only_asked_rows_get_logits(make_model: MakeModel) -> None:
+    model = make_model(make_config(**SMALL))
+    runner = PagedRunner(model)
+    sequence = Sequence(prompt(10))
+    whole = PagedRunner(model).run(sequence.tokens)
+    runner._make_room(sequence, 10)
+    batch = runner._batch([(sequence, 10)])
+    picked = type(batch)(batch.token_ids, torch.tensor([9, 4]), batch.attention)
+    logits = model.forward(picked, runner.kv)
+    assert logits.shape == (2, model.config.vocab_size)
+    assert largest_difference(logits, whole[[9, 4]]) < ROUNDING
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+def test_bfloat16(make_model: MakeModel, tmp_path: Path, kv_dtype: torch.dtype) -> None:
+    """bfloat16 weights and products stay near float32: 8 bits of mantissa, 4 layers, logits of order 1."""
+    exact = make_model(make_config(**SMALL))
+    rounded = load_model(tmp_path / "published-1", torch.bfloat16)
+    tokens = prompt(150)
+    expected = PagedRunner(exact).run(tokens)
+    actual = PagedRunner(rounded, dtype=kv_dtype).run(tokens, 64)
+    difference = (actual.log_softmax(-1) - expected.log_softmax(-1)).abs()
+    assert difference.mean() < 0.05
+    assert difference.max() > 1e-4  # else bfloat16 was not used

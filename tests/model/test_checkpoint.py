@@ -1,0 +1,413 @@
+"""Checkpoints: what is wrong with one is said with file and tensor, and nothing wrong loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from chorale.errors import CheckpointError
+from chorale.kernels import select_ops
+from chorale.model.checkpoint import INDEX_NAME, Checkpoint
+from chorale.model.checkpoint_writer import RandomTensors, write_random_checkpoint
+from chorale.model.config import ModelConfig
+from chorale.model.config_writer import make_config
+from chorale.model.layouts import Layout, tensor_specs
+from chorale.model.safetensors_file import SafetensorsFile
+from chorale.model.weights import load_weights
+from tests.support.model import SMALL, load_model
+
+CONFIG = make_config(**{**SMALL, "layers": 2, "hidden": 32, "inter": 32, "vocab": 64})
+LAYER = "model.layers.1."
+SHARD = "model-00002-of-00003.safetensors"
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_checkpoint(tmp_path_factory.mktemp("pristine") / "model", CONFIG)
+
+
+@pytest.fixture
+def folder(pristine: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pristine, tmp_path / "model"))
+
+
+def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any], index: bool = True) -> None:
+    """Rewrite one shard with other tensors, and the index to match."""
+    tensors = {name: tensor.clone() for name, tensor in load_file(folder / SHARD).items()}
+    before = set(tensors)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / SHARD)
+    raw = json.loads((folder / INDEX_NAME).read_text())
+    for name in before - set(tensors):
+        del raw["weight_map"][name]
+    raw["weight_map"].update(dict.fromkeys(tensors, SHARD))
+    if index:
+        (folder / INDEX_NAME).write_text(json.dumps(raw))
+
+
+def complaint(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as error:
+        load_weights(folder, CONFIG, select_ops("reference", "cpu"), device="cpu", dtype=torch.float32)
+    assert str(folder) in error.value.message
+    return error.value.message
+
+
+NORM = LAYER + "input_layernorm.weight"
+BLOCKS = LAYER + "mlp.experts.gate_up_proj_blocks"
+
+
+def test_missing_tensor(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.pop(NORM))
+    assert f"{NORM}: missing" in complaint(folder)
+
+
+def test_extra_tensor(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({"model.layers.9.surprise": torch.zeros(3)}))
+    message = complaint(folder)
+    assert SHARD in message
+    assert "model.layers.9.surprise: not a tensor of this model" in message
+
+
+@pytest.mark.parametrize("shape", [(31,), (1, 32), (64,)])
+def test_wrong_shape(folder: Path, shape: tuple[int, ...]) -> None:
+    edit(folder, lambda tensors: tensors.update({NORM: torch.zeros(shape, dtype=torch.bfloat16)}))
+    message = complaint(folder)
+    assert f"{SHARD}: {NORM}: shape {list(shape)}, config.json says [32]" in message
+
+
+@pytest.mark.parametrize(("name", "dtype"), [(NORM, torch.uint8), (BLOCKS, torch.float32)])
+def test_wrong_dtype(folder: Path, name: str, dtype: torch.dtype) -> None:
+    edit(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    assert f"{SHARD}: {name}: dtype" in complaint(folder)
+
+
+def test_unknown_dtype(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({NORM: tensors[NORM].to(torch.int64)}))
+    assert f"{SHARD}: {NORM}: dtype 'I64' is not one of" in complaint(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 8, 100, -1, -5000])
+def test_truncated_file(folder: Path, keep: int) -> None:
+    path = folder / SHARD
+    path.write_bytes(path.read_bytes()[:keep])
+    assert SHARD in complaint(folder)
+
+
+def test_truncation_names_the_tensor(folder: Path) -> None:
+    path = folder / SHARD
+    path.write_bytes(path.read_bytes()[:-1])
+    assert f"{SHARD}: {LAYER}mlp.experts.down_proj_scales: truncated" in complaint(folder)
+
+
+def test_trailing_bytes(folder: Path) -> None:
+    with (folder / SHARD).open("ab") as file:
+        file.write(b"more")
+    assert "4 bytes after the last tensor" in complaint(folder)
+
+
+def test_missing_file(folder: Path) -> None:
+    (folder / SHARD).unlink()
+    assert f"{SHARD}: named by {INDEX_NAME} but missing" in complaint(folder)
+
+
+def test_missing_file_without_an_index(folder: Path) -> None:
+    (folder / INDEX_NAME).unlink()
+    (folder / SHARD).unlink()
+    assert "model.layers.1.input_layernorm.weight: missing" in complaint(folder)
+
+
+def test_no_weights(tmp_path: Path) -> None:
+    assert "holds no safetensors file" in complaint(tmp_path)
+    assert "no such folder" in complaint(tmp_path / "absent")
+
+
+def test_pickles_are_not_weights(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    assert "holds no safetensors file" in complaint(tmp_path)
+
+
+def test_a_tensor_in_two_files(folder: Path) -> None:
+    shutil.copy(folder / SHARD, folder / "model-extra.safetensors")
+    (folder / INDEX_NAME).unlink()
+    assert "also in" in complaint(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "weight_map"),
+        ('{"weight_map": {}}', "weight_map"),
+        ('{"weight_map": {"a": "../../etc/passwd.safetensors"}}', "a: '../../etc/passwd.safetensors' is not"),
+        ('{"weight_map": {"a": 3}}', "a: '3' is not"),
+        ('{"weight_map": {"a": "absent.safetensors"}}', "absent.safetensors: named by"),
+        (f'{{"weight_map": {{"a": "{SHARD}"}}}}', "a: listed in"),
+        (json.dumps({"weight_map": {"a": "x" * 300 + ".safetensors"}}), "is not a safetensors file name"),
+        ('{"weight_map": {"a": "b\\n.safetensors"}}', r"a: 'b\n.safetensors' is not"),
+        (f'{{"weight_map": {{"a\\u001b[2J": "{SHARD}"}}}}', r"'a\x1b[2J' is not the name"),
+        ("[" * 100_000, "cannot be read"),
+    ],
+)
+def test_bad_index(folder: Path, content: str, expected: str) -> None:
+    (folder / INDEX_NAME).write_text(content)
+    message = complaint(folder)
+    assert INDEX_NAME in message
+    assert expected in message
+
+
+def test_an_index_that_is_no_file_is_not_waited_for(folder: Path) -> None:
+    (folder / INDEX_NAME).unlink()
+    os.mkfifo(folder / INDEX_NAME)
+    assert f"{INDEX_NAME}: not a file" in complaint(folder)
+
+
+def test_a_link_to_nothing(folder: Path) -> None:
+    """As the hub's cache has them where a blob was removed."""
+    (folder / INDEX_NAME).unlink()
+    (folder / SHARD).unlink()
+    (folder / SHARD).symlink_to("../../blobs/removed")
+    assert f"{SHARD}: not a file, or a link to none" in complaint(folder)
+
+
+def test_a_clone_without_lfs(folder: Path) -> None:
+    (folder / SHARD).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4792272488\n")
+    assert f"{SHARD}: a Git LFS pointer" in complaint(folder)
+
+
+@pytest.mark.parametrize("name", ["red\n\x1b[31m", "a" * 100_000])
+def test_names_that_a_terminal_should_not_get(folder: Path, name: str) -> None:
+    edit(folder, lambda tensors: tensors.update({name: torch.zeros(3)}), index=False)
+    message = complaint(folder)
+    assert message.isprintable()
+    assert len(message) < 1000
+
+
+def test_another_model(tmp_path: Path) -> None:
+    save_file({"model.layers.0.mlp.gate_proj.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    assert "no gpt-oss expert tensors" in complaint(tmp_path)
+
+
+# ------------------------------------------------------------------ headers
+
+
+def header_of(data: bytes) -> tuple[dict[str, Any], bytes]:
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def file_of(header: object, body: bytes) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, "does not fill"),
+        ({"dtype": "F32", "shape": [-1], "data_offsets": [0, 8]}, "shape"),
+        ({"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}, "shape"),
+        ({"dtype": "F32", "shape": [True, 2], "data_offsets": [0, 8]}, "shape"),
+        ({"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 8]}, "shape"),
+        ({"dtype": "F32", "shape": [2] * 99, "data_offsets": [0, 8]}, "shape"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}, "hole"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}, "does not fill"),
+        ({"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, "truncated"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "after the last"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0]}, "data_offsets"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}, "data_offsets"),
+        ({"dtype": "object", "shape": [2], "data_offsets": [0, 8]}, "dtype"),
+        ({"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]}, "dtype"),
+        ({"dtype": "F32", "shape": [2]}, "exactly"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 8], "code": "x"}, "exactly"),
+        ([], "exactly"),
+    ],
+)
+def test_header_lies(tmp_path: Path, entry: object, expected: str) -> None:
+    path = tmp_path / "lie.safetensors"
+    path.write_bytes(file_of({"weights": entry}, bytes(8)))
+    with pytest.raises(CheckpointError, match=f"lie.safetensors: .*{expected}"):
+        SafetensorsFile(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}, "a": {}}',
+        b'{"__metadata__": {"format": 3}}',
+        b'{"__metadata__": "pt"}',
+        b"{}",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a": ' * 50_000,
+    ],
+)
+def test_header_is_no_header(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "odd.safetensors"
+    path.write_bytes(file_of(header, bytes(8)))
+    with pytest.raises(CheckpointError, match=r"odd\.safetensors"):
+        SafetensorsFile(path)
+
+
+def test_overlap(tmp_path: Path) -> None:
+    path = tmp_path / "overlap.safetensors"
+    entry = {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}
+    path.write_bytes(file_of({"a": entry, "b": entry}, bytes(8)))
+    with pytest.raises(CheckpointError, match=r"overlap\.safetensors: b: overlaps"):
+        SafetensorsFile(path)
+
+
+def test_header_length_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "long.safetensors"
+    for length in (9, 2**20, 2**40, 2**64 - 1):
+        path.write_bytes(length.to_bytes(8, "little") + b"{}" + bytes(6))
+        with pytest.raises(CheckpointError, match=r"long\.safetensors"):
+            SafetensorsFile(path)
+
+
+def mutate(rng: random.Random, data: bytes) -> bytes:
+    """One random fault in the header or the framing of a file that was good."""
+    header, body = header_of(data)
+    name = rng.choice([key for key in header if key != "__metadata__"])
+    entry = header[name]
+    kind = rng.randrange(12)
+    big = rng.choice([2**31, 2**32 - 1, 2**40, 2**47, 2**53, 2**63, 2**64, 10**30])
+    if kind == 0:
+        entry["shape"][rng.randrange(len(entry["shape"]))] = rng.choice([0, -1, 1.5, None, "3", big, [1]])
+    elif kind == 1:
+        entry["shape"].append(rng.choice([2, 0, big]))
+    elif kind == 2:
+        entry["data_offsets"][rng.randrange(2)] += rng.choice([-1, 1, -8, 8, big, -big])
+    elif kind == 3:
+        entry["dtype"] = rng.choice(
+            ["F64", "I32", "bf16", "", 4, None, "F32" if entry["dtype"] != "F32" else "U8"]
+        )
+    elif kind == 4:
+        del entry[rng.choice(sorted(entry))]
+    elif kind == 5:
+        header[name + rng.choice(["x", ".weight", "/../..", "\u0000"])] = header.pop(name)
+    elif kind == 6:
+        del header[name]
+    elif kind == 7:
+        other = rng.choice([key for key in header if key not in ("__metadata__", name)])
+        if header[other] == entry or header[other]["shape"] == entry["shape"]:
+            return data[: rng.randrange(len(data))]
+        header[name], header[other] = header[other], entry
+    elif kind == 8:
+        return rng.choice([0, 1, len(data), big % 2**64, 2**64 - 1]).to_bytes(8, "little") + data[8:]
+    elif kind == 9:
+        return data[: rng.randrange(len(data))]
+    elif kind == 10:
+        text = bytearray(json.dumps(header).encode())
+        text[rng.randrange(len(text))] = rng.choice([0, 10, 34, 91, 125, 255])
+        return file_of(bytes(text), body)
+    else:
+        header[name] = rng.choice([None, [], 3, "x", {}, {"dtype": "U8"}])
+    return file_of(header, body)
+
+
+def test_5000_mutated_headers(tmp_path: Path) -> None:
+    """None loads, each is a CheckpointError with the file's name, and none costs memory.
+
+    Mutating one byte of JSON text can leave the header as it was (whitespace) or change only metadata: those
+    are recognised by parsing, and must still describe the same tensors.
+    """
+    config = make_config(**{**SMALL, "layers": 1, "hidden": 32, "inter": 32, "vocab": 64})
+    good = write_random_checkpoint(tmp_path / "good", config, layout="reference")
+    data = (good / "model.safetensors").read_bytes()
+    truth, _ = header_of(data)
+    truth.pop("__metadata__")
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    path = bad / "model.safetensors"
+    rng = random.Random(7)
+    Checkpoint(good, config)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused = 0
+    for _ in range(5000):
+        path.write_bytes(mutate(rng, data))
+        try:
+            checkpoint = Checkpoint(bad, config)
+        except CheckpointError as error:
+            refused += str(bad) in error.message
+        else:
+            loaded = checkpoint.files[0].entries
+            assert set(loaded) == set(truth)
+            assert all(list(loaded[name].shape) == truth[name]["shape"] for name in truth)
+            assert all([loaded[n].begin, loaded[n].end] == truth[n]["data_offsets"] for n in truth)
+    assert refused > 4950
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert grown < 16 * 2**20, f"peak memory grew by {grown / 2**20:.0f} MB"
+
+
+# ------------------------------------------------------------------ layouts
+
+
+@pytest.mark.parametrize("layout", ["published", "dense", "reference"])
+def test_every_layout_holds_the_same_model(tmp_path: Path, layout: Layout) -> None:
+    folder = write_random_checkpoint(tmp_path / "model", CONFIG, layout=layout, seed=5)
+    checkpoint = Checkpoint(folder, ModelConfig.load(folder))
+    assert checkpoint.layout == layout
+    source = RandomTensors(CONFIG, 5)
+    for spec in tensor_specs(CONFIG, layout):
+        assert torch.equal(checkpoint.read(spec.layer, spec.role), source.tensor(spec.layer, spec.role))
+    for file in folder.glob("*.safetensors"):  # and the safetensors library agrees that the files are good
+        for name, tensor in load_file(file).items():
+            assert torch.equal(tensor, SafetensorsFile(file).tensor(name))
+
+
+def test_original_folder_is_the_fallback(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "original", CONFIG, layout="reference")
+    model = load_model(tmp_path)  # config.json, too, only under original/
+    assert model.config.num_hidden_layers == 2
+    write_random_checkpoint(tmp_path, CONFIG)
+    assert Checkpoint(tmp_path, CONFIG).layout == "published"
+
+
+def test_unaligned_tensors_are_read(tmp_path: Path) -> None:
+    header = {
+        "a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+        "b": {"dtype": "F32", "shape": [2], "data_offsets": [3, 11]},
+    }
+    path = tmp_path / "odd.safetensors"
+    path.write_bytes(file_of(header, b"abc" + torch.tensor([1.5, -2.0]).numpy().tobytes()))
+    assert SafetensorsFile(path).tensor("b").tolist() == [1.5, -2.0]
+
+
+def test_big_experts_stay_in_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the budget nothing of the experts is copied: their storage is the mapping itself."""
+    monkeypatch.setattr("chorale.kernels.reference.moe.DECODED_BUDGET", 0)
+    weights = load_weights(folder, CONFIG, select_ops("reference", "cpu"), device="cpu", dtype=torch.bfloat16)
+    experts = weights.layers[0].experts
+    assert experts.gate_up_blocks.dtype == torch.uint8
+    nbytes = experts.gate_up_blocks.untyped_storage().nbytes()
+    assert nbytes == experts.gate_up_blocks.numel()
+    from_file = SafetensorsFile(folder / "model-00001-of-00003.safetensors")
+    again = from_file.tensor("model.layers.0.mlp.experts.gate_up_proj_blocks")
+    assert torch.equal(again, experts.gate_up_blocks)
+
+
+def test_progress(folder: Path) -> None:
+    seen: list[tuple[str, float, str]] = []
+    load_weights(
+        folder,
+        CONFIG,
+        select_ops("auto", "cpu"),
+        device="cpu",
+        dtype=torch.float32,
+        progress=lambda *report: seen.append(report),
+    )
+    fractions = [fraction for _, fraction, _ in seen]
+    assert {phase for phase, _, _ in seen} == {"load"}
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0

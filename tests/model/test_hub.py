@@ -1,0 +1,160 @@
+"""resolve_model: folders, the demo, and a hub: a fake one on 127.0.0.1, in a process of its own settings.
+
+huggingface_hub reads its environment when it is imported, so each hub case runs in a fresh interpreter: what
+is tested is what a user's ``HF_*`` variables do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale.errors import ConfigError
+from chorale.model.hub import resolve_model
+from tests.support.fake_hub import COMMIT, FakeHub
+
+REPOSITORY = "someone/small-gpt-oss"
+WEIGHTS = bytes(range(256)) * 4096  # 1 MB
+PUBLISHED = {
+    "config.json": b"{}",
+    "generation_config.json": b"{}",
+    "README.md": b"not needed",
+    "chat_template.jinja": b"not needed",
+    "tokenizer.json": b"not needed",
+    "model.safetensors.index.json": b"{}",
+    "model-00001-of-00002.safetensors": WEIGHTS,
+    "model-00002-of-00002.safetensors": WEIGHTS[:1000],
+    "original/config.json": b"{}",
+    "original/model.safetensors": b"not needed",
+    "metal/model.bin": b"not needed",
+}
+
+CHILD = """
+import json, sys
+from chorale.errors import ConfigError
+from chorale.model.hub import resolve_model
+seen = []
+try:
+    folder = resolve_model(sys.argv[1], revision=sys.argv[2] or None, download_dir=sys.argv[3] or None,
+                           progress=lambda *report: seen.append(report))
+    print(json.dumps({"folder": str(folder), "progress": seen, "torch": "torch" in sys.modules}))
+except ConfigError as error:
+    print(json.dumps({"error": error.message}))
+"""
+
+
+def resolve(
+    home: Path, model: str = REPOSITORY, revision: str = "", download_dir: str = "", **env: str
+) -> dict[str, Any]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, model, revision, download_dir],
+        env={**clean, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    result: dict[str, Any] = json.loads(child.stdout.strip().splitlines()[-1])
+    return result
+
+
+def names(folder: str) -> set[str]:
+    return {str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_only_the_needed_files_with_bytes_per_second(tmp_path: Path) -> None:
+    with FakeHub(REPOSITORY, PUBLISHED) as hub:
+        result = resolve(tmp_path, HF_ENDPOINT=hub.url)
+        again = resolve(tmp_path, HF_ENDPOINT=hub.url)
+    assert "error" not in result, result
+    wanted = {"config.json", "generation_config.json", "model.safetensors.index.json"}
+    wanted |= {name for name in PUBLISHED if name.startswith("model-")}
+    assert names(result["folder"]) == wanted
+    assert result["folder"].startswith(str(tmp_path))
+    assert not result["torch"]
+    phases = {phase for phase, _, _ in result["progress"]}
+    fractions = [fraction for _, fraction, _ in result["progress"]]
+    assert phases == {"download"}
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    assert "MB/s" in result["progress"][-1][2]
+    assert again["folder"] == result["folder"]
+    assert hub.sent["model-00001-of-00002.safetensors"] == len(WEIGHTS)  # once
+
+
+def test_original_only_when_there_is_nothing_else(tmp_path: Path) -> None:
+    files = {"README.md": b"", "original/config.json": b"{}", "original/model.safetensors": b"weights"}
+    with FakeHub(REPOSITORY, files) as hub:
+        result = resolve(tmp_path, HF_ENDPOINT=hub.url)
+    assert names(result["folder"]) == {"original/config.json", "original/model.safetensors"}
+
+
+def test_token_revision_and_missing(tmp_path: Path) -> None:
+    with FakeHub(REPOSITORY, PUBLISHED, token="hf_secret") as hub:
+        denied = resolve(tmp_path, HF_ENDPOINT=hub.url)
+        revision = resolve(tmp_path, revision="v9", HF_ENDPOINT=hub.url, HF_TOKEN="hf_secret")
+        missing = resolve(tmp_path, "someone/else", HF_ENDPOINT=hub.url, HF_TOKEN="hf_secret")
+        granted = resolve(
+            tmp_path, download_dir=str(tmp_path / "weights"), HF_ENDPOINT=hub.url, HF_TOKEN="hf_secret"
+        )
+    assert "HF_TOKEN" in denied["error"]
+    assert "'v9'" in revision["error"]
+    assert "someone/else" in missing["error"]
+    assert "not on the hub" in missing["error"]
+    assert granted["folder"].startswith(str(tmp_path / "weights"))
+
+
+def test_an_interrupted_download_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """The client writes in chunks of 10 MB; the connection breaks in the second one."""
+    large = WEIGHTS * 12
+    with FakeHub(REPOSITORY, {**PUBLISHED, "model-00001-of-00002.safetensors": large}) as hub:
+        hub.cut_after = 11_000_000
+        result = resolve(tmp_path, HF_ENDPOINT=hub.url)
+    assert "error" not in result, result
+    assert (Path(result["folder"]) / "model-00001-of-00002.safetensors").read_bytes() == large
+    sent = hub.sent["model-00001-of-00002.safetensors"]
+    assert len(large) < sent < len(large) + 1_500_000  # only the unwritten part came twice
+
+
+def test_offline_serves_the_cache_or_says_so(tmp_path: Path) -> None:
+    cached = tmp_path / "hub" / "models--someone--small-gpt-oss"
+    snapshot = cached / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(COMMIT)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors").write_bytes(b"weights")
+    found = resolve(tmp_path, HF_HUB_OFFLINE="1")
+    assert Path(found["folder"]) == snapshot
+    missing = resolve(tmp_path, "someone/else", HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE" in missing["error"]
+
+
+def test_unreachable_hub(tmp_path: Path) -> None:
+    result = resolve(tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    assert "cannot be reached" in result["error"]
+
+
+def test_folders(tmp_path: Path) -> None:
+    assert resolve_model(str(tmp_path)) == tmp_path.resolve()
+    for name in ("./absent", "/absent/folder", "~/absent-folder", "a/b/c"):
+        with pytest.raises(ConfigError, match="no such folder"):
+            resolve_model(name)
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/model", "a" * 300, "/absent/" + "a" * 300])
+def test_folders_that_the_system_does_not_take(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^model '{name}': "):
+        resolve_model(name)
+
+
+def test_names_that_are_neither(tmp_path: Path) -> None:
+    result = resolve(tmp_path, "white space/model", HF_HUB_OFFLINE="1")
+    assert "neither a folder nor a hub id" in result["error"]

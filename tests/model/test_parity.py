@@ -1,0 +1,142 @@
+"""Log-probabilities against transformers' GptOssForCausalLM, both in float32, on random checkpoints.
+
+Their experts get the dequantised MXFP4 values, ours are loaded from the packed file. The bound, 1e-3, is the
+issue's; what float32 gives at these sizes is about 1e-5.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import GptOssConfig, GptOssForCausalLM
+
+from chorale.model.checkpoint_writer import RandomTensors
+from chorale.model.config import ModelConfig, RopeConfig
+from chorale.model.config_writer import config_json, make_config
+from chorale.model.gpt_oss import GptOss
+from chorale.model.layouts import tensor_specs
+from tests.support.model import SMALL, MakeModel, largest_difference, prompt
+from tests.support.paged import PagedRunner
+
+BOUND = 1e-3
+
+
+def transformers_model(config: ModelConfig, seed: int = 1) -> GptOssForCausalLM:
+    raw = {**config_json(config, "dense"), "torch_dtype": "float32", "eos_token_id": 0, "pad_token_id": 0}
+    theirs = GptOssForCausalLM._from_config(
+        GptOssConfig(**raw), attn_implementation="eager", dtype=torch.float32
+    )
+    source = RandomTensors(config, seed)
+    state = {
+        spec.name: source.tensor(spec.layer, spec.role).float() for spec in tensor_specs(config, "dense")
+    }
+    theirs.load_state_dict(state)
+    return theirs.eval()
+
+
+@torch.inference_mode()
+def expected_logprobs(config: ModelConfig, tokens: list[int], seed: int = 1) -> torch.Tensor:
+    logits = transformers_model(config, seed)(torch.tensor([tokens])).logits[0]
+    return logits.log_softmax(-1)
+
+
+def assert_parity(logits: torch.Tensor, expected: torch.Tensor) -> None:
+    assert logits.dtype == torch.float32
+    difference = largest_difference(logits, expected)
+    assert difference < BOUND, f"log-probabilities differ by {difference:.2e}"
+
+
+@pytest.mark.parametrize("length", [1, 127, 128, 129, 300, 1500])
+def test_lengths_around_the_window(make_model: MakeModel, length: int) -> None:
+    config = make_config(**SMALL)
+    tokens = prompt(length)
+    runner = PagedRunner(make_model(config))
+    assert_parity(runner.run(tokens), expected_logprobs(config, tokens))
+
+
+@pytest.mark.parametrize("layout", ["published", "dense", "reference"])
+@pytest.mark.parametrize("experts", [4, 8, 32])
+def test_experts_and_layouts(make_model: MakeModel, layout: Any, experts: int) -> None:
+    config = make_config(**{**SMALL, "experts": experts, "layers": 2})
+    tokens = prompt(200)
+    runner = PagedRunner(make_model(config, layout))
+    assert_parity(runner.run(tokens), expected_logprobs(config, tokens))
+
+
+@pytest.mark.parametrize("kind", ["sliding_attention", "full_attention"])
+def test_one_layer_of_each_kind(make_model: MakeModel, kind: str) -> None:
+    config = make_config(**{**SMALL, "layers": 1, "layer_types": (kind,)})
+    tokens = prompt(300)
+    runner = PagedRunner(make_model(config))
+    assert_parity(runner.run(tokens), expected_logprobs(config, tokens))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"hidden": 96, "inter": 32, "heads": 3, "kv_heads": 3, "head_dim": 10},  # no grouping
+        {"hidden": 32, "inter": 160, "heads": 7, "kv_heads": 1, "head_dim": 6},  # one kv head
+        {"hidden": 160, "inter": 64, "heads": 9, "kv_heads": 3, "head_dim": 34, "experts_per_token": 1},
+        {"sliding_window": 5, "layers": 3},  # more window layers than full ones
+        {"hidden": 224, "inter": 288, "head_dim": 64, "layer_types": ("full_attention",) * 4},
+    ],
+    ids=["mha", "mqa", "odd", "window5", "all-full"],
+)
+def test_odd_sizes(make_model: MakeModel, sizes: dict[str, Any]) -> None:
+    config = make_config(**{**SMALL, **sizes})
+    tokens = prompt(150)
+    runner = PagedRunner(make_model(config), block_size=8)
+    expected = expected_logprobs(config, tokens)
+    assert_parity(runner.run(tokens), expected)
+    assert_parity(runner.run(tokens, chunk=37), expected)
+
+
+@pytest.fixture(scope="module")
+def chunked() -> tuple[ModelConfig, list[int], torch.Tensor]:
+    config = make_config(**SMALL)
+    tokens = prompt(300)
+    return config, tokens, expected_logprobs(config, tokens)
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 128])
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunked_prompts(
+    make_model: MakeModel, chunked: tuple[ModelConfig, list[int], torch.Tensor], chunk: int, block_size: int
+) -> None:
+    config, tokens, expected = chunked
+    runner = PagedRunner(make_model(config), block_size=block_size, num_blocks=800)
+    runner.poison_free_pages()
+    assert_parity(runner.run(tokens, chunk), expected)
+
+
+def test_long_prompt_in_chunks(make_model: MakeModel) -> None:
+    config = make_config(**{**SMALL, "layers": 2})
+    tokens = prompt(1500)
+    model = make_model(config)
+    expected = expected_logprobs(config, tokens)
+    for chunk in (7, 64, 700):
+        assert_parity(PagedRunner(model, seed=chunk).run(tokens, chunk), expected)
+
+
+def test_experts_decoded_as_they_are_used(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of the big checkpoints: nothing decoded at load."""
+    monkeypatch.setattr("chorale.kernels.reference.moe.DECODED_BUDGET", 0)
+    config = make_config(**SMALL)
+    tokens = prompt(130)
+    model: GptOss = make_model(config)
+    assert_parity(PagedRunner(model).run(tokens, 50), expected_logprobs(config, tokens))
+
+
+def test_yarn_as_transformers_truncates_it(make_model: MakeModel) -> None:
+    """Both readings of ``truncate`` agree with transformers, and they differ from each other."""
+    tokens = prompt(400)
+    results = []
+    for truncate in (False, True):
+        rope = RopeConfig(truncate=truncate, factor=8.0, original_max_position=64, theta=10000.0)
+        config = make_config(**{**SMALL, "layers": 2, "head_dim": 64, "rope": rope})
+        logits = PagedRunner(make_model(config, seed=3 + truncate)).run(tokens)
+        assert_parity(logits, expected_logprobs(config, tokens, seed=3 + truncate))
+        results.append(PagedRunner(make_model(config, seed=9)).run(tokens))
+    assert largest_difference(results[0], results[1]) > 10 * BOUND

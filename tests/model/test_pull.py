@@ -1,0 +1,153 @@
+"""``chorale pull`` and ``chorale list`` against a hub on 127.0.0.1; names and families of models."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale.errors import ConfigError
+from chorale.model.hub import check_family, find_folder, resolve_model
+from chorale.model.names import full_name
+from tests.support.fake_hub import COMMIT, FakeHub
+
+REPOSITORY = "someone/tuned"
+WEIGHTS = bytes(range(256)) * 40_000  # 10 MB
+INDEX = {
+    "metadata": {"total_size": 2 * len(WEIGHTS)},
+    "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"},
+}
+FILES = {
+    "config.json": b'{"model_type": "gpt_oss"}',
+    "model.safetensors.index.json": json.dumps(INDEX).encode(),
+    "model-1.safetensors": WEIGHTS,
+    "model-2.safetensors": WEIGHTS[::-1],  # of its own: equal files share a blob
+    "tokenizer.json": b"not needed",
+}
+
+
+def chorale(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+    return subprocess.run(
+        [sys.executable, "-m", "chorale", *arguments],
+        env={**clean, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def listed(home: Path) -> list[dict[str, Any]]:
+    done = chorale(home, "list", "--json")
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def test_pull_downloads_once_and_list_shows_it(tmp_path: Path) -> None:
+    with FakeHub(REPOSITORY, FILES) as hub:
+        first = chorale(tmp_path, "pull", REPOSITORY, HF_ENDPOINT=hub.url)
+        again = chorale(tmp_path, "pull", REPOSITORY, HF_ENDPOINT=hub.url)
+    assert first.returncode == 0, first.stderr
+    assert "20.5 MB, of which 0.0 MB are in" in first.stdout
+    assert "100%" in first.stdout
+    assert f"serve it: chorale serve {REPOSITORY}" in first.stdout
+    assert "20.5 MB, of which 20.5 MB are in" in again.stdout
+    assert hub.sent["model-1.safetensors"] == len(WEIGHTS)
+    assert hub.sent["tokenizer.json"] == 0
+    (entry,) = listed(tmp_path)
+    assert (entry["name"], entry["revision"], entry["complete"]) == (REPOSITORY, COMMIT, True)
+    assert entry["bytes"] == sum(len(data) for name, data in FILES.items() if name != "tokenizer.json")
+    assert entry["weight_bytes"] == 2 * len(WEIGHTS)
+    shown = chorale(tmp_path, "list").stdout
+    assert f"{COMMIT[:12]} (main)" in shown or COMMIT[:12] in shown
+    assert "complete" in shown
+    assert "inside the package" in shown
+
+
+def test_what_was_broken_off_is_listed_as_incomplete_and_goes_on(tmp_path: Path) -> None:
+    with FakeHub(REPOSITORY, FILES) as hub:
+        assert chorale(tmp_path, "pull", REPOSITORY, HF_ENDPOINT=hub.url).returncode == 0
+    (folder,) = (tmp_path / "hub").glob("models--*/snapshots/*")
+    (folder / "model-2.safetensors").resolve().unlink()
+    (folder / "model-2.safetensors").unlink()
+    assert [entry["complete"] for entry in listed(tmp_path)] == [False]
+    assert "chorale pull goes on" in chorale(tmp_path, "list").stdout
+    offline = chorale(tmp_path, "pull", REPOSITORY, HF_HUB_OFFLINE="1")
+    assert offline.returncode == 1
+    assert offline.stderr.count("\n") == 1
+    with FakeHub(REPOSITORY, FILES) as hub:
+        assert chorale(tmp_path, "pull", REPOSITORY, HF_ENDPOINT=hub.url).returncode == 0
+        assert hub.sent["model-1.safetensors"] == 0
+    assert [entry["complete"] for entry in listed(tmp_path)] == [True]
+
+
+def test_other_families_are_refused_before_their_weights(tmp_path: Path) -> None:
+    files = {**FILES, "config.json": b'{"model_type": "llama"}'}
+    with FakeHub(REPOSITORY, files) as hub:
+        for command in ("pull", "serve"):
+            done = chorale(tmp_path, command, REPOSITORY, HF_ENDPOINT=hub.url)
+            assert done.returncode == 2
+            assert done.stderr.count("\n") == 1
+            assert "is of type 'llama': only gpt-oss is served: openai/gpt-oss-20b" in done.stderr
+            assert "listening" not in done.stdout
+    assert hub.sent["model-1.safetensors"] == 0
+    assert listed(tmp_path) == []  # only its config.json is there, and it is no gpt-oss
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3-8B", "Qwen/Qwen3-8B", "qwen3", "mistralai/Mistral-7B"])
+def test_names_of_other_families_are_known_without_a_network(name: str, tmp_path: Path) -> None:
+    done = chorale(tmp_path, "serve", name, HF_HUB_OFFLINE="1")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "only gpt-oss is served" in done.stderr
+
+
+def test_a_model_of_ours_may_have_any_name(tmp_path: Path) -> None:
+    files = {**FILES, "config.json": b'{"model_type": "gpt_oss"}'}
+    with FakeHub("someone/llama-killer", files) as hub:
+        done = chorale(tmp_path, "pull", "someone/llama-killer", HF_ENDPOINT=hub.url)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_is_pulled_that_is_here(tmp_path: Path) -> None:
+    assert "ships inside the package: nothing to download" in chorale(tmp_path, "pull", "demo").stdout
+    assert "is the folder" in chorale(tmp_path, "pull", str(tmp_path)).stdout
+    done = chorale(tmp_path, "pull", "demo", "--revision", "main")
+    assert (done.returncode, "has no revisions" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [
+        ("gpt-oss-20b", "20b"),
+        ("120b", "120b"),
+        ("gpt-oss:20b", "20b"),
+        ("GPT-OSS-120B", "120b"),
+        ("gpt-oss", "20b"),
+    ],
+)
+def test_short_names(short: str, full: str) -> None:
+    assert full_name(short) == f"openai/gpt-oss-{full}"
+    check_family(full_name(short))  # asks nobody
+
+
+def test_a_folder_wins_over_a_short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_folder("gpt-oss-20b") is None
+    (tmp_path / "gpt-oss-20b").mkdir()
+    assert resolve_model("gpt-oss-20b") == tmp_path / "gpt-oss-20b"
+    with pytest.raises(ConfigError, match=r"--revision main: .* is a folder, which has no revisions"):
+        resolve_model("gpt-oss-20b", revision="main")
+
+
+def test_a_short_name_is_served_under_both() -> None:
+    from chorale.cli.options.settings import merge
+
+    assert merge(["gpt-oss-20b"], {}).server.served_model_names == ("gpt-oss-20b", "openai/gpt-oss-20b")
+    assert merge(["gpt-oss-20b", "--served-model-name", "x"], {}).server.served_model_names == ("x",)
+    assert merge(["openai/gpt-oss-20b"], {}).server.served_model_names == ()

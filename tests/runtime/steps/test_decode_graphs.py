@@ -1,0 +1,383 @@
+"""Decode steps in static memory, run on the CPU by a device whose "graph" is the step itself.
+
+The path is that of a GPU (packing, dummy rows, buckets, sampling in the step); only the capture is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from chorale.config import EngineConfig
+from chorale.engine.core import EngineCore
+from chorale.engine.types import EngineLimits, SamplingSpec, StepPlan
+from chorale.errors import ConfigError
+from chorale.grammar.constraint import json_schema
+from chorale.grammar.frames import Frames, turn_grammar
+from chorale.harmony.render import ASSISTANT
+from chorale.harmony.vocab import START
+from chorale.kernels.reference.ops import REFERENCE_OPS
+from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.model.config import ModelConfig
+from chorale.model.config_writer import make_config
+from chorale.runtime.device import CpuDevice
+from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.hardware import Hardware
+from chorale.runtime.resolve import resolve
+from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
+from chorale.runtime.sampling.params import SamplingRows
+from chorale.runtime.steps.decode_graphs import (
+    COMPUTED,
+    FULL_PAGE,
+    NUM_COLUMNS,
+    ROW,
+    TEMPERATURE,
+    TOKEN,
+    TOP_K,
+    TOP_P,
+    WINDOW_PAGE,
+    Decodes,
+    Packer,
+    is_decode,
+)
+from chorale.runtime.steps.graph_sizes import MIXED_TOKENS, chosen_sizes, context_sizes, pick, row_sizes
+from chorale.runtime.steps.mixed_graphs import Mixed, pad_plan
+from chorale.runtime.worker import Worker
+from chorale.serve.build import allocate_kv, capture_first, load_model, make_executor, preparations
+from tests.runtime.test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
+from tests.support.runtime import Answer, make_engine, random_prompt, request, row_start, run
+from tests.support.soak import soak
+
+DEVICE = CpuDevice(Hardware("cpu", "stand-in", 2**34, 2**34), can_capture=True, overlap=True)
+
+
+def graph_engine(folder: Path, **options: Any) -> EngineCore:
+    settings = {"max_model_len": 1024, "max_num_seqs": 8, "num_gpu_blocks_override": 1024, "block_size": 16}
+    config = EngineConfig(model=str(folder), **{**settings, **options})
+    model_config = ModelConfig.load(folder)
+    found = resolve(config, model_config, DEVICE.hardware, can_overlap=True, can_capture=True)
+    assert found.graph_rows
+    model = load_model(folder, model_config, REFERENCE_OPS, found, DEVICE, lambda *_: None)
+    kv = allocate_kv(model_config, found, DEVICE)
+    grammars = GrammarCache(model_config.vocab_size)
+    executor = make_executor(model, kv, found, DEVICE, GrammarRows(DEVICE, grammars))
+    return EngineCore(found.limits, executor, grammars=grammars)
+
+
+def worker_of(core: EngineCore) -> Worker:
+    executor = core._executor
+    assert isinstance(executor, LocalExecutor)
+    assert executor._worker is not None
+    return executor._worker
+
+
+def decodes_of(core: EngineCore) -> Decodes:
+    decodes = worker_of(core)._decodes
+    assert decodes is not None
+    return decodes
+
+
+def mixed_of(core: EngineCore) -> Mixed:
+    mixed = worker_of(core)._mixed
+    assert mixed is not None
+    return mixed
+
+
+# ------------------------------------------------------------------ sizes
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 8, 9, 60, 1000, 1024])
+def test_sizes_waste_little(most: int) -> None:
+    sizes = row_sizes(most)
+    assert sizes[-1] == most
+    assert list(sizes) == sorted(set(sizes))
+    for rows in range(1, most + 1):
+        size = pick(sizes, rows)
+        assert rows <= size <= max(rows * 1.25, rows if rows <= 8 else 0)
+    assert len(row_sizes(1024)) < 50
+
+
+def test_sizes_that_were_asked_for() -> None:
+    assert chosen_sizes((4, 1, 4, 900), 64) == (1, 4, 64)
+    for wrong in ((), (0, 1), (-1,)):
+        with pytest.raises(ConfigError, match="cudagraph-capture-sizes"):
+            chosen_sizes(wrong, 64)
+
+
+def test_contexts() -> None:
+    assert context_sizes(1, 700) == (512, 700)
+    assert context_sizes(1, 131072) == (512, 1024, 2048, 131072)
+    assert context_sizes(64, 131072) == (131072,)
+    assert pick(context_sizes(1, 131072), 513) == 1024
+
+
+# ------------------------------------------------------------------ packing
+
+
+def plan_of(**changed: Any) -> StepPlan:
+    three = np.array([4, 0, 2], np.int32)
+    none = np.zeros(0, np.int32)
+    fields: dict[str, Any] = {
+        "step_id": 0,
+        "starts": (),
+        "rows": three,
+        "num_computed": np.array([32, 5, 63], np.int32),
+        "num_new": np.ones(3, np.int32),
+        "samples": np.ones(3, np.bool_),
+        "token_ids": np.array([-1, 7, -1], np.int32),
+        "append_row": none,
+        "append_group": none,
+        "append_index": none,
+        "append_block": none,
+    }
+    return StepPlan(**{**fields, **changed})
+
+
+def packed(plan: StepPlan, size: int = 4) -> tuple[bool, np.ndarray[Any, Any]]:
+    rows = SamplingRows(6, 512, 100, torch.device("cpu"))
+    for row in range(6):
+        rows.start(row_start(row, SamplingSpec(temperature=row / 10, top_p=1 - row / 100), [1, 2]))
+    columns = np.full((NUM_COLUMNS, size), 99, np.int32)
+    return Packer(rows, 6, 16).pack(plan, columns), columns
+
+
+def test_columns_of_a_plan() -> None:
+    usual, columns = packed(plan_of())
+    assert usual
+    assert columns[ROW].tolist() == [4, 0, 2, 6]  # 6: the spare row
+    assert columns[COMPUTED].tolist() == [32, 5, 63, 0]
+    assert columns[TOKEN].tolist() == [-1, 7, -1, 0]
+    assert columns[TEMPERATURE].view(np.float32).tolist() == pytest.approx([0.4, 0.0, 0.2, 0.0])
+    assert columns[TOP_P].view(np.float32).tolist() == pytest.approx([0.96, 1.0, 0.98, 1.0])
+    assert (columns[TOP_K].view(np.float32) >= 512).all()
+    assert (columns[FULL_PAGE : WINDOW_PAGE + 1] == -1).all()
+
+
+def appended(rows: list[int], groups: list[int], indices: list[int], blocks: list[int]) -> StepPlan:
+    names = ("append_row", "append_group", "append_index", "append_block")
+    arrays = (np.array(values, np.int32) for values in (rows, groups, indices, blocks))
+    return plan_of(**dict(zip(names, arrays, strict=True)))
+
+
+def test_new_pages_travel_with_their_rows() -> None:
+    usual, columns = packed(appended([4, 4], [0, 1], [2, 2], [70, 71]))
+    assert usual
+    assert columns[FULL_PAGE].tolist() == [70, -1, -1, -1]
+    assert columns[WINDOW_PAGE].tolist() == [71, -1, -1, -1]
+
+
+@pytest.mark.parametrize(("row", "index"), [(4, 1), (4, 3), (5, 2)], ids=["before", "after", "other row"])
+def test_other_pages_are_not_taken(row: int, index: int) -> None:
+    usual, columns = packed(appended([4, row], [0, 0], [2, index], [70, 71]))
+    assert not usual
+    assert (columns[FULL_PAGE] == -1).all()
+
+
+def test_what_a_decode_is() -> None:
+    assert is_decode(plan_of())
+    assert not is_decode(plan_of(samples=np.array([True, False, True])))
+    assert not is_decode(plan_of(prompt_logprob_rows=frozenset([4])))
+    longer = {"num_new": np.array([1, 2, 1], np.int32), "token_ids": np.zeros(4, np.int32)}
+    assert not is_decode(plan_of(**longer))
+
+
+def test_a_padded_plan_computes_dummies_last() -> None:
+    plan = plan_of(
+        num_new=np.array([1, 3, 1], np.int32),
+        samples=np.array([True, False, True]),
+        token_ids=np.array([-1, 7, 8, 9, -1], np.int32),
+    )
+    padded = pad_plan(plan, 16, 6, 99)
+    assert padded.rows.tolist() == [4, 0, 2, 99, 99, 99]
+    assert padded.num_new.tolist() == [1, 3, 1, 11, 0, 0]
+    assert padded.num_computed.tolist() == [32, 5, 63, 0, 0, 0]
+    assert padded.samples.tolist() == [True, False, True, False, False, False]
+    assert padded.num_tokens == 16
+    assert pad_plan(plan, 5, 4, 99).num_new.tolist() == [1, 3, 1, 0]
+
+
+# ------------------------------------------------------------------ the engine
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint: Path) -> dict[str, list[list[int]]]:
+    """Without static memory, one request at a time."""
+    core = make_engine(checkpoint, enable_prefix_caching=False)
+    found: dict[str, list[list[int]]] = {}
+    for each in mixed_requests():
+        found |= tokens_of(run(core, [each]))
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"async_scheduling": False, "cudagraph_capture_sizes": (3, 5)},
+        {"max_num_batched_tokens": 7, "max_num_seqs": 3, "block_size": 4, "num_gpu_blocks_override": 4096},
+        {"mixed_cuda_graphs": False},
+    ],
+    ids=["overlap", "serial, few sizes", "chunks, small pages", "decode steps only"],
+)
+def test_equals_eager(checkpoint: Path, alone: dict[str, list[list[int]]], options: dict[str, Any]) -> None:
+    core = graph_engine(checkpoint, **options)
+    assert tokens_of(run(core, mixed_requests())) == alone
+    assert tokens_of(run(core, mixed_requests())) == alone  # prompts from the cache
+    assert {filtered for *_, filtered in decodes_of(core)._graphs} == {False, True}
+    assert (mixed_of(core).num_graphs >= 1) == options.get("mixed_cuda_graphs", True)
+
+
+def test_more_rows_than_the_largest_graph_run_without_one(
+    checkpoint: Path, alone: dict[str, list[list[int]]]
+) -> None:
+    core = graph_engine(checkpoint, max_cudagraph_capture_size=2)
+    assert tokens_of(run(core, mixed_requests())) == alone
+    assert {size for size, *_ in decodes_of(core)._graphs} == {1, 2}
+
+
+def test_a_batch_that_shrinks_borrows_graphs(checkpoint: Path) -> None:
+    """Sizes that are passed in a few steps are not captured; one that stays in use is."""
+    sizes = [row for row in row_sizes(24) if row > 8]
+    assert sizes == [10, 12, 14, 16, 20, 24]
+    asked = [request(f"r{n}", random_prompt(3, seed=n), seed=n, max_tokens=2 + n) for n in range(24)]
+    options = {"max_num_seqs": 24, "enable_prefix_caching": False}
+    expected = tokens_of(run(make_engine(checkpoint, **options), asked))
+    core = graph_engine(checkpoint, **options)
+    assert tokens_of(run(core, asked)) == expected
+    assert {size for size, *_ in decodes_of(core)._graphs if size > 8} == {24, 14}  # 16 to 24 in the first
+    asked = [request(f"r{n}", random_prompt(3, seed=n), seed=n, max_tokens=90) for n in range(18)]
+    expected = tokens_of(run(make_engine(checkpoint, **options), asked))
+    assert tokens_of(run(core, asked)) == expected
+    assert {size for size, *_ in decodes_of(core)._graphs if size > 8} == {24, 20, 14}
+
+
+def test_preempted_equals_alone(checkpoint: Path) -> None:
+    requests = [
+        request(f"r{i}", random_prompt(10 + i, seed=i), **{**sampling, "max_tokens": 50})
+        for i, sampling in enumerate(SAMPLINGS)
+    ]
+    roomy = make_engine(checkpoint, enable_prefix_caching=False)
+    expected = {each.request_id: tokens_of(run(roomy, [each]))[each.request_id] for each in requests}
+    answers = run(graph_engine(checkpoint, num_gpu_blocks_override=24, max_model_len=128), requests)
+    assert tokens_of(answers) == expected
+    assert sum(choices[0].num_preemptions for choices in answers.values()) >= 3
+
+
+def entries_of(answer: Answer) -> list[tuple[int, list[int]]]:
+    return [(entry.token_id, entry.top_ids) for entry in answer.logprobs]
+
+
+def test_logprobs_equal_eager(checkpoint: Path) -> None:
+    asked = [
+        request(f"r{i}", random_prompt(20, seed=i), seed=i, max_tokens=10, logprobs=None if i == 1 else 3)
+        for i in range(3)
+    ]
+    eager, graph = run(make_engine(checkpoint), asked), run(graph_engine(checkpoint), asked)
+    assert tokens_of(graph) == tokens_of(eager)
+    for name in ("r0", "r2"):
+        found, expected = graph[name][0], eager[name][0]
+        assert entries_of(found) == entries_of(expected)
+        pairs = zip(found.logprobs, expected.logprobs, strict=True)
+        assert max(abs(a.logprob - b.logprob) for a, b in pairs) < 1e-4
+    assert graph["r1"][0].logprobs == []
+
+
+def test_dummies_write_only_their_own_page(checkpoint: Path) -> None:
+    core = graph_engine(checkpoint, cudagraph_capture_sizes=(8,))
+    decodes = decodes_of(core)
+    for pages in decodes._kv:
+        pages[:-1] = 7.0
+    decodes.graph(8, 1024)
+    mixed_of(core).graph(64, 4)
+    assert all((pages[:-1] == 7.0).all() for pages in decodes._kv)
+    assert all((pages[-1, :, :, 0] != 0).any() for pages in decodes._kv)
+
+
+def test_more_pages_than_a_graph_takes_are_appended_beforehand(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long prefix of small pages is found in the cache; the rest of the prompt is a small step."""
+    core = graph_engine(checkpoint, block_size=4, num_gpu_blocks_override=1024)
+    mixed, beforehand = mixed_of(core), []
+    append = mixed._buffers.append_pages
+    monkeypatch.setattr(mixed._buffers, "append_pages", lambda plan: (beforehand.append(plan), append(plan)))
+    asked = [request("a", random_prompt(200), seed=1, max_tokens=8)]
+    first = tokens_of(run(core, asked))
+    assert not beforehand
+    assert tokens_of(run(core, asked)) == first
+    assert [len(plan.append_row) > mixed._num_appends(16, 4) for plan in beforehand] == [True]
+
+
+def test_grammars_bind_rows_that_were_sampled_freely_first(tmp_path: Path) -> None:
+    """Rows with a grammar are sampled again from the step's logits; their neighbours are not touched."""
+    sizes = {"layers": 2, "experts": 4, "hidden": 64, "inter": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
+    folder = write_random_checkpoint(tmp_path / "model", make_config(**sizes), seed=1)
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"]}
+    grammar = turn_grammar(Frames(answer=json_schema(schema, "schema"), reasoning=(10, 3)))
+    specs = [{"grammar": grammar, "ignore_eos": False}, {}, {"grammar": grammar, "temperature": 0.0}]
+    asked = [
+        request(str(n), [n, START, ASSISTANT], seed=n, max_tokens=30, **{"ignore_eos": True, **spec})
+        for n, spec in enumerate(specs)
+    ]
+    options = {"max_model_len": 128, "num_gpu_blocks_override": 64, "max_num_seqs": 4}
+    expected, found = (run(make(folder, **options), asked) for make in (make_engine, graph_engine))
+    assert tokens_of(found) == tokens_of(expected)
+    for name in ("0", "2"):
+        assert GrammarCache(201088).matcher(grammar).consume_tokens(found[name][0].token_ids)
+    assert not GrammarCache(201088).matcher(grammar).consume_tokens(found["1"][0].token_ids)
+
+
+def test_a_busy_life(checkpoint: Path) -> None:
+    core = graph_engine(checkpoint, num_gpu_blocks_override=70, max_model_len=256, max_num_batched_tokens=128)
+    soak(core, 60, seed=1, memory=lambda: 0)
+    assert core.stats().num_preemptions > 0
+
+
+def test_captured_at_the_start(checkpoint: Path) -> None:
+    core = graph_engine(checkpoint, max_num_batched_tokens=300)
+    found = resolve(
+        EngineConfig(model=str(checkpoint), max_model_len=1024, max_num_seqs=8, max_num_batched_tokens=300),
+        ModelConfig.load(checkpoint),
+        DEVICE.hardware,
+        can_capture=True,
+    )
+    said: list[str] = []
+    executor = core._executor
+    assert isinstance(executor, LocalExecutor)
+    capture_first(executor, found, lambda phase, fraction=None, message="": said.append(message), budget=0)
+    assert {size for size, *_ in decodes_of(core)._graphs} == {1, 2, 8}
+    assert {tokens for tokens, _ in mixed_of(core)._graphs} == {128}
+    assert said[-1] == "prefill, 300 tokens, 4 rows"  # tried, not captured
+    while core.use_idle_time():
+        pass
+    assert {size for size, *_ in decodes_of(core)._graphs} == set(range(1, 9))
+    assert {size for size, _, filtered in decodes_of(core)._graphs if filtered} == set(range(1, 9))
+    assert set(mixed_of(core)._graphs) == {(size, rows) for size in MIXED_TOKENS[:9] for rows in (4, 16)}
+    before = decodes_of(core).num_graphs
+    asked = [request("a", random_prompt(40), max_tokens=6), request("b", [1], max_tokens=6, top_k=5)]
+    run(core, asked)
+    assert decodes_of(core).num_graphs <= before + 1  # nothing was missing but longer contexts with filters
+
+
+def test_prompts_beside_many_streams_are_captured_early() -> None:
+    """In the midst of service there is no idle moment, and a capture would hold up every stream."""
+    large = EngineLimits(1000, 64, 1024, 8192, 4096)
+    names = list(preparations(row_sizes(1024), large))
+    busy = {f"prefill, {tokens} tokens, {rows} rows" for tokens in (1024, 1152, 1280) for rows in (64, 256)}
+    assert set(names[: len(busy)]) == busy
+    assert not busy & set(preparations(row_sizes(8), replace(large, max_num_seqs=8)))
+    assert not busy & set(preparations(row_sizes(1024), replace(large, max_num_batched_tokens=1024)))
+
+
+def test_a_row_without_a_token_ends_alone(checkpoint: Path) -> None:
+    impossible = {"allowed_token_ids": (7,), "bad_words": ((7, 7),), "max_tokens": 5}
+    asked = [request("good", [1, 2], seed=1, max_tokens=5), request("bad", [1, 2], **impossible)]
+    answers = run(graph_engine(checkpoint), asked)
+    assert answers["bad"][0].finish_reason == "error"
+    assert answers["bad"][0].token_ids == [7]
+    assert answers["good"][0].finish_reason == "length"

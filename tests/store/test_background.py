@@ -1,0 +1,312 @@
+"""Live responses in the store, with several server processes on it: transitions, heartbeats, burial."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale.api.background import Background
+from chorale.api.responses.replay import frame, read_frames
+from chorale.store.background import RESTARTED
+from chorale.store.protocol import EventChunk, ResponseStore, StoredItem, StoredResponse
+from chorale.store.store import Bounds, SqliteStore
+from chorale.testing.scripted_client import Script
+from tests.api.responses.test_background import HANGS, ended, resume
+from tests.store.test_store import make, opened
+from tests.support.responses import HELLO, fold_events, parse_sse, run, serve, tokens
+
+ITEM = {
+    "id": "msg_" + "1" * 32,
+    "type": "message",
+    "status": "in_progress",
+    "role": "assistant",
+    "content": [],
+}
+PART: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+DELTA = {"item_id": ITEM["id"], "output_index": 0, "content_index": 0, "logprobs": []}
+
+
+@pytest.fixture(params=["file", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        url: str = request.getfixturevalue("database")
+        return url
+    return str(tmp_path / "responses.sqlite3")
+
+
+def queued() -> StoredResponse:
+    made = make()
+    return replace(made, status="queued", body={**made.body, "status": "queued"}, output=())
+
+
+def events(first: int, *fields: dict[str, Any]) -> EventChunk:
+    frames = [frame(entry.pop("kind"), first + i, **entry) for i, entry in enumerate(map(dict, fields))]
+    return EventChunk(first, len(frames), b"".join(frames))
+
+
+async def begun(store: ResponseStore, worker: str = "wrk_a") -> StoredResponse:
+    response = queued()
+    await store.live.begin(response, worker, events(0, {"kind": "response.created", "response": {}}))
+    return response
+
+
+async def said(store: ResponseStore, response: StoredResponse, worker: str = "wrk_a") -> bool:
+    """Half a message."""
+    return await store.live.append(
+        response.id,
+        worker,
+        "in_progress",
+        events(
+            1,
+            {"kind": "response.output_item.added", "output_index": 0, "item": ITEM},
+            {"kind": "response.content_part.added", **DELTA, "part": PART},
+            {"kind": "response.output_text.delta", **DELTA, "delta": "Half a"},
+        ),
+    )
+
+
+def test_a_life(place: str) -> None:
+    async def scenario() -> None:
+        store = opened(place)
+        response = await begun(store)
+        found = await store.get(response.id, b"")
+        assert found is not None
+        assert (found.status, found.output) == ("queued", ())
+        assert await said(store, response)
+        found = await store.get(response.id, b"")
+        assert found is not None
+        assert found.status == found.body["status"] == "in_progress"
+        page = await store.live.events(response.id, b"", 1)
+        assert page is not None
+        assert (page.live, page.num_events) == (True, 4)
+        assert [e["sequence_number"] for e in read_frames(page.chunks[0].data)] == [1, 2, 3]
+        size = (await store.stats()).num_bytes
+        assert (await store.stats()).num_live == 1
+        output = (StoredItem({"id": "msg_" + "2" * 32, "type": "message"}, (5, 6)),)
+        done = replace(response, status="completed", body={"id": response.id}, output=output)
+        last = events(4, {"kind": "response.completed", "response": {}})
+        assert await store.live.finish(done, "wrk_a", last)
+        assert await store.get(response.id, b"") == done
+        assert (await store.stats()).num_bytes > size
+        assert (await store.stats()).num_live == 0
+        assert not await said(store, response)
+        assert not await store.live.finish(done, "wrk_a", events(5))
+        for after, number in ((-1, 5), (3, 1), (4, 0), (99, 0)):
+            page = await store.live.events(response.id, b"", after)
+            assert page is not None
+            assert not page.live
+            num = sum(chunk.num_events for chunk in page.chunks if chunk.first + chunk.num_events > after + 1)
+            assert num >= number
+            assert bool(num) == bool(number)
+        assert await store.live.events(response.id, b"else", -1) is None
+        assert await store.delete(response.id, b"")
+        assert (await store.stats()).num_bytes == 0
+        await store.close()
+
+    run(scenario)
+
+
+def test_whoever_ends_it_first_has_ended_it(place: str) -> None:
+    async def scenario() -> None:
+        ours, theirs = opened(place), opened(place)
+        response = await begun(ours)
+        await said(ours, response)
+        ended_body = await theirs.live.end(response.id, b"", "cancelled")
+        assert ended_body is not None
+        assert ended_body.status == ended_body.body["status"] == "cancelled"
+        (item,) = ended_body.output
+        assert item.item["status"] == "incomplete"
+        assert item.item["content"][0]["text"] == "Half a"
+        assert not await said(ours, response)
+        assert not await ours.live.finish(replace(response, status="completed"), "wrk_a", events(4))
+        assert await theirs.live.end(response.id, b"", "cancelled") == ended_body
+        assert await theirs.live.end(response.id, b"else", "cancelled") is None
+        page = await ours.live.events(response.id, b"", 3)
+        assert page is not None
+        kinds = [e["type"] for chunk in page.chunks for e in read_frames(chunk.data)]
+        assert kinds == ["response.output_item.done", "response.incomplete"]
+        await ours.close()
+        await theirs.close()
+
+    run(scenario)
+
+
+def test_the_dead_are_buried_and_the_living_are_not(place: str) -> None:
+    async def scenario() -> None:
+        store = opened(place)
+        dead, alive = await begun(store, "wrk_dead"), await begun(store, "wrk_alive")
+        conversation = await store.conversations.create(b"", {}, ())
+        await store.conversations.take(conversation.id, b"", "wrk_dead")
+        assert await store.live.workers() == {"wrk_dead": 0, "wrk_alive": 0}
+        assert await store.live.beat("wrk_alive") == {alive.id}
+        assert await store.live.bury("wrk_alive", 0) == []  # it has shown life since
+        assert await store.live.bury("wrk_dead", 0) == [dead.id]
+        found = await store.get(dead.id, b"")
+        assert found is not None
+        assert found.body["error"] == RESTARTED
+        assert found.status == "failed"
+        still = await store.get(alive.id, b"")
+        assert still is not None
+        assert still.status == "queued"
+        await store.conversations.take(conversation.id, b"", "wrk_alive")  # free again
+        await store.close()
+
+    run(scenario)
+
+
+def test_two_watches_bury_only_who_stopped_beating(place: str) -> None:
+    async def scenario() -> None:
+        stores = [opened(place), opened(place)]
+        watches = [Background(beat_seconds=0.1, patience=20) for _ in stores]
+        tasks = [
+            asyncio.create_task(watch.watch(store)) for watch, store in zip(watches, stores, strict=True)
+        ]
+        for watch, store in zip(watches, stores, strict=True):
+            await store.live.begin(queued(), watch.worker, events(0))
+            # A job would keep its response from being failed as a stray.
+            watch._starting.update(await store.live.beat(watch.worker))
+        await asyncio.sleep(3)
+        assert set(await stores[0].live.workers()) == {watch.worker for watch in watches}
+        tasks[1].cancel()
+        async with asyncio.timeout(10):
+            while watches[1].worker in await stores[0].live.workers():
+                await asyncio.sleep(0.05)
+        assert set(await stores[0].live.workers()) == {watches[0].worker}
+        tasks[0].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for store in stores:
+            await store.close()
+
+    run(scenario)
+
+
+def test_the_first_to_open_a_file_fails_what_was_running(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file = str(tmp_path / "r.sqlite3")
+        store = SqliteStore(file)
+        response = await begun(store)
+        await said(store, response)
+        second = SqliteStore(file)  # not alone: nothing is failed
+        found = await second.get(response.id, b"")
+        assert found is not None
+        assert found.status == "in_progress"
+        await store.close()
+        await second.close()
+        third = SqliteStore(file)
+        found = await third.get(response.id, b"")
+        assert found is not None
+        assert found.status == "failed"
+        assert await third.live.workers() == {}
+        await third.close()
+
+    run(scenario)
+
+
+def test_what_runs_is_not_evicted() -> None:
+    async def scenario() -> None:
+        store = SqliteStore(bounds=Bounds(max_responses=3))
+        running = await begun(store)
+        for _ in range(8):
+            await store.put(make())
+        assert await store.get(running.id, b"") is not None
+        assert (await store.stats()).num_responses == 3
+        await store.close()
+
+    run(scenario)
+
+
+def test_a_refused_response_that_could_not_be_taken_back_is_failed() -> None:
+    async def scenario() -> None:
+        store, watch = SqliteStore(), Background(beat_seconds=0.02)
+        stray = await begun(store, watch.worker)
+        task = asyncio.create_task(watch.watch(store))
+        async with asyncio.timeout(5):
+            while (found := await store.get(stray.id, b"")) is None or found.status != "failed":
+                await asyncio.sleep(0.02)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await store.close()
+
+    run(scenario)
+
+
+def test_a_full_disk_delays_the_end_and_loses_nothing(tmp_path: Path) -> None:
+    """Readers wait meanwhile: an event that is not in the store is shown to nobody."""
+
+    async def scenario() -> None:
+        store = SqliteStore(str(tmp_path / "r.sqlite3"))
+
+        def fill(db: Any) -> None:
+            pages = db.execute("PRAGMA page_count").fetchone()[0]
+            db.execute(f"PRAGMA max_page_count={pages}")
+
+        def empty(db: Any) -> None:
+            db.execute("PRAGMA max_page_count=1000000")
+
+        long = "<|channel|>final<|message|>" + "".join(f"{i} words, " for i in range(2000)) + "<|return|>"
+        async with serve(Script(tokens(long), tokens_per_step=16, delay=0.001), store=store) as server:
+            _, made = await server.post(input="hello", background=True)
+            await store._access.write(fill)
+            following = asyncio.create_task(resume(server, made["id"]))
+            await asyncio.sleep(0.7)
+            _, other = await server.post(input="x", max_output_tokens=1)
+            assert other["store"] is False, "the disk is full"
+            assert not following.done()
+            await store._access.write(empty)
+            body = await ended(server, made["id"], 15)
+            assert body["status"] == "completed"
+            assert fold_events(await following) == body
+            assert body["output"][0]["content"][0]["text"].endswith("1999 words, ")
+
+    run(scenario)
+
+
+# --------------------------------------------------------------------------- two servers
+
+
+def test_a_stream_is_followed_and_cancelled_through_another_server(place: str) -> None:
+    async def scenario() -> None:
+        async with (
+            serve(HANGS, store=opened(place)) as ours,
+            serve(HELLO, store=opened(place)) as theirs,
+        ):
+            ours.app.state.background._beat_seconds = 0.05
+            watch = asyncio.create_task(ours.app.state.background.watch(ours.store))
+            made = await ours.sdk.responses.create(input="hello", background=True)
+            following = asyncio.create_task(resume(theirs, made.id))
+            while (await theirs.sdk.responses.retrieve(made.id)).status != "in_progress":
+                await asyncio.sleep(0.01)
+            cancelled = await theirs.sdk.responses.cancel(made.id)
+            assert cancelled.status == "cancelled"
+            assert fold_events(await following)["status"] == "cancelled"
+            async with asyncio.timeout(5):  # the heartbeat tells the owner
+                while not ours.client.aborted:
+                    await asyncio.sleep(0.02)
+            assert (await ours.sdk.responses.retrieve(made.id)).status == "cancelled"
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    run(scenario)
+
+
+def test_a_stream_is_read_live_through_another_server(place: str) -> None:
+    async def scenario() -> None:
+        async with (
+            serve(Script(tokens(HELLO), delay=0.02), store=opened(place)) as ours,
+            serve(HELLO, store=opened(place)) as theirs,
+        ):
+            _, made = await ours.post(input="hello", background=True)
+            answer, here = await asyncio.gather(
+                theirs.http.get(f"/v1/responses/{made['id']}?stream=true"), resume(ours, made["id"])
+            )
+            there = parse_sse(answer.content.removeprefix(b": waiting\n\n"))
+            assert there == here
+            assert fold_events(there) == await ended(theirs, made["id"])
+
+    run(scenario)

@@ -1,0 +1,175 @@
+"""The store while another process holds its write lock: one deadline for all, then a truthful answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale.store.store import SqliteStore, SqlStore, StoreError
+from tests.support.responses import run, serve
+
+HELLO = "<|channel|>final<|message|>Hello.<|return|>"
+LOCK_SECONDS = 0.6
+SLACK = 1.5  # seconds, for two busy cores
+
+
+@contextlib.contextmanager
+def write_lock(path: Path) -> Iterator[None]:
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.close()
+
+
+def opened(path: Path) -> SqliteStore:
+    return SqliteStore(str(path), lock_seconds=LOCK_SECONDS)
+
+
+def test_all_that_wait_for_the_lock_share_one_deadline(tmp_path: Path) -> None:
+    """Finding 5: each of six responses waited for its turn in the line, and the last one for minutes."""
+    path = tmp_path / "r.sqlite3"
+
+    async def scenario() -> None:
+        async with serve(HELLO, store=opened(path)) as server:
+            kept = (await server.post(input="before"))[1]
+            with write_lock(path):
+                began = time.monotonic()
+                async with asyncio.timeout(20):
+                    answers = await asyncio.gather(*(server.post(input="a") for _ in range(6)))
+                assert LOCK_SECONDS - 0.1 <= time.monotonic() - began < LOCK_SECONDS + SLACK
+                assert [(status, body["store"]) for status, body in answers] == [(200, False)] * 6
+                assert all(body["status"] == "completed" for _, body in answers)
+                read = await server.http.get(f"/v1/responses/{kept['id']}")  # reads do not wait
+                assert read.status_code == 200
+            assert (await server.post(input="after"))[1]["store"] is True
+
+    run(scenario)
+
+
+def test_a_stream_holds_its_last_event_no_longer(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite3"
+
+    async def scenario() -> None:
+        async with serve(HELLO, store=opened(path)) as server:
+            with write_lock(path):
+                began = time.monotonic()
+                events = await server.events(input="a")
+                assert time.monotonic() - began < LOCK_SECONDS + SLACK
+            assert events[-1]["type"] == "response.completed"
+            assert events[-1]["response"]["store"] is False
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "a", "background": True}),
+        ("/v1/responses", {"input": "a", "background": True, "stream": True}),
+        ("/v1/conversations", {}),
+    ],
+)
+def test_what_needs_the_store_is_a_503(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    file = tmp_path / "r.sqlite3"
+
+    async def scenario() -> None:
+        async with serve(HELLO, store=opened(file)) as server:
+            with write_lock(file):
+                began = time.monotonic()
+                refused = await server.http.post(path, json=body)
+                assert time.monotonic() - began < LOCK_SECONDS + SLACK
+            assert refused.status_code == 503, refused.text
+            assert refused.json()["error"]["code"] == "store_unavailable"
+            assert refused.json()["error"]["type"] == "service_unavailable"
+            assert int(refused.headers["retry-after"]) >= 1
+            assert (await server.http.post(path, json=body)).status_code == 200
+
+    run(scenario)
+
+
+def test_a_conversation_that_could_not_be_released_is_free_with_a_later_heartbeat(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite3"
+
+    async def scenario() -> None:
+        async with serve(HELLO, store=opened(path)) as server:
+            made = await server.sdk.conversations.create()
+            with write_lock(path):
+                refused = await server.http.post(
+                    "/v1/responses", json={"input": "a", "conversation": made.id}
+                )
+                assert refused.status_code == 503  # it could not be taken
+            lock = write_lock(path)
+            background, store = server.app.state.background, server.store
+            hold = await store.conversations.take(made.id, b"", background.worker)
+            with lock:
+                began = time.monotonic()
+                await background.let_go(store, hold)
+                assert time.monotonic() - began < LOCK_SECONDS + SLACK
+            assert (await server.post(input="a", conversation=made.id))[0] == 400  # still held
+            await background._look(store)
+            assert (await server.post(input="a", conversation=made.id))[0] == 200
+
+    run(scenario)
+
+
+def test_jobs_that_come_later_have_a_later_deadline(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite3"
+
+    async def scenario() -> None:
+        store = opened(path)
+        waited: list[float] = []
+
+        async def write(delay: float) -> None:
+            await asyncio.sleep(delay)
+            began = time.monotonic()
+            with pytest.raises(StoreError, match="locked"):
+                await store.conversations.create(b"", {}, [])
+            waited.append(time.monotonic() - began)
+
+        with write_lock(path):
+            await asyncio.gather(*(write(i * LOCK_SECONDS / 4) for i in range(8)))
+            assert store.fault is not None
+        assert min(waited) >= LOCK_SECONDS - 0.1
+        assert max(waited) < LOCK_SECONDS + SLACK
+        await store.conversations.create(b"", {}, [])
+        assert store.fault is None
+        await store.close()
+
+    run(scenario)
+
+
+def test_a_locked_postgresql_has_the_same_deadline(database: str) -> None:
+    import psycopg
+
+    from chorale.store.access import Access, Bounds
+    from chorale.store.postgres import _LOCK, connect
+
+    async def scenario() -> None:
+        store = SqlStore(Access(lambda first: connect(database, first), Bounds(), lock_seconds=LOCK_SECONDS))
+        made = await store.conversations.create(b"", {}, [])
+        for statement in (
+            f"SELECT pg_advisory_xact_lock({_LOCK})",
+            "LOCK TABLE chorale.conversations IN SHARE MODE",
+        ):
+            with psycopg.connect(database) as other:
+                other.execute(statement.encode())
+                began = time.monotonic()
+                results = await asyncio.gather(
+                    *(store.conversations.create(b"", {}, []) for _ in range(6)), return_exceptions=True
+                )
+                assert all(isinstance(result, StoreError) for result in results), results
+                assert time.monotonic() - began < LOCK_SECONDS + SLACK
+                assert (await store.conversations.get(made.id, b"")).id == made.id
+            await store.conversations.create(b"", {}, [])
+        await store.close()
+
+    run(scenario)

@@ -1,0 +1,201 @@
+"""Random operations on the store against a model of it: transitions, holds, totals, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from chorale.ids import new_id
+from chorale.store.protocol import ConversationLockedError, Hold, StoredItem, StoredResponse, StoreError
+from chorale.store.store import SqliteStore
+from tests.store.test_background import events, queued
+from tests.store.test_store import make
+
+WORKERS = ("wrk_a", "wrk_b")
+PICK = st.integers(0, 10**6)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.store = SqliteStore()
+        self.live: dict[str, tuple[StoredResponse, str, int]] = {}  # id -> row, worker, events
+        self.final: dict[str, dict[str, Any]] = {}
+        self.conversations: dict[str, list[str]] = {}
+        self.holds: dict[str, tuple[Hold, str]] = {}
+
+    def teardown(self) -> None:
+        self.run(self.store.close())
+        self.loop.close()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(work)
+
+    def pick(self, entries: Any, number: int) -> Any:
+        return list(entries)[number % len(entries)]  # in the order of making: ids are random
+
+    # ------------------------------------------------------------------ responses
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def begin(self, worker: str) -> None:
+        response = queued()
+        first = events(0, {"kind": "response.created", "response": {}})
+        self.run(self.store.live.begin(response, worker, first))
+        self.live[response.id] = (response, worker, 1)
+
+    @precondition(lambda self: self.live or self.final)
+    @rule(number=PICK, worker=st.sampled_from(WORKERS))
+    def append(self, number: int, worker: str) -> None:
+        response_id = self.pick([*self.live, *self.final], number)
+        response, owner, num_events = self.live.get(response_id, (None, None, 0))
+        more = events(num_events, {"kind": "response.in_progress", "response": {"id": response_id}})
+        done = self.run(self.store.live.append(response_id, worker, "in_progress", more))
+        assert done == (worker == owner)
+        if done:
+            assert response is not None
+            self.live[response_id] = (response, worker, num_events + 1)
+
+    @precondition(lambda self: self.live or self.final)
+    @rule(number=PICK, worker=st.sampled_from(WORKERS))
+    def finish(self, number: int, worker: str) -> None:
+        response_id = self.pick([*self.live, *self.final], number)
+        response, owner, num_events = self.live.get(response_id, (make(), None, 0))
+        output = (StoredItem({"id": new_id("msg"), "type": "message"}, (1,)),)
+        ended = replace(response, id=response_id, status="completed", output=output)
+        ended = replace(ended, body={**response.body, "id": response_id, "status": "completed"})
+        last = events(num_events, {"kind": "response.completed", "response": {}})
+        assert self.run(self.store.live.finish(ended, worker, last)) == (worker == owner)
+        if worker == owner:
+            del self.live[response_id]
+            self.final[response_id] = ended.to_object()
+
+    @precondition(lambda self: self.live or self.final)
+    @rule(number=PICK, status=st.sampled_from(["cancelled", "failed"]))
+    def end(self, number: int, status: str) -> None:
+        response_id = self.pick([*self.live, *self.final], number)
+        ended = self.run(self.store.live.end(response_id, b"", status))
+        if self.live.pop(response_id, None) is not None:
+            assert ended.status == status
+            self.final[response_id] = ended.to_object()
+        assert ended.to_object() == self.final[response_id]
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def bury(self, worker: str) -> None:
+        known = self.run(self.store.live.workers())
+        if worker not in known:
+            assert not [1 for _, owner, _ in self.live.values() if owner == worker]
+            return
+        failed = self.run(self.store.live.bury(worker, known[worker]))
+        mine = {response_id for response_id, (_, owner, _) in self.live.items() if owner == worker}
+        assert set(failed) == mine
+        for response_id in mine:
+            del self.live[response_id]
+            self.final[response_id] = self.run(self.store.get(response_id, b"")).to_object()
+            assert self.final[response_id]["status"] == "failed"
+        self.holds = {key: held for key, held in self.holds.items() if held[1] != worker}
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def beat(self, worker: str) -> None:
+        mine = {response_id for response_id, (_, owner, _) in self.live.items() if owner == worker}
+        assert self.run(self.store.live.beat(worker)) == mine
+
+    @precondition(lambda self: self.live or self.final)
+    @rule(number=PICK)
+    def delete(self, number: int) -> None:
+        response_id = self.pick([*self.live, *self.final], number)
+        assert self.run(self.store.delete(response_id, b""))
+        self.live.pop(response_id, None)
+        self.final.pop(response_id, None)
+
+    # ------------------------------------------------------------------ conversations
+
+    @rule()
+    def converse(self) -> None:
+        made = self.run(self.store.conversations.create(b"", {}, ()))
+        self.conversations[made.id] = []
+
+    @precondition(lambda self: self.conversations)
+    @rule(number=PICK, worker=st.sampled_from(WORKERS))
+    def take(self, number: int, worker: str) -> None:
+        conversation_id = self.pick(self.conversations, number)
+        try:
+            hold = self.run(self.store.conversations.take(conversation_id, b"", worker))
+        except ConversationLockedError:
+            assert conversation_id in self.holds
+            return
+        assert conversation_id not in self.holds
+        assert hold.end == len(self.conversations[conversation_id])
+        self.holds[conversation_id] = (hold, worker)
+
+    @precondition(lambda self: self.holds)
+    @rule(number=PICK, keep=st.booleans())
+    def put_in_conversation(self, number: int, keep: bool) -> None:
+        conversation_id = self.pick(self.holds, number)
+        hold, _ = self.holds.pop(conversation_id)
+        response = replace(make(), status="completed" if keep else "failed", conversation_id=conversation_id)
+        response = replace(response, input=(StoredItem({"id": new_id("msg"), "type": "message"}),))
+        self.run(self.store.put(response, hold))
+        self.final[response.id] = response.to_object()
+        if keep:
+            added = [stored.item["id"] for stored in (*response.input, *response.output)]
+            self.conversations[conversation_id] += added
+        try:  # a hold ends once
+            self.run(self.store.conversations.release(hold, response.input))
+        except StoreError:
+            return
+        raise AssertionError("a hold was used twice")
+
+    @precondition(lambda self: self.conversations)
+    @rule(number=PICK)
+    def forget(self, number: int) -> None:
+        conversation_id = self.pick(self.conversations, number)
+        self.run(self.store.conversations.delete(conversation_id, b""))
+        del self.conversations[conversation_id]
+        self.holds.pop(conversation_id, None)
+
+    # ------------------------------------------------------------------ what always holds
+
+    @invariant()
+    def reads_agree(self) -> None:
+        for response_id, body in self.final.items():
+            assert self.run(self.store.get(response_id, b"")).to_object() == body
+        for response_id, (_, _, num_events) in self.live.items():
+            page = self.run(self.store.live.events(response_id, b"", -1))
+            assert (page.live, page.num_events) == (True, num_events)
+        for conversation_id, ids in self.conversations.items():
+            history = self.run(self.store.conversations.history(conversation_id, b""))
+            assert [stored.item["id"] for stored in history] == ids
+
+    @invariant()
+    def totals_are_exact(self) -> None:
+        def check(db: Any) -> None:
+            for table, column in (("responses", "num_responses"), ("conversations", "num_conversations")):
+                counted = db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()
+                assert counted == db.execute(f"SELECT {column} FROM totals").fetchone()
+            size = db.execute(
+                "SELECT (SELECT COALESCE(SUM(num_bytes), 0) FROM responses)"
+                " + (SELECT COALESCE(SUM(num_bytes), 0) FROM conversations)"
+            ).fetchone()
+            assert size == db.execute("SELECT num_bytes FROM totals").fetchone()
+            for table, parent in (
+                ("items", "response"),
+                ("events", "response"),
+                ("conversation_items", "conversation"),
+            ):
+                stray = f"SELECT COUNT(*) FROM {table} WHERE {parent}_seq NOT IN (SELECT seq FROM {parent}s)"
+                assert db.execute(stray).fetchone() == (0,)
+
+        self.run(self.store._access.write(check))
+
+
+StoreMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestStore = StoreMachine.TestCase

@@ -1,0 +1,400 @@
+"""The response store: what was acknowledged is there, bounds hold, branches share their past."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale.config import ServerConfig
+from chorale.errors import ConfigError, ContextLengthError
+from chorale.ids import new_id
+from chorale.store import store as store_module
+from chorale.store.protocol import PreviousResponseNotFoundError, StoredItem, StoredResponse, StoreError
+from chorale.store.schema import MIGRATIONS
+from chorale.store.store import Bounds, ResponseStore, SqliteStore, open_store
+
+Test = Callable[[], Coroutine[Any, Any, None]]
+
+
+def make(
+    previous: str | None = None, *, owner: bytes = b"", text: str = "hello", created: float = 1.0
+) -> StoredResponse:
+    response_id = new_id("resp")
+    return StoredResponse(
+        id=response_id,
+        owner=owner,
+        previous_id=previous,
+        created=created,
+        status="completed",
+        body={"id": response_id, "object": "response", "output": [], "huge": 10**40, "metadata": {"ü": "☃"}},
+        input=(StoredItem({"type": "message", "role": "user", "content": text}),),
+        output=(
+            StoredItem({"id": new_id("msg"), "type": "message", "text": text}, (200005, 17196, 200008, 0)),
+        ),
+    )
+
+
+def items_of(*responses: StoredResponse) -> list[StoredItem]:
+    return [stored for response in responses for stored in (*response.input, *response.output)]
+
+
+@pytest.fixture(params=["file", "memory", "postgres"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        url: str = request.getfixturevalue("database")
+        return url
+    return ":memory:" if request.param == "memory" else str(tmp_path / "deep" / "responses.sqlite3")
+
+
+def opened(path: str) -> ResponseStore:
+    return open_store(ServerConfig(response_store=path))
+
+
+def test_round_trip(path: str) -> None:
+    async def scenario() -> None:
+        store = opened(path)
+        response = make()
+        await store.put(response)
+        assert await store.get(response.id, b"") == response
+        assert response.to_object()["output"] == [response.output[0].item]
+        assert await store.get(new_id("resp"), b"") is None
+        stats = await store.stats()
+        assert stats.num_responses == 1
+        assert stats.num_bytes > 0
+        await store.close()
+        await store.close()
+        with pytest.raises(StoreError, match="closed"):
+            await store.get(response.id, b"")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "resp_", "resp_" + "0" * 31, "resp_" + "G" * 32, "x' OR 1=1 --", "resp_" + "0" * 32 + "\n"]
+)
+def test_ids_of_another_form_are_not_looked_up(bad: str) -> None:
+    async def scenario() -> None:
+        store = SqliteStore()
+        assert await store.get(bad, b"") is None
+        assert not await store.delete(bad, b"")
+        with pytest.raises(PreviousResponseNotFoundError):
+            await store.chain(bad, b"")
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_owners_do_not_see_each_other(path: str) -> None:
+    async def scenario() -> None:
+        store = opened(path)
+        mine = make(owner=b"me")
+        await store.put(mine)
+        item_id = mine.output[0].item["id"]
+        assert await store.get(mine.id, b"you") is None
+        assert await store.items([item_id], b"you") == {}
+        assert not await store.delete(mine.id, b"you")
+        with pytest.raises(PreviousResponseNotFoundError):
+            await store.chain(mine.id, b"you")
+        assert await store.items([item_id, item_id, "rubbish"], b"me") == {item_id: mine.output[0]}
+        assert await store.get(mine.id, b"me") == mine
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_branches_share_their_past_and_stay_apart(path: str) -> None:
+    async def scenario() -> None:
+        store = opened(path)
+        root = make(text="root")
+        await store.put(root)
+        left, right = make(root.id, text="left"), make(root.id, text="right")
+        await asyncio.gather(store.put(left), store.put(right))
+        deeper = make(left.id, text="deeper")
+        await store.put(deeper)
+        assert await store.chain(deeper.id, b"") == items_of(root, left, deeper)
+        assert await store.chain(right.id, b"") == items_of(root, right)
+        assert await store.delete(right.id, b"")
+        assert not await store.delete(right.id, b"")
+        assert await store.chain(deeper.id, b"") == items_of(root, left, deeper)
+        await store.delete(root.id, b"")
+        with pytest.raises(PreviousResponseNotFoundError, match=root.id) as caught:
+            await store.chain(deeper.id, b"")
+        assert caught.value.param == "previous_response_id"
+        assert caught.value.code == "previous_response_not_found"
+        assert await store.get(deeper.id, b"") == deeper
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_chain_beyond_any_window_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MAX_CHAIN_BYTES", 40_000)
+
+    async def scenario() -> None:
+        store = SqliteStore()
+        tip: StoredResponse | None = None
+        for number in range(4):
+            tip = make(tip.id if tip is not None else None, text="x" * 10_000)
+            await store.put(tip)
+            if number == 0:
+                assert await store.chain(tip.id, b"") == items_of(tip)
+        assert tip is not None
+        with pytest.raises(ContextLengthError):
+            await store.chain(tip.id, b"")
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_count_is_bounded_and_live_chains_stay() -> None:
+    async def scenario() -> None:
+        now = [0.0]
+        store = SqliteStore(bounds=Bounds(max_responses=10), clock=lambda: now[0])
+        tip = root = make()
+        await store.put(root)
+        for _ in range(50):
+            now[0] += 100.0
+            await store.put(make())
+            child = make(tip.id)
+            if len(await store.chain(tip.id, b"")) < 4 * 2:
+                await store.put(child)
+                tip = child
+            else:
+                await store.put(make(tip.id))  # a new branch each time keeps the chain in use
+            assert (await store.stats()).num_responses <= 10
+        assert (await store.chain(tip.id, b""))[:2] == items_of(root)
+        assert (await store.stats()).num_evicted >= 90
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_bytes_are_bounded_a_little_at_a_time(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file = tmp_path / "r.sqlite3"
+        store = SqliteStore(str(file))
+        for _ in range(100):
+            await store.put(make(text="x" * 10_000))
+        await store.close()
+        store = SqliteStore(str(file), Bounds(max_bytes=200_000))  # the operator lowered the bound
+        sizes = []
+        for _ in range(6):
+            await store.put(make(text="x" * 10_000))
+            sizes.append((await store.stats()).num_responses)
+        assert sizes[0] == 100 + 1 - 32
+        assert sizes[-1] < 12
+        assert (await store.stats()).num_bytes <= 200_000
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_age_is_bounded_even_while_idle() -> None:
+    async def scenario() -> None:
+        now = [1000.0]
+        store = SqliteStore(bounds=Bounds(ttl=50.0), clock=lambda: now[0], idle_seconds=0.02)
+        old = make()
+        await store.put(old)
+        now[0] += 51.0
+        assert await store.get(old.id, b"") is None  # gone before it is evicted
+        for _ in range(100):
+            if (await store.stats()).num_responses == 0:
+                break
+            await asyncio.sleep(0.02)
+        assert (await store.stats()).num_responses == 0
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_deleting_leaves_no_items_behind(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = SqliteStore(str(tmp_path / "r.sqlite3"))
+        response = make()
+        await store.put(response)
+        assert await store.delete(response.id, b"")
+        stats = await store.stats()
+        assert (stats.num_responses, stats.num_bytes) == (0, 0)
+        await store.close()
+
+    asyncio.run(scenario())
+    connection = sqlite3.connect(tmp_path / "r.sqlite3")
+    assert connection.execute("SELECT COUNT(*) FROM items").fetchone() == (0,)
+    connection.close()
+
+
+def test_reopening_keeps_everything_and_two_processes_may_share(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file = str(tmp_path / "r.sqlite3")
+        first, second = SqliteStore(file), SqliteStore(file)
+        a, b = make(), make()
+        await asyncio.gather(first.put(a), second.put(b))
+        assert await first.get(b.id, b"") == b
+        assert await second.get(a.id, b"") == a
+        await first.close()
+        await second.close()
+        again = SqliteStore(file)
+        assert await again.get(a.id, b"") == a
+        await again.close()
+        assert (Path(file).stat().st_mode & 0o777) == 0o600
+
+    asyncio.run(scenario())
+
+
+def test_many_at_once(path: str) -> None:
+    async def scenario() -> None:
+        store = opened(path)
+        responses = [make(text=str(i)) for i in range(300)]
+
+        async def use(response: StoredResponse) -> None:
+            await store.put(response)
+            assert await store.get(response.id, b"") == response
+            if response.body["id"][-1] in "02468ace":
+                assert await store.delete(response.id, b"")
+                assert await store.get(response.id, b"") is None
+
+        await asyncio.gather(*map(use, responses))
+        left = sum(r.id[-1] not in "02468ace" for r in responses)
+        assert (await store.stats()).num_responses == left
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_one_faulty_put_does_not_take_others_with_it(path: str) -> None:
+    async def scenario() -> None:
+        store = opened(path)
+        good, twice = make(), make()
+        await store.put(twice)
+        results = await asyncio.gather(
+            store.put(twice), store.put(good), return_exceptions=True
+        )  # the id exists already
+        assert isinstance(results[0], StoreError)
+        assert results[1] is None
+        assert await store.get(good.id, b"") == good
+        assert (await store.stats()).num_failed_puts == 1
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_full_disk_fails_the_put_and_nothing_else(tmp_path: Path) -> None:
+    """``max_page_count`` is SQLite's own disk that fills up."""
+
+    async def scenario() -> None:
+        store = SqliteStore(str(tmp_path / "r.sqlite3"))
+        small = make()
+        await store.put(small)
+
+        def fill(connection: sqlite3.Connection) -> None:
+            pages = connection.execute("PRAGMA page_count").fetchone()[0]
+            connection.execute(f"PRAGMA max_page_count={pages + 2}")
+
+        await store._access.write(fill)
+        with pytest.raises(StoreError, match="full"):
+            await store.put(make(text="x" * 100_000))
+        assert await store.get(small.id, b"") == small
+        assert await store.delete(small.id, b"")
+        assert (await store.stats()).num_failed_puts == 1
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("damage", ["header", "middle"])
+def test_a_damaged_file_is_moved_aside(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "r.sqlite3"
+
+    async def fill() -> None:
+        store = SqliteStore(str(file))
+        for _ in range(50):
+            await store.put(make(text="x" * 3000))
+        await store.close()
+
+    async def use() -> None:
+        store = SqliteStore(str(file))
+        response = make()
+        await store.put(response)
+        assert (await store.stats()).num_responses == 1
+        await store.close()
+
+    asyncio.run(fill())
+    content = bytearray(file.read_bytes())
+    start = 0 if damage == "header" else len(content) // 2
+    content[start : start + 8192] = random.Random(1).randbytes(8192)
+    file.write_bytes(content)
+    asyncio.run(use())
+    assert len(list(tmp_path.glob("r.sqlite3.corrupt-*"))) == 1
+
+
+def test_a_newer_file_is_refused_not_destroyed(tmp_path: Path) -> None:
+    file = tmp_path / "r.sqlite3"
+    connection = sqlite3.connect(file)
+    connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL)")
+    connection.execute("INSERT INTO schema_version VALUES (?)", (len(MIGRATIONS) + 1,))
+    connection.commit()
+    connection.close()
+    with pytest.raises(ConfigError, match="format"):
+        SqliteStore(str(file))
+    assert list(tmp_path.glob("*.corrupt-*")) == []
+
+
+def test_open_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def roundtrip(config: ServerConfig) -> None:
+        store = open_store(config)
+        response = make()
+        await store.put(response)
+        assert await store.get(response.id, b"") == response
+        await store.close()
+
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    asyncio.run(roundtrip(ServerConfig()))
+    assert (tmp_path / "state" / "chorale" / "responses.sqlite3").exists()
+    asyncio.run(roundtrip(ServerConfig(response_store=":memory:")))
+    with pytest.raises(StoreError):
+        open_store(ServerConfig(response_store=str(blocked / "r.sqlite3")))
+    monkeypatch.setenv("XDG_STATE_HOME", str(blocked))
+    asyncio.run(roundtrip(ServerConfig()))
+    assert "memory only" in caplog.text
+
+
+def test_killed_writers_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """kill -9 of the writing process at a random moment, ten times on one file."""
+    file, rng, acknowledged = tmp_path / "r.sqlite3", random.Random(7), set[str]()
+    script = "tests.support.store_writer"
+    for run in range(10):
+        with subprocess.Popen(
+            [sys.executable, "-m", script, str(file), str(run)], stdout=subprocess.PIPE, text=True
+        ) as child:
+            assert child.stdout is not None
+            acknowledged.add(child.stdout.readline().strip())
+            time.sleep(rng.uniform(0.0, 0.2))
+            child.kill()
+            # A line that the kill cut in two was never printed whole.
+            acknowledged.update(line.strip() for line in child.stdout if line.endswith("\n"))
+
+    async def check() -> None:
+        store = SqliteStore(str(file))
+        for response_id in acknowledged:
+            found = await store.get(response_id, b"")
+            assert found is not None
+            assert found.output[0] == StoredItem({"type": "message", "content": response_id}, (1, 2, 3))
+        assert (await store.stats()).num_responses >= len(acknowledged)
+        await store.close()
+
+    asyncio.run(check())
+    assert len(acknowledged) > 100
+    assert list(tmp_path.glob("*.corrupt-*")) == []

@@ -1,0 +1,7 @@
+"""Helpers that tests share, and programs that they start (``python -m tests.support.NAME``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]  # of the repository

@@ -1,0 +1,340 @@
+"""One question, asked through every API, streamed or not: the whole app over scripted tokens or an engine.
+
+``ask`` speaks of a turn in one vocabulary (instructions, a history of user text, thoughts, calls and results,
+functions) and an ``Outcome`` tells what came back, so that an acceptance test holds for every face at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import openai
+
+from chorale.api.app import create_app
+from chorale.api.state import ServerState
+from chorale.testing.scripted_client import ScriptedClient
+from tests.support.app import make_state
+from tests.support.scripted import VOCAB, fold_chat
+
+FACES = ("chat", "responses", "messages")
+WAYS = [(face, stream) for face in FACES for stream in (False, True)]
+WEATHER: dict[str, Any] = {
+    "name": "get_weather",
+    "description": "Weather of a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+@dataclass
+class Outcome:
+    """What a turn said, whatever the API. ``finish``: stop, length or tool_calls."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)  # (name, arguments)
+    call_ids: list[str] = field(default_factory=list)
+    finish: str = ""
+    num_input: int = 0
+    num_cached: int = 0
+    num_output: int = 0
+    num_reasoning: int = 0
+    raw: Any = None
+
+    def told(self) -> tuple[Any, ...]:
+        """Without ids: what two runs of the same tokens must agree on."""
+        return self.text, self.reasoning, self.calls, self.finish, self.num_output, self.num_reasoning
+
+
+@dataclass
+class Server:
+    http: httpx2.AsyncClient
+    sdk: openai.AsyncOpenAI
+    client: Any
+    state: ServerState
+
+    def prompt_ids(self, index: int = -1) -> list[int]:
+        ids: list[int] = self.client.requests[index].prompt_token_ids
+        return ids
+
+    def prompt(self, index: int = -1) -> str:
+        """The prompt that reached the engine, special tokens by name."""
+        return VOCAB.decode(self.prompt_ids(index))
+
+    async def post(self, face: str, body: dict[str, Any]) -> httpx2.Response:
+        paths = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+        return await self.http.post(paths[face], json=body)
+
+    async def ask(self, face: str, stream: bool = False, **asked: Any) -> Outcome:
+        """``request_body``'s arguments. Fails unless the answer is a 200."""
+        response = await self.post(face, request_body(face, stream, **asked))
+        assert response.status_code == 200, response.text
+        return read(face, stream, response)
+
+
+@contextlib.asynccontextmanager
+async def server(client: Any, **config: Any) -> AsyncIterator[Server]:
+    async with make_state(client, **config) as state:
+        app = create_app(state)
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            sdk = openai.AsyncOpenAI(
+                api_key="none", base_url="http://localhost/v1", http_client=http, max_retries=0
+            )
+            yield Server(http, sdk, client, state)
+
+
+def acceptance(client: Any, main: Callable[[Server], Awaitable[Any]], **config: Any) -> Any:
+    """Run ``main`` against a server; a test that hangs fails in seconds."""
+
+    async def body() -> Any:
+        async with server(client, **config) as running:
+            return await asyncio.wait_for(main(running), 60)
+
+    return asyncio.run(body())
+
+
+# --------------------------------------------------------------------------- requests
+
+
+@dataclass(frozen=True)
+class Call:
+    """In a history: a call, its result, and the thought before it."""
+
+    name: str = "get_weather"
+    arguments: str = '{"city":"Paris"}'
+    result: str = "21"
+    thought: str = ""
+
+
+def request_body(
+    face: str,
+    stream: bool = False,
+    *,
+    history: Sequence[Any] = ("hi",),
+    instructions: str | None = None,
+    functions: Sequence[dict[str, Any]] = (),
+    choice: Any = None,
+    max_tokens: int | None = None,
+    **extra: Any,
+) -> dict[str, Any]:
+    """``history``: user texts, ``("assistant", text, thought)`` answers and ``Call``s, in order."""
+    make = {"chat": _chat, "responses": _responses, "messages": _messages}[face]
+    body = make(history, instructions, functions, choice, max_tokens)
+    return {**body, "model": "demo", "stream": stream, **extra}
+
+
+def _chat(history: Any, instructions: Any, functions: Any, choice: Any, limit: Any) -> dict[str, Any]:
+    messages = [{"role": "system", "content": instructions}] if instructions else []
+    for number, entry in enumerate(history):
+        if isinstance(entry, str):
+            messages.append({"role": "user", "content": entry})
+        elif isinstance(entry, Call):
+            function = {"name": entry.name, "arguments": entry.arguments}
+            made = {"id": f"c{number}", "type": "function", "function": function}
+            messages.append(
+                {"role": "assistant", "content": None, "reasoning": entry.thought, "tool_calls": [made]}
+            )
+            messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": entry.result})
+        else:
+            messages.append({"role": "assistant", "content": entry[1], "reasoning_content": entry[2]})
+    body: dict[str, Any] = {"messages": messages}
+    if functions:
+        body["tools"] = [{"type": "function", "function": function} for function in functions]
+    if choice is not None:
+        named = not isinstance(choice, str)
+        body["tool_choice"] = {"type": "function", "function": {"name": choice[0]}} if named else choice
+    return body if limit is None else {**body, "max_completion_tokens": limit}
+
+
+def _responses(history: Any, instructions: Any, functions: Any, choice: Any, limit: Any) -> dict[str, Any]:
+    items: list[dict[str, Any]] = []
+    for number, entry in enumerate(history):
+        if isinstance(entry, str):
+            items.append({"role": "user", "content": entry})
+            continue
+        thought = entry.thought if isinstance(entry, Call) else entry[2]
+        if thought:
+            content = [{"type": "reasoning_text", "text": thought}]
+            items.append({"type": "reasoning", "summary": [], "content": content})
+        if isinstance(entry, Call):
+            given = {"call_id": f"c{number}", "name": entry.name, "arguments": entry.arguments}
+            items.append({"type": "function_call", **given})
+            items.append({"type": "function_call_output", "call_id": f"c{number}", "output": entry.result})
+        else:
+            items.append({"role": "assistant", "content": entry[1]})
+    body: dict[str, Any] = {"input": items, "instructions": instructions}
+    if functions:
+        body["tools"] = [{"type": "function", **function} for function in functions]
+    if choice is not None:
+        body["tool_choice"] = choice if isinstance(choice, str) else {"type": "function", "name": choice[0]}
+    return body if limit is None else {**body, "max_output_tokens": limit}
+
+
+def _messages(history: Any, instructions: Any, functions: Any, choice: Any, limit: Any) -> dict[str, Any]:
+    messages: list[dict[str, Any]] = []
+    for number, entry in enumerate(history):
+        if isinstance(entry, str):
+            messages.append({"role": "user", "content": entry})
+            continue
+        thought = entry.thought if isinstance(entry, Call) else entry[2]
+        blocks = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
+        if isinstance(entry, Call):
+            given = json.loads(entry.arguments)
+            blocks.append({"type": "tool_use", "id": f"c{number}", "name": entry.name, "input": given})
+            result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": entry.result}
+            messages += [{"role": "assistant", "content": blocks}, {"role": "user", "content": [result]}]
+        else:
+            blocks.append({"type": "text", "text": entry[1]})
+            messages.append({"role": "assistant", "content": blocks})
+    body: dict[str, Any] = {
+        "messages": messages,
+        "max_tokens": limit or 10_000,
+        "thinking": {"type": "adaptive"},
+    }
+    if instructions:
+        body["system"] = instructions
+    if functions:
+        body["tools"] = [{**f, "input_schema": f["parameters"], "parameters": None} for f in functions]
+        for tool in body["tools"]:
+            del tool["parameters"]
+    if choice is not None:
+        kinds = {"auto": "auto", "none": "none", "required": "any"}
+        named = not isinstance(choice, str)
+        body["tool_choice"] = {"type": "tool", "name": choice[0]} if named else {"type": kinds[choice]}
+    return body
+
+
+# --------------------------------------------------------------------------- answers
+
+
+def frames(response: httpx2.Response) -> list[dict[str, Any]]:
+    """The JSON of each server-sent event."""
+    found = []
+    for frame in response.text.split("\n\n"):
+        data = [line[6:] for line in frame.split("\n") if line.startswith("data: ")]
+        if data and data[0] != "[DONE]":
+            found.append(json.loads(data[0]))
+    return found
+
+
+def read(face: str, stream: bool, response: httpx2.Response) -> Outcome:
+    reader = {"chat": _read_chat, "responses": _read_responses, "messages": _read_messages}[face]
+    return reader(frames(response) if stream else response.json(), stream)
+
+
+def _read_chat(raw: Any, stream: bool) -> Outcome:
+    if stream:
+        [(_, choice)] = fold_chat(raw).items()
+        calls = [choice["calls"][index] for index in sorted(choice["calls"])]
+        usage = next((chunk["usage"] for chunk in reversed(raw) if chunk.get("usage")), None)
+        text, reasoning, finish = choice["content"], choice["reasoning"], choice["finish_reason"]
+        made = [(call["name"], call["arguments"], call["id"]) for call in calls]
+    else:
+        [choice] = raw["choices"]
+        message, usage, finish = choice["message"], raw["usage"], choice["finish_reason"]
+        text, reasoning = message["content"] or "", message.get("reasoning") or ""
+        made = [
+            (call["function"]["name"], call["function"]["arguments"], call["id"])
+            for call in message.get("tool_calls") or []
+        ]
+    found = Outcome(text, reasoning, [m[:2] for m in made], [m[2] for m in made], finish, raw=raw)
+    if usage is not None:
+        found.num_input, found.num_output = usage["prompt_tokens"], usage["completion_tokens"]
+        found.num_cached = usage["prompt_tokens_details"]["cached_tokens"]
+        found.num_reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+    return found
+
+
+def _read_responses(raw: Any, stream: bool) -> Outcome:
+    """Of a stream: what its deltas add up to; its terminal object must say the same."""
+    body = raw[-1]["response"] if stream else raw
+    found = Outcome(raw=raw)
+    texts: list[str] = []
+    for item in body["output"]:
+        if item["type"] == "function_call":
+            found.calls.append((item["name"], item["arguments"]))
+            found.call_ids.append(item["call_id"])
+        elif item["type"] == "message":
+            texts += [part["text"] for part in item["content"]]
+        elif item["type"] == "reasoning":
+            found.reasoning += ("\n\n" if found.reasoning else "") + item["content"][0]["text"]
+    found.text = "\n\n".join(text for text in texts if text)
+    if stream:
+        deltas = [e["delta"] for e in raw if e["type"] == "response.output_text.delta"]
+        assert "".join(deltas) == "".join(texts)
+    finish = {"completed": "tool_calls" if found.calls else "stop", "incomplete": "length"}
+    found.finish = finish[body["status"]]
+    usage = body["usage"]
+    found.num_input, found.num_output = usage["input_tokens"], usage["output_tokens"]
+    found.num_cached = usage["input_tokens_details"]["cached_tokens"]
+    found.num_reasoning = usage["output_tokens_details"]["reasoning_tokens"]
+    return found
+
+
+def _read_messages(raw: Any, stream: bool) -> Outcome:
+    found = Outcome(raw=raw)
+    message = _fold_messages(raw) if stream else raw
+    texts, thoughts = [], []
+    for block in message["content"]:
+        if block["type"] == "text":
+            texts.append(block["text"])
+        elif block["type"] == "thinking":
+            thoughts.append(block["thinking"])
+        else:
+            found.calls.append((block["name"], block.get("partial") or json.dumps(block["input"])))
+            found.call_ids.append(block["id"])
+    found.text, found.reasoning = "\n\n".join(texts), "\n\n".join(thoughts)
+    finish = {"end_turn": "stop", "max_tokens": "length", "tool_use": "tool_calls", "stop_sequence": "stop"}
+    found.finish = finish[message["stop_reason"]]
+    usage = message["usage"]
+    found.num_cached, found.num_output = usage["cache_read_input_tokens"], usage["output_tokens"]
+    found.num_input = usage["input_tokens"] + found.num_cached
+    found.num_reasoning = usage["output_tokens_details"]["thinking_tokens"]
+    return found
+
+
+def _fold_messages(events: list[dict[str, Any]]) -> dict[str, Any]:
+    message: dict[str, Any] = {}
+    for event in events:
+        if event["type"] == "message_start":
+            message = event["message"]
+        elif event["type"] == "content_block_start":
+            message["content"].append(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            block, delta = message["content"][-1], event["delta"]
+            key = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial"}
+            if (name := key.get(delta["type"])) is not None:
+                block[name] = block.get(name, "") + delta.get(name, delta.get("partial_json", ""))
+        elif event["type"] == "message_delta":
+            message |= event["delta"]
+            message["usage"] |= event["usage"]
+    for block in message["content"]:
+        if block["type"] == "tool_use" and message["stop_reason"] != "max_tokens":
+            block["partial"] = json.dumps(as_object(block.get("partial", "")))
+    return message
+
+
+def as_object(text: str) -> dict[str, Any]:
+    """A grammar makes calls JSON objects in that API; scripts know no grammar."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def metric(state: ServerState, name: str, label: str = "") -> float:
+    """The sum of a counter's series whose labels hold ``label``."""
+    lines = state.metrics.render().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name) and label in line)
+
+
+def chosen(script: ScriptedClient, index: int = -1) -> str:
+    """The grammar that a request was bound to."""
+    return script.requests[index].sampling.grammar or ""

@@ -1,0 +1,302 @@
+"""Random requests against the whole app: drawn from our own OpenAPI description, and mutated from good ones.
+
+    python scripts/fuzz_api.py --requests 20000 --seed 1
+
+No answer may be a 5xx, take longer than ``TIMEOUT``, or be malformed: errors have the API's own form, bodies
+are JSON, streams end as their API says. Half of the requests are schemathesis's, drawn from /openapi.json as
+valid and as invalid ones, half of them with a prompt that is one; half are good requests with one to three
+things changed, which get deeper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import copy
+import gc
+import json
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.strategies import booleans
+from schemathesis import GenerationMode
+
+from chorale.api.app import create_app
+from chorale.api.openapi import describe
+from chorale.engine.types import GenerateRequest
+from chorale.harmony.vocab import load_vocabulary
+from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.app import make_state
+from tests.support.fuzz.seed_bodies import POOL, SEEDS
+
+TIMEOUT = 60.0  # seconds of a busy machine, for bodies of up to 16 MB
+_TURNS = (
+    "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|return|>",
+    "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>",
+    "<|channel|>final<|message|>{}<|return|>",
+    "<|channel|>analysis<|message|>only<|return|>",
+    "<|channel|>commentary to=functions.note<|message|>text<|call|>",
+    "<|channel|>final<|message|>cut",
+    "junk <|message|> <|start|><|call|>",
+)
+_ENDS = {
+    "/v1/responses": ("response.completed", "response.incomplete", "response.failed"),
+    "/v1/messages": ("message_stop", "error"),
+}
+_CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+# What the description leaves open (any object is a message); without it no drawn request reaches the engine.
+SOUND: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": _CHAT,
+    "/v1/completions": {"prompt": "hello"},
+    "/v1/messages": {**_CHAT, "max_tokens": 50},
+    "/v1/responses": {"input": "hello"},
+}
+# Fields of which an arbitrary value is refused: names of what is not there, and what must agree with others.
+_UNSOUND = {
+    *("conversation", "previous_response_id", "prompt", "best_of"),
+    *("modalities", "continue_final_message", "stream_options"),
+}
+
+
+def engine() -> ScriptedClient:
+    """Plays one of a few turns, which one depends on the prompt."""
+    vocab = load_vocabulary()
+    turns = [vocab.encode_with_special(text) for text in _TURNS]
+
+    def source(request: GenerateRequest, index: int) -> Script:
+        turn = turns[(sum(request.prompt_token_ids) + index) % len(turns)]
+        return Script(turn, with_logprobs=request.sampling.logprobs is not None, tokens_per_step=3)
+
+    return ScriptedClient(source)
+
+
+class Fuzzer:
+    """One app, called in process. ``faults``: what was wrong, with a request that shows it."""
+
+    def __init__(self, http: httpx2.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
+        self._http, self._loop = http, loop
+        self.statuses: collections.Counter[int] = collections.Counter()
+        self.drawn: collections.Counter[str] = collections.Counter()  # paths of drawn requests with an answer
+        self.faults: dict[str, str] = {}
+        self.slowest = 0.0
+
+    def send(self, method: str, path: str, **request: Any) -> int | None:
+        """The status of the answer; None without one."""
+        if "json" in request:  # written here, so that its seconds are not the server's
+            request["content"] = json.dumps(request.pop("json")).encode("utf-8", "surrogatepass")
+        started = time.perf_counter()
+        try:
+            work = asyncio.wait_for(self._http.request(method, path, **request), TIMEOUT)
+            response = self._loop.run_until_complete(work)
+        except TimeoutError:
+            self._fault("hangs", method, path, request)
+            return None
+        except (httpx2.InvalidURL, UnicodeEncodeError):
+            return None  # cannot be put on a wire
+        self.slowest = max(self.slowest, time.perf_counter() - started)
+        self.statuses[response.status_code] += 1
+        wrong = judge(path, response)
+        if wrong is not None:
+            self._fault(wrong, method, path, request)
+        return response.status_code
+
+    def _fault(self, wrong: str, method: str, path: str, request: dict[str, Any]) -> None:
+        kind = f"{method} {path.split('?')[0][:40]}: {wrong}"
+        self.faults.setdefault(kind, repr(request)[:1500])
+
+
+def judge(path: str, response: httpx2.Response) -> str | None:
+    """What is wrong with an answer, or None."""
+    if response.status_code >= 500:
+        return f"status {response.status_code}: {re.sub('req_[0-9a-f]+', '', response.text)[:200]}"
+    kind = response.headers.get("content-type", "")
+    if kind.startswith("text/event-stream"):
+        return _judge_stream(path, response.text)
+    if response.status_code < 400:
+        return _judge_json(response) if kind.startswith("application/json") else None
+    try:
+        error = response.json()["error"]
+        well = isinstance(error["message"], str) and isinstance(error["type"], str) and error["message"]
+    except (ValueError, KeyError, TypeError):
+        well = False
+    return None if well else f"malformed error {response.text[:200]}"
+
+
+def _judge_json(response: httpx2.Response) -> str | None:
+    try:
+        response.json()
+    except ValueError:
+        return "the body is not JSON"
+    return None
+
+
+def _judge_stream(path: str, text: str) -> str | None:
+    if not text.endswith("\n\n"):
+        return "the stream is cut"
+    last = text.rstrip("\n").rpartition("\n\n")[2]
+    ends = next((names for start, names in _ENDS.items() if path.startswith(start)), None)
+    if ends is None:
+        return None if last == "data: [DONE]" else "the stream has no [DONE]"
+    kind = json.loads(last.rpartition("data: ")[2]).get("type")
+    return None if kind in ends else f"the stream ends with {kind}"
+
+
+# --------------------------------------------------------------------------- from the description
+
+
+def described() -> list[Any]:
+    """schemathesis's operations."""
+    return [found.ok() for found in schemathesis.openapi.from_dict(describe()).get_all_operations()]
+
+
+def generated(fuzzer: Fuzzer, operations: list[Any], count: int, number: int) -> None:
+    """Requests that schemathesis draws from the OpenAPI description, as valid and as invalid ones."""
+    with_body = [operation for operation in operations if operation.body]
+    per_operation = max(1, count // (2 * len(with_body)))
+    for operation in operations:
+        share = per_operation if operation.body else max(1, min(per_operation, 50))
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+            if mode is GenerationMode.NEGATIVE and not operation.body:
+                continue
+            _draw(operation.as_strategy(generation_mode=mode), fuzzer, share, number)
+
+
+def _draw(strategy: Any, fuzzer: Fuzzer, count: int, number: int) -> None:
+    @seed(number)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @given(case=strategy, as_drawn=booleans())
+    def run(case: Any, as_drawn: bool) -> None:
+        request = case.as_transport_kwargs(base_url="http://localhost")
+        request.pop("cookies", None)
+        body = request.get("json")
+        if isinstance(body, dict) and isinstance(body.get("model"), str):
+            request["json"] = {**body, "model": "demo"}  # any other name ends the request at once
+        if isinstance(request.get("data"), str | bytes):
+            request["content"] = request.pop("data")
+        url, method = request.pop("url"), request.pop("method")
+        path = url.removeprefix("http://localhost")
+        if path in SOUND and not as_drawn and isinstance(request.get("json"), dict):
+            kept = {key: value for key, value in request["json"].items() if key not in _UNSOUND}
+            request["json"] = kept | SOUND[path]
+        if fuzzer.send(method, path, **request) == 200:
+            fuzzer.drawn[path] += 1
+
+    run()
+
+
+# --------------------------------------------------------------------------- from good requests
+
+
+def mutated(fuzzer: Fuzzer, count: int, number: int) -> None:
+    """Good requests with one to three things changed."""
+    chance = random.Random(number)
+    for _ in range(count):
+        path, good = chance.choice(SEEDS)
+        body = copy.deepcopy(good)
+        for _ in range(chance.randint(0, 3)):
+            body = mutate(body, chance)
+        try:
+            content = json.dumps(body).encode()
+        except ValueError:
+            continue
+        fuzzer.send("POST", path, content=content, headers={"content-type": "application/json"})
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) within a JSON value."""
+    found: list[tuple[Any, Any]] = []
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        found.append((value, key))
+        found += places(value[key])
+    return found
+
+
+def mutate(body: Any, chance: random.Random) -> Any:
+    """One thing changed: a value replaced, removed, wrapped, doubled, or a key added."""
+    spots = places(body)
+    if not spots:
+        return chance.choice(POOL)
+    container, key = chance.choice(spots)
+    ways: list[Callable[[], None]] = [
+        lambda: container.__setitem__(key, copy.deepcopy(chance.choice(POOL))),
+        lambda: container.__delitem__(key),
+        lambda: container.__setitem__(key, [container[key]]),
+        lambda: container.__setitem__(key, {"type": container[key]}),
+        lambda: _add(container, body, chance),
+        lambda: _graft(container, key, chance),
+    ]
+    chance.choice(ways)()
+    return body
+
+
+def _add(container: Any, body: Any, chance: random.Random) -> None:
+    """A key from any seed, with a value from the pool or from that seed."""
+    holder, key = chance.choice(places(chance.choice(SEEDS)[1]))
+    value = copy.deepcopy(chance.choice([holder[key], chance.choice(POOL)]))
+    if isinstance(container, list):
+        container.append(value)
+    elif isinstance(key, str):
+        container[key] = value
+    elif isinstance(body, dict):
+        body[chance.choice(["tools", "input", "messages", "stop", "metadata"])] = value
+
+
+def _graft(container: Any, key: Any, chance: random.Random) -> None:
+    """A part of another seed in this place."""
+    holder, other = chance.choice(places(chance.choice(SEEDS)[1]))
+    container[key] = copy.deepcopy(holder[other])
+
+
+# --------------------------------------------------------------------------- runs
+
+
+def fuzz(count: int, number: int) -> Fuzzer:
+    """``count`` requests, half of each kind."""
+    # Python before 3.11.8 takes a parse within another for a fault (gh-106905): one in a finalizer, which
+    # writes a traceback, or in a thread. So what ran before is finalized now, and schemathesis imports its
+    # hundreds of modules, which pytest parses to rewrite them, here.
+    gc.collect()
+    operations = described()
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(_opened(loop, operations, count, number))
+    finally:
+        loop.close()
+
+
+async def _opened(loop: asyncio.AbstractEventLoop, operations: list[Any], count: int, number: int) -> Fuzzer:
+    """The app lives in this loop; the drawing, which is synchronous, in a thread that posts to it."""
+    async with make_state(engine()) as state:
+        transport = httpx2.ASGITransport(app=create_app(state), raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as http:
+            fuzzer = Fuzzer(http, _Posting(loop))  # type: ignore[arg-type]
+            await asyncio.to_thread(_both, fuzzer, operations, count, number)
+            return fuzzer
+
+
+def _both(fuzzer: Fuzzer, operations: list[Any], count: int, number: int) -> None:
+    generated(fuzzer, operations, count // 2, number)
+    mutated(fuzzer, count - sum(fuzzer.statuses.values()), number)
+
+
+class _Posting:
+    """``run_until_complete`` for a thread: the loop runs elsewhere."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def run_until_complete(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT + 5)

@@ -1,0 +1,426 @@
+"""Compile every kernel, in its variants, for GPUs that need not be here. A script: needs Triton, no GPU.
+
+    python -m tests.support.kernels.compile_kernels cuda:90 hip:gfx942 ["gate_up 16" ...] [-v]
+
+With names: those only; with "each": the first form of every kernel. With -v: shared memory of each. Run by
+``test_compiles.py``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language import NVMMASharedLayout
+
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.attention import decode as attention
+from chorale.kernels.triton.attention import prefill
+from chorale.kernels.triton.dense import linear, norm, qkv, skinny, skinny_fused
+from chorale.kernels.triton.moe import (
+    combine,
+    gemv,
+    grouped,
+    moe,
+    router,
+    sort,
+    tiles,
+)
+from chorale.kernels.triton.moe import (
+    hopper_kernel as moe_hopper,
+)
+from chorale.kernels.triton.sampling import decode_inputs, sample, thresholds
+from tests.support.kernels.hazards import disassemble, overwritten
+
+HEADS = {"NUM_Q": 64, "NUM_KV": 8, "D": 64, "PAGE": 64}
+FLOATS = {"eps", "scale", "limit", "alpha", "fixed"}
+TYPES = {"ids_ptr": "*i64", "index_ptr": "*i64", "slots_ptr": "*i64"}
+INT32 = {
+    "counts_ptr",
+    "place_ptr",
+    "tiles_ptr",
+    "table_ptr",
+    "context_ptr",
+    "start_ptr",
+    "order_ptr",
+    "offsets_ptr",
+    "blocks_ptr",
+}
+BYTES = {"scales_ptr"}
+WIDE = {"norm_ptr", "rope_ptr", "sinks_ptr", "part_ptr", "parts_ptr", "stat_ptr", "gates_ptr", "logits_ptr"}
+
+# Registers a thread, of one kernel: gate_up of 9 to 16 tokens, which is ahead all the same (Triton 3.6).
+MOST_SPILLED = 5
+Variant = tuple[str, Any, dict[str, Any], dict[str, str], int, int]
+
+
+def variants(chip: tuning.Chip, asm: bool, hopper: bool) -> list[Variant]:
+    """(name, kernel, constants, types that differ, warps, stages), all in bfloat16 at 20b's sizes."""
+    whole = {"HEADS": 16, "H": 2880, "SPLITS": 0, "BLOCK": 4096}
+    found: list[Variant] = [
+        (
+            "norm",
+            norm._norm_kernel,
+            {"INDEXED": True, "BLOCK": 4096, "PDL": hopper},
+            {"x_ptr": "*fp32"},
+            8,
+            3,
+        ),
+        ("rotate", qkv._rotate_kernel, {**HEADS, **whole, "PDL": hopper}, {"x_ptr": "*fp32"}, 4, 3),
+        (
+            "rotate parts",
+            qkv._rotate_kernel,
+            {**HEADS, **whole, "HEADS": tuning.rotate_heads(16), "SPLITS": 5, "PDL": hopper},
+            {"x_ptr": "*fp32", "qkv_ptr": "*fp32"},
+            4,
+            3,
+        ),
+        ("sort", sort._sort_kernel, {"E": 32, "EXPERTS": 32, "CHUNK": 128}, {}, 8, 3),
+        ("rank", sort._rank_kernel, {"SLOTS": 256, "PART": 16, "PDL": hopper}, {}, 4, 3),
+        ("arrange", moe._arrange_kernel, {"BLOCK": 1024}, {"x_ptr": "*fp32"}, 4, 3),
+        ("join", attention._join_kernel, {"NUM_Q": 64, "D": 64, "SPLITS": 16, "PDL": hopper}, {}, 1, 3),
+    ]
+    found += _one_token(chip, hopper) + _add_norm(hopper) + _sums(hopper)
+    for tokens in (256, 8192):
+        tile = tuning.route(tokens)
+        sizes = {"TOKENS": tile.tokens, "DEPTH": tile.depth, "STAGES": tile.num_stages, "SLICES": 8}
+        exact = {"PRECISION": "tf32x3" if asm else "ieee", "PDL": hopper}
+        constants = {"E": 32, "K": 4, "EXPERTS": 32, **sizes, **exact}
+        types = {"x_ptr": "*fp32", "w_ptr": "*fp32", "b_ptr": "*fp32"}
+        types |= {"squares_ptr": "*fp32", "arrivals_ptr": "*i32"}
+        for kind in ("fp32", "bf16"):
+            name = f"route {tile.tokens} {kind}"
+            mine = types | {"w_ptr": f"*{kind}"}
+            found.append((name, router._many_kernel, constants, mine, tile.num_warps, 3))
+    for window in (0, 128):
+        constants, tile = {**HEADS, "WINDOW": window}, chip.decode_tile(1, is_window=window > 0)
+        decode = {"SPLITS": 1 if window else 16, "ROWS": 16, "KEYS": tile.depth, "PDL": hopper}
+        name, warps, stages = f"decode {window}", tile.num_warps, tile.num_stages
+        found.append((name, attention._decode_kernel, constants | decode, {}, warps, stages))
+        many = chip.prefill_tile(is_window=window > 0)
+        sizes = {"GROUP": 8, "TOKENS": many.rows // 8, "KEYS": many.keys, "PAIRS": many.pairs}
+        constants |= sizes | {"STAGES": many.num_stages}
+        found.append((f"prefill {window}", prefill._prefill_kernel, constants, {}, many.num_warps, 3))
+    for each in (1, 16, 32, 64):
+        constants = {"E": 32, "EXPERTS": 32, "TOKENS": each, "SORTED": each > 1, "BF16": True, "ASM": asm}
+        tile = tuning.gate_up(each)
+        sizes = {"TILES": tile.rows // 16, "STAGES": tile.num_stages}
+        found.append(
+            (f"gate_up {each}", moe._gate_up_kernel, {**constants, **sizes, "K": 4}, {}, tile.num_warps, 3)
+        )
+        tile = tuning.down(each)
+        sizes = {"TILES": tile.rows // 16, "STAGES": tile.num_stages}
+        types = {"out_ptr": "*fp32"}
+        found.append((f"down {each}", moe._down_kernel, {**constants, **sizes}, types, tile.num_warps, 3))
+    return found
+
+
+def _one_token(chip: tuning.Chip, hopper: bool) -> list[Variant]:
+    resident = {"HAS_BIAS": True, "ADD": True, "K": 4096, "CHUNK": 1024, "PDL": hopper}
+    tile, head, pair = tuning.output_row(), tuning.head_row(), tuning.qkv_row()
+    gemv = {"ROWS": head.rows, "DEPTH": head.depth, "STAGES": head.num_stages, "PDL": hopper}
+    one = {**HEADS, "H": 2880, "PAIRS": pair.rows, "CHUNK": 1024, "PDL": hopper}
+    choice = {"E": 32, "K": 4, "EXPERTS": 32, "EACH": 1, "ADD": False, "BLOCK": 4096, "PDL": hopper}
+    wide = dict.fromkeys(("x_ptr", "sum_ptr", "w_ptr", "b_ptr"), "*fp32") | {"arrivals_ptr": "*i32"}
+    out = {"out_ptr": "*fp32"}
+    chosen = {"E": 32, "K": 4, "EXPERTS": 32, "TOKENS": 16, "PDL": hopper}
+    tile16, head16 = chip.slim, chip.slim_head
+    part = {"K": 2880, "NORM": True, "ROWS": tile16.rows, "TOKENS": tile16.tokens, "DEPTH": tile16.depth}
+    part |= {"SPLITS": 5, "STAGES": tile16.num_stages, "PDL": hopper}
+    add = {"HAS_BIAS": True, "SPLITS": 8, "BLOCK": tuning.ADD_COLUMNS, "PDL": hopper}
+    whole_head = part | {"NORM": False, "DEPTH": head16.depth, "SPLITS": 1, "STAGES": head16.num_stages}
+    return [
+        ("slim head", skinny._part_kernel, whole_head, {}, head16.num_warps, 3),
+        ("slim", skinny._part_kernel, part, {"x_ptr": "*fp32"}, tile16.num_warps, 3),
+        ("add", skinny._add_kernel, add, {"residual_ptr": "*fp32"}, 1, 3),
+        ("output", linear._resident_kernel, resident | {"ROWS": tile.rows}, out, tile.num_warps, 3),
+        ("head", linear._stream_kernel, gemv, out, head.num_warps, 3),
+        ("qkv", qkv._one_kernel, one, {"x_ptr": "*fp32"}, pair.num_warps, 3),
+        (
+            "choose",
+            router._choose_kernel,
+            chosen,
+            {"both_ptr": "*fp32", "low_ptr": "*fp32", "b_ptr": "*fp32"},
+            4,
+            3,
+        ),
+        ("route", router._few_kernel, choice, wide, 8, 3),
+        ("route, added", router._few_kernel, choice | {"EACH": 4, "ADD": True}, wide, 8, 3),
+    ]
+
+
+def _add_norm(hopper: bool) -> list[Variant]:
+    """Products of cuBLAS, in what their weights are in, and parts of a split product."""
+    once = {"SPLITS": 1, "HAS_BIAS": False, "LOW": False, "BLOCK": 4096, "PDL": hopper}
+    split = once | {"SPLITS": 5, "HAS_BIAS": True}
+    fp32, warps = {"x_ptr": "*fp32"}, tuning.ADD_NORM_WARPS
+    parts = fp32 | {"y_ptr": "*fp32"}
+    plain = parts | {"high_ptr": "*fp32", "low_ptr": "*fp32"}
+    return [
+        ("add norm", norm._add_norm_kernel, once, fp32, warps, 3),
+        ("add norm halves", norm._add_norm_kernel, once | {"LOW": True}, fp32, warps, 3),
+        ("add norm parts", norm._add_norm_kernel, split, parts, warps, 3),
+        ("add norm fp32", norm._add_norm_kernel, once, plain, warps, 3),
+    ]
+
+
+def slim_streaming() -> list[Variant]:
+    """Hopper and later."""
+    found: list[Variant] = []
+    for tokens in (4, 8):
+        qkv_tile, output_tile = tuning.slim_qkv(tokens), tuning.slim_output(tokens)
+        if qkv_tile is not None:
+            sizes = skinny_fused.constants_of(skinny_fused.product_of(qkv_tile, tokens, 2880, 64, True))
+            warps = sizes["num_warps"]
+            sizes = {**HEADS, "H": 2880} | {k: v for k, v in sizes.items() if k != "num_warps"}
+            types = {"x_ptr": "*fp32"}
+            found.append((f"slim qkv {tokens}", skinny_fused._qkv_kernel, sizes, types, warps, 3))
+        if output_tile is not None:
+            sizes = skinny_fused.constants_of(skinny_fused.product_of(output_tile, tokens, 4096, 0, True))
+            warps = sizes["num_warps"]
+            sizes = {"K": 4096, "HAS_BIAS": True} | {k: v for k, v in sizes.items() if k != "num_warps"}
+            types = {"residual_ptr": "*fp32"}
+            found.append((f"slim output {tokens}", skinny_fused._project_kernel, sizes, types, warps, 3))
+    return found
+
+
+def _sums(hopper: bool) -> list[Variant]:
+    """What ends the expert layer: columns of a token, or a whole row and its norm."""
+    plain = {"K": 4, "NORM": False, "BLOCK": 1024, "PDL": hopper}
+    normed = plain | {"NORM": True, "BLOCK": 4096}
+    fp32, warps = {"x_ptr": "*fp32"}, tuning.ADD_NORM_WARPS
+    large, wide = fp32 | {"parts_ptr": "*bf16"}, fp32 | {"normed_ptr": "*fp32"}
+    return [
+        ("sum", combine._sum_kernel, plain, wide, 4, 3),
+        ("sum norm", combine._sum_kernel, normed, fp32, warps, 3),
+        ("sum norm fp32", combine._sum_kernel, normed, wide, warps, 3),
+        ("combine", grouped._combine_kernel, plain, large, tuning.COMBINE_WARPS, 3),
+        ("combine norm", grouped._combine_kernel, normed, large, tuning.COMBINE_WARPS, 3),
+        ("combine norm fp32", grouped._combine_kernel, normed, large | wide, tuning.COMBINE_WARPS, 3),
+    ]
+
+
+def streaming(hopper: bool) -> list[Variant]:
+    """NVIDIA only: their loops are PTX."""
+    found: list[Variant] = slim_streaming() if hopper else []
+    for tokens in (1, 2, 8, 16, 64):
+        direct = tokens <= tuning.DIRECT_TOKENS
+        constants = {"K": 4, "SLOTS": 64 if direct and tokens > 1 else 0, "BY_SLOT": direct}
+        constants |= {"SORTED": not direct, "EXPERTS": 128}
+        up, down = tuning.stream_gate_up(tokens, tokens / 8), tuning.stream_down(tokens, tokens / 8)
+        sizes = gemv.constants_of(up, wait=False) | {"PDL": hopper}
+        warps = sizes.pop("num_warps")
+        found.append((f"stream up {tokens}", gemv._gate_up_kernel, {**constants, **sizes}, {}, warps, 3))
+        sizes = gemv.constants_of(down, wait=hopper) | {"SPLITS": down.splits}
+        warps = sizes.pop("num_warps")
+        types = {"out_ptr": "*fp32"}
+        found.append((f"stream down {tokens}", gemv._down_kernel, {**constants, **sizes}, types, warps, 3))
+    return found
+
+
+def around_the_model(asm: bool) -> list[Variant]:
+    """The inputs of a decode step, filters and sampling."""
+    numbers = dict.fromkeys(
+        ("rows_ptr", "computed_ptr", "new_token_ptr", "new_page_ptr", "pages_ptr", "keys_ptr"), "*i32"
+    )
+    wide = dict.fromkeys(("last_ptr", "position_ptr", "slot_ptr", "bounds_ptr", "old_bounds_ptr"), "*i64")
+    floats = dict.fromkeys(
+        ("temperature_ptr", "filters_ptr", "best_ptr", "top_ptr", "floor_ptr", "edge_ptr", "most_ptr"),
+        "*fp32",
+    )
+    sums = {"sums_ptr": "*fp32", "old_sums_ptr": "*fp32", "forbidden_ptr": "*u8"}
+    sums |= {"index_ptr": "*i32", "octets_ptr": "*u8"}
+    types = numbers | wide | floats | sums
+    cut = {"BLOCK": thresholds.BLOCK, "BLOCKS": thresholds.BLOCKS, "MASKED": True}
+    pieces = {"PIECES": 64}
+    inputs, chosen = types | {"token_ptr": "*i64"}, types | {"token_ptr": "*i32", "out_ptr": "*i64"}
+    found: list[Variant] = [
+        ("decodes", decode_inputs._decodes_kernel, {"PAGE": 64, "BLOCK": 64}, inputs, 1, 3),
+        ("best", thresholds._best_kernel, cut, types, 4, 3),
+        ("prepare", thresholds._prepare_kernel, pieces, types, 1, 3),
+        (
+            "rows",
+            sample._rows_kernel,
+            {"PIECES": 256},
+            types | {"token_ptr": "*i32", "out_ptr": "*i64"},
+            1,
+            3,
+        ),
+    ]
+    for name, is_k in (("k", True), ("p", False)):
+        each = pieces | {"K": is_k}
+        found.append((f"pass {name}", thresholds._pass_kernel, each | cut, types, 4, 3))
+        found.append((f"settle {name}", thresholds._settle_kernel, each, types, 1, 3))
+    for filtered in (False, True):
+        constants = {"BLOCK": 1024, "BLOCKS": 8, "FILTERED": filtered, "MASKED": filtered, "ASM": asm}
+        found.append((f"pieces {filtered}", sample._pieces_kernel, constants, chosen, 4, 3))
+    return found
+
+
+def e4m3_pages(target: GPUTarget, found: list[Variant]) -> list[Variant]:
+    """The kernels that touch pages, with one byte a value: bytes where Triton has no such type."""
+    native = target.backend == "cuda" and int(target.arch) >= 89
+    types = {"kv_ptr": "*fp8e4nv" if native else "*u8"}
+    touching = ("qkv", "rotate", "decode 0", "decode 128", "prefill 0", "prefill 128")
+    return [(f"{v[0]} fp8", v[1], v[2], v[3] | types, v[4], v[5]) for v in found if v[0] in touching]
+
+
+def large() -> list[Variant]:
+    """``moe_large``'s own kernels, for Hopper."""
+    cut = {"WIDE": 256, "MID": 0, "NARROW": 64, "TAIL": 0}
+    placing = cut | {"EXPERTS": 128, "LISTERS": 4, "PDL": True}
+    few, many = placing | {"SLOTS": 1024, "PART": 8}, placing | {"GROUP": 1024, "BLOCK": 256}
+    mids = {"MID": 128}
+    rows = cut | {"K": 4, "BLOCK": 1024, "PDL": True}
+    types = {"out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
+    fixed = rows | {"BLOCK": 4096, "FIXED": True}
+    return [
+        ("count", tiles._count_kernel, {"EXPERTS": 128, "GROUP": 1024, "PDL": True}, {}, 8, 3),
+        ("place few", tiles._place_few_kernel, few | {"TAIL": 32}, {}, 8, 3),
+        ("place few with mids", tiles._place_few_kernel, few | mids, {}, 8, 3),
+        ("place fewest", tiles._place_few_kernel, few | {"SLOTS": 512, "EXPERTS": 32}, {}, 8, 3),
+        ("place", tiles._place_many_kernel, many | {"GROUP": 256, "BLOCK": 64}, {}, 8, 3),
+        ("place with tails", tiles._place_many_kernel, many | {"TAIL": 32}, {}, 8, 3),
+        ("place with mids", tiles._place_many_kernel, many | mids, {}, 8, 3),
+        ("gather", grouped._gather_kernel, rows, {}, 4, 3),
+        ("gather with mids", grouped._gather_kernel, rows | mids, {}, 4, 3),
+        ("gather8", grouped._gather8_kernel, fixed | {"FIXED": False}, types, 8, 3),
+        ("gather8 with mids", grouped._gather8_kernel, fixed | mids, types, 8, 3),
+    ]
+
+
+def compile_products(target: GPUTarget, verbose: bool) -> None:
+    """``moe_hopper``'s, which are Gluon: tensor descriptors in the signature."""
+    kernel = moe_hopper._product_kernel
+    names = list(inspect.signature(kernel.fn).parameters)
+    for tile, is_gate_up, fp8 in [
+        *[(tuning.large(8, 32), is_gate_up, False) for is_gate_up in (True, False)],
+        *[(tuning.large(8, 128), is_gate_up, False) for is_gate_up in (True, False)],
+        (tuning.large(16, 128), True, False),
+        (tuning.large(16, 32), True, False),
+        (tuning.large(24, 32), True, False),
+        (tuning.large(32, 32), True, False),
+        *[(tuning.large(64, 32), is_gate_up, False) for is_gate_up in (True, False)],
+        (tuning.large(128, 32), True, False),
+        *[(tuning.large(1024, 32), is_gate_up, False) for is_gate_up in (True, False)],
+        *[(tuning.large(each, 32, fp8=True), True, True) for each in (32, 128, 1024)],
+        (tuning.large(1024, 32, fp8=True), False, True),
+        (tuning.LargeTile(16, 8, 2, 80, 3, tail=8, warps=4, units=5, overlap=False), True, False),
+    ]:
+        constants = {"WIDE": tile.wide, "MID": tile.middle, "NARROW": tile.narrow, "TAIL": tile.tail}
+        constants |= {"STAGES": tile.num_stages, "GATE_UP": is_gate_up, "FP8": fp8}
+        constants |= {"REST": moe_hopper.rest_of_steps(45, fp8), "UNITS": tile.units, "PDL": True}
+        constants |= {"OVERLAP": tile.overlap}
+        other = tile.tail or tile.middle or tile.narrow
+        width = "128" if fp8 else "64"
+        layout = repr(NVMMASharedLayout(128, 8 if fp8 else 16))
+        boxes = {
+            "wide_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{tile.wide}, {width}],{layout}",
+            "narrow_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{tile.narrow}, {width}],{layout}",
+            "other_desc": f"{'fp8e4nv' if fp8 else 'bf16'}[{other}, {width}],{layout}",
+            "blocks_desc": f"u8[{tile.warps}, 8, 128],{NVMMASharedLayout(128, 8, rank=3)!r}",
+            "scales_desc": f"u8[8, 64],{NVMMASharedLayout(64, 8)!r}"
+            if fp8
+            else f"u16[8, 32],{NVMMASharedLayout(64, 16)!r}",
+        }
+        types = {name: f"tensordesc<{box}>" for name, box in boxes.items()}
+        types |= {"largest_ptr": "*u8", "x_scale_ptr": "*fp32", "inner_scale": "fp32"}
+        types |= {"out_ptr": "*fp8e4nv"} if fp8 and is_gate_up else {}
+        plain = source(kernel, constants, types)
+        places = {(names.index(name),): value for name, value in constants.items()}
+        compiled = triton.compile(
+            GluonASTSource(kernel, plain.signature, places, plain.attrs), target,
+            {"num_warps": tile.warps} | ({"maxnreg": tile.registers} if tile.registers else {}),
+        )  # fmt: skip
+        # Of a multiprocessor's 228 KiB each program takes one more.
+        room = 228 * 1024 // tile.programs - 1024
+        assert compiled.metadata.shared <= room, (tile, compiled.metadata.shared)
+        sass = disassemble(compiled.asm["cubin"])
+        bad = overwritten(sass)
+        assert not bad, (tile, fp8, bad[:5])
+        if verbose:
+            local = len(re.findall(r"\b(?:LDL|STL)\b", sass))
+            shared = compiled.metadata.shared
+            kind = f"{'gate_up' if is_gate_up else 'down'}{' e4m3' if fp8 else ''}"
+            print(f"{target.arch} {kind} {tile} shared {shared:7} bytes, {local} local accesses", flush=True)
+
+
+def source(kernel: Any, constants: dict[str, Any], types: dict[str, str]) -> ASTSource:
+    signature, attributes = {}, {}
+    names = list(inspect.signature(kernel.fn).parameters)
+    for place, name in enumerate(names):
+        if name in constants:
+            signature[name] = "constexpr"
+            continue
+        signature[name] = types.get(name) or type_of(name)
+        # What a launch finds out: aligned pointers, and sizes that are multiples of 16.
+        if name.endswith("_ptr") or name in ("H", "I", "N", "K", "E", "width"):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, {(names.index(n),): v for n, v in constants.items()}, attributes)
+
+
+def type_of(name: str) -> str:
+    if name in FLOATS:
+        return "fp32"
+    if not name.endswith("_ptr"):
+        return "i32"
+    if name in TYPES:
+        return TYPES[name]
+    return "*i32" if name in INT32 else "*u8" if name in BYTES else "*fp32" if name in WIDE else "*bf16"
+
+
+def target_of(text: str) -> GPUTarget:
+    backend, arch = text.split(":")
+    return GPUTarget("cuda", int(arch), 32) if backend == "cuda" else GPUTarget("hip", arch, 64)
+
+
+def spilled(compiled: Any) -> int:
+    """Registers that a thread keeps in memory, or, for NVIDIA, stores to there."""
+    if "cubin" in compiled.asm:
+        return len(re.findall(r"\bSTL\b", disassemble(compiled.asm["cubin"])))
+    return int(re.findall(r"\.vgpr_spill_count:\s+(\d+)", compiled.asm["amdgcn"])[-1])
+
+
+ONE_OF_EACH = "each"  # instead of names: the first form of every kernel
+
+
+def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
+    nvidia = target.backend == "cuda"
+    hopper = nvidia and int(target.arch) >= 90
+    chip = tuning.CHIPS[f"sm_{target.arch}" if nvidia else str(target.arch)]
+    found = variants(chip, nvidia, hopper)
+    found += around_the_model(nvidia) + e4m3_pages(target, found)
+    found += streaming(hopper) if nvidia else []
+    found += large() if target.arch == 90 else []
+    if target.arch == 90 and (not wanted or "product" in wanted):
+        compile_products(target, verbose)
+    compiled_once = set()
+    for name, kernel, constants, types, warps, stages in found:
+        if wanted and name not in wanted and (wanted != [ONE_OF_EACH] or kernel in compiled_once):
+            continue
+        compiled_once.add(kernel)
+        compiled = triton.compile(
+            source(kernel, constants, types), target, {"num_warps": warps, "num_stages": stages}
+        )
+        assert len(compiled.asm["cubin" if nvidia else "hsaco"]) > 1000, name
+        assert 2 * compiled.metadata.shared <= chip.shared, f"{name}: two programs do not fit"
+        assert spilled(compiled) <= MOST_SPILLED, f"{name}: {spilled(compiled)} registers do not fit"
+        if verbose:
+            print(f"{target.arch} {name:12} shared {compiled.metadata.shared:7} bytes", flush=True)
+
+
+def main(arguments: list[str]) -> None:
+    targets = [text for text in arguments if ":" in text]
+    wanted = [text for text in arguments if ":" not in text and text != "-v"]
+    for target in targets:
+        compile_all(target_of(target), wanted, "-v" in arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,251 @@
+"""Scripted harmony turns, and every route served in-process over a ScriptedClient."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import openai
+from starlette.routing import Router
+
+from chorale.api.app import all_routes
+from chorale.api.http.auth import guard_routes
+from chorale.api.http.middleware import Shell, unknown_path
+from chorale.api.operator.metered_client import MeteredClient
+from chorale.api.state import ServerState
+from chorale.client.stream import RequestStream
+from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, TokenLogprobs
+from chorale.harmony.vocab import load_vocabulary
+from chorale.testing.scripted_client import Script, ScriptedClient
+from chorale.turns.events import Fold, OutputEvent
+from chorale.turns.options import TurnOptions
+from chorale.turns.run import run_turns
+from tests.support.app import make_state
+
+VOCAB = load_vocabulary()
+ANALYSIS = "<|channel|>analysis<|message|>"
+FINAL = "<|channel|>final<|message|>"
+NEXT = "<|end|><|start|>assistant"
+PREAMBLE = "<|channel|>commentary<|message|>"
+
+
+def call(name: str, arguments: str, channel: str = "commentary") -> str:
+    return f"<|channel|>{channel} to=functions.{name} <|constrain|>json<|message|>{arguments}"
+
+
+def ids(text: str) -> list[int]:
+    """Raw harmony to token ids."""
+    return VOCAB.encode_with_special(text)
+
+
+def playing(*texts: str, **options: Any) -> ScriptedClient:
+    """Choice ``i`` of any request plays ``texts[i]`` (the last one for those beyond)."""
+
+    def source(request: GenerateRequest, index: int) -> Script:
+        return Script(ids(texts[min(index, len(texts) - 1)]), **options)
+
+    return ScriptedClient(source)
+
+
+def in_rounds(*texts: str, **options: Any) -> ScriptedClient:
+    """Request ``i`` plays ``texts[i]``."""
+    client: ScriptedClient
+
+    def source(request: GenerateRequest, index: int) -> Script:
+        return Script(ids(texts[min(len(client.requests), len(texts)) - 1]), **options)
+
+    client = ScriptedClient(source)
+    return client
+
+
+class ChangingClient(ScriptedClient):
+    """Its chunks pass through ``change(request, chunk)`` before they are read: what scripts cannot say."""
+
+    change: Callable[[GenerateRequest, TokenChunk], None]
+
+    def submit(self, request: GenerateRequest) -> Any:
+        return _ChangedStream(super().submit(request), functools.partial(self.change, request))
+
+
+class _ChangedStream:
+    def __init__(self, stream: RequestStream, change: Callable[[TokenChunk], None]) -> None:
+        self._stream, self._change = stream, change
+
+    def __aiter__(self) -> _ChangedStream:
+        return self
+
+    async def __anext__(self) -> list[TokenChunk]:
+        chunks = await self._stream.__anext__()
+        for chunk in chunks:
+            self._change(chunk)
+        return chunks
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def changing(
+    text: str, change: Callable[[GenerateRequest, TokenChunk], None], **options: Any
+) -> ChangingClient:
+    client = ChangingClient(lambda request, index: Script(ids(text), **options))
+    client.change = change
+    return client
+
+
+def scoring(text: str, **options: Any) -> ChangingClient:
+    """Plays ``text``; every prompt token but the first has logprob -1.0, rank 2, behind token 7."""
+
+    def change(request: GenerateRequest, chunk: TokenChunk) -> None:
+        if chunk.token_ids and chunk.token_ids[0] == ids(text)[0] and chunk.prompt_logprobs is None:
+            tail = request.prompt_token_ids[1:]
+            chunk.prompt_logprobs = [None, *(TokenLogprobs(t, -1.0, 2, [7], [-0.5]) for t in tail)]
+
+    return changing(text, change, **options)
+
+
+async def turn(
+    client: ScriptedClient, *, n: int = 1, prompt: Sequence[int] = (1, 2, 3), **options: Any
+) -> list[Fold]:
+    """Run a turn; the folds of its choices."""
+    folds = [Fold() for _ in range(n)]
+    async for index, events in batches(client, n=n, prompt=prompt, **options):
+        folds[index].add(events)
+    return folds
+
+
+async def batches(
+    client: ScriptedClient,
+    *,
+    n: int = 1,
+    prompt: Sequence[int] = (1, 2, 3),
+    sampling: SamplingSpec | None = None,
+    functions: Sequence[str] = (),
+    **options: Any,
+) -> AsyncIterator[tuple[int, list[OutputEvent]]]:
+    turns = run_turns(
+        client,
+        VOCAB,
+        prompt_token_ids=list(prompt),
+        sampling=sampling or SamplingSpec(n=n, max_tokens=1000),
+        options=TurnOptions(request_id="r", function_names=frozenset(functions), **options),
+    )
+    async with contextlib.aclosing(turns):
+        async for batch in turns:
+            for index, events in batch:
+                yield index, events
+
+
+# --------------------------------------------------------------------------- HTTP
+
+
+@dataclass
+class Server:
+    http: httpx2.AsyncClient
+    sdk: openai.AsyncOpenAI
+    client: ScriptedClient
+    state: ServerState
+    app: Shell
+
+    async def chat(self, content: str = "hi", **fields: Any) -> httpx2.Response:
+        body = {"messages": [{"role": "user", "content": content}], **fields}
+        return await self.http.post("/v1/chat/completions", json=body)
+
+    async def complete(self, prompt: Any = "hi", **fields: Any) -> httpx2.Response:
+        return await self.http.post("/v1/completions", json={"prompt": prompt, **fields})
+
+    @property
+    def prompt(self) -> str:
+        """The last prompt that reached the engine, special tokens by name."""
+        return VOCAB.decode(self.client.requests[-1].prompt_token_ids)
+
+
+@contextlib.asynccontextmanager
+async def served(client: ScriptedClient, **config: Any) -> AsyncIterator[Server]:
+    async with make_state(client, **config) as state:
+        metered = ServerState(
+            MeteredClient(client, state.metrics),
+            state.config,
+            state.vocab,
+            state.metrics,
+            state.store,
+            state.model_names,
+        )
+        router = Router(guard_routes(all_routes(metered), ()), redirect_slashes=False, default=unknown_path)
+        app = Shell(router, metered, False)
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://server") as http:
+            sdk = openai.AsyncOpenAI(
+                api_key="none", base_url="http://server/v1", http_client=http, max_retries=0
+            )
+            yield Server(http, sdk, client, state, app)
+
+
+def events_of(response: httpx2.Response) -> list[Any]:
+    """The JSON of each server-sent event; asserts the framing and the final ``[DONE]``."""
+    assert response.status_code == 200, response.text
+    lines = response.text.split("\n\n")
+    assert lines[-1] == ""
+    assert lines[-2] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+def fold_chat(chunks: Sequence[Any]) -> dict[int, dict[str, Any]]:
+    """Choices, accumulated from chunks the way that clients do it."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            state = choices.setdefault(
+                choice["index"],
+                {"content": "", "reasoning": "", "reasoning_content": "", "calls": {}, "logprobs": []},
+            )
+            _fold_delta(state, choice)
+    return choices
+
+
+def _fold_delta(state: dict[str, Any], choice: dict[str, Any]) -> None:
+    delta = choice["delta"]
+    for key in ("content", "reasoning", "reasoning_content"):
+        state[key] += delta.get(key) or ""
+    for piece in delta.get("tool_calls", ()):
+        made = state["calls"].setdefault(piece["index"], {"id": None, "name": "", "arguments": ""})
+        made["id"] = piece.get("id", made["id"])
+        made["name"] += piece["function"].get("name", "")
+        made["arguments"] += piece["function"].get("arguments", "")
+    if choice["logprobs"]:
+        state["logprobs"] += choice["logprobs"]["content"]
+    if choice["finish_reason"]:
+        assert "finish_reason" not in state, "finished twice"
+        state["finish_reason"] = choice["finish_reason"]
+        state["stop_reason"] = choice["stop_reason"]
+
+
+def of_body(choice: dict[str, Any]) -> dict[str, Any]:
+    """A body's choice in the form of ``fold_chat``, ids of calls apart."""
+    message = choice["message"]
+    calls = message.get("tool_calls") or []
+    return {
+        "content": message["content"] or "",
+        "reasoning": message.get("reasoning") or "",
+        "reasoning_content": message.get("reasoning_content") or "",
+        "calls": {i: {"id": c["id"], **c["function"]} for i, c in enumerate(calls)},
+        "logprobs": (choice["logprobs"] or {}).get("content") or [],
+        "finish_reason": choice["finish_reason"],
+        "stop_reason": choice["stop_reason"],
+    }
+
+
+def without_ids(choice: dict[str, Any]) -> dict[str, Any]:
+    calls = {index: {**made, "id": None} for index, made in choice["calls"].items()}
+    assert all(re.fullmatch(r"call_[0-9a-f]{32}", made["id"]) for made in choice["calls"].values())
+    return {**choice, "calls": calls}
+
+
+def run(main: Callable[[], Any]) -> Any:
+    return asyncio.run(main())

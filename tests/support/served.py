@@ -1,0 +1,106 @@
+"""A real ``chorale serve`` as a person runs it, and the OpenAI SDK."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import openai
+
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    process: subprocess.Popen[str]
+    port: int
+    log: Path
+    clients: list[openai.OpenAI] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> openai.OpenAI:
+        """An SDK client; its connections are closed with the server."""
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=60)
+        self.clients.append(client)
+        return client
+
+    def health(self) -> int:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as response:
+            lines = response.read().decode().splitlines()
+        return sum(
+            float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))
+        )
+
+    def engine_pids(self) -> list[int]:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [
+            int(pid) for pid in children if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+
+    def wait_until(self, what: str, condition: object, seconds: float = 30.0) -> float:
+        started = time.monotonic()
+        while not condition():  # type: ignore[operator]
+            assert time.monotonic() - started < seconds, (
+                f"{what}: not within {seconds} s\n{self.log.read_text()}"
+            )
+            time.sleep(0.02)
+        return time.monotonic() - started
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serving(model: str | Path, folder: Path, *options: str) -> Iterator[Served]:
+    """``chorale serve MODEL ...`` until healthy; SIGTERM, then SIGKILL, at the end."""
+    port, log = free_port(), folder / f"serve-{time.monotonic_ns()}.log"
+    environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "chorale", "serve", str(model), "--port", str(port), *options]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, text=True)
+    served = Served(process, port, log)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            assert process.poll() is None, log.read_text()
+            with contextlib.suppress(OSError):
+                if served.health() == 200:
+                    break
+            time.sleep(0.05)
+        else:
+            raise AssertionError(f"not healthy within {START_SECONDS} s\n{log.read_text()}")
+        yield served
+    finally:
+        for client in served.clients:
+            client.close()
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

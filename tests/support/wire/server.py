@@ -1,0 +1,103 @@
+"""The whole app over scripted tokens and scripted tools; every answer passes a recorder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from chorale.api.app import create_app
+from chorale.api.http.auth import hash_key
+from chorale.api.operator.metrics import Metrics
+from chorale.api.state import ServerState
+from chorale.client.base import EngineInfo
+from chorale.config import ServerConfig
+from chorale.store.store import SqliteStore
+from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.responses import VOCAB, scripts
+from tests.support.scripted_tools import Progress, ScriptedService, ToolCall, ToolResult, plain, result
+from tests.support.wire.recorder import DIALECT, Recorder, events
+
+MODEL = "demo"
+KEY = "a key"
+
+
+async def run_tool(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+    """Fails if it is asked to."""
+    if "fail" in call.content:
+        yield result(call, "it failed", failed=True)
+        return
+    async for entry in plain(call):
+        yield entry
+
+
+@dataclass
+class Server:
+    http: httpx2.AsyncClient
+    client: ScriptedClient
+    dialect: str = "openai"
+
+    def play(self, *texts: str | Script, **options: Any) -> None:
+        """What the model says to the requests that follow; the last text repeats."""
+        self.client.source = scripts(*texts, **options)
+
+    async def post(self, path: str, status: int = 200, **body: Any) -> Any:
+        """The JSON of the answer, or a stream's events."""
+        response = await self.http.post(path, json={"model": MODEL, **body}, headers={DIALECT: self.dialect})
+        return _read(response, status)
+
+    async def bare(self, path: str, **body: Any) -> Any:
+        """Without a model: the endpoints that have none."""
+        return _read(await self.http.post(path, json=body, headers={DIALECT: self.dialect}), 200)
+
+    async def get(self, path: str, status: int = 200) -> Any:
+        return _read(await self.http.get(path, headers={DIALECT: self.dialect}), status)
+
+    async def delete(self, path: str) -> Any:
+        return _read(await self.http.delete(path), 200)
+
+    async def ended(self, response_id: str) -> Any:
+        """A background response, once it has ended."""
+        while True:
+            body = await self.get(f"/v1/responses/{response_id}")
+            if body["status"] not in ("queued", "in_progress"):
+                return body
+            await asyncio.sleep(0.01)
+
+
+def _read(response: httpx2.Response, status: int) -> Any:
+    assert response.status_code == status, response.text
+    if response.headers["content-type"].startswith("application/json"):
+        return response.json()
+    return list(events(response.content))
+
+
+@contextlib.asynccontextmanager
+async def served(
+    recorder: Recorder, dialect: str = "openai", keys: bool = False, **config: Any
+) -> AsyncIterator[Server]:
+    info = EngineInfo(model="scripted", max_model_len=131072, max_num_seqs=256)
+    client = ScriptedClient(scripts("<|channel|>final<|message|>Hi.<|return|>"), info_value=info)
+    settings = ServerConfig(system_start_date="2026-01-02", **config)
+    store = SqliteStore()
+    tools = ScriptedService(run_tool, broken={"dead": "no answer"})
+    state = ServerState(client, settings, VOCAB, Metrics(MODEL), store, (MODEL, "alias"), tools=tools)
+    app = create_app(state, [hash_key(KEY)] if keys else [])
+    http = httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app=app),
+        base_url="http://localhost",
+        event_hooks={"response": [recorder]},
+        timeout=30,
+    )
+    try:
+        yield Server(http, client, dialect)
+    finally:
+        await http.aclose()
+        await state.background.close(store)
+        state.grammars.close()
+        await client.close()
+        await store.close()

@@ -1,0 +1,166 @@
+"""Each search service is asked as its documentation says, and its answer is read; bad answers are faults."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from chorale.errors import ConfigError
+from chorale.tools.base import WebSearchRequest
+from chorale.tools.browser.backends import SERVICES, Hit, HttpSearch
+from chorale.tools.browser.offline import load_folder
+from chorale.tools.faults import ToolFault
+from chorale.tools.net.addresses import AddressPolicy
+from chorale.tools.net.fetch import Fetcher, FetchLimits
+from tests.support.tools.local_http import Handler, answer, serve
+
+RECORD = {"url": "https://a.example/x", "title": "A &amp; <b>B</b>", "content": "one  <b>two</b> &lt;i&gt;"}
+ANSWERS: dict[str, Any] = {
+    "searxng": {"results": [RECORD, {"url": "ftp://no"}, {"title": "no url"}, RECORD]},
+    "exa": {"results": [RECORD | {"text": RECORD["content"]}]},
+    "you": {
+        "results": {
+            "web": [
+                {
+                    "url": RECORD["url"],
+                    "title": RECORD["title"],
+                    "description": RECORD["content"],
+                    "snippets": [],
+                }
+            ],
+            "news": [],
+        }
+    },
+    "brave": {"web": {"results": [RECORD | {"description": RECORD["content"]}]}},
+    "tavily": {"results": [RECORD]},
+}
+KEY_HEADER = {
+    "exa": "x-api-key",
+    "you": "x-api-key",
+    "brave": "x-subscription-token",
+    "tavily": "authorization",
+}
+
+
+def ask(name: str, handler: Handler, options: WebSearchRequest | None = None, topn: int = 5) -> list[Hit]:
+    async def work() -> list[Hit]:
+        async with serve({"/search": handler}) as port:
+            fetcher = Fetcher(AddressPolicy(allow_private=True), FetchLimits(seconds=3))
+            backend = HttpSearch(SERVICES[name], fetcher, "k3y", f"http://127.0.0.1:{port}/search")
+            try:
+                return await backend.search("sea otters", topn, options or WebSearchRequest())
+            finally:
+                await fetcher.aclose()
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_is_asked_and_its_answer_read(name: str) -> None:
+    heads: list[str] = []
+    reply = answer(body=json.dumps(ANSWERS[name]).encode(), content_type="application/json")
+
+    async def handler(writer: asyncio.StreamWriter, head: bytes) -> None:
+        heads.append(head.decode().lower())
+        await reply(writer, head)
+
+    hits = ask(name, handler, WebSearchRequest(allowed_domains=("a.example",)))
+    assert hits == [Hit("https://a.example/x", "A & B", "one two <i>")]
+    if name in KEY_HEADER:
+        assert f"{KEY_HEADER[name]}: " in heads[0]
+        assert "k3y" in heads[0]
+    if heads[0].startswith("get"):
+        query = parse_qs(urlsplit(heads[0].split(" ")[1]).query)
+        assert "sea otters (site:a.example)" in (query.get("q") or query.get("query") or [""])
+
+
+@pytest.mark.parametrize(
+    ("place", "sent"), [("Paris, FR", True), ("fr", True), ("Paris, France", False), (None, False)]
+)
+def test_the_country_of_a_location_is_sent(place: str | None, sent: bool) -> None:
+    heads: list[str] = []
+
+    async def handler(writer: asyncio.StreamWriter, head: bytes) -> None:
+        heads.append(head.decode())
+        await answer(body=b"{}")(writer, head)
+
+    for name in ("you", "brave"):
+        ask(name, handler, WebSearchRequest(user_location=place))
+    assert [("country=FR" in head) for head in heads] == [sent, sent]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_domains_hold_although_the_service_ignores_them(name: str) -> None:
+    reply = answer(body=json.dumps(ANSWERS[name]).encode())
+    assert ask(name, reply, WebSearchRequest(allowed_domains=("b.example",))) == []
+
+
+@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"null",
+        b"[]",
+        b'{"results": 3}',
+        b'{"results": [1, null]}',
+        b'{"web": []}',
+        b'{"results": {"web": null}}',
+    ],
+)
+def test_odd_answers_are_no_hits(name: str, body: bytes) -> None:
+    assert ask(name, answer(body=body)) == []
+
+
+@pytest.mark.parametrize(
+    ("handler", "reason"),
+    [
+        (answer("403 Forbidden", b"bad key k3y"), "status 403"),
+        (answer(body=b"<html>"), "not JSON"),
+        (answer("302 Found", location="http://127.0.0.1/"), "redirect"),
+    ],
+)
+def test_failures_are_faults_that_do_not_tell_the_key(handler: Handler, reason: str) -> None:
+    with pytest.raises(ToolFault, match=reason) as caught:
+        ask("exa", handler)
+    assert "k3y" not in caught.value.message
+
+
+def test_a_folder_of_pages(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.html").write_text(
+        "<link rel=canonical href='https://a.example/'><title>A</title><p>red otter"
+    )
+    (tmp_path / "sub" / "b c.md").write_text("---\nurl: https://b.example/x\n---\n# Blue\nblue otter otter")
+    (tmp_path / "c.txt").write_text("green whale")
+    (tmp_path / "ignored.bin").write_bytes(b"\0otter")
+    pages = load_folder(tmp_path)
+
+    async def work() -> None:
+        found = await pages.search("the otter", 5, WebSearchRequest())
+        assert [(hit.url, hit.title) for hit in found] == [
+            ("https://b.example/x", "Blue"),
+            ("https://a.example/", "A"),
+        ]
+        assert found[0].snippet == "Blue blue otter otter"
+        assert await pages.search("giraffe", 5, WebSearchRequest()) == []
+        page = await pages.page("https://a.example#part")
+        assert page is not None
+        assert (await pages.search("whale", 5, WebSearchRequest()))[0].url == "https://offline.invalid/c.txt"
+
+    asyncio.run(work())
+    assert len(pages) == 3
+
+
+def test_folders_that_cannot_be_served(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_folder(tmp_path / "none")
+    with pytest.raises(ConfigError, match="holds no"):
+        load_folder(tmp_path)
+    (tmp_path / "a.md").write_text("---\nurl: file:///etc/passwd\n---\nx")
+    with pytest.raises(ConfigError, match=r"a\.md"):
+        load_folder(tmp_path)

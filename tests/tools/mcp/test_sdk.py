@@ -1,0 +1,330 @@
+"""Our client against servers of the official SDK (1.x and 2.x, every transport), and its client against ours.
+
+SDK 1.x cannot be installed beside 2.x: its cases run when CHORALE_TEST_MCP1_PYTHON names an interpreter that
+has it, and are skipped otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from mcp import ClientSession
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+
+from chorale.config import ToolConfig
+from chorale.harmony.messages import ToolNamespace
+from chorale.tools.base import (
+    CodeInterpreterRequest,
+    CodeOutput,
+    CodeStarted,
+    McpDetail,
+    McpProgress,
+    McpRequest,
+    PythonDetail,
+    RequestTools,
+    WebSearchRequest,
+)
+from chorale.tools.mcp.app import create_app
+from chorale.tools.mcp.server import ServerName, ToolServer
+from chorale.tools.service import Service, start_tools
+from tests.support import ROOT
+from tests.support.tools.drive import count_words, drive, run
+
+SERVER = ROOT / "tests" / "support" / "tools" / "mcp_sdk_server.py"
+OLD_PYTHON = os.environ.get("CHORALE_TEST_MCP1_PYTHON")
+SDKS = [
+    pytest.param(sys.executable, id="sdk2"),
+    pytest.param(
+        OLD_PYTHON,
+        id="sdk1",
+        marks=pytest.mark.skipif(OLD_PYTHON is None, reason="CHORALE_TEST_MCP1_PYTHON unset"),
+    ),
+]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def sdk_server(python: str, transport: str, name: str = "sample") -> AsyncIterator[int]:
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        python,
+        str(SERVER),
+        transport,
+        str(port),
+        name,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(200):
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                await writer.wait_closed()
+                break
+            assert process.returncode is None, "the SDK's server ended"
+            await asyncio.sleep(0.05)
+        yield port
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def service_of(**config: object) -> AsyncIterator[Service]:
+    service = await start_tools(ToolConfig(**config), os.environ, count_words)  # type: ignore[arg-type]
+    try:
+        yield service
+    finally:
+        await service.aclose()
+
+
+async def walk(service: Service, request: McpRequest) -> None:
+    """Listing, a call, an error of the tool, an error of ours, progress."""
+    box = await service.open(RequestTools(mcp=(request,)), session_key="k")
+    label = request.server_label
+    try:
+        assert box.listings[0].error is None
+        assert [tool.name for tool in box.listings[0].tools] == ["add", "fail", "slow", "big"]
+        assert box.developer_namespaces[0].name == label
+        _, added = await drive(box.call, f"{label}.add", {"a": 19, "b": 23})
+        assert added.content == "42"
+        assert added.detail == McpDetail(label, "add", '{"a": 19, "b": 23}', "42", None)
+        _, failed = await drive(box.call, f"{label}.fail", {"reason": "because"})
+        assert failed.failed
+        assert "fail" in failed.content  # SDK 2.x keeps the reason to itself
+        _, wrong = await drive(box.call, f"{label}.add", {"a": "no"})
+        assert wrong.failed
+        _, unknown = await drive(box.call, f"{label}.ad", {})
+        assert f"did you mean {label}.add" in unknown.content
+        progress, slept = await drive(box.call, f"{label}.slow", {"seconds": 0.1})
+        assert slept.content == "slept"
+        assert McpProgress("half", 1.0, 2.0) in progress
+        _, big = await drive(box.call, f"{label}.big", {"size": 200_000})
+        assert big.content.endswith("[134464 characters left out]")
+        assert box.identify(f"{label}.add").needs_approval
+    finally:
+        await box.aclose()
+
+
+@pytest.mark.parametrize("python", SDKS)
+@pytest.mark.parametrize(("transport", "path"), [("streamable-http", "/mcp"), ("sse", "/sse")])
+def test_servers_of_requests_and_of_the_flag(python: str, transport: str, path: str) -> None:
+    """By address, and as ``--tool-server host:port``: vLLM's SSE address first, then streamable HTTP."""
+
+    async def work() -> None:
+        async with sdk_server(python, transport) as port:
+            async with service_of(allow_private_hosts=True) as service:
+                await walk(service, McpRequest("sample", f"http://127.0.0.1:{port}{path}"))
+            async with service_of(servers=(f"127.0.0.1:{port}",)) as service:
+                assert service.available["sample"].endswith("4 tools")
+                await walk(service, McpRequest("sample"))
+
+    run(work())
+
+
+def test_a_python_of_the_flag_takes_the_built_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLEANED", str(tmp_path / "cleaned"))
+
+    async def work() -> None:
+        async with (
+            sdk_server(sys.executable, "sse", "python") as port,
+            service_of(servers=(f"127.0.0.1:{port}",)) as service,
+        ):
+            wanted = RequestTools(code_interpreter=CodeInterpreterRequest())
+            box = await service.open(wanted, session_key="chain")
+            assert box.system_namespaces == (ToolNamespace("python", "a sample"),)
+            assert box.recipients == {"python"}
+            progress, result = await drive(box.call, "python", "x = 1")
+            assert result.content == "ran 5 characters"
+            assert isinstance(result.detail, PythonDetail)
+            assert progress == [CodeStarted(result.detail.container_id), CodeOutput("ran 5 characters")]
+            assert not (tmp_path / "cleaned").exists()
+            await box.aclose()
+            assert (tmp_path / "cleaned").read_text() == "yes"
+
+    run(work())
+
+
+@pytest.mark.parametrize("python", SDKS)
+def test_programs_of_the_operator(python: str, tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    entry = {"command": python, "args": [str(SERVER), "stdio"]}
+    file.write_text(json.dumps({"mcpServers": {"local": entry}}))
+
+    async def work() -> None:
+        async with service_of(mcp_config=str(file)) as service:
+            assert service.available["local"] == "MCP program"
+            await walk(service, McpRequest("local"))
+
+    run(work())
+
+
+# --------------------------------------------------------------------------- our servers
+
+
+@contextlib.asynccontextmanager
+async def our_server(name: ServerName, key: str | None = None) -> AsyncIterator[int]:
+    config = ToolConfig(browser="offline") if name == "browser" else ToolConfig(python="auto")
+    service = await start_tools(config, {}, count_words)
+    if name not in service.available:
+        await service.aclose()
+        pytest.skip(service.missing[name])
+    tools = ToolServer(name, service)
+    listening = socket.create_server(("127.0.0.1", 0))
+    settings = uvicorn.Config(
+        create_app(tools, host="127.0.0.1", key=key),
+        log_level="error",
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(settings)
+    task = asyncio.create_task(server.serve(sockets=[listening]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield int(listening.getsockname()[1])
+    finally:
+        server.should_exit = True
+        await task
+        await tools.aclose()
+        await service.aclose()
+
+
+async def use_browser(session: ClientSession) -> None:
+    await session.initialize()
+    listed = await session.list_tools()
+    assert [tool.name for tool in listed.tools] == ["search", "open", "find"]
+    found = await session.call_tool("search", {"query": "sea otters"})
+    assert found.content[0].text.startswith("[0] sea otters")
+    opened = await session.call_tool("open", {"id": 0})
+    assert opened.content[0].text.startswith("[1] Sea otters (https://sample.chorale.invalid/sea-otters)")
+    assert not opened.is_error
+    wrong = await session.call_tool("open", {"cursor": 99})
+    assert wrong.is_error
+
+
+def test_the_official_client_reaches_our_browser() -> None:
+    async def work() -> None:
+        async with our_server("browser") as port:
+            async with (
+                sse_client(f"http://127.0.0.1:{port}/sse") as streams,
+                ClientSession(*streams) as session,
+            ):
+                await use_browser(session)
+            async with (
+                streamable_http_client(f"http://127.0.0.1:{port}/mcp") as streams,
+                ClientSession(streams[0], streams[1]) as session,
+            ):
+                await use_browser(session)
+
+    run(work())
+
+
+def test_the_official_client_reaches_our_python() -> None:
+    async def work() -> None:
+        async with (
+            our_server("python") as port,
+            streamable_http_client(f"http://127.0.0.1:{port}/mcp") as streams,
+            ClientSession(streams[0], streams[1]) as session,
+        ):
+            started = await session.initialize()
+            assert started.server_info.name == "python"
+            assert "stateful Jupyter" in (started.instructions or "")
+            listed = await session.list_tools()
+            assert listed.tools[0].meta == {"include_in_prompt": False}
+            await session.call_tool("python", {"code": "x = 41"})
+            answer = await session.call_tool("python", {"code": "x + 1"})
+            assert answer.content[0].text == "42\n"
+
+    run(work())
+
+
+def test_our_client_takes_our_servers_as_its_built_in_tools() -> None:
+    async def work() -> None:
+        async with our_server("browser") as port, service_of(servers=(f"127.0.0.1:{port}",)) as service:
+            box = await service.open(RequestTools(web_search=WebSearchRequest()), session_key="chain")
+            assert box.system_namespaces[0].name == "browser"
+            _, found = await drive(box.call, "browser.search", {"query": "kelp"})
+            sources = found.detail.action.sources
+            assert sources[0].url == "https://sample.chorale.invalid/kelp"
+            _, opened = await drive(box.call, "browser.open", {"id": 0})
+            assert opened.detail.action.url == "https://sample.chorale.invalid/kelp"
+            stream = box.citation_stream()
+            pieces = stream.feed("fast【1†L3】") + stream.finish()
+            assert pieces[1].citation is not None
+            assert pieces[1].citation.url == "https://sample.chorale.invalid/kelp"
+            state = box.state()
+            await box.aclose()
+            again = await service.open(
+                RequestTools(web_search=WebSearchRequest()), session_key="chain", state=state
+            )
+            _, scrolled = await drive(again.call, "browser.find", {"pattern": "grow"})
+            assert scrolled.content.startswith("[2] Find results")  # the server kept the session
+            await again.aclose()
+
+    run(work())
+
+
+def test_doors_are_closed_to_others() -> None:
+    async def ask(port: int, *lines: str) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = "\r\n".join(["GET /sse HTTP/1.1", "Connection: close", *lines])
+        writer.write(head.encode() + b"\r\n\r\n")
+        status = int((await reader.readline()).split()[1])
+        writer.close()
+        return status
+
+    async def work() -> None:
+        async with our_server("browser", key="s3cret") as port:
+            assert await ask(port, "Host: localhost") == 401
+            assert await ask(port, "Host: localhost", "Authorization: Bearer nope") == 401
+            assert await ask(port, "Host: evil.example", "Authorization: Bearer s3cret") == 403
+            assert (
+                await ask(
+                    port, "Host: localhost", "Origin: https://evil.example", "Authorization: Bearer s3cret"
+                )
+                == 403
+            )
+            assert await ask(port, "Host: localhost:1", "Authorization: Bearer s3cret") == 200
+
+    run(work())
+
+
+def test_the_command_serves_until_it_is_told_to_stop() -> None:
+    async def work() -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-u", "-m", "chorale", "tools", "serve", "browser", "--port", "0"),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(60):
+                assert (await process.stdout.readline()).startswith(b"browser: offline, 7 pages")
+                where = (await process.stdout.readline()).decode().split()[2].removesuffix("/mcp")
+            async with service_of(servers=(where.removeprefix("http://"),)) as service:
+                assert "3 tools" in service.available["browser"]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            await process.wait()
+        assert process.returncode in (0, -signal.SIGTERM)
+
+    run(work())

@@ -1,0 +1,438 @@
+"""The python tool in real sandboxes: state, output, every limit, and that nothing is left behind.
+
+Each sandbox that this machine has is tried; one that it lacks is skipped with the operator's reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chorale.tools.base import CodeOutput, CodeStarted, PythonDetail, ToolCall, ToolResult
+from chorale.tools.python.launch import SandboxLimits
+from chorale.tools.python.memory import tree_bytes
+from chorale.tools.python.presence import check_program
+from chorale.tools.python.proof import prove
+from chorale.tools.python.sandbox import KINDS, Sandbox, SandboxKind, SandboxMissing
+from chorale.tools.python.session import KeptOutput
+from chorale.tools.python.tool import PythonTool, SessionPool, new_container_id
+from chorale.tools.python.visible import Visible
+from tests.support.tools.drive import drive, run
+
+LIMITS = SandboxLimits(
+    seconds=5, memory_bytes=192 * 2**20, num_processes=32, disk_bytes=8 * 2**20, output_bytes=4000
+)
+
+
+@functools.cache
+def why_missing(kind: SandboxKind) -> str:
+    """Empty when the sandbox works; otherwise the words that the banner would use."""
+    sandbox = Sandbox(kind, LIMITS)
+
+    async def check() -> None:
+        await check_program(sandbox)
+        pool = SessionPool(sandbox)
+        await pool.take("cntr_try", None)
+        await pool.aclose()
+
+    try:
+        run(check())
+    except SandboxMissing as reason:
+        return str(reason)
+    return ""
+
+
+def sandbox_of(kind: SandboxKind, limits: SandboxLimits = LIMITS) -> Sandbox:
+    missing = why_missing(kind)
+    if missing:
+        pytest.skip(missing)
+    return Sandbox(kind, limits)
+
+
+@pytest.fixture(params=KINDS)
+def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    monkeypatch.setenv(
+        "PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    )  # uv of this environment
+    return sandbox_of(request.param)
+
+
+Work = Callable[[SessionPool, PythonTool], Awaitable[None]]
+
+
+def with_tool(sandbox: Sandbox, work: Work) -> None:
+    async def all_of_it() -> None:
+        pool = SessionPool(sandbox)
+        try:
+            await work(pool, PythonTool(pool, new_container_id()))
+        finally:
+            await pool.aclose()
+        assert len(pool) == 0
+
+    run(all_of_it())
+
+
+def cells(sandbox: Sandbox, *codes: str) -> list[ToolResult]:
+    results: list[ToolResult] = []
+
+    async def work(_pool: SessionPool, tool: PythonTool) -> None:
+        for code in codes:
+            progress, result = await drive(tool.call, "python", code)
+            assert progress[0] == CodeStarted(tool.container_id)
+            assert isinstance(result.detail, PythonDetail)
+            assert "".join(p.text for p in progress if isinstance(p, CodeOutput)) == result.detail.logs
+            results.append(result)
+
+    with_tool(sandbox, work)
+    return results
+
+
+def test_a_notebook(sandbox: Sandbox) -> None:
+    first, second, third, fourth, fifth, sixth = cells(
+        sandbox,
+        "import math\nx = 6 * 7",
+        "print('x is'); x",
+        "def f(): return 1 / 0\nf()",
+        "def g(:",
+        "import sys; print('to stderr', file=sys.stderr); None",
+        "x + 1; print('é字')",
+    )
+    assert "no output" in first.content
+    assert second.content == "x is\n42\n"
+    assert third.content.endswith("ZeroDivisionError: division by zero\n")
+    assert 'File "<cell 4>", line 1, in f' in third.content
+    assert not third.failed  # the code ran; that it raised is its output
+    assert "SyntaxError" in fourth.content
+    assert fifth.content == "to stderr\n"
+    assert sixth.content == "é字\n"
+
+
+def test_ends_that_keep_the_session(sandbox: Sandbox) -> None:
+    exited, asked, kept = cells(sandbox, "y = 5\nimport sys; sys.exit(3)", "input()", "y")
+    assert "SystemExit: 3" in exited.content
+    assert "EOFError" in asked.content
+    assert kept.content == "5\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sys.stdout = None; print(1)",
+        "sys.stderr = None; sys.exit(1)",
+        "sys.stderr.close(); 1 / 0",
+        "sys.excepthook = lambda *_: 1 / 0\n1 / 0",
+        "class E:\n    def __str__(self): 1 / 0\nsys.exit(E())",
+    ],
+)
+def test_code_that_breaks_what_shows_its_errors_keeps_the_session(code: str) -> None:
+    broken, kept = cells(sandbox_of("bubblewrap"), f"import os, sys; y = 5\n{code}", "os.write(1, b'%d' % y)")
+    assert not broken.failed
+    assert kept.content.startswith("5")
+
+
+def test_what_a_cell_defines_is_found_in_main(sandbox: Sandbox) -> None:
+    fork = "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(1) as pool:"
+    _, pickled, imported, mapped = cells(
+        sandbox,
+        "import pickle\nclass A: pass\ndef square(x): return x * x",
+        "isinstance(pickle.loads(pickle.dumps(A())), A)",
+        "from __main__ import A as B\nB is A",
+        f"{fork} print(pool.map_async(square, [3]).get(4))",
+    )
+    assert pickled.content == imported.content == "True\n"
+    assert mapped.content == "[9]\n" or sandbox.kind == "wasm"
+
+
+def test_time_is_bounded_and_the_session_survives(sandbox: Sandbox) -> None:
+    if sandbox.kind == "wasm":
+        pytest.skip("without signals the call cannot be ended alone: test_wasm has what happens")
+    quick = Sandbox(sandbox.kind, SandboxLimits(seconds=0.5, memory_bytes=LIMITS.memory_bytes))
+    timed, kept = cells(quick, "y = 1\nimport time\nprint('before')\ntime.sleep(60)", "y")
+    assert timed.failed
+    assert timed.content == "before\n\n[timed out after 0.5 s]"
+    assert kept.content == "1\n"
+
+
+def test_code_that_fights_its_timer_is_killed(sandbox: Sandbox) -> None:
+    quick = Sandbox(sandbox.kind, SandboxLimits(seconds=0.3, memory_bytes=LIMITS.memory_bytes))
+    fight = "import time\nwhile True:\n  try: time.sleep(60)\n  except BaseException: pass"
+    killed, fresh = cells(quick, fight, "1")
+    assert killed.failed
+    assert "variables and files of this session are gone" in killed.content
+    assert fresh.content.startswith("[a new session")
+
+
+def test_memory_is_bounded(sandbox: Sandbox) -> None:
+    (refused,) = cells(sandbox, "b = bytearray(512 * 2**20)")
+    assert "MemoryError" in refused.content or "died" in refused.content or "memory" in refused.content
+
+
+def test_memory_of_all_processes_is_bounded(sandbox: Sandbox) -> None:
+    if sandbox.kind == "wasm":
+        pytest.skip("it has no processes")
+    (several,) = cells(
+        sandbox,
+        "import os, time\nfor _ in range(6):\n  if os.fork() == 0:\n    b = bytearray(b'x') * (60 * 2**20)\n"
+        "    time.sleep(30)\ntime.sleep(4)",
+    )
+    assert several.failed
+    assert "of memory" in several.content or "ended" in several.content
+
+
+def test_files_in_tmpfs_are_counted_as_memory(sandbox: Sandbox) -> None:
+    if sandbox.kind == "dangerously_use_uv":
+        pytest.skip("its files are on the disk")
+    limits = SandboxLimits(seconds=20, memory_bytes=150 * 2**20, disk_bytes=100 * 2**20)
+    fill = "for name in '/tmp/a', '/mnt/data/b': open(name, 'wb').write(bytes(90 * 2**20))"
+    code = f"{fill}\nimport time; time.sleep(9)"
+    (result,) = cells(Sandbox(sandbox.kind, limits), code)
+    assert "more than 150 MiB of memory" in result.content or "No space left" in result.content
+
+
+def test_output_is_bounded_and_counted(sandbox: Sandbox) -> None:
+    loud, after = cells(
+        sandbox, "print('a' * 3000)\nfor i in range(3000): print('b' * 99)\nprint('the end')", "1"
+    )
+    assert len(loud.content) < 4200
+    assert loud.content.startswith("aaa")
+    assert loud.content.endswith("bbb\nthe end\n")
+    assert "bytes of output left out]" in loud.content
+    assert after.content == "1\n"
+
+
+def test_a_crash_ends_the_session_and_the_next_call_says_so(sandbox: Sandbox) -> None:
+    died, fresh = cells(sandbox, "print('x', flush=True)\nimport os; os._exit(7)", "1")
+    assert died.failed
+    assert died.content == "x\n\n[the interpreter ended] [variables and files of this session are gone]"
+    assert fresh.content == "[a new session: variables and files of earlier calls are gone]\n1\n"
+
+
+def test_leaving_a_call_kills_it(sandbox: Sandbox) -> None:
+    async def work(pool: SessionPool, tool: PythonTool) -> None:
+        call = tool.call(ToolCall("python", "import time\nprint('on')\ntime.sleep(60)", "c"))
+        async for event in call:
+            if isinstance(event, CodeOutput):
+                break
+        await call.aclose()
+        _, result = await drive(tool.call, "python", "2")
+        assert result.content.endswith("2\n")
+        assert "new session" in result.content
+
+    with_tool(sandbox, work)
+
+
+def test_leaving_a_loud_call_does_not_hang(sandbox: Sandbox) -> None:
+    """The pipe is full and nobody reads it any more when the session is ended."""
+
+    async def work(_pool: SessionPool, tool: PythonTool) -> None:
+        call = tool.call(ToolCall("python", "while True: print('x' * 10000)", "c"))
+        async for event in call:
+            if isinstance(event, CodeOutput):
+                break
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(5):
+            await call.aclose()
+
+    with_tool(sandbox, work)
+
+
+def test_cancelling_a_call_kills_it(sandbox: Sandbox) -> None:
+    async def work(pool: SessionPool, tool: PythonTool) -> None:
+        task = asyncio.create_task(drive(tool.call, "python", "import time; time.sleep(60)"))
+        await asyncio.sleep(0.6)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with_tool(sandbox, work)
+
+
+def test_two_chains_do_not_see_each_other(sandbox: Sandbox) -> None:
+    async def work(pool: SessionPool, tool: PythonTool) -> None:
+        other = PythonTool(pool, new_container_id())
+        await drive(tool.call, "python", "secret = 1")
+        _, result = await drive(other.call, "python", "secret")
+        assert "NameError" in result.content
+
+    with_tool(sandbox, work)
+
+
+def test_nothing_is_left_running() -> None:
+    """After a call was left and a pool was closed, this process has no children."""
+    sandbox = sandbox_of("bubblewrap")
+
+    async def work(_pool: SessionPool, tool: PythonTool) -> None:
+        await drive(tool.call, "python", "import subprocess; subprocess.Popen(['sleep', '600'])")
+        assert children() != before
+
+    def children() -> set[str]:
+        tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
+        return {pid for task in tasks for pid in (task / "children").read_text().split()}
+
+    before = children()
+    with_tool(sandbox, work)
+    assert children() == before
+    assert tree_bytes(os.getpid()) > 2**20
+
+
+def test_a_session_that_dies_between_calls_leaves_no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    sandbox = sandbox_of("dangerously_use_uv")
+
+    async def work() -> None:
+        pool = SessionPool(sandbox)
+        session, _ = await pool.take("cntr_a", None)
+        directory = Path(str(session._directory))
+        _ = [
+            item
+            async for item in session.run("import os, threading; threading.Timer(0.1, os._exit, [1]).start()")
+        ]
+        while session.alive:
+            await asyncio.sleep(0.02)
+        assert directory.exists()
+        _, fresh = await pool.take("cntr_a", None)
+        assert fresh
+        assert not directory.exists()
+        await pool.aclose()
+
+    run(work())
+
+
+def test_sessions_make_room_and_idle_ones_end() -> None:
+    sandbox = sandbox_of("bubblewrap")
+
+    async def work() -> None:
+        pool = SessionPool(sandbox, max_sessions=2)
+        for name in ("a", "b", "c"):
+            await pool.take(f"cntr_{name}", None)
+        assert len(pool) == 2
+        _, fresh = await pool.take("cntr_c", None)
+        assert not fresh
+        _, fresh = await pool.take("cntr_a", None)
+        assert fresh
+        await pool.aclose()
+        idle = SessionPool(sandbox, idle_seconds=0.2)
+        await idle.take("cntr_a", None)
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if len(idle) == 0:
+                break
+        assert len(idle) == 0
+        await idle.aclose()
+
+    run(work())
+
+
+def test_branches_that_start_together_share_one_session() -> None:
+    sandbox = sandbox_of("bubblewrap")
+
+    async def work() -> None:
+        pool = SessionPool(sandbox, max_sessions=4)
+        taken = await asyncio.gather(*(pool.take("cntr_same", None) for _ in range(5)))
+        assert len({id(session) for session, _ in taken}) == 1
+        assert [fresh for _, fresh in taken].count(True) == 1
+        async with asyncio.TaskGroup() as group:
+            for n in range(4):
+                group.create_task(pool.take(f"cntr_{n}", None))
+        assert len(pool) <= 4
+        await pool.aclose()
+
+    run(work())
+
+
+def test_what_is_missing_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    for kind, remedy in {"bubblewrap": "apt install", "dangerously_use_uv": "pip install uv"}.items():
+        with pytest.raises(SandboxMissing, match=remedy):
+            run(check_program(Sandbox(kind, LIMITS)))
+
+
+@given(st.binary(max_size=300), st.integers(8, 64), st.data())
+def test_kept_output_does_not_depend_on_how_it_arrives(
+    data: bytes, max_bytes: int, draws: st.DataObject
+) -> None:
+    def keep(chunks: list[bytes]) -> tuple[str, bytes | None]:
+        kept = KeptOutput(max_bytes, b"nonce")
+        text = "".join([kept.feed(chunk) for chunk in chunks])
+        return text + kept.finish(), kept.letter
+
+    whole = data + b"\0noncek\0"
+    chunks, rest = [], whole
+    while rest:
+        size = draws.draw(st.integers(1, len(rest)))
+        chunks.append(rest[:size])
+        rest = rest[size:]
+    assert keep(chunks) == keep([whole])
+    assert keep([whole])[1] == b"k"
+
+
+def test_control_characters_do_nothing(sandbox: Sandbox) -> None:
+    """Colours, titles and cleared screens of a program are not an operator's."""
+    (shown,) = cells(
+        sandbox, "print('\\x1b[31mred\\x1b[0m\\x1b]0;title\\x07\\x9b2J\\x08\\x00\\tend\\r\\n10%\\r20%')"
+    )
+    assert shown.content == "\\x1b[31mred\\x1b[0m\\x1b]0;title\\x07\\x9b2J\\x08\\x00\tend\n10%\n20%\n"
+
+
+@given(st.text(st.characters(codec="utf-8") | st.sampled_from("\r\n\x1b\x9b")), st.data())
+def test_what_is_shown_does_not_depend_on_how_it_arrives(text: str, draws: st.DataObject) -> None:
+    visible, shown, rest = Visible(), "", text
+    while rest:
+        size = draws.draw(st.integers(1, len(rest)))
+        shown += visible.text(rest[:size])
+        rest = rest[size:]
+    assert shown == Visible().text(text)
+    assert all(c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) for c in shown)
+    assert len(shown.splitlines()) >= len(text.split("\n")) - 1
+
+
+FAKE_DOCKER = """#!{python}
+# Stands in for the client of a container engine: keeps its arguments, runs the command as it is.
+import os, sys
+arguments = sys.argv[1:]
+with open({log!r}, "a") as log:
+    log.write("\\t".join(a.replace("\\n", " ") for a in arguments)[:4000] + "\\n")
+if arguments[0] == "info":
+    print('{{"runc": {{}}, "runsc": {{}}}}')
+elif arguments[0] == "run":
+    command = arguments[arguments.index("python:3.11") + 1 :]
+    os.execv({python!r}, command)
+"""
+
+
+@pytest.mark.parametrize("kind", ["docker", "podman", "gvisor"])
+def test_how_a_container_is_asked_for(
+    kind: SandboxKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no engine is at hand: that every limit is on its command line, and that it is killed by name."""
+    log = tmp_path / "log"
+    program = tmp_path / ("podman" if kind == "podman" else "docker")
+    program.write_text(FAKE_DOCKER.format(python=sys.executable, log=str(log)))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    sandbox = Sandbox(kind, LIMITS)
+    run(check_program(sandbox))
+    with pytest.raises(SandboxMissing, match="a file of the server's machine can be read"):
+        run(prove(sandbox))  # this engine isolates nothing, and is found out
+    (result,) = cells(sandbox, "6 * 7")
+    assert result.content == "42\n"
+    asked = [line.split("\t") for line in log.read_text().splitlines()]
+    started = next(line for line in asked if line[0] == "run")
+    flags = " ".join(started)
+    for wanted in (
+        "--network none", f"--memory {192 * 2**20}", "--pids-limit 32", "--read-only", "--cap-drop ALL",
+        "--ipc private", "--shm-size 1048576", "--ulimit core=0:0", "--ulimit nofile=256:256",
+        "--security-opt no-new-privileges", "--user 65534:65534", "--pull never", "--cpus 1", "--rm",
+    ):  # fmt: skip
+        assert wanted in flags
+    assert ("--runtime runsc" in flags) == (kind == "gvisor")
+    name = started[started.index("--name") + 1]
+    assert ["kill", name] in asked

@@ -1,0 +1,474 @@
+"""Turns over scripted token streams: routing, ends, usage, repairs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from chorale.client.base import EngineStatus
+from chorale.engine.types import SamplingSpec, TokenChunk
+from chorale.errors import EngineDeadError, EngineLoadingError, QueueFullError
+from chorale.testing.scripted_client import Script, ScriptedClient
+from chorale.turns.events import Fold, ItemClosed, ItemDelta, ItemOpened, TurnEnded, TurnProgress
+from tests.support.scripted import (
+    ANALYSIS,
+    FINAL,
+    NEXT,
+    PREAMBLE,
+    batches,
+    call,
+    changing,
+    ids,
+    in_rounds,
+    playing,
+    run,
+    turn,
+)
+
+
+def one(text: str, **options: object) -> Fold:
+    script = {
+        k: options.pop(k) for k in ("tokens_per_step", "finish_reason", "with_logprobs") if k in options
+    }
+    return run(lambda: turn(playing(text, **script), **options))[0]
+
+
+def shape(fold: Fold) -> list[tuple[str, str | None, str, str | None]]:
+    return [(i.kind, i.opened.name or i.opened.phase, i.text, i.status) for i in fold.items]
+
+
+def test_a_turn_becomes_items_with_ids_for_life() -> None:
+    text = ANALYSIS + "Think." + NEXT + PREAMBLE + "Looking." + NEXT + call("f", '{"a":1}') + "<|call|>"
+    fold = one(text, functions=["f"])
+    assert shape(fold) == [
+        ("reasoning", None, "Think.", "completed"),
+        ("message", "commentary", "Looking.", "completed"),
+        ("function_call", "f", '{"a":1}', "completed"),
+    ]
+    assert [re.sub(r"[0-9a-f]{32}", "#", i.item_id) for i in fold.items] == ["rs_#", "msg_#", "fc_#"]
+    assert re.fullmatch(r"call_[0-9a-f]{32}", fold.items[2].opened.call_id or "")
+    assert fold.ended is not None
+    assert fold.ended.reason == "tool_calls"
+    assert fold.ended.repairs == {}
+    assert list(fold.ended.output_token_ids) == ids(text)
+
+
+def test_closed_items_carry_their_exact_message_ids() -> None:
+    fold = one(ANALYSIS + "Hm" + NEXT + FINAL + "Yes." + "<|return|>")
+    assert list(fold.items[0].token_ids) == ids(ANALYSIS + "Hm")
+    assert list(fold.items[1].token_ids) == ids(FINAL + "Yes.")
+    assert fold.items[1].content_token_ids == ids("Yes.")
+
+
+JSON = " <|constrain|>json<|message|>{}<|call|>"
+MALFORMED = {
+    "duplicate_to": "<|channel|>commentary to=functions.f to=functions.f" + JSON,
+    "junk_words": "<|channel|>commentary well then to=functions.f" + JSON,
+    "doubled_channel": "<|channel|>commentary to=functions.f<|channel|>commentary" + JSON,
+}
+
+
+@pytest.mark.parametrize("text", MALFORMED.values(), ids=MALFORMED.keys())
+def test_a1_malformed_headers_are_read_and_counted(text: str) -> None:
+    fold = one(text, functions=["f"])
+    assert shape(fold) == [("function_call", "f", "{}", "completed")]
+    assert fold.ended is not None
+    assert fold.ended.num_repairs >= 1
+    assert sum(fold.ended.repairs.values()) == fold.ended.num_repairs
+
+
+def test_a2_a_missing_start_is_implied() -> None:
+    fold = one(ANALYSIS + "x<|end|><|channel|>final<|message|>y<|return|>")
+    assert shape(fold) == [
+        ("reasoning", None, "x", "completed"),
+        ("message", "final_answer", "y", "completed"),
+    ]
+    assert fold.ended is not None
+    assert "implicit_start" in fold.ended.repairs
+
+
+@pytest.mark.parametrize(
+    "recipient",
+    [
+        "functions.query_dataset<|channel|>commentary",
+        "functions.query_dataset<|constrain|>json",
+        "query_dataset",
+    ],
+)
+def test_a3_names_are_always_declared_ones(recipient: str) -> None:
+    fold = one(
+        f"<|channel|>commentary to={recipient}<|message|>{{}}<|call|>", functions=["query_dataset", "g"]
+    )
+    assert shape(fold) == [("function_call", "query_dataset", "{}", "completed")]
+
+
+@pytest.mark.parametrize("channel", ["analysis", "commentary", "final"])
+def test_a4_calls_are_routed_by_recipient(channel: str) -> None:
+    fold = one(call("f", "{}", channel) + "<|call|>", functions=["f"])
+    assert shape(fold) == [("function_call", "f", "{}", "completed")]
+    assert fold.ended is not None
+    assert fold.ended.reason == "tool_calls"
+
+
+def test_undeclared_recipients_keep_their_text_and_are_counted() -> None:
+    fold = one(call("f", '{"a":1}') + "<|call|>")
+    assert shape(fold) == [("message", "commentary", '{"a":1}', "completed")]
+    assert fold.ended is not None
+    assert fold.ended.repairs == {"undeclared_recipient": 1}
+    assert fold.ended.reason == "stop"
+
+
+def test_a7_an_answer_is_forced_after_bare_analysis() -> None:
+    client = in_rounds(ANALYSIS + "Think.<|return|>", "The answer.<|return|>")
+    sampling = SamplingSpec(max_tokens=50, seed=7, min_tokens=3)
+    fold = run(lambda: turn(client, prompt=[1, 2, 3], sampling=sampling))[0]
+    assert shape(fold) == [
+        ("reasoning", None, "Think.", "completed"),
+        ("message", "final_answer", "The answer.", "completed"),
+    ]
+    first, second = client.requests
+    assert second.prompt_token_ids == [1, 2, 3, *ids(ANALYSIS + "Think." + NEXT + FINAL)]
+    num_first = len(ids(ANALYSIS + "Think.<|return|>"))
+    assert second.sampling.max_tokens == 50 - num_first
+    assert (second.sampling.seed, second.sampling.min_tokens) == (7, 0)
+    assert first.request_id != second.request_id
+    assert fold.ended is not None
+    assert fold.ended.reason == "stop"
+    assert fold.ended.usage.input_tokens == 3
+    assert fold.ended.usage.output_tokens == num_first + len(ids("The answer.<|return|>"))
+    assert list(fold.items[1].token_ids) == ids(FINAL + "The answer.")
+
+
+def test_a7_nothing_at_all_is_forced_too() -> None:
+    client = in_rounds("<|return|>", "Here.<|return|>")
+    fold = run(lambda: turn(client, prompt=[5]))[0]
+    assert shape(fold) == [("message", "final_answer", "Here.", "completed")]
+    assert client.requests[1].prompt_token_ids == [5, *ids(FINAL)]
+
+
+def test_a7_without_budget_the_end_is_length() -> None:
+    text = ANALYSIS + "Think.<|return|>"
+    client = in_rounds(text, "never")
+    sampling = SamplingSpec(max_tokens=len(ids(text)))
+    fold = run(lambda: turn(client, sampling=sampling))[0]
+    assert len(client.requests) == 1
+    assert fold.ended is not None
+    assert fold.ended.reason == "length"
+
+
+def test_a7_happens_once() -> None:
+    client = in_rounds(ANALYSIS + "a<|return|>", "<|return|>")
+    fold = run(lambda: turn(client))[0]
+    assert len(client.requests) == 2
+    assert fold.ended is not None
+    assert fold.ended.reason == "stop"
+
+
+def test_a7_of_one_choice_among_several() -> None:
+    def source(request: object, index: int) -> Script:
+        if len(client.requests) > 1:
+            return Script(ids("forced<|return|>"))
+        return Script(ids([FINAL + "direct<|return|>", ANALYSIS + "only<|return|>"][index]))
+
+    client = ScriptedClient(source)
+    folds = run(lambda: turn(client, n=2))
+    assert [fold.text("message") for fold in folds] == ["direct", "forced"]
+
+
+def test_a8_a9_channels_never_leak_and_preambles_are_kept() -> None:
+    fold = one(ANALYSIS + "a" + NEXT + PREAMBLE + "p" + NEXT + FINAL + "f<|return|>")
+    assert [i.text for i in fold.items] == ["a", "p", "f"]
+
+
+def test_a23_two_calls_in_one_turn() -> None:
+    text = call("f", '{"n":1}') + "<|call|><|start|>assistant" + call("f", '{"n":2}') + "<|call|>"
+    fold = one(text, functions=["f"])
+    assert [i.text for i in fold.items] == ['{"n":1}', '{"n":2}']
+    assert len({i.opened.call_id for i in fold.items} | {i.item_id for i in fold.items}) == 4
+
+
+def test_parallel_tool_calls_false_ends_after_the_first_call() -> None:
+    text = call("f", '{"n":1}') + "<|call|><|start|>assistant" + call("f", '{"n":2}') + "<|call|>"
+    client = playing(text)
+    fold = run(lambda: turn(client, functions=["f"], parallel_tool_calls=False))[0]
+    assert [i.text for i in fold.items] == ['{"n":1}']
+    assert fold.ended is not None
+    assert fold.ended.reason == "tool_calls"
+    assert client.aborted == ["r"]
+
+
+def test_a24_two_finals_are_two_messages_and_return_is_the_end() -> None:
+    fold = one(FINAL + "one" + NEXT + FINAL + "two<|return|>more")
+    assert [i.text for i in fold.items] == ["one", "two"]
+
+
+def test_a25_partial_items_are_incomplete() -> None:
+    fold = one(call("f", '{"city": "Par'), functions=["f"])
+    assert shape(fold) == [("function_call", "f", '{"city": "Par', "incomplete")]
+    assert fold.ended is not None
+    assert fold.ended.reason == "length"
+
+
+def test_a25_a_cut_header_is_no_item() -> None:
+    fold = one(ANALYSIS + "a" + NEXT + "<|channel|>fin")
+    assert shape(fold) == [("reasoning", None, "a", "completed")]
+    assert fold.ended is not None
+    assert fold.ended.reason == "length"
+    assert "cut_header" in fold.ended.repairs
+
+
+@pytest.mark.parametrize("arguments", ["", "  "])
+def test_empty_arguments_are_an_object(arguments: str) -> None:
+    fold = one(call("f", arguments) + "<|call|>", functions=["f"])
+    assert fold.items[0].text.strip() == "{}"
+
+
+def test_a20_usage_counts() -> None:
+    text = ANALYSIS + "Think hard." + NEXT + FINAL + "Yes.<|return|>"
+    client = playing(text, num_cached_tokens=2)
+    fold = run(lambda: turn(client))[0]
+    assert fold.ended is not None
+    usage = fold.ended.usage
+    assert (usage.input_tokens, usage.cached_tokens) == (3, 2)
+    assert usage.output_tokens == len(ids(text))
+    assert usage.reasoning_tokens == len(ids("Think hard."))
+    assert usage.reasoning_tokens + len(fold.items[1].content_token_ids) <= usage.output_tokens
+
+
+# --------------------------------------------------------------------------- stop strings
+
+
+def test_stop_strings_hold_for_final_text_only() -> None:
+    text = ANALYSIS + "STOP here" + NEXT + call("f", '{"a":"STOP"}') + NEXT + FINAL + "one STOP two<|return|>"
+    client = playing(text)
+    fold = run(lambda: turn(client, functions=["f"], stop=("STOP",)))[0]
+    assert [i.text for i in fold.items] == ["STOP here", '{"a":"STOP"}', "one "]
+    assert fold.items[2].status == "completed"
+    assert fold.ended is not None
+    assert fold.ended.stop_reason == "STOP"
+    assert client.aborted == ["r"]
+    upto = text.index("STOP two") + len("STOP")
+    assert fold.ended.usage.output_tokens == len(ids(text[:upto]))
+
+
+@pytest.mark.parametrize("step", [1, 3, 64])
+def test_stop_string_over_several_tokens(step: int) -> None:
+    fold = one(FINAL + "abc\n\nUser: next<|return|>", stop=("\nUser:",), tokens_per_step=step)
+    assert fold.text("message") == "abc\n"
+    included = one(FINAL + "abc\n\nUser: next<|return|>", stop=("\nUser:",), include_stop=True)
+    assert included.text("message") == "abc\n\nUser:"
+
+
+def test_a_stop_string_within_min_tokens_is_text() -> None:
+    text = FINAL + "a. b. c. d.<|return|>"
+    for min_tokens, shown in (
+        (0, "a"),
+        (4, "a"),
+        (5, "a. b"),
+        (6, "a. b"),
+        (7, "a. b. c"),
+        (99, "a. b. c. d."),
+    ):
+        fold = one(text, stop=(".",), min_tokens=min_tokens)
+        assert fold.text("message") == shown
+    assert ids(text)[4] == ids(".")[0]
+
+
+def test_text_that_only_began_like_a_stop_is_shown() -> None:
+    assert one(FINAL + "a STO<|return|>", stop=("STOP",)).text("message") == "a STO"
+    assert one(FINAL + "a STO", stop=("STOP",)).text("message") == "a STO"
+
+
+def test_logprobs_follow_the_text_up_to_the_stop() -> None:
+    fold = one(FINAL + "one two three STOP four<|return|>", stop=("STOP",), with_logprobs=True)
+    item = fold.items[0]
+    assert [entry.token_id for entry in item.logprobs] == item.content_token_ids
+    assert item.text == "one two three "
+    assert item.content_token_ids[:3] == ids("one two three")
+
+
+def test_extra_stop_ids_are_hidden_and_named() -> None:
+    dot = ids(".")[0]
+
+    def name_the_stop(request: object, chunk: TokenChunk) -> None:
+        if chunk.finish_reason is not None:
+            chunk.stop_token_id = dot
+
+    client = changing(FINAL + "Yes.", name_the_stop, finish_reason="stop")
+    fold = run(lambda: turn(client))[0]
+    assert shape(fold) == [("message", "final_answer", "Yes", "completed")]
+    assert fold.ended is not None
+    assert (fold.ended.reason, fold.ended.stop_reason) == ("stop", dot)
+    assert fold.ended.usage.output_tokens == len(ids(FINAL + "Yes")) + 1
+
+
+# --------------------------------------------------------------------------- tokens and text
+
+
+def test_utf8_over_several_tokens_keeps_ids_and_logprobs_together() -> None:
+    text = "née 😀 漢字 🧑‍🚀 end"
+    for step in (1, 2, 64):
+        fold = one(FINAL + text + "<|return|>", with_logprobs=True, tokens_per_step=step)
+        item = fold.items[0]
+        assert item.text == text
+        assert item.content_token_ids == ids(text)
+        assert [entry.token_id for entry in item.logprobs] == ids(text)
+
+
+def test_a_character_cut_in_half_is_replaced_at_the_end() -> None:
+    half = ids("🧑‍🚀")[:1]
+
+    def source(request: object, index: int) -> Script:
+        return Script([*ids(FINAL + "x"), *half, 200002])
+
+    fold = run(lambda: turn(ScriptedClient(source)))[0]
+    assert fold.items[0].text.startswith("x")
+    assert "�" in fold.items[0].text
+    assert fold.items[0].content_token_ids == [*ids("x"), *half]
+
+
+def test_stream_interval_changes_the_cut_and_nothing_else() -> None:
+    text = ANALYSIS + "one two three four" + NEXT + FINAL + "five six seven eight nine ten<|return|>"
+
+    async def deltas(interval: int) -> list[str]:
+        events = [e async for _, batch in batches(playing(text), stream_interval=interval) for e in batch]
+        return [event.text for event in events if isinstance(event, ItemDelta)]
+
+    every, coarse = run(lambda: deltas(1)), run(lambda: deltas(5))
+    assert "".join(every) == "".join(coarse)
+    assert coarse[0] == every[0]  # the first text goes out at once
+    assert len(coarse) < len(every) / 2
+
+
+def test_progress_reports_every_token_once() -> None:
+    text = ANALYSIS + "a" + NEXT + FINAL + "b c<|return|>"
+
+    async def tokens() -> list[int]:
+        events = [e async for _, batch in batches(playing(text), progress=True) for e in batch]
+        return [token for event in events if isinstance(event, TurnProgress) for token in event.token_ids]
+
+    assert run(tokens) == ids(text)
+
+
+def test_prefill_continues_a_message() -> None:
+    fold = one(" world<|return|>", prefill_token_ids=tuple(ids(FINAL)))
+    assert shape(fold) == [("message", "final_answer", " world", "completed")]
+    assert fold.ended is not None
+    assert fold.ended.usage.output_tokens == len(ids(" world<|return|>"))
+
+
+@pytest.mark.parametrize(
+    "between",
+    ["<|return|>", "<|return|><|return|>", "<|end|><|return|>", "<|return|><|endoftext|><|return|>"],
+)
+def test_ignore_eos_reads_on_after_return(between: str) -> None:
+    text = FINAL + f"a{between}<|start|>assistant" + FINAL + "b"
+    fold = one(text, ignore_eos=True, ensure_answer=False)
+    assert [i.text for i in fold.items] == ["a", "b"]
+
+
+def test_each_choice_ends_by_itself() -> None:
+    client = playing(FINAL + "a STOP b<|return|>", FINAL + "no stop in here<|return|>")
+    folds = run(lambda: turn(client, n=2, stop=("STOP",)))
+    assert [fold.text("message") for fold in folds] == ["a ", "no stop in here"]
+    assert client.aborted == []
+    assert client.dropped == [("r", 0)]  # the engine does not go on with what nobody will read
+
+
+# --------------------------------------------------------------------------- errors and leaving
+
+
+def test_errors_before_the_first_event_are_raised() -> None:
+    client = playing("", error=EngineDeadError("gone"))
+    with pytest.raises(EngineDeadError):
+        run(lambda: turn(client))
+    loading = playing(FINAL)
+    loading.max_in_flight = 0
+    with pytest.raises(QueueFullError):
+        run(lambda: turn(loading))
+    loading.status_value = EngineStatus("loading")
+    with pytest.raises(EngineLoadingError):
+        run(lambda: turn(loading))
+
+
+def test_errors_after_it_end_the_turn() -> None:
+    fold = one_with_error(FINAL + "partial")
+    assert shape(fold) == [("message", "final_answer", "partial", "incomplete")]
+    assert fold.ended is not None
+    assert fold.ended.reason == "error"
+    assert isinstance(fold.ended.error, EngineDeadError)
+
+
+def one_with_error(text: str) -> Fold:
+    return run(lambda: turn(playing(text, error=EngineDeadError("gone"))))[0]
+
+
+def test_an_engine_error_of_one_choice() -> None:
+    fold = one(FINAL + "x", finish_reason="error")
+    assert fold.ended is not None
+    assert fold.ended.reason == "error"
+    assert fold.items[0].status == "incomplete"
+
+
+def test_leaving_early_aborts_the_request() -> None:
+    client = playing(FINAL + "a b c d", hang=True)
+
+    async def leave() -> None:
+        events = batches(client)
+        async for _ in events:
+            break
+        await events.aclose()  # type: ignore[attr-defined]
+
+    run(leave)
+    assert client.aborted == ["r"]
+
+
+def test_an_abort_from_elsewhere_ends_the_turn() -> None:
+    client = playing(FINAL + "a b", hang=True)
+
+    async def aborted() -> Fold:
+        fold = Fold()
+        async for _, events in batches(client):
+            fold.add(events)
+            if fold.items and fold.items[0]._parts:
+                client.abort("r")
+        return fold
+
+    fold = run(aborted)
+    assert fold.ended is not None
+    assert fold.ended.reason == "abort"
+    assert fold.items[0].status == "incomplete"
+
+
+# --------------------------------------------------------------------------- the fold
+
+
+def test_the_fold_checks_the_contract() -> None:
+    opened = ItemOpened(0, "msg_1", "message")
+    for events in (
+        [ItemDelta(0, "x")],
+        [ItemOpened(1, "msg_1", "message")],
+        [opened, ItemClosed(0), ItemDelta(0, "x")],
+        [opened, TurnEnded("stop", None)],  # type: ignore[arg-type]
+        [TurnEnded("stop", None), opened],  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ValueError):  # noqa: PT011 (the messages differ)
+            Fold().add(events)
+
+
+def test_a_forced_answer_stays_within_the_turns_grammar() -> None:
+    """The second round's prompt ends in tokens that the grammar covers already."""
+    client = in_rounds(ANALYSIS + "hm<|return|>", "42<|return|>")
+    sampling = SamplingSpec(max_tokens=100, grammar="g")
+
+    async def main() -> None:
+        await turn(client, sampling=sampling)
+
+    run(main)
+    first, second = client.requests
+    assert first.sampling.grammar == second.sampling.grammar == "g"
+    assert first.sampling.grammar_context == 0
+    context = second.sampling.grammar_context
+    assert second.prompt_token_ids[:-context] == first.prompt_token_ids
+    assert second.prompt_token_ids[-context:] == ids(ANALYSIS + "hm" + NEXT + FINAL)
