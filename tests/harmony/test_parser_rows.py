@@ -196,7 +196,7 @@ ROWS: list[tuple[str, list[Parsed], set[str]]] = [
         [message("commentary", "functions.f", "json", '{"a": 1}')],
         {"missing_header"},
     ),
-    # A3: glued names. The first two spell the marker out in ordinary text.
+    # glued names. The first two spell the marker out in ordinary text.
     (
         "<|channel|>commentary to=functions.get_weather<\u200b|channel|>commentary<|message|>{}<|call|>",
         [message("commentary", "functions.get_weather", None, "{}")],
@@ -222,7 +222,7 @@ ROWS: list[tuple[str, list[Parsed], set[str]]] = [
         [message("commentary", "functions.get_weather", "json", "{}")],
         {"glued_token"},
     ),
-    # A4: a call is a call on any channel.
+    # a call is a call on any channel.
     (
         "<|channel|>analysis to=functions.f json<|message|>{}<|call|>",
         [message("analysis", "functions.f", "json", "{}")],
@@ -238,20 +238,20 @@ ROWS: list[tuple[str, list[Parsed], set[str]]] = [
         [message("analysis", "python", "code", "1+1")],
         set(),
     ),
-    # A9: a preamble.
+    # a preamble.
     (
         "<|channel|>commentary<|message|>Let me see.<|end|>",
         [message("commentary", None, None, "Let me see.", END)],
         set(),
     ),
-    # A23: two calls in one turn.
+    # two calls in one turn.
     (
         "<|channel|>commentary to=functions.f json<|message|>{}<|call|>"
         "<|start|>assistant<|channel|>commentary to=functions.a json<|message|>{}<|call|>",
         [CALL_F, message("commentary", "functions.a", "json", "{}")],
         set(),
     ),
-    # A24: nothing counts after the first <|return|>; two finals are two messages.
+    # nothing counts after the first <|return|>; two finals are two messages.
     (
         "<|channel|>final<|message|>Hi<|return|><|start|>assistant<|channel|>final<|message|>Again<|return|>",
         [message("final", None, None, "Hi", RETURN)],

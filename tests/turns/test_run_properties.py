@@ -64,7 +64,7 @@ def streams(draw: st.DrawFn) -> list[int]:
 
 
 def client_of(tokens: list[int], step: int) -> ScriptedClient:
-    """Forced answers (A7) play a fixed text, so that they are covered too."""
+    """Forced answers play a fixed text, so that they are covered too."""
 
     def source(request: Any, index: int) -> Script:
         # The engine stops at the model's own stop ids; only parallel calls are played beyond one.

@@ -1,4 +1,4 @@
-"""A21: any MCP server, by request or by --tool-server; the model reads its errors, nothing fails."""
+"""Any MCP server, by request or by --tool-server; the model reads its errors, nothing fails."""
 
 from __future__ import annotations
 

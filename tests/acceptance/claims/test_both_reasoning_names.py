@@ -1,4 +1,4 @@
-"""A17: reasoning goes out as reasoning and as reasoning_content, equal; both are read; a flag picks one."""
+"""Reasoning goes out as reasoning and as reasoning_content, equal; both are read; a flag picks one."""
 
 from __future__ import annotations
 

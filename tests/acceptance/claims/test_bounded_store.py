@@ -1,4 +1,4 @@
-"""A13: the store is on by default and bounded by count, bytes and age; DELETE works; a 404 names the id."""
+"""The store is on by default and bounded by count, bytes and age; DELETE works; a 404 names the id."""
 
 from __future__ import annotations
 

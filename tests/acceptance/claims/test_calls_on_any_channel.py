@@ -1,4 +1,4 @@
-"""A4: a call is found by its recipient, on whichever channel it was written."""
+"""A call is found by its recipient, on whichever channel it was written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A3: a tool's name is always a declared one; no special token stands in names, arguments or content."""
+"""A tool's name is always a declared one; no special token stands in names, arguments or content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A15: requests as Codex sends them complete, and a file is edited through its shell and apply_patch tools.
+"""Requests as Codex sends them complete, and a file is edited through its shell and apply_patch tools.
 
 A scripted engine stands in for the model's judgement; requests, streams and the tools themselves are real.
 """

@@ -1,4 +1,4 @@
-"""A28: a bare ``serve MODEL`` has tools, reasoning and storage on; flags that others need change nothing."""
+"""A bare ``serve MODEL`` has tools, reasoning and storage on; flags that others need change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A29: the prompt of turn two begins with prompt and output of turn one, token for token."""
+"""The prompt of turn two begins with prompt and output of turn one, token for token."""
 
 from __future__ import annotations
 

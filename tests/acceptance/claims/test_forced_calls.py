@@ -1,4 +1,4 @@
-"""A11: a demanded call comes and its arguments are valid; "none" never calls; a cut one says length."""
+"""A demanded call comes and its arguments are valid; "none" never calls; a cut one says length."""
 
 from __future__ import annotations
 

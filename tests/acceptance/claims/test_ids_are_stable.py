@@ -1,4 +1,4 @@
-"""A12: an id is the same in added, done, the terminal object and a GET; a streamed call can be answered."""
+"""An id is the same in added, done, the terminal object and a GET; a streamed call can be answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A30: a client that leaves frees its place at once, streamed or not, on every API."""
+"""A client that leaves frees its place at once, streamed or not, on every API."""
 
 from __future__ import annotations
 

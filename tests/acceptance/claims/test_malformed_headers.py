@@ -1,4 +1,4 @@
-"""A1: a malformed message header never fails a request; it is read as best it can be, and counted."""
+"""A malformed message header never fails a request; it is read as best it can be, and counted."""
 
 from __future__ import annotations
 

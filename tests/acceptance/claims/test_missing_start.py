@@ -1,4 +1,4 @@
-"""A2: after <|end|> or <|call|> a missing <|start|>assistant is implied."""
+"""After <|end|> or <|call|> a missing <|start|>assistant is implied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A31: the seed's Modal client: waits for /health, sends a whole system prompt, reads either delta."""
+"""A client started by Modal waits for /health, sends a whole system prompt, reads either delta."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A7: a turn that ends within its reasoning goes on to an answer; without budget it says so."""
+"""A turn that ends within its reasoning goes on to an answer; without budget it says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A8: channels are read from token ids; a text that spells them stays the text that it is."""
+"""Channels are read from token ids; a text that spells them stays the text that it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A19: nothing is downloaded: the default model answers in a process that cannot reach any network."""
+"""Nothing is downloaded: the default model answers in a process that cannot reach any network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A27: text of a client is ordinary text, wherever it stands: no special token can be smuggled in."""
+"""Text of a client is ordinary text, wherever it stands: no special token can be smuggled in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A32: what the model cannot take is a 400 that names type and place; never an empty part of a prompt."""
+"""What the model cannot take is a 400 that names type and place; never an empty part of a prompt."""
 
 from __future__ import annotations
 

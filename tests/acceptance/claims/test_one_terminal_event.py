@@ -1,4 +1,4 @@
-"""A24: the turn ends at the first <|return|>; two final messages are two texts, neither lost."""
+"""The turn ends at the first <|return|>; two final messages are two texts, neither lost."""
 
 from __future__ import annotations
 

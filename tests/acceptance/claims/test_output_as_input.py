@@ -1,4 +1,4 @@
-"""A14: what a response gave may be sent back as input, however a client dumps it."""
+"""What a response gave may be sent back as input, however a client dumps it."""
 
 from __future__ import annotations
 

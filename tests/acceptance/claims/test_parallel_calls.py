@@ -1,4 +1,4 @@
-"""A23: two calls of one turn are two, with ids of their own; with two results they are rendered in pairs."""
+"""Two calls of one turn are two, with ids of their own; with two results they are rendered in pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A26: with a pinned date the same request on two days makes the same prompt, to the token."""
+"""With a pinned date the same request on two days makes the same prompt, to the token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A5: thoughts since the last answer are rendered again, those before it are not; checked on the prompt."""
+"""Thoughts since the last answer are rendered again, those before it are not; checked on the prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A6: the fold of the stream is the body, whatever the model wrote and however many tokens come at once."""
+"""The fold of the stream is the body, whatever the model wrote and however many tokens come at once."""
 
 from __future__ import annotations
 

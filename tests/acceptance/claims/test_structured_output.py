@@ -1,4 +1,4 @@
-"""A10: answers satisfy their schema at every effort, through every API, streamed or not, with tools present.
+"""Answers satisfy their schema at every effort, through every API, streamed or not, with tools present.
 
 Two hundred through Chat and Responses are in ``acceptance/structured`` (a thousand with ``-m slow``); this
 is each face, effort and way once, from a random model at temperature 1.

@@ -1,4 +1,4 @@
-"""A16: tools described in the prompt pass through as text, tags and all; a truncated call is not lost."""
+"""Tools described in the prompt pass through as text, tags and all; a truncated call is not lost."""
 
 from __future__ import annotations
 

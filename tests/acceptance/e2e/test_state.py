@@ -69,7 +69,7 @@ def test_cancel_frees_the_engine(served: Served) -> None:
 
 
 def test_a_conversation_reuses_its_prefix(served: Served) -> None:
-    """A29: turn two begins with the tokens of turn one, so that most of its prompt is cached."""
+    """Turn two begins with the tokens of turn one, so that most of its prompt is cached."""
     client = served.client()
     conversation = client.conversations.create(
         items=[{"type": "message", "role": "user", "content": "Remember: " + "the sea is blue. " * 40}]

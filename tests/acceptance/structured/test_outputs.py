@@ -1,4 +1,4 @@
-"""A10: every answer satisfies its schema, whatever the endpoint, the effort, the stream or the tools.
+"""Every answer satisfies its schema, whatever the endpoint, the effort, the stream or the tools.
 
 The long version (1,000 requests) is ``test_structured_thousand.py``.
 """

@@ -1,4 +1,4 @@
-"""A10, the long version: 1,000 requests, 50 schemas, three efforts, streamed and not, tools present.
+"""1,000 requests, 50 schemas, three efforts, streamed and not, tools present.
 
 All are valid; a random model of the full vocabulary writes them.
 About four minutes on one core.

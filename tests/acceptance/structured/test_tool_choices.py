@@ -1,4 +1,4 @@
-"""A11: a forced call is guaranteed, its arguments satisfy the schema; "none" never yields one."""
+"""A forced call is guaranteed, its arguments satisfy the schema; "none" never yields one."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_fold_of_the_stream_is_the_body_for_the_same_seed() -> None:
             assert without_ids(folded[choice["index"]]) == without_ids(of_body(choice))
         usage, streamed = body["usage"], chunks[-1]["usage"]
         assert streamed["completion_tokens"] == usage["completion_tokens"]
-        assert streamed["prompt_tokens_details"]["cached_tokens"] > 0  # A20: the second identical call
+        assert streamed["prompt_tokens_details"]["cached_tokens"] > 0  # the second identical call
 
     async def main(server: Server) -> None:
         await asyncio.gather(*(one(server, seed) for seed in range(24)))

@@ -104,7 +104,7 @@ def test_a_tool_call_in_body_and_stream() -> None:
 
     body, chunks = with_server(playing(CALLS), both)
     message = body["choices"][0]["message"]
-    assert message["content"] == "One moment."  # A9
+    assert message["content"] == "One moment."
     [made] = message["tool_calls"]
     assert made["function"] == {"name": "f", "arguments": '{"a": 1}'}
     assert body["choices"][0]["finish_reason"] == "tool_calls"
@@ -415,5 +415,5 @@ def test_a12_a_tool_round_trip() -> None:
         return server.prompt
 
     text = with_server(playing(CALLS), main)
-    assert "<|channel|>analysis<|message|>Look.<|end|>" in text  # A5: replayed from the extra field
+    assert "<|channel|>analysis<|message|>Look.<|end|>" in text  # replayed from the extra field
     assert "<|start|>functions.f to=assistant<|channel|>commentary<|message|>42<|end|>" in text

@@ -190,7 +190,7 @@ def test_a_response_continues_and_extends_its_conversation(way: str) -> None:
                 "message:how are you?",
                 "message:Fine.",
             ]
-            # A29: the second prompt holds what the model said, token by token, without its dropped analysis.
+            # the second prompt holds what the model said, token by token, without its dropped analysis.
             final = tokens("<|start|>assistant<|channel|>final<|message|>Hi there!<|end|>")
             prompt = server.prompt(1)
             assert any(prompt[i : i + len(final)] == final for i in range(len(prompt)))

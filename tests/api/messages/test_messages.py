@@ -154,7 +154,7 @@ def test_a_call_and_its_result_come_back() -> None:
         return server.prompt
 
     prompt = with_server(in_rounds(CALLS, ANSWER), main)
-    assert "<|channel|>analysis<|message|>Look.<|end|>" in prompt  # A5
+    assert "<|channel|>analysis<|message|>Look.<|end|>" in prompt
     assert "<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>" in prompt
     assert "<|start|>functions.f to=assistant<|channel|>commentary<|message|>42<|end|>" in prompt
     assert prompt.endswith("<|start|>user<|message|>go on<|end|><|start|>assistant")

@@ -353,7 +353,7 @@ def test_the_open_responses_dialect(way: str) -> None:
 
 
 def test_the_summary_dialect() -> None:
-    """A18: reasoning where clients look that know only summaries; what they send back is replayed exactly."""
+    """Reasoning where clients look that know only summaries; what they send back is replayed exactly."""
 
     async def scenario() -> None:
         config = ServerConfig(system_start_date="2026-01-02", responses_dialect="summary")

@@ -119,7 +119,7 @@ def test_what_compact_refuses() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_stateless_clients_bring_reasoning_back_sealed(stream: bool) -> None:
-    """A5 for clients that keep only ``encrypted_content``, as Codex does: same prompt as with the text."""
+    """For clients that keep only ``encrypted_content``, as Codex does: the prompt is the same as with the text."""
 
     async def scenario() -> None:
         async with serve(CALL, HELLO) as server:
@@ -144,7 +144,7 @@ def test_stateless_clients_bring_reasoning_back_sealed(stream: bool) -> None:
 
 
 def test_sealed_text_is_ordinary_text() -> None:
-    """A27: nobody smuggles frames in by sealing them."""
+    """Nobody smuggles frames in by sealing them."""
 
     async def scenario() -> None:
         async with serve(HELLO) as server:

@@ -58,7 +58,7 @@ def test_the_fold_of_the_stream_is_the_body(client: LocalClient, temperature: fl
 
 
 def test_the_second_turn_finds_the_first_in_the_prefix_cache(client: LocalClient) -> None:
-    """A29 where it pays: the pages of turn one serve turn two."""
+    """The pages of turn one serve turn two."""
 
     async def scenario() -> None:
         async with serve(engine=client) as server:

@@ -79,7 +79,7 @@ def test_the_events_of_an_answer() -> None:
 
 
 def test_usage_counts_everything_once() -> None:
-    """A20: visible and reasoning tokens stay within the output; cached tokens are reported."""
+    """Visible and reasoning tokens stay within the output; cached tokens are reported."""
 
     async def scenario() -> None:
         async with serve(HELLO, num_cached_tokens=16) as server:
@@ -124,7 +124,6 @@ def test_a_call_without_arguments_still_has_its_events() -> None:
 
 
 def test_two_calls_are_two_items() -> None:
-    """A23."""
 
     async def scenario() -> None:
         one = ' to=functions.get_weather <|constrain|>json<|message|>{"city":"A"}<|end|>'
@@ -141,7 +140,7 @@ def test_two_calls_are_two_items() -> None:
 
 
 def test_a_call_on_any_channel_is_a_call() -> None:
-    """A4: routed by recipient."""
+    """Routed by recipient."""
 
     async def scenario() -> None:
         for channel in ("analysis", "final", "commentary"):
@@ -157,23 +156,23 @@ def test_a_call_on_any_channel_is_a_call() -> None:
 @pytest.mark.parametrize(
     ("text", "kinds"),
     [
-        # A2: a missing <|start|>assistant
+        # a missing <|start|>assistant
         (
             "<|channel|>analysis<|message|>x<|end|><|channel|>final<|message|>y<|return|>",
             ["reasoning", "message"],
         ),
-        # A3: special tokens glued to the name
+        # special tokens glued to the name
         (
             "<|channel|>commentary to=functions.get_weather<|channel|>commentary<|message|>{}<|call|>",
             ["function_call"],
         ),
-        # A9: a preamble is a message
+        # a preamble is a message
         (
             "<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant<|channel|>commentary"
             " to=functions.get_weather json<|message|>{}<|call|>",
             ["message", "function_call"],
         ),
-        # A1: the recipient twice
+        # the recipient twice
         (
             "<|channel|>commentary to=functions.get_weather to=functions.get_weather<|message|>{}<|call|>",
             ["function_call"],
@@ -195,7 +194,7 @@ def test_malformed_and_unusual_turns(text: str, kinds: list[str]) -> None:
 
 
 def test_a_cut_answer_is_incomplete() -> None:
-    """A25: in the text, in the arguments, in a header."""
+    """In the text, in the arguments, in a header."""
 
     async def scenario() -> None:
         cuts = {
@@ -317,7 +316,7 @@ PIECES = [
 
 
 def check_stream_equals_body(token_ids: list[int], step: int, interval: int, **body: Any) -> None:
-    """A6: whatever the tokens, however they are cut into steps."""
+    """Whatever the tokens, however they are cut into steps."""
 
     async def scenario() -> None:
         script = Script(token_ids, tokens_per_step=step)

@@ -174,7 +174,7 @@ def test_a_line_of_the_instructions_sets_the_effort() -> None:
 
 
 def test_efforts_identity_and_instructions() -> None:
-    """A22: an identity of one's own; every effort name of OpenAI's enum."""
+    """An identity of one's own; every effort name of OpenAI's enum."""
 
     async def scenario() -> None:
         async with serve(HELLO) as server:

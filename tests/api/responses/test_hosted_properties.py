@@ -1,4 +1,4 @@
-"""A6 with tools: whatever the rounds hold and however their tokens are cut, the stream folds to the body.
+"""With tools: whatever the rounds hold and however their tokens are cut, the stream folds to the body.
 
 And each prompt continues the one before: it is that prompt, what was written of it, and what a tool said.
 """

@@ -69,7 +69,7 @@ def test_raw_stream_ends_incomplete_and_failed() -> None:
 
 
 def check_exact_prefix(server: Any, output_script: str) -> None:
-    """A29: the second prompt begins with the first prompt and what the model said, token by token."""
+    """The second prompt begins with the first prompt and what the model said, token by token."""
     first, second = server.prompt(0), server.prompt(1)
     said = [*first, *tokens(output_script)]
     assert second[: len(said)] == said
@@ -82,7 +82,6 @@ def check_exact_prefix(server: Any, output_script: str) -> None:
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_tool_round_trip_by_previous_response_id(streaming: bool) -> None:
-    """A5, A12, A29."""
 
     async def scenario() -> None:
         async with serve(CALL, ANSWER) as server:
@@ -111,7 +110,7 @@ def test_tool_round_trip_by_previous_response_id(streaming: bool) -> None:
 @pytest.mark.parametrize("exclude_none", [True, False])
 @pytest.mark.parametrize("keep", ["ids", "store off", "foreign"])
 def test_tool_round_trip_by_replaying_output(exclude_none: bool, keep: str) -> None:
-    """A14: dumped with or without nulls, with unknown keys, without ids and statuses."""
+    """Dumped with or without nulls, with unknown keys, without ids and statuses."""
 
     async def scenario() -> None:
         async with serve(CALL, ANSWER) as server:
@@ -142,7 +141,7 @@ def test_tool_round_trip_by_replaying_output(exclude_none: bool, keep: str) -> N
             second = await server.sdk.responses.create(model=MODEL, input=history, tools=tools)
             assert second.output_text == "21 °C in Paris."
             text = server.prompt_text()
-            assert "<|channel|>analysis<|message|>Need weather.<|end|>" in text  # A5
+            assert "<|channel|>analysis<|message|>Need weather.<|end|>" in text
             assert '{"city":"Paris"}<|call|>' in text
             assert '<|message|>{"temp":21}<|end|>' in text
             if keep == "ids":

@@ -310,7 +310,7 @@ def test_outputs_follow_their_calls_and_tokens_are_replayed(
             status, body = await server.post(tools=[tool], **continued)
             assert status == 200, body
             before = server.prompt(0) + tokens(script)
-            assert server.prompt(1)[: len(before)] == before  # A29
+            assert server.prompt(1)[: len(before)] == before
             shown = f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{read}<|end|>"
             assert shown in server.prompt_text()
             if name == "tool_search":

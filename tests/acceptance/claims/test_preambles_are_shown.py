@@ -1,4 +1,4 @@
-"""A9: commentary without a recipient is shown: part of the content, a message of its own in Responses."""
+"""Commentary without a recipient is shown: part of the content, a message of its own in Responses."""
 
 from __future__ import annotations
 

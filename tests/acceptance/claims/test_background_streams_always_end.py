@@ -1,4 +1,4 @@
-"""A30, the background half: a stream that is read later or resumed always ends, whatever became of it."""
+"""A stream that is read later or resumed always ends, whatever became of it."""
 
 from __future__ import annotations
 

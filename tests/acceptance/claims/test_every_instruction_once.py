@@ -1,4 +1,4 @@
-"""A22: every instruction is in the prompt once, in order; the identity can be replaced; none is inherited."""
+"""Every instruction is in the prompt once, in order; the identity can be replaced; none is inherited."""
 
 from __future__ import annotations
 

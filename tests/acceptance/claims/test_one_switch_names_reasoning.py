@@ -1,4 +1,4 @@
-"""A18: one switch for what reasoning is called, by flag or header, and no event that nobody else has."""
+"""One switch for what reasoning is called, by flag or header, and no event that nobody else has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A18: every event of a stream has a public name; reasoning can have that of Open Responses."""
+"""Every event of a stream has a public name; reasoning can have that of Open Responses."""
 
 from __future__ import annotations
 

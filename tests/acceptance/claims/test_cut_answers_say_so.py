@@ -1,4 +1,4 @@
-"""A25: what the limit cut says so: length, incomplete, max_tokens; partial text and arguments are kept."""
+"""What the limit cut says so: length, incomplete, max_tokens; partial text and arguments are kept."""
 
 from __future__ import annotations
 

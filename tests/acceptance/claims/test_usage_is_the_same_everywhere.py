@@ -1,4 +1,4 @@
-"""A20: usage is real everywhere: reasoning and cached tokens, and the same at the end of a stream."""
+"""Usage is real everywhere: reasoning and cached tokens, and the same at the end of a stream."""
 
 from __future__ import annotations
 
