@@ -42,6 +42,8 @@ def served(
 
 
 def opened(page: Page, url: str) -> Page:
+    page.open("about:blank")  # the page before polls a server that has ended, and says so on the console
+    page.until("location.href === 'about:blank'")
     page.console.clear()
     page.call("Network.clearBrowserCookies")
     page.open(url)
