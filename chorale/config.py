@@ -23,8 +23,8 @@ ONE_DEVICE = (
     "throughput start one server a GPU (CUDA_VISIBLE_DEVICES=0, 1, ..., each with its own --port) "
     "behind a load balancer"
 )
-BrowserChoice = Literal["none", "auto", "searxng", "exa", "you", "brave", "tavily", "offline"]
-PythonChoice = Literal[
+BrowserOption = Literal["none", "auto", "searxng", "exa", "you", "brave", "tavily", "offline"]
+PythonOption = Literal[
     "none", "auto", "gvisor", "docker", "podman", "bubblewrap", "wasm", "dangerously_use_uv"
 ]
 
@@ -72,10 +72,10 @@ class ToolConfig:
     mcp_config: str | None = None  # file in the common {"mcpServers": {label: {...}}} form
     mcp_requests: bool = True  # a request may name an MCP server by its address
     allow_private_hosts: bool = False  # lifts the refusal of private addresses, for requests and pages
-    browser: BrowserChoice | None = None  # None: auto where ``servers`` has "demo", else none
+    browser: BrowserOption | None = None  # None: auto where ``servers`` has "demo", else none
     search_url: str | None = None  # address of the search service (SearXNG has no default)
     offline_pages: str | None = None  # folder of the offline back end; None: the sample inside
-    python: PythonChoice | None = None  # as ``browser``
+    python: PythonOption | None = None  # as ``browser``
     python_image: str = "python:3.11"
     python_timeout: float = 120.0  # seconds a call
     python_memory_bytes: int = 2**30

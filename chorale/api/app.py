@@ -10,14 +10,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Router
 
 from chorale.api import chat, completions, conversations, messages, openapi, responses
-from chorale.api.http.auth import guard_routes
-from chorale.api.http.middleware import Layer, Shell, unknown_path
+from chorale.api.http.auth import authenticate_routes
+from chorale.api.http.middleware import HttpMiddleware, Layer, unknown_path
 from chorale.api.operator import docs, health, invocations, models, page, tokenize, tokenizer_info
 from chorale.api.operator.metered_client import MeteredClient
 from chorale.api.state import ServerState
 
 
-def create_app(state: ServerState, api_key_hashes: Iterable[bytes] = ()) -> Shell:
+def create_app(state: ServerState, api_key_hashes: Iterable[bytes] = ()) -> HttpMiddleware:
     """The whole HTTP face as one ASGI app.
 
     ``api_key_hashes``: ``auth.hash_key`` of each key; empty means that anybody may call. Endpoints get the
@@ -26,9 +26,9 @@ def create_app(state: ServerState, api_key_hashes: Iterable[bytes] = ()) -> Shel
     state.metrics.watch(state.client)
     metered = replace(state, client=MeteredClient(state.client, state.metrics))
     hashes = tuple(api_key_hashes)
-    routes = guard_routes(all_routes(metered), hashes)
+    routes = authenticate_routes(all_routes(metered), hashes)
     router = Router(routes, redirect_slashes=False, default=unknown_path)
-    return Shell(router, metered, bool(hashes), _cors(state))
+    return HttpMiddleware(router, metered, bool(hashes), _cors(state))
 
 
 def all_routes(state: ServerState) -> list[BaseRoute]:

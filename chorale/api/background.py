@@ -21,7 +21,7 @@ from chorale.ids import new_id
 if TYPE_CHECKING:
     from chorale.store.protocol import Hold, ResponseStore
 
-logger = logging.getLogger("chorale.api.responses")
+logger = logging.getLogger(__name__)
 
 STOPPED = "the server stopped before the response was done"
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from chorale.api.operator.metrics import Metrics
     from chorale.harmony.vocab import Vocabulary
     from chorale.store.store import ResponseStore
-    from chorale.tools.base import ToolService
+    from chorale.tools.contract import ToolService
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
-"""One keep-alive HTTP/1.1 connection that reads server-sent events as cheaply as it can.
+"""A keep-alive HTTP/1.1 connection that reads server-sent events with little work per token.
 
-The client of a benchmark must not be the limit: at 20,000 tokens a second it may spend some 20 microseconds a
-token on each core. So events are split on bytes, and only those that say something new are parsed.
+The benchmark client must not be the bottleneck: at 20,000 tokens a second it may spend about 20 microseconds
+a token on each core. Events are therefore split as bytes, and only unusual ones are parsed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 
-class HttpFault(Exception):
-    """The server's answer cannot be used; the message says why."""
+class HttpError(Exception):
+    """The server's response cannot be used. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go."""
+    """The URL and headers of a load's requests."""
 
-    url: str  # with the path
+    url: str  # including the path
     headers: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -34,24 +34,26 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """Host and port as the address has them: what the Host header says, an IPv6 address in brackets."""
+        """Host and port as written in the URL, for the Host header (an IPv6 address stays in brackets)."""
         return urlsplit(self.url).netloc.rpartition("@")[2]
 
 
 @dataclass(slots=True)
 class Reply:
-    """What came back. Times are ``time.perf_counter`` seconds."""
+    """The state of one response."""
 
     status: int = 0
-    body: bytearray = field(default_factory=bytearray)  # all of it, unless it was a stream
+    body: bytearray = field(default_factory=bytearray)  # the whole body, empty for a stream
     done: bool = False
 
 
 class EventConnection(asyncio.Protocol):
-    """Feeds each event's bytes (without ``data: ``) and its arrival time to ``on_event``."""
+    """Collects each event's bytes (without ``data: ``) with its arrival time in ``on_event``."""
 
     def __init__(self) -> None:
-        self.on_event: list[tuple[bytes, float]] = []  # events not yet taken, with their times
+        self.on_event: list[
+            tuple[bytes, float]
+        ] = []  # events not yet taken, with arrival times (``time.perf_counter`` seconds)
         self.reply = Reply()
         self.reusable = True
         self._transport: asyncio.Transport | None = None
@@ -60,11 +62,11 @@ class EventConnection(asyncio.Protocol):
         self._in_head = True
         self._streams = False
         self._chunked = False
-        self._left = -1  # bytes of the body (or of the chunk) still to come; -1: not known
+        self._left = -1  # bytes of the body or chunk still to arrive; -1: unknown
         self._waiter: asyncio.Future[None] | None = None
         self._lost: Exception | None = None
 
-    # ------------------------------------------------------------------ asyncio's side
+    # ------------------------------------------------------------------ asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -72,9 +74,9 @@ class EventConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False
-        self._lost = exc or HttpFault("the server closed the connection")
+        self._lost = exc or HttpError("the server closed the connection")
         if not self._in_head and not self._chunked and self._left < 0:
-            self.reply.done = True  # a body that ends with its connection
+            self.reply.done = True  # a body delimited by the end of the connection
         self._wake()
 
     def data_received(self, data: bytes) -> None:
@@ -84,7 +86,7 @@ class EventConnection(asyncio.Protocol):
             if self._in_head and not self._read_head():
                 return
             self._read_body(now)
-        except (HttpFault, ValueError) as error:
+        except (HttpError, ValueError) as error:
             self._lost = error
             self.close()
         self._wake()
@@ -93,10 +95,10 @@ class EventConnection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # ------------------------------------------------------------------ the caller's side
+    # ------------------------------------------------------------------ for the caller
 
     async def request(self, target: Target, body: bytes) -> None:
-        """Send; then read with ``events``."""
+        """Sends a request. Read the response with ``wait``."""
         *_, path = target.parts
         self.reply, self._in_head, self._streams, self._chunked, self._left = Reply(), True, False, False, -1
         self._events.clear()
@@ -109,7 +111,7 @@ class EventConnection(asyncio.Protocol):
         self._transport.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
 
     async def wait(self) -> list[tuple[bytes, float]]:
-        """Events since the last call; empty when the reply is complete. Raises what broke the connection."""
+        """Returns events since the last call, or nothing at the end. Raises the connection's error."""
         while not self.on_event and not self.reply.done:
             if self._lost is not None:
                 raise self._lost
@@ -164,7 +166,7 @@ class EventConnection(asyncio.Protocol):
                 return
 
     def _end_of_part(self) -> bool:
-        """A chunk or a body of known length is complete. False: its line end has not arrived."""
+        """Finishes a chunk or a body of known length. Returns False if its line end has not arrived."""
         if not self._chunked:
             self.reply.done = True
             return True

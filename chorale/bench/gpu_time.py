@@ -1,4 +1,4 @@
-"""Times on a GPU, by its own events: medians, after one run that does not count."""
+"""GPU timing with CUDA events: medians, after one uncounted warm-up run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def event_seconds(work: Callable[[], Any], repeats: int) -> float:
-    """Median seconds of what ``work`` puts on the current stream."""
+    """Returns the median seconds of the work that ``work`` enqueues on the current stream."""
     work()
     times = []
     for _ in range(repeats):
@@ -24,7 +24,7 @@ def event_seconds(work: Callable[[], Any], repeats: int) -> float:
 
 
 def captured(work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """``work`` as a CUDA graph, after one run that compiles what it needs."""
+    """Captures ``work`` as a CUDA graph, after one run that compiles its kernels."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -34,5 +34,5 @@ def captured(work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
 
 
 def graph_seconds(work: Callable[[], Any], repeats: int = 9) -> float:
-    """Median seconds of one replay of ``work`` as a CUDA graph."""
+    """Returns the median seconds of one replay of ``work`` as a CUDA graph."""
     return event_seconds(captured(work).replay, repeats)

@@ -1,8 +1,8 @@
 """Each fused op of the Triton back end, timed inside a CUDA graph, next to the roofline.
 
-Weights are random, of gpt-oss's sizes, and of several layers, so that no cache holds them. The roofline of a
-case is the larger of the bytes that it must move over the measured bandwidth and of its operations over the
-measured rate; each input is counted once, and of the experts those that random routing touches.
+Weights are random, in gpt-oss's sizes, and cover several layers so that no cache holds them. The roofline of
+a case is the larger of (bytes to move / measured bandwidth) and (operations / measured rate). Each input
+counts once; only the experts that random routing selects count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _D, _PAGE, _WINDOW, _VOCAB, _TOP_K, _EPS = 64, 64, 128, 201_088, 4, 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The least that a case must move and do."""
+    """The minimum bytes and operations of a case."""
 
     bytes: float
     flops: float
@@ -40,7 +40,7 @@ def measure_kernels(
     peak_bytes: float,
     peak_flops: float,
 ) -> list[dict[str, Any]]:
-    """One row a kernel and batch: microseconds (median), GB/s, TFLOP/s, share of the roofline.
+    """Returns a row per kernel and batch size: median microseconds, GB/s, TFLOP/s, share of the roofline.
 
     Raises ``ConfigError`` without a GPU.
     """
@@ -68,7 +68,7 @@ def _randn(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16)
 
 
 class _Bench:
-    """Some layers' weights, and the inputs of one batch."""
+    """The weights of several layers and the inputs of one batch."""
 
     def __init__(self, shape: Mapping[str, int], layers: int, ops: Ops) -> None:
         self._ops, self._shape = ops, shape
@@ -113,7 +113,9 @@ class _Bench:
         )
 
     def cases(self, batch: int, context: int) -> Iterator[tuple[str, Callable[[], Any], int, Cost]]:
-        """(name, all layers' work, how many layers, cost of one): a decode step's ops."""
+        """Yields (name, work of all layers, number of layers, cost of one layer) for the ops of a decode
+        step.
+        """
         ops, layers, meta = self._ops, self._layers, self._meta(batch, context)
         plan = ops.plan_attention(meta, AttentionShape(self._heads, self._kv_heads, _D, _WINDOW), _PAGE)
         pages = 2 * batch * -(-context // _PAGE)
@@ -139,7 +141,7 @@ class _Bench:
         def experts(number: int, layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor | None]:
             return ops.moe(normed, draws[number], gates, layer.experts, x, layer.qkv, _EPS)
 
-        ahead = experts(0, layers[0])[1]  # as every layer gets it but the first
+        ahead = experts(0, layers[0])[1]  # as in every layer but the first
 
         full, window = CacheGroup.FULL, CacheGroup.WINDOW
         works = {

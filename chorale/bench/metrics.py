@@ -1,4 +1,4 @@
-"""From outcomes to the figures, and the block that people's scripts read (vLLM's lines, in its order)."""
+"""Metrics of a load, and their printed form: vLLM's lines in vLLM's order, which scripts parse."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 50
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Linear between the two nearest; 0 of nothing."""
+    """Returns a percentile by linear interpolation, 0 for no values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -31,18 +31,18 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All times in milliseconds, rates per second."""
+    """The metrics of a load. Times are milliseconds and rates per second unless noted."""
 
     completed: int
     failed: int
     duration: float  # seconds
     total_input_tokens: int
     total_output_tokens: int
-    max_output_tokens_per_s: float  # most in any one second
+    max_output_tokens_per_s: float  # highest in any one second
     max_concurrent_requests: int
-    latencies: dict[str, list[float]]  # by metric, of completed requests
+    latencies: dict[str, list[float]]  # of completed requests, by metric
     errors: tuple[str, ...]
-    request_goodput: float | None = None  # requests a second that met every goal, if there are any
+    request_goodput: float | None = None  # requests a second that met every goal; None without goals
 
     @property
     def request_throughput(self) -> float:
@@ -61,7 +61,10 @@ class Summary:
 def summarise(
     outcomes: Sequence[Outcome], duration: float, goals: Mapping[str, float] | None = None
 ) -> Summary:
-    """``goals``: milliseconds that a request's ttft, tpot and e2el may have, to be counted as good."""
+    """Summarises outcomes.
+
+    ``goals``: most milliseconds of ttft, tpot and e2el for a request to count as good.
+    """
     good = [each for each in outcomes if not each.error]
     met = sum(_meets(each, goals) for each in good) if goals else 0
     return Summary(
@@ -84,13 +87,13 @@ def summarise(
 
 
 def _meets(outcome: Outcome, goals: Mapping[str, float]) -> bool:
-    """One token has no time between tokens: 0, as in vLLM's count."""
+    """Returns whether a request met every goal. The tpot of a single token is 0, as in vLLM."""
     took = {"ttft": outcome.ttft, "tpot": outcome.tpot or 0.0, "e2el": outcome.latency}
     return all(took[name] * 1e3 <= most for name, most in goals.items())
 
 
 def _busiest_second(outcomes: Sequence[Outcome]) -> float:
-    """Tokens that arrived in the best second, each piece counted as its share of the request's tokens."""
+    """Returns the most tokens in any second, each piece counted as its share of the request's tokens."""
     seconds: dict[int, float] = {}
     for each in outcomes:
         share = each.output_tokens / (1 + len(each.itl))
@@ -120,7 +123,7 @@ def block(
     metrics: Sequence[str],
     percentiles: Sequence[float],
 ) -> str:
-    """The printed result. Raises ``KeyError`` for a metric that is not in ``TITLES``."""
+    """Returns the printed result. Raises ``KeyError`` for a metric that is not in ``TITLES``."""
     goodput = summary.request_goodput
     lines = [
         " Serving Benchmark Result ".center(WIDTH, "="),
@@ -157,7 +160,7 @@ def _line(name: str, value: float) -> str:
 
 
 def to_json(summary: Summary, percentiles: Sequence[float]) -> dict[str, Any]:
-    """The keys of vLLM's result file."""
+    """Returns the summary under the keys of vLLM's result file."""
     found: dict[str, Any] = {
         "duration": summary.duration,
         "completed": summary.completed,

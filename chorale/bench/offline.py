@@ -1,4 +1,4 @@
-"""The engine without HTTP: token ids in, token ids out, on whatever device it was built for."""
+"""Benchmarks of the engine without HTTP: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORDS = 199_000  # ordinary tokens
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Requests that all start at once."""
+    """Requests that start together."""
 
     rows: int
     input_len: int
@@ -28,10 +28,10 @@ class Batch:
 
 
 def play(core: EngineCore, batch: Batch, output_len: int | None = None) -> float:
-    """Seconds from the first request to the last token. The stop ids are ignored.
+    """Runs a batch, ignoring stop tokens. Returns the seconds from the first request to the last token.
 
-    Raises ``ConfigError`` for lengths that the engine does not hold, ``ChoraleError`` if it refused a
-    request, ``RuntimeError`` if it made another number of tokens than were asked for.
+    Raises ``ConfigError`` for lengths above the engine's limit, ``ChoraleError`` if it refuses a request,
+    and ``RuntimeError`` if the number of generated tokens is wrong.
     """
     generator = np.random.default_rng(batch.seed)
     wanted = batch.output_len if output_len is None else output_len
@@ -54,12 +54,12 @@ def play(core: EngineCore, batch: Batch, output_len: int | None = None) -> float
         if errors:
             raise ChoraleError(f"a request failed: {errors[0]}")
     if made != batch.rows * wanted:
-        raise RuntimeError(f"{made} tokens were made where {batch.rows * wanted} were asked for")
+        raise RuntimeError(f"{made} tokens were generated; expected {batch.rows * wanted}")
     return time.perf_counter() - begin
 
 
 def _check_lengths(core: EngineCore, input_len: int, output_len: int) -> None:
-    """The engine would end such answers early, and the figures would be of something else."""
+    """Raises ``ConfigError`` for lengths at which the engine would end answers early."""
     most = core.limits.max_model_len
     if input_len + output_len > most:
         raise ConfigError(
@@ -68,7 +68,7 @@ def _check_lengths(core: EngineCore, input_len: int, output_len: int) -> None:
 
 
 def latency(core: EngineCore, batch: Batch, *, warmups: int, repeats: int) -> dict[str, Any]:
-    """One batch at a time: how long until its last token, and the rate after the first."""
+    """Measures one batch at a time: seconds to its last token, and the rate after the first token."""
     for _ in range(warmups):
         play(core, batch)
     whole = [play(core, batch) for _ in range(repeats)]
@@ -90,7 +90,7 @@ def latency(core: EngineCore, batch: Batch, *, warmups: int, repeats: int) -> di
 
 
 def throughput(core: EngineCore, batch: Batch, *, warmup: bool = True) -> dict[str, Any]:
-    """All requests at once, the engine's own limits on how many run together."""
+    """Measures all requests submitted together, under the engine's own limit of running sequences."""
     if warmup:
         play(core, Batch(min(batch.rows, 8), min(batch.input_len, 64), min(batch.output_len, 8)))
     seconds = play(core, batch)

@@ -1,4 +1,4 @@
-"""What to ask: random tokens, or a file of real prompts."""
+"""Prompts of a benchmark: random tokens, or a file of real prompts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chorale.bench.load import Job
+from chorale.bench.load import LoadRequest
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import Vocabulary
 
 CHAT_ENDPOINT = "/v1/chat/completions"
-_WORDS = 199_998  # ordinary tokens; those above are special
+_WORDS = 199_998  # number of ordinary tokens; ids above are special
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """Text, or token ids where the endpoint takes them."""
+class LoadPrompt:
+    """A prompt as text or, for endpoints that accept them, as token ids."""
 
     content: str | list[int]
     num_tokens: int
@@ -28,7 +28,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class RandomLengths:
-    """Lengths are uniform within ``ratio`` of the mean, on both sides, as vLLM's random dataset has them."""
+    """Prompt and output lengths, uniform within ``ratio`` of the mean, as in vLLM's random dataset."""
 
     input: int = 1024
     output: int = 128
@@ -43,38 +43,38 @@ class RandomLengths:
 
 def random_prompts(
     count: int, lengths: RandomLengths, seed: int, *, as_text: Vocabulary | None = None, prefix: int = 0
-) -> Iterator[Prompt]:
-    """Prompts of random ordinary tokens, no two with a common beginning beyond ``prefix`` tokens.
+) -> Iterator[LoadPrompt]:
+    """Yields prompts of random ordinary tokens that share only their first ``prefix`` tokens.
 
-    ``as_text``: decode them (their number of tokens is then only about right: text may be read otherwise).
+    ``as_text``: decode them with this vocabulary. Token counts are then approximate.
     """
     generator = random.Random(seed)
     common = [generator.randrange(_WORDS) for _ in range(prefix)]
     for _ in range(count):
         length, output = lengths.draw(generator)
         ids = common + [generator.randrange(_WORDS) for _ in range(length)]
-        yield Prompt(ids if as_text is None else as_text.decode(ids), len(ids), output)
+        yield LoadPrompt(ids if as_text is None else as_text.decode(ids), len(ids), output)
 
 
-def file_prompts(path: Path, kind: str, vocab: Vocabulary, output_tokens: int | None) -> list[Prompt]:
-    """``custom``: JSON lines with "prompt" (and "output_tokens"). ``sharegpt``: its JSON file.
+def file_prompts(path: Path, kind: str, vocab: Vocabulary, output_tokens: int | None) -> list[LoadPrompt]:
+    """Reads prompts. ``custom``: JSON lines with "prompt" (and "output_tokens"). ``sharegpt``: its JSON file.
 
-    Raises ``ConfigError`` for a file that cannot be read as what it is said to be.
+    Raises ``ConfigError`` if the file is not of that kind.
     """
     try:
         pairs = list(_sharegpt(path) if kind == "sharegpt" else _lines(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--dataset-path {path}: not a {kind} file ({error})") from error
+        raise ConfigError(f"--dataset-path {path}: is not a {kind} file ({error})") from error
     if not pairs:
-        raise ConfigError(f"--dataset-path {path}: holds no prompts")
+        raise ConfigError(f"--dataset-path {path}: contains no prompts")
     return [
-        Prompt(text, len(vocab.encode(text)), output_tokens or length or len(vocab.encode(answer)) or 128)
+        LoadPrompt(text, len(vocab.encode(text)), output_tokens or length or len(vocab.encode(answer)) or 128)
         for text, answer, length in pairs
     ]
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str, int]]:
-    # Only at line feeds: a text may hold other line ends (U+2028) as they are.
+    # Split only at line feeds: JSON strings may contain other line separators (U+2028) unescaped.
     for line in path.read_text("utf-8").split("\n"):
         if line.strip():
             entry = json.loads(line)
@@ -88,8 +88,10 @@ def _sharegpt(path: Path) -> Iterator[tuple[str, str, int]]:
             yield str(turns[0]["value"]), str(turns[1]["value"]), 0
 
 
-def job(prompt: Prompt, *, endpoint: str, model: str, ignore_eos: bool, extra: dict[str, Any]) -> Job:
-    """The request that asks for one prompt's continuation."""
+def request_for(
+    prompt: LoadPrompt, *, endpoint: str, model: str, ignore_eos: bool, extra: dict[str, Any]
+) -> LoadRequest:
+    """Returns the streamed request for one prompt."""
     body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     if endpoint.rstrip("/").endswith("/chat/completions"):
         body["messages"] = [{"role": "user", "content": prompt.content}]
@@ -98,4 +100,4 @@ def job(prompt: Prompt, *, endpoint: str, model: str, ignore_eos: bool, extra: d
         body |= {"prompt": prompt.content, "max_tokens": prompt.output_tokens}
     if ignore_eos:
         body["ignore_eos"] = True
-    return Job(json.dumps(body | extra), prompt.num_tokens)
+    return LoadRequest(json.dumps(body | extra), prompt.num_tokens)

@@ -1,4 +1,4 @@
-"""Result files to one HTML page: tables and plots as inline SVG, no script, nothing from elsewhere."""
+"""An HTML page from result files: tables and inline SVG plots, with no scripts and no external resources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ svg text { fill: var(--soft); font-size: 12px }
 """
 
 
-# By kind of result, what its section cannot do without. Which percentiles there are was the caller's choice.
+# Required keys by kind of result. Percentiles are not among them: the caller chooses which are recorded.
 NEEDED = {
     "serve": ("completed", "output_throughput", "median_ttft_ms", "median_tpot_ms"),
     "throughput": (),
@@ -43,7 +43,7 @@ NEEDED = {
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one plot: (x, y, label)."""
+    """One plot. ``points``: (x, y, label)."""
 
     title: str
     x: str
@@ -52,7 +52,7 @@ class Series:
 
 
 def write_report(results: Sequence[Path], out: Path) -> None:
-    """Raises ``ConfigError`` for a file that is no result of ``chorale bench``."""
+    """Writes the page. Raises ``ConfigError`` for a file that is not a result of ``chorale bench``."""
     out.write_text(page([read(path) for path in results]), "utf-8")
 
 
@@ -60,19 +60,19 @@ def read(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(path.read_text("utf-8"))
         if not isinstance(result, dict) or "kind" not in result:
-            raise ValueError("it has no 'kind'")
+            raise ValueError("'kind' is missing")
         if result["kind"] not in NEEDED:
-            raise ValueError(f"{result['kind']!r} is none of {', '.join(NEEDED)}")
+            raise ValueError(f"kind {result['kind']!r} is not one of {', '.join(NEEDED)}")
         missing = [name for name in NEEDED[result["kind"]] if name not in result]
         if missing:
-            raise ValueError(f"it has no {missing[0]!r}")
+            raise ValueError(f"{missing[0]!r} is missing")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not a result of chorale bench ({error})") from error
     return result
 
 
 def page(results: Sequence[dict[str, Any]]) -> str:
-    """All results on one page, grouped by kind; the machine of the first at the top."""
+    """Returns the page: the machine of the first result, then all results grouped by kind."""
     machine = next((each["machine"] for each in results if each.get("machine")), {})
     parts = [f"<h1>Chorale benchmarks</h1>{_machine(machine)}"]
     sections = {
@@ -123,7 +123,7 @@ def _label(result: dict[str, Any]) -> str:
 
 
 def _plain(results: Sequence[dict[str, Any]]) -> str:
-    # One may have what another has not: a start with empty caches only, say.
+    # Results may have different keys, for example without cold starts.
     found = {name: value for each in results for name, value in each.items()}
     names = [name for name, value in found.items() if isinstance(value, int | float | str) and name != "kind"]
     titles = [name.replace("_", " ") for name in names]
@@ -153,7 +153,7 @@ def _cell(value: Any) -> str:
 
 
 def _ticks(most: float) -> list[float]:
-    """Round numbers from zero to the first that is not below ``most``."""
+    """Returns round numbers from zero to the first that is at least ``most``."""
     rough = most / 4
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * 0.999)
@@ -161,7 +161,7 @@ def _ticks(most: float) -> list[float]:
 
 
 def _plot(series: Series, width: int = 900, height: int = 320) -> str:
-    """A curve through the points, axes from zero."""
+    """Returns a curve through the points as SVG, with axes from zero."""
     left, right, bottom, top = 70, 40, 40, 34
     across = _ticks(max((x for x, _, _ in series.points), default=0.0) or 1.0)
     up = _ticks(max((y for _, y, _ in series.points), default=0.0) or 1.0)
@@ -192,7 +192,7 @@ def _plot(series: Series, width: int = 900, height: int = 320) -> str:
 
 
 def _name(x: float, y: float, label: str, left: int) -> str:
-    """Above a point and to its left, where a curve that rises is not; to its right beside the axis."""
+    """Returns a point's label as SVG: above left, clear of a rising curve, or right if the axis is near."""
     room = x - 6 - 7 * len(label) > left
     at, above, anchor = (x - 6, 8, "end") if room else (x, 18, "start")
     return f"<text x={at:.1f} y={y - above:.1f} text-anchor={anchor}>{html.escape(label)}</text>"

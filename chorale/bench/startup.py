@@ -1,4 +1,4 @@
-"""How long ``chorale serve`` takes: to healthy, to a first token; with caches of its own (cold), or yours."""
+"""Start-up time of ``chorale serve``, to healthy and to the first token, with cold or warm caches."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _PROMPT = {"prompt": "The first token", "max_tokens": 1, "temperature": 0}
 def startup(
     serve_arguments: Sequence[str], *, cold: int, warm: int, timeout: float, api_keys: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Medians of ``cold`` starts (empty caches of compiled kernels and of the demo), then of ``warm`` ones.
+    """Returns medians over ``cold`` starts (empty caches of kernels and of the demo), then over ``warm``
+    ones.
 
-    ``api_keys``: those that the arguments or the environment give the server; not shown in the result.
-    What the system has read of the checkpoint stays in its memory: only a fresh machine is colder.
+    ``api_keys``: the server's keys, from its arguments or the environment; never part of the result.
+    The page cache keeps the checkpoint in both cases: only a freshly booted machine is colder.
     Raises ``ChoraleError`` if a server does not become healthy in ``timeout`` seconds.
     """
     shown = " ".join(serve_arguments)
@@ -53,7 +54,7 @@ def startup(
 def _start(
     serve_arguments: Sequence[str], cache: Path, timeout: float, api_key: str | None
 ) -> tuple[float, float]:
-    """(seconds to healthy, seconds to the first token) of one server, which is stopped again."""
+    """Starts a server and stops it. Returns the seconds to healthy and to the first token."""
     port = _free_port()
     arguments = ["serve", *serve_arguments, "--port", str(port)]
     command = [sys.executable, "-m", "chorale.cli.bound", str(os.getpid()), *arguments]
@@ -87,14 +88,14 @@ def _wait(client: httpx2.Client, server: subprocess.Popen[bytes], begin: float, 
     while time.perf_counter() - begin < timeout:
         if server.poll() is not None:
             _, text = server.communicate()
-            raise ChoraleError(f"the server ended: {text.decode('utf-8', 'replace')[-500:]}")
+            raise ChoraleError(f"the server exited: {text.decode('utf-8', 'replace')[-500:]}")
         try:
             if client.get("/health", timeout=2).status_code == 200:
                 return time.perf_counter() - begin
         except httpx2.HTTPError:
             pass
         time.sleep(0.02)
-    raise ChoraleError(f"not healthy after {timeout:g} s")
+    raise ChoraleError(f"the server was not healthy after {timeout:g} s")
 
 
 def _free_port() -> int:

@@ -19,10 +19,10 @@ from chorale.grammar.matcher import warm
 from chorale.harmony.vocab import Vocabulary, VocabularyError, load_vocabulary
 from chorale.serve.bootstrap import ApiStart
 from chorale.store.store import ResponseStore, StoreError, open_store
-from chorale.tools.base import ToolService
+from chorale.tools.contract import ToolService
 from chorale.tools.service import start_tools
 
-logger = logging.getLogger("chorale.tools")
+logger = logging.getLogger(__name__)
 
 
 def make_client(start: ApiStart) -> RemoteClient:

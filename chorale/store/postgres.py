@@ -19,7 +19,7 @@ from chorale.store.protocol import StoreError
 if TYPE_CHECKING:
     import psycopg
 
-logger = logging.getLogger("chorale.api.responses")
+logger = logging.getLogger(__name__)
 
 VERSION = 3
 _LOCK = 0x63686F72616C65  # "chorale": the advisory lock of writers

@@ -14,7 +14,7 @@ from chorale.store.connection_thread import LOCK_SECONDS
 from chorale.store.protocol import NoSpaceError, StoreError
 from chorale.store.schema import migrate
 
-logger = logging.getLogger("chorale.api.responses")
+logger = logging.getLogger(__name__)
 
 MEMORY = ":memory:"
 # Larger files are not read through at start (10 GiB would take a minute); a damaged page in them is found

@@ -60,7 +60,7 @@ __all__ = [
     "open_store",
 ]
 
-logger = logging.getLogger("chorale.api.responses")
+logger = logging.getLogger(__name__)
 
 _POSTGRES = ("postgresql://", "postgres://")
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from chorale.harmony.json_text import loads
-from chorale.tools.faults import ToolFault
+from chorale.tools.errors import ToolError
 
 _MAX_LEN = 256 * 1024
 
 
 class Arguments:
-    """Raises ``ToolFault`` whose text tells the model what to write instead."""
+    """Raises ``ToolError`` whose text tells the model what to write instead."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -28,9 +28,9 @@ class Arguments:
     def text(self, name: str, max_len: int) -> str:
         value = self._values.get(name)
         if not isinstance(value, str) or not value.strip():
-            raise ToolFault(f"`{name}` must be a non-empty string")
+            raise ToolError(f"`{name}` must be a non-empty string")
         if len(value) > max_len:
-            raise ToolFault(f"`{name}` is longer than {max_len} characters")
+            raise ToolError(f"`{name}` is longer than {max_len} characters")
         return value
 
     def flag(self, name: str) -> bool:
@@ -45,22 +45,22 @@ class Arguments:
             try:
                 value = float(value)
             except ValueError:
-                raise ToolFault(f"`{name}` must be a number, not a string") from None
+                raise ToolError(f"`{name}` must be a number, not a string") from None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e9:
-            raise ToolFault(f"`{name}` must be a whole number")
+            raise ToolError(f"`{name}` must be a whole number")
         return int(value)
 
 
 def parse_object(content: str) -> dict[str, Any]:
-    """A JSON object; empty text is an empty one. Raises ``ToolFault``."""
+    """A JSON object; empty text is an empty one. Raises ``ToolError``."""
     if not content.strip():
         return {}
     if len(content) > _MAX_LEN:
-        raise ToolFault(f"the arguments are longer than {_MAX_LEN} characters")
+        raise ToolError(f"the arguments are longer than {_MAX_LEN} characters")
     try:
         value = loads(content)
     except (ValueError, RecursionError) as error:
-        raise ToolFault(f"the arguments are not valid JSON: {str(error)[:200]}") from None
+        raise ToolError(f"the arguments are not valid JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):
-        raise ToolFault("the arguments must be a JSON object")
+        raise ToolError("the arguments must be a JSON object")
     return value

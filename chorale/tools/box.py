@@ -9,7 +9,9 @@ from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 from chorale.harmony.messages import ToolNamespace
-from chorale.tools.base import (
+from chorale.tools.browser.citations import CitationRewriter
+from chorale.tools.browser.page import Link
+from chorale.tools.contract import (
     BrowserDetail,
     CitationStream,
     McpDetail,
@@ -22,11 +24,9 @@ from chorale.tools.base import (
     ToolResult,
     Unavailable,
 )
-from chorale.tools.browser.citations import CitationRewriter
-from chorale.tools.browser.page import Link
 from chorale.tools.mcp.toolset import McpToolset
 
-logger = logging.getLogger("chorale.tools")
+logger = logging.getLogger(__name__)
 
 
 class SystemTool(Protocol):

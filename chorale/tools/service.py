@@ -11,7 +11,11 @@ from typing import Any
 
 from chorale.config import ToolConfig
 from chorale.errors import ConfigError
-from chorale.tools.base import (
+from chorale.tools.box import Box, SystemTool
+from chorale.tools.browser.backends import SearchBackend
+from chorale.tools.browser.history import History
+from chorale.tools.browser.tool import Browser, PageCache
+from chorale.tools.contract import (
     CodeInterpreterRequest,
     McpListing,
     McpRequest,
@@ -19,11 +23,6 @@ from chorale.tools.base import (
     Unavailable,
     WebSearchRequest,
 )
-from chorale.tools.box import Box, SystemTool
-from chorale.tools.browser.backends import SearchBackend
-from chorale.tools.browser.history import History
-from chorale.tools.browser.tool import Browser, PageCache
-from chorale.tools.choices import Found, choose_backend, choose_sandbox, fetchers
 from chorale.tools.mcp.builtin import CLEANUP, RemoteBrowser, RemotePython
 from chorale.tools.mcp.client import McpClient, McpLimits
 from chorale.tools.mcp.servers import (
@@ -36,8 +35,9 @@ from chorale.tools.mcp.servers import (
     read_mcp_config,
 )
 from chorale.tools.mcp.toolset import McpToolset, allowed, safe_name
-from chorale.tools.mcp.wire import McpFault
+from chorale.tools.mcp.wire import McpError
 from chorale.tools.net.fetch import Fetcher
+from chorale.tools.options import Found, choose_backend, choose_sandbox, fetchers
 from chorale.tools.python.tool import PythonTool, SessionPool, new_container_id
 
 _CONTAINER = re.compile(r"cntr_[0-9a-f]{16,64}")
@@ -48,7 +48,7 @@ _LISTING_SECONDS = 300.0  # how long an operator's server is not asked again wha
 CountTokens = Callable[[str], int]
 
 
-class Service:
+class BuiltinToolService:
     """Implements ``ToolService``. Made by ``start_tools``."""
 
     def __init__(
@@ -170,12 +170,12 @@ class Service:
         client: McpClient | None = None
         try:
             if number >= _MAX_SERVERS:
-                raise McpFault(f"no more than {_MAX_SERVERS} MCP servers can be used at once")
+                raise McpError(f"no more than {_MAX_SERVERS} MCP servers can be used at once")
             namespace_name(request.server_label)
             client = self._client(self._server_of(request), session_key)
             listing = allowed(await self._list(request, client), request)
             return McpToolset(request, listing, client), listing
-        except McpFault as fault:
+        except McpError as fault:
             if client is not None:
                 await client.aclose()
             return None, McpListing(request.server_label, (), fault.message)
@@ -187,10 +187,10 @@ class Service:
     def _server_of(self, request: McpRequest) -> Server:
         if request.server_url is None:
             if request.server_label not in self._servers:
-                raise McpFault(f"this server knows no MCP server {request.server_label!r}; give a server_url")
+                raise McpError(f"this server knows no MCP server {request.server_label!r}; give a server_url")
             return self._servers[request.server_label]
         if not self._config.mcp_requests:
-            raise McpFault("requests may not name MCP servers by address here")
+            raise McpError("requests may not name MCP servers by address here")
         return from_request(request)
 
     async def _list(self, request: McpRequest, client: McpClient) -> McpListing:
@@ -225,7 +225,7 @@ class Service:
             await client.connect()
             tools = await client.list_tools()
             self._place(entry, server, client, McpListing("", tools))
-        except McpFault as fault:
+        except McpError as fault:
             self._found.missing[entry] = fault.message
             return False
         finally:
@@ -237,7 +237,7 @@ class Service:
         name = client.info.name
         label = name if name in ("browser", "python") else safe_name(name or entry)
         if label in self._servers or label in self._found.available:
-            raise McpFault(f"a second server named {label!r}")
+            raise McpError(f"a second server named {label!r}")
         if label not in ("browser", "python"):
             namespace_name(label)
         self._servers[label] = server
@@ -266,7 +266,7 @@ def container_id(wanted: str | None) -> str:
 
 async def start_tools(
     config: ToolConfig, environment: Mapping[str, str], count: CountTokens, *, patient: bool = False
-) -> Service:
+) -> BuiltinToolService:
     """``environment`` holds the keys of search services; ``count`` says how many tokens a text is.
 
     ``patient``: also wait for what would go on in the background while a server starts.
@@ -294,7 +294,7 @@ async def start_tools(
             found.available[label] = "MCP program" if not hasattr(server, "urls") else "MCP server"
     if config.mcp_requests:
         found.available["mcp"] = "servers that a request names"
-    service = Service(config, count, found, backend, pool, page_fetchers, servers)
+    service = BuiltinToolService(config, count, found, backend, pool, page_fetchers, servers)
     await service.find_servers(entries)
     return service
 

@@ -18,7 +18,7 @@ import msgspec
 
 from chorale.engine.types import ALL_FORBIDDEN, ChunkTimings, TokenLogprobs
 from chorale.errors import ChoraleError, EngineDeadError, EngineError, RequestError
-from chorale.tools.base import McpListing, Progress, ToolResult, UrlCitation
+from chorale.tools.contract import McpListing, Progress, ToolResult, UrlCitation
 
 ItemKind = Literal[
     "reasoning",

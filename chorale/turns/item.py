@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from chorale.engine.types import TokenLogprobs
-from chorale.tools.base import CitationStream, CitedText, UrlCitation
+from chorale.tools.contract import CitationStream, CitedText, UrlCitation
 from chorale.turns.events import ItemDelta, ItemKind
 from chorale.turns.partial_json import InputReader
 from chorale.turns.stops import StopFilter

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chorale.bench.connection import EventConnection, Target
-from chorale.bench.load import Job, Load, Outcome, Pace
-from chorale.bench.workers import run_load, share
+from chorale.bench.load import Load, LoadRequest, Outcome, Pace
+from chorale.bench.load_processes import run_load, share
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENTS = [b'{"choices":[{"text":"a"}]}', b'{"choices":[{"text":"b\\n"}]}', b"[DONE]"]
@@ -95,15 +95,15 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         writer.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(usage), usage))
 
 
-async def load(handler: Handler, jobs: list[Job], pace: Pace) -> list[Outcome]:
+async def load(handler: Handler, requests: list[LoadRequest], pace: Pace) -> list[Outcome]:
     server, target = await serve(handler)
     async with server:
-        return await Load(target, pace).run(jobs)
+        return await Load(target, pace).run(requests)
 
 
 def test_outcomes_hold_what_the_server_did() -> None:
-    jobs = [Job(json.dumps({"max_tokens": 3}), 7)] * 6
-    outcomes = asyncio.run(load(answer, jobs, Pace(concurrency=2)))
+    requests = [LoadRequest(json.dumps({"max_tokens": 3}), 7)] * 6
+    outcomes = asyncio.run(load(answer, requests, Pace(concurrency=2)))
     assert [each.error for each in outcomes] == [""] * 6
     for each in outcomes:
         assert (each.prompt_tokens, each.output_tokens, len(each.itl)) == (7, 6, 2)  # usage, not pieces
@@ -154,7 +154,7 @@ async def send_a_list(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ("handler", "words"),
     [
         (fail_in_a_word, "overloaded"),
-        (send_a_list, "no JSON object"),
+        (send_a_list, "not a JSON object"),
         (refuse, "HTTP 404"),
         (vanish, "closed the connection"),
         (fail, "the engine died"),
@@ -162,12 +162,12 @@ async def send_a_list(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ],
 )
 def test_faults_are_outcomes(handler: Handler, words: str) -> None:
-    outcomes = asyncio.run(load(handler, [Job("{}", 1)] * 2, Pace()))
+    outcomes = asyncio.run(load(handler, [LoadRequest("{}", 1)] * 2, Pace()))
     assert all(words in each.error for each in outcomes), [each.error for each in outcomes]
 
 
 def test_a_server_that_is_not_there_is_an_outcome() -> None:
-    outcomes = asyncio.run(Load(Target("http://127.0.0.1:9/v1"), Pace()).run([Job("{}", 1)]))
+    outcomes = asyncio.run(Load(Target("http://127.0.0.1:9/v1"), Pace()).run([LoadRequest("{}", 1)]))
     assert "Error" in outcomes[0].error
 
 
@@ -195,9 +195,9 @@ def test_workers_share_a_load() -> None:
 def test_several_processes_give_all_outcomes() -> None:
     async def main() -> tuple[list[Outcome], float]:
         server, target = await serve(answer)
-        jobs = [Job(json.dumps({"max_tokens": 2}), 7)] * 9
+        requests = [LoadRequest(json.dumps({"max_tokens": 2}), 7)] * 9
         async with server:
-            return await asyncio.to_thread(run_load, target, Pace(concurrency=4), jobs, 2, lambda _: None)
+            return await asyncio.to_thread(run_load, target, Pace(concurrency=4), requests, 2, lambda _: None)
 
     outcomes, seconds = asyncio.run(main())
     assert len(outcomes) == 9

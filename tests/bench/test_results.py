@@ -14,12 +14,12 @@ import httpx2
 import pytest
 
 from chorale.bench.load import Outcome, Pace
+from chorale.bench.load_processes import share
 from chorale.bench.metrics import block, percentile, summarise, to_json
-from chorale.bench.prompts import RandomLengths, file_prompts, job, random_prompts
+from chorale.bench.prompts import RandomLengths, file_prompts, random_prompts, request_for
 from chorale.bench.report import _ticks, page, read, write_report
-from chorale.bench.workers import share
 from chorale.cli.bench.pace import goals_of
-from chorale.cli.bench.serve import check, make_jobs, parser, write
+from chorale.cli.bench.serve import check, make_requests, parser, write
 from chorale.cli.main import main
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary
@@ -98,7 +98,7 @@ def test_lengths_of_answers_by_dataset(tmp_path: Path) -> None:
             ["--dataset-name", "custom", "--dataset-path", str(path), "--custom-output-len", length]
         )
         check(given)
-        body = json.loads(make_jobs(given, "/v1/completions", "m")[0].body)
+        body = json.loads(make_requests(given, "/v1/completions", "m")[0].body)
         assert body["max_tokens"] == expected
 
 
@@ -137,11 +137,11 @@ def test_files_of_prompts(tmp_path: Path) -> None:
 def test_bodies_fit_their_endpoint() -> None:
     prompt = next(random_prompts(1, RandomLengths(3, 5), 1))
     raw = json.loads(
-        job(prompt, endpoint="/v1/completions", model="m", ignore_eos=True, extra={"top_p": 0.5}).body
+        request_for(prompt, endpoint="/v1/completions", model="m", ignore_eos=True, extra={"top_p": 0.5}).body
     )
     assert (raw["max_tokens"], raw["ignore_eos"], raw["top_p"], len(raw["prompt"])) == (5, True, 0.5, 3)
     chat = json.loads(
-        job(prompt, endpoint="/v1/chat/completions", model="m", ignore_eos=False, extra={}).body
+        request_for(prompt, endpoint="/v1/chat/completions", model="m", ignore_eos=False, extra={}).body
     )
     assert chat["max_completion_tokens"] == 5
     assert "ignore_eos" not in chat
@@ -241,7 +241,7 @@ def test_the_report_takes_whatever_percentiles_were_asked_for(tmp_path: Path) ->
         (["serve", "--num-prompts", "1", "--burstiness", "nan"], "--burstiness"),
         (["serve", "--ramp-up-strategy", "linear"], "needs --ramp-up-start-rps"),
         (["serve", "--ramp-up-end-rps", "5"], "need --ramp-up-strategy"),
-        (["serve", "--ramp-up-strategy", "linear", "--request-rate", "5"], "only one of them"),
+        (["serve", "--ramp-up-strategy", "linear", "--request-rate", "5"], "cannot be combined"),
         (["serve", "--ramp-up-strategy", "exponential", "--ramp-up-start-rps", "0"], "above 0"),
         (["serve", "--goodput", "ttft:200", "itl:5"], "--goodput 'itl:5'"),
         (["serve", "--goodput", "ttft:soon"], "--goodput 'ttft:soon'"),

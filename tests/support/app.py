@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 
 from chorale.api.app import create_app
-from chorale.api.http.auth import guard_routes
-from chorale.api.http.middleware import Shell, unknown_path
+from chorale.api.http.auth import authenticate_routes
+from chorale.api.http.middleware import HttpMiddleware, unknown_path
 from chorale.api.http.responses import EventStream, json_response, read_json, until_disconnect
 from chorale.api.http.server import Stop, bind_sockets, serve_app
 from chorale.api.operator.metrics import Metrics
@@ -52,10 +52,12 @@ async def make_state(client: ScriptedClient | None = None, **config: Any) -> Asy
         await store.close()
 
 
-def probe_app(state: ServerState, handlers: dict[str, Callable[[Request], Awaitable[Any]]]) -> Shell:
+def probe_app(state: ServerState, handlers: dict[str, Callable[[Request], Awaitable[Any]]]) -> HttpMiddleware:
     """The shell around handlers of the test's own, each POST and GET."""
     routes = [Route(path, handler, methods=["GET", "POST"]) for path, handler in handlers.items()]
-    return Shell(Router(guard_routes(routes, ()), redirect_slashes=False, default=unknown_path), state, False)
+    return HttpMiddleware(
+        Router(authenticate_routes(routes, ()), redirect_slashes=False, default=unknown_path), state, False
+    )
 
 
 @dataclass
@@ -67,7 +69,7 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(app: Shell, *, drain_grace: float = 0.0) -> AsyncIterator[Running]:
+async def running(app: HttpMiddleware, *, drain_grace: float = 0.0) -> AsyncIterator[Running]:
     config = app.state.config
     sockets = bind_sockets(config)
     port = 0 if config.uds else sockets[0].getsockname()[1]

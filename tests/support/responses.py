@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 from starlette.routing import Router
 
 from chorale.api import conversations
-from chorale.api.http.auth import guard_routes
-from chorale.api.http.middleware import Shell, unknown_path
+from chorale.api.http.auth import authenticate_routes
+from chorale.api.http.middleware import HttpMiddleware, unknown_path
 from chorale.api.operator import models
 from chorale.api.operator.metrics import Metrics
 from chorale.api.responses import routes
@@ -59,7 +59,7 @@ def tokens(text: str) -> list[int]:
 
 @dataclass
 class Server:
-    app: Shell
+    app: HttpMiddleware
     client: ScriptedClient
     store: ResponseStore
     sdk: AsyncOpenAI
@@ -123,8 +123,10 @@ async def serve(
         store=kept,
         model_names=(MODEL, "alias"),
     )
-    found = guard_routes([*routes(state), *conversations.routes(state), *models.routes(state)], key_hashes)
-    app = Shell(Router(found, redirect_slashes=False, default=unknown_path), state, bool(key_hashes))
+    found = authenticate_routes(
+        [*routes(state), *conversations.routes(state), *models.routes(state)], key_hashes
+    )
+    app = HttpMiddleware(Router(found, redirect_slashes=False, default=unknown_path), state, bool(key_hashes))
     http = httpx2.AsyncClient(
         transport=httpx2.ASGITransport(app=app),
         base_url="http://test",

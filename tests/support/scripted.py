@@ -16,8 +16,8 @@ import openai
 from starlette.routing import Router
 
 from chorale.api.app import all_routes
-from chorale.api.http.auth import guard_routes
-from chorale.api.http.middleware import Shell, unknown_path
+from chorale.api.http.auth import authenticate_routes
+from chorale.api.http.middleware import HttpMiddleware, unknown_path
 from chorale.api.operator.metered_client import MeteredClient
 from chorale.api.state import ServerState
 from chorale.client.stream import RequestStream
@@ -151,7 +151,7 @@ class Server:
     sdk: openai.AsyncOpenAI
     client: ScriptedClient
     state: ServerState
-    app: Shell
+    app: HttpMiddleware
 
     async def chat(self, content: str = "hi", **fields: Any) -> httpx2.Response:
         body = {"messages": [{"role": "user", "content": content}], **fields}
@@ -177,8 +177,10 @@ async def served(client: ScriptedClient, **config: Any) -> AsyncIterator[Server]
             state.store,
             state.model_names,
         )
-        router = Router(guard_routes(all_routes(metered), ()), redirect_slashes=False, default=unknown_path)
-        app = Shell(router, metered, False)
+        router = Router(
+            authenticate_routes(all_routes(metered), ()), redirect_slashes=False, default=unknown_path
+        )
+        app = HttpMiddleware(router, metered, False)
         transport = httpx2.ASGITransport(app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://server") as http:
             sdk = openai.AsyncOpenAI(

@@ -12,8 +12,8 @@ import httpx2
 from starlette.routing import Router
 
 from chorale.api import chat, conversations
-from chorale.api.http.auth import guard_routes
-from chorale.api.http.middleware import Shell, unknown_path
+from chorale.api.http.auth import authenticate_routes
+from chorale.api.http.middleware import HttpMiddleware, unknown_path
 from chorale.api.operator.metrics import Metrics
 from chorale.api.responses import routes
 from chorale.api.state import ServerState
@@ -23,7 +23,9 @@ from chorale.harmony.builtin_tools import browser_tools, python_tool
 from chorale.harmony.messages import ToolDescription, ToolNamespace
 from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script, ScriptedClient
-from chorale.tools.base import (
+from chorale.tools.browser.citations import CitationRewriter
+from chorale.tools.browser.page import Link
+from chorale.tools.contract import (
     BrowserDetail,
     CodeOutput,
     CodeStarted,
@@ -43,8 +45,6 @@ from chorale.tools.base import (
     ToolResult,
     Unavailable,
 )
-from chorale.tools.browser.citations import CitationRewriter
-from chorale.tools.browser.page import Link
 from tests.support.responses import MODEL, VOCAB, scripts
 
 CONTAINER = "cntr_test"
@@ -219,8 +219,8 @@ async def served(
     store = SqliteStore()
     config = ServerConfig(system_start_date="2026-01-02")
     state = ServerState(client, config, VOCAB, Metrics(MODEL), store, (MODEL,), tools=service)
-    found = guard_routes([*routes(state), *chat.routes(state), *conversations.routes(state)], ())
-    app = Shell(Router(found, redirect_slashes=False, default=unknown_path), state, False)
+    found = authenticate_routes([*routes(state), *chat.routes(state), *conversations.routes(state)], ())
+    app = HttpMiddleware(Router(found, redirect_slashes=False, default=unknown_path), state, False)
     try:
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:

@@ -1,9 +1,9 @@
 """Attempts to get out of a sandbox, or to take more than it gives. Run by ``test_escapes``.
 
 ``FORBIDDEN`` must end in an error of the system, and print ``word`` if they succeed; none of them changes the
-machine then: they look, ask for access, or make something of a unique name and remove it. ``GREEDY`` must end by
-themselves or be ended, within the limits of the session. Capitals are filled in by ``filled``; the value of
-the secret is written backwards, so that a traceback that shows the code does not show it.
+machine then: they look, ask for access, or make something of a unique name and remove it. ``GREEDY`` must end
+by themselves or be ended, within the limits of the session. Capitals are filled in by ``filled``; the value
+of the secret is written backwards, so that a traceback that shows the code does not show it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import pytest
 import chorale.tools.service as service_module
 from chorale.config import ToolConfig
 from chorale.errors import ConfigError
-from chorale.tools.base import (
+from chorale.tools.contract import (
     CodeInterpreterRequest,
     RequestTools,
     ToolBox,
@@ -23,13 +23,13 @@ from chorale.tools.base import (
     cite,
 )
 from chorale.tools.python.wasm import module as interpreter
-from chorale.tools.service import Service, container_id, probe_tools, start_tools
+from chorale.tools.service import BuiltinToolService, container_id, probe_tools, start_tools
 from tests.support.tools.drive import count_words, drive, run
 
 BOTH = RequestTools(web_search=WebSearchRequest(), code_interpreter=CodeInterpreterRequest())
 
 
-async def started(environment: dict[str, str] | None = None, **config: object) -> Service:
+async def started(environment: dict[str, str] | None = None, **config: object) -> BuiltinToolService:
     return await start_tools(ToolConfig(**config), environment or {}, count_words)  # type: ignore[arg-type]
 
 

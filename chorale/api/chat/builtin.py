@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chorale.tools.base import (
+from chorale.tools.contract import (
     BrowserDetail,
     CodeOutput,
     FindAction,

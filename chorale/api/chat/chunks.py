@@ -9,7 +9,7 @@ from chorale.api.chat.answer import SEPARATOR, Answer, call_object
 from chorale.api.chat.builtin import SHOWN, CallWriter, annotation
 from chorale.api.http.sse import PLACEHOLDER, Template, event
 from chorale.api.usage import usage_object
-from chorale.tools.base import ToolResult
+from chorale.tools.contract import ToolResult
 from chorale.turns.events import (
     BUILTIN_ITEMS,
     CLIENT_CALLS,

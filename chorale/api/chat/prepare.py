@@ -18,7 +18,7 @@ from chorale.errors import RequestError
 from chorale.harmony.messages import Conversation
 from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import CHANNEL, END, MESSAGE, START, Vocabulary
-from chorale.tools.base import ToolBox
+from chorale.tools.contract import ToolBox
 from chorale.turns.options import TurnOptions
 from chorale.turns.prompt.effort import reasoning_effort
 from chorale.turns.prompt.encode import at, check_distinct, developer_message, system_message

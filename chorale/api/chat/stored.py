@@ -20,7 +20,7 @@ from chorale.api.state import ServerState
 from chorale.errors import ChoraleError, NotFoundError, RequestError
 from chorale.store.completions import CompletionFilter, StoredCompletion
 
-logger = logging.getLogger("chorale.api.chat")
+logger = logging.getLogger(__name__)
 
 # What of the request is shown again with a stored completion.
 _ECHOED = (

@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from chorale.api.completions.raw import RawChoice, RawOptions
 from chorale.api.completions.request import (
+    CompletionPrompt,
     CompletionRequest,
-    Prompt,
     encode_prompts,
     parse_completion,
 )
@@ -46,7 +46,7 @@ NEVER = 1 << 30  # tokens: a non-streaming turn is read once, at its end
 class Job:
     """One prompt, ready for the engine."""
 
-    prompt: Prompt
+    prompt: CompletionPrompt
     sampling: SamplingSpec
     options: TurnOptions
 
@@ -70,7 +70,11 @@ async def create(state: ServerState, request: Request) -> Response:
 
 
 async def _job(
-    state: ServerState, completion: CompletionRequest, prompt: Prompt, structured: Structured, owner: bytes
+    state: ServerState,
+    completion: CompletionRequest,
+    prompt: CompletionPrompt,
+    structured: Structured,
+    owner: bytes,
 ) -> Job:
     sampling = resolve_sampling(
         completion,

@@ -57,7 +57,7 @@ class CompletionRequest(StructuredFields):
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class CompletionPrompt:
     """``text`` is what ``echo`` repeats: as it was sent, or decoded when ids were sent (else "")."""
 
     token_ids: list[int]
@@ -77,21 +77,21 @@ def parse_completion(data: Mapping[str, Any]) -> CompletionRequest:
     return completion
 
 
-async def encode_prompts(value: Any, vocab: Vocabulary, *, echo: bool = False) -> list[Prompt]:
+async def encode_prompts(value: Any, vocab: Vocabulary, *, echo: bool = False) -> list[CompletionPrompt]:
     """A string, strings, ids, or lists of ids; long texts are encoded without holding up the loop."""
     return await beside(lambda: _encode_all(value, vocab, echo), heavy=is_heavy(value))
 
 
-def _encode_all(value: Any, vocab: Vocabulary, echo: bool) -> list[Prompt]:
+def _encode_all(value: Any, vocab: Vocabulary, echo: bool) -> list[CompletionPrompt]:
     """Text prompts may spell special tokens: this endpoint is for raw harmony."""
     prompts = []
     for part in split_prompts(value):
         if isinstance(part, str):
             with at("prompt"):
                 ids = vocab.encode_with_special(part, limits.SIZES["prompt_tokens"].max)
-            prompts.append(Prompt(ids, part))
+            prompts.append(CompletionPrompt(ids, part))
         else:
-            prompts.append(Prompt(part, vocab.decode(part) if echo else ""))
+            prompts.append(CompletionPrompt(part, vocab.decode(part) if echo else ""))
     return prompts
 
 

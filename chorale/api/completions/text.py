@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chorale.api.completions.request import CompletionRequest, Prompt
+from chorale.api.completions.request import CompletionPrompt, CompletionRequest
 from chorale.api.http.sse import PLACEHOLDER, Template, event
 from chorale.api.logprobs import LogprobsWriter
 from chorale.api.usage import usage_object
@@ -84,7 +84,7 @@ class OffsetWriter:
 class ChoiceText:
     """What the chunks and the body of one choice have in common."""
 
-    def __init__(self, answer: TextAnswer, prompt: Prompt, index: int) -> None:
+    def __init__(self, answer: TextAnswer, prompt: CompletionPrompt, index: int) -> None:
         self.answer = answer
         self.prompt = prompt
         self.index = index

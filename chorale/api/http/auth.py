@@ -36,7 +36,7 @@ def hash_key(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-class Guarded:
+class AuthenticatedRoute:
     """The ASGI app of one route: its endpoint, behind the keys.
 
     Calls the endpoint itself, in place of Starlette's wrapper: that one looks for exception handlers, of
@@ -80,7 +80,7 @@ class Guarded:
         return digest if any(matches) else None
 
 
-class GuardedSocket(Guarded):
+class AuthenticatedSocket(AuthenticatedRoute):
     """The same for a WebSocket, whose endpoint is an ASGI app. Refusals are answers to the handshake."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,7 +100,7 @@ def _keys(scope: Scope) -> list[bytes]:
     return found
 
 
-def guard_routes(routes: Iterable[BaseRoute], api_key_hashes: Iterable[bytes]) -> list[BaseRoute]:
+def authenticate_routes(routes: Iterable[BaseRoute], api_key_hashes: Iterable[bytes]) -> list[BaseRoute]:
     """Put each route behind the keys, unless its path is open.
 
     Endpoints are coroutine functions; those of a ``WebSocketRoute`` are ASGI apps.
@@ -109,9 +109,11 @@ def guard_routes(routes: Iterable[BaseRoute], api_key_hashes: Iterable[bytes]) -
     found = list(routes)
     for route in found:
         if isinstance(route, WebSocketRoute):
-            route.app = GuardedSocket(route.endpoint, route.path, hashes)
+            route.app = AuthenticatedSocket(route.endpoint, route.path, hashes)
         elif isinstance(route, Route):
-            route.app = Guarded(route.endpoint, route.path, () if route.path in OPEN_PATHS else hashes)
+            route.app = AuthenticatedRoute(
+                route.endpoint, route.path, () if route.path in OPEN_PATHS else hashes
+            )
     return found
 
 

@@ -1,9 +1,9 @@
 """From the bytes of a request body to a checked dict, and from there to a request model.
 
 Everything is bounded before it allocates: nesting and numbers of values are counted on the raw bytes, before
-any JSON parser runs (``json_shape``). Strictness, decided once for every endpoint: the body is UTF-8; no NaN, no
-infinity (nor numbers that overflow to it), no lone surrogates, no key twice in one object. Limits of size and
-time hold on every route; ``request_limits`` has them.
+any JSON parser runs (``json_shape``). Strictness, decided once for every endpoint: the body is UTF-8; no NaN,
+no infinity (nor numbers that overflow to it), no lone surrogates, no key twice in one object. Limits of size
+and time hold on every route; ``request_limits`` has them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shell: the one ASGI layer around every request: id, limits, errors, access log, HTTP metrics.
+"""HttpMiddleware: the one ASGI layer around every request: id, limits, errors, access log, HTTP metrics.
 
 One layer, not five, because each wrapper of ``send`` is paid for with every streamed token; this one's is
 a plain function that hands the server's own awaitable through.
@@ -20,7 +20,7 @@ from chorale.api.http.request_limits import LimitedBody, check_head
 from chorale.api.state import ServerState
 from chorale.errors import ChoraleError, MethodNotAllowedError, NotFoundError, RequestError
 
-logger = logging.getLogger("chorale.api")
+logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("chorale.access")
 
 Layer = Callable[[ASGIApp], ASGIApp]
@@ -57,7 +57,7 @@ class _Exchange:
         return self._send(message)
 
 
-class Shell:
+class HttpMiddleware:
     """``cors`` is around the app and around every error, which a page could not read without its headers."""
 
     def __init__(self, app: ASGIApp, state: ServerState, has_keys: bool, cors: Layer | None = None) -> None:

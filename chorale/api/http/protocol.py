@@ -41,7 +41,7 @@ class _Parser(httptools.HttpRequestParser):
     be lost or, once it comes in a piece of its own, be read as the next request.
     """
 
-    def __init__(self, protocol: GuardedProtocol) -> None:
+    def __init__(self, protocol: LimitedProtocol) -> None:
         super().__init__(protocol)
         self._protocol = protocol
         self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
@@ -58,8 +58,8 @@ class _Parser(httptools.HttpRequestParser):
                 parser = self._protocol.pass_over()
 
 
-class GuardedProtocol(HttpToolsProtocol):
-    """``limits`` is set by ``guarded_protocol``; uvicorn makes one instance a connection."""
+class LimitedProtocol(HttpToolsProtocol):
+    """``limits`` is set by ``limited_protocol``; uvicorn makes one instance a connection."""
 
     limits: ServerConfig
 
@@ -286,6 +286,6 @@ class GuardedProtocol(HttpToolsProtocol):
         return unfinished or bool(self.pipeline)
 
 
-def guarded_protocol(config: ServerConfig) -> type[GuardedProtocol]:
+def limited_protocol(config: ServerConfig) -> type[LimitedProtocol]:
     """The protocol class for one configuration (uvicorn instantiates it, so limits travel on the class)."""
-    return type("ConfiguredProtocol", (GuardedProtocol,), {"limits": config})
+    return type("ConfiguredProtocol", (LimitedProtocol,), {"limits": config})

@@ -25,8 +25,8 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from chorale.api.http.middleware import Shell
-from chorale.api.http.protocol import guarded_protocol
+from chorale.api.http.middleware import HttpMiddleware
+from chorale.api.http.protocol import limited_protocol
 from chorale.api.http.request_limits import LocalHosts, is_loopback
 from chorale.api.http.tls import check_tls
 from chorale.api.operator.throughput import log_throughput
@@ -34,7 +34,7 @@ from chorale.api.responses.resume import Resumer
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
 
-logger = logging.getLogger("chorale.api")
+logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 60
 BACKLOG = 2048
@@ -157,7 +157,7 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     password_env = config.ssl_keyfile_password_env
     return uvicorn.Config(
         app,
-        http=guarded_protocol(config),
+        http=limited_protocol(config),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -174,7 +174,7 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     )
 
 
-def _local_only(app: Shell, config: ServerConfig) -> ASGIApp:
+def _local_only(app: HttpMiddleware, config: ServerConfig) -> ASGIApp:
     """Check Host names where only this machine can connect and no key protects from its browsers."""
     behind_proxy = bool(config.root_path) or bool(config.allowed_origins)
     if config.uds is None and is_loopback(config.host) and not app.has_keys and not behind_proxy:
@@ -183,7 +183,7 @@ def _local_only(app: Shell, config: ServerConfig) -> ASGIApp:
 
 
 async def serve_app(
-    app: Shell,
+    app: HttpMiddleware,
     config: ServerConfig,
     sockets: Sequence[socket.socket] | None = None,
     on_ready: Callable[[], None] | None = None,
@@ -238,7 +238,9 @@ async def _announce(server: uvicorn.Server, on_ready: Callable[[], None] | None)
         on_ready()
 
 
-async def _drain(app: Shell, server: uvicorn.Server, timeout: float, grace: float, stop: Stop) -> None:
+async def _drain(
+    app: HttpMiddleware, server: uvicorn.Server, timeout: float, grace: float, stop: Stop
+) -> None:
     await stop.asked.wait()
     app.state.lifecycle.draining = True
     if app.state.lifecycle.num_requests:
@@ -254,7 +256,7 @@ async def _drain(app: Shell, server: uvicorn.Server, timeout: float, grace: floa
     server.force_exit = True
 
 
-async def _finish_background(app: Shell, timeout: float, stop: Stop) -> None:
+async def _finish_background(app: HttpMiddleware, timeout: float, stop: Stop) -> None:
     """Responses that have no connection get the same seconds as those that had one."""
     if not app.state.background.num_jobs:
         return
@@ -272,7 +274,7 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
         await asyncio.wait_for(event.wait(), seconds)
 
 
-async def _share_metrics(app: Shell) -> None:
+async def _share_metrics(app: HttpMiddleware) -> None:
     while True:
         try:
             app.state.metrics.save()
@@ -342,7 +344,7 @@ def _signals(stop: Stop) -> Iterator[None]:
 
 
 def run(
-    app: Shell,
+    app: HttpMiddleware,
     config: ServerConfig,
     sockets: Sequence[socket.socket] | None = None,
     on_ready: Callable[[], None] | None = None,

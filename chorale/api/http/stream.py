@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from chorale.api.http.sse import error_event
 from chorale.errors import ChoraleError
 
-logger = logging.getLogger("chorale.api")
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 

@@ -26,7 +26,7 @@ from chorale.api.http.responses import error_response
 from chorale.config import ServerConfig
 from chorale.errors import ChoraleError, RequestError, UpgradeRequiredError
 
-logger = logging.getLogger("chorale.api")
+logger = logging.getLogger(__name__)
 
 GOING_AWAY = "chorale.going_away"  # scope key: an asyncio.Event that is set when the server shuts down
 PING_SECONDS = 15.0

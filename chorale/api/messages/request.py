@@ -56,7 +56,7 @@ class OutputConfig(BaseModel):
     format: dict[str, Any] | None = None
 
 
-class Choice(BaseModel):
+class AnthropicToolChoice(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["auto", "any", "tool", "none"]
@@ -82,7 +82,7 @@ class CountRequest(SamplingFields):
         | None
     ) = None
     tools: Annotated[list[dict[str, Any]], limits.items("tools")] | None = None
-    tool_choice: Choice | None = None
+    tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from chorale.api.messages.request import Choice
+from chorale.api.messages.request import AnthropicToolChoice
 from chorale.errors import RequestError
 from chorale.grammar import constraint as make
 from chorale.turns.prompt.encode import check_distinct
@@ -68,7 +68,7 @@ _SEARCH = "tool_search_tool"
 
 
 def read_tools(
-    tools: Sequence[Mapping[str, Any]], choice: Choice | None
+    tools: Sequence[Mapping[str, Any]], choice: AnthropicToolChoice | None
 ) -> tuple[list[Function], ToolChoice]:
     """Raises ``RequestError`` naming the tool by index, or what is wrong with the choice."""
     functions: list[Function] = []
@@ -107,7 +107,7 @@ def _objects(function: Function) -> Function:
     return function if function.strict else replace(function, text=make.json_object(function.param))
 
 
-def _choice(choice: Choice | None) -> Any:
+def _choice(choice: AnthropicToolChoice | None) -> Any:
     """In OpenAI's form."""
     if choice is None:
         return None

@@ -15,7 +15,7 @@ from chorale.api.responses.run import Run
 from chorale.errors import ChoraleError
 from chorale.store.protocol import EventChunk, ResponseStore, StoreError
 
-logger = logging.getLogger("chorale.api.responses")
+logger = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 2**20  # the turn waits when the store is this far behind
 _RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)  # between attempts to write to a store that fails

@@ -32,7 +32,7 @@ from chorale.harmony.messages import Message, ReasoningEffort, ResponseFormat
 from chorale.harmony.render import DropAnalysis
 from chorale.ids import new_id
 from chorale.store.protocol import Item, StoredItem
-from chorale.tools.base import ToolBox
+from chorale.tools.contract import ToolBox
 from chorale.turns.choice import TurnOptions
 from chorale.turns.compaction import Compaction
 from chorale.turns.compaction import reserve as room_for_summary

@@ -22,7 +22,7 @@ from chorale.api.state import ServerState
 from chorale.errors import ChoraleError, EngineError, QueueFullError
 from chorale.store.protocol import Claimed, StoreError
 
-logger = logging.getLogger("chorale.api.responses")
+logger = logging.getLogger(__name__)
 
 _SECRETS = ("authorization", "headers")  # of MCP tools: they are not stored
 

@@ -25,7 +25,7 @@ from chorale.store.protocol import KEPT, Hold, StoredItem, StoredResponse
 from chorale.turns.events import ItemClosed, OutputEvent, ToolStarted, TurnEnded, Usage
 from chorale.turns.run import run_turn
 
-logger = logging.getLogger("chorale.api.responses")
+logger = logging.getLogger(__name__)
 
 _ACTING = ("code_interpreter_call", "mcp_call")  # searches change nothing
 _SUBMIT_STEPS = 2  # of the event loop: within them a turn that the engine refuses has failed

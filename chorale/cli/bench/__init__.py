@@ -1,4 +1,4 @@
-"""``chorale bench``: figures, each with what it was measured on."""
+"""``chorale bench``: measurements, each recorded with the machine it ran on."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BENCHES = {
     ),
     "latency": ("chorale.cli.bench.offline", "one batch through the engine, without HTTP"),
     "throughput": ("chorale.cli.bench.offline", "many requests through the engine, without HTTP"),
-    "startup": ("chorale.cli.bench.offline", "chorale serve from nothing to its first token"),
-    "kernels": ("chorale.cli.bench.offline", "each GPU kernel against the roofline"),
-    "make-checkpoint": ("chorale.cli.bench.offline", "random weights in the published size and layout"),
-    "report": ("chorale.cli.bench.offline", "result files to one HTML page"),
+    "startup": ("chorale.cli.bench.offline", "the start of chorale serve, up to the first token"),
+    "kernels": ("chorale.cli.bench.offline", "each GPU kernel, compared with the roofline"),
+    "make-checkpoint": ("chorale.cli.bench.offline", "write random weights in the published size and layout"),
+    "report": ("chorale.cli.bench.offline", "render result files as one HTML page"),
 }
 
 

@@ -35,7 +35,7 @@ def run(name: str, arguments: list[str]) -> int:
 
 
 def _split(made: Parser, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """(the benchmark's own options, those of ``chorale serve``): abbreviations are of both together."""
+    """Returns the benchmark's own options and those of ``chorale serve``; abbreviations may be of either."""
     names = flag_names() | made.option_names
     return made.parse_known_args(whole_names(arguments, names))
 
@@ -56,7 +56,7 @@ def _conclude(kind: str, found: dict[str, Any], path: Path | None, **more: Any) 
 
 
 def _build(rest: list[str]) -> tuple[Any, str]:
-    """An engine from the options of ``chorale serve``, prefix caching off unless it is asked for."""
+    """Builds an engine from options of ``chorale serve``, with prefix caching off by default."""
     from chorale.serve.build import build_engine
 
     asked = any(text.startswith("--enable-prefix-caching") for text in rest)
@@ -66,7 +66,7 @@ def _build(rest: list[str]) -> tuple[Any, str]:
 
 
 def latency(arguments: list[str]) -> int:
-    """One batch through the engine, without HTTP, several times."""
+    """Measures one batch through the engine, without HTTP, several times."""
     given, rest = _split(latency_parser(), arguments)
     check_least(given, {"batch_size": 1, "input_len": 1, "output_len": 1, "num_iters": 1, "seed": 0})
     from chorale.bench import offline
@@ -78,7 +78,7 @@ def latency(arguments: list[str]) -> int:
 
 
 def throughput(arguments: list[str]) -> int:
-    """Many requests through the engine, without HTTP, all there at the start."""
+    """Measures many requests through the engine, without HTTP, all submitted at the start."""
     given, rest = _split(throughput_parser(), arguments)
     check_least(given, {"num_prompts": 1, "input_len": 1, "output_len": 1, "seed": 0})
     from chorale.bench import offline
@@ -89,7 +89,7 @@ def throughput(arguments: list[str]) -> int:
 
 
 def startup(arguments: list[str]) -> int:
-    """From nothing to the first token, with empty caches and with filled ones."""
+    """Measures start-up to the first token, with empty and with filled caches."""
     given, rest = _split(startup_parser(), arguments)
     check_least(given, {"num_iters_cold": 0, "num_iters_warm": 0})
     if given.num_iters_cold + given.num_iters_warm == 0:
@@ -98,7 +98,7 @@ def startup(arguments: list[str]) -> int:
         raise ConfigError("--timeout must be above 0")
     from chorale.bench.startup import startup as measure
 
-    settings = merge(rest, os.environ)  # a wrong option is an error here, not a server that never starts
+    settings = merge(rest, os.environ)  # reports a wrong option before a server is started
     with signals_as_exceptions():
         found = measure(
             rest, cold=given.num_iters_cold, warm=given.num_iters_warm, timeout=given.timeout,
@@ -113,7 +113,7 @@ def kernels(arguments: list[str]) -> int:
         sizes = [int(text) for text in given.batch_sizes.split(",")]
     except ValueError:
         raise ConfigError(
-            f"--batch-sizes {given.batch_sizes}: must be numbers, with commas between"
+            f"--batch-sizes {given.batch_sizes}: must be integers separated by commas"
         ) from None
     from chorale.bench.kernels import measure_kernels
 

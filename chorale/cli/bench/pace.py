@@ -1,4 +1,4 @@
-"""``chorale bench serve``'s options for when requests start, and what counts as good: vLLM's."""
+"""``chorale bench serve``'s options for request rate and goodput, as in vLLM."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ GOALS = ("ttft", "tpot", "e2el")
 
 
 def add_pace(made: argparse.ArgumentParser) -> None:
-    pace = made.add_argument_group("how fast")
+    pace = made.add_argument_group("request rate")
     pace.add_argument("--request-rate", type=float, default=math.inf, help="requests a second")
-    pace.add_argument("--burstiness", type=float, default=1.0, help="1: Poisson; below, in bursts")
-    pace.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="instead of one rate")
-    pace.add_argument("--ramp-up-start-rps", type=float, metavar="X", help="requests a second at first")
-    pace.add_argument("--ramp-up-end-rps", type=float, metavar="X", help="and in the end")
-    pace.add_argument("--max-concurrency", type=int, help="most requests at once")
-    pace.add_argument("--num-warmups", type=int, default=0, help="requests before it counts")
-    pace.add_argument("--client-processes", type=int, help="default: one for each 256 requests at once")
+    pace.add_argument(
+        "--burstiness", type=float, default=1.0, help="1 for Poisson arrivals; lower is burstier"
+    )
+    pace.add_argument(
+        "--ramp-up-strategy", choices=("linear", "exponential"), help="change the rate over the run"
+    )
+    pace.add_argument("--ramp-up-start-rps", type=float, metavar="X", help="requests a second at the start")
+    pace.add_argument("--ramp-up-end-rps", type=float, metavar="X", help="requests a second at the end")
+    pace.add_argument("--max-concurrency", type=int, help="most concurrent requests")
+    pace.add_argument("--num-warmups", type=int, default=0, help="uncounted requests before the measurement")
+    pace.add_argument(
+        "--client-processes", type=int, help="load processes (default: one per 256 concurrent requests)"
+    )
 
 
 def pace_of(given: argparse.Namespace) -> Pace:
-    """Raises ``ConfigError`` for what is no pace."""
+    """Returns the schedule of the options. Raises ``ConfigError`` for a contradiction."""
     if not (given.request_rate > 0 and given.burstiness > 0):  # nan is neither
         raise ConfigError("--request-rate and --burstiness must be above 0")
     first, last = given.ramp_up_start_rps, given.ramp_up_end_rps
@@ -33,10 +39,10 @@ def pace_of(given: argparse.Namespace) -> Pace:
             raise ConfigError("--ramp-up-start-rps and --ramp-up-end-rps need --ramp-up-strategy")
         return Pace(given.request_rate, given.burstiness, given.max_concurrency, given.seed)
     if given.request_rate != math.inf:
-        raise ConfigError("--ramp-up-strategy and --request-rate: only one of them says the rate")
+        raise ConfigError("--ramp-up-strategy and --request-rate cannot be combined")
     if first is None or last is None or not 0 < first <= last < math.inf:
         raise ConfigError(
-            "--ramp-up-strategy needs --ramp-up-start-rps above 0 and --ramp-up-end-rps, not below it"
+            "--ramp-up-strategy needs --ramp-up-start-rps above 0 and --ramp-up-end-rps at least as high"
         )
     return Pace(first, given.burstiness, given.max_concurrency, given.seed, given.ramp_up_strategy, last)
 
@@ -49,7 +55,7 @@ def ramp_words(pace: Pace) -> str:
 
 
 def goals_of(texts: list[str]) -> dict[str, float]:
-    """``ttft:200`` ... -> milliseconds by metric. Raises ``ConfigError``."""
+    """Parses ``ttft:200`` ... into milliseconds by metric. Raises ``ConfigError``."""
     found = {}
     for text in texts:
         name, _, most = text.partition(":")
@@ -59,6 +65,6 @@ def goals_of(texts: list[str]) -> dict[str, float]:
             found[name] = math.nan
         if name not in GOALS or not found[name] >= 0:
             raise ConfigError(
-                f"--goodput {text!r}: is not NAME:MILLISECONDS, where NAME is one of {', '.join(GOALS)}"
+                f"--goodput {text!r}: must be NAME:MILLISECONDS, where NAME is one of {', '.join(GOALS)}"
             )
     return found

@@ -1,4 +1,4 @@
-"""``chorale bench serve``: vLLM's flags, its printed block and the keys of its result file."""
+"""``chorale bench serve``, with vLLM's flags, printed block and result-file keys."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import httpx2
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from chorale.bench.connection import Target
-from chorale.bench.load import Job, Outcome, Pace
+from chorale.bench.load import LoadRequest, Outcome, Pace
+from chorale.bench.load_processes import run_load
 from chorale.bench.metrics import TITLES, block, summarise, to_json
-from chorale.bench.prompts import CHAT_ENDPOINT, RandomLengths, file_prompts, job, random_prompts
-from chorale.bench.workers import run_load
+from chorale.bench.prompts import CHAT_ENDPOINT, RandomLengths, file_prompts, random_prompts, request_for
 from chorale.cli.bench.pace import add_pace, goals_of, pace_of, ramp_words
 from chorale.cli.fingerprint import fingerprint
 from chorale.cli.parser import Parser
@@ -47,22 +47,24 @@ def parser() -> Parser:
     made = Parser(
         "chorale bench serve",
         usage="chorale bench serve [options]",
-        description="Load on a running server: vLLM's flags, its printed block, the keys of its result file.",
+        description="Measure a running server under load. Flags, output and result keys are vLLM's.",
     )
     where = made.add_argument_group("where")
     where.add_argument("--backend", choices=sorted(BACKENDS), default="openai")
     where.add_argument("--base-url", help="http://HOST:PORT (instead of --host and --port)")
     where.add_argument("--host", default="127.0.0.1")
     where.add_argument("--port", type=int, default=8000)
-    where.add_argument("--endpoint", help="path; default: the backend's")
-    where.add_argument("--model", help="default: the server's first")
-    where.add_argument("--served-model-name", help="name to send, where it is not --model")
+    where.add_argument("--endpoint", help="path (default: that of the backend)")
+    where.add_argument("--model", help="model name (default: the server's first)")
+    where.add_argument("--served-model-name", help="model name to send, if it differs from --model")
     where.add_argument(
-        "--header", action="append", default=[], metavar="NAME=VALUE", help="sent with each request"
+        "--header", action="append", default=[], metavar="NAME=VALUE", help="header to send with each request"
     )
     what = made.add_argument_group("what")
     what.add_argument("--dataset-name", choices=("random", "custom", "sharegpt"), default="random")
-    what.add_argument("--dataset-path", type=Path, help="of custom (JSON lines with a prompt) and sharegpt")
+    what.add_argument(
+        "--dataset-path", type=Path, help="file of the custom (JSON lines with a prompt) or sharegpt dataset"
+    )
     what.add_argument("--num-prompts", type=int, default=1000, help="requests")
     what.add_argument(
         "--input-len",
@@ -70,33 +72,43 @@ def parser() -> Parser:
         dest="input_len",
         type=int,
         default=1024,
-        help="tokens of a prompt",
+        help="prompt length in tokens",
     )
     what.add_argument(
-        "--output-len", "--random-output-len", dest="output_len", type=int, help="tokens of an answer"
+        "--output-len", "--random-output-len", dest="output_len", type=int, help="output length in tokens"
     )
     for name, kind in (("custom", answer_length), ("sharegpt", int)):
-        what.add_argument(f"--{name}-output-len", type=kind, metavar="N", help=f"the same, of {name}")
-    what.add_argument("--random-range-ratio", type=float, default=0.0, help="lengths vary by this share")
-    what.add_argument("--random-prefix-len", type=int, default=0, help="tokens that all prompts begin with")
-    what.add_argument("--ignore-eos", action="store_true", help="always make the whole output length")
+        what.add_argument(f"--{name}-output-len", type=kind, metavar="N", help=f"output length for {name}")
+    what.add_argument(
+        "--random-range-ratio", type=float, default=0.0, help="lengths vary by up to this share"
+    )
+    what.add_argument(
+        "--random-prefix-len", type=int, default=0, help="length of a prefix common to all prompts"
+    )
+    what.add_argument("--ignore-eos", action="store_true", help="always generate the full output length")
     what.add_argument("--seed", type=int, default=0)
-    what.add_argument("--extra-body", type=_json, default={}, metavar="JSON", help="sent with each body")
+    what.add_argument(
+        "--extra-body", type=_json, default={}, metavar="JSON", help="fields to add to each body"
+    )
     for name in _SAMPLING:
         what.add_argument("--" + name.replace("_", "-"), type=int if name == "top_k" else float)
     add_pace(made)
     result = made.add_argument_group("results")
-    result.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", help="what is printed")
+    result.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", help="metrics to print")
     result.add_argument("--metric-percentiles", default="99")
     result.add_argument(
-        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="count requests within ttft, tpot, e2el"
+        "--goodput",
+        nargs="+",
+        default=[],
+        metavar="NAME:MS",
+        help="count requests that stay below these ttft, tpot, e2el",
     )
     result.add_argument("--save-result", action="store_true", help="write a JSON file")
-    result.add_argument("--save-detailed", action="store_true", help="with each request in it")
+    result.add_argument("--save-detailed", action="store_true", help="include each request in the file")
     result.add_argument("--result-dir", type=Path, default=Path())
     result.add_argument("--result-filename")
     result.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE")
-    result.add_argument("--label", help="begins the file's name")
+    result.add_argument("--label", help="prefix of the file name")
     result.add_argument("--disable-tqdm", "--no-progress", dest="quiet", action="store_true")
     for name in ("tokenizer", "tokenizer-mode"):
         result.add_argument(f"--{name}", help=argparse.SUPPRESS)  # the vocabulary is built in
@@ -105,7 +117,7 @@ def parser() -> Parser:
 
 
 def answer_length(text: str) -> int | None:
-    """-1 is vLLM's word for what the file says."""
+    """Parses a length. ``-1``, vLLM's notation for the dataset's own lengths, returns None."""
     length = int(text)
     return None if length == -1 else length
 
@@ -128,17 +140,17 @@ def run(_: str, arguments: list[str]) -> int:
     if key and not any(name.lower() == "authorization" for name, _ in headers):
         headers.append(("authorization", f"Bearer {key}"))
     model = given.served_model_name or given.model or first_model(base, headers)
-    jobs = make_jobs(given, endpoint, model)
+    requests = make_requests(given, endpoint, model)
     target = Target(base + endpoint, tuple(headers))
     if pace.ramp:
         print(ramp_words(pace))
-    warm_up(target, jobs, given.num_warmups)
-    outcomes, seconds = loaded(target, pace, jobs[given.num_warmups :], given)
+    warm_up(target, requests, given.num_warmups)
+    outcomes, seconds = loaded(target, pace, requests[given.num_warmups :], given)
     return conclude(given, model, outcomes, seconds)
 
 
 def check(given: argparse.Namespace) -> Pace:
-    """Raises ``ConfigError`` for values that make no load."""
+    """Checks the options before any request is sent and returns the schedule. Raises ``ConfigError``."""
     least = dict.fromkeys(("num_prompts", "input_len", "output_len", "port"), 1)
     least |= dict.fromkeys(("custom_output_len", "sharegpt_output_len"), 1)
     least |= dict.fromkeys(("max_concurrency", "client_processes"), 1)
@@ -148,10 +160,10 @@ def check(given: argparse.Namespace) -> Pace:
         raise ConfigError("--random-range-ratio must be at least 0 and below 1")
     unknown = [name for name in given.percentile_metrics.split(",") if name not in TITLES]
     if unknown:
-        raise ConfigError(f"--percentile-metrics: {unknown[0]!r} is none of {', '.join(TITLES)}")
+        raise ConfigError(f"--percentile-metrics: {unknown[0]!r} is not one of {', '.join(TITLES)}")
     if not isinstance(given.extra_body, dict):
         raise ConfigError("--extra-body must be a JSON object")
-    # What is read after the load only: then it would be for nothing.
+    # These are used after the load only; checked now, a mistake does not cost the whole run.
     _percentiles(given.metric_percentiles)
     _pairs(given.metadata, "--metadata")
     goals_of(given.goodput)
@@ -179,7 +191,7 @@ def _make_folder(folder: Path) -> None:
     except OSError as error:
         raise ConfigError(f"--result-dir {folder}: {error.strerror}") from None
     if not os.access(folder, os.W_OK):
-        raise ConfigError(f"--result-dir {folder}: cannot be written to")
+        raise ConfigError(f"--result-dir {folder}: is not writable")
 
 
 def _percentiles(text: str) -> list[float]:
@@ -188,14 +200,14 @@ def _percentiles(text: str) -> list[float]:
     except ValueError:
         found = [-1.0]
     if not all(0 <= share <= 100 for share in found):
-        raise ConfigError(f"--metric-percentiles {text}: must be numbers from 0 to 100, with commas between")
+        raise ConfigError(f"--metric-percentiles {text}: must be numbers from 0 to 100 separated by commas")
     return found
 
 
 def _pairs(texts: list[str], flag: str) -> list[tuple[str, str]]:
     for text in texts:
         if "=" not in text:
-            raise ConfigError(f"{flag} {text!r}: is not NAME=VALUE")
+            raise ConfigError(f"{flag} {text!r}: must be NAME=VALUE")
     return [(text.partition("=")[0], text.partition("=")[2]) for text in texts]
 
 
@@ -212,12 +224,12 @@ def first_model(base: str, headers: list[tuple[str, str]]) -> str:
 def _refusal(base: str, answer: httpx2.Response) -> str:
     words = f"{base}/v1/models: HTTP {answer.status_code}: {answer.text[:300]}"
     if answer.status_code == 401:
-        words += "; a key is read from OPENAI_API_KEY, as vLLM's bench reads it, or comes with --header"
+        words += "; set OPENAI_API_KEY or pass the key with --header"
     return words
 
 
-def make_jobs(given: argparse.Namespace, endpoint: str, model: str) -> list[Job]:
-    """Warm-ups first."""
+def make_requests(given: argparse.Namespace, endpoint: str, model: str) -> list[LoadRequest]:
+    """Returns the requests of a run, warm-ups first."""
     extra: dict[str, Any] = {
         name: getattr(given, name) for name in _SAMPLING if getattr(given, name) is not None
     }
@@ -234,28 +246,28 @@ def make_jobs(given: argparse.Namespace, endpoint: str, model: str) -> list[Job]
         found = file_prompts(given.dataset_path, given.dataset_name, load_vocabulary(), length)
         prompts = [found[number % len(found)] for number in range(count)]
     return [
-        job(each, endpoint=endpoint, model=model, ignore_eos=given.ignore_eos, extra=extra)
+        request_for(each, endpoint=endpoint, model=model, ignore_eos=given.ignore_eos, extra=extra)
         for each in prompts
     ]
 
 
-def warm_up(target: Target, jobs: list[Job], count: int) -> None:
-    """One request always: a server that refuses them all is better known before a thousand. Not counted."""
-    outcomes, _ = run_load(target, Pace(concurrency=count or 1), jobs[: count or 1], 1, lambda _: None)
+def warm_up(target: Target, requests: list[LoadRequest], count: int) -> None:
+    """Sends uncounted requests, at least one. Raises ``ChoraleError`` if one fails."""
+    outcomes, _ = run_load(target, Pace(concurrency=count or 1), requests[: count or 1], 1, lambda _: None)
     errors = [each.error for each in outcomes if each.error]
     if errors:
         raise ChoraleError(f"the first request failed: {errors[0]}")
 
 
 def loaded(
-    target: Target, pace: Pace, jobs: list[Job], given: argparse.Namespace
+    target: Target, pace: Pace, requests: list[LoadRequest], given: argparse.Namespace
 ) -> tuple[list[Outcome], float]:
-    at_once = pace.concurrency or len(jobs)
+    at_once = pace.concurrency or len(requests)
     processes = given.client_processes or max(1, min(at_once // 256, cpu_count() // 4))
     columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, disable=given.quiet) as progress:
-        bar = progress.add_task("", total=len(jobs))
-        return run_load(target, pace, jobs, processes, lambda _: progress.advance(bar))
+        bar = progress.add_task("", total=len(requests))
+        return run_load(target, pace, requests, processes, lambda _: progress.advance(bar))
 
 
 def conclude(given: argparse.Namespace, model: str, outcomes: list[Outcome], seconds: float) -> int:
@@ -292,14 +304,14 @@ def conclude(given: argparse.Namespace, model: str, outcomes: list[Outcome], sec
 
 
 def _load_words(given: argparse.Namespace) -> str:
-    """In a file's name."""
+    """Describes the load in the result file's name."""
     if given.ramp_up_strategy:
         return f"ramp-up-{given.ramp_up_start_rps:g}qps-{given.ramp_up_end_rps:g}qps"
     return f"concurrency{given.max_concurrency}" if given.max_concurrency else f"{given.request_rate}qps"
 
 
 def write(given: argparse.Namespace, model: str, record: dict[str, Any]) -> Path:
-    label = (given.label or given.backend).replace("/", "_")  # a model's name, say: no folder is meant
+    label = (given.label or given.backend).replace("/", "_")  # a model's name may contain a slash
     name = (
         given.result_filename or f"{label}-{_load_words(given)}-{model.split('/')[-1]}-{record['date']}.json"
     )

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 from chorale.cli import machine
-from chorale.cli.gpus import MODELS, Model, find_gpu, hardware_of, is_gpu
+from chorale.cli.gpus import MODELS, GpuModel, find_gpu, hardware_of, is_gpu
 from chorale.cli.options.help import wants_help
 from chorale.cli.options.settings import Settings, merge
 from chorale.errors import ConfigError
@@ -82,7 +82,7 @@ def find_config(settings: Settings) -> ModelConfig:
     raise ConfigError(f"{name!r} is neither a folder with a config.json nor gpt-oss-20b or gpt-oss-120b")
 
 
-def find_hardware(settings: Settings, names: list[str]) -> list[tuple[Hardware, Model | None]]:
+def find_hardware(settings: Settings, names: list[str]) -> list[tuple[Hardware, GpuModel | None]]:
     """The GPUs that are named; else the first one here, or the CPU if there is none or it was asked for."""
     if names:
         if settings.engine.device == "cpu":
@@ -99,7 +99,7 @@ def find_hardware(settings: Settings, names: list[str]) -> list[tuple[Hardware, 
     return [(Hardware("cpu", name, total_memory(), available_memory()), None)]
 
 
-def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: Model | None = None) -> int:
+def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuModel | None = None) -> int:
     """Print the arithmetic; exit code 0 if it fits, 1 if not."""
     print(f"model     {settings.engine.model}: {model.num_parameters / 1e9:.2f} B parameters")
     print(f"machine   {hardware.name}, {gib(hardware.free_bytes)} free of {gib(hardware.total_bytes)}")
@@ -146,7 +146,7 @@ def show(model: ModelConfig, resolved: Resolved) -> None:
         print(f"note      {note}")
 
 
-def show_gpu(model: ModelConfig, resolved: Resolved, gpu: Model) -> None:
+def show_gpu(model: ModelConfig, resolved: Resolved, gpu: GpuModel) -> None:
     if gpu.bandwidth is not None:
         read = token_bytes(model, resolved.dtype)
         most = gpu.bandwidth * 1e12 / read

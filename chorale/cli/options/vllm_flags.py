@@ -13,7 +13,7 @@ from chorale.cli.options.values import Effect, Flag, Kind
 from chorale.config import ONE_DEVICE
 
 
-def _known(
+def _flags(
     effect: Effect,
     note: str,
     names: str,
@@ -56,15 +56,15 @@ DEVICES = {
 }
 
 _NOT_NEEDED: tuple[Flag, ...] = (
-    *_known(
+    *_flags(
         "not needed",
         _HARMONY,
         "tool-call-parser reasoning-parser reasoning-parser-plugin tool-parser-plugin "
         "chat-template-content-format tokenizer tokenizer-mode tokenizer-revision",
     ),
-    *_known("not needed", _HARMONY, "reasoning-config", kind="json"),
-    *_known("not needed", _HARMONY, "skip-tokenizer-init enable-reasoning", kind="bool"),
-    *_known(
+    *_flags("not needed", _HARMONY, "reasoning-config", kind="json"),
+    *_flags("not needed", _HARMONY, "skip-tokenizer-init enable-reasoning", kind="bool"),
+    *_flags(
         "not needed",
         "always on",
         "enable-auto-tool-choice enable-chunked-prefill enable-prompt-tokens-details "
@@ -72,179 +72,179 @@ _NOT_NEEDED: tuple[Flag, ...] = (
         kind="bool",
         always=True,
     ),
-    *_known("not needed", "no remote code is ever run", "trust-remote-code", kind="bool"),
-    *_known("not needed", "no remote code is ever run", "code-revision"),
-    *_known("not needed", _KERNELS, "moe-backend attention-backend mm-encoder-attn-backend linear-backend"),
-    *_known("not needed", _KERNELS, "attention-config kernel-config", kind="json"),
-    *_known("not needed", _KERNELS, "disable-cascade-attn enable-flashinfer-autotune", kind="bool"),
-    *_known("not needed", _COMPILE, "performance-mode"),
-    *_known(
+    *_flags("not needed", "no remote code is ever run", "trust-remote-code", kind="bool"),
+    *_flags("not needed", "no remote code is ever run", "code-revision"),
+    *_flags("not needed", _KERNELS, "moe-backend attention-backend mm-encoder-attn-backend linear-backend"),
+    *_flags("not needed", _KERNELS, "attention-config kernel-config", kind="json"),
+    *_flags("not needed", _KERNELS, "disable-cascade-attn enable-flashinfer-autotune", kind="bool"),
+    *_flags("not needed", _COMPILE, "performance-mode"),
+    *_flags(
         "not needed",
         "the checkpoint says how it is packed",
         "quantization config-format hf-config-path",
     ),
-    *_known("not needed", "one model family, one way to run it", "task runner convert model-impl"),
-    *_known("not needed", _TEXT, "limit-mm-per-prompt mm-processor-kwargs media-io-kwargs", kind="json"),
-    *_known(
+    *_flags("not needed", "one model family, one way to run it", "task runner convert model-impl"),
+    *_flags("not needed", _TEXT, "limit-mm-per-prompt mm-processor-kwargs media-io-kwargs", kind="json"),
+    *_flags(
         "not needed",
         _TEXT,
         "mm-processor-cache-gb mm-processor-cache-type allowed-local-media-path mm-encoder-tp-mode",
     ),
-    *_known("not needed", _TEXT, "allowed-media-domains", kind="list"),
-    *_known(
+    *_flags("not needed", _TEXT, "allowed-media-domains", kind="list"),
+    *_flags(
         "not needed",
         _TEXT,
         "language-model-only enable-mm-embeds disable-chunked-mm-input skip-mm-profiling "
         "interleave-mm-strings disable-mm-preprocessor-cache",
         kind="bool",
     ),
-    *_known(
+    *_flags(
         "not needed",
         _LOADING,
         "safetensors-load-strategy max-parallel-loading-workers pt-load-map-location",
     ),
-    *_known("not needed", _LOADING, "model-loader-extra-config", kind="json"),
-    *_known("not needed", _LOADING, "ignore-patterns", kind="list"),
-    *_known("not needed", "progress is always shown", "use-tqdm-on-load", kind="bool"),
-    *_known("not needed", "every structured answer is made by llguidance", "guided-decoding-backend"),
-    *_known(
+    *_flags("not needed", _LOADING, "model-loader-extra-config", kind="json"),
+    *_flags("not needed", _LOADING, "ignore-patterns", kind="list"),
+    *_flags("not needed", "progress is always shown", "use-tqdm-on-load", kind="bool"),
+    *_flags("not needed", "every structured answer is made by llguidance", "guided-decoding-backend"),
+    *_flags(
         "not needed",
         "every structured answer is made by llguidance",
         "structured-outputs-config",
         kind="json",
     ),
-    *_known(
+    *_flags(
         "not needed",
         "the scheduler decides by itself",
         "swap-space long-prefill-token-threshold max-num-partial-prefills max-long-partial-prefills "
         "num-scheduler-steps scheduler-delay-factor preemption-mode scheduler-cls",
     ),
-    *_known("not needed", "prefix hashes are keyed BLAKE2", "prefix-caching-hash-algo"),
-    *_known(
+    *_flags("not needed", "prefix hashes are keyed BLAKE2", "prefix-caching-hash-algo"),
+    *_flags(
         "not needed", "there is one KV cache, a hybrid one", "disable-hybrid-kv-cache-manager", kind="bool"
     ),
-    *_known("not needed", "fp8 keys and values need no scales here", "calculate-kv-scales", kind="bool"),
-    *_known("not needed", "see --max-cudagraph-capture-size", "max-seq-len-to-capture"),
-    *_known(
+    *_flags("not needed", "fp8 keys and values need no scales here", "calculate-kv-scales", kind="bool"),
+    *_flags("not needed", "see --max-cudagraph-capture-size", "max-seq-len-to-capture"),
+    *_flags(
         "not needed",
         "how it is",
         "disable-frontend-multiprocessing use-v2-block-manager aggregate-engine-logging "
         "fail-on-environ-validation",
         kind="bool",
     ),
-    *_known("not needed", "requests are not logged with their text", "disable-log-requests", kind="bool"),
-    *_known("not needed", "requests are not logged with their text", "max-log-len"),
-    *_known("not needed", "there is one device", "disable-custom-all-reduce", kind="bool"),
-    *_known("not needed", "there is one device", "disable-nccl-for-dp-synchronization", kind="bool"),
+    *_flags("not needed", "requests are not logged with their text", "disable-log-requests", kind="bool"),
+    *_flags("not needed", "requests are not logged with their text", "max-log-len"),
+    *_flags("not needed", "there is one device", "disable-custom-all-reduce", kind="bool"),
+    *_flags("not needed", "there is one device", "disable-nccl-for-dp-synchronization", kind="bool"),
 )
 
 _NO_EFFECT: tuple[Flag, ...] = (
-    *_known("no effect", "the prompt's format is harmony; templates are not read", "chat-template"),
-    *_known("no effect", "requests bring no templates", "trust-request-chat-template", kind="bool"),
-    *_known("no effect", "the role of an answer is assistant", "response-role", harmless=("assistant",)),
-    *_known(
+    *_flags("no effect", "the prompt's format is harmony; templates are not read", "chat-template"),
+    *_flags("no effect", "requests bring no templates", "trust-request-chat-template", kind="bool"),
+    *_flags("no effect", "the role of an answer is assistant", "response-role", harmless=("assistant",)),
+    *_flags(
         "no effect",
         "weights are read from safetensors",
         "load-format",
         harmless=("auto", "safetensors", "hf"),
     ),
-    *_known(
+    *_flags(
         "no effect",
         "log-probabilities are those of the model, before temperature and filters",
         "logprobs-mode",
         harmless=("raw_logprobs",),
     ),
-    *_known("no effect", _SPECULATION, "speculative-config", kind="json"),
-    *_known(
+    *_flags("no effect", _SPECULATION, "speculative-config", kind="json"),
+    *_flags(
         "no effect",
         _SPECULATION,
         "speculative-model num-speculative-tokens spec-model spec-method spec-tokens",
     ),
-    *_known(
+    *_flags(
         "no effect",
         _ONE_DEVICE,
         "distributed-executor-backend data-parallel-backend data-parallel-address data-parallel-rpc-port "
         "all2all-backend ubatch-size worker-cls worker-extension-cls",
         harmless=("mp", "uni"),
     ),
-    *_known("no effect", _ONE_DEVICE, "eplb-config", kind="json"),
-    *_known(
+    *_flags("no effect", _ONE_DEVICE, "eplb-config", kind="json"),
+    *_flags(
         "not needed",
         "one device is served, and it holds every expert",
         "enable-expert-parallel",
         kind="bool",
     ),
-    *_known(
+    *_flags(
         "no effect",
         _ONE_DEVICE,
         "enable-eplb enable-dbo data-parallel-hybrid-lb data-parallel-external-lb numa-bind",
         kind="bool",
     ),
-    *_known(
+    *_flags(
         "no effect",
         "weights and KV stay on their device",
         "cpu-offload-gb kv-offloading-size kv-offloading-backend",
         harmless=("0",),
     ),
-    *_known(
+    *_flags(
         "no effect",
         "weights and KV stay on their device",
         "kv-transfer-config kv-events-config ec-transfer-config offload-config",
         kind="json",
     ),
-    *_known("no effect", "weights and KV stay on their device", "enable-sleep-mode", kind="bool"),
-    *_known(
+    *_flags("no effect", "weights and KV stay on their device", "enable-sleep-mode", kind="bool"),
+    *_flags(
         "no effect",
         "config.json is served as it is",
         "hf-overrides additional-config rope-scaling",
         kind="json",
     ),
-    *_known("no effect", "config.json is served as it is", "rope-theta"),
-    *_known("no effect", "prompts are text or token ids", "enable-prompt-embeds", kind="bool"),
-    *_known("no effect", "ask for it in the request", "return-tokens-as-token-ids", kind="bool"),
-    *_known(
+    *_flags("no effect", "config.json is served as it is", "rope-theta"),
+    *_flags("no effect", "prompts are text or token ids", "enable-prompt-embeds", kind="bool"),
+    *_flags("no effect", "ask for it in the request", "return-tokens-as-token-ids", kind="bool"),
+    *_flags(
         "no effect",
         "ask for it in the request: stream_options.include_usage",
         "enable-force-include-usage",
         kind="bool",
     ),
-    *_known("no effect", "requests are not logged with their text", "enable-log-requests", kind="bool"),
-    *_known("no effect", "answers are not logged", "enable-log-outputs enable-log-deltas", kind="bool"),
-    *_known(
+    *_flags("no effect", "requests are not logged with their text", "enable-log-requests", kind="bool"),
+    *_flags("no effect", "answers are not logged", "enable-log-outputs enable-log-deltas", kind="bool"),
+    *_flags(
         "no effect",
         "there is no such endpoint",
         "enable-offline-docs",
         kind="bool",
     ),
-    *_known("no effect", "see chorale bench and /metrics", "profiler-config", kind="json"),
-    *_known(
+    *_flags("no effect", "see chorale bench and /metrics", "profiler-config", kind="json"),
+    *_flags(
         "no effect",
         "see chorale bench and /metrics",
         "otlp-traces-endpoint collect-detailed-traces show-hidden-metrics-for-version",
     ),
-    *_known(
+    *_flags(
         "no effect",
         "see chorale bench and /metrics",
         "enable-per-request-metrics kv-cache-metrics cudagraph-metrics enable-mfu-metrics "
         "enable-layerwise-nvtx-tracing enable-logging-iteration-details",
         kind="bool",
     ),
-    *_known("no effect", "see --uvicorn-log-level", "log-config-file"),
-    *_known("no effect", "see --disable-uvicorn-access-log", "disable-access-log-for-endpoints"),
-    *_known(
+    *_flags("no effect", "see --uvicorn-log-level", "log-config-file"),
+    *_flags("no effect", "see --disable-uvicorn-access-log", "disable-access-log-for-endpoints"),
+    *_flags(
         "no effect",
         "forbidden calls are impossible; their tools stay in the prompt",
         "exclude-tools-when-tool-choice-none",
         kind="bool",
     ),
-    *_known("no effect", "restart the server for a new certificate", "enable-ssl-refresh", kind="bool"),
-    *_known(
+    *_flags("no effect", "restart the server for a new certificate", "enable-ssl-refresh", kind="bool"),
+    *_flags(
         "no effect", "hub tokens are read from HF_TOKEN, so that they stay out of process lists", "hf-token"
     ),
 )
 
 _REFUSED: tuple[Flag, ...] = (
-    *_known(
+    *_flags(
         "refused",
         ONE_DEVICE,
         "data-parallel-size data-parallel-size-local pipeline-parallel-size decode-context-parallel-size "
@@ -252,18 +252,18 @@ _REFUSED: tuple[Flag, ...] = (
         kind="int",
         harmless=(1,),
     ),
-    *_known("refused", _ADAPTERS, "enable-lora enable-prompt-adapter", kind="bool"),
-    *_known("refused", _ADAPTERS, "lora-modules", kind="list"),
-    *_known("no effect", _ADAPTERS, "max-loras max-lora-rank max-cpu-loras lora-dtype"),
-    *_known("refused", _NODES, "headless", kind="bool"),
-    *_known("refused", _NODES, "nnodes", harmless=("1",)),
-    *_known("refused", _NODES, "node-rank data-parallel-rank data-parallel-start-rank", harmless=("0",)),
-    *_known("no effect", _NODES, "master-addr master-port"),
-    *_known("refused", "code of others is not loaded into the server; put it in a proxy", "middleware"),
-    *_known("refused", "code of others is not loaded into the engine", "logits-processors", kind="list"),
-    *_known("refused", "gRPC is not served", "grpc", kind="bool"),
-    *_known("refused", "only the whole server is served", "tokens-only", kind="bool"),
-    *_known("refused", "layers of a window of 128 tokens need it", "disable-sliding-window", kind="bool"),
+    *_flags("refused", _ADAPTERS, "enable-lora enable-prompt-adapter", kind="bool"),
+    *_flags("refused", _ADAPTERS, "lora-modules", kind="list"),
+    *_flags("no effect", _ADAPTERS, "max-loras max-lora-rank max-cpu-loras lora-dtype"),
+    *_flags("refused", _NODES, "headless", kind="bool"),
+    *_flags("refused", _NODES, "nnodes", harmless=("1",)),
+    *_flags("refused", _NODES, "node-rank data-parallel-rank data-parallel-start-rank", harmless=("0",)),
+    *_flags("no effect", _NODES, "master-addr master-port"),
+    *_flags("refused", "code of others is not loaded into the server; put it in a proxy", "middleware"),
+    *_flags("refused", "code of others is not loaded into the engine", "logits-processors", kind="list"),
+    *_flags("refused", "gRPC is not served", "grpc", kind="bool"),
+    *_flags("refused", "only the whole server is served", "tokens-only", kind="bool"),
+    *_flags("refused", "layers of a window of 128 tokens need it", "disable-sliding-window", kind="bool"),
 )
 
 KNOWN_FLAGS: tuple[Flag, ...] = (*_NOT_NEEDED, *_NO_EFFECT, *_REFUSED)

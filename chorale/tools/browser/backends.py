@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from chorale.harmony.json_text import loads
-from chorale.tools.base import WebSearchRequest
 from chorale.tools.browser.page import Page
-from chorale.tools.faults import ToolFault
+from chorale.tools.contract import WebSearchRequest
+from chorale.tools.errors import ToolError
 from chorale.tools.net.fetch import Fetcher
 from chorale.tools.net.urls import in_domains, parse_url
 
@@ -36,7 +36,7 @@ class SearchBackend(Protocol):
     def name(self) -> str: ...
 
     async def search(self, query: str, topn: int, options: WebSearchRequest) -> list[Hit]:
-        """At most ``topn`` hits, within the allowed domains. Raises ``ToolFault``."""
+        """At most ``topn`` hits, within the allowed domains. Raises ``ToolError``."""
         ...
 
     async def page(self, url: str) -> Page | None:
@@ -50,7 +50,7 @@ class SearchBackend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class SearchService:
     """How one service is asked. ``hits`` picks (url, title, snippet) records out of the decoded answer."""
 
     name: str
@@ -139,20 +139,22 @@ def _you_hits(answer: Any) -> list[tuple[Any, Any, Any]]:
     return found
 
 
-SERVICES: dict[str, Service] = {
+SERVICES: dict[str, SearchService] = {
     service.name: service
     for service in (
-        Service("searxng", "", "", _searxng, _flat("results", snippet="content")),
-        Service("exa", "https://api.exa.ai/search", "EXA_API_KEY", _exa, _flat("results", snippet="text")),
-        Service("you", "https://ydc-index.io/v1/search", "YDC_API_KEY", _you, _you_hits),
-        Service(
+        SearchService("searxng", "", "", _searxng, _flat("results", snippet="content")),
+        SearchService(
+            "exa", "https://api.exa.ai/search", "EXA_API_KEY", _exa, _flat("results", snippet="text")
+        ),
+        SearchService("you", "https://ydc-index.io/v1/search", "YDC_API_KEY", _you, _you_hits),
+        SearchService(
             "brave",
             "https://api.search.brave.com/res/v1/web/search",
             "BRAVE_API_KEY",
             _brave,
             _flat("web", "results", snippet="description"),
         ),
-        Service(
+        SearchService(
             "tavily",
             "https://api.tavily.com/search",
             "TAVILY_API_KEY",
@@ -166,7 +168,7 @@ SERVICES: dict[str, Service] = {
 class HttpSearch:
     """One of ``SERVICES``. ``url`` replaces the service's own (a SearXNG of one's own, a proxy)."""
 
-    def __init__(self, service: Service, fetcher: Fetcher, key: str, url: str | None = None) -> None:
+    def __init__(self, service: SearchService, fetcher: Fetcher, key: str, url: str | None = None) -> None:
         self._service = service
         self._fetcher = fetcher
         self._key = key
@@ -189,11 +191,11 @@ class HttpSearch:
             request.method, self._url, headers=request.headers, params=request.params, json=request.body
         )
         if not 200 <= fetched.status < 300:
-            raise ToolFault(f"the search service answered with status {fetched.status}")
+            raise ToolError(f"the search service answered with status {fetched.status}")
         try:
             answer = loads(fetched.body)
         except (ValueError, RecursionError):
-            raise ToolFault("the search service answered with something that is not JSON") from None
+            raise ToolError("the search service answered with something that is not JSON") from None
         return usable(self._service.hits(answer), topn, options)
 
 
@@ -205,7 +207,7 @@ def usable(records: list[tuple[Any, Any, Any]], topn: int, options: WebSearchReq
             continue
         try:
             parsed = parse_url(url)
-        except ToolFault:
+        except ToolError:
             continue
         if in_domains(parsed.host, options.allowed_domains):
             hits.setdefault(url, Hit(url, _clean(title) or url, _clean(snippet)[:_SNIPPET_LEN]))

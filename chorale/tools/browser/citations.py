@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from chorale.tools.base import CitedText, UrlCitation
 from chorale.tools.browser.page import Link
+from chorale.tools.contract import CitedText, UrlCitation
 from chorale.tools.net.urls import domain_of
 
 # (cursor, line) -> what is cited, or None. The line is None when the mark names none.

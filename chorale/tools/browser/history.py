@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chorale.tools.browser.page import Link, Page
-from chorale.tools.faults import ToolFault
+from chorale.tools.errors import ToolError
 
 MAX_PAGES = 256  # cursors of a chain
 _MAX_STATE_TEXT = 128 * 1024  # characters of search and find pages in a state, the newest first
@@ -34,9 +34,9 @@ class History:
         return len(self._entries)
 
     def add(self, page: Page) -> int:
-        """The new page's cursor. Raises ``ToolFault`` when the chain has too many."""
+        """The new page's cursor. Raises ``ToolError`` when the chain has too many."""
         if len(self._entries) >= MAX_PAGES:
-            raise ToolFault(f"no more than {MAX_PAGES} pages can be shown in one conversation")
+            raise ToolError(f"no more than {MAX_PAGES} pages can be shown in one conversation")
         self._entries.append(Entry(page.url, page.title, page))
         return len(self._entries) - 1
 
@@ -44,13 +44,13 @@ class History:
         self._entries.pop()
 
     def entry(self, cursor: int) -> Entry:
-        """-1 is the newest. Raises ``ToolFault`` with the cursors that there are."""
+        """-1 is the newest. Raises ``ToolError`` with the cursors that there are."""
         if not self._entries:
-            raise ToolFault("No pages to access!")
+            raise ToolError("No pages to access!")
         if cursor == -1:
             return self._entries[-1]
         if not 0 <= cursor < len(self._entries):
-            raise ToolFault(
+            raise ToolError(
                 f"Cursor `{cursor}` is out of range. "
                 f"Available cursor indices: [0 - {len(self._entries) - 1}]."
             )

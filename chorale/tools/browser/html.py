@@ -13,7 +13,7 @@ from typing import Any
 from lxml import etree
 
 from chorale.tools.browser.page import Link, Page, escape, link_mark
-from chorale.tools.faults import ToolFault
+from chorale.tools.errors import ToolError
 from chorale.tools.net.fetch import Fetched
 from chorale.tools.net.urls import domain_of, join_url, parse_url
 
@@ -37,18 +37,18 @@ _TEXT_TYPES = ("application/json", "application/xml", "application/javascript", 
 
 
 def page_of(fetched: Fetched) -> Page:
-    """Raises ``ToolFault`` for a status that is not 2xx and for what is not text."""
+    """Raises ``ToolError`` for a status that is not 2xx and for what is not text."""
     if not 200 <= fetched.status < 300:
-        raise ToolFault(f"the server answered with status {fetched.status}")
+        raise ToolError(f"the server answered with status {fetched.status}")
     kind = fetched.content_type
     if kind in ("text/html", "application/xhtml+xml") or (
         not kind and b"<html" in fetched.body[:2048].lower()
     ):
         return html_page(fetched.body, fetched.url, fetched.charset)
     if not (kind.startswith("text/") or kind in _TEXT_TYPES or kind.endswith(("+json", "+xml"))):
-        raise ToolFault(f"{kind[:80]} cannot be shown as text")
+        raise ToolError(f"{kind[:80]} cannot be shown as text")
     if b"\0" in fetched.body[:4096] and fetched.charset not in ("utf-16", "utf-16le", "utf-16be"):
-        raise ToolFault("this is binary data, not text")
+        raise ToolError("this is binary data, not text")
     text = _decode(fetched.body, fetched.charset)
     if kind == "text/markdown" or fetched.url.lower().endswith((".md", ".markdown")):
         return markdown_page(text, fetched.url)
@@ -58,7 +58,7 @@ def page_of(fetched: Fetched) -> Page:
 def source_of(fetched: Fetched) -> Page:
     """The body itself, whatever its type says, as long as it is text."""
     if b"\0" in fetched.body[:4096]:
-        raise ToolFault("this is binary data, not text")
+        raise ToolError("this is binary data, not text")
     return text_page(_decode(fetched.body, fetched.charset), fetched.url, f"Source of {fetched.url}")
 
 
@@ -109,7 +109,7 @@ def _parse(body: bytes, charset: str | None) -> Any:
     try:
         return etree.fromstring(body, parser) if body.strip() else None
     except (etree.LxmlError, ValueError) as error:
-        raise ToolFault(f"the page cannot be parsed: {error}") from None
+        raise ToolError(f"the page cannot be parsed: {error}") from None
 
 
 # Python's own: they do not replace what is damaged, make halves of surrogate pairs, or take quadratic time.
@@ -146,7 +146,7 @@ def _base_url(root: Any, url: str) -> str:
         return url
     try:
         return str(join_url(parse_url(url), base.get("href")))
-    except ToolFault:
+    except ToolError:
         return url
 
 
@@ -176,7 +176,7 @@ class _Links:
     def _number(self, href: str, title: str) -> tuple[int, str] | None:
         try:
             target = str(join_url(self._base, href))
-        except ToolFault:
+        except ToolError:
             return None
         number = self._ids.setdefault(target, len(self._ids))
         self.links.setdefault(number, Link(target, title))

@@ -14,11 +14,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from chorale.errors import ConfigError
-from chorale.tools.base import WebSearchRequest
 from chorale.tools.browser.backends import Hit
 from chorale.tools.browser.html import html_page, markdown_page, text_page
 from chorale.tools.browser.page import Page, plain
-from chorale.tools.faults import ToolFault
+from chorale.tools.contract import WebSearchRequest
+from chorale.tools.errors import ToolError
 from chorale.tools.net.urls import in_domains, parse_url
 
 _SUFFIXES = (".html", ".htm", ".md", ".markdown", ".txt")
@@ -113,7 +113,7 @@ def _read(path: Path, root: Path) -> Page:
         url = fields.get("url") or url
         page = markdown_page(text, url) if path.suffix.lower() != ".txt" else text_page(text, url)
         parse_url(page.url)
-    except (OSError, ToolFault) as error:
+    except (OSError, ToolError) as error:
         raise ConfigError(f"offline page {path}: {error}") from None
     return Page(page.url, fields.get("title") or page.title, page.text, "web", page.links)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from chorale.tools.faults import ToolFault
+from chorale.tools.errors import ToolError
 
 WIDTH = 80
 MAX_FIND_RESULTS = 50
@@ -70,10 +70,10 @@ def _wrap_line(line: str) -> Iterator[str]:
 
 
 def display(page: Page, cursor: int, loc: int, num_lines: int, view_tokens: int, count: CountTokens) -> str:
-    """The window that begins at line ``loc``. Raises ``ToolFault`` when there is no such line."""
+    """The window that begins at line ``loc``. Raises ``ToolError`` when there is no such line."""
     lines = page.lines()
     if not 0 <= loc < len(lines):
-        raise ToolFault(
+        raise ToolError(
             f"Invalid location parameter: `{loc}`. Cannot exceed page maximum of {len(lines) - 1}."
         )
     shown = _window(lines, loc, num_lines, view_tokens, count)

@@ -15,7 +15,11 @@ from typing import Any
 
 from chorale.harmony.builtin_tools import browser_tools
 from chorale.tools.arguments import Arguments
-from chorale.tools.base import (
+from chorale.tools.browser.backends import MAX_RESULTS, Hit, SearchBackend
+from chorale.tools.browser.history import History
+from chorale.tools.browser.html import page_of, source_of
+from chorale.tools.browser.page import CountTokens, Link, Page, display, escape, find, link_mark
+from chorale.tools.contract import (
     BrowserDetail,
     FindAction,
     FindStarted,
@@ -29,11 +33,7 @@ from chorale.tools.base import (
     ToolResult,
     WebSearchRequest,
 )
-from chorale.tools.browser.backends import MAX_RESULTS, Hit, SearchBackend
-from chorale.tools.browser.history import History
-from chorale.tools.browser.html import page_of, source_of
-from chorale.tools.browser.page import CountTokens, Link, Page, display, escape, find, link_mark
-from chorale.tools.faults import ToolFault
+from chorale.tools.errors import ToolError
 from chorale.tools.net.fetch import Fetcher
 from chorale.tools.net.urls import domain_of, in_domains, parse_url
 
@@ -124,7 +124,7 @@ class Browser:
                 action = FindAction(pattern, entry.url or None)
                 yield FindStarted(pattern, entry.url or None)
                 shown = await self._find(pattern, arguments)
-        except ToolFault as fault:
+        except ToolError as fault:
             yield ToolResult(call.recipient, f"Error: {fault.message}", True, BrowserDetail(action))
         else:
             yield ToolResult(call.recipient, shown, False, BrowserDetail(action))
@@ -133,7 +133,7 @@ class Browser:
 
     async def _search(self, query: str, arguments: Arguments) -> tuple[SearchAction, str]:
         if self._backend.online and not self._options.external_access:
-            raise ToolFault("searching the web is switched off for this request")
+            raise ToolError("searching the web is switched off for this request")
         asked = arguments.number("topn", 10)
         topn = max(1, min(asked if asked > 0 else 10, MAX_RESULTS))
         hits = await self._backend.search(query, topn, self._options)
@@ -152,9 +152,9 @@ class Browser:
         if number < 0:
             return Link(entry.url, entry.title, loc=0)
         if entry.page is None:
-            raise ToolFault(f"the links of cursor `{cursor}` are gone; open the page again first")
+            raise ToolError(f"the links of cursor `{cursor}` are gone; open the page again first")
         if number not in entry.page.links:
-            raise ToolFault(f"Invalid link id `{number}`.")
+            raise ToolError(f"Invalid link id `{number}`.")
         return entry.page.links[number]
 
     async def _open(self, target: Link, arguments: Arguments) -> str:
@@ -172,7 +172,7 @@ class Browser:
     async def _find(self, pattern: str, arguments: Arguments) -> str:
         page = await self._page_at(arguments.number("cursor", -1))
         if page.kind != "web":
-            raise ToolFault("Cannot run `find` on search results page or find results page")
+            raise ToolError("Cannot run `find` on search results page or find results page")
         return self._show(await asyncio.to_thread(find, page, pattern), 0, -1)
 
     # ------------------------------------------------------------------ pages
@@ -183,7 +183,7 @@ class Browser:
             return display(
                 page, cursor, loc, num_lines, _VIEW_TOKENS[self._options.context_size], self._count
             )
-        except ToolFault:
+        except ToolError:
             self.history.drop_last()
             raise
 
@@ -191,36 +191,36 @@ class Browser:
         entry = self.history.entry(cursor)
         if entry.page is None:
             if not entry.url:
-                raise ToolFault(f"the page of cursor `{cursor}` is gone; search again")
+                raise ToolError(f"the page of cursor `{cursor}` is gone; search again")
             entry.page = replace(await self._load(entry.url, fresh=False), title=entry.title)
         return entry.page
 
     async def _load(self, url: str, *, fresh: bool) -> Page:
         """From the back end's own pages, the cache, or the network."""
         if not in_domains(parse_url(url).host, self._options.allowed_domains):
-            raise ToolFault(f"{domain_of(url)} is outside the allowed domains")
+            raise ToolError(f"{domain_of(url)} is outside the allowed domains")
         known = await self._backend.page(url)
         if known is None and not (fresh and self._options.external_access):
             known = self._cache.get(url)
         if known is not None:
             # Another conversation may have been led elsewhere by a redirect that this one must not follow.
             if not in_domains(parse_url(known.url).host, self._options.allowed_domains):
-                raise ToolFault(f"{domain_of(known.url)} is outside the allowed domains")
+                raise ToolError(f"{domain_of(known.url)} is outside the allowed domains")
             return known
         if not (self._backend.online and self._options.external_access):
-            raise ToolFault(f"Error fetching URL `{url[:1000]}`: there is no access to the network here")
+            raise ToolError(f"Error fetching URL `{url[:1000]}`: there is no access to the network here")
         try:
             fetched = await self._fetcher.get(url, domains=self._options.allowed_domains)
             page = await asyncio.to_thread(page_of, fetched)
-        except ToolFault as fault:
-            raise ToolFault(f"Error fetching URL `{url[:1000]}`: {fault.message}") from None
+        except ToolError as fault:
+            raise ToolError(f"Error fetching URL `{url[:1000]}`: {fault.message}") from None
         self._cache.put(url, page)
         return page
 
     async def _source(self, url: str) -> Page:
         """The text of a page as its server sent it, never from a cache."""
         if not (url and self._backend.online and self._options.external_access):
-            raise ToolFault("the source of this page is not available")
+            raise ToolError("the source of this page is not available")
         fetched = await self._fetcher.get(url, domains=self._options.allowed_domains)
         return source_of(fetched)
 

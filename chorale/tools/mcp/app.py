@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from chorale.tools.faults import ToolFault
+from chorale.tools.errors import ToolError
 from chorale.tools.mcp.server import ToolServer
 from chorale.tools.mcp.wire import INVALID_REQUEST, PARSE_ERROR, Message, decode, encode, failure
 
@@ -180,7 +180,7 @@ async def _read(request: Request) -> Message | Response:
             return Response("the body is too large", 413)
     try:
         messages = decode(body)
-    except ToolFault:
+    except ToolError:
         return JSONResponse(failure(None, PARSE_ERROR, "the body is not JSON-RPC"), 400)
     if len(messages) != 1:
         return JSONResponse(failure(None, INVALID_REQUEST, "send one message at a time"), 400)

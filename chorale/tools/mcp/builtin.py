@@ -15,7 +15,8 @@ from typing import Any
 from chorale.harmony.builtin_tools import browser_tools, python_tool
 from chorale.harmony.messages import ToolNamespace
 from chorale.tools.arguments import Arguments, parse_object
-from chorale.tools.base import (
+from chorale.tools.browser.page import Link
+from chorale.tools.contract import (
     BrowserDetail,
     CodeOutput,
     CodeStarted,
@@ -32,10 +33,9 @@ from chorale.tools.base import (
     ToolCall,
     ToolResult,
 )
-from chorale.tools.browser.page import Link
-from chorale.tools.faults import ToolFault
+from chorale.tools.errors import ToolError
 from chorale.tools.mcp.client import CallOutcome, McpClient
-from chorale.tools.mcp.wire import McpFault
+from chorale.tools.mcp.wire import McpError
 
 _HEADER = re.compile(r"\A\s*\[(\d{1,9})\] (.*?)(?: \((\S+)\))?\n\*\*viewing lines ")
 _MARK = re.compile(r"【(\d{1,9})†([^†【】]{1,300})(?:†([^†【】]{1,300}))?】")
@@ -63,7 +63,7 @@ class RemotePython:
                 async for item in items:
                     if isinstance(item, CallOutcome):
                         text, failed = item.text, item.is_error
-        except ToolFault as fault:
+        except ToolError as fault:
             text, failed = f"Error: {fault.message}", True
         if text:
             yield CodeOutput(text)
@@ -113,7 +113,7 @@ class RemoteBrowser:
                     action = self._after(action, item)
                     text = item.text or "[the browser returned nothing]"
                     yield ToolResult(call.recipient, text, item.is_error, BrowserDetail(action))
-        except ToolFault as fault:
+        except ToolError as fault:
             yield ToolResult(call.recipient, f"Error: {fault.message}", True, BrowserDetail(action))
 
     def cited(self, cursor: int, line: int | None) -> Link | None:
@@ -131,7 +131,7 @@ class RemoteBrowser:
         try:
             arguments = Arguments.read(content)
             cursor = arguments.number("cursor", -1)
-        except ToolFault:
+        except ToolError:
             arguments, cursor = Arguments({}), -1
         link = self._cursors.get(self._current if cursor < 0 else cursor)
         url = link.url if link is not None else None
@@ -185,7 +185,7 @@ async def _run(
         async with contextlib.aclosing(client.call(name, arguments, token)) as items:
             async for item in items:
                 yield item
-    except McpFault:
+    except McpError:
         await client.aclose()
         raise
 
@@ -196,7 +196,7 @@ CLEANUP = "cleanup_session"
 async def _end(client: McpClient, cleans_up: bool) -> None:
     """vLLM's convention: a server that lists ``cleanup_session`` keeps what it holds until that is called."""
     if cleans_up and client.connected:
-        with contextlib.suppress(ToolFault, TimeoutError):
+        with contextlib.suppress(ToolError, TimeoutError):
             async with asyncio.timeout(5), contextlib.aclosing(client.call(CLEANUP, {}, CLEANUP)) as items:
                 async for _ in items:
                     pass

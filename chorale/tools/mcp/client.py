@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chorale.tools.base import McpProgress, McpToolInfo
+from chorale.tools.contract import McpProgress, McpToolInfo
 from chorale.tools.mcp.transport import NotThisTransport, Transport
-from chorale.tools.mcp.wire import VERSIONS, McpFault, Message, notification, request, result_of
+from chorale.tools.mcp.wire import VERSIONS, McpError, Message, notification, request, result_of
 from chorale.version import __version__
 
 _MAX_PAGES = 20
@@ -59,13 +59,13 @@ class McpClient:
         return self._transport is not None
 
     async def connect(self) -> None:
-        """Raises ``McpFault``; the client is closed then."""
+        """Raises ``McpError``; the client is closed then."""
         try:
             async with asyncio.timeout(self._limits.connect_seconds):
                 await self._connect()
         except TimeoutError:
             await self.aclose()
-            raise McpFault(f"no handshake within {self._limits.connect_seconds:g} s") from None
+            raise McpError(f"no handshake within {self._limits.connect_seconds:g} s") from None
         except BaseException:
             await self.aclose()
             raise
@@ -93,7 +93,7 @@ class McpClient:
         )
         version = answer.get("protocolVersion")
         if version not in VERSIONS:
-            raise McpFault(f"the server speaks only revision {str(version)[:40]!r} of the protocol")
+            raise McpError(f"the server speaks only revision {str(version)[:40]!r} of the protocol")
         transport.agreed(str(version))
         named = answer.get("serverInfo")
         name = named.get("name") if isinstance(named, dict) else None
@@ -105,12 +105,12 @@ class McpClient:
         await transport.notify(notification("notifications/initialized"))
 
     async def list_tools(self) -> tuple[McpToolInfo, ...]:
-        """Tools whose name and schema can be used, in the server's order. Raises ``McpFault``."""
+        """Tools whose name and schema can be used, in the server's order. Raises ``McpError``."""
         try:
             async with asyncio.timeout(self._limits.connect_seconds):
                 return await self._list_tools()
         except TimeoutError:
-            raise McpFault(f"no list of tools within {self._limits.connect_seconds:g} s") from None
+            raise McpError(f"no list of tools within {self._limits.connect_seconds:g} s") from None
 
     async def _list_tools(self) -> tuple[McpToolInfo, ...]:
         found: dict[str, McpToolInfo] = {}
@@ -126,7 +126,7 @@ class McpClient:
                     continue
                 room -= len(json.dumps(tool.input_schema)) + len(tool.description or "")
                 if room < 0 or len(found) >= self._limits.max_tools:
-                    raise McpFault(
+                    raise McpError(
                         f"the server lists more than {self._limits.max_tools} tools or "
                         f"{self._limits.max_listing_bytes} bytes of them; use allowed_tools or another server"
                     )
@@ -134,12 +134,12 @@ class McpClient:
             cursor = answer.get("nextCursor")
             if not isinstance(cursor, str) or not cursor:
                 return tuple(found.values())
-        raise McpFault(f"the list of tools has more than {_MAX_PAGES} pages")
+        raise McpError(f"the list of tools has more than {_MAX_PAGES} pages")
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], token: str
     ) -> AsyncGenerator[McpProgress | CallOutcome, None]:
-        """Progress as it comes, then the outcome. Raises ``McpFault``."""
+        """Progress as it comes, then the outcome. Raises ``McpError``."""
         notes: asyncio.Queue[McpProgress] = asyncio.Queue(maxsize=256)
 
         def on_note(message: Message) -> None:
@@ -169,13 +169,13 @@ class McpClient:
             async with asyncio.timeout(self._limits.call_seconds):
                 return result_of(await self._request("tools/call", params, on_note))
         except TimeoutError:
-            raise McpFault(f"no answer within {self._limits.call_seconds:g} s") from None
+            raise McpError(f"no answer within {self._limits.call_seconds:g} s") from None
 
     async def _request(
         self, method: str, params: Mapping[str, Any], on_note: Callable[[Message], None]
     ) -> Message:
         if self._transport is None:
-            raise McpFault("the connection to the server is closed")
+            raise McpError("the connection to the server is closed")
         return await self._transport.request(request(next(self._numbers), method, params), on_note)
 
     async def aclose(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chorale.tools.mcp.wire import MAX_MESSAGE_BYTES, McpFault
+from chorale.tools.mcp.wire import MAX_MESSAGE_BYTES, McpError
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class EventReader:
         self._first = True
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Raises ``McpFault`` when an event grows beyond the bound."""
+        """Raises ``McpError`` when an event grows beyond the bound."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         self._check(len(self._rest))
         events = []
@@ -37,7 +37,7 @@ class EventReader:
 
     def _check(self, more: int) -> None:
         if self._num_bytes + more > self._max_bytes:
-            raise McpFault(f"the server sent an event of more than {self._max_bytes} bytes")
+            raise McpError(f"the server sent an event of more than {self._max_bytes} bytes")
 
     def _line(self, raw: bytes) -> Event | None:
         self._check(len(raw))

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal
 
-from chorale.tools.base import (
+from chorale.tools.contract import (
     BrowserDetail,
     CodeInterpreterRequest,
     CodeOutput,

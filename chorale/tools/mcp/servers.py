@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from chorale.errors import ConfigError
-from chorale.tools.base import McpRequest
-from chorale.tools.faults import ToolFault
+from chorale.tools.contract import McpRequest
+from chorale.tools.errors import ToolError
 from chorale.tools.mcp.client import McpClient, McpLimits
 from chorale.tools.mcp.transport import SsePair, Stdio, StreamableHttp, Transport, http_client
-from chorale.tools.mcp.wire import McpFault
+from chorale.tools.mcp.wire import McpError
 from chorale.tools.net.addresses import AddressPolicy
 from chorale.tools.net.transport import Resolve, system_resolve
 from chorale.tools.net.urls import parse_url
@@ -93,18 +93,18 @@ def client_of(
 
 
 def from_request(request: McpRequest) -> HttpServer:
-    """A request's own server. Raises ``McpFault`` for headers or an address that will not do."""
+    """A request's own server. Raises ``McpError`` for headers or an address that will not do."""
     url = request.server_url or ""
     try:
         parse_url(url)
-    except ToolFault as fault:
-        raise McpFault(f"server_url: {fault.message}") from None
+    except ToolError as fault:
+        raise McpError(f"server_url: {fault.message}") from None
     headers = dict(request.headers or {})
     if request.authorization:
         headers["Authorization"] = f"Bearer {request.authorization}"
     for name, value in headers.items():
         if name.lower() in _OURS or not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-            raise McpFault(f"the header {name[:80]!r} cannot be sent")
+            raise McpError(f"the header {name[:80]!r} cannot be sent")
     return HttpServer(_guesses(url), headers)
 
 
@@ -116,8 +116,8 @@ def from_flag(entry: str) -> HttpServer:
             return HttpServer(_guesses(entry), trusted=True)
         parsed = parse_url(f"http://{entry}/")
         if parsed.port is None or parsed.path != "/" or parsed.query:
-            raise ToolFault("a port is missing")
-    except ToolFault as fault:
+            raise ToolError("a port is missing")
+    except ToolError as fault:
         raise ConfigError(
             f"--tool-server {entry}: {fault.message} (demo, host:port, or an address)"
         ) from None
@@ -149,7 +149,7 @@ def read_mcp_config(path: str, environment: Mapping[str, str]) -> dict[str, Serv
     for label, entry in servers.items():
         try:
             found[label] = _entry(label, entry, environment)
-        except (ToolFault, ValueError) as error:
+        except (ToolError, ValueError) as error:
             raise ConfigError(f"--mcp-config {path}: {label}: {error}") from None
     return found
 
@@ -199,8 +199,8 @@ def _filled(value: Any, environment: Mapping[str, str]) -> str:
 
 
 def namespace_name(label: str) -> str:
-    """The label as a harmony namespace. Raises ``McpFault`` when nothing usable is left of it."""
+    """The label as a harmony namespace. Raises ``McpError`` when nothing usable is left of it."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", label)[:64]
     if not name.strip("_-") or name.lower() in RESERVED:
-        raise McpFault(f"{label[:80]!r} cannot be the label of a server")
+        raise McpError(f"{label[:80]!r} cannot be the label of a server")
     return name

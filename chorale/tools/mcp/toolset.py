@@ -9,7 +9,7 @@ from typing import Any
 
 from chorale.harmony.messages import ToolDescription, ToolNamespace
 from chorale.tools.arguments import parse_object
-from chorale.tools.base import (
+from chorale.tools.contract import (
     McpDetail,
     McpListing,
     McpProgress,
@@ -19,10 +19,10 @@ from chorale.tools.base import (
     ToolCall,
     ToolResult,
 )
-from chorale.tools.faults import ToolFault
+from chorale.tools.errors import ToolError
 from chorale.tools.mcp.client import CallOutcome, McpClient
 from chorale.tools.mcp.servers import namespace_name
-from chorale.tools.mcp.wire import McpFault
+from chorale.tools.mcp.wire import McpError
 
 _EMPTY = "[the tool returned nothing]"
 
@@ -70,8 +70,8 @@ class McpToolset:
             async with contextlib.aclosing(self._client.call(name, arguments, call.call_id)) as items:
                 async for item in items:
                     yield item if isinstance(item, McpProgress) else self._result(call, name, item)
-        except ToolFault as fault:
-            if isinstance(fault, McpFault):
+        except ToolError as fault:
+            if isinstance(fault, McpError):
                 await self._client.aclose()  # the next call starts with a fresh connection
             text = f"Error: {fault.message}"
             detail = McpDetail(self.label, name, call.content, None, fault.message)

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import httpx2
 
-from chorale.tools.faults import ToolFault
+from chorale.tools.errors import ToolError
 from chorale.tools.mcp.events import EventReader
 from chorale.tools.mcp.wire import (
     MAX_MESSAGE_BYTES,
     METHOD_NOT_FOUND,
-    McpFault,
+    McpError,
     Message,
     decode,
     encode,
@@ -40,7 +40,7 @@ _IDLE_SECONDS = 300.0  # between two chunks; calls have their own, shorter deadl
 
 class Transport(Protocol):
     async def request(self, message: Message, on_note: OnNote) -> Message:
-        """The response to it. Raises ``McpFault``."""
+        """The response to it. Raises ``McpError``."""
         ...
 
     async def notify(self, message: Message) -> None: ...
@@ -52,7 +52,7 @@ class Transport(Protocol):
     async def aclose(self) -> None: ...
 
 
-class NotThisTransport(McpFault):
+class NotThisTransport(McpError):
     """The address does not speak this transport; another one may be tried."""
 
 
@@ -71,21 +71,21 @@ def http_client(
 
 @contextlib.asynccontextmanager
 async def _sent(client: httpx2.AsyncClient, request: httpx2.Request) -> Any:
-    """The response, its headers read; network failures become ``McpFault`` without internals."""
+    """The response, its headers read; network failures become ``McpError`` without internals."""
     try:
         response = await client.send(request, stream=True)
     except AddressRefused as error:
-        raise McpFault(f"{error}: the MCP server is not contacted") from None
+        raise McpError(f"{error}: the MCP server is not contacted") from None
     except httpx2.TimeoutException:
-        raise McpFault(f"{request.url.host} did not answer in time") from None
+        raise McpError(f"{request.url.host} did not answer in time") from None
     except httpx2.HTTPError as error:
-        raise McpFault(f"{request.url.host} could not be reached ({type(error).__name__})") from None
+        raise McpError(f"{request.url.host} could not be reached ({type(error).__name__})") from None
     try:
         yield response
     except httpx2.TimeoutException:
-        raise McpFault(f"{request.url.host} stopped answering") from None
+        raise McpError(f"{request.url.host} stopped answering") from None
     except httpx2.HTTPError as error:
-        raise McpFault(f"the connection to {request.url.host} broke ({type(error).__name__})") from None
+        raise McpError(f"the connection to {request.url.host} broke ({type(error).__name__})") from None
     finally:
         with contextlib.suppress(httpx2.HTTPError):
             await response.aclose()
@@ -106,7 +106,7 @@ class StreamableHttp:
     async def request(self, message: Message, on_note: OnNote) -> Message:
         async with self._post(message) as response:
             if response.status_code == 404 and self._session is not None:
-                raise McpFault("the server has forgotten this session")
+                raise McpError("the server has forgotten this session")
             if response.status_code in (400, 404, 405, 406, 415) and message["method"] == "initialize":
                 raise NotThisTransport(f"the server answered with status {response.status_code}")
             self._session = response.headers.get("mcp-session-id", self._session)
@@ -114,13 +114,13 @@ class StreamableHttp:
                 return await self._stream(response, message["id"], on_note)
             body = await _bounded(response)
             if not 200 <= response.status_code < 300 and not body.lstrip().startswith(b"{"):
-                raise McpFault(f"the server answered with status {response.status_code}")
+                raise McpError(f"the server answered with status {response.status_code}")
             return _matching(decode(body), message["id"], on_note)
 
     async def notify(self, message: Message) -> None:
         async with self._post(message) as response:
             if response.status_code >= 400:
-                raise McpFault(f"the server answered with status {response.status_code}")
+                raise McpError(f"the server answered with status {response.status_code}")
 
     async def _stream(self, response: httpx2.Response, number: int, on_note: OnNote) -> Message:
         reader = EventReader()
@@ -130,7 +130,7 @@ class StreamableHttp:
                     if is_response(message) and message.get("id") == number:
                         return message
                     await self._answer(message, on_note)
-        raise McpFault("the server ended the stream without an answer")
+        raise McpError("the server ended the stream without an answer")
 
     async def _answer(self, message: Message, on_note: OnNote) -> None:
         reply = reply_to(message)
@@ -151,7 +151,7 @@ class StreamableHttp:
                     yield response
                     return
                 self._url = _same_host(self._url, response.headers.get("location", ""))
-        raise McpFault("the server redirects in circles")
+        raise McpError("the server redirects in circles")
 
     def _headers(self) -> dict[str, str]:
         headers = {"content-type": "application/json", "accept": _ACCEPT}
@@ -164,7 +164,7 @@ class StreamableHttp:
     async def aclose(self) -> None:
         """Tells the server that the session is over, if it wants to know."""
         if self._session is not None:
-            with contextlib.suppress(McpFault, TimeoutError):
+            with contextlib.suppress(McpError, TimeoutError):
                 async with asyncio.timeout(2):
                     request = self._client.build_request("DELETE", self._url, headers=self._headers())
                     async with _sent(self._client, request):
@@ -178,7 +178,7 @@ class Duplex:
 
     def __init__(self) -> None:
         self._waiting: dict[Any, tuple[asyncio.Future[Message], OnNote]] = {}
-        self._fault: McpFault | None = None
+        self._fault: McpError | None = None
         self._replies: set[asyncio.Task[None]] = set()
 
     async def _send(self, message: Message) -> None:
@@ -196,7 +196,7 @@ class Duplex:
             await self._send(message)
             return await future
         except asyncio.CancelledError:
-            with contextlib.suppress(McpFault, TimeoutError):
+            with contextlib.suppress(McpError, TimeoutError):
                 async with asyncio.timeout(1):
                     cancelled = {"requestId": message["id"], "reason": "no longer wanted"}
                     await self._send(notification("notifications/cancelled", cancelled))
@@ -226,10 +226,10 @@ class Duplex:
                 on_note(message)
 
     async def _reply(self, message: Message) -> None:
-        with contextlib.suppress(McpFault):
+        with contextlib.suppress(McpError):
             await self._send(message)
 
-    def _ended(self, fault: McpFault) -> None:
+    def _ended(self, fault: McpError) -> None:
         self._fault = self._fault or fault
         for future, _ in self._waiting.values():
             if not future.done():
@@ -268,8 +268,8 @@ class SsePair(Duplex):
                         elif event.name == "message":
                             for message in decode(event.data):
                                 self._received(message)
-            raise McpFault("the server closed the stream")
-        except McpFault as fault:
+            raise McpError("the server closed the stream")
+        except McpError as fault:
             self._ended(fault)
             if not endpoint.done():
                 endpoint.set_exception(fault)
@@ -280,7 +280,7 @@ class SsePair(Duplex):
         request = self._client.build_request("POST", address, content=encode(message), headers=headers)
         async with _sent(self._client, request) as response:
             if response.status_code >= 400:
-                raise McpFault(f"the server answered with status {response.status_code}")
+                raise McpError(f"the server answered with status {response.status_code}")
 
     async def aclose(self) -> None:
         if self._reader is not None:
@@ -316,7 +316,7 @@ class Stdio(Duplex):
                     limit=MAX_MESSAGE_BYTES,
                 )
             except OSError as error:
-                raise McpFault(f"the server's program does not start: {error.strerror}") from None
+                raise McpError(f"the server's program does not start: {error.strerror}") from None
             self._reader = asyncio.create_task(self._read(self._process))
         return self._process
 
@@ -327,11 +327,11 @@ class Stdio(Duplex):
                 if line.strip():
                     for message in decode(line):
                         self._received(message)
-            raise McpFault("the server's program ended")
-        except McpFault as fault:
+            raise McpError("the server's program ended")
+        except McpError as fault:
             self._ended(fault)
         except ValueError:  # a line beyond the limit of the stream
-            self._ended(McpFault(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes"))
+            self._ended(McpError(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes"))
 
     async def _send(self, message: Message) -> None:
         process = await self._start()
@@ -340,10 +340,10 @@ class Stdio(Duplex):
             process.stdin.write(encode(message) + b"\n")
             await process.stdin.drain()
         except (ConnectionError, BrokenPipeError):
-            raise McpFault("the server's program ended") from None
+            raise McpError("the server's program ended") from None
 
     async def aclose(self) -> None:
-        self._ended(McpFault("the connection to the server is closed"))
+        self._ended(McpError("the connection to the server is closed"))
         process, self._process = self._process, None
         if process is not None:
             if process.stdin is not None:
@@ -374,7 +374,7 @@ def _matching(messages: list[Message], number: int, on_note: OnNote) -> Message:
         elif "method" in message and "id" not in message:
             on_note(message)
     if found is None:
-        raise McpFault("the server answered a request that was not asked")
+        raise McpError("the server answered a request that was not asked")
     return found
 
 
@@ -383,7 +383,7 @@ async def _bounded(response: httpx2.Response) -> bytes:
     async for chunk in response.aiter_raw():
         total += len(chunk)
         if total > MAX_MESSAGE_BYTES:
-            raise McpFault(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes")
+            raise McpError(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes")
         parts.append(chunk)
     return b"".join(parts)
 
@@ -392,8 +392,8 @@ def _same_host(base: httpx2.URL, location: str) -> httpx2.URL:
     """Headers may carry the user's token: they go to no other host."""
     try:
         target = join_url(base, location)
-    except ToolFault as fault:
-        raise McpFault(f"the server redirects to a bad address: {fault.message}") from None
+    except ToolError as fault:
+        raise McpError(f"the server redirects to a bad address: {fault.message}") from None
     if (target.scheme, target.host, target.port) != (base.scheme, base.host, base.port):
-        raise McpFault("the server redirects to another host")
+        raise McpError("the server redirects to another host")
     return target

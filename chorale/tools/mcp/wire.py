@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chorale.harmony.json_text import loads
-from chorale.tools.faults import ToolFault
+from chorale.tools.errors import ToolError
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # newest first
 MAX_MESSAGE_BYTES = 4 * 2**20
@@ -24,7 +24,7 @@ INVALID_PARAMS = -32602
 Message = dict[str, Any]
 
 
-class McpFault(ToolFault):
+class McpError(ToolError):
     """The server failed, refused or lied. ``code`` is JSON-RPC's, when the server sent one."""
 
     def __init__(self, message: str, code: int | None = None) -> None:
@@ -55,32 +55,32 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | str) -> list[Message]:
-    """The messages in a body (older revisions batch them). Raises ``McpFault`` on anything else."""
+    """The messages in a body (older revisions batch them). Raises ``McpError`` on anything else."""
     if len(data) > MAX_MESSAGE_BYTES:
-        raise McpFault(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes")
+        raise McpError(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes")
     try:
         value = loads(data)
     except (ValueError, RecursionError):
-        raise McpFault("the server sent something that is not JSON") from None
+        raise McpError("the server sent something that is not JSON") from None
     messages = value if isinstance(value, list) else [value]
     if not all(isinstance(message, dict) for message in messages):
-        raise McpFault("the server sent something that is not a JSON-RPC message")
+        raise McpError("the server sent something that is not a JSON-RPC message")
     return messages
 
 
 def result_of(message: Message) -> dict[str, Any]:
-    """The result of a response. Raises ``McpFault`` with the server's own error."""
+    """The result of a response. Raises ``McpError`` with the server's own error."""
     error = message.get("error")
     if error is not None:
         text = error.get("message") if isinstance(error, dict) else None
         code = error.get("code") if isinstance(error, dict) else None
-        raise McpFault(
+        raise McpError(
             f"the server answered with an error: {str(text or 'no message')[:2000]}",
             code if isinstance(code, int) else None,
         )
     result = message.get("result")
     if not isinstance(result, dict):
-        raise McpFault("the server answered without a result")
+        raise McpError("the server answered without a result")
     return result
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 
-from chorale.tools.faults import ToolFault
+from chorale.tools.errors import ToolError
 from chorale.tools.net.addresses import AddressPolicy
 from chorale.tools.net.transport import AddressRefused, JudgingTransport, Resolve, system_resolve
 from chorale.tools.net.urls import in_domains, join_url, parse_url
@@ -60,12 +60,12 @@ class Fetcher:
         )
 
     async def get(self, url: str, *, domains: tuple[str, ...] = ()) -> Fetched:
-        """Follows up to five redirects, each judged anew and held to ``domains``. Raises ``ToolFault``."""
+        """Follows up to five redirects, each judged anew and held to ``domains``. Raises ``ToolError``."""
         target = parse_url(url)
         async with _deadline(self.limits.seconds):
             for _ in range(_MAX_REDIRECTS + 1):
                 if not in_domains(target.host, domains):
-                    raise ToolFault(f"{target.host} is outside the allowed domains")
+                    raise ToolError(f"{target.host} is outside the allowed domains")
                 request = self._client.build_request(
                     "GET", target, headers={"accept": "text/html, */*;q=0.5"}
                 )
@@ -73,7 +73,7 @@ class Fetcher:
                 if isinstance(answer, Fetched):
                     return answer
                 target = join_url(target, answer)
-        raise ToolFault(f"more than {_MAX_REDIRECTS} redirects")
+        raise ToolError(f"more than {_MAX_REDIRECTS} redirects")
 
     async def call(
         self,
@@ -91,7 +91,7 @@ class Fetcher:
             answer = await self._send(request)
         if isinstance(answer, Fetched):
             return answer
-        raise ToolFault("the search service answered with a redirect")
+        raise ToolError("the search service answered with a redirect")
 
     async def _send(self, request: httpx2.Request) -> Fetched | str:
         """The answer, or the location of a redirect."""
@@ -105,11 +105,11 @@ class Fetcher:
             finally:
                 await response.aclose()
         except AddressRefused as error:
-            raise ToolFault(f"{error}: it is not opened") from None
+            raise ToolError(f"{error}: it is not opened") from None
         except httpx2.TimeoutException:
-            raise ToolFault(f"{request.url.host} did not answer in time") from None
+            raise ToolError(f"{request.url.host} did not answer in time") from None
         except httpx2.HTTPError as error:
-            raise ToolFault(f"{request.url.host} could not be reached: {error}") from None
+            raise ToolError(f"{request.url.host} could not be reached: {error}") from None
 
     async def _read(self, response: httpx2.Response) -> Fetched:
         kind, *parameters = response.headers.get("content-type", "").lower().split(";")
@@ -131,12 +131,12 @@ class Fetcher:
 
 @contextlib.asynccontextmanager
 async def _deadline(seconds: float) -> AsyncIterator[None]:
-    """``asyncio.timeout`` whose failure is a ``ToolFault``."""
+    """``asyncio.timeout`` whose failure is a ``ToolError``."""
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        raise ToolFault(f"no complete answer within {seconds:g} s") from None
+        raise ToolError(f"no complete answer within {seconds:g} s") from None
 
 
 class BoundedBody:
@@ -145,7 +145,7 @@ class BoundedBody:
     def __init__(self, encoding: str, max_bytes: int) -> None:
         name = encoding.strip().lower()
         if name not in ("", "identity", "gzip", "x-gzip", "deflate"):
-            raise ToolFault(f"the body has an encoding that was not asked for ({name[:40]!r})")
+            raise ToolError(f"the body has an encoding that was not asked for ({name[:40]!r})")
         # 32 + MAX_WBITS: gzip or zlib, told apart by the header
         self._inflate = zlib.decompressobj(32 + zlib.MAX_WBITS) if name not in ("", "identity") else None
         self._max_bytes = max_bytes
@@ -154,7 +154,7 @@ class BoundedBody:
         self._num_bytes = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Raises ``ToolFault`` once the body is too large, too dense or not what it says."""
+        """Raises ``ToolError`` once the body is too large, too dense or not what it says."""
         self._num_received += len(chunk)
         if self._inflate is None:
             self._keep(chunk)
@@ -164,14 +164,14 @@ class BoundedBody:
                 self._keep(self._inflate.decompress(chunk, self._max_bytes - self._num_bytes + 1))
                 chunk = self._inflate.unconsumed_tail
         except zlib.error:
-            raise ToolFault("the compressed body is damaged") from None
+            raise ToolError("the compressed body is damaged") from None
         if self._num_bytes > max(_RATIO_FLOOR, _MAX_RATIO * self._num_received):
-            raise ToolFault("the compressed body expands too much")
+            raise ToolError("the compressed body expands too much")
 
     def _keep(self, piece: bytes) -> None:
         self._num_bytes += len(piece)
         if self._num_bytes > self._max_bytes:
-            raise ToolFault(f"the body is larger than {self._max_bytes} bytes")
+            raise ToolError(f"the body is larger than {self._max_bytes} bytes")
         self._parts.append(piece)
 
     def finish(self) -> bytes:

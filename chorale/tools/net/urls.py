@@ -6,43 +6,43 @@ import re
 
 import httpx2
 
-from chorale.tools.faults import ToolFault
+from chorale.tools.errors import ToolError
 
 MAX_URL_LEN = 8192
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\]")
 
 
 def parse_url(text: str) -> httpx2.URL:
-    """An absolute http(s) URL without user information. Raises ``ToolFault`` saying what is wrong."""
+    """An absolute http(s) URL without user information. Raises ``ToolError`` saying what is wrong."""
     text = text.strip()
     if len(text) > MAX_URL_LEN:
-        raise ToolFault(f"the URL is longer than {MAX_URL_LEN} characters")
+        raise ToolError(f"the URL is longer than {MAX_URL_LEN} characters")
     if _FORBIDDEN.search(text):
-        raise ToolFault("the URL contains a space, a backslash or a control character")
+        raise ToolError("the URL contains a space, a backslash or a control character")
     try:
         url = httpx2.URL(text)
         port = url.port
     except (httpx2.InvalidURL, ValueError, UnicodeError):
-        raise ToolFault("this is not a valid URL") from None
+        raise ToolError("this is not a valid URL") from None
     if url.scheme not in ("http", "https"):
-        raise ToolFault(f"only http and https addresses can be opened, not {url.scheme or 'a bare name'!r}")
+        raise ToolError(f"only http and https addresses can be opened, not {url.scheme or 'a bare name'!r}")
     if not url.host:
-        raise ToolFault("the URL names no host")
+        raise ToolError("the URL names no host")
     if url.userinfo:
-        raise ToolFault("a URL with a user name or password is not opened")
+        raise ToolError("a URL with a user name or password is not opened")
     if port is not None and not 0 < port < 65536:
-        raise ToolFault(f"{port} is not a port")
+        raise ToolError(f"{port} is not a port")
     return url
 
 
 def join_url(base: httpx2.URL, location: str) -> httpx2.URL:
     """A redirect's or a link's target, read by the same rules."""
     if _FORBIDDEN.search(location.strip()):
-        raise ToolFault("the target URL contains a space, a backslash or a control character")
+        raise ToolError("the target URL contains a space, a backslash or a control character")
     try:
         return parse_url(str(base.join(location.strip())))
     except (httpx2.InvalidURL, ValueError, UnicodeError):
-        raise ToolFault("the target is not a valid URL") from None
+        raise ToolError("the target is not a valid URL") from None
 
 
 def domain_of(url: str) -> str:

@@ -27,7 +27,7 @@ class SandboxLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class SandboxLaunch:
     """A started interpreter is ``argv`` with the guest's protocol on its pipes."""
 
     argv: tuple[str, ...]

@@ -17,7 +17,7 @@ from chorale.tools.python.launch import (
     GUEST,
     NOBODY,
     SHARED_MEMORY_BYTES,
-    Launch,
+    SandboxLaunch,
     SandboxLimits,
     guest_limits,
 )
@@ -31,7 +31,7 @@ _BECOME = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
 _AS_NOBODY = f"import os, sys; {_BECOME}; os.execv(sys.argv[1], sys.argv[1:])"
 
 
-def bubblewrap(limits: SandboxLimits) -> Launch | None:
+def bubblewrap(limits: SandboxLimits) -> SandboxLaunch | None:
     """None if the server is root and no interpreter can be read by another user."""
     as_root = os.geteuid() == 0
     python = _interpreter(for_others=as_root)
@@ -54,7 +54,7 @@ def bubblewrap(limits: SandboxLimits) -> Launch | None:
     argv += ["--remount-ro", "/", "--chdir", "/mnt/data"]
     argv += [str(python), "-I", "-u", "-X", "utf8", "-c", GUEST.read_text("utf-8")]
     argv.append(guest_limits(limits, processes=True, own_pids=True))
-    return Launch(
+    return SandboxLaunch(
         tuple(argv),
         {"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
         watch_bytes=limits.memory_bytes,

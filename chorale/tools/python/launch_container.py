@@ -6,14 +6,14 @@ from chorale.tools.python.launch import (
     GUEST,
     NOBODY,
     SHARED_MEMORY_BYTES,
-    Launch,
+    SandboxLaunch,
     SandboxLimits,
     client_environment,
     guest_limits,
 )
 
 
-def container(kind: str, limits: SandboxLimits, name: str, image: str) -> Launch:
+def container(kind: str, limits: SandboxLimits, name: str, image: str) -> SandboxLaunch:
     """tmpfs and shared memory are counted by the container's cgroup, as its processes are."""
     program = "podman" if kind == "podman" else "docker"
     disk = f"rw,nosuid,nodev,size={limits.disk_bytes}"
@@ -31,4 +31,4 @@ def container(kind: str, limits: SandboxLimits, name: str, image: str) -> Launch
         argv += ["--runtime", "runsc"]
     argv += [image, "python", "-I", "-u", "-X", "utf8", "-c", GUEST.read_text("utf-8")]
     argv.append(guest_limits(limits, processes=False, own_pids=True))
-    return Launch(tuple(argv), client_environment(), kill_argv=(program, "kill", name))
+    return SandboxLaunch(tuple(argv), client_environment(), kill_argv=(program, "kill", name))

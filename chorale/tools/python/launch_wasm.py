@@ -7,13 +7,13 @@ import os
 import sys
 from pathlib import Path
 
-from chorale.tools.python.launch import GUEST, Launch, SandboxLimits, guest_limits
+from chorale.tools.python.launch import GUEST, SandboxLaunch, SandboxLimits, guest_limits
 
 _RUNTIME_BYTES = 96 * 2**20  # the process without the code's own memory and files: 60 MiB measured
 _START = "import sys; sys.path[:] = {path!r}; from chorale.tools.python.wasm.host import main; main()"
 
 
-def wasm(limits: SandboxLimits) -> Launch:
+def wasm(limits: SandboxLimits) -> SandboxLaunch:
     start = {
         "parent_pid": os.getpid(),
         "memory_bytes": limits.memory_bytes,
@@ -29,7 +29,7 @@ def wasm(limits: SandboxLimits) -> Launch:
     argv = (sys.executable, "-I", "-u", "-c", _START.format(path=path), json.dumps(start))
     wanted = ("HOME", "XDG_CACHE_HOME", "TMPDIR")  # where the compiled interpreter is kept
     environment = {name: os.environ[name] for name in wanted if name in os.environ}
-    return Launch(
+    return SandboxLaunch(
         argv,
         environment,
         watch_bytes=limits.memory_bytes + _RUNTIME_BYTES,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from chorale.tools.python.launch import Launch, SandboxLimits
+from chorale.tools.python.launch import SandboxLaunch, SandboxLimits
 from chorale.tools.python.launch_bubblewrap import bubblewrap
 from chorale.tools.python.launch_container import container
 from chorale.tools.python.launch_uv import uv
@@ -45,7 +45,7 @@ class Sandbox:
             return self
         return replace(self, limits=replace(self.limits, memory_bytes=max(memory_bytes, 64 * 2**20)))
 
-    def launch(self, name: str, directory: str) -> Launch:
+    def launch(self, name: str, directory: str) -> SandboxLaunch:
         """``name``: unique, for the container; ``directory``: an empty one, used without isolation only.
 
         Raises ``SandboxMissing``.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chorale.tools.processes import end_process, kill_group
-from chorale.tools.python.launch import FILTER_FD, Launch
+from chorale.tools.python.launch import FILTER_FD, SandboxLaunch
 from chorale.tools.python.memory import tree_bytes
 from chorale.tools.python.sandbox import Sandbox, SandboxMissing
 from chorale.tools.python.visible import Visible
@@ -49,7 +49,7 @@ class Session:
         self.container_id = container_id
         self._process: asyncio.subprocess.Process | None = None
         self._directory: str | None = None
-        self._launch: Launch | None = None
+        self._launch: SandboxLaunch | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._over_memory = False
         self._closing: asyncio.Task[None] | None = None
@@ -183,7 +183,7 @@ class Session:
             await asyncio.to_thread(shutil.rmtree, directory, True)
 
 
-async def _started(launch: Launch) -> asyncio.subprocess.Process:
+async def _started(launch: SandboxLaunch) -> asyncio.subprocess.Process:
     filter_fd = None if launch.call_filter is None else _pipe_with(launch.call_filter)
     argv = [str(filter_fd) if argument == FILTER_FD else argument for argument in launch.argv]
     try:
@@ -211,7 +211,7 @@ def _pipe_with(data: bytes) -> int:
     return reader
 
 
-async def _kill_container(launch: Launch) -> None:
+async def _kill_container(launch: SandboxLaunch) -> None:
     with contextlib.suppress(OSError):
         killer = await asyncio.create_subprocess_exec(
             *launch.kill_argv,

@@ -24,7 +24,7 @@ from chorale.harmony.messages import (
     ToolDescription,
     ToolNamespace,
 )
-from chorale.tools.base import ToolBox
+from chorale.tools.contract import ToolBox
 
 FUNCTIONS = "functions"
 # Names stand in message headers, where a space or "to=" would be read as structure.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from chorale.errors import RequestError
-from chorale.tools.base import (
+from chorale.tools.contract import (
     CodeInterpreterRequest,
     McpRequest,
     RequestTools,

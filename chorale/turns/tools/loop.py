@@ -17,7 +17,7 @@ from chorale.harmony.messages import Message
 from chorale.harmony.render import render_message
 from chorale.harmony.vocab import Vocabulary
 from chorale.ids import new_id
-from chorale.tools.base import (
+from chorale.tools.contract import (
     BrowserDetail,
     McpDetail,
     McpListing,
@@ -34,7 +34,7 @@ from chorale.turns.events import ItemKind, ItemOpened
 from chorale.turns.rules import TurnRules
 from chorale.turns.runaway import CallWatch
 
-logger = logging.getLogger("chorale.api.tools")
+logger = logging.getLogger(__name__)
 
 MAX_CALLS = 128  # of one turn, whatever the request allows: a loop that nobody watches must end
 MAX_UNKNOWN = 3  # calls to tools that do not exist, answered with an error; then the answer is forced

@@ -15,12 +15,12 @@ from typing import Any
 
 from chorale.api.state import ServerState
 from chorale.errors import RequestError
-from chorale.tools.base import ToolBox
+from chorale.tools.contract import ToolBox
 from chorale.turns.rules import Hosted, TurnRules, sound_hosted
 from chorale.turns.tools.built_in import HostedTools
 from chorale.turns.tools.loop import ApprovedCall, TurnTools
 
-logger = logging.getLogger("chorale.api.tools")
+logger = logging.getLogger(__name__)
 
 
 OPTIONAL = frozenset({"web_search", "image_generation"})  # types that agents declare by default

@@ -10,7 +10,7 @@ from chorale.harmony.messages import MessageEnd, MessageStart
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import CALL, START
 from chorale.ids import new_id
-from chorale.tools.base import Progress, ToolIdentity
+from chorale.tools.contract import Progress, ToolIdentity
 from chorale.turns.events import (
     EndReason,
     ItemClosed,

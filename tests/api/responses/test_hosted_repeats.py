@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chorale.tools.base import Progress, ToolCall, ToolResult
+from chorale.tools.contract import Progress, ToolCall, ToolResult
 from tests.support.scripted_tools import ScriptedService, run, served
 
 CODE: dict[str, Any] = {"type": "code_interpreter", "container": {"type": "auto"}}

@@ -8,11 +8,11 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from chorale.tools.base import Progress, ToolCall, ToolResult, WebSearchRequest
 from chorale.tools.browser.history import History
 from chorale.tools.browser.html import html_page
 from chorale.tools.browser.offline import OfflinePages
 from chorale.tools.browser.tool import Browser, PageCache
+from chorale.tools.contract import Progress, ToolCall, ToolResult, WebSearchRequest
 from chorale.tools.net.addresses import AddressPolicy
 from chorale.tools.net.fetch import Fetcher, FetchLimits
 

@@ -11,10 +11,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from chorale.errors import ConfigError
-from chorale.tools.base import WebSearchRequest
 from chorale.tools.browser.backends import SERVICES, Hit, HttpSearch
 from chorale.tools.browser.offline import load_folder
-from chorale.tools.faults import ToolFault
+from chorale.tools.contract import WebSearchRequest
+from chorale.tools.errors import ToolError
 from chorale.tools.net.addresses import AddressPolicy
 from chorale.tools.net.fetch import Fetcher, FetchLimits
 from tests.support.tools.local_http import Handler, answer, serve
@@ -125,7 +125,7 @@ def test_odd_answers_are_no_hits(name: str, body: bytes) -> None:
     ],
 )
 def test_failures_are_faults_that_do_not_tell_the_key(handler: Handler, reason: str) -> None:
-    with pytest.raises(ToolFault, match=reason) as caught:
+    with pytest.raises(ToolError, match=reason) as caught:
         ask("exa", handler)
     assert "k3y" not in caught.value.message
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chorale.tools.base import UrlCitation, cite
 from chorale.tools.browser.citations import CitationRewriter
 from chorale.tools.browser.page import Link
+from chorale.tools.contract import UrlCitation, cite
 
 
 def lookup(cursor: int, line: int | None) -> Link | None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chorale.tools.browser.html import html_page, markdown_page, page_of
 from chorale.tools.browser.page import WIDTH, Page, display, find, link_mark, plain, wrap
-from chorale.tools.faults import ToolFault
+from chorale.tools.errors import ToolError
 from chorale.tools.net.fetch import Fetched
 from tests.support.tools.drive import count_words
 
@@ -60,7 +60,7 @@ def test_the_window_holds_to_its_token_budget_and_shows_at_least_a_line() -> Non
     shown = display(page, 0, 10, -1, 20, count_words)
     assert shown.startswith("[0] t (https://e.org/)\n**viewing lines [10 - 14] of 99**")
     assert "L11: word11" in display(page, 0, 11, -1, 1, count_words)
-    with pytest.raises(ToolFault, match="Cannot exceed page maximum of 99"):
+    with pytest.raises(ToolError, match="Cannot exceed page maximum of 99"):
         display(page, 0, 100, -1, 20, count_words)
 
 
@@ -110,7 +110,7 @@ def fetched(body: bytes, kind: str = "text/html", status: int = 200, charset: st
     ],
 )
 def test_what_is_not_a_page(given_: Fetched, reason: str) -> None:
-    with pytest.raises(ToolFault, match=reason):
+    with pytest.raises(ToolError, match=reason):
         page_of(given_)
 
 

@@ -6,7 +6,10 @@ import json
 
 import pytest
 
-from chorale.tools.base import (
+from chorale.tools.browser.backends import Hit
+from chorale.tools.browser.citations import CitationRewriter
+from chorale.tools.browser.page import Page
+from chorale.tools.contract import (
     BrowserDetail,
     FindAction,
     FindStarted,
@@ -16,9 +19,6 @@ from chorale.tools.base import (
     SearchStarted,
     WebSearchRequest,
 )
-from chorale.tools.browser.backends import Hit
-from chorale.tools.browser.citations import CitationRewriter
-from chorale.tools.browser.page import Page
 from tests.support.tools.drive import drive, make_browser, run
 
 PAGES = {

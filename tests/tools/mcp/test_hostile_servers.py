@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from chorale.config import ToolConfig
 from chorale.errors import ConfigError
-from chorale.tools.base import McpProgress, McpRequest, RequestTools, ToolCall, ToolResult
+from chorale.tools.contract import McpProgress, McpRequest, RequestTools, ToolCall, ToolResult
 from chorale.tools.mcp.client import McpClient, McpLimits
 from chorale.tools.mcp.events import Event, EventReader
 from chorale.tools.mcp.servers import (
@@ -28,7 +28,7 @@ from chorale.tools.mcp.servers import (
     session_header,
 )
 from chorale.tools.mcp.transport import Stdio
-from chorale.tools.mcp.wire import McpFault, decode
+from chorale.tools.mcp.wire import McpError, decode
 from chorale.tools.service import start_tools
 from tests.support import ROOT
 from tests.support.tools.drive import count_words, run
@@ -74,7 +74,7 @@ def talk(kind: str) -> tuple[list[str], object]:
 )
 def test_faults_of_a_program(kind: str, reason: str) -> None:
     started = time.monotonic()
-    with pytest.raises(McpFault, match=reason):
+    with pytest.raises(McpError, match=reason):
         talk(kind)
     assert time.monotonic() - started < 8
 
@@ -160,7 +160,7 @@ def test_what_a_program_leaves_behind_is_ended(tmp_path: Path) -> None:
 
     async def work() -> None:
         client = McpClient([lambda: Stdio(["/bin/sh", "-c", script], {})], LIMITS)
-        with pytest.raises(McpFault, match="no handshake"):
+        with pytest.raises(McpError, match="no handshake"):
             await client.connect()
 
     run(work())
@@ -175,7 +175,7 @@ def test_what_a_program_leaves_behind_is_ended(tmp_path: Path) -> None:
 def test_a_missing_program() -> None:
     async def work() -> None:
         client = McpClient([lambda: Stdio(["/nonexistent/program"], {})], LIMITS)
-        with pytest.raises(McpFault, match="does not start"):
+        with pytest.raises(McpError, match="does not start"):
             await client.connect()
 
     run(work())
@@ -227,7 +227,7 @@ def test_faults_over_http(handler: Handler, reason: str) -> None:
         async with serve({"/mcp": handler}) as port:
             request = McpRequest("x", f"http://127.0.0.1:{port}/mcp")
             client = client_of(from_request(request), LIMITS, "key", allow_private=True)
-            with pytest.raises(McpFault, match=reason) as caught:
+            with pytest.raises(McpError, match=reason) as caught:
                 await client.connect()
             assert "0x7f" not in caught.value.message
 
@@ -265,7 +265,7 @@ def test_a_rebinding_name_is_not_followed() -> None:
         async with serve({"/mcp": secret, "/sse": secret}) as port:
             server = from_request(McpRequest("x", f"http://public.example:{port}/mcp"))
             client = client_of(server, LIMITS, "key", allow_private=False, resolve=resolve)
-            with pytest.raises(McpFault, match="not a public address"):
+            with pytest.raises(McpError, match="not a public address"):
                 await client.connect()
         assert touched == []
 
@@ -280,7 +280,7 @@ def test_a_rebinding_name_is_not_followed() -> None:
     ],
 )  # fmt: skip
 def test_headers_that_are_not_sent(headers: dict[str, str]) -> None:
-    with pytest.raises(McpFault, match="cannot be sent"):
+    with pytest.raises(McpError, match="cannot be sent"):
         from_request(McpRequest("x", "https://e.org/mcp", headers=headers))
 
 
@@ -297,7 +297,7 @@ def test_headers_and_token_arrive() -> None:
             headers = {"X-Team": "otters", "X-Town": "Orléans"}
             request = McpRequest("x", url, headers=headers, authorization="t0ken")
             client = client_of(from_request(request), LIMITS, "chain key", allow_private=True)
-            with pytest.raises(McpFault):
+            with pytest.raises(McpError):
                 await client.connect()
 
     run(work())
@@ -313,7 +313,7 @@ def test_headers_and_token_arrive() -> None:
 
 @pytest.mark.parametrize("label", ["functions", "browser", "python", "Python", "", "--", "assistant"])
 def test_labels_that_are_taken(label: str) -> None:
-    with pytest.raises(McpFault, match="cannot be the label"):
+    with pytest.raises(McpError, match="cannot be the label"):
         namespace_name(label)
 
 

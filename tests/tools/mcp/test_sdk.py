@@ -24,7 +24,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from chorale.config import ToolConfig
 from chorale.harmony.messages import ToolNamespace
-from chorale.tools.base import (
+from chorale.tools.contract import (
     CodeInterpreterRequest,
     CodeOutput,
     CodeStarted,
@@ -37,7 +37,7 @@ from chorale.tools.base import (
 )
 from chorale.tools.mcp.app import create_app
 from chorale.tools.mcp.server import ServerName, ToolServer
-from chorale.tools.service import Service, start_tools
+from chorale.tools.service import BuiltinToolService, start_tools
 from tests.support import ROOT
 from tests.support.tools.drive import count_words, drive, run
 
@@ -87,7 +87,7 @@ async def sdk_server(python: str, transport: str, name: str = "sample") -> Async
 
 
 @contextlib.asynccontextmanager
-async def service_of(**config: object) -> AsyncIterator[Service]:
+async def service_of(**config: object) -> AsyncIterator[BuiltinToolService]:
     service = await start_tools(ToolConfig(**config), os.environ, count_words)  # type: ignore[arg-type]
     try:
         yield service
@@ -95,7 +95,7 @@ async def service_of(**config: object) -> AsyncIterator[Service]:
         await service.aclose()
 
 
-async def walk(service: Service, request: McpRequest) -> None:
+async def walk(service: BuiltinToolService, request: McpRequest) -> None:
     """Listing, a call, an error of the tool, an error of ours, progress."""
     box = await service.open(RequestTools(mcp=(request,)), session_key="k")
     label = request.server_label

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from chorale.tools.faults import ToolFault
+from chorale.tools.errors import ToolError
 from chorale.tools.net.addresses import AddressPolicy, is_public
 from chorale.tools.net.fetch import BoundedBody, Fetched, Fetcher, FetchLimits
 from chorale.tools.net.urls import in_domains, parse_url
@@ -63,7 +63,7 @@ def test_public_addresses_are_not(text: str) -> None:
 
 @pytest.mark.parametrize("url", BAD_URLS)
 def test_urls_that_are_not_read(url: str) -> None:
-    with pytest.raises(ToolFault):
+    with pytest.raises(ToolError):
         parse_url(url)
 
 
@@ -99,7 +99,7 @@ def test_disguised_addresses_are_not_connected_to(host: str) -> None:
 
         async with serve({"/": handler}) as port:
             fetcher = Fetcher(AddressPolicy(), FetchLimits(seconds=3))
-            with pytest.raises(ToolFault):
+            with pytest.raises(ToolError):
                 await fetcher.get(f"http://{host}:{port}/")
             await fetcher.aclose()
         return touched
@@ -146,10 +146,10 @@ def test_a_rebinding_name_is_resolved_once_and_its_first_answer_used() -> None:
         async with serve({"/": answer(body=b"secret")}) as port:
             names = Names(["93.184.216.34"], ["127.0.0.1"])
             fetcher = Fetcher(AddressPolicy(), FetchLimits(seconds=0.3), resolve=names)
-            with pytest.raises(ToolFault, match=r"in time|within|could not be reached"):
+            with pytest.raises(ToolError, match=r"in time|within|could not be reached"):
                 await fetcher.get(f"http://rebind.example:{port}/")
             assert names.num_asked == 1
-            with pytest.raises(ToolFault, match="not a public address"):
+            with pytest.raises(ToolError, match="not a public address"):
                 await fetcher.get(f"http://rebind.example:{port}/")
             await fetcher.aclose()
 
@@ -161,7 +161,7 @@ def test_of_mixed_answers_only_the_allowed_are_tried() -> None:
         async with serve({"/": answer(body=b"secret")}) as port:
             names = Names(["127.0.0.1", "::1", "169.254.169.254"])
             fetcher = Fetcher(AddressPolicy(), FetchLimits(seconds=1), resolve=names)
-            with pytest.raises(ToolFault, match="not a public address"):
+            with pytest.raises(ToolError, match="not a public address"):
                 await fetcher.get(f"http://mixed.example:{port}/")
             await fetcher.aclose()
 
@@ -186,7 +186,7 @@ def test_a_page_and_its_redirects() -> None:
     ["file:///etc/passwd", "http://u:p@127.0.0.1/", "http:\\\\127.0.0.1/", "ftp://127.0.0.1/", "http://"],
 )
 def test_a_redirect_is_read_by_the_same_rules(location: str) -> None:
-    with pytest.raises(ToolFault):
+    with pytest.raises(ToolError):
         get({"/": answer("302 Found", location=location)})
 
 
@@ -212,7 +212,7 @@ def test_a_redirect_to_a_private_address_is_refused() -> None:
                 return ["127.0.0.1"] if host == "outside.example" else ["127.0.0.2"]
 
             fetcher = Fetcher(Policy(), FetchLimits(seconds=3), resolve=resolve)
-            with pytest.raises(ToolFault, match=r"inside\.example is not a public address"):
+            with pytest.raises(ToolError, match=r"inside\.example is not a public address"):
                 await fetcher.get(f"http://outside.example:{first}/")
             await fetcher.aclose()
         assert touched == []
@@ -235,17 +235,17 @@ def test_content_types(header: str, kind: str, charset: str | None) -> None:
 
 def test_a_redirect_out_of_the_allowed_domains_is_refused() -> None:
     routes = {"/": answer("302 Found", location="http://other.example/")}
-    with pytest.raises(ToolFault, match="outside the allowed domains"):
+    with pytest.raises(ToolError, match="outside the allowed domains"):
         get(routes, domains=("127.0.0.1",))
 
 
 def test_a_circle_of_redirects_ends() -> None:
-    with pytest.raises(ToolFault, match="more than 5 redirects"):
+    with pytest.raises(ToolError, match="more than 5 redirects"):
         get({"/": answer("302 Found", location="/")})
 
 
 def test_a_large_body_is_cut_off() -> None:
-    with pytest.raises(ToolFault, match="larger than 1000 bytes"):
+    with pytest.raises(ToolError, match="larger than 1000 bytes"):
         get({"/": answer(body=b"x" * 2000)}, limits=FetchLimits(seconds=5, max_bytes=1000))
 
 
@@ -257,7 +257,7 @@ def test_a_slow_body_is_cut_off() -> None:
             await writer.drain()
             await asyncio.sleep(0.05)
 
-    with pytest.raises(ToolFault, match=r"within 0\.4 s"):
+    with pytest.raises(ToolError, match=r"within 0\.4 s"):
         get({"/": drip}, limits=FetchLimits(seconds=0.4))
 
 
@@ -265,24 +265,24 @@ def test_compressed_bodies() -> None:
     page = b"hello " * 1000
     assert get({"/": answer(body=gzip.compress(page), content_encoding="gzip")}).body == page
     bomb = gzip.compress(b"\0" * 40_000_000)
-    with pytest.raises(ToolFault, match="expands too much"):
+    with pytest.raises(ToolError, match="expands too much"):
         get({"/": answer(body=bomb, content_encoding="gzip")}, limits=FetchLimits(5, 2**30))
-    with pytest.raises(ToolFault, match="larger than"):
+    with pytest.raises(ToolError, match="larger than"):
         get({"/": answer(body=bomb, content_encoding="gzip")}, limits=FetchLimits(5, 2**20))
-    with pytest.raises(ToolFault, match="damaged"):
+    with pytest.raises(ToolError, match="damaged"):
         get({"/": answer(body=b"not gzip at all", content_encoding="gzip")})
-    with pytest.raises(ToolFault, match="not asked for"):
+    with pytest.raises(ToolError, match="not asked for"):
         get({"/": answer(body=b"x", content_encoding="br")})
 
 
 def test_a_bomb_never_stands_in_memory() -> None:
     body = BoundedBody("gzip", 1000)
-    with pytest.raises(ToolFault, match="larger"):
+    with pytest.raises(ToolError, match="larger"):
         body.feed(gzip.compress(b"\0" * 10_000_000))
     assert sum(map(len, body._parts)) <= 1000
 
 
 def test_a_closed_port_is_a_fault() -> None:
     fetcher = Fetcher(AddressPolicy(allow_private=True), FetchLimits(seconds=2))
-    with pytest.raises(ToolFault, match="could not be reached"):
+    with pytest.raises(ToolError, match="could not be reached"):
         run(fetcher, "http://127.0.0.1:1/")

@@ -12,7 +12,7 @@ import pytest
 
 from chorale.config import ToolConfig
 from chorale.tools.python import launch_bubblewrap, sandbox
-from chorale.tools.python.launch import GUEST, Launch, SandboxLimits, guest_limits
+from chorale.tools.python.launch import GUEST, SandboxLaunch, SandboxLimits, guest_limits
 from chorale.tools.python.proof import prove
 from chorale.tools.python.sandbox import Sandbox, SandboxMissing
 from chorale.tools.service import probe_tools
@@ -20,10 +20,10 @@ from tests.support.tools.drive import run
 from tests.tools.python.test_sandboxes import LIMITS, sandbox_of
 
 
-def unheld(limits: SandboxLimits) -> Launch:
+def unheld(limits: SandboxLimits) -> SandboxLaunch:
     """An interpreter of this user, with the environment of the server."""
     numbers = guest_limits(limits, processes=False, own_pids=False)
-    return Launch((sys.executable, "-I", "-u", str(GUEST), numbers), dict(os.environ))
+    return SandboxLaunch((sys.executable, "-I", "-u", str(GUEST), numbers), dict(os.environ))
 
 
 def test_an_interpreter_without_a_sandbox_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,8 +48,8 @@ def test_a_kind_that_is_refused_is_named_with_its_reason(monkeypatch: pytest.Mon
     assert "a file of the server's machine can be read" in found.missing["python"]
 
 
-def without(*parts: str) -> Callable[[Launch], Launch]:
-    def change(launch: Launch) -> Launch:
+def without(*parts: str) -> Callable[[SandboxLaunch], SandboxLaunch]:
+    def change(launch: SandboxLaunch) -> SandboxLaunch:
         argv = list(launch.argv)
         place = next(n for n in range(len(argv)) if tuple(argv[n : n + len(parts)]) == parts)
         del argv[place : place + len(parts)]
@@ -58,11 +58,11 @@ def without(*parts: str) -> Callable[[Launch], Launch]:
     return change
 
 
-def without_user(launch: Launch) -> Launch:
+def without_user(launch: SandboxLaunch) -> SandboxLaunch:
     return replace(launch, argv=launch.argv[launch.argv.index(str(shutil.which("bwrap"))) :])
 
 
-def without_settings(launch: Launch) -> Launch:
+def without_settings(launch: SandboxLaunch) -> SandboxLaunch:
     argv, kept = list(without_user(launch).argv), []
     while argv:
         if argv[0] == "--ro-bind-try" and argv[1].startswith("/proc/"):
@@ -83,13 +83,13 @@ def without_settings(launch: Launch) -> Launch:
     ids=["dev", "filter", "tmpfs", "settings"],
 )
 def test_bubblewrap_without_one_of_its_parts_is_refused(
-    change: Callable[[Launch], Launch], broken: str, monkeypatch: pytest.MonkeyPatch
+    change: Callable[[SandboxLaunch], SandboxLaunch], broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = sandbox_of("bubblewrap")
     if change is without_settings and os.geteuid() != 0:
         pytest.skip("the settings are writable for a server that runs as root")
 
-    def changed(limits: SandboxLimits) -> Launch:
+    def changed(limits: SandboxLimits) -> SandboxLaunch:
         launch = launch_bubblewrap.bubblewrap(limits)
         assert launch is not None
         return change(launch)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chorale.tools.base import CodeOutput, CodeStarted, PythonDetail, ToolCall, ToolResult
+from chorale.tools.contract import CodeOutput, CodeStarted, PythonDetail, ToolCall, ToolResult
 from chorale.tools.python.launch import SandboxLimits
 from chorale.tools.python.memory import tree_bytes
 from chorale.tools.python.presence import check_program

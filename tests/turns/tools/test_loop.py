@@ -11,7 +11,7 @@ import pytest
 from chorale.client.base import EngineStatus
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import Script
-from chorale.tools.base import CodeOutput, Progress, ToolCall, ToolResult
+from chorale.tools.contract import CodeOutput, Progress, ToolCall, ToolResult
 from chorale.turns.runaway import MAX_SAME_RESULTS
 from chorale.turns.tools.loop import MAX_UNKNOWN
 from tests.support.responses import TOOL, VOCAB

@@ -10,7 +10,7 @@ from chorale.harmony.messages import Message
 from chorale.harmony.render import render_message
 from chorale.harmony.vocab import Vocabulary
 from chorale.store.protocol import StoredItem
-from chorale.tools.base import ToolBox
+from chorale.tools.contract import ToolBox
 from chorale.turns.tools.loop import ApprovedCall
 
 

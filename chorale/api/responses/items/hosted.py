@@ -14,7 +14,7 @@ import msgspec
 from chorale.harmony.json_text import read_object
 from chorale.harmony.messages import Message
 from chorale.store.protocol import Item, StoredItem, present
-from chorale.tools.base import (
+from chorale.tools.contract import (
     BrowserDetail,
     FindAction,
     FindStarted,

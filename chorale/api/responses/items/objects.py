@@ -15,7 +15,7 @@ from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
 from chorale.errors import ChoraleError, EngineError, QueueFullError, RequestError
 from chorale.store.protocol import TOOL_STATE, Item, StoredItem, StoredResponse
-from chorale.tools.base import UrlCitation
+from chorale.tools.contract import UrlCitation
 from chorale.turns.events import BUILTIN_ITEMS, CLIENT_CALLS, Fold, FoldedItem, ItemOpened, TurnEnded, Usage
 from chorale.turns.structured import DEFAULT_NAME
 

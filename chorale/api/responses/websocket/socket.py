@@ -38,7 +38,7 @@ from chorale.api.state import ServerState
 from chorale.errors import ChoraleError, EngineLoadingError, QueueFullError, RequestError
 from chorale.store.protocol import KEPT, PreviousResponseNotFoundError, StoredItem
 
-logger = logging.getLogger("chorale.api.responses")
+logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1024  # of one HTTP process
 MAX_SECONDS = 3600.0  # of one connection

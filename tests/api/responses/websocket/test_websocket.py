@@ -21,8 +21,8 @@ from starlette.routing import Router, WebSocketRoute
 from websockets.asyncio.client import ClientConnection
 
 from chorale.api.http import websocket
-from chorale.api.http.auth import guard_routes, hash_key
-from chorale.api.http.middleware import Shell, unknown_path
+from chorale.api.http.auth import authenticate_routes, hash_key
+from chorale.api.http.middleware import HttpMiddleware, unknown_path
 from chorale.api.responses.websocket import lanes, socket
 from chorale.errors import EngineError
 from chorale.testing.scripted_client import Script, ScriptedClient
@@ -657,8 +657,8 @@ def test_a_connection_has_an_end() -> None:
         client = playing(delay=0.05)
         async with make_state(client) as state:
             serve = partial(socket.serve, state, max_seconds=0.2)
-            routes = guard_routes([WebSocketRoute("/v1/responses", serve)], ())
-            app = Shell(Router(routes, redirect_slashes=False, default=unknown_path), state, False)
+            routes = authenticate_routes([WebSocketRoute("/v1/responses", serve)], ())
+            app = HttpMiddleware(Router(routes, redirect_slashes=False, default=unknown_path), state, False)
             async with running(app) as server, opened(server) as connection:
                 await send(connection)
                 events = await until_end(connection)

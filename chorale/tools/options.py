@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from chorale.config import BrowserChoice, PythonChoice, ToolConfig
+from chorale.config import BrowserOption, PythonOption, ToolConfig
 from chorale.errors import ConfigError
 from chorale.tools.browser.backends import SERVICES, HttpSearch, SearchBackend
 from chorale.tools.browser.offline import load_folder
-from chorale.tools.faults import ToolFault
+from chorale.tools.errors import ToolError
 from chorale.tools.net.addresses import AddressPolicy
 from chorale.tools.net.fetch import Fetcher, FetchLimits
 from chorale.tools.net.transport import Resolve, system_resolve
@@ -27,7 +27,7 @@ from chorale.tools.python.sandbox import SAFE_KINDS, Sandbox, SandboxKind, Sandb
 from chorale.tools.python.tool import SessionPool
 from chorale.tools.python.wasm import module as interpreter
 
-SAMPLE_PAGES = Path(__file__).with_name("pages")
+SAMPLE_PAGES = Path(__file__).with_name("sample_pages")
 # vLLM's and the reference server's names for the sandbox of the demo tools.
 _SEED_NAMES = {"uv": "dangerously_use_uv", "docker": "docker", "dangerously_use_uv": "dangerously_use_uv"}
 
@@ -74,15 +74,15 @@ def _check_address(url: str | None) -> None:
     try:
         if url:
             parse_url(url)
-    except ToolFault as fault:
+    except ToolError as fault:
         raise ConfigError(f"--browser-tool-url {url}: {fault.message}") from None
 
 
-def _first_service(config: ToolConfig, environment: Mapping[str, str]) -> BrowserChoice:
+def _first_service(config: ToolConfig, environment: Mapping[str, str]) -> BrowserOption:
     """A SearXNG whose address is known, else the first service whose key is set, else the folder."""
     if config.search_url:
         return "searxng"
-    keyed: tuple[BrowserChoice, ...] = ("exa", "you", "brave", "tavily")
+    keyed: tuple[BrowserOption, ...] = ("exa", "you", "brave", "tavily")
     found = (name for name in keyed if environment.get(SERVICES[name].environment))
     return next(found, "offline")
 
@@ -128,7 +128,7 @@ async def choose_sandbox(
     return None
 
 
-def _wanted_sandbox(config: ToolConfig, environment: Mapping[str, str]) -> PythonChoice:
+def _wanted_sandbox(config: ToolConfig, environment: Mapping[str, str]) -> PythonOption:
     if config.python is not None:
         return config.python
     if "demo" not in config.servers:
@@ -142,9 +142,9 @@ def _wanted_sandbox(config: ToolConfig, environment: Mapping[str, str]) -> Pytho
             "shared by all users (use docker, bubblewrap or dangerously_use_uv)"
         )
     name = _SEED_NAMES.get(named, named)
-    if name not in get_args(PythonChoice):
+    if name not in get_args(PythonOption):
         raise ConfigError(
-            f"PYTHON_EXECUTION_BACKEND={named[:40]}: not one of {', '.join(get_args(PythonChoice))}"
+            f"PYTHON_EXECUTION_BACKEND={named[:40]}: not one of {', '.join(get_args(PythonOption))}"
         )
     return name  # type: ignore[return-value]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class ToolFault(Exception):
+class ToolError(Exception):
     """A call that cannot be served. Never leaves ``ToolBox.call``."""
 
     def __init__(self, message: str) -> None:
