@@ -54,7 +54,7 @@ def _early_kernel(
     w1 = _early_weights(w_ptr, rows, inside, first + DEPTH, K, DEPTH)
     w2 = _early_weights(w_ptr, rows, inside, first + 2 * DEPTH, K, DEPTH)
     w3 = _early_weights(w_ptr, rows, inside, first + 3 * DEPTH, K, DEPTH)
-    wait_for_previous(PDL, HAND_OVER=False)
+    wait_for_previous(PDL, LAUNCH_DEPENDENTS=False)
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
     acc = _times(acc, w0, x_ptr, norm_ptr, tokens, present, first, K, NORM, DEPTH)
     acc = _times(acc, w1, x_ptr, norm_ptr, tokens, present, first + DEPTH, K, NORM, DEPTH)
@@ -67,7 +67,7 @@ def _early_kernel(
 def early_parts(
     x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None, rows: int, depth: int, warps: int
 ) -> torch.Tensor:
-    """As ``slim.parts``."""
+    """As ``skinny.parts``."""
     tokens, (num_rows, columns) = x.shape[0], weight.shape
     splits = triton.cdiv(columns, 4 * depth)
     out = torch.empty(splits, tokens, num_rows, dtype=torch.float32, device=x.device)

@@ -180,17 +180,17 @@ class Case:
         # The next layer's: only its norm and its type are looked at.
         self.qkv = QkvWeights(torch.ones(H, device=GPU), pack_head(self.normed[:0]))
         self.inner = torch.randn(tokens * 4, I, device=GPU).bfloat16()
-        self.works = [gemv.plan(ids, count) for ids in self.draws]
+        self.works = [gemv.divide_work(ids, count) for ids in self.draws]
 
-    def tile(self, kind: str) -> tuning.Stream:
-        choose = tuning.stream_gate_up if kind == "gate_up" else tuning.stream_down
+    def tile(self, kind: str) -> tuning.GemvConfig:
+        choose = tuning.gemv_gate_up if kind == "gate_up" else tuning.gemv_down
         return choose(self.tokens, self.works[0].mean)
 
-    def gate_up(self, tile: tuning.Stream) -> None:
+    def gate_up(self, tile: tuning.GemvConfig) -> None:
         for layer, work in zip(self.layers, self.works, strict=True):
             gemv.gate_up(self.normed, layer, work, tile, self.inner)
 
-    def down(self, tile: tuning.Stream) -> None:
+    def down(self, tile: tuning.GemvConfig) -> None:
         for layer, work in zip(self.layers, self.works, strict=True):
             gemv.down(self.inner, self.gates, layer, work, tile, H)
 
@@ -210,15 +210,19 @@ def time_case(case: Case, name: str, peak: float) -> None:
         RESULTS[f"{name} {kind}"] = {"us": us, "rate": rate, "touched": case.touched}
         print(f"{name} {kind:7}: {us:7.2f} us  {rate:5.2f} TB/s  {rate / peak:5.1%}", flush=True)
     parts = torch.zeros(case.tokens, 4, H, device=GPU)
-    norm = None if case.tokens <= tuning.SLIM_TOKENS else Norm(case.qkv.norm, 1e-5, torch.bfloat16)
+    norm = None if case.tokens <= tuning.SKINNY_TOKENS else Norm(case.qkv.norm, 1e-5, torch.bfloat16)
     us = graph_us(lambda: [add_parts(parts, case.x, norm) for _ in range(CALLS)])
-    plan = graph_us(lambda: [gemv.plan(ids, case.layers[0].num_experts) for ids in case.draws] + [case.x + 1])
+    plan = graph_us(
+        lambda: [gemv.divide_work(ids, case.layers[0].num_experts) for ids in case.draws] + [case.x + 1]
+    )
     print(f"{name} sum {us:.2f} us, plan (sort) {plan:.2f} us; touched {case.touched:.1f}", flush=True)
     RESULTS[f"{name} sum, sort"] = us, plan
 
 
-def variants(tokens: int) -> list[tuple[str, tuning.Stream]]:
-    return [(kind, tuning.Stream(*each)) for (kind, n), all_ in SWEEP.items() if n == tokens for each in all_]
+def variants(tokens: int) -> list[tuple[str, tuning.GemvConfig]]:
+    return [
+        (kind, tuning.GemvConfig(*each)) for (kind, n), all_ in SWEEP.items() if n == tokens for each in all_
+    ]
 
 
 def sweep(case: Case, name: str, peak: float) -> None:

@@ -53,7 +53,7 @@ class Sizes:
 
     @property
     def constants(self) -> dict[str, int]:
-        return {"NUM_Q": self.num_q, "NUM_KV": self.num_kv, "D": self.dim, "PAGE": self.page}
+        return {"NUM_Q": self.num_q, "NUM_KV": self.num_kv, "D": self.dim, "KV_BLOCK": self.page}
 
 
 REAL = Sizes(2880, 64, 8, 64, 64)
@@ -105,8 +105,8 @@ Op = Callable[[Case, Layer], None]
 
 
 def splits_for(tile: tuning.Tile, rows: int, depth: int, programs: int) -> int:
-    chip = replace(tuning.H200, multiprocessors=programs // 2)
-    return chip.slim_splits(triton.cdiv(rows, tile.rows), triton.cdiv(depth, tile.depth))
+    arch = replace(tuning.H200, multiprocessors=programs // 2)
+    return arch.skinny_splits(triton.cdiv(rows, tile.rows), triton.cdiv(depth, tile.depth))
 
 
 def rotate(case: Case, layer: Layer, parts: torch.Tensor, heads: int, warps: int) -> None:
@@ -150,14 +150,14 @@ def early_out(shape: tuple[int, int, int], case: Case, layer: Layer) -> None:
     add(early_parts(case.attended, layer.out, None, *shape), layer.out_bias, case.x, 128, 1)
 
 
-def stream_qkv(tile: tuning.Slim, case: Case, layer: Layer) -> None:
+def stream_qkv(tile: tuning.SkinnyConfig, case: Case, layer: Layer) -> None:
     skinny_fused.qkv(
         case.x, layer.norm, layer.qkv, layer.qkv_bias, EPS, case.rope, case.slots, case.q, case.kv,
         case.sizes.constants, tile,
     )  # fmt: skip
 
 
-def stream_out(tile: tuning.Slim, case: Case, layer: Layer) -> None:
+def stream_out(tile: tuning.SkinnyConfig, case: Case, layer: Layer) -> None:
     skinny_fused.project(case.attended, layer.out, layer.out_bias, case.x, tile)
 
 
@@ -189,7 +189,8 @@ SPLIT = [
     ((128, 128, 8, 2), 132),
 ]
 EARLY = [(64, 128, 8), (32, 128, 4)]  # rows, depth, warps; 1,024 columns take 255 registers
-# units of 8 rows, warps, chunks a round, rounds in flight, rounds of inputs ahead; hand_over, registers
+# units of 8 rows, warps, chunks a round, rounds in flight, rounds of inputs ahead; launch_dependents,
+# registers
 STREAM_QKV = [
     (4, 8, 1, 3, 1),
     (4, 8, 1, 3, 2),
@@ -262,9 +263,9 @@ def variants() -> dict[str, dict[str, Op]]:
         qkv[f"early {early}"] = functools.partial(early_qkv, early)
         out[f"early {early}"] = functools.partial(early_out, early)
     for stream in STREAM_QKV:
-        qkv[f"stream {stream}"] = functools.partial(stream_qkv, tuning.Slim(*stream))
+        qkv[f"stream {stream}"] = functools.partial(stream_qkv, tuning.SkinnyConfig(*stream))
     for stream in STREAM_OUT:
-        out[f"stream {stream}"] = functools.partial(stream_out, tuning.Slim(*stream))
+        out[f"stream {stream}"] = functools.partial(stream_out, tuning.SkinnyConfig(*stream))
     return {"qkv": qkv, "out": out}
 
 

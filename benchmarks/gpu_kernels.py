@@ -43,7 +43,7 @@ from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.gpt_oss import GptOss, LayerWeights, Weights
 
 GPU = torch.device("cuda")
-H, I, NQ, NKV, D, PAGE, V = 2880, 2880, 64, 8, 64, 64, 201088
+H, I, NQ, NKV, D, KV_BLOCK, V = 2880, 2880, 64, 8, 64, 64, 201088
 SHAPE = AttentionShape(NQ, NKV, D, 128)
 QKV_ROWS = (NQ + 2 * NKV) * D
 EPS = 1e-5
@@ -98,11 +98,11 @@ def make_layer(experts: int) -> LayerWeights:
 
 def make_meta(rows: int, context: int, new: int) -> tuple[AttentionMeta, int]:
     """``rows`` sequences of ``context`` tokens of which ``new`` are new; and the pages of the pool."""
-    width = -(-context // PAGE)
+    width = -(-context // KV_BLOCK)
     ids = torch.randperm(2 * rows * width, device=GPU).int().view(2, rows, width)
     positions = torch.arange(context - new, context, device=GPU).repeat(rows)
     row = torch.arange(rows, device=GPU).repeat_interleave(new)
-    slots = ids[:, row, positions // PAGE].long() * PAGE + positions % PAGE
+    slots = ids[:, row, positions // KV_BLOCK].long() * KV_BLOCK + positions % KV_BLOCK
     meta = AttentionMeta(
         positions=positions,
         query_start=(torch.arange(rows + 1, device=GPU) * new).int(),
@@ -116,7 +116,7 @@ def make_meta(rows: int, context: int, new: int) -> tuple[AttentionMeta, int]:
 
 
 def make_pool(pages: int, count: int) -> list[torch.Tensor]:
-    return [randn(pages, 2, NKV, PAGE, D) for _ in range(count)]
+    return [randn(pages, 2, NKV, KV_BLOCK, D) for _ in range(count)]
 
 
 # ------------------------------------------------------------------ errors
@@ -144,8 +144,8 @@ def errors() -> None:
         row: dict[str, tuple[float, float]] = {}
         meta, pages = make_meta(1, tokens, tokens) if tokens > 100 else make_meta(tokens, 700, 1)
         pool = make_pool(pages, 1)[0]
-        theirs = reference_attention.plan_attention(meta, SHAPE, PAGE)
-        ours = TRITON_OPS.plan_attention(meta, SHAPE, PAGE)
+        theirs = reference_attention.plan_attention(meta, SHAPE, KV_BLOCK)
+        ours = TRITON_OPS.plan_attention(meta, SHAPE, KV_BLOCK)
         pools = [pool.float(), pool.clone(), pool.clone()]
         q32 = reference.qkv_rope_cache(
             x,
@@ -232,7 +232,7 @@ class Bench:
     def case(self, rows: int, context: int) -> dict[str, Callable[[], Any]]:
         """What each op does in a decode step, over all layers."""
         self.meta, pages = make_meta(rows, context, 1)
-        self.plan = TRITON_OPS.plan_attention(self.meta, SHAPE, PAGE)
+        self.plan = TRITON_OPS.plan_attention(self.meta, SHAPE, KV_BLOCK)
         self.pool = make_pool(pages, len(self.layers) // 2)
         self.x = randn(rows, H, dtype=torch.float32)
         rope = randn(rows, D, dtype=torch.float32)

@@ -2,10 +2,10 @@
 
     python benchmarks/gpu_moe_large.py [--sweep] [--experts 32 128] [--tokens 256 1024 8192] [--json FILE]
 
-1. errors: ``moe_large`` in bfloat16 against the float32 reference; 2. for each number of experts and tokens:
-microseconds of both products, of placing and gathering, of the combination; TFLOP/s, TB/s and share of the
-roofline (the larger of operations over ``--tflops`` and bytes over ``--tbs``); 3. prefill attention. With
---sweep, other tile shapes too. Layers' weights are rotated, so that the L2 holds none of them.
+1. errors: ``grouped_moe`` in bfloat16 against the float32 reference; 2. for each number of experts and
+tokens: microseconds of both products, of placing and gathering, of the combination; TFLOP/s, TB/s and share
+of the roofline (the larger of operations over ``--tflops`` and bytes over ``--tbs``); 3. prefill attention.
+With --sweep, other tile shapes too. Layers' weights are rotated, so that the L2 holds none of them.
 """
 
 from __future__ import annotations
@@ -31,23 +31,14 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.attention import decode, prefill
 from chorale.kernels.triton.dense.linear import pack_head
 from chorale.kernels.triton.dense.norm import Norm
-from chorale.kernels.triton.launch import chip_of
-from chorale.kernels.triton.moe import (
-    grouped,
-    moe,
-)
-from chorale.kernels.triton.moe import (
-    hopper_kernel as moe_hopper,
-)
-from chorale.kernels.triton.moe import (
-    tiles as moe_place,
-)
+from chorale.kernels.triton.launch import tuning_of
+from chorale.kernels.triton.moe import grouped, hopper_kernel, moe, tiles
 from chorale.kernels.triton.moe.packing import Experts, Matrices, pack_experts
 
 GPU = torch.device("cuda")
 H = 2880
 RESULTS: dict[str, Any] = {}
-# wide, narrow, stages, registers, programs, tail, mid: see tuning.LargeTile. By e4m3 inputs, slots an expert.
+# Fields of tuning.GroupedTile from wide to mid. By e4m3 inputs and pairs an expert.
 WIDES: dict[tuple[bool, int], list[tuple[int, ...]]] = {
     (False, 32): [(64, 32, 8), (64, 32, 4, 80, 2), (32, 16, 6, 80, 2)],
     (False, 128): [(128, 32, 5), (128, 32, 3), (64, 32, 4, 80, 2), (128, 32, 4, 0, 1, 32)],
@@ -142,7 +133,7 @@ def added(
     normed: torch.Tensor, ids: torch.Tensor, gates: torch.Tensor, experts: Experts, x: torch.Tensor
 ) -> torch.Tensor:
     x = x.clone()
-    grouped.moe_large(normed, ids, gates, experts, x)
+    grouped.grouped_moe(normed, ids, gates, experts, x)
     return x
 
 
@@ -163,7 +154,7 @@ def errors() -> None:
             f"{relative(in_fp8(normed, ids, gates, low), exact):.1e}"
         )
         for shape, fp8 in [(s, f) for f in (False, True) for s in SHAPES[f]]:
-            tuning.large = lambda *_, fp8=fp8, shape=shape: tuning.LargeTile(*shape)
+            tuning.grouped = lambda *_, fp8=fp8, shape=shape: tuning.GroupedTile(*shape)
             mine = with_fp8(packed, hidden) if fp8 else packed
             found, *again = (added(normed, ids, gates, mine, x) for _ in range(6))
             same = all(torch.equal(found, other) for other in again)
@@ -193,8 +184,10 @@ def in_fp8(
     out = torch.zeros_like(x)
     for expert in range(tensors.down_bias.shape[0]):
         token, k = (ids == expert).nonzero(as_tuple=True)
-        gate_up = mxfp4.decode(tensors.gate_up_blocks[expert], tensors.gate_up_scales[expert], torch.float32)
-        down = mxfp4.decode(tensors.down_blocks[expert], tensors.down_scales[expert], torch.float32)
+        gate_up = mxfp4.dequantize(
+            tensors.gate_up_blocks[expert], tensors.gate_up_scales[expert], torch.float32
+        )
+        down = mxfp4.dequantize(tensors.down_blocks[expert], tensors.down_scales[expert], torch.float32)
         both = x[token] @ gate_up.t() + tensors.gate_up_bias[expert].float()
         gate, up = both[:, 0::2].clamp(max=7), both[:, 1::2].clamp(-7, 7)
         inner = e4m3(gate * torch.sigmoid(1.702 * gate) * (up + 1), 56 / 448)
@@ -207,7 +200,7 @@ def in_fp8(
 
 
 def layer_times(
-    layers: list[Experts], ids: list[torch.Tensor], normed: torch.Tensor, tile: tuning.LargeTile
+    layers: list[Experts], ids: list[torch.Tensor], normed: torch.Tensor, tile: tuning.GroupedTile
 ) -> dict[str, float]:
     """Microseconds a layer of each part."""
     experts, gates = layers[0].num_experts, torch.full((normed.shape[0], 4), 0.25, device=GPU)
@@ -215,29 +208,29 @@ def layer_times(
 
     norm = Norm(torch.ones(H, device=GPU), 1e-5, torch.bfloat16)  # as in all layers but the last
 
-    def place(n: int) -> moe_place.Placement:
-        return moe_place.place_slots(ids[n], experts, tile)
+    def place(n: int) -> tiles.Permutation:
+        return tiles.permute_pairs(ids[n], experts, tile)
 
     fp8 = layers[0].down_largest is not None
 
     def gather(n: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         if fp8:
-            return grouped.gather8(normed, placed[n], layers[n], tile)
-        return grouped.gather(normed, placed[n], layers[n], tile), None
+            return grouped.gather8(normed, permuted[n], layers[n], tile)
+        return grouped.gather(normed, permuted[n], layers[n], tile), None
 
-    placed = [place(n) for n in range(len(ids))]
+    permuted = [place(n) for n in range(len(ids))]
     inputs, scale = gather(0)
-    inner = moe_hopper.gate_up(inputs, scale, placed[0].tiles, layers[0], tile)
-    parts = moe_hopper.down(inner, placed[0].tiles, layers[0], H, tile)
+    inner = hopper_kernel.gate_up(inputs, scale, permuted[0].tiles, layers[0], tile)
+    parts = hopper_kernel.down(inner, permuted[0].tiles, layers[0], H, tile)
     every = range(len(layers))
     works: dict[str, Callable[[], Any]] = {
         "place": lambda: [place(n) for n in every],
         "gather": lambda: [gather(n) for n in every],
         "gate_up": lambda: [
-            moe_hopper.gate_up(inputs, scale, placed[n].tiles, layers[n], tile) for n in every
+            hopper_kernel.gate_up(inputs, scale, permuted[n].tiles, layers[n], tile) for n in every
         ],
-        "down": lambda: [moe_hopper.down(inner, placed[n].tiles, layers[n], H, tile) for n in every],
-        "combine": lambda: [grouped.combine(parts, placed[n].place, gates, x, norm) for n in every],
+        "down": lambda: [hopper_kernel.down(inner, permuted[n].tiles, layers[n], H, tile) for n in every],
+        "combine": lambda: [grouped.combine(parts, permuted[n].place, gates, x, norm) for n in every],
     }
     return {name: graph_us(work) / len(layers) for name, work in works.items()}
 
@@ -246,7 +239,7 @@ def report(
     kind: str,
     tokens: int,
     experts: int,
-    tile: tuning.LargeTile,
+    tile: tuning.GroupedTile,
     us: dict[str, float],
     peaks: tuple[float, float],
 ) -> None:
@@ -273,10 +266,10 @@ def time_experts(experts: int, tokens: list[int], sweep: bool, fp8: bool, peaks:
         normed = randn(count, H)
         ids = [draw(count, experts) for _ in layers]
         each = count * 4 / experts
-        shapes = [tuning.large(each, experts, fp8=fp8)]
+        shapes = [tuning.grouped(each, experts, fp8=fp8)]
         if sweep:
             near = min((32, 128, 256, 1024), key=lambda size: abs(size - each))
-            shapes = [tuning.LargeTile(*shape) for shape in WIDES[fp8, near]]
+            shapes = [tuning.GroupedTile(*shape) for shape in WIDES[fp8, near]]
         for tile in shapes:
             try:
                 report(kind, count, experts, tile, layer_times(layers, ids, normed, tile), peaks)
@@ -285,9 +278,9 @@ def time_experts(experts: int, tokens: list[int], sweep: bool, fp8: bool, peaks:
         if not fp8:
             say(f"E={experts} T={count} moe: {whole_us(layers, ids, normed):.0f} us")
         if not fp8 and each <= 32:
-            chosen, moe.can_be_large = moe.can_be_large, lambda *_: False
-            say(f"E={experts} T={count} moe without moe_large: {whole_us(layers, ids, normed):.0f} us")
-            moe.can_be_large = chosen
+            chosen, moe.can_use_grouped = moe.can_use_grouped, lambda *_: False
+            say(f"E={experts} T={count} moe without grouped_moe: {whole_us(layers, ids, normed):.0f} us")
+            moe.can_use_grouped = chosen
 
 
 def whole_us(layers: list[Experts], ids: list[torch.Tensor], normed: torch.Tensor) -> float:
@@ -315,7 +308,7 @@ def time_grouped(tokens: int) -> None:
 # ------------------------------------------------------------------ attention
 
 
-def prompts(rows: int, length: int) -> tuple[decode.Plan, torch.Tensor, torch.Tensor, torch.Tensor]:
+def prompts(rows: int, length: int) -> tuple[decode.AttentionPlan, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(plan, q, kv, sinks) of ``rows`` whole prompts."""
     width = -(-length // 64)
     table = torch.randperm(rows * width, device=GPU).int().view(rows, width)
@@ -333,7 +326,9 @@ def prompts(rows: int, length: int) -> tuple[decode.Plan, torch.Tensor, torch.Te
     return plan, randn(tokens, 64, 64), randn(rows * width, 2, 8, 64, 64), randn(64, dtype=torch.float32)
 
 
-def time_prefill(case: tuple[decode.Plan, torch.Tensor, torch.Tensor, torch.Tensor], group: int) -> float:
+def time_prefill(
+    case: tuple[decode.AttentionPlan, torch.Tensor, torch.Tensor, torch.Tensor], group: int
+) -> float:
     plan, q, kv, sinks = case
     out = torch.empty_like(q)
     return graph_us(lambda: [prefill.prefill(q, kv, sinks, plan, group, out) for _ in range(4)]) / 4
@@ -347,11 +342,11 @@ def time_attention(sweep: bool) -> None:
             theirs = reference_attention.plan_attention(small.meta, small.shape, 64)
             exact = reference_attention.attention(q.float(), kv.float(), sinks, theirs, group)
             flops = rows * length * 4 * 4096 * (length / 2 if group == 0 else 128)
-            chip, chosen = chip_of(q.device), prefill.chip_of
-            own = chip.prefill_tile(is_window=group != 0)
+            arch, chosen = tuning_of(q.device), prefill.tuning_of
+            own = arch.prefill_tile(is_window=group != 0)
             for shape in [tuning.PrefillTile(*s) for s in shapes] if sweep else [own]:
-                forced = dataclasses.replace(chip, prefill=shape, prefill_window=shape)
-                prefill.chip_of = lambda _, forced=forced: forced
+                forced = dataclasses.replace(arch, prefill=shape, prefill_window=shape)
+                prefill.tuning_of = lambda _, forced=forced: forced
                 try:
                     found = torch.empty_like(q)
                     prefill.prefill(q, kv, sinks, small, group, found)
@@ -365,7 +360,7 @@ def time_attention(sweep: bool) -> None:
                 except Exception as problem:
                     say(f"attention {shape}: {type(problem).__name__} {str(problem)[:150]}")
                 finally:
-                    prefill.chip_of = chosen
+                    prefill.tuning_of = chosen
 
 
 # ------------------------------------------------------------------ compiling ahead, in parallel
@@ -377,14 +372,14 @@ def compile_one(job: tuple[str, tuple[Any, ...], int]) -> None:
     try:
         if kind == "experts":
             experts = random_experts(8, bool(number))
-            tuning.large = lambda *_, fp8: tuning.LargeTile(*shape)
+            tuning.grouped = lambda *_, fp8: tuning.GroupedTile(*shape)
             ids, normed = draw(64, 8), randn(64, H)
             gates, x = torch.full((64, 4), 0.25, device=GPU), randn(64, H, dtype=torch.float32)
-            grouped.moe_large(normed, ids, gates, experts, x)
+            grouped.grouped_moe(normed, ids, gates, experts, x)
         else:
             plan, q, kv, sinks = prompts(2, 256)
             tile = tuning.PrefillTile(*shape)
-            prefill.chip_of = lambda _: dataclasses.replace(tuning.H200, prefill=tile, prefill_window=tile)
+            prefill.tuning_of = lambda _: dataclasses.replace(tuning.H200, prefill=tile, prefill_window=tile)
             prefill.prefill(q, kv, sinks, plan, number, torch.empty_like(q))
         torch.cuda.synchronize()
     except Exception as error:
@@ -420,9 +415,9 @@ def main() -> None:
     try:
         if options.sweep:
             compile_ahead(not options.no_attention)
-        chosen = tuning.large
+        chosen = tuning.grouped
         errors()
-        tuning.large = chosen
+        tuning.grouped = chosen
         for experts, fp8 in [(e, f) for e in options.experts for f in (False, True)]:
             peaks = options.tflops * 1e12 * (1.86 if fp8 else 1), options.tbs * 1e12
             time_experts(experts, options.tokens, options.sweep, fp8, peaks)

@@ -6,7 +6,7 @@
     python benchmarks/gpu_sustained.py power 128 8192 [--e4m3]
 
 ``large``, ``stream``: experts and tokens; without shapes, the one that ``tuning`` chooses (fields of
-``LargeTile`` and of ``Stream``, in their order). All shapes are timed in one order, then in the other,
+``GroupedTile`` and of ``GemvConfig``, in their order). All shapes are timed in one order, then in the other,
 because the one before leaves the chip warm; ``err``: the result against the first shape's. ``sums``: the
 kernels that end a layer, by warps, at 8,192 tokens. ``power``: ``large`` with zeros among its inputs, or for
 weights: what changing bits cost. An expert's popularity is lognormal, 0.41 standard deviation / mean, as in
@@ -126,26 +126,26 @@ def time_shapes(
 
 
 def time_large(experts: int, tokens: int, fp8: bool, texts: Sequence[str]) -> None:
-    chosen = tuning.large(tokens * 4 / experts, experts, fp8=fp8)
+    chosen = tuning.grouped(tokens * 4 / experts, experts, fp8=fp8)
 
-    def use(tile: tuning.LargeTile) -> None:
-        tuning.large = lambda *_, fp8=False: tile
+    def use(tile: tuning.GroupedTile) -> None:
+        tuning.grouped = lambda *_, fp8=False: tile
 
-    shapes = shapes_of(texts, tuning.LargeTile) or [chosen]
-    time_shapes(make_case(experts, tokens, fp8=fp8), shapes, grouped.moe_large, use)
+    shapes = shapes_of(texts, tuning.GroupedTile) or [chosen]
+    time_shapes(make_case(experts, tokens, fp8=fp8), shapes, grouped.grouped_moe, use)
 
 
 def time_stream(experts: int, tokens: int, ups: Sequence[str], downs: Sequence[str]) -> None:
     each = tokens * 4 / experts
-    up, down = tuning.stream_gate_up(tokens, each), tuning.stream_down(tokens, each)
-    pairs = [(other, down) for other in shapes_of(ups, tuning.Stream)]
-    pairs += [(up, other) for other in shapes_of(downs, tuning.Stream)]
+    up, down = tuning.gemv_gate_up(tokens, each), tuning.gemv_down(tokens, each)
+    pairs = [(other, down) for other in shapes_of(ups, tuning.GemvConfig)]
+    pairs += [(up, other) for other in shapes_of(downs, tuning.GemvConfig)]
 
-    def use(pair: tuple[tuning.Stream, tuning.Stream]) -> None:
-        tuning.stream_gate_up = lambda *_: pair[0]
-        tuning.stream_down = lambda *_: pair[1]
+    def use(pair: tuple[tuning.GemvConfig, tuning.GemvConfig]) -> None:
+        tuning.gemv_gate_up = lambda *_: pair[0]
+        tuning.gemv_down = lambda *_: pair[1]
 
-    time_shapes(make_case(experts, tokens), [(up, down), *pairs], gemv.stream_moe, use)
+    time_shapes(make_case(experts, tokens), [(up, down), *pairs], gemv.gemv_moe, use)
 
 
 def time_sums(tokens: int = 8192) -> None:
@@ -172,7 +172,7 @@ def time_power(experts: int, tokens: int, fp8: bool) -> None:
     normed, x = case.normed, torch.zeros(tokens, H, device=GPU)
 
     def show(name: str) -> None:
-        us, state = sustained(lambda: case.add(grouped.moe_large, x, len(case.layers)), 0.3, 0.9)
+        us, state = sustained(lambda: case.add(grouped.grouped_moe, x, len(case.layers)), 0.3, 0.9)
         say(f"{name}: {us / len(case.layers):.1f} us, {state}")
 
     show("random inputs and weights")

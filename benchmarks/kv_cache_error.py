@@ -24,7 +24,7 @@ from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.build import build_engine
 
-PAGE = 64
+KV_BLOCK = 64
 SHAPE = AttentionShape(num_heads=64, num_kv_heads=8, head_dim=64, sliding_window=128)
 FORMATS = {"bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
@@ -32,8 +32,8 @@ FORMATS = {"bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 def attention_errors(length: int, sharpness: float) -> dict[str, float]:
     """One query of a full layer; ``sharpness`` multiplies it, so that fewer keys count."""
     torch.manual_seed(0)
-    pages = -(-length // PAGE)
-    exact = torch.randn(pages, 2, SHAPE.num_kv_heads, PAGE, SHAPE.head_dim)
+    pages = -(-length // KV_BLOCK)
+    exact = torch.randn(pages, 2, SHAPE.num_kv_heads, KV_BLOCK, SHAPE.head_dim)
     table = torch.arange(pages, dtype=torch.int32)[None]
     nowhere = torch.zeros(1, dtype=torch.int64)
     meta = AttentionMeta(
@@ -45,7 +45,7 @@ def attention_errors(length: int, sharpness: float) -> dict[str, float]:
         max_query_len=1,
         max_context_len=length,
     )
-    plan = paged.plan_attention(meta, SHAPE, PAGE)
+    plan = paged.plan_attention(meta, SHAPE, KV_BLOCK)
     q, sinks = torch.randn(1, SHAPE.num_heads, SHAPE.head_dim) * sharpness, torch.zeros(SHAPE.num_heads)
     expected = paged.attention(q, exact, sinks, plan, 0)
     found = {name: paged.attention(q, exact.to(dtype), sinks, plan, 0) for name, dtype in FORMATS.items()}

@@ -58,7 +58,7 @@ def layer_tensors(layer: Layer, prefix: str, net: DemoNet) -> dict[str, torch.Te
         tensors[f"self_attn.{name}_proj.bias"] = bias
     packed = {prefix + name: tensor.detach().bfloat16() for name, tensor in tensors.items()}
     for name, matrix in (("gate_up_proj", layer.gate_up), ("down_proj", layer.down)):
-        blocks, scales = mxfp4.encode(matrix.detach().cpu())
+        blocks, scales = mxfp4.quantize(matrix.detach().cpu())
         packed[f"{prefix}mlp.experts.{name}_blocks"] = blocks
         packed[f"{prefix}mlp.experts.{name}_scales"] = scales
     return packed

@@ -142,7 +142,7 @@ class Generator:
         width = int(lengths.max())
         capacity = min(width + max_new, self.max_len)
         shape = (len(prompts), capacity, self.config.num_key_value_heads, self.config.head_dim)
-        caches = [DenseCache.empty(shape, self.device) for _ in range(self.config.num_kv_slots)]
+        caches = [DenseCache.empty(shape, self.device) for _ in range(self.config.num_kv_tensors)]
         rows = max(1, MAX_PREFILL // width)
         parts = [slice(start, start + rows) for start in range(0, len(prompts), rows)]
         logits = torch.cat(

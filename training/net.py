@@ -171,6 +171,6 @@ class DemoNet(nn.Module):
             max_context_len=seq_len,
         )
         batch = ForwardBatch(token_ids.flatten(), logits_index, meta)
-        holders = [KeyValueHolder() for _ in range(self.config.num_kv_slots)]
+        holders = [KeyValueHolder() for _ in range(self.config.num_kv_tensors)]
         x = model.run(batch, holders)  # type: ignore[arg-type]  # what TRAINING_OPS take
         return ops.lm_head(x, logits_index, self.final_norm, None, self.config.rms_norm_eps)

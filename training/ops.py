@@ -202,9 +202,9 @@ class StraightThrough(torch.autograd.Function):
 
 
 def nearest_mxfp4(weight: torch.Tensor) -> torch.Tensor:
-    """The values that ``mxfp4.encode`` then ``decode`` would give, [..., K] float32.
+    """The values that ``mxfp4.quantize`` then ``dequantize`` would give, [..., K] float32.
 
-    The same rule as ``kernels.mxfp4.encode`` (scale: the smallest power of two that clips nothing; ties to
+    The same rule as ``kernels.mxfp4.quantize`` (scale: the smallest power of two that clips nothing; ties to
     the even code), written for the GPU; ``tests/training`` compares the two bit for bit.
     """
     groups = weight.float().unflatten(-1, (-1, GROUP))

@@ -75,4 +75,4 @@ def _restore_layer(layer: Layer, tensors: dict[str, torch.Tensor], prefix: str) 
         target.copy_(torch.cat([tensors[f"{prefix}self_attn.{one}_proj.{part}"] for one in "qkv"]))
     for name, target in (("gate_up_proj", layer.gate_up), ("down_proj", layer.down)):
         stem = f"{prefix}mlp.experts.{name}"
-        target.copy_(mxfp4.decode(tensors[f"{stem}_blocks"], tensors[f"{stem}_scales"], torch.float32))
+        target.copy_(mxfp4.dequantize(tensors[f"{stem}_blocks"], tensors[f"{stem}_scales"], torch.float32))

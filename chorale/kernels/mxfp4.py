@@ -1,12 +1,12 @@
-"""MXFP4 (OCP microscaling, e2m1 with e8m0 scales) in plain torch: decode, multiply, and encode.
+"""MXFP4 (OCP microscaling, e2m1 with e8m0 scales) in plain torch: dequantize, multiply, and quantize.
 
 A block is 32 weights along the contraction dimension: 16 bytes, two weights a byte, the first in the low
 nibble; and one scale byte ``s`` that multiplies the block by 2^(s - 127). 255 means NaN.
 
-Decoding is one table look-up a byte: 256 scales x 256 bytes -> the two scaled weights as one wide integer.
-On 2 Zen 5 cores, 5760 x 2880 weights in chunks of 256 rows: 4.0 Gweights/s; looking up unscaled pairs and
-multiplying by the scale reaches 2.6, and without the chunks (so that each temporary comes from fresh pages)
-0.5.
+Dequantizing is one table look-up a byte: 256 scales x 256 bytes -> the two scaled weights as one wide
+integer. On 2 Zen 5 cores, 5760 x 2880 weights in chunks of 256 rows: 4.0 Gweights/s; looking up unscaled
+pairs and multiplying by the scale reaches 2.6, and without the chunks (so that each temporary comes from
+fresh pages) 0.5.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return table.view(torch.int32 if dtype.itemsize == 2 else torch.int64).view(-1).to(device)
 
 
-def decode(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def dequantize(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """[..., G, 16] uint8 and [..., G] uint8 -> [..., G * 32] in ``dtype``; exact in bfloat16 and float32.
 
     (Products of a 2-bit mantissa and a power of two: only over- and underflow of the dtype could round.)
@@ -48,17 +48,17 @@ def decode(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> to
 def linear(x: torch.Tensor, blocks: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """x [n, K], blocks [N, K / 32, 16], scales [N, K / 32], bias [N] -> x W^T + bias [n, N].
 
-    Row chunk by row chunk, so that decoded weights live in the cache and never in memory.
+    Row chunk by row chunk, so that dequantized weights live in the cache and never in memory.
     """
     out = torch.empty(x.shape[0], blocks.shape[0], dtype=x.dtype, device=x.device)
     for begin in range(0, blocks.shape[0], ROWS_AT_ONCE):
         rows = slice(begin, begin + ROWS_AT_ONCE)
-        weight = decode(blocks[rows], scales[rows], x.dtype)
+        weight = dequantize(blocks[rows], scales[rows], x.dtype)
         out[:, rows] = torch.addmm(bias[rows], x, weight.t())
     return out
 
 
-def encode(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[..., K] floats, K a multiple of 32 -> (blocks [..., K / 32, 16], scales [..., K / 32]), both uint8.
 
     The scale is the smallest power of two that brings the block's largest magnitude to 6 or below, so

@@ -28,7 +28,7 @@ class AttentionMeta:
     """Who attends to what in this step. One instance a step, shared by all layers.
 
     ``block_tables`` and ``slots`` are indexed by ``CacheGroup`` (0 full, 1 window). Entry ``p`` of a row's
-    table is the page of positions ``p * block_size ...``. Entries past the row's context, and window entries
+    table is the block of positions ``p * block_size ...``. Entries past the row's context, and window entries
     wholly behind the window, may hold anything: they are never read. KV pools start as zeros.
     """
 
@@ -118,7 +118,7 @@ class Allowed:
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class SamplingInputs:
     """How to draw N tokens. ``kernels/reference`` defines keys (``noise.py``), filters (``filters.py``)."""
 
     keys: torch.Tensor  # [N, 2] int32, of any strides
@@ -136,7 +136,7 @@ class DecodeInputs:
     rows: torch.Tensor  # [N] int32 device row
     num_computed: torch.Tensor  # [N] int32: the position of the new token
     token_ids: torch.Tensor  # [N] int32; negative: the row's last token
-    new_pages: torch.Tensor  # [2, N] int32, by group: the page of that position if it is new, else -1
+    new_blocks: torch.Tensor  # [2, N] int32, by group: the block of that position if it is new, else -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +158,10 @@ class DecodeState:
 
 
 class Sample(Protocol):
-    """Draws one token a row."""
+    """SamplingInputs one token a row."""
 
     def __call__(
-        self, logits: torch.Tensor, draws: Draws, last_token: torch.Tensor, out: torch.Tensor
+        self, logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
     ) -> None:
         """logits [N, V] float32 -> ``out`` [N] int64, and ``last_token`` [rows] int64 at ``draws.rows``.
 
@@ -270,8 +270,8 @@ class Ops:
     # (given, state): writes what ``DecodeState`` calls written.
     decode_inputs: Callable[[DecodeInputs, DecodeState], None]
 
-    # kv may be float8_e4m3fn: scale 1, written saturating (``kernels/reference/kv_cells.py``).
-    e4m3_pages: bool = False
+    # kv may be float8_e4m3fn: scale 1, written saturating (``kernels/reference/kv_elements.py``).
+    supports_fp8_kv: bool = False
 
     # A step of one new token a row never waits for the host, so that it can be captured in a graph.
     capturable: bool = False

@@ -123,7 +123,7 @@ class RandomTensors:
         shape = self.shapes[layer, role]
         if part == "dense":
             blocks, scales = self.tensor(layer, f"{name}.blocks"), self.tensor(layer, f"{name}.scales")
-            return mxfp4.decode(blocks, scales, torch.bfloat16).transpose(1, 2)
+            return mxfp4.dequantize(blocks, scales, torch.bfloat16).transpose(1, 2)
         generator = torch.Generator(self.device).manual_seed(self._seed_of(layer, role))
         if part == "blocks":
             return _random_bytes(shape, generator)

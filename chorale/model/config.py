@@ -138,17 +138,18 @@ class ModelConfig:
         _check_sizes(config, fields)
         return config
 
-    def layer_slot(self, layer: int) -> tuple[int, int]:
-        """(cache group, KV slot) of a layer: the i-th layer of its group uses the i-th KV tensor.
+    def kv_tensor_of(self, layer: int) -> tuple[int, int]:
+        """(cache group, index of the KV tensor) of a layer: the i-th layer of its group uses the i-th KV
+        tensor.
 
         Both groups share the tensors: they own different block ids, so layer 0 (window) and layer 1
-        (full) can both be slot 0.
+        (full) can both use tensor 0.
         """
         kind = self.layer_types[layer]
         return _LAYER_GROUPS[kind], self.layer_types[:layer].count(kind)
 
     @property
-    def num_kv_slots(self) -> int:
+    def num_kv_tensors(self) -> int:
         """KV tensors that a worker allocates: the layers of the larger group."""
         return max(self.layer_types.count(kind) for kind in _LAYER_GROUPS)
 

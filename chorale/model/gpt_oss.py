@@ -69,14 +69,14 @@ class GptOss:
         table = rope_table(config.rope, config.head_dim, max_len or config.max_position_embeddings)
         self.rope = table.to(weights.embedding.device)
         self.layers = [
-            (layer, *config.layer_slot(index)) for index, layer in enumerate(weights.layers)
-        ]  # (weights, cache group, KV slot)
+            (layer, *config.kv_tensor_of(index)) for index, layer in enumerate(weights.layers)
+        ]  # (weights, cache group, index of its KV tensor)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
         """One step: writes the new tokens' K and V into ``kv`` and returns logits [L, V] float32.
 
-        ``kv[slot]``: [num_blocks, 2, Nkv, block_size, D], ``config.num_kv_slots`` of them.
+        ``kv[i]``: [num_blocks, 2, Nkv, block_size, D], ``config.num_kv_tensors`` of them.
         """
         return self.logits(self.hidden(batch, kv), batch.logits_index)
 
@@ -93,9 +93,9 @@ class GptOss:
         x = ops.embed(self.weights.embedding, batch.token_ids)  # [T, H]
         normed = None  # [T, H], if the layer before has normed x for this one
         following = [*(layer.qkv for layer, *_ in self.layers[1:]), None]  # what reads each layer's result
-        for (layer, group, slot), next_qkv in zip(self.layers, following, strict=True):
-            q = ops.qkv_rope_cache(x, normed, layer.qkv, eps, rope, plan, group, kv[slot])  # [T, Nq, D]
-            attended = ops.attention(q, kv[slot], layer.sinks, plan, group)  # [T, Nq * D]
+        for (layer, group, tensor), next_qkv in zip(self.layers, following, strict=True):
+            q = ops.qkv_rope_cache(x, normed, layer.qkv, eps, rope, plan, group, kv[tensor])  # [T, Nq, D]
+            attended = ops.attention(q, kv[tensor], layer.sinks, plan, group)  # [T, Nq * D]
             # [T, H], [T, H], [T, K], [T, K]
             x, normed, expert_ids, gates = ops.project_and_route(attended, layer.output, x, layer.router, eps)
             x, normed = ops.moe(normed, expert_ids, gates, layer.experts, x, next_qkv, eps)  # [T, H], [T, H]

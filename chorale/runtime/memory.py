@@ -24,7 +24,7 @@ CPU_MOST = 16 * GIB
 LOGIT_ROWS = 256  # rows of logits at once: 206 MB; the head is no slower in pieces of this size
 KEPT_ROWS = 64  # graphs of up to so many rows leave their logits behind; copying more would be felt
 GRAPH_BYTES = 4 * 2**20  # of one captured step beside its tensors
-LEFT_OUT = 192  # places without a slot in an expert's last tile, at most (LargeTile.most_left_out)
+LEFT_OUT = 192  # places without a slot in an expert's last tile, at most (GroupedTile.most_left_out)
 # Compiled kernels, libraries' work spaces, and what the allocator cannot use of what it holds.
 CUDA_RESERVE = 7 * GIB // 4
 CPU_TOKENS = 4096  # of every row; a CPU does not keep more sequences than that busy at length
@@ -57,7 +57,7 @@ class KvGeometry:
 
 def kv_geometry(model: ModelConfig, block_size: int, kv_dtype: str) -> KvGeometry:
     token = 2 * model.num_key_value_heads * model.head_dim * DTYPE_BYTES[kv_dtype]  # K and V, one layer
-    return KvGeometry(block_size, model.num_kv_slots * block_size * token, model.sliding_window)
+    return KvGeometry(block_size, model.num_kv_tensors * block_size * token, model.sliding_window)
 
 
 def weight_bytes(model: ModelConfig, dtype: str) -> int:

@@ -107,11 +107,11 @@ def resolve(
     *,
     can_overlap: bool = False,
     can_capture: bool = False,
-    e4m3_pages: bool = True,
+    supports_fp8_kv: bool = True,
 ) -> Resolved:
     """Raises ``ConfigError`` for what cannot run, with computed ways out.
 
-    ``can_capture``: device and ops allow CUDA graphs. ``e4m3_pages``: the ops take them.
+    ``can_capture``: device and ops allow CUDA graphs. ``supports_fp8_kv``: the ops take them.
     """
     check_model(config, model)
     decide = _Decider()
@@ -128,7 +128,7 @@ def resolve(
             f"the checkpoint's e4m3 scales of the experts' inputs are not used, inputs are {dtype}: "
             "--moe-activation-dtype fp8 (Hopper) uses them"
         )
-    kv_dtype = _kv_dtype(config, decide, dtype, e4m3_pages)
+    kv_dtype = _kv_dtype(config, decide, dtype, supports_fp8_kv)
     block_size = decide.pick("block_size", config.block_size, 16 if cpu else 64, f"for {hardware.kind}")
     seqs = (64 if small else 16) if cpu else 1024
     seqs = decide.pick("max_num_seqs", config.max_num_seqs, seqs, f"rows of a batch on {hardware.kind}")
@@ -209,9 +209,9 @@ def _graph_bytes(config: EngineConfig, model: ModelConfig, sizes: tuple[int, ...
     return graph_bytes(model, most, num_graphs, -(-longest // block_size) + 1)
 
 
-def _kv_dtype(config: EngineConfig, decide: _Decider, dtype: str, e4m3_pages: bool) -> str:
+def _kv_dtype(config: EngineConfig, decide: _Decider, dtype: str, supports_fp8_kv: bool) -> str:
     asked = cache_dtype(config.kv_cache_dtype)
-    if asked == E4M3 and not e4m3_pages:
+    if asked == E4M3 and not supports_fp8_kv:
         raise ConfigError(f"--kv-cache-dtype {config.kv_cache_dtype}: this op back end has no fp8 pages")
     return decide.name("kv_cache_dtype", asked, dtype, "as dtype")
 

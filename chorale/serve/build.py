@@ -125,7 +125,7 @@ def build_engine(
         device.hardware,
         can_overlap=device.overlap,
         can_capture=device.can_capture and ops.capturable,
-        e4m3_pages=ops.e4m3_pages,
+        supports_fp8_kv=ops.supports_fp8_kv,
     )
     # While weights are read: it holds the interpreter's lock for most of a second, which running streams
     # would feel if it came with the first grammar.
@@ -227,7 +227,7 @@ def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[
         model.head_dim,
     )
     dtype = _DTYPES[resolved.kv_dtype]
-    return [torch.zeros(shape, dtype=dtype, device=device.torch_device) for _ in range(model.num_kv_slots)]
+    return [torch.zeros(shape, dtype=dtype, device=device.torch_device) for _ in range(model.num_kv_tensors)]
 
 
 def make_executor(

@@ -33,7 +33,7 @@ class Ours:
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         pages = -(-(len(prompt) + count) // PAGE)
         size = (2 * pages, 2, self.config.num_key_value_heads, PAGE, self.config.head_dim)
-        pools = [torch.zeros(size) for _ in range(self.config.num_kv_slots)]
+        pools = [torch.zeros(size) for _ in range(self.config.num_kv_tensors)]
         new, computed, made = prompt, 0, []
         while True:
             logits = self.model.forward(self._batch(new, computed, pages), pools)

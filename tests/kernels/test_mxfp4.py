@@ -29,7 +29,7 @@ def test_decode_is_the_definition(dtype: torch.dtype, scale: int) -> None:
     blocks = torch.arange(256, dtype=torch.uint8).view(1, 16, 16)
     scales = torch.full((1, 16), scale, dtype=torch.uint8)
     expected = [by_definition(blocks[0, g], scales[0, g]) for g in range(16)]
-    actual = mxfp4.decode(blocks, scales, dtype)
+    actual = mxfp4.dequantize(blocks, scales, dtype)
     assert actual.dtype == dtype
     assert actual.shape == (1, 512)
     assert torch.equal(actual.float(), torch.tensor(expected).view(1, 512))
@@ -37,8 +37,8 @@ def test_decode_is_the_definition(dtype: torch.dtype, scale: int) -> None:
 
 def test_scale_255_is_nan_and_0_is_tiny() -> None:
     blocks = torch.full((1, 1, 16), 0x22, dtype=torch.uint8)  # all 1.0
-    assert mxfp4.decode(blocks, torch.tensor([[255]], dtype=torch.uint8), torch.float32).isnan().all()
-    tiny = mxfp4.decode(blocks, torch.tensor([[0]], dtype=torch.uint8), torch.float32)
+    assert mxfp4.dequantize(blocks, torch.tensor([[255]], dtype=torch.uint8), torch.float32).isnan().all()
+    tiny = mxfp4.dequantize(blocks, torch.tensor([[0]], dtype=torch.uint8), torch.float32)
     assert torch.equal(tiny, torch.full((1, 32), 2.0**-127))
 
 
@@ -46,9 +46,9 @@ def test_decode_does_not_write_to_its_input() -> None:
     blocks = torch.randint(0, 256, (3, 5, 2, 16), dtype=torch.uint8)
     scales = torch.randint(118, 122, (3, 5, 2), dtype=torch.uint8)
     before = blocks.clone(), scales.clone()
-    first = mxfp4.decode(blocks, scales, torch.float32)
+    first = mxfp4.dequantize(blocks, scales, torch.float32)
     assert first.shape == (3, 5, 64)
-    assert torch.equal(first, mxfp4.decode(blocks, scales, torch.float32))  # nor to its tables
+    assert torch.equal(first, mxfp4.dequantize(blocks, scales, torch.float32))  # nor to its tables
     assert torch.equal(blocks, before[0])
     assert torch.equal(scales, before[1])
 
@@ -60,7 +60,7 @@ def test_encode_inverts_decode() -> None:
     blocks[blocks & 0x0F == 0x08] ^= 0x08  # minus zero keeps its sign, but write plus zero to keep it simple
     blocks[blocks & 0xF0 == 0x80] ^= 0x80
     scales = torch.randint(60, 200, (40, 3), dtype=torch.uint8)
-    again = mxfp4.encode(mxfp4.decode(blocks, scales, torch.float32))
+    again = mxfp4.quantize(mxfp4.dequantize(blocks, scales, torch.float32))
     assert torch.equal(again[0], blocks)
     assert torch.equal(again[1], scales)
 
@@ -68,8 +68,8 @@ def test_encode_inverts_decode() -> None:
 def test_encode_takes_the_nearest_value_and_clips_nothing() -> None:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(64, 96, generator=generator) * torch.logspace(-6, 6, 64).unsqueeze(1)
-    blocks, scales = mxfp4.encode(weights)
-    decoded = mxfp4.decode(blocks, scales, torch.float32)
+    blocks, scales = mxfp4.quantize(weights)
+    decoded = mxfp4.dequantize(blocks, scales, torch.float32)
     unit = torch.exp2(scales.float() - 127).repeat_interleave(32, dim=-1)
     candidates = torch.tensor(E2M1 + [-value for value in E2M1])
     best = (weights.unsqueeze(-1) - candidates * unit.unsqueeze(-1)).abs().amin(-1)
@@ -78,9 +78,9 @@ def test_encode_takes_the_nearest_value_and_clips_nothing() -> None:
 
 
 def test_encode_of_zeros_and_ties() -> None:
-    blocks, scales = mxfp4.encode(torch.zeros(1, 32))
-    assert torch.equal(mxfp4.decode(blocks, scales, torch.float32), torch.zeros(1, 32))
+    blocks, scales = mxfp4.quantize(torch.zeros(1, 32))
+    assert torch.equal(mxfp4.dequantize(blocks, scales, torch.float32), torch.zeros(1, 32))
     row = torch.tensor([6.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0] * 4)
-    decoded = mxfp4.decode(*mxfp4.encode(row), torch.float32)
+    decoded = mxfp4.dequantize(*mxfp4.quantize(row), torch.float32)
     # Ties go to the value with an even mantissa bit, as IEEE rounding does.
     assert decoded[:8].tolist() == [6.0, 0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0]

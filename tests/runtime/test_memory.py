@@ -213,8 +213,8 @@ def test_fp8_pages_take_half_the_memory_of_bfloat16(name: str) -> None:
 
 def test_fp8_pages_are_refused_where_the_ops_have_none() -> None:
     with pytest.raises(ConfigError, match="--kv-cache-dtype fp8: this op back end"):
-        resolve(EngineConfig(kv_cache_dtype="fp8"), OSS_20B, H200, e4m3_pages=False)
-    assert resolve(EngineConfig(), OSS_20B, H200, e4m3_pages=False).kv_dtype == "bfloat16"
+        resolve(EngineConfig(kv_cache_dtype="fp8"), OSS_20B, H200, supports_fp8_kv=False)
+    assert resolve(EngineConfig(), OSS_20B, H200, supports_fp8_kv=False).kv_dtype == "bfloat16"
 
 
 def test_a_pool_that_is_too_small_names_fp8_as_a_way_out() -> None:

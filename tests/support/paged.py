@@ -38,7 +38,7 @@ class PagedRunner:
         self.model = model
         self.block_size = block_size
         shape = (num_blocks, 2, config.num_key_value_heads, block_size, config.head_dim)
-        self.kv = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_kv_slots)]
+        self.kv = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_kv_tensors)]
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)
 

@@ -58,7 +58,7 @@ def test_mxfp4_rounding_is_the_encoders(net: DemoNet) -> None:
     ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0] * 4)
     random = torch.randn(64, 96) * torch.exp(torch.randn(64, 1) * 4)
     for weight in (random, ties, -ties, torch.zeros(32), ties * 2**-20):
-        expected = mxfp4.decode(*mxfp4.encode(weight), torch.float32)
+        expected = mxfp4.dequantize(*mxfp4.quantize(weight), torch.float32)
         assert torch.equal(nearest_mxfp4(weight), expected)
 
 
@@ -74,7 +74,7 @@ def served_logits(folder: Path, rows: list[list[int]], dtype: torch.dtype) -> li
         pages = -(-length // 16)
         pools = [
             torch.zeros(2 * pages, 2, config.num_key_value_heads, 16, config.head_dim)
-            for _ in range(config.num_kv_slots)
+            for _ in range(config.num_kv_tensors)
         ]
         tables = [torch.arange(pages, dtype=torch.int32).unsqueeze(0) + group * pages for group in range(2)]
         meta = AttentionMeta(

@@ -2,11 +2,11 @@
 
 Query ``i`` of a row, at position ``p``, sees keys ``0..p`` (full layers) or ``p - window + 1 .. p`` (window
 layers). With scores ``s = q k / sqrt(D)`` the weights are ``exp(s) / (exp(sink) + sum exp(s))``: the sink is
-one more logit of the softmax that has no value. All of it is float32, whatever the pages hold.
+one more logit of the softmax that has no value. All of it is float32, whatever the blocks hold.
 
-Rows with one new token are batched, by similar length, so that a decode step of many rows is a few large
+RowGroup with one new token are batched, by similar length, so that a decode step of many rows is a few large
 matrix products; longer ones go row by row, in chunks of queries, so that no [T, context] tensor of more
-than ``_MAX_SCORES`` elements exists. Pages are only read at positions that some query of the row sees.
+than ``_MAX_SCORES`` elements exists. Blocks are only read at positions that some query of the row sees.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from dataclasses import dataclass
 import torch
 
 from chorale.kernels.ops import AttentionMeta, AttentionShape
-from chorale.kernels.reference.kv_cells import gather_pages
+from chorale.kernels.reference.kv_elements import gather_blocks
 
 _MAX_SCORES = 16 * 2**20  # elements of one score tensor: 64 MB
 _MAX_GATHER = 16 * 2**20  # elements of K and V gathered at once for batched decodes: 64 MB
 _WINDOW_CHUNK = 256  # queries at once in a window layer: their keys overlap, so longer chunks waste little
-_SMALLEST_BUCKET = 16  # pages; decodes shorter than this share one batch
+_SMALLEST_BUCKET = 16  # blocks; decodes shorter than this share one batch
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of one group whose keys are gathered together.
+class RowGroup:
+    """RowGroup of one group whose keys are gathered together.
 
     ``chunks`` indexes kv viewed as [num_blocks * 2 * Nkv, block_size * D] and yields K then V in the order
-    [2, rows, Nkv, pages]. Of the gathered positions ``first:last`` are used.
+    [2, rows, Nkv, blocks]. Of the gathered positions ``first:last`` are used.
     """
 
     tokens: torch.Tensor | slice  # the rows' queries among the T tokens
-    chunks: torch.Tensor  # [2 * rows * Nkv * pages] int64
+    chunks: torch.Tensor  # [2 * rows * Nkv * blocks] int64
     num_rows: int
     first: int  # within the gathered positions
     last: int
@@ -45,19 +45,19 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AttentionPlan:
     """What all layers of a step share."""
 
     shape: AttentionShape
     block_size: int
     num_tokens: int
-    slot_block: tuple[torch.Tensor, torch.Tensor]  # by group, [T]: page of each new token
-    slot_offset: tuple[torch.Tensor, torch.Tensor]  # by group, [T]: cell within the page
-    decodes: tuple[tuple[Rows, ...], tuple[Rows, ...]]  # by group
-    prefills: tuple[tuple[Rows, ...], tuple[Rows, ...]]
+    slot_block: tuple[torch.Tensor, torch.Tensor]  # by group, [T]: block of each new token
+    slot_offset: tuple[torch.Tensor, torch.Tensor]  # by group, [T]: offset within the block
+    decodes: tuple[tuple[RowGroup, ...], tuple[RowGroup, ...]]  # by group
+    prefills: tuple[tuple[RowGroup, ...], tuple[RowGroup, ...]]
 
 
-def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> Plan:
+def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> AttentionPlan:
     starts = meta.query_start.tolist()
     contexts = meta.context_lens.tolist()
     singles = [row for row in range(len(contexts)) if starts[row + 1] - starts[row] == 1]
@@ -67,7 +67,7 @@ def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) 
         planner = _Planner(table, shape.num_kv_heads, shape.head_dim, block_size, window, starts, contexts)
         decodes.append(tuple(planner.decode_batches(singles)))
         prefills.append(tuple(planner.prefill(row) for row in several))
-    return Plan(
+    return AttentionPlan(
         shape=shape,
         block_size=block_size,
         num_tokens=starts[-1],
@@ -80,7 +80,7 @@ def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) 
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """Works out, for one group, which pages each row reads."""
+    """Works out, for one group, which blocks each row reads."""
 
     table: torch.Tensor
     num_kv_heads: int
@@ -90,15 +90,15 @@ class _Planner:
     starts: list[int]
     contexts: list[int]
 
-    def decode_batches(self, rows: list[int]) -> Iterator[Rows]:
-        """Batches of rows whose page counts are within a factor of two, and within the memory limit."""
+    def decode_batches(self, rows: list[int]) -> Iterator[RowGroup]:
+        """Batches of rows whose block counts are within a factor of two, and within the memory limit."""
         if len(rows) == 1:
             yield self._decode(rows)
             return
         buckets: dict[int, list[int]] = {}
         for row in rows:
-            pages = -(-self.contexts[row] // self.block_size) - self._lowest(row) // self.block_size
-            bucket = max(_SMALLEST_BUCKET, 1 << (pages - 1).bit_length())
+            num_blocks = -(-self.contexts[row] // self.block_size) - self._lowest(row) // self.block_size
+            bucket = max(_SMALLEST_BUCKET, 1 << (num_blocks - 1).bit_length())
             buckets.setdefault(bucket, []).append(row)
         for bucket, members in sorted(buckets.items()):
             elements = 2 * bucket * self.block_size * self.num_kv_heads * self.head_dim
@@ -106,17 +106,17 @@ class _Planner:
             for begin in range(0, len(members), step):
                 yield self._decode(members[begin : begin + step])
 
-    def prefill(self, row: int) -> Rows:
+    def prefill(self, row: int) -> RowGroup:
         begin, end = self.starts[row], self.starts[row + 1]
         lowest, context = self._lowest(row), self.contexts[row]
-        page = lowest // self.block_size
-        blocks = self.table[row : row + 1, page : -(-context // self.block_size)].long()
-        return Rows(
+        first_block = lowest // self.block_size
+        blocks = self.table[row : row + 1, first_block : -(-context // self.block_size)].long()
+        return RowGroup(
             tokens=slice(begin, end),
             chunks=self._chunks(blocks),
             num_rows=1,
-            first=lowest - page * self.block_size,
-            last=context - page * self.block_size,
+            first=lowest - first_block * self.block_size,
+            last=context - first_block * self.block_size,
             hidden=None,
             start=lowest,
             position=context - (end - begin),
@@ -130,26 +130,26 @@ class _Planner:
         first_query = self.contexts[row] - (self.starts[row + 1] - self.starts[row])
         return max(0, first_query - self.window + 1)
 
-    def _decode(self, rows: list[int]) -> Rows:
+    def _decode(self, rows: list[int]) -> RowGroup:
         size = self.block_size
         lowest = [self._lowest(row) for row in rows]
-        pages = [low // size for low in lowest]
-        # Positions relative to each row's first gathered page.
-        first = [low - page * size for low, page in zip(lowest, pages, strict=True)]
-        last = [self.contexts[row] - page * size for row, page in zip(rows, pages, strict=True)]
-        num_pages = -(-max(last) // size)
+        first_blocks = [low // size for low in lowest]
+        # Positions relative to each row's first gathered block.
+        first = [low - block * size for low, block in zip(lowest, first_blocks, strict=True)]
+        last = [self.contexts[row] - block * size for row, block in zip(rows, first_blocks, strict=True)]
+        num_blocks = -(-max(last) // size)
         if len(rows) == 1:
-            blocks = self.table[rows[0] : rows[0] + 1, pages[0] : pages[0] + num_pages].long()
+            blocks = self.table[rows[0] : rows[0] + 1, first_blocks[0] : first_blocks[0] + num_blocks].long()
             tokens: torch.Tensor | slice = slice(self.starts[rows[0]], self.starts[rows[0]] + 1)
-            return Rows(tokens, self._chunks(blocks), 1, first[0], last[0], None)
-        columns = self._tensor(pages).unsqueeze(1) + self._range(0, num_pages)  # [rows, num_pages]
+            return RowGroup(tokens, self._chunks(blocks), 1, first[0], last[0], None)
+        columns = self._tensor(first_blocks).unsqueeze(1) + self._range(0, num_blocks)  # [rows, num_blocks]
         own = self._tensor([(self.contexts[row] - 1) // size for row in rows]).unsqueeze(1)
-        # Shorter rows repeat their own last page (hidden below) instead of reading past their table.
+        # Shorter rows repeat their own last block (hidden below) instead of reading past their table.
         blocks = self.table[self._tensor(rows)].gather(1, torch.minimum(columns, own)).long()
         low, high = min(first), max(last)
         cells = self._range(low, high).unsqueeze(0)
         hidden = (cells < self._tensor(first).unsqueeze(1)) | (cells >= self._tensor(last).unsqueeze(1))
-        return Rows(
+        return RowGroup(
             tokens=self._tensor([self.starts[row] for row in rows]),
             chunks=self._chunks(blocks),
             num_rows=len(rows),
@@ -159,7 +159,7 @@ class _Planner:
         )
 
     def _chunks(self, blocks: torch.Tensor) -> torch.Tensor:
-        """[rows, pages] page ids -> flat index of (K|V, row, kv head, page) chunks."""
+        """[rows, blocks] block ids -> flat index of (K|V, row, kv head, block) chunks."""
         heads = self._range(0, self.num_kv_heads).view(1, 1, -1, 1)
         which = self._range(0, 2).view(2, 1, 1, 1)
         index = (blocks[None, :, None, :] * 2 + which) * self.num_kv_heads + heads
@@ -172,7 +172,9 @@ class _Planner:
         return torch.arange(low, high, device=self.table.device)
 
 
-def attention(q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: Plan, group: int) -> torch.Tensor:
+def attention(
+    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: AttentionPlan, group: int
+) -> torch.Tensor:
     """q [T, Nq, D], kv [num_blocks, 2, Nkv, block_size, D], sinks [Nq] -> [T, Nq * D] float32."""
     decodes, prefills = plan.decodes[group], plan.prefills[group]
     shape = plan.shape
@@ -188,16 +190,16 @@ def attention(q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: Plan
     return out
 
 
-def _gather(kv: torch.Tensor, rows: Rows, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
+def _gather(kv: torch.Tensor, rows: RowGroup, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V, each [rows, Nkv, L, D] float32 with L = last - first."""
-    pages = gather_pages(kv, rows.chunks)
-    both = pages.view(2, rows.num_rows, shape.num_kv_heads, -1, shape.head_dim)
+    gathered = gather_blocks(kv, rows.chunks)
+    both = gathered.view(2, rows.num_rows, shape.num_kv_heads, -1, shape.head_dim)
     k, v = both[:, :, :, rows.first : rows.last].float()
     return k, v
 
 
 def _decode(
-    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, rows: Rows, shape: AttentionShape
+    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, rows: RowGroup, shape: AttentionShape
 ) -> torch.Tensor:
     """One query a row: q [rows, Nq, D] -> [rows, Nq * D]."""
     k, v = _gather(kv, rows, shape)
@@ -210,7 +212,7 @@ def _decode(
 
 
 def _prefill(
-    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, rows: Rows, shape: AttentionShape
+    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, rows: RowGroup, shape: AttentionShape
 ) -> torch.Tensor:
     """Queries of one row, at consecutive positions: q [Q, Nq, D] -> [Q, Nq * D]."""
     k, v = (tensor[0] for tensor in _gather(kv, rows, shape))  # [Nkv, L, D]

@@ -78,8 +78,8 @@ def pack_experts(tensors: ExpertTensors) -> DenseExperts | PackedExperts:
     elements = 2 * (gate_up_blocks.numel() + down_blocks.numel())
     if elements * dtype.itemsize * tensors.num_layers > DECODED_BUDGET:
         return PackedExperts(gate_up_blocks, gate_up_scales, down_blocks, down_scales, *biases, *swiglu)
-    gate_up = mxfp4.decode(gate_up_blocks, gate_up_scales, dtype).transpose(1, 2).contiguous()
-    down = mxfp4.decode(down_blocks, down_scales, dtype).transpose(1, 2).contiguous()
+    gate_up = mxfp4.dequantize(gate_up_blocks, gate_up_scales, dtype).transpose(1, 2).contiguous()
+    down = mxfp4.dequantize(down_blocks, down_scales, dtype).transpose(1, 2).contiguous()
     return DenseExperts(gate_up, down, *biases, *swiglu)
 
 

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 
 from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference import moe as reference_moe
-from chorale.kernels.reference.attention import Plan, attention, plan_attention
+from chorale.kernels.reference.attention import AttentionPlan, attention, plan_attention
 from chorale.kernels.reference.decode_inputs import decode_inputs
-from chorale.kernels.reference.kv_cells import write_cells
+from chorale.kernels.reference.kv_elements import write_kv
 from chorale.kernels.reference.moe import pack_experts
 from chorale.kernels.reference.sampling import ReferenceSampler
 
@@ -67,7 +67,7 @@ def qkv_rope_cache(
     weights: QkvWeights,
     eps: float,
     rope: torch.Tensor,
-    plan: Plan,
+    plan: AttentionPlan,
     group: int,
     kv: torch.Tensor,
 ) -> torch.Tensor:
@@ -78,7 +78,7 @@ def qkv_rope_cache(
     qkv = qkv.view(-1, heads + 2 * kv_heads, dim)  # heads in the order q, k, v
     rotated = rotate(qkv[:, : heads + kv_heads], rope)  # [T, Nq + Nkv, D]
     new = torch.stack((rotated[:, heads:], qkv[:, heads + kv_heads :]), dim=1)  # [T, 2, Nkv, D]
-    write_cells(kv, plan.slot_block[group], plan.slot_offset[group], new)
+    write_kv(kv, plan.slot_block[group], plan.slot_offset[group], new)
     return rotated[:, :heads]
 
 
@@ -142,5 +142,5 @@ REFERENCE_OPS = Ops(
     pack_head=pack_head,
     make_sampler=ReferenceSampler,
     decode_inputs=decode_inputs,
-    e4m3_pages=True,
+    supports_fp8_kv=True,
 )

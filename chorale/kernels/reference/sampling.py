@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, Draws
+from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, SamplingInputs
 from chorale.kernels.reference.filters import filter_scores
 from chorale.kernels.reference.noise import gumbel_noise, token_steps
 
@@ -43,7 +43,7 @@ class ReferenceSampler:
         self._scores, *self._space = (torch.empty(shape, device=forbidden.device) for _ in range(3))
 
     def __call__(
-        self, logits: torch.Tensor, draws: Draws, last_token: torch.Tensor, out: torch.Tensor
+        self, logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
     ) -> None:
         """logits [N, V] float32 -> out [N] int64, and ``last_token`` at ``draws.rows``.
 

@@ -16,15 +16,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from chorale.kernels.triton.tuning import H200, Chip, chip
+from chorale.kernels.triton.tuning import H200, ArchTuning, arch_tuning
 
 
 @triton.jit
-def wait_for_previous(PDL: tl.constexpr, HAND_OVER: tl.constexpr = True):
+def wait_for_previous(PDL: tl.constexpr, LAUNCH_DEPENDENTS: tl.constexpr = True):
     """Nothing before this line may depend on an earlier kernel, or be read by one."""
     if PDL:
         gdc_wait()
-        if HAND_OVER:
+        if LAUNCH_DEPENDENTS:
             gdc_launch_dependents()
 
 
@@ -34,14 +34,14 @@ def _has_dependent_launch(device: torch.device) -> bool:
 
 
 @functools.cache
-def chip_of(device: torch.device) -> Chip:
+def tuning_of(device: torch.device) -> ArchTuning:
     """Its table; without a GPU (Triton's interpreter) an H200's."""
     if device.type != "cuda":
         return H200
     found = torch.cuda.get_device_properties(device)
     hip = torch.version.hip is not None
     name = found.gcnArchName.split(":")[0] if hip else f"sm_{found.major}{found.minor}"
-    return chip(name, found.multi_processor_count)
+    return arch_tuning(name, found.multi_processor_count)
 
 
 @functools.cache

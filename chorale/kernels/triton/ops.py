@@ -45,7 +45,7 @@ TRITON_OPS = Ops(
     pack_head=pack_head,
     make_sampler=make_sampler,
     decode_inputs=decode_inputs,
-    e4m3_pages=True,
+    supports_fp8_kv=True,
     capturable=True,
     compiler=None if triton.knobs.runtime.interpret else Compiling,  # the interpreter does not compile
 )

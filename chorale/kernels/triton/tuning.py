@@ -1,7 +1,7 @@
 """Block sizes, by kernel, regime and architecture, in one place. Torch-free and Triton-free.
 
-First what all chips share, then the table of each chip, then kernels that only some chips run. Times are an
-H200's; nothing was ever run on another (``docs/kernels.md``).
+First what all architectures share, then each architecture's own table, then kernels that only some of them
+run. Times were measured on an H200; nothing was ever run on another GPU (``docs/kernels.md``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 FEW_LOGITS = 1024  # (token, expert) pairs: up to here a program routes one token, above it takes several
 MOST_ARRIVALS = 512  # tiles of one kernel that wait for their last program
-LONE_SLOTS = 8  # up to here each (token, expert) pair is its own tile and nothing is sorted
+LONE_PAIRS = 8  # up to here each (token, expert) pair is its own tile and nothing is sorted
 RANK_LIMIT = 1024  # (token, expert) pairs that are sorted by comparing all with all
 SORT_LIMIT = 4096  # (token, expert) pairs that one program sorts; above, torch sorts
 
@@ -41,30 +41,31 @@ def qkv_row() -> Tile:
     return Tile(2, 1, 0, 2, 1)
 
 
-SLIM_TOKENS = 16  # up to here our own split product is ahead of cuBLAS
+SKINNY_TOKENS = 16  # up to here our own split product is ahead of cuBLAS
 
 
 @dataclass(frozen=True, slots=True)
-class Slim:
-    """One of ``slim_stream``'s kernels: see ``slim_ptx.Product``."""
+class SkinnyConfig:
+    """One of ``skinny_fused``'s kernels: see ``skinny_ptx.Product``."""
 
     units: int  # of eight rows: a program's
     num_warps: int
     group: int
     groups: int
     ahead: int
-    hand_over: int = 2
+    launch_dependents: int = 2
     registers: int = 0  # a thread, if fewer than the compiler would take
 
 
-def slim_qkv(tokens: int) -> Slim | None:
-    """QKV of 2 to ``SLIM_TOKENS`` tokens in one kernel (benchmarks/gpu_dense.py); None: a split product."""
-    return Slim(5, 8, 1, 2, 2) if tokens <= 8 else None  # 8 tokens: 9.8 us, split 11.0; 16: more than 11.1
+def skinny_qkv(tokens: int) -> SkinnyConfig | None:
+    """QKV of 2 to ``SKINNY_TOKENS`` tokens in one kernel (benchmarks/gpu_dense.py); None: a split product."""
+    # 8 tokens: 9.8 us, split 11.0; 16: more than 11.1
+    return SkinnyConfig(5, 8, 1, 2, 2) if tokens <= 8 else None
 
 
-def slim_output(tokens: int) -> Slim | None:
+def skinny_output(tokens: int) -> SkinnyConfig | None:
     """The output projection, likewise."""
-    return Slim(2, 8, 2, 3, 2) if tokens <= 4 else None  # 2 tokens: 7.8 us, split 8.3; 8: 8.7 and 8.2
+    return SkinnyConfig(2, 8, 2, 3, 2) if tokens <= 4 else None  # 2 tokens: 7.8 us, split 8.3; 8: 8.7 and 8.2
 
 
 ADD_COLUMNS = 128  # of a program that adds up a split product's parts: 8.2 us, with 512 9.3
@@ -72,7 +73,7 @@ ADD_COLUMNS = 128  # of a program that adds up a split product's parts: 8.2 us, 
 
 def rotate_heads(tokens: int) -> int:
     """Heads of a program that rotates: many small programs for few tokens, 0.3 to 1 us less."""
-    return 4 if tokens <= SLIM_TOKENS else 16
+    return 4 if tokens <= SKINNY_TOKENS else 16
 
 
 def experts_each(tokens: int, num_experts: int) -> int:
@@ -122,16 +123,16 @@ class PrefillTile:
 
 
 @dataclass(frozen=True, slots=True)
-class Chip:
+class ArchTuning:
     """An architecture's own table, for kernels that run on all of them; an H200's unless said otherwise."""
 
     multiprocessors: int  # of its largest; a device's own number takes the place of it
     # Bytes of shared memory for all programs of a multiprocessor; two fit, of any of these kernels.
     shared: int
-    # Dense products of 2 to ``SLIM_TOKENS`` tokens: QKV 11.0 us, output 8.2 (64 deep: 12.2 and 9.3).
-    slim: Tile = Tile(64, 16, 128, 4, 3)
+    # Dense products of 2 to ``SKINNY_TOKENS`` tokens: QKV 11.0 us, output 8.2 (64 deep: 12.2 and 9.3).
+    skinny: Tile = Tile(64, 16, 128, 4, 3)
     # The head for as many: 279 us at 8 tokens, where cuBLAS takes 292.
-    slim_head: Tile = Tile(64, 16, 128, 4, 3)
+    skinny_head: Tile = Tile(64, 16, 128, 4, 3)
     # One new token a row; ``depth`` counts keys, and the context is split by them. 64 x 1,280: 43.5 us, 128
     # keys 42.8, four warps 56; up to 16 rows of a window layer 3.0 us, with the first shape 3.5.
     decode: Tile = Tile(0, 1, 64, 2, 3)
@@ -159,7 +160,7 @@ class Chip:
             splits *= 2
         return splits
 
-    def slim_splits(self, tiles: int, steps: int) -> int:
+    def skinny_splits(self, tiles: int, steps: int) -> int:
         """Parts of a contraction of ``steps`` tiles: enough programs, none without work."""
         wanted = max(1, min(steps, self.programs // tiles))
         each = -(-steps // wanted)
@@ -173,43 +174,43 @@ class Chip:
 
 
 KIB = 1024
-H200 = Chip(132, 228 * KIB)
+H200 = ArchTuning(132, 228 * KIB)
 # By what compilers call them. All but the H200's follow from its table, the hardware's sizes and the compiler
 # (two programs of every kernel fit a multiprocessor, at most two registers are spilled): never run.
-CHIPS = {
-    "sm_80": Chip(  # A100: makes e4m3 of integers, and pairs of such tiles take more registers than it has
+ARCH_TUNINGS = {
+    "sm_80": ArchTuning(  # A100: converts e4m3 in integers; paired tiles do not fit its registers
         108,
         164 * KIB,
         prefill=PrefillTile(64, 64, False, 4, 2),
     ),
     "sm_90": H200,
-    "sm_100": Chip(148, 228 * KIB),  # B200
-    "gfx942": Chip(  # MI300X, MI325X: a quarter of the shared memory, so fewer steps ahead
+    "sm_100": ArchTuning(148, 228 * KIB),  # B200
+    "gfx942": ArchTuning(  # MI300X, MI325X: a quarter of the shared memory, so fewer steps ahead
         304,
         64 * KIB,
-        slim=Tile(64, 16, 128, 4, 2),
-        slim_head=Tile(64, 16, 128, 4, 2),
+        skinny=Tile(64, 16, 128, 4, 2),
+        skinny_head=Tile(64, 16, 128, 4, 2),
         prefill=PrefillTile(64, 64, False, 4, 2),
     ),
-    "gfx950": Chip(256, 160 * KIB),  # MI350X, MI355X
+    "gfx950": ArchTuning(256, 160 * KIB),  # MI350X, MI355X
 }
 
 
-def chip(architecture: str, multiprocessors: int) -> Chip:
+def arch_tuning(architecture: str, multiprocessors: int) -> ArchTuning:
     """The table of ``sm_XY`` or ``gfxXYZ``: its own, or of its family the one that asks for least."""
     least = "gfx942"
     if architecture.startswith("sm_"):  # 12.0 has less shared memory than even an A100, not a B200's
         least = "sm_100" if architecture.startswith("sm_10") else "sm_80"
-    return replace(CHIPS.get(architecture, CHIPS[least]), multiprocessors=multiprocessors)
+    return replace(ARCH_TUNINGS.get(architecture, ARCH_TUNINGS[least]), multiprocessors=multiprocessors)
 
 
-STREAM_TOKENS = 256  # up to here the streaming expert products, if an expert gets no more slots than this:
-STREAM_SLOTS_EACH = 12  # on average; fewer where moe_large can be used (``large_from``)
-DIRECT_TOKENS = 16  # up to here their columns are the tokens as they come; above, slots sorted by expert
+GEMV_TOKENS = 256  # up to here the streaming expert products, if an expert gets no more pairs than this:
+GEMV_PAIRS_EACH = 12  # on average; fewer where grouped_moe can be used (``grouped_from``)
+DIRECT_TOKENS = 16  # up to here their columns are the tokens as they come; above, pairs sorted by expert
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class GemvConfig:
     """A streaming expert product: what a warp and a program make."""
 
     tiles: int  # row tiles (of 16) a warp
@@ -220,54 +221,54 @@ class Stream:
     splits: int  # parts of the contraction, if they divide its chunks
 
 
-def stream_gate_up(tokens: int, slots_each: float) -> Stream:
-    """``slots_each``: the mean over all experts. Measured on an H200: see also ``stream_down``."""
+def gemv_gate_up(tokens: int, pairs_each: float) -> GemvConfig:
+    """``pairs_each``: the mean over all experts. Measured on an H200: see also ``gemv_down``."""
     if tokens == 1:
-        return Stream(1, 1, 2, 3, 2, 1)  # 12.3 us
+        return GemvConfig(1, 1, 2, 3, 2, 1)  # 12.3 us
     if tokens <= 3:
-        return Stream(1, 1, 4, 3, 2, 1)  # 2 tokens, with down: 34.8 us, as below 36.2
+        return GemvConfig(1, 1, 4, 3, 2, 1)  # 2 tokens, with down: 34.8 us, as below 36.2
     if tokens <= 8:
-        return Stream(1, 1, 4, 9, 1, 1)  # 8 tokens: 51.4 us of 32 experts, 66.3 of 128
+        return GemvConfig(1, 1, 4, 9, 1, 1)  # 8 tokens: 51.4 us of 32 experts, 66.3 of 128
     if tokens <= DIRECT_TOKENS:
-        return Stream(1, 2, 2, 9, 1, 1)
-    return Stream(2, 2, 2, 3, 1, 1) if slots_each > 4 else Stream(1, 1, 2, 9, 1, 1)
+        return GemvConfig(1, 2, 2, 9, 1, 1)
+    return GemvConfig(2, 2, 2, 3, 1, 1) if pairs_each > 4 else GemvConfig(1, 1, 2, 9, 1, 1)
 
 
-def stream_down(tokens: int, slots_each: float) -> Stream:
+def gemv_down(tokens: int, pairs_each: float) -> GemvConfig:
     if tokens == 1:
-        return Stream(1, 1, 1, 5, 1, 5)  # 6.4 us
+        return GemvConfig(1, 1, 1, 5, 1, 5)  # 6.4 us
     if tokens <= 3:
-        return Stream(1, 1, 1, 3, 2, 3)  # 2 tokens, with gate_up: 34.4 us, as below 45.1
+        return GemvConfig(1, 1, 1, 3, 2, 3)  # 2 tokens, with gate_up: 34.4 us, as below 45.1
     if tokens <= 8:
-        return Stream(2, 1, 2, 3, 3, 1)  # with gate_up: 4 tokens 65.3 us, as above 67.5; 8: 110 and 115
+        return GemvConfig(2, 1, 2, 3, 3, 1)  # with gate_up: 4 tokens 65.3 us, as above 67.5; 8: 110 and 115
     if tokens <= DIRECT_TOKENS:
-        return Stream(2, 2, 2, 3, 2, 1)  # with gate_up: 16 tokens 131 us of 32 experts, 233 of 128
-    if slots_each > 4:
-        return Stream(2, 2, 2, 3, 2, 1)  # with gate_up: 48 tokens 148 us of 32; a Hopper GPU has better
-    return Stream(1, 1, 2, 9, 1, 1)  # with gate_up: 32 tokens 133 us of 32, 291 of 128; 64: 400; 128: 491
+        return GemvConfig(2, 2, 2, 3, 2, 1)  # with gate_up: 16 tokens 131 us of 32 experts, 233 of 128
+    if pairs_each > 4:
+        return GemvConfig(2, 2, 2, 3, 2, 1)  # with gate_up: 48 tokens 148 us of 32; a Hopper GPU has better
+    return GemvConfig(1, 1, 2, 9, 1, 1)  # with gate_up: 32 tokens 133 us of 32, 291 of 128; 64: 400; 128: 491
 
 
-def tokens_each(num_slots: int, num_experts: int) -> int:
-    """Tokens of a grouped tile: 16, 32 or 64, by the mean number of slots an expert gets."""
-    mean = num_slots / num_experts
+def tokens_each(num_pairs: int, num_experts: int) -> int:
+    """Tokens of a grouped tile: 16, 32 or 64, by the mean number of pairs an expert gets."""
+    mean = num_pairs / num_experts
     return 16 if mean <= 16 else 32 if mean <= 48 else 64
 
 
-def large_from(num_experts: int, *, fp8: bool) -> int:
-    """Slots an expert beyond which moe_large is used where it can be. Sustained, microseconds a layer, uneven
-    routing, stream and large: 32 experts, 24 tokens (3 slots) 117 and 117, 32 tokens 128 and 118, 48 140 and
-    123; 128 experts, 64 tokens (2 slots) 398 and 407, 96 444 and 437, 128 469 and 442. In e4m3, few keep
-    their inputs in bfloat16: 11, or as many as the streaming products take at most (``STREAM_TOKENS`` of 128
-    experts: 8)."""
-    return min(11, STREAM_TOKENS * 4 // num_experts) if fp8 else 3
+def grouped_from(num_experts: int, *, fp8: bool) -> int:
+    """Pairs an expert beyond which ``grouped_moe`` is used where it can be. Sustained, microseconds a layer,
+    uneven routing, ``gemv_moe`` and ``grouped_moe``: 32 experts, 24 tokens (3 pairs) 117 and 117, 32 tokens
+    128 and 118, 48 140 and 123; 128 experts, 64 tokens (2 pairs) 398 and 407, 96 444 and 437, 128 469 and
+    442. In e4m3, few keep their inputs in bfloat16: 11, or as many as the streaming products take at most
+    (``GEMV_TOKENS`` of 128 experts: 8)."""
+    return min(11, GEMV_TOKENS * 4 // num_experts) if fp8 else 3
 
 
 @dataclass(frozen=True, slots=True)
-class LargeTile:
-    """Shape of a tile of ``moe_large``: slots of a wide and of a narrow tile, and steps fetched ahead.
+class GroupedTile:
+    """Shape of a tile of ``grouped_moe``: pairs of a wide and of a narrow tile, and steps fetched ahead.
 
-    ``tail``: a power of two; so many more slots a wide tile may take, as a second product of the same decoded
-    weights (0: none). ``mid``: slots of a third kind, for what is left over (0: none; nor with a tail).
+    ``tail``: a power of two; so many more pairs a wide tile may take, as a second product of the same decoded
+    weights (0: none). ``mid``: pairs of a third kind, for what is left over (0: none; nor with a tail).
     ``warps`` that compute make 16 weight rows each, ``units`` times in a step. ``overlap``: a chunk's product
     is in flight while the next chunk is decoded, for which its operand needs registers of its own.
     """
@@ -297,45 +298,45 @@ class LargeTile:
 
     @property
     def most_left_out(self) -> int:
-        """Places of an expert's last tile that can have no slot."""
+        """Places of an expert's last tile that can have no pair."""
         rest = self.wide - self.middle - self.narrow
         return max(self.tail, self.narrow, self.middle - self.narrow, rest) - 1
 
 
-def large(slots_each: float, num_experts: int, *, fp8: bool = False) -> LargeTile:
-    """By the mean number of slots an expert gets, and whether inputs are e4m3.
+def grouped(pairs_each: float, num_experts: int, *, fp8: bool = False) -> GroupedTile:
+    """By the mean number of pairs an expert gets, and whether inputs are e4m3.
 
     Microseconds a layer, sustained (docs/kernels.md)."""
     if fp8:
-        return _large_fp8(slots_each)
-    if slots_each <= (4.5 if num_experts > 64 else 9):
+        return _grouped_fp8(pairs_each)
+    if pairs_each <= (4.5 if num_experts > 64 else 9):
         # 20b, 64 tokens: 138, with three programs 149; 128 tokens of 120b 442, 160 486 (with three 481).
-        return LargeTile(16, 8, 3, registers=64, programs=4, warps=4, units=3, overlap=False)
-    if slots_each <= 10 and num_experts > 64:
-        return LargeTile(16, 8, 4, registers=80, programs=3, warps=4, units=3)  # 120b, 256: 527, four 541
-    if slots_each <= 24 and num_experts > 64:
-        return LargeTile(32, 16, 3, registers=120, programs=2, warps=4, units=5)  # 120b, 512: 597, else 615
-    if slots_each <= 20:  # 20b, 96 tokens: 141, 128: 158, 160: 156; as below 145, 159, 162; 192: 198 and 190
-        return LargeTile(32, 16, 2, registers=64, programs=4, warps=4, units=3, overlap=False)
-    if slots_each <= 24:
-        return LargeTile(32, 16, 4, registers=120, programs=2, warps=4, units=3)
-    if slots_each <= 48 and num_experts <= 64:
-        return LargeTile(64, 32, 4, units=3)  # 20b, 256: 193, as below 199
-    if slots_each <= 96:
+        return GroupedTile(16, 8, 3, registers=64, programs=4, warps=4, units=3, overlap=False)
+    if pairs_each <= 10 and num_experts > 64:
+        return GroupedTile(16, 8, 4, registers=80, programs=3, warps=4, units=3)  # 120b, 256: 527, four 541
+    if pairs_each <= 24 and num_experts > 64:
+        return GroupedTile(32, 16, 3, registers=120, programs=2, warps=4, units=5)  # 120b, 512: 597, else 615
+    if pairs_each <= 20:  # 20b, 96 tokens: 141, 128: 158, 160: 156; as below 145, 159, 162; 192: 198 and 190
+        return GroupedTile(32, 16, 2, registers=64, programs=4, warps=4, units=3, overlap=False)
+    if pairs_each <= 24:
+        return GroupedTile(32, 16, 4, registers=120, programs=2, warps=4, units=3)
+    if pairs_each <= 48 and num_experts <= 64:
+        return GroupedTile(64, 32, 4, units=3)  # 20b, 256: 193, as below 199
+    if pairs_each <= 96:
         # 20b, 512: 315; 120b, 1,024: 800
-        return LargeTile(64, 32, 3, registers=120, programs=2, warps=4, units=3)
-    if slots_each <= 176:
-        return LargeTile(128, 32, 4, tail=32)  # 20b, 1,024: 459
-    return LargeTile(256, 64, 3, mid=128)  # 120b, 8,192: 3,250
+        return GroupedTile(64, 32, 3, registers=120, programs=2, warps=4, units=3)
+    if pairs_each <= 176:
+        return GroupedTile(128, 32, 4, tail=32)  # 20b, 1,024: 459
+    return GroupedTile(256, 64, 3, mid=128)  # 120b, 8,192: 3,250
 
 
-def _large_fp8(slots_each: float) -> LargeTile:
-    if slots_each <= 48:
-        return LargeTile(64, 32, 8)
-    if slots_each <= 176:
-        return LargeTile(128, 32, 7, tail=32)
-    return LargeTile(256, 64, 5, tail=32)  # 120b, 8,192: 2,505, without a tail 2,530
+def _grouped_fp8(pairs_each: float) -> GroupedTile:
+    if pairs_each <= 48:
+        return GroupedTile(64, 32, 8)
+    if pairs_each <= 176:
+        return GroupedTile(128, 32, 7, tail=32)
+    return GroupedTile(256, 64, 5, tail=32)  # 120b, 8,192: 2,505, without a tail 2,530
 
 
-PLACE_AT_ONCE = 2048  # slots of moe_place that one kernel compares all with all; above, two count and place
-PLACE_PROGRAMS = 128  # that place: one for each multiprocessor, as far as their blocks allow
+PERMUTE_AT_ONCE = 2048  # pairs of tiles that one kernel compares all with all; above, two count and place
+PERMUTE_PROGRAMS = 128  # that place: one for each multiprocessor, as far as their blocks allow

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, Draws, MakeSampler
+from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, MakeSampler, SamplingInputs
 from chorale.kernels.reference.sampling import Needs, ReferenceSampler
 from chorale.runtime.device import Device
 from chorale.runtime.sampling.grammar import Masks
@@ -64,7 +64,7 @@ class Sampler:
         edited = np.array(sorted(batch.edits), np.int64)
         if len(edited) < len(batch):
             rows = torch.arange(len(batch), dtype=torch.int32, device=logits.device)
-            draws = Draws(
+            draws = SamplingInputs(
                 batch.keys, batch.temperature, rows, _filters(batch), self._allowed(masks, len(batch))
             )
             self.draw(logits, draws, torch.empty_like(tokens), tokens)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from chorale.engine.types import StepPlan
-from chorale.kernels.ops import AttentionMeta, DecodeInputs, DecodeState, Draws, ForwardBatch
+from chorale.kernels.ops import AttentionMeta, DecodeInputs, DecodeState, ForwardBatch, SamplingInputs
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
 from chorale.runtime.memory import KEPT_ROWS, LOGIT_ROWS
@@ -236,7 +236,7 @@ class Decodes:
         columns = self._inputs[: NUM_COLUMNS * size].view(NUM_COLUMNS, size)
         given = DecodeInputs(columns[ROW], columns[COMPUTED], columns[TOKEN], columns[FULL_PAGE:KEY_A])
         keys, floats = columns[KEY_A : KEY_B + 1].t(), columns[TEMPERATURE:].view(torch.float32)
-        draws = Draws(keys, floats[0], columns[ROW], floats[1:].t() if filtered else None)
+        draws = SamplingInputs(keys, floats[0], columns[ROW], floats[1:].t() if filtered else None)
         batch = self._batch(size, longest)
         decode_inputs = self._model.ops.decode_inputs
 
@@ -247,7 +247,7 @@ class Decodes:
                 some = slice(first, min(first + LOGIT_ROWS, size))
                 logits = self._model.logits(hidden, self._index[some])
                 filters = None if draws.filters is None else draws.filters[some]
-                own = Draws(draws.keys[some], draws.temperature[some], draws.rows[some], filters)
+                own = SamplingInputs(draws.keys[some], draws.temperature[some], draws.rows[some], filters)
                 self._sampler.draw(logits, own, self._buffers.last_token, self.tokens[some])
             if size <= len(self._logits):
                 self._logits[:size].copy_(logits)

@@ -253,9 +253,9 @@ def expert_tensors(
     experts: int, dense: bool, dtype: torch.dtype
 ) -> tuple[ExpertTensors, torch.Tensor, torch.Tensor]:
     """(tensors, W1 [E, 2 I, H], W2 [E, H, I]) with H = 64 and I = 32."""
-    up = mxfp4.encode(randn(experts, 64, 64, seed=1))
-    down = mxfp4.encode(randn(experts, 64, 32, seed=2))
-    w1, w2 = mxfp4.decode(*up, torch.float32), mxfp4.decode(*down, torch.float32)
+    up = mxfp4.quantize(randn(experts, 64, 64, seed=1))
+    down = mxfp4.quantize(randn(experts, 64, 32, seed=2))
+    w1, w2 = mxfp4.dequantize(*up, torch.float32), mxfp4.dequantize(*down, torch.float32)
     given: dict[str, Any] = {
         "gate_up_blocks": up[0],
         "gate_up_scales": up[1],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.kernels.ops import Draws
+from chorale.kernels.ops import SamplingInputs
 from chorale.kernels.reference.filters import NEGLIGIBLE, filter_scores
 from chorale.kernels.reference.noise import row_keys
 from chorale.kernels.triton.sampling.sample import sample
@@ -52,7 +52,9 @@ def edges(logits: torch.Tensor, filters: torch.Tensor, temperature: torch.Tensor
     forbidden[-1] = 1
     unused = torch.zeros(0, dtype=torch.int32)
     heat, columns = temperature.to(DEVICE), filters.to(DEVICE)
-    return thresholds(logits.to(DEVICE), Draws(unused, heat, unused, columns), forbidden.to(DEVICE)).cpu()
+    return thresholds(
+        logits.to(DEVICE), SamplingInputs(unused, heat, unused, columns), forbidden.to(DEVICE)
+    ).cpu()
 
 
 def test_the_same_tokens_are_kept() -> None:
@@ -94,6 +96,6 @@ def test_what_is_sampled_was_kept(name: str) -> None:
     rows, last = torch.arange(count, dtype=torch.int32), torch.zeros(count, dtype=torch.int64)
     on_device = (tensor.to(DEVICE) for tensor in (keys, temperature, rows, filters))
     out = torch.zeros(count, dtype=torch.int64, device=DEVICE)
-    sample(logits.to(DEVICE), Draws(*on_device), forbidden.to(DEVICE), last.to(DEVICE), out)
+    sample(logits.to(DEVICE), SamplingInputs(*on_device), forbidden.to(DEVICE), last.to(DEVICE), out)
     assert sum(bool(kept[row, token]) for row, token in enumerate(out.tolist())) >= count - 1
     assert len(set(out.tolist())) > 3

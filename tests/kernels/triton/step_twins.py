@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from chorale.engine.types import RowStart, SamplingSpec
-from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, DecodeInputs, DecodeState, Draws
+from chorale.kernels.ops import (
+    NO_FINITE_LOGITS,
+    NOTHING_ALLOWED,
+    Allowed,
+    DecodeInputs,
+    DecodeState,
+    SamplingInputs,
+)
 from chorale.kernels.reference import decode_inputs as reference
 from chorale.kernels.reference.noise import row_keys
 from chorale.kernels.reference.sampling import ReferenceSampler
@@ -56,12 +63,12 @@ def draw_both(
         out = torch.ones(vocab, dtype=torch.bool)
         out[sorted(tokens)] = False
         seen[row, out & seen[row].isfinite()] = -1e30  # finite, or the row would be broken
-    sampler.draw(seen, Draws(keys, heat, rows, filters), last, theirs)
+    sampler.draw(seen, SamplingInputs(keys, heat, rows, filters), last, theirs)
     ours, ours_last = torch.full_like(theirs, 99).to(DEVICE), torch.full_like(last, 99).to(DEVICE)
     strided = keys.t().contiguous().t().to(DEVICE)  # as in the columns of a step
     allowed = None if masks is None else allowed_of(masks, count, vocab)
     columns = None if filters is None else filters.to(DEVICE)
-    draws = Draws(strided, heat.to(DEVICE), rows.to(DEVICE), columns, allowed)
+    draws = SamplingInputs(strided, heat.to(DEVICE), rows.to(DEVICE), columns, allowed)
     sample(logits.to(DEVICE), draws, sampler.forbidden.to(DEVICE), ours_last, ours)
     assert int(ours_last[count]) == 99
     return ours.tolist(), theirs.tolist(), ours_last[rows.long()].tolist()

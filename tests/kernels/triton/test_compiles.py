@@ -24,7 +24,7 @@ def test_one_form_of_each_kernel_compiles_for_hopper(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(SECONDS)
 def test_some_kernels_compile_for_hardware_that_was_never_tried(tmp_path: Path) -> None:
-    compile_for(tmp_path, "cuda:80", "hip:gfx942", "gate_up 64", "slim", "decode 0")
+    compile_for(tmp_path, "cuda:80", "hip:gfx942", "gate_up 64", "skinny", "decode 0")
 
 
 @pytest.mark.slow
@@ -37,8 +37,8 @@ def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
 @pytest.mark.timeout(SECONDS)
 def test_the_large_kernels_compile_for_hardware_that_was_never_tried(tmp_path: Path) -> None:
     """All of them do (without names: a minute); these have the products, the inline assembly, and shapes of a
-    chip's own table."""
+    architecture's own table."""
     targets = ("cuda:80", "cuda:100", "hip:gfx942", "hip:gfx950")
-    tables = ("slim", "slim head", "prefill 0", "decode 0")
+    tables = ("skinny", "skinny head", "prefill 0", "decode 0")
     pages = ("rotate fp8", "decode 0 fp8", "prefill 128 fp8")
     compile_for(tmp_path, *targets, "gate_up 64", "down 1", "stream down 64", *tables, *pages)

@@ -15,12 +15,12 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 
 @pytest.fixture
-def chip_of() -> Iterator[Callable[[torch.device], Any]]:
+def tuning_of() -> Iterator[Callable[[torch.device], Any]]:
     from chorale.kernels.triton import launch
 
-    launch.chip_of.cache_clear()
-    yield launch.chip_of
-    launch.chip_of.cache_clear()
+    launch.tuning_of.cache_clear()
+    yield launch.tuning_of
+    launch.tuning_of.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -43,32 +43,32 @@ def test_a_device_gets_its_table(
     hip: str | None,
     table: str,
     programs: int,
-    chip_of: Callable[[torch.device], Any],
+    tuning_of: Callable[[torch.device], Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from chorale.kernels.triton import tuning
 
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**properties))
-    found = chip_of(torch.device("cuda"))
-    assert found == replace(tuning.CHIPS[table], multiprocessors=programs // 2)
+    found = tuning_of(torch.device("cuda"))
+    assert found == replace(tuning.ARCH_TUNINGS[table], multiprocessors=programs // 2)
     assert found.programs == programs
 
 
-def test_without_a_gpu_shapes_are_an_h200s(chip_of: Callable[[torch.device], Any]) -> None:
+def test_without_a_gpu_shapes_are_an_h200s(tuning_of: Callable[[torch.device], Any]) -> None:
     from chorale.kernels.triton import tuning
 
-    assert chip_of(torch.device("cpu")) is tuning.H200
+    assert tuning_of(torch.device("cpu")) is tuning.H200
 
 
 def test_more_multiprocessors_take_more_parts() -> None:
-    from chorale.kernels.triton.tuning import CHIPS
+    from chorale.kernels.triton.tuning import ARCH_TUNINGS
 
-    h200, large = CHIPS["sm_90"], CHIPS["gfx942"]
+    h200, large = ARCH_TUNINGS["sm_90"], ARCH_TUNINGS["gfx942"]
     # Rows x kv heads x parts: 264 programs fill the one, 608 the other.
     assert h200.context_splits(1, 8, 131072) == 64
     assert (h200.context_splits(8, 8, 131072), large.context_splits(8, 8, 131072)) == (8, 16)
-    assert (h200.slim_splits(80, 23), large.slim_splits(80, 23)) == (3, 6)
+    assert (h200.skinny_splits(80, 23), large.skinny_splits(80, 23)) == (3, 6)
     assert (h200.route_slices(64), large.route_slices(64)) == (4, 9)
     assert h200.route_slices(513) == 1
     assert h200.context_splits(1, 8, 100) == 2  # no more than tiles of keys, as a power of two

@@ -291,7 +291,7 @@ def test_route_of_a_broken_row_names_experts_that_exist(tokens: int, router: str
 def expert_tensors(experts: int, hidden: int, inter: int, dtype: torch.dtype) -> ExpertTensors:
     def draw(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         weights = randn(experts, rows, columns, seed=seed) / columns**0.5
-        blocks, scales = zip(*(mxfp4.encode(each) for each in weights), strict=True)  # at once: 14 GB
+        blocks, scales = zip(*(mxfp4.quantize(each) for each in weights), strict=True)  # at once: 14 GB
         return torch.stack(blocks), torch.stack(scales)
 
     gate_up, down = draw(2 * inter, hidden, 1), draw(hidden, inter, 2)
@@ -340,7 +340,7 @@ def check_norm(
     normed: torch.Tensor, x: torch.Tensor, norm: Norm, *, same_order: bool = DEVICE == "cpu"
 ) -> None:
     """What the norm's own kernel makes, which is what the reference makes, rounded: bit for bit, where
-    squares are added in the same order. On a GPU ``moe_large`` has other warps: a last bit may differ."""
+    squares are added in the same order. On a GPU ``grouped_moe`` has other warps: a last bit may differ."""
     assert normed.dtype == norm.dtype
     alone = rms_norm(x, norm.weight, norm.eps, norm.dtype)
     unit = 2.0**-7 if norm.dtype == torch.bfloat16 else 2.0**-20
@@ -365,7 +365,7 @@ def test_moe_norms_for_the_next_layer(tokens: int, dtype: torch.dtype) -> None:
         weights = QkvWeights(norm, TRITON_OPS.pack_linear(randn(32, hidden).to(other), randn(32).to(other)))
         found, ahead = TRITON_OPS.moe(normed, ids, gates, packed, x.clone(), weights, 1e-5)
         assert torch.equal(found, alone)
-        assert (ahead is None) == (tokens <= tuning.SLIM_TOKENS)
+        assert (ahead is None) == (tokens <= tuning.SKINNY_TOKENS)
         if ahead is not None:
             check_norm(ahead, found, Norm(norm, 1e-5, other))
 
@@ -389,7 +389,7 @@ def test_parts_are_added_and_normed(hidden: int, each: int) -> None:
         assert found.isnan().sum() == 2
 
 
-@pytest.mark.skipif(DEVICE != "cuda", reason="their loop is PTX: see test_stream_ptx.py")
+@pytest.mark.skipif(DEVICE != "cuda", reason="their loop is PTX: see test_gemv_ptx.py")
 @pytest.mark.parametrize(("hidden", "inter"), [(2880, 128), (64, 2880), (320, 192)])
 @pytest.mark.parametrize(
     ("tokens", "experts"),
@@ -399,14 +399,14 @@ def test_streamed_moe(
     tokens: int, experts: int, hidden: int, inter: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Widths of which gpt-oss's 45 chunks of 64 are one: in bfloat16 these take the streaming products."""
-    from chorale.kernels.triton.moe.gemv import can_stream
+    from chorale.kernels.triton.moe.gemv import can_use_gemv
 
-    monkeypatch.setattr("chorale.kernels.triton.moe.moe.can_be_large", lambda *_: False)
+    monkeypatch.setattr("chorale.kernels.triton.moe.moe.can_use_grouped", lambda *_: False)
     torch.manual_seed(tokens)
     tensors = expert_tensors(experts, hidden, inter, torch.bfloat16)
     packed, theirs = TRITON_OPS.pack_experts(tensors), reference_moe.pack_experts(tensors)
     normed, x = randn(tokens, hidden, seed=5).bfloat16(), randn(tokens, hidden, seed=6)
-    assert can_stream(normed, 4 * tokens, packed)
+    assert can_use_gemv(normed, 4 * tokens, packed)
     gates = torch.softmax(randn(tokens, 4, seed=7), -1)
     for choose in CHOICES.values():
         ids = choose(tokens, experts).to(DEVICE)
@@ -439,7 +439,7 @@ def test_head_of_few_rows(tokens: int) -> None:
     [(17, 9, "any"), (64, 32, "any"), (64, 128, "some-empty"), (40, 9, "all-the-same")],
 )
 def test_tiles_of_streamed_slots(tokens: int, experts: int, choose: str, columns: int, apart: bool) -> None:
-    """Every slot is in one program's work, of one expert; tiles after its first come first, or with it."""
+    """Every pair is in one program's work, of one expert; tiles after its first come first, or with it."""
     torch.manual_seed(tokens)
     ids = CHOICES[choose](tokens, experts)
     counts = torch.bincount(ids.reshape(-1), minlength=experts)
@@ -474,7 +474,7 @@ def test_packing_loses_no_bit_and_follows_its_specification(paired: bool) -> Non
     scales = (torch.arange(240) % 128 + 1).to(torch.uint8).view(1, 40, 6)
     packed = packing.pack(blocks.to(DEVICE), scales.to(DEVICE), paired=paired)
     assert packed.blocks.shape == (1, 3, 3, 32, 4)
-    exact = mxfp4.decode(blocks, scales, torch.float32)[0].double()
+    exact = mxfp4.dequantize(blocks, scales, torch.float32)[0].double()
     values = torch.zeros(48, 192, dtype=torch.float64)
     table = torch.tensor(mxfp4.FP4_VALUES).double()
     for tile, chunk, lane, j, part in itertools.product(range(3), range(3), range(32), range(4), range(4)):
@@ -494,12 +494,12 @@ def test_packing_loses_no_bit_and_follows_its_specification(paired: bool) -> Non
 def test_loaded_tiles_are_the_weights(dtype: torch.dtype) -> None:
     from chorale.kernels.triton.moe import packing
 
-    blocks, scales = mxfp4.encode(randn(1, 40, 160))
+    blocks, scales = mxfp4.quantize(randn(1, 40, 160))
     packed = packing.pack(blocks, scales)
     found = torch.full((64, 192), torch.nan, device=DEVICE, dtype=dtype)
     asm = [False, True] if DEVICE == "cuda" and dtype == torch.bfloat16 else [False]
     exact = torch.zeros(64, 192, device=DEVICE, dtype=dtype)
-    exact[:40, :160] = mxfp4.decode(blocks, scales, dtype)[0]
+    exact[:40, :160] = mxfp4.dequantize(blocks, scales, dtype)[0]
     order = (torch.arange(192) // 64 * 64 + packing.fragment_columns().repeat(3)).to(DEVICE)
     for way in asm:
         copy_tiles_kernel[(3,)](
@@ -518,13 +518,13 @@ def copy_tiles_kernel(
     tl.store(out_ptr + rows[:, None] * 192 + chunk * 64 + columns[None, :], tile)
 
 
-@pytest.mark.parametrize("slots", [16, 40, 600, 1200])
+@pytest.mark.parametrize("pairs", [16, 40, 600, 1200])
 @pytest.mark.parametrize("experts", [9, 32])
-def test_sort_is_stable(slots: int, experts: int) -> None:
-    from chorale.kernels.triton.moe.sort import sort_slots
+def test_sort_is_stable(pairs: int, experts: int) -> None:
+    from chorale.kernels.triton.moe.sort import sort_pairs
 
-    ids = torch.randint(0, experts - 2, (slots // 4, 4), generator=torch.Generator().manual_seed(slots))
-    order, offsets = sort_slots(ids.to(DEVICE), experts)
+    ids = torch.randint(0, experts - 2, (pairs // 4, 4), generator=torch.Generator().manual_seed(pairs))
+    order, offsets = sort_pairs(ids.to(DEVICE), experts)
     assert torch.equal(order.cpu().long(), torch.sort(ids.reshape(-1), stable=True).indices)
     counts = torch.bincount(ids.reshape(-1), minlength=experts)
     assert torch.equal(offsets.cpu().long(), torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0))))

@@ -17,7 +17,7 @@ import triton.language as tl
 from chorale.kernels.ops import AttentionShape, QkvWeights
 from chorale.kernels.reference import attention as paged
 from chorale.kernels.reference import ops as reference
-from chorale.kernels.triton import kv_cells
+from chorale.kernels.triton import kv_elements
 from chorale.kernels.triton.ops import TRITON_OPS
 from tests.kernels.triton.twins import (
     DEVICE,
@@ -32,7 +32,7 @@ from tests.kernels.triton.twins import (
 )
 
 E4M3 = torch.float8_e4m3fn
-NATIVE = kv_cells.converts_e4m3(torch.device(DEVICE))
+NATIVE = kv_elements.converts_e4m3(torch.device(DEVICE))
 WRITES = ["bytes", "native"] if NATIVE else ["bytes"]
 READS = ["bytes", "native"] if NATIVE or DEVICE == "cpu" else ["bytes"]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
@@ -41,7 +41,7 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
 @pytest.fixture
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How kernels are given e4m3 pages."""
-    monkeypatch.setattr(kv_cells, "converts_e4m3", lambda device: request.param == "native")
+    monkeypatch.setattr(kv_elements, "converts_e4m3", lambda device: request.param == "native")
     return str(request.param)
 
 
@@ -52,9 +52,9 @@ reads = pytest.mark.parametrize("form", READS, indirect=True)
 @triton.jit
 def round_kernel(x_ptr, cell_ptr, back_ptr, COUNT: tl.constexpr):
     places = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
-    cell = kv_cells.to_cell(tl.load(x_ptr + places), cell_ptr.dtype.element_ty)
+    cell = kv_elements.to_kv_element(tl.load(x_ptr + places), cell_ptr.dtype.element_ty)
     tl.store(cell_ptr + places, cell)
-    tl.store(back_ptr + places, kv_cells.from_cell(cell, tl.float32))
+    tl.store(back_ptr + places, kv_elements.from_kv_element(cell, tl.float32))
 
 
 def numbers() -> torch.Tensor:
@@ -75,7 +75,7 @@ def test_conversion_rounds_to_nearest_saturates_and_keeps_nan(form: str) -> None
     x = numbers().to(DEVICE)
     found = torch.zeros(len(x), dtype=E4M3, device=DEVICE)
     back = torch.zeros_like(x)
-    round_kernel[(len(x) // 256,)](x, kv_cells.cells_of(found), back, COUNT=256)
+    round_kernel[(len(x) // 256,)](x, kv_elements.kernel_view(found), back, COUNT=256)
     expected = x.clamp(-448.0, 448.0).to(E4M3)
     is_nan = x.isnan()
     assert torch.equal(found.view(torch.uint8)[~is_nan], expected.view(torch.uint8)[~is_nan])

@@ -1,4 +1,4 @@
-"""Expert layers of many slots against the reference. Run as ``twins.py`` is.
+"""Expert layers of many pairs against the reference. Run as ``twins.py`` is.
 
 What the interpreter can run is tested everywhere: placing, gathering, combining. The products are Gluon for
 Hopper; there the whole layer is compared, in bfloat16, at sizes that are no multiple of any tile.
@@ -24,14 +24,14 @@ HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 
 
 def ids_of_counts(counts: list[int]) -> torch.Tensor:
-    """[T, 4] int64: so many slots of each expert, shuffled; the last gets what is missing to whole rows."""
+    """[T, 4] int64: so many pairs of each expert, shuffled; the last gets what is missing to whole rows."""
     ids = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     ids = torch.nn.functional.pad(ids, (0, -len(ids) % 4), value=len(counts) - 1)
     return ids[torch.randperm(len(ids))].view(-1, 4)
 
 
-def edges(tile: tuning.LargeTile) -> list[int]:
-    """Counts of slots where an expert's cut changes: none, a tail of 1, a full one, one too many, one after
+def edges(tile: tuning.GroupedTile) -> list[int]:
+    """Counts of pairs where an expert's cut changes: none, a tail of 1, a full one, one too many, one after
     several wide tiles, a lone remainder that is no tail, what fits neither, and around a mid tile."""
     wide, mid, narrow, tail = tile.wide, tile.mid, tile.narrow, tile.tail
     sizes = [wide + tail, 0, 1, wide, wide + 1, wide + tail + 1, 3 * wide + tail, 2 * wide + 1, tail]
@@ -39,7 +39,7 @@ def edges(tile: tuning.LargeTile) -> list[int]:
     return [*sizes, mid, mid + 1, wide + mid, 2 * wide + mid + narrow, wide + mid + narrow + 1, 0]
 
 
-def cut(count: int, tile: tuning.LargeTile) -> list[int]:
+def cut(count: int, tile: tuning.GroupedTile) -> list[int]:
     """An expert's tiles by what they hold."""
     full, rest = divmod(count, tile.wide)
     wides = [tile.wide] * full
@@ -50,30 +50,30 @@ def cut(count: int, tile: tuning.LargeTile) -> list[int]:
     return [*wides, rest] if rest else wides
 
 
-def kind(slots: int, tile: tuning.LargeTile) -> int:
+def kind(pairs: int, tile: tuning.GroupedTile) -> int:
     """The order of the list: with a tail, wide, mid, narrow."""
     bounds = (tile.wide, tile.middle or tile.narrow, tile.narrow)
-    return next((number for number, bound in enumerate(bounds) if slots > bound), 3)
+    return next((number for number, bound in enumerate(bounds) if pairs > bound), 3)
 
 
-def size(slots: int, tile: tuning.LargeTile) -> int:
-    """Places of the tile that holds so many slots."""
+def size(pairs: int, tile: tuning.GroupedTile) -> int:
+    """Places of the tile that holds so many pairs."""
     sizes = (tile.wide + tile.tail, tile.wide, tile.middle or tile.wide, tile.narrow)
-    return sizes[kind(slots, tile)]
+    return sizes[kind(pairs, tile)]
 
 
-def listed(ids: torch.Tensor, experts: int, tile: tuning.LargeTile) -> list[list[int]]:
+def listed(ids: torch.Tensor, experts: int, tile: tuning.GroupedTile) -> list[list[int]]:
     """The list of tiles: by kind, then expert, then place. Not where wide ones are no larger than narrow."""
     found, first = [], 0
     for expert, count in enumerate(torch.bincount(ids.reshape(-1), minlength=experts).tolist()):
-        for slots in cut(count, tile):
-            found.append([expert, first, first + slots])
-            first += size(slots, tile)
+        for pairs in cut(count, tile):
+            found.append([expert, first, first + pairs])
+            first += size(pairs, tile)
     return sorted(found, key=lambda entry: kind(entry[2] - entry[1], tile))
 
 
-def places(ids: torch.Tensor, experts: int, tile: tuning.LargeTile) -> torch.Tensor:
-    """Where each slot is, by the list: an expert's in the order of its tiles."""
+def places(ids: torch.Tensor, experts: int, tile: tuning.GroupedTile) -> torch.Tensor:
+    """Where each pair is, by the list: an expert's in the order of its tiles."""
     ids, found = ids.reshape(-1), torch.full((ids.numel(),), -1)
     entries = sorted(listed(ids, experts, tile), key=lambda entry: entry[1])
     for expert in range(experts):
@@ -84,13 +84,13 @@ def places(ids: torch.Tensor, experts: int, tile: tuning.LargeTile) -> torch.Ten
 
 
 CUTS = [
-    *[tuning.LargeTile(64, narrow, 3, tail=tail) for narrow, tail in ((16, 0), (16, 16), (32, 16))],
-    *[tuning.LargeTile(32, narrow, 3, tail=tail) for narrow, tail in ((16, 32), (32, 0), (32, 16))],
-    *[tuning.LargeTile(wide, 16, 3, mid=32) for wide in (64, 128, 32)],  # the last has none
-    tuning.LargeTile(64, 32, 3, mid=32),
-    tuning.LargeTile(16, 8, 3, tail=8),
-    tuning.LargeTile(64, 8, 3, mid=16),
-    tuning.LargeTile(64, 32, 3, mid=48),
+    *[tuning.GroupedTile(64, narrow, 3, tail=tail) for narrow, tail in ((16, 0), (16, 16), (32, 16))],
+    *[tuning.GroupedTile(32, narrow, 3, tail=tail) for narrow, tail in ((16, 32), (32, 0), (32, 16))],
+    *[tuning.GroupedTile(wide, 16, 3, mid=32) for wide in (64, 128, 32)],  # the last has none
+    tuning.GroupedTile(64, 32, 3, mid=32),
+    tuning.GroupedTile(16, 8, 3, tail=8),
+    tuning.GroupedTile(64, 8, 3, mid=16),
+    tuning.GroupedTile(64, 32, 3, mid=48),
 ]
 
 
@@ -106,22 +106,22 @@ CUTS = [
         (0, 80, "two-left"),
     ],
 )
-def test_slots_are_placed_and_cut(tokens: int, experts: int, choose: str, tile: tuning.LargeTile) -> None:
+def test_slots_are_placed_and_cut(tokens: int, experts: int, choose: str, tile: tuning.GroupedTile) -> None:
     torch.manual_seed(tokens)
     if choose == "edges":
         ids = ids_of_counts(edges(tile))
-    elif choose == "two-left":  # the longest list for its slots
+    elif choose == "two-left":  # the longest list for its pairs
         ids = ids_of_counts([tile.mid + 1] * experts)
     else:
         ids = CHOICES[choose](tokens, experts)
-    placed = tiles.place_slots(ids.to(DEVICE), experts, tile)
+    permuted = tiles.permute_pairs(ids.to(DEVICE), experts, tile)
     order = torch.sort(ids.reshape(-1), stable=True).indices
-    place = placed.place.cpu().long()
+    place = permuted.place.cpu().long()
     assert bool((place[order].diff() > 0).all())
     assert int(place[order[0]]) == 0
-    owner = torch.full((placed.rows,), -1)
-    assert int(placed.tiles[0, 0]) < len(placed.tiles)
-    entries = placed.tiles[1 : 1 + int(placed.tiles[0, 0]), :3].tolist()
+    owner = torch.full((permuted.rows,), -1)
+    assert int(permuted.tiles[0, 0]) < len(permuted.tiles)
+    entries = permuted.tiles[1 : 1 + int(permuted.tiles[0, 0]), :3].tolist()
     for expert, first, last in entries:
         assert 0 <= first < last <= first + tile.wide + tile.tail
         assert bool((owner[first:last] == -1).all())
@@ -130,24 +130,24 @@ def test_slots_are_placed_and_cut(tokens: int, experts: int, choose: str, tile: 
     assert int((owner >= 0).sum()) == ids.numel()
     assert tile.wide == tile.narrow or entries == listed(ids, experts, tile)
     ends = [first + size(last - first, tile) for _, first, last in entries]
-    assert max(ends) <= placed.rows
+    assert max(ends) <= permuted.rows
     for expert, count in enumerate(torch.bincount(ids.reshape(-1), minlength=experts).tolist()):
         mine = [last - first for owner, first, last in entries if owner == expert]
         assert sorted(mine) == sorted(cut(count, tile))
 
 
-def popular(slots: int, experts: int) -> torch.Tensor:
-    """Some experts have most slots, and the last ones perhaps none."""
-    return (torch.rand(slots, 1) ** 3 * experts).long()
+def popular(pairs: int, experts: int) -> torch.Tensor:
+    """Some experts have most pairs, and the last ones perhaps none."""
+    return (torch.rand(pairs, 1) ** 3 * experts).long()
 
 
 SPREADS = {
-    "even": lambda slots, experts: torch.randint(experts, (slots, 1)),
+    "even": lambda pairs, experts: torch.randint(experts, (pairs, 1)),
     "popular": popular,
-    "first": lambda slots, _: torch.zeros(slots, 1, dtype=torch.int64),
-    "last": lambda slots, experts: torch.full((slots, 1), experts - 1),
+    "first": lambda pairs, _: torch.zeros(pairs, 1, dtype=torch.int64),
+    "last": lambda pairs, experts: torch.full((pairs, 1), experts - 1),
 }
-ONCE, PROGRAMS = tuning.PLACE_AT_ONCE, tuning.PLACE_PROGRAMS
+ONCE, PROGRAMS = tuning.PERMUTE_AT_ONCE, tuning.PERMUTE_PROGRAMS
 
 
 @pytest.mark.parametrize(
@@ -155,62 +155,62 @@ ONCE, PROGRAMS = tuning.PLACE_AT_ONCE, tuning.PLACE_PROGRAMS
     [("even", 10), ("popular", 50), ("even", 100), ("popular", 1000), ("first", 100), ("last", 1000)],
 )
 @pytest.mark.parametrize(
-    ("slots", "experts"),
+    ("pairs", "experts"),
     [
         *[(511, 7), (512, 32), (513, 128), (1000, 20), (1024, 128), (1025, 32), (ONCE - 1, 128), (ONCE, 32)],
         *[(ONCE + 1, 128), (5000, 20), (64 * PROGRAMS, 128), (64 * PROGRAMS + 1, 7)],
         *[(128 * PROGRAMS + 1, 32), (256 * PROGRAMS + 1, 128)],  # the last: more than 32 groups
     ],
 )
-def test_every_form_of_placing(slots: int, experts: int, spread: str, each: int) -> None:
+def test_every_form_of_placing(pairs: int, experts: int, spread: str, each: int) -> None:
     """Around where the form, or a block of it, changes; ``each`` chooses the tile."""
-    torch.manual_seed(slots)
-    tile = tuning.large(each, experts)
-    ids = SPREADS[spread](slots, experts)
-    placed = tiles.place_slots(ids.to(DEVICE), experts, tile)
-    assert torch.equal(placed.place.cpu().long(), places(ids, experts, tile))
+    torch.manual_seed(pairs)
+    tile = tuning.grouped(each, experts)
+    ids = SPREADS[spread](pairs, experts)
+    permuted = tiles.permute_pairs(ids.to(DEVICE), experts, tile)
+    assert torch.equal(permuted.place.cpu().long(), places(ids, experts, tile))
     expected = listed(ids, experts, tile)
-    assert int(placed.tiles[0, 0]) == len(expected) < len(placed.tiles)
-    assert placed.tiles[1 : 1 + len(expected), :3].tolist() == expected
+    assert int(permuted.tiles[0, 0]) == len(expected) < len(permuted.tiles)
+    assert permuted.tiles[1 : 1 + len(expected), :3].tolist() == expected
 
 
 @pytest.mark.parametrize(
     "tile",
     [
-        tuning.LargeTile(32, 16, 3),
-        tuning.LargeTile(16, 8, 3, tail=8),
-        tuning.LargeTile(64, 8, 3, mid=16),
+        tuning.GroupedTile(32, 16, 3),
+        tuning.GroupedTile(16, 8, 3, tail=8),
+        tuning.GroupedTile(64, 8, 3, mid=16),
     ],
     ids=lambda tile: f"{tile.wide}-{tile.mid}-{tile.narrow}-{tile.tail}",
 )
 @pytest.mark.parametrize("hidden", [160, 192])
-def test_gathered_rows_are_in_fragment_order_and_padded(hidden: int, tile: tuning.LargeTile) -> None:
+def test_gathered_rows_are_in_fragment_order_and_padded(hidden: int, tile: tuning.GroupedTile) -> None:
     tokens, experts = 37, 9
     packed = pack_experts(expert_tensors(experts, hidden, 96, torch.float32))
     ids = CHOICES["any"](tokens, experts)
     normed = randn(tokens, hidden)
-    placed = tiles.place_slots(ids.to(DEVICE), experts, tile)
-    found = grouped.gather(normed, placed, packed, tile).cpu()
-    assert found.shape == (placed.rows, 192)
-    owned = torch.zeros(placed.rows, dtype=torch.bool)
-    owned[placed.place.cpu().long()] = True
-    ends = placed.tiles[1 : 1 + int(placed.tiles[0, 0]), 1:3].tolist()
+    permuted = tiles.permute_pairs(ids.to(DEVICE), experts, tile)
+    found = grouped.gather(normed, permuted, packed, tile).cpu()
+    assert found.shape == (permuted.rows, 192)
+    owned = torch.zeros(permuted.rows, dtype=torch.bool)
+    owned[permuted.place.cpu().long()] = True
+    ends = permuted.tiles[1 : 1 + int(permuted.tiles[0, 0]), 1:3].tolist()
     for first, last in ends:
         left_out = found[last : first + size(last - first, tile)]
         assert not bool(owned[last : first + size(last - first, tile)].any())
         assert bool((left_out == 0).all())
     padded = torch.nn.functional.pad(normed.cpu(), (0, 192 - hidden)).view(tokens, 3, 64)
     expected = padded[:, :, fragment_columns()].view(tokens, 192).repeat_interleave(4, 0)
-    assert torch.equal(found[placed.place.cpu().long()], expected)
+    assert torch.equal(found[permuted.place.cpu().long()], expected)
 
 
 @pytest.mark.parametrize("hidden", [200, 201])
 def test_combining_sums_in_float32(hidden: int) -> None:
     tokens = 23
     ids = CHOICES["any"](tokens, 9)
-    placed = tiles.place_slots(ids.to(DEVICE), 9, tuning.LargeTile(32, 16, 3))
-    place = placed.place
-    parts, gates, x = randn(placed.rows, hidden), randn(tokens, 4, seed=1), randn(tokens, hidden, seed=2)
+    permuted = tiles.permute_pairs(ids.to(DEVICE), 9, tuning.GroupedTile(32, 16, 3))
+    place = permuted.place
+    parts, gates, x = randn(permuted.rows, hidden), randn(tokens, 4, seed=1), randn(tokens, hidden, seed=2)
     chosen = parts[place.long()].view(tokens, 4, hidden).double()
     expected = x.double() + (chosen * gates.double()[:, :, None]).sum(1)
     alone = x.clone()
@@ -231,20 +231,20 @@ def test_gathering_with_a_fixed_scale_saturates() -> None:
     """In numbers that e4m3 has, because the interpreter rounds others wrongly (``twins_e4m3.py``)."""
     tokens, hidden, scale = 5, 160, 0.25
     ids = CHOICES["any"](tokens, 9).to(DEVICE)
-    tile = tuning.LargeTile(32, 16, 3)
-    placed = tiles.place_slots(ids, 9, tile)
+    tile = tuning.GroupedTile(32, 16, 3)
+    permuted = tiles.permute_pairs(ids, 9, tile)
     codes = torch.arange(tokens * hidden, dtype=torch.int64).to(torch.uint8).view(torch.float8_e4m3fn).float()
     x = (torch.where(codes.isnan(), 3.0, codes) * scale).view(tokens, hidden).to(DEVICE)
     x[1, 7], x[2, 9] = 1e6, -300.0
     packed = pack_experts(expert_tensors(9, hidden, 96, torch.float32))
     packed = dataclasses.replace(packed, gate_up_input_scale=scale)
-    found, scales = grouped.gather8(x, placed, packed, tile)
-    place = placed.place.long()
+    found, scales = grouped.gather8(x, permuted, packed, tile)
+    place = permuted.place.long()
     assert bool((scales[place] == scale).all())
-    columns = moe_large_columns(found.shape[1])
+    columns = grouped_columns(found.shape[1])
     expected = torch.nn.functional.pad(x / scale, (0, found.shape[1] - hidden)).clamp(-448, 448)[:, columns]
     assert torch.equal(found.float()[place], expected.repeat_interleave(4, 0))
-    for _, first, last in placed.tiles[1 : 1 + int(placed.tiles[0, 0]), :3].tolist():
+    for _, first, last in permuted.tiles[1 : 1 + int(permuted.tiles[0, 0]), :3].tolist():
         assert bool((found[last : first + size(last - first, tile)].float() == 0).all())
 
 
@@ -253,16 +253,16 @@ def added(
 ) -> torch.Tensor:
     """The new x, the same with the next layer's norm and without."""
     alone, found, norm = x.clone(), x.clone(), Norm(torch.ones_like(x[0]), 1e-5, torch.bfloat16)
-    assert grouped.moe_large(normed, ids, gates, experts, alone) is None
-    ahead = grouped.moe_large(normed, ids, gates, experts, found, norm)
+    assert grouped.grouped_moe(normed, ids, gates, experts, alone) is None
+    ahead = grouped.grouped_moe(normed, ids, gates, experts, found, norm)
     assert ahead is not None
     check_norm(ahead, found, norm)
     assert torch.equal(alone, found)
     return found
 
 
-def moe_large_columns(width: int) -> torch.Tensor:
-    """``moe_large.column8_of`` of each place."""
+def grouped_columns(width: int) -> torch.Tensor:
+    """``grouped_moe.column8_of`` of each place."""
     place = torch.arange(width, device=DEVICE)
     return place // 64 * 64 + place // 4 % 4 * 16 + place % 64 // 16 * 4 + place % 4
 
@@ -285,8 +285,10 @@ def fp8_layer(
     out = torch.zeros_like(x)
     for expert in range(tensors.down_bias.shape[0]):
         token, k = (ids == expert).nonzero(as_tuple=True)
-        gate_up = mxfp4.decode(tensors.gate_up_blocks[expert], tensors.gate_up_scales[expert], torch.float32)
-        down = mxfp4.decode(tensors.down_blocks[expert], tensors.down_scales[expert], torch.float32)
+        gate_up = mxfp4.dequantize(
+            tensors.gate_up_blocks[expert], tensors.gate_up_scales[expert], torch.float32
+        )
+        down = mxfp4.dequantize(tensors.down_blocks[expert], tensors.down_scales[expert], torch.float32)
         both = x[token] @ gate_up.t() + tensors.gate_up_bias[expert].bfloat16().float()
         gate, up = both[:, 0::2].clamp(max=limit), both[:, 1::2].clamp(-limit, limit)
         inner = gate * torch.sigmoid(tensors.swiglu_alpha * gate) * (up + 1)
@@ -314,7 +316,7 @@ def fp8_layer(
 )
 @pytest.mark.parametrize("choose", CHOICES)
 @pytest.mark.parametrize(("tokens", "hidden", "inter"), [(65, 160, 96), (300, 192, 352), (1030, 2880, 2880)])
-def test_moe_large(
+def test_grouped_moe(
     tokens: int,
     hidden: int,
     inter: int,
@@ -329,7 +331,7 @@ def test_moe_large(
     packed = pack_experts(tensors)
     normed, x = randn(tokens, hidden, seed=5).bfloat16(), randn(tokens, hidden, seed=6)
     gates = torch.softmax(randn(tokens, 4, seed=7), -1)
-    monkeypatch.setattr(tuning, "large", lambda *_, fp8: tuning.LargeTile(*shape))
+    monkeypatch.setattr(tuning, "grouped", lambda *_, fp8: tuning.GroupedTile(*shape))
     found = added(normed, ids, gates, packed, x)
     expected = reference_moe.moe(normed, ids, gates, reference_moe.pack_experts(tensors), x.clone())
     check(found - x, expected - x, torch.bfloat16)
@@ -350,7 +352,7 @@ def test_moe_large(
     ],
 )
 @pytest.mark.parametrize(("tokens", "hidden", "inter"), [(65, 160, 96), (300, 192, 352), (1030, 2880, 2880)])
-def test_moe_large_in_fp8(
+def test_grouped_moe_in_fp8(
     tokens: int,
     hidden: int,
     inter: int,
@@ -367,7 +369,7 @@ def test_moe_large_in_fp8(
     packed = pack_experts(dataclasses.replace(tensors, fp8_activations=True))
     normed, x = randn(tokens, hidden, seed=5).bfloat16(), randn(tokens, hidden, seed=6)
     gates = torch.softmax(randn(tokens, 4, seed=7), -1)
-    monkeypatch.setattr(tuning, "large", lambda *_, fp8: tuning.LargeTile(*shape))
+    monkeypatch.setattr(tuning, "grouped", lambda *_, fp8: tuning.GroupedTile(*shape))
     found = added(normed, ids, gates, packed, x)
     check(found - x, fp8_layer(normed, ids, gates, tensors), torch.bfloat16)
     for _ in range(5):
@@ -379,20 +381,20 @@ def test_moe_large_in_fp8(
 @pytest.mark.parametrize(
     "tile",
     [
-        *[tuning.LargeTile(256, 64, 2, tail=tail) for tail in (0, 16, 32, 64)],
-        *[tuning.LargeTile(128, 32, 3, tail=tail) for tail in (0, 16, 32, 64)],
-        *[tuning.LargeTile(256, narrow, 3, mid=128) for narrow in (32, 64)],
-        tuning.LargeTile(128, 32, 4, mid=64),
-        tuning.LargeTile(32, 16, 6, registers=80, programs=2),
-        tuning.LargeTile(16, 8, 6, registers=80, programs=2, tail=8),
+        *[tuning.GroupedTile(256, 64, 2, tail=tail) for tail in (0, 16, 32, 64)],
+        *[tuning.GroupedTile(128, 32, 3, tail=tail) for tail in (0, 16, 32, 64)],
+        *[tuning.GroupedTile(256, narrow, 3, mid=128) for narrow in (32, 64)],
+        tuning.GroupedTile(128, 32, 4, mid=64),
+        tuning.GroupedTile(32, 16, 6, registers=80, programs=2),
+        tuning.GroupedTile(16, 8, 6, registers=80, programs=2, tail=8),
     ],
     ids=lambda tile: f"{tile.wide}-{tile.mid}-{tile.narrow}-{tile.tail}",
 )
 @pytest.mark.parametrize(("hidden", "inter"), [(192, 352), (2880, 2880)])
 def test_every_kind_of_tile(
-    hidden: int, inter: int, tile: tuning.LargeTile, fp8: bool, monkeypatch: pytest.MonkeyPatch
+    hidden: int, inter: int, tile: tuning.GroupedTile, fp8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every slot is held against the reference by itself: a row of ids is one token's, each of weight 1."""
+    """Every pair is held against the reference by itself: a row of ids is one token's, each of weight 1."""
     torch.manual_seed(tile.tail)
     counts = edges(tile)
     ids = ids_of_counts(counts).view(-1, 1).to(DEVICE)
@@ -400,7 +402,7 @@ def test_every_kind_of_tile(
     packed = pack_experts(dataclasses.replace(tensors, fp8_activations=fp8))
     normed, x = randn(len(ids), hidden, seed=5).bfloat16(), torch.zeros(len(ids), hidden, device=DEVICE)
     gates = torch.ones(len(ids), 1, device=DEVICE)
-    monkeypatch.setattr(tuning, "large", lambda *_, fp8: tile)
+    monkeypatch.setattr(tuning, "grouped", lambda *_, fp8: tile)
     found = added(normed, ids, gates, packed, x)
     if fp8:
         expected = fp8_layer(normed, ids, gates, tensors)

@@ -27,18 +27,16 @@ from chorale.kernels.triton.moe import (
     combine,
     gemv,
     grouped,
+    hopper_kernel,
     moe,
     router,
     sort,
     tiles,
 )
-from chorale.kernels.triton.moe import (
-    hopper_kernel as moe_hopper,
-)
 from chorale.kernels.triton.sampling import decode_inputs, sample, thresholds
 from tests.support.kernels.hazards import disassemble, overwritten
 
-HEADS = {"NUM_Q": 64, "NUM_KV": 8, "D": 64, "PAGE": 64}
+HEADS = {"NUM_Q": 64, "NUM_KV": 8, "D": 64, "KV_BLOCK": 64}
 FLOATS = {"eps", "scale", "limit", "alpha", "fixed"}
 TYPES = {"ids_ptr": "*i64", "index_ptr": "*i64", "slots_ptr": "*i64"}
 INT32 = {
@@ -60,7 +58,7 @@ MOST_SPILLED = 5
 Variant = tuple[str, Any, dict[str, Any], dict[str, str], int, int]
 
 
-def variants(chip: tuning.Chip, asm: bool, hopper: bool) -> list[Variant]:
+def variants(arch: tuning.ArchTuning, asm: bool, hopper: bool) -> list[Variant]:
     """(name, kernel, constants, types that differ, warps, stages), all in bfloat16 at 20b's sizes."""
     whole = {"HEADS": 16, "H": 2880, "SPLITS": 0, "BLOCK": 4096}
     found: list[Variant] = [
@@ -82,11 +80,11 @@ def variants(chip: tuning.Chip, asm: bool, hopper: bool) -> list[Variant]:
             3,
         ),
         ("sort", sort._sort_kernel, {"E": 32, "EXPERTS": 32, "CHUNK": 128}, {}, 8, 3),
-        ("rank", sort._rank_kernel, {"SLOTS": 256, "PART": 16, "PDL": hopper}, {}, 4, 3),
-        ("arrange", moe._arrange_kernel, {"BLOCK": 1024}, {"x_ptr": "*fp32"}, 4, 3),
+        ("rank", sort._rank_kernel, {"PAIRS": 256, "PART": 16, "PDL": hopper}, {}, 4, 3),
+        ("shuffle_inputs", moe._shuffle_kernel, {"BLOCK": 1024}, {"x_ptr": "*fp32"}, 4, 3),
         ("join", attention._join_kernel, {"NUM_Q": 64, "D": 64, "SPLITS": 16, "PDL": hopper}, {}, 1, 3),
     ]
-    found += _one_token(chip, hopper) + _add_norm(hopper) + _sums(hopper)
+    found += _one_token(arch, hopper) + _add_norm(hopper) + _sums(hopper)
     for tokens in (256, 8192):
         tile = tuning.route(tokens)
         sizes = {"TOKENS": tile.tokens, "DEPTH": tile.depth, "STAGES": tile.num_stages, "SLICES": 8}
@@ -99,11 +97,11 @@ def variants(chip: tuning.Chip, asm: bool, hopper: bool) -> list[Variant]:
             mine = types | {"w_ptr": f"*{kind}"}
             found.append((name, router._many_kernel, constants, mine, tile.num_warps, 3))
     for window in (0, 128):
-        constants, tile = {**HEADS, "WINDOW": window}, chip.decode_tile(1, is_window=window > 0)
+        constants, tile = {**HEADS, "WINDOW": window}, arch.decode_tile(1, is_window=window > 0)
         decode = {"SPLITS": 1 if window else 16, "ROWS": 16, "KEYS": tile.depth, "PDL": hopper}
         name, warps, stages = f"decode {window}", tile.num_warps, tile.num_stages
         found.append((name, attention._decode_kernel, constants | decode, {}, warps, stages))
-        many = chip.prefill_tile(is_window=window > 0)
+        many = arch.prefill_tile(is_window=window > 0)
         sizes = {"GROUP": 8, "TOKENS": many.rows // 8, "KEYS": many.keys, "PAIRS": many.pairs}
         constants |= sizes | {"STAGES": many.num_stages}
         found.append((f"prefill {window}", prefill._prefill_kernel, constants, {}, many.num_warps, 3))
@@ -121,7 +119,7 @@ def variants(chip: tuning.Chip, asm: bool, hopper: bool) -> list[Variant]:
     return found
 
 
-def _one_token(chip: tuning.Chip, hopper: bool) -> list[Variant]:
+def _one_token(arch: tuning.ArchTuning, hopper: bool) -> list[Variant]:
     resident = {"HAS_BIAS": True, "ADD": True, "K": 4096, "CHUNK": 1024, "PDL": hopper}
     tile, head, pair = tuning.output_row(), tuning.head_row(), tuning.qkv_row()
     gemv = {"ROWS": head.rows, "DEPTH": head.depth, "STAGES": head.num_stages, "PDL": hopper}
@@ -130,17 +128,17 @@ def _one_token(chip: tuning.Chip, hopper: bool) -> list[Variant]:
     wide = dict.fromkeys(("x_ptr", "sum_ptr", "w_ptr", "b_ptr"), "*fp32") | {"arrivals_ptr": "*i32"}
     out = {"out_ptr": "*fp32"}
     chosen = {"E": 32, "K": 4, "EXPERTS": 32, "TOKENS": 16, "PDL": hopper}
-    tile16, head16 = chip.slim, chip.slim_head
+    tile16, head16 = arch.skinny, arch.skinny_head
     part = {"K": 2880, "NORM": True, "ROWS": tile16.rows, "TOKENS": tile16.tokens, "DEPTH": tile16.depth}
     part |= {"SPLITS": 5, "STAGES": tile16.num_stages, "PDL": hopper}
     add = {"HAS_BIAS": True, "SPLITS": 8, "BLOCK": tuning.ADD_COLUMNS, "PDL": hopper}
     whole_head = part | {"NORM": False, "DEPTH": head16.depth, "SPLITS": 1, "STAGES": head16.num_stages}
     return [
-        ("slim head", skinny._part_kernel, whole_head, {}, head16.num_warps, 3),
-        ("slim", skinny._part_kernel, part, {"x_ptr": "*fp32"}, tile16.num_warps, 3),
+        ("skinny head", skinny._part_kernel, whole_head, {}, head16.num_warps, 3),
+        ("skinny", skinny._part_kernel, part, {"x_ptr": "*fp32"}, tile16.num_warps, 3),
         ("add", skinny._add_kernel, add, {"residual_ptr": "*fp32"}, 1, 3),
         ("output", linear._resident_kernel, resident | {"ROWS": tile.rows}, out, tile.num_warps, 3),
-        ("head", linear._stream_kernel, gemv, out, head.num_warps, 3),
+        ("head", linear._gemv_kernel, gemv, out, head.num_warps, 3),
         ("qkv", qkv._one_kernel, one, {"x_ptr": "*fp32"}, pair.num_warps, 3),
         (
             "choose",
@@ -170,23 +168,23 @@ def _add_norm(hopper: bool) -> list[Variant]:
     ]
 
 
-def slim_streaming() -> list[Variant]:
+def skinny_variants() -> list[Variant]:
     """Hopper and later."""
     found: list[Variant] = []
     for tokens in (4, 8):
-        qkv_tile, output_tile = tuning.slim_qkv(tokens), tuning.slim_output(tokens)
+        qkv_tile, output_tile = tuning.skinny_qkv(tokens), tuning.skinny_output(tokens)
         if qkv_tile is not None:
             sizes = skinny_fused.constants_of(skinny_fused.product_of(qkv_tile, tokens, 2880, 64, True))
             warps = sizes["num_warps"]
             sizes = {**HEADS, "H": 2880} | {k: v for k, v in sizes.items() if k != "num_warps"}
             types = {"x_ptr": "*fp32"}
-            found.append((f"slim qkv {tokens}", skinny_fused._qkv_kernel, sizes, types, warps, 3))
+            found.append((f"skinny qkv {tokens}", skinny_fused._qkv_kernel, sizes, types, warps, 3))
         if output_tile is not None:
             sizes = skinny_fused.constants_of(skinny_fused.product_of(output_tile, tokens, 4096, 0, True))
             warps = sizes["num_warps"]
             sizes = {"K": 4096, "HAS_BIAS": True} | {k: v for k, v in sizes.items() if k != "num_warps"}
             types = {"residual_ptr": "*fp32"}
-            found.append((f"slim output {tokens}", skinny_fused._project_kernel, sizes, types, warps, 3))
+            found.append((f"skinny output {tokens}", skinny_fused._project_kernel, sizes, types, warps, 3))
     return found
 
 
@@ -208,12 +206,12 @@ def _sums(hopper: bool) -> list[Variant]:
 
 def streaming(hopper: bool) -> list[Variant]:
     """NVIDIA only: their loops are PTX."""
-    found: list[Variant] = slim_streaming() if hopper else []
+    found: list[Variant] = skinny_variants() if hopper else []
     for tokens in (1, 2, 8, 16, 64):
         direct = tokens <= tuning.DIRECT_TOKENS
-        constants = {"K": 4, "SLOTS": 64 if direct and tokens > 1 else 0, "BY_SLOT": direct}
+        constants = {"K": 4, "PAIRS": 64 if direct and tokens > 1 else 0, "BY_PAIR": direct}
         constants |= {"SORTED": not direct, "EXPERTS": 128}
-        up, down = tuning.stream_gate_up(tokens, tokens / 8), tuning.stream_down(tokens, tokens / 8)
+        up, down = tuning.gemv_gate_up(tokens, tokens / 8), tuning.gemv_down(tokens, tokens / 8)
         sizes = gemv.constants_of(up, wait=False) | {"PDL": hopper}
         warps = sizes.pop("num_warps")
         found.append((f"stream up {tokens}", gemv._gate_up_kernel, {**constants, **sizes}, {}, warps, 3))
@@ -227,7 +225,7 @@ def streaming(hopper: bool) -> list[Variant]:
 def around_the_model(asm: bool) -> list[Variant]:
     """The inputs of a decode step, filters and sampling."""
     numbers = dict.fromkeys(
-        ("rows_ptr", "computed_ptr", "new_token_ptr", "new_page_ptr", "pages_ptr", "keys_ptr"), "*i32"
+        ("rows_ptr", "computed_ptr", "new_token_ptr", "new_block_ptr", "tables_ptr", "keys_ptr"), "*i32"
     )
     wide = dict.fromkeys(("last_ptr", "position_ptr", "slot_ptr", "bounds_ptr", "old_bounds_ptr"), "*i64")
     floats = dict.fromkeys(
@@ -241,7 +239,7 @@ def around_the_model(asm: bool) -> list[Variant]:
     pieces = {"PIECES": 64}
     inputs, chosen = types | {"token_ptr": "*i64"}, types | {"token_ptr": "*i32", "out_ptr": "*i64"}
     found: list[Variant] = [
-        ("decodes", decode_inputs._decodes_kernel, {"PAGE": 64, "BLOCK": 64}, inputs, 1, 3),
+        ("decodes", decode_inputs._decodes_kernel, {"KV_BLOCK": 64, "BLOCK": 64}, inputs, 1, 3),
         ("best", thresholds._best_kernel, cut, types, 4, 3),
         ("prepare", thresholds._prepare_kernel, pieces, types, 1, 3),
         (
@@ -263,7 +261,7 @@ def around_the_model(asm: bool) -> list[Variant]:
     return found
 
 
-def e4m3_pages(target: GPUTarget, found: list[Variant]) -> list[Variant]:
+def supports_fp8_kv(target: GPUTarget, found: list[Variant]) -> list[Variant]:
     """The kernels that touch pages, with one byte a value: bytes where Triton has no such type."""
     native = target.backend == "cuda" and int(target.arch) >= 89
     types = {"kv_ptr": "*fp8e4nv" if native else "*u8"}
@@ -272,22 +270,22 @@ def e4m3_pages(target: GPUTarget, found: list[Variant]) -> list[Variant]:
 
 
 def large() -> list[Variant]:
-    """``moe_large``'s own kernels, for Hopper."""
+    """``grouped_moe``'s own kernels, for Hopper."""
     cut = {"WIDE": 256, "MID": 0, "NARROW": 64, "TAIL": 0}
     placing = cut | {"EXPERTS": 128, "LISTERS": 4, "PDL": True}
-    few, many = placing | {"SLOTS": 1024, "PART": 8}, placing | {"GROUP": 1024, "BLOCK": 256}
+    few, many = placing | {"PAIRS": 1024, "PART": 8}, placing | {"GROUP": 1024, "BLOCK": 256}
     mids = {"MID": 128}
     rows = cut | {"K": 4, "BLOCK": 1024, "PDL": True}
     types = {"out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
     fixed = rows | {"BLOCK": 4096, "FIXED": True}
     return [
         ("count", tiles._count_kernel, {"EXPERTS": 128, "GROUP": 1024, "PDL": True}, {}, 8, 3),
-        ("place few", tiles._place_few_kernel, few | {"TAIL": 32}, {}, 8, 3),
-        ("place few with mids", tiles._place_few_kernel, few | mids, {}, 8, 3),
-        ("place fewest", tiles._place_few_kernel, few | {"SLOTS": 512, "EXPERTS": 32}, {}, 8, 3),
-        ("place", tiles._place_many_kernel, many | {"GROUP": 256, "BLOCK": 64}, {}, 8, 3),
-        ("place with tails", tiles._place_many_kernel, many | {"TAIL": 32}, {}, 8, 3),
-        ("place with mids", tiles._place_many_kernel, many | mids, {}, 8, 3),
+        ("place few", tiles._permute_few_kernel, few | {"TAIL": 32}, {}, 8, 3),
+        ("place few with mids", tiles._permute_few_kernel, few | mids, {}, 8, 3),
+        ("place fewest", tiles._permute_few_kernel, few | {"PAIRS": 512, "EXPERTS": 32}, {}, 8, 3),
+        ("place", tiles._permute_many_kernel, many | {"GROUP": 256, "BLOCK": 64}, {}, 8, 3),
+        ("place with tails", tiles._permute_many_kernel, many | {"TAIL": 32}, {}, 8, 3),
+        ("place with mids", tiles._permute_many_kernel, many | mids, {}, 8, 3),
         ("gather", grouped._gather_kernel, rows, {}, 4, 3),
         ("gather with mids", grouped._gather_kernel, rows | mids, {}, 4, 3),
         ("gather8", grouped._gather8_kernel, fixed | {"FIXED": False}, types, 8, 3),
@@ -296,26 +294,26 @@ def large() -> list[Variant]:
 
 
 def compile_products(target: GPUTarget, verbose: bool) -> None:
-    """``moe_hopper``'s, which are Gluon: tensor descriptors in the signature."""
-    kernel = moe_hopper._product_kernel
+    """``hopper_kernel``'s, which are Gluon: tensor descriptors in the signature."""
+    kernel = hopper_kernel._product_kernel
     names = list(inspect.signature(kernel.fn).parameters)
     for tile, is_gate_up, fp8 in [
-        *[(tuning.large(8, 32), is_gate_up, False) for is_gate_up in (True, False)],
-        *[(tuning.large(8, 128), is_gate_up, False) for is_gate_up in (True, False)],
-        (tuning.large(16, 128), True, False),
-        (tuning.large(16, 32), True, False),
-        (tuning.large(24, 32), True, False),
-        (tuning.large(32, 32), True, False),
-        *[(tuning.large(64, 32), is_gate_up, False) for is_gate_up in (True, False)],
-        (tuning.large(128, 32), True, False),
-        *[(tuning.large(1024, 32), is_gate_up, False) for is_gate_up in (True, False)],
-        *[(tuning.large(each, 32, fp8=True), True, True) for each in (32, 128, 1024)],
-        (tuning.large(1024, 32, fp8=True), False, True),
-        (tuning.LargeTile(16, 8, 2, 80, 3, tail=8, warps=4, units=5, overlap=False), True, False),
+        *[(tuning.grouped(8, 32), is_gate_up, False) for is_gate_up in (True, False)],
+        *[(tuning.grouped(8, 128), is_gate_up, False) for is_gate_up in (True, False)],
+        (tuning.grouped(16, 128), True, False),
+        (tuning.grouped(16, 32), True, False),
+        (tuning.grouped(24, 32), True, False),
+        (tuning.grouped(32, 32), True, False),
+        *[(tuning.grouped(64, 32), is_gate_up, False) for is_gate_up in (True, False)],
+        (tuning.grouped(128, 32), True, False),
+        *[(tuning.grouped(1024, 32), is_gate_up, False) for is_gate_up in (True, False)],
+        *[(tuning.grouped(each, 32, fp8=True), True, True) for each in (32, 128, 1024)],
+        (tuning.grouped(1024, 32, fp8=True), False, True),
+        (tuning.GroupedTile(16, 8, 2, 80, 3, tail=8, warps=4, units=5, overlap=False), True, False),
     ]:
         constants = {"WIDE": tile.wide, "MID": tile.middle, "NARROW": tile.narrow, "TAIL": tile.tail}
         constants |= {"STAGES": tile.num_stages, "GATE_UP": is_gate_up, "FP8": fp8}
-        constants |= {"REST": moe_hopper.rest_of_steps(45, fp8), "UNITS": tile.units, "PDL": True}
+        constants |= {"REST": hopper_kernel.rest_of_steps(45, fp8), "UNITS": tile.units, "PDL": True}
         constants |= {"OVERLAP": tile.overlap}
         other = tile.tail or tile.middle or tile.narrow
         width = "128" if fp8 else "64"
@@ -393,9 +391,9 @@ ONE_OF_EACH = "each"  # instead of names: the first form of every kernel
 def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
     nvidia = target.backend == "cuda"
     hopper = nvidia and int(target.arch) >= 90
-    chip = tuning.CHIPS[f"sm_{target.arch}" if nvidia else str(target.arch)]
-    found = variants(chip, nvidia, hopper)
-    found += around_the_model(nvidia) + e4m3_pages(target, found)
+    arch = tuning.ARCH_TUNINGS[f"sm_{target.arch}" if nvidia else str(target.arch)]
+    found = variants(arch, nvidia, hopper)
+    found += around_the_model(nvidia) + supports_fp8_kv(target, found)
     found += streaming(hopper) if nvidia else []
     found += large() if target.arch == 90 else []
     if target.arch == 90 and (not wanted or "product" in wanted):
@@ -409,7 +407,7 @@ def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
             source(kernel, constants, types), target, {"num_warps": warps, "num_stages": stages}
         )
         assert len(compiled.asm["cubin" if nvidia else "hsaco"]) > 1000, name
-        assert 2 * compiled.metadata.shared <= chip.shared, f"{name}: two programs do not fit"
+        assert 2 * compiled.metadata.shared <= arch.shared, f"{name}: two programs do not fit"
         assert spilled(compiled) <= MOST_SPILLED, f"{name}: {spilled(compiled)} registers do not fit"
         if verbose:
             print(f"{target.arch} {name:12} shared {compiled.metadata.shared:7} bytes", flush=True)

@@ -137,7 +137,12 @@ def resolved_for(config: ModelConfig) -> Resolved:
         max_num_batched_tokens=8192,
     )
     return resolve(
-        options, config, DEVICE.hardware, can_overlap=True, can_capture=True, e4m3_pages=TRITON_OPS.e4m3_pages
+        options,
+        config,
+        DEVICE.hardware,
+        can_overlap=True,
+        can_capture=True,
+        supports_fp8_kv=TRITON_OPS.supports_fp8_kv,
     )
 
 

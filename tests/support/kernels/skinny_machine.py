@@ -1,6 +1,6 @@
-"""All warps of one program of ``slim_ptx`` on a CPU, phase by phase: up to its barrier, and after.
+"""All warps of one program of ``skinny_ptx`` on a CPU, phase by phase: up to its barrier, and after.
 
-``install`` lets Triton's interpreter run ``slim_stream``'s kernels that way, on real addresses.
+``install`` lets Triton's interpreter run ``skinny_fused``'s kernels that way, on real addresses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def to_bfloat16(values: Lanes) -> Lanes:
 
 
 class SlimWarp(Warp):
-    """What ``slim_ptx`` needs besides; results are registers like others."""
+    """What ``skinny_ptx`` needs besides; results are registers like others."""
 
     def __init__(self, memory: bytes, operands: dict[str, Lanes], warp: int, block: list[SlimWarp]) -> None:
         super().__init__(memory, operands, 0, warp)
@@ -43,7 +43,7 @@ class SlimWarp(Warp):
     def step(self, line: str, guard: Lanes) -> None:
         if line.startswith(".shared") and self is not self.block[0]:
             self.shared = self.block[0].shared  # one memory for all
-            self.values["slim_ring"] = self.block[0].values["slim_ring"]
+            self.values["skinny_ring"] = self.block[0].values["skinny_ring"]
         elif not line.startswith("bar.warp.sync"):
             super().step(line, guard)
 

@@ -11,10 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.triton.attention.plan import Plan
+from chorale.kernels.triton.attention.plan import AttentionPlan
 from chorale.kernels.triton.attention.prefill import prefill
-from chorale.kernels.triton.kv_cells import cells_of, from_cell, query_of
-from chorale.kernels.triton.launch import chip_of, dependent, wait_for_previous
+from chorale.kernels.triton.kv_elements import from_kv_element, kernel_view, query_of
+from chorale.kernels.triton.launch import dependent, tuning_of, wait_for_previous
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _DOT_ROWS = 16
@@ -30,15 +30,15 @@ def _load_keys(
     TYPE: tl.constexpr,  # what e4m3 cells are read as
     D: tl.constexpr,
     NUM_KV: tl.constexpr,
-    PAGE: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
 ):
     """(K, V), each [BN, D], of one kv head at positions ``keys``; zero where not ``seen``."""
-    page = tl.load(table_ptr + keys // PAGE, mask=seen, other=0).to(tl.int64)
-    chunk = page * 2 * NUM_KV + head
-    places = kv_ptr + ((chunk * PAGE + keys % PAGE) * D)[:, None] + tl.arange(0, D)[None, :]
+    block = tl.load(table_ptr + keys // KV_BLOCK, mask=seen, other=0).to(tl.int64)
+    chunk = block * 2 * NUM_KV + head
+    places = kv_ptr + ((chunk * KV_BLOCK + keys % KV_BLOCK) * D)[:, None] + tl.arange(0, D)[None, :]
     k = tl.load(places, mask=seen[:, None], other=0.0)
-    v = tl.load(places + NUM_KV * PAGE * D, mask=seen[:, None], other=0.0)
-    return from_cell(k, TYPE), from_cell(v, TYPE)
+    v = tl.load(places + NUM_KV * KV_BLOCK * D, mask=seen[:, None], other=0.0)
+    return from_kv_element(k, TYPE), from_kv_element(v, TYPE)
 
 
 # Not by where in a step's numbers these begin: nothing reads them in vectors.
@@ -48,7 +48,7 @@ _INDICES = ["table_ptr", "context_ptr", "start_ptr"]
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=_INDICES)
 def _decode_kernel(
     q_ptr,  # [T, Nq, D]
-    kv_ptr,  # [pages, 2, Nkv, PAGE, D]
+    kv_ptr,  # [blocks, 2, Nkv, KV_BLOCK, D]
     sinks_ptr,  # [Nq] float32
     table_ptr,  # [R, table_stride] int32
     context_ptr,  # [R] int32
@@ -61,7 +61,7 @@ def _decode_kernel(
     NUM_Q: tl.constexpr,
     NUM_KV: tl.constexpr,
     D: tl.constexpr,
-    PAGE: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -100,7 +100,7 @@ def _decode_kernel(
             keys = position + tl.arange(0, KEYS)
             seen = (keys >= low) & (keys < end)
             k, v = _load_keys(
-                kv_ptr, table_ptr + row * table_stride, head, keys, seen, q.dtype, D, NUM_KV, PAGE
+                kv_ptr, table_ptr + row * table_stride, head, keys, seen, q.dtype, D, NUM_KV, KV_BLOCK
             )
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
             scores = tl.where(seen[None, :], scores, -float("inf"))
@@ -149,9 +149,11 @@ def _join_kernel(
         tl.store(out_ptr + (token * NUM_Q + head) * D + dims, out.to(out_ptr.dtype.element_ty))
 
 
-def attention(q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: Plan, group: int) -> torch.Tensor:
-    """q [T, Nq, D], kv [pages, 2, Nkv, PAGE, D], sinks [Nq] float32 -> [T, Nq * D]."""
-    meta, rows, kv = plan.meta, plan.meta.context_lens.shape[0], cells_of(kv)
+def attention(
+    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: AttentionPlan, group: int
+) -> torch.Tensor:
+    """q [T, Nq, D], kv [blocks, 2, Nkv, KV_BLOCK, D], sinks [Nq] float32 -> [T, Nq * D]."""
+    meta, rows, kv = plan.meta, plan.meta.context_lens.shape[0], kernel_view(kv)
     out = torch.empty_like(q)
     if meta.max_query_len > 1:
         prefill(q, kv, sinks, plan, group, out)
@@ -160,27 +162,27 @@ def attention(q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: Plan
     return out.view(q.shape[0], -1)
 
 
-def _constants(plan: Plan, group: int) -> dict[str, int]:
+def _constants(plan: AttentionPlan, group: int) -> dict[str, int]:
     shape = plan.shape
     return {
         "NUM_Q": shape.num_heads,
         "NUM_KV": shape.num_kv_heads,
         "D": shape.head_dim,
-        "PAGE": plan.block_size,
+        "KV_BLOCK": plan.block_size,
         "WINDOW": shape.sliding_window if group else 0,
     }
 
 
-def _scale(plan: Plan) -> float:
+def _scale(plan: AttentionPlan) -> float:
     return plan.shape.head_dim**-0.5 * _LOG2E.value
 
 
 def _decode(
-    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: Plan, group: int, out: torch.Tensor
+    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: AttentionPlan, group: int, out: torch.Tensor
 ) -> None:
     meta, shape, rows = plan.meta, plan.shape, plan.meta.context_lens.shape[0]
     splits = 1 if group else plan.num_splits
-    tile = chip_of(q.device).decode_tile(rows, is_window=group != 0)
+    tile = tuning_of(q.device).decode_tile(rows, is_window=group != 0)
     parts = stats = out
     if splits > 1:
         count = rows * shape.num_heads * splits

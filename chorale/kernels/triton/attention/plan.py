@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chorale.kernels.ops import AttentionMeta, AttentionShape
-from chorale.kernels.triton.launch import chip_of
+from chorale.kernels.triton.launch import tuning_of
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AttentionPlan:
     """Numbers of the host, tensors of the device."""
 
     meta: AttentionMeta
@@ -18,12 +18,12 @@ class Plan:
     num_splits: int  # of the full layers' decodes
 
 
-def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> Plan:
+def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> AttentionPlan:
     """Raises ``ValueError`` for shapes that these kernels do not take."""
     for name, value in (("head_dim", shape.head_dim), ("block_size", block_size)):
         if value & (value - 1) or value < (16 if name == "head_dim" else 1):
             raise ValueError(f"ops triton: {name} {value} is not a power of two of at least 16")
     rows = meta.context_lens.shape[0]
-    chip = chip_of(meta.context_lens.device)
-    splits = chip.context_splits(rows, shape.num_kv_heads, meta.max_context_len)
-    return Plan(meta, shape, block_size, splits)
+    arch = tuning_of(meta.context_lens.device)
+    splits = arch.context_splits(rows, shape.num_kv_heads, meta.max_context_len)
+    return AttentionPlan(meta, shape, block_size, splits)

@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.triton.attention.plan import Plan
-from chorale.kernels.triton.kv_cells import from_cell, query_of
-from chorale.kernels.triton.launch import chip_of
+from chorale.kernels.triton.attention.plan import AttentionPlan
+from chorale.kernels.triton.kv_elements import from_kv_element, query_of
+from chorale.kernels.triton.launch import tuning_of
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -44,31 +44,37 @@ def _load_keys(
     TYPE: tl.constexpr,  # what e4m3 cells are read as
     D: tl.constexpr,
     NUM_KV: tl.constexpr,
-    PAGE: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
 ):
     """(K, V) [KEYS, D] of one kv head from position ``begin``; if MASKED, zero outside low .. high - 1."""
     keys = begin + tl.arange(0, KEYS)
     dims = tl.arange(0, D)
     if MASKED:
-        page = tl.load(table_ptr + keys // PAGE, mask=(keys >= low) & (keys < high), other=0).to(tl.int64)
-        places = kv_ptr + (((page * 2 * NUM_KV + head) * PAGE + keys % PAGE) * D)[:, None] + dims[None, :]
-    elif PAGE >= KEYS:
-        page = tl.load(table_ptr + begin // PAGE).to(tl.int64)
-        rows = begin % PAGE + tl.arange(0, KEYS)
-        base = kv_ptr + (page * 2 * NUM_KV + head) * (PAGE * D)
+        block = tl.load(table_ptr + keys // KV_BLOCK, mask=(keys >= low) & (keys < high), other=0).to(
+            tl.int64
+        )
+        places = (
+            kv_ptr + (((block * 2 * NUM_KV + head) * KV_BLOCK + keys % KV_BLOCK) * D)[:, None] + dims[None, :]
+        )
+    elif KV_BLOCK >= KEYS:
+        block = tl.load(table_ptr + begin // KV_BLOCK).to(tl.int64)
+        rows = begin % KV_BLOCK + tl.arange(0, KEYS)
+        base = kv_ptr + (block * 2 * NUM_KV + head) * (KV_BLOCK * D)
         places = base + rows[:, None] * D + dims[None, :]
     else:
-        page = tl.load(table_ptr + keys // PAGE).to(tl.int64)
-        places = kv_ptr + (((page * 2 * NUM_KV + head) * PAGE + keys % PAGE) * D)[:, None] + dims[None, :]
+        block = tl.load(table_ptr + keys // KV_BLOCK).to(tl.int64)
+        places = (
+            kv_ptr + (((block * 2 * NUM_KV + head) * KV_BLOCK + keys % KV_BLOCK) * D)[:, None] + dims[None, :]
+        )
     if MASKED:
         inside = ((keys >= low) & (keys < high))[:, None]
         k = tl.load(places, mask=inside, other=0.0)
-        v = tl.load(places + NUM_KV * PAGE * D, mask=inside, other=0.0)
+        v = tl.load(places + NUM_KV * KV_BLOCK * D, mask=inside, other=0.0)
     else:
         k = tl.load(places)
-        v = tl.load(places + NUM_KV * PAGE * D)
-    return from_cell(k, TYPE), from_cell(v, TYPE)
+        v = tl.load(places + NUM_KV * KV_BLOCK * D)
+    return from_kv_element(k, TYPE), from_kv_element(v, TYPE)
 
 
 @triton.jit
@@ -89,11 +95,11 @@ def _attend(
     WINDOW: tl.constexpr,
     D: tl.constexpr,
     NUM_KV: tl.constexpr,
-    PAGE: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
 ):
     """One tile of keys. top is in powers of two; scale (of the scores, times log2(e)) is positive."""
-    k, v = _load_keys(kv_ptr, table_ptr, head, begin, low, high, MASKED, q.dtype, D, NUM_KV, PAGE, KEYS)
+    k, v = _load_keys(kv_ptr, table_ptr, head, begin, low, high, MASKED, q.dtype, D, NUM_KV, KV_BLOCK, KEYS)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MASKED:
         keys = begin + tl.arange(0, KEYS)
@@ -122,12 +128,14 @@ def _attend_two(
     scale,
     D: tl.constexpr,
     NUM_KV: tl.constexpr,
-    PAGE: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
 ):
     """Two tiles that all tokens see, with one change of the maximum."""
-    k, v = _load_keys(kv_ptr, table_ptr, head, begin, 0, 0, False, q.dtype, D, NUM_KV, PAGE, KEYS)
-    k2, v2 = _load_keys(kv_ptr, table_ptr, head, begin + KEYS, 0, 0, False, q.dtype, D, NUM_KV, PAGE, KEYS)
+    k, v = _load_keys(kv_ptr, table_ptr, head, begin, 0, 0, False, q.dtype, D, NUM_KV, KV_BLOCK, KEYS)
+    k2, v2 = _load_keys(
+        kv_ptr, table_ptr, head, begin + KEYS, 0, 0, False, q.dtype, D, NUM_KV, KV_BLOCK, KEYS
+    )
     first = tl.dot(q, tl.trans(k), input_precision="ieee")
     second = tl.dot(q, tl.trans(k2), input_precision="ieee")
     new_top = tl.maximum(top, tl.max(tl.maximum(first, second), 1) * scale)
@@ -146,7 +154,7 @@ def _attend_two(
 )
 def _prefill_kernel(
     q_ptr,  # [T, Nq, D]
-    kv_ptr,  # [pages, 2, Nkv, PAGE, D]
+    kv_ptr,  # [blocks, 2, Nkv, KV_BLOCK, D]
     sinks_ptr,  # [Nq] float32
     table_ptr,  # [R, table_stride] int32
     context_ptr,  # [R] int32
@@ -158,7 +166,7 @@ def _prefill_kernel(
     NUM_Q: tl.constexpr,
     NUM_KV: tl.constexpr,
     D: tl.constexpr,
-    PAGE: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none
     GROUP: tl.constexpr,  # heads of a kv head, up to a power of two
     TOKENS: tl.constexpr,
@@ -200,29 +208,29 @@ def _prefill_kernel(
             for at in tl.range(0, plain, step, num_stages=STAGES):
                 if PAIRS:
                     top, mass, acc = _attend_two(
-                        q, top, mass, acc, kv_ptr, table, head, at, scale, D, NUM_KV, PAGE, KEYS
+                        q, top, mass, acc, kv_ptr, table, head, at, scale, D, NUM_KV, KV_BLOCK, KEYS
                     )
                 else:
                     top, mass, acc = _attend(
                         q, top, mass, acc, kv_ptr, table, head, at, 0, 0, position, scale,
-                        False, WINDOW, D, NUM_KV, PAGE, KEYS,
+                        False, WINDOW, D, NUM_KV, KV_BLOCK, KEYS,
                     )  # fmt: skip
             begin = plain
         for at in tl.range(begin, high, KEYS, num_stages=2):
             top, mass, acc = _attend(
                 q, top, mass, acc, kv_ptr, table, head, at, low, high, position, scale,
-                True, WINDOW, D, NUM_KV, PAGE, KEYS,
+                True, WINDOW, D, NUM_KV, KV_BLOCK, KEYS,
             )  # fmt: skip
         tl.store(out_ptr + places, (acc / mass[:, None]).to(out_ptr.dtype.element_ty), mask=real[:, None])
 
 
 def prefill(
-    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: Plan, group: int, out: torch.Tensor
+    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: AttentionPlan, group: int, out: torch.Tensor
 ) -> None:
     """Writes rows with more than one new token into out [T, Nq, D]; leaves the others."""
     meta, shape, rows = plan.meta, plan.shape, plan.meta.context_lens.shape[0]
     padded = triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)
-    tile = chip_of(q.device).prefill_tile(is_window=group != 0)
+    tile = tuning_of(q.device).prefill_tile(is_window=group != 0)
     tokens = max(1, tile.rows // padded)
     table = meta.block_tables[group]
     _prefill_kernel[(shape.num_kv_heads, q.shape[0] // tokens + rows)](
@@ -239,7 +247,7 @@ def prefill(
         NUM_Q=shape.num_heads,
         NUM_KV=shape.num_kv_heads,
         D=shape.head_dim,
-        PAGE=plan.block_size,
+        KV_BLOCK=plan.block_size,
         WINDOW=shape.sliding_window if group else 0,
         GROUP=padded,
         TOKENS=tokens,

@@ -74,7 +74,7 @@ def _resident_kernel(
         w3 = load_rows(w_ptr, rows, inside, 3 * CHUNK, K, CHUNK)
     if HAS_BIAS:
         bias = tl.load(b_ptr + rows, mask=inside, other=0.0).to(tl.float32)
-    wait_for_previous(PDL, HAND_OVER=False)
+    wait_for_previous(PDL, LAUNCH_DEPENDENTS=False)
     x0 = load_part(x_ptr, 0, K, CHUNK)  # all on their way before the first is used
     x1 = load_part(x_ptr, CHUNK, K, CHUNK)
     x2 = load_part(x_ptr, 2 * CHUNK, K, CHUNK)
@@ -95,7 +95,7 @@ def _resident_kernel(
 
 
 @triton.jit
-def _stream_kernel(
+def _gemv_kernel(
     x_ptr,  # [K]
     w_ptr,  # [N, K], in x's dtype
     out_ptr,  # [N] float32
@@ -110,7 +110,7 @@ def _stream_kernel(
     depth = tl.arange(0, DEPTH)
     inside = rows < N
     weights = w_ptr + rows[:, None].to(tl.int64) * K + depth[None, :]
-    wait_for_previous(PDL, HAND_OVER=False)
+    wait_for_previous(PDL, LAUNCH_DEPENDENTS=False)
     products = tl.zeros((ROWS, DEPTH), tl.float32)
     for k in tl.range(0, K, DEPTH, num_stages=STAGES):
         some = k + depth < K
@@ -133,7 +133,7 @@ def chunk_of(depth: int) -> int:
 
 
 def project_add(x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torch.Tensor:
-    """residual [T, N] float32 += x [T, K] weight^T + bias, T <= ``SLIM_TOKENS``; returns residual."""
+    """residual [T, N] float32 += x [T, K] weight^T + bias, T <= ``SKINNY_TOKENS``; returns residual."""
     x = x.to(linear.weight.dtype)
     if x.shape[0] > 1:
         return project_few(x, linear.weight, linear.bias, residual)
@@ -157,13 +157,13 @@ def float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def project_head(x: torch.Tensor, head: Linear) -> torch.Tensor:
     """x [T, K] in the weight's dtype -> x weight^T [T, N] float32."""
     weight = head.weight
-    if 1 < x.shape[0] <= tuning.SLIM_TOKENS and x.dtype == torch.bfloat16 and torch.version.hip is None:
+    if 1 < x.shape[0] <= tuning.SKINNY_TOKENS and x.dtype == torch.bfloat16 and torch.version.hip is None:
         return whole(x, weight)
     if x.shape[0] != 1:
         return float32_product(x, weight)
     out = torch.empty(1, weight.shape[0], dtype=torch.float32, device=x.device)
     tile = tuning.head_row()
-    _stream_kernel[(triton.cdiv(weight.shape[0], tile.rows),)](
+    _gemv_kernel[(triton.cdiv(weight.shape[0], tile.rows),)](
         x, weight, out, weight.shape[0], weight.shape[1],
         ROWS=tile.rows, DEPTH=min(tile.depth, triton.next_power_of_2(weight.shape[1])),
         STAGES=tile.num_stages, num_warps=tile.num_warps, **dependent(x),

@@ -1,4 +1,4 @@
-"""First half of attention: norm, QKV, bias, rotary, and k and v into their pages.
+"""First half of attention: norm, QKV, bias, rotary, and k and v into their blocks.
 
 One token: one kernel. A program makes rows ``i`` and ``i + D/2`` of one head, which rotary turns together;
 the norm's scale is one number, so it is applied after the product, and all weights are on their way before
@@ -15,12 +15,12 @@ import triton.language as tl
 
 from chorale.kernels.ops import QkvWeights
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.attention.plan import Plan
+from chorale.kernels.triton.attention.plan import AttentionPlan
 from chorale.kernels.triton.dense import skinny_fused
 from chorale.kernels.triton.dense.linear import chunk_of, load_part, load_rows, product
 from chorale.kernels.triton.dense.norm import rms_norm
 from chorale.kernels.triton.dense.skinny import parts
-from chorale.kernels.triton.kv_cells import cells_of, to_cell
+from chorale.kernels.triton.kv_elements import kernel_view, to_kv_element
 from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 
@@ -38,7 +38,7 @@ def _store_pair(
     NUM_Q: tl.constexpr,
     NUM_KV: tl.constexpr,
     D: tl.constexpr,
-    PAGE: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
 ):
     """Rotate and store one head's part."""
     half: tl.constexpr = D // 2
@@ -49,10 +49,10 @@ def _store_pair(
         tl.store(place, low.to(q_ptr.dtype.element_ty))
         tl.store(place + half, high.to(q_ptr.dtype.element_ty))
     else:
-        chunk = (slot // PAGE) * 2 * NUM_KV + (head - NUM_Q)  # k heads, then v heads: as in the page
-        cell = kv_ptr + (chunk * PAGE + slot % PAGE) * D + pairs  # of another type than q's place
-        tl.store(cell, to_cell(low, kv_ptr.dtype.element_ty))
-        tl.store(cell + half, to_cell(high, kv_ptr.dtype.element_ty))
+        chunk = (slot // KV_BLOCK) * 2 * NUM_KV + (head - NUM_Q)  # k heads, then v heads: as in the block
+        cell = kv_ptr + (chunk * KV_BLOCK + slot % KV_BLOCK) * D + pairs  # of another type than q's place
+        tl.store(cell, to_kv_element(low, kv_ptr.dtype.element_ty))
+        tl.store(cell + half, to_kv_element(high, kv_ptr.dtype.element_ty))
 
 
 @triton.jit
@@ -71,13 +71,13 @@ def _one_kernel(
     rope_ptr,  # [D] float32
     slots_ptr,  # [1] int64
     q_ptr,  # [Nq, D]
-    kv_ptr,  # [pages, 2, Nkv, PAGE, D]
+    kv_ptr,  # [blocks, 2, Nkv, KV_BLOCK, D]
     eps,
     H: tl.constexpr,
     NUM_Q: tl.constexpr,
     NUM_KV: tl.constexpr,
     D: tl.constexpr,
-    PAGE: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
     PAIRS: tl.constexpr,
     CHUNK: tl.constexpr,  # at least H / 4
     PDL: tl.constexpr,
@@ -104,7 +104,7 @@ def _one_kernel(
     n2 = load_part(norm_ptr, 2 * CHUNK, H, CHUNK)
     if H > 3 * CHUNK:
         n3 = load_part(norm_ptr, 3 * CHUNK, H, CHUNK)
-    wait_for_previous(PDL, HAND_OVER=False)
+    wait_for_previous(PDL, LAUNCH_DEPENDENTS=False)
     x0 = load_part(x_ptr, 0, H, CHUNK)
     x1 = load_part(x_ptr, CHUNK, H, CHUNK)
     x2 = load_part(x_ptr, 2 * CHUNK, H, CHUNK)
@@ -125,7 +125,7 @@ def _one_kernel(
     scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / H + eps)
     left_sum = tl.sum(left, 1) * scale + bias_left
     right_sum = tl.sum(right, 1) * scale + bias_right
-    _store_pair(left_sum, right_sum, cos, sin, slot, head, pairs, q_ptr, kv_ptr, NUM_Q, NUM_KV, D, PAGE)
+    _store_pair(left_sum, right_sum, cos, sin, slot, head, pairs, q_ptr, kv_ptr, NUM_Q, NUM_KV, D, KV_BLOCK)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
@@ -137,11 +137,11 @@ def _rotate_kernel(
     rope_ptr,  # [T, D] float32
     slots_ptr,  # [T] int64
     q_ptr,  # [T, Nq, D]
-    kv_ptr,  # [pages, 2, Nkv, PAGE, D]
+    kv_ptr,  # [blocks, 2, Nkv, KV_BLOCK, D]
     NUM_Q: tl.constexpr,
     NUM_KV: tl.constexpr,
     D: tl.constexpr,
-    PAGE: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
     HEADS: tl.constexpr,  # of one program
     H: tl.constexpr,
     SPLITS: tl.constexpr,  # 0: whole
@@ -177,11 +177,11 @@ def _rotate_kernel(
     tl.store(place, low.to(q_ptr.dtype.element_ty), mask=query)
     tl.store(place + half, high.to(q_ptr.dtype.element_ty), mask=query)
     slot = tl.load(slots_ptr + token)
-    chunk = (slot // PAGE) * 2 * NUM_KV + (heads[:, None] - NUM_Q)
-    place = kv_ptr + (chunk * PAGE + slot % PAGE) * D + pairs[None, :]
+    chunk = (slot // KV_BLOCK) * 2 * NUM_KV + (heads[:, None] - NUM_Q)
+    place = kv_ptr + (chunk * KV_BLOCK + slot % KV_BLOCK) * D + pairs[None, :]
     new = inside & (heads >= NUM_Q)[:, None]
-    tl.store(place, to_cell(low, kv_ptr.dtype.element_ty), mask=new)
-    tl.store(place + half, to_cell(high, kv_ptr.dtype.element_ty), mask=new)
+    tl.store(place, to_kv_element(low, kv_ptr.dtype.element_ty), mask=new)
+    tl.store(place + half, to_kv_element(high, kv_ptr.dtype.element_ty), mask=new)
 
 
 def qkv_rope_cache(
@@ -190,11 +190,11 @@ def qkv_rope_cache(
     weights: QkvWeights,
     eps: float,
     rope: torch.Tensor,
-    plan: Plan,
+    plan: AttentionPlan,
     group: int,
     kv: torch.Tensor,
 ) -> torch.Tensor:
-    shape, linear, kv = plan.shape, weights.linear, cells_of(kv)
+    shape, linear, kv = plan.shape, weights.linear, kernel_view(kv)
     tokens, dim = x.shape[0], shape.head_dim
     heads = shape.num_heads + 2 * shape.num_kv_heads
     q = torch.empty(tokens, shape.num_heads, dim, dtype=linear.weight.dtype, device=x.device)
@@ -205,7 +205,7 @@ def qkv_rope_cache(
         "NUM_Q": shape.num_heads,
         "NUM_KV": shape.num_kv_heads,
         "D": dim,
-        "PAGE": plan.block_size,
+        "KV_BLOCK": plan.block_size,
     }
     if tokens == 1:
         tile = tuning.qkv_row()
@@ -216,13 +216,13 @@ def qkv_rope_cache(
             num_warps=tile.num_warps, **dependent(x),
         )  # fmt: skip
         return q
-    whole = tuning.slim_qkv(tokens) if tokens <= tuning.SLIM_TOKENS else None
+    whole = tuning.skinny_qkv(tokens) if tokens <= tuning.SKINNY_TOKENS else None
     if whole is not None and skinny_fused.fits(whole, x, linear.weight):
         skinny_fused.qkv(
             x, weights.norm, linear.weight, linear.bias, eps, rope, slots, q, kv, constants, whole
         )
         return q
-    if tokens <= tuning.SLIM_TOKENS:
+    if tokens <= tuning.SKINNY_TOKENS:
         qkv = parts(x, linear.weight, weights.norm)
     else:
         if normed is None:
@@ -231,7 +231,7 @@ def qkv_rope_cache(
     each = tuning.rotate_heads(tokens)
     _rotate_kernel[(tokens, triton.cdiv(heads, each))](
         qkv, x, linear.bias, eps, rope, slots, q, kv, **constants, HEADS=each,
-        H=x.shape[1], SPLITS=qkv.shape[0] if tokens <= tuning.SLIM_TOKENS else 0,
+        H=x.shape[1], SPLITS=qkv.shape[0] if tokens <= tuning.SKINNY_TOKENS else 0,
         BLOCK=triton.next_power_of_2(x.shape[1]), **dependent(x),
     )  # fmt: skip
     return q

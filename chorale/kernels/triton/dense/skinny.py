@@ -13,7 +13,7 @@ import triton.language as tl
 
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense import skinny_fused
-from chorale.kernels.triton.launch import chip_of, dependent, wait_for_previous
+from chorale.kernels.triton.launch import dependent, tuning_of, wait_for_previous
 from chorale.kernels.triton.tuning import Tile
 
 
@@ -83,15 +83,15 @@ def _add_kernel(
 def parts(x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None = None) -> torch.Tensor:
     """x [T, K] (times ``norm`` [K]) by weight [N, K] -> [SPLITS, T, N] float32, to be added up. T <= 16."""
     rows, depth = weight.shape
-    chip = chip_of(x.device)
-    tile = chip.slim
-    splits = chip.slim_splits(triton.cdiv(rows, tile.rows), triton.cdiv(depth, tile.depth))
+    arch = tuning_of(x.device)
+    tile = arch.skinny
+    splits = arch.skinny_splits(triton.cdiv(rows, tile.rows), triton.cdiv(depth, tile.depth))
     return _parts(x, weight, norm, tile, splits)
 
 
 def whole(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [T, K] by weight [N, K] of so many rows that nothing has to be split -> [T, N] float32. T <= 16."""
-    return _parts(x, weight, None, chip_of(x.device).slim_head, 1)[0]
+    return _parts(x, weight, None, tuning_of(x.device).skinny_head, 1)[0]
 
 
 def _parts(
@@ -112,7 +112,7 @@ def project_few(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
 ) -> torch.Tensor:
     """residual [T, N] float32 += x [T, K] weight^T + bias, 2 <= T <= 16, x in the weight's dtype."""
-    tile = tuning.slim_output(x.shape[0])
+    tile = tuning.skinny_output(x.shape[0])
     if tile is not None and skinny_fused.fits(tile, x, weight):
         return skinny_fused.project(x, weight, bias, residual, tile)
     return add_parts(parts(x, weight), bias, residual)

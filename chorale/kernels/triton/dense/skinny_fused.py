@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.triton.dense.skinny_ptx import Product, product_text
-from chorale.kernels.triton.kv_cells import to_cell
+from chorale.kernels.triton.kv_elements import to_kv_element
 from chorale.kernels.triton.launch import dependent
-from chorale.kernels.triton.tuning import Slim
+from chorale.kernels.triton.tuning import SkinnyConfig
 
 
 @triton.jit
@@ -86,14 +86,14 @@ def _qkv_kernel(
     rope_ptr,  # [T, D] float32
     slots_ptr,  # [T] int64
     q_ptr,  # [T, Nq, D]
-    kv_ptr,  # [pages, 2, Nkv, PAGE, D]
+    kv_ptr,  # [blocks, 2, Nkv, KV_BLOCK, D]
     eps,
     T,
     H: tl.constexpr,
     NUM_Q: tl.constexpr,
     NUM_KV: tl.constexpr,
     D: tl.constexpr,
-    PAGE: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
     UNITS: tl.constexpr,
     COLUMNS: tl.constexpr,
     WARPS: tl.constexpr,
@@ -136,19 +136,19 @@ def _qkv_kernel(
     query = ours & (head < NUM_Q)
     tl.store(place, low.to(q_ptr.dtype.element_ty), mask=query)
     tl.store(place + half, high.to(q_ptr.dtype.element_ty), mask=query)
-    chunk = (slot // PAGE) * 2 * NUM_KV + (head - NUM_Q)
-    cell = kv_ptr + (chunk * PAGE + slot % PAGE) * D + pair
+    chunk = (slot // KV_BLOCK) * 2 * NUM_KV + (head - NUM_Q)
+    cell = kv_ptr + (chunk * KV_BLOCK + slot % KV_BLOCK) * D + pair
     new = ours & (head >= NUM_Q)
-    tl.store(cell, to_cell(low, kv_ptr.dtype.element_ty), mask=new)
-    tl.store(cell + half, to_cell(high, kv_ptr.dtype.element_ty), mask=new)
+    tl.store(cell, to_kv_element(low, kv_ptr.dtype.element_ty), mask=new)
+    tl.store(cell + half, to_kv_element(high, kv_ptr.dtype.element_ty), mask=new)
 
 
-def product_of(tile: Slim, tokens: int, depth: int, head_dim: int, pdl: bool) -> Product:
+def product_of(tile: SkinnyConfig, tokens: int, depth: int, head_dim: int, pdl: bool) -> Product:
     """The loop for QKV (``head_dim`` of its heads), or, with 0, for an output projection."""
     return Product(
         tile.units, 1 if tokens <= 8 else 2, tile.num_warps, tile.group, tile.groups, tile.ahead, depth,
         head_dim, norm=head_dim > 0, early="bbffl" if head_dim else "bbff", pdl=pdl,
-        hand_over=tile.hand_over,
+        launch_dependents=tile.launch_dependents,
     )  # fmt: skip
 
 
@@ -165,23 +165,27 @@ def constants_of(p: Product) -> dict[str, Any]:
     }
 
 
-def fits(tile: Slim, x: torch.Tensor, weight: torch.Tensor) -> bool:
+def fits(tile: SkinnyConfig, x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the kernels here can do it: bfloat16 on Hopper or later, and no rows or columns left over."""
     there = x.is_cuda and dependent(x)["PDL"] and weight.dtype == torch.bfloat16
     return there and weight.shape[0] % (8 * tile.units) == 0 and weight.shape[1] % 32 == 0
 
 
-def _launch(x: torch.Tensor, tile: Slim) -> dict[str, Any]:
+def _launch(x: torch.Tensor, tile: SkinnyConfig) -> dict[str, Any]:
     return {**dependent(x), **({"maxnreg": tile.registers} if tile.registers else {})}
 
 
-def _whole(rows: int, tile: Slim) -> None:
+def _whole(rows: int, tile: SkinnyConfig) -> None:
     if rows % (8 * tile.units):
         raise ValueError(f"{rows} rows are not tiles of {8 * tile.units}")
 
 
 def project(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, tile: Slim
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    tile: SkinnyConfig,
 ) -> torch.Tensor:
     """residual [T, N] float32 += x [T, K] weight^T + bias, x in the weight's dtype; returns residual."""
     tokens, (rows, depth) = x.shape[0], weight.shape
@@ -206,9 +210,9 @@ def qkv(
     q: torch.Tensor,
     kv: torch.Tensor,
     sizes: dict[str, int],
-    tile: Slim,
+    tile: SkinnyConfig,
 ) -> None:
-    """``qkv.qkv_rope_cache`` of up to 16 tokens into q and kv; ``sizes``: NUM_Q, NUM_KV, D, PAGE."""
+    """``qkv.qkv_rope_cache`` of up to 16 tokens into q and kv; ``sizes``: NUM_Q, NUM_KV, D, KV_BLOCK."""
     tokens, (rows, hidden) = x.shape[0], weight.shape
     _whole(rows, tile)
     launch = _launch(x, tile)

@@ -34,7 +34,9 @@ class Product:
     norm: bool  # inputs are float32 and are multiplied by a norm's weights; their squares are summed
     early: str  # of the epilogue: "b": bfloat16 no kernel writes; "f": float32, "l": int64, after the wait
     pdl: bool
-    hand_over: int  # when the successor may start: 0 at the end, 1 once we run, 2 once all weights are here
+    launch_dependents: (
+        int  # when the successor may start: 0 at the end, 1 once we run, 2 once all weights are here
+    )
 
     @property
     def rounds(self) -> int:
@@ -74,8 +76,8 @@ def product_text(p: Product) -> str:
 def _begin(p: Product) -> Iterator[str]:
     weights, first, norm, *rest = (f"${p.outputs + n}" for n in range(3 + p.columns + len(p.early)))
     yield from _registers(p)
-    yield f".shared .align 16 .b8 slim_ring[{p.ring}];"
-    yield "mov.u32 a, %tid.x; mov.u32 own, slim_ring; shl.b32 b, a, 4; add.u32 own, own, b;"
+    yield f".shared .align 16 .b8 skinny_ring[{p.ring}];"
+    yield "mov.u32 a, %tid.x; mov.u32 own, skinny_ring; shl.b32 b, a, 4; add.u32 own, own, b;"
     yield f"shr.u32 warp, a, 5; mul.lo.s32 mine, warp, {p.group};"
     for u in range(p.units):
         yield from _row(p, u, weights, first)
@@ -92,7 +94,7 @@ def _begin(p: Product) -> Iterator[str]:
         yield from _load_norm(p, r)
     if p.pdl:
         yield "griddepcontrol.wait;"
-        if p.hand_over == 1:
+        if p.launch_dependents == 1:
             yield "griddepcontrol.launch_dependents;"
     for r in range(min(p.ahead, p.rounds)):
         yield from _load_inputs(p, r)
@@ -229,7 +231,7 @@ def _multiply(p: Product, r: int, j: int, u: int) -> Iterator[str]:
 def _end(p: Product) -> Iterator[str]:
     """A lane puts its sums into its own places; warp w then adds up what is unit w // columns's."""
     place = 512 * p.warps
-    if p.pdl and p.hand_over == 2:
+    if p.pdl and p.launch_dependents == 2:
         yield "griddepcontrol.launch_dependents;"
     for u in range(p.units):
         some = ", ".join(f"acc{u}_{k}" for k in range(4))
@@ -239,7 +241,8 @@ def _end(p: Product) -> Iterator[str]:
             yield f"shfl.sync.bfly.b32 f0, sq{n}, {distance}, 31, 0xffffffff; add.rn.f32 sq{n}, sq{n}, f0;"
         yield f"st.shared.b32 [own + {place * p.units + 4 * n}], sq{n};"
     yield "bar.sync 0;"
-    yield "mov.u32 a, %tid.x; and.b32 a, a, 31; shl.b32 a, a, 4; mov.u32 own, slim_ring; add.u32 own, own, a;"
+    yield "mov.u32 a, %tid.x; and.b32 a, a, 31; shl.b32 a, a, 4;"
+    yield "mov.u32 own, skinny_ring; add.u32 own, own, a;"
     yield f"rem.u32 b, warp, {p.units * p.columns};"
     yield f"rem.u32 a, b, {p.columns}; div.u32 b, b, {p.columns};"
     if p.norm:

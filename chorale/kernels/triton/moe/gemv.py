@@ -5,7 +5,7 @@ reads the same packed weights. A tensor here has one element a thread: lane ``4 
 for column ``g`` of the product and ends with rows ``g`` and ``8 + g`` of columns ``2 t`` and ``2 t + 1``.
 
 Up to 16 tokens the columns are the tokens (those that did not choose the expert are not loaded), and nothing
-is sorted. Above, slots are sorted by expert and a product's columns are slots of its expert. Tiles of 16 that
+is sorted. Above, pairs are sorted by expert and a product's columns are pairs of its expert. Tiles of 16 that
 come after an expert's first have programs of their own, which start before all others: one after the other in
 one program they would end last.
 """
@@ -26,47 +26,47 @@ from chorale.kernels.triton.launch import dependent, wait_for_previous
 from chorale.kernels.triton.moe.combine import add_parts, swiglu
 from chorale.kernels.triton.moe.gemv_ptx import Loop, loop_text
 from chorale.kernels.triton.moe.packing import COLUMNS, Experts, Matrices
-from chorale.kernels.triton.moe.sort import sort_slots
+from chorale.kernels.triton.moe.sort import sort_pairs
 
 
 @triton.jit
-def _expert_of(ids_ptr, program, num_slots, SLOTS: tl.constexpr, BY_SLOT: tl.constexpr):
-    """(expert, there is work) of a program: a slot's expert if it is the first slot of it; or expert n."""
-    if BY_SLOT:
+def _expert_of(ids_ptr, program, num_pairs, PAIRS: tl.constexpr, BY_PAIR: tl.constexpr):
+    """(expert, there is work) of a program: a pair's expert if it is the first pair of it; or expert n."""
+    if BY_PAIR:
         expert = tl.load(ids_ptr + program).to(tl.int32)
     else:
         expert = program
     work = True
-    if SLOTS > 0:
-        slots = tl.arange(0, SLOTS)
-        ids = tl.load(ids_ptr + slots, mask=slots < num_slots, other=-1).to(tl.int32)
-        if BY_SLOT:
-            work = tl.sum(((ids == expert) & (slots < program)).to(tl.int32), 0) == 0
+    if PAIRS > 0:
+        pairs = tl.arange(0, PAIRS)
+        ids = tl.load(ids_ptr + pairs, mask=pairs < num_pairs, other=-1).to(tl.int32)
+        if BY_PAIR:
+            work = tl.sum(((ids == expert) & (pairs < program)).to(tl.int32), 0) == 0
         else:
             work = tl.sum((ids == expert).to(tl.int32), 0) > 0
     return expert, work
 
 
 @triton.jit
-def _slot_of_token(ids_ptr, tokens, num_tokens, expert, K: tl.constexpr):
-    """The slot in which each token chose the expert, or -1."""
-    slots = tokens * 0 - 1
+def _pair_of_token(ids_ptr, tokens, num_tokens, expert, K: tl.constexpr):
+    """The pair in which each token chose the expert, or -1."""
+    pairs = tokens * 0 - 1
     for k in tl.static_range(K):
         ids = tl.load(ids_ptr + tokens * K + k, mask=tokens < num_tokens, other=-1).to(tl.int32)
-        slots = tl.where(ids == expert, tokens * K + k, slots)
-    return slots
+        pairs = tl.where(ids == expert, tokens * K + k, pairs)
+    return pairs
 
 
 @triton.jit
-def _slot_of_column(
+def _pair_of_column(
     ids_ptr, order_ptr, column, first, last, num_tokens, expert, K: tl.constexpr, SORTED: tl.constexpr
 ):
-    """Columns of a product (tokens; or places from ``first`` on in the order) -> slots, -1: none."""
+    """Columns of a product (tokens; or places from ``first`` on in the order) -> pairs, -1: none."""
     if SORTED:
-        slots = tl.load(order_ptr + first + column, mask=first + column < last, other=-1)
+        pairs = tl.load(order_ptr + first + column, mask=first + column < last, other=-1)
     else:
-        slots = _slot_of_token(ids_ptr, column, num_tokens, expert, K)
-    return slots
+        pairs = _pair_of_token(ids_ptr, column, num_tokens, expert, K)
+    return pairs
 
 
 @triton.jit
@@ -100,9 +100,9 @@ def _floats(LOOP: tl.constexpr, CONSTRAINTS: tl.constexpr, operands, QUADS: tl.c
 
 
 @triton.jit
-def _stream(
+def _gemv(
     x_ptr,  # bfloat16 [*, 64 chunks]
-    slots,  # one a lane and 8 columns (a tuple): which rows of x: row = slot // PER_ROW; -1: none
+    pairs,  # one a lane and 8 columns (a tuple): which rows of x: row = pair // PER_ROW; -1: none
     blocks_ptr,
     scales_ptr,
     row_tile,
@@ -123,13 +123,13 @@ def _stream(
     scales = (scales_ptr + at * 32 + lane // 4 * 4).to(tl.int64)
     place = first_chunk * 64 + lane % 4 * 16
     width = chunks * 64
-    x0 = (x_ptr + (slots[0] // PER_ROW).to(tl.int64) * width + place).to(tl.int64)
-    there0 = (slots[0] >= 0).to(tl.int32)
+    x0 = (x_ptr + (pairs[0] // PER_ROW).to(tl.int64) * width + place).to(tl.int64)
+    there0 = (pairs[0] >= 0).to(tl.int32)
     if COLUMNS == 1:
         operands = (weights, scales, chunks * 512, chunks * 32, groups, x0, there0)
     else:
-        x1 = (x_ptr + (slots[1] // PER_ROW).to(tl.int64) * width + place).to(tl.int64)
-        there1 = (slots[1] >= 0).to(tl.int32)
+        x1 = (x_ptr + (pairs[1] // PER_ROW).to(tl.int64) * width + place).to(tl.int64)
+        there1 = (pairs[1] >= 0).to(tl.int32)
         operands = (weights, scales, chunks * 512, chunks * 32, groups, x0, x1, there0, there1)
     return _floats(LOOP, CONSTRAINTS, operands, QUADS)
 
@@ -154,8 +154,8 @@ def _gate_up_kernel(
     limit,
     alpha,
     K: tl.constexpr,
-    SLOTS: tl.constexpr,
-    BY_SLOT: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BY_PAIR: tl.constexpr,
     SORTED: tl.constexpr,
     EXPERTS: tl.constexpr,
     TILES: tl.constexpr,
@@ -172,18 +172,18 @@ def _gate_up_kernel(
     row_tile = tl.minimum((tl.program_id(0) * WARPS + thread // 32) * TILES, row_tiles - TILES)
     wait_for_previous(PDL)
     expert, first, last = _work_of(
-        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, further, E, SLOTS, BY_SLOT, SORTED, COLUMNS,
+        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, further, E, PAIRS, BY_PAIR, SORTED, COLUMNS,
         EXPERTS,
     )  # fmt: skip
     for begin in range(first, last, 8 * COLUMNS):
-        sources = _slots(ids_ptr, order_ptr, lane // 4, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
-        results = _stream(
+        sources = _pairs(ids_ptr, order_ptr, lane // 4, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
+        results = _gemv(
             x_ptr, sources, blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, 0, groups, expert, lane,
             LOOP, CONSTRAINTS, QUADS, COLUMNS, K,
         )  # fmt: skip
         for h in tl.static_range(2):
             even = lane % 4 * 2 + h
-            slots = _slots(ids_ptr, order_ptr, even, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
+            pairs = _pairs(ids_ptr, order_ptr, even, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
             for r in tl.static_range(TILES):
                 columns = (row_tile + r) * 8 + lane // 4
                 inside = columns < I
@@ -194,8 +194,8 @@ def _gate_up_kernel(
                     gate = results[4 * (r * COLUMNS + n) + h] + gate_bias
                     up = results[4 * (r * COLUMNS + n) + h + 2] + up_bias
                     inner = swiglu(gate, up, limit, alpha)
-                    places = out_ptr + slots[n].to(tl.int64) * I + columns
-                    tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=inside & (slots[n] >= 0))
+                    places = out_ptr + pairs[n].to(tl.int64) * I + columns
+                    tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=inside & (pairs[n] >= 0))
 
 
 @triton.jit(do_not_specialize=["num_tokens", "groups", "further"])
@@ -217,8 +217,8 @@ def _down_kernel(
     chunks,
     groups,
     K: tl.constexpr,
-    SLOTS: tl.constexpr,
-    BY_SLOT: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BY_PAIR: tl.constexpr,
     SORTED: tl.constexpr,
     EXPERTS: tl.constexpr,
     TILES: tl.constexpr,
@@ -235,28 +235,28 @@ def _down_kernel(
     row_tile = tl.minimum((tl.program_id(0) * WARPS + thread // 32) * TILES, row_tiles - TILES)
     split = tl.program_id(2)
     expert, first, last = _work_of(
-        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, further, E, SLOTS, BY_SLOT, SORTED, COLUMNS,
+        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, further, E, PAIRS, BY_PAIR, SORTED, COLUMNS,
         EXPERTS,
     )  # fmt: skip
     for begin in range(first, last, 8 * COLUMNS):
-        sources = _slots(ids_ptr, order_ptr, lane // 4, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
-        results = _stream(
+        sources = _pairs(ids_ptr, order_ptr, lane // 4, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
+        results = _gemv(
             inner_ptr, sources, blocks_ptr, scales_ptr, row_tile, row_tiles, chunks,
             split * (chunks // SPLITS), groups, expert, lane, LOOP, CONSTRAINTS, QUADS, COLUMNS, 1,
         )  # fmt: skip
         for h in tl.static_range(2):
             even = lane % 4 * 2 + h
-            slots = _slots(ids_ptr, order_ptr, even, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
+            pairs = _pairs(ids_ptr, order_ptr, even, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
             for n in tl.static_range(COLUMNS):
-                there = slots[n] >= 0
-                gate = tl.load(gates_ptr + slots[n], mask=there, other=0.0)
+                there = pairs[n] >= 0
+                gate = tl.load(gates_ptr + pairs[n], mask=there, other=0.0)
                 for r in tl.static_range(TILES):
                     for p in tl.static_range(2):
                         columns = (row_tile + r) * 16 + 8 * p + lane // 4
                         bias = tl.load(bias_ptr + expert * H + columns, mask=columns < H, other=0.0)
                         value = results[4 * (r * COLUMNS + n) + 2 * p + h]
                         value += tl.where(split == 0, bias.to(tl.float32), 0.0)
-                        places = out_ptr + (slots[n].to(tl.int64) * SPLITS + split) * H + columns
+                        places = out_ptr + (pairs[n].to(tl.int64) * SPLITS + split) * H + columns
                         tl.store(places, value * gate, mask=there & (columns < H))
 
 
@@ -265,11 +265,11 @@ def _work_of(
     ids_ptr,
     offsets_ptr,
     program,
-    num_slots,
+    num_pairs,
     further,  # programs, the first ones, for tiles after an expert's first (0: one does all; if SORTED)
     E,
-    SLOTS: tl.constexpr,
-    BY_SLOT: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BY_PAIR: tl.constexpr,
     SORTED: tl.constexpr,
     COLUMNS: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -285,7 +285,7 @@ def _work_of(
         if further > 0:
             last = tl.minimum(last, first + 8 * COLUMNS)
     else:
-        expert, work = _expert_of(ids_ptr, program, num_slots, SLOTS, BY_SLOT)
+        expert, work = _expert_of(ids_ptr, program, num_pairs, PAIRS, BY_PAIR)
         first = 0
         last = tl.where(work, 8 * COLUMNS, 0)
     return expert, first, last
@@ -308,28 +308,26 @@ def _further_tile(offsets_ptr, number, E, WIDTH: tl.constexpr, EXPERTS: tl.const
 
 
 @triton.jit
-def _slots(
+def _pairs(
     ids_ptr, order_ptr, column, begin, last, num_tokens, expert, K: tl.constexpr, SORTED: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Slots of columns ``column`` and (COLUMNS == 2) ``column + 8``, as a pair."""
-    first = _slot_of_column(ids_ptr, order_ptr, column, begin, last, num_tokens, expert, K, SORTED)
+    """Pairs of columns ``column`` and (COLUMNS == 2) ``column + 8``, as a pair."""
+    first = _pair_of_column(ids_ptr, order_ptr, column, begin, last, num_tokens, expert, K, SORTED)
     second = first
     if COLUMNS == 2:
-        second = _slot_of_column(ids_ptr, order_ptr, column + 8, begin, last, num_tokens, expert, K, SORTED)
+        second = _pair_of_column(ids_ptr, order_ptr, column + 8, begin, last, num_tokens, expert, K, SORTED)
     return first, second
 
 
 # ------------------------------------------------------------------ launching
 
 
-def can_stream(normed: torch.Tensor, num_slots: int, experts: Experts) -> bool:
-    """Whether these kernels can do it, and so few slots an expert are what they are for."""
+def can_use_gemv(normed: torch.Tensor, num_pairs: int, experts: Experts) -> bool:
+    """Whether these kernels can do it, and so few pairs an expert are what they are for."""
     whole = normed.shape[1] % COLUMNS == 0 and experts.intermediate % COLUMNS == 0
-    few = (
-        num_slots <= tuning.STREAM_SLOTS_EACH * experts.num_experts or normed.shape[0] <= tuning.DIRECT_TOKENS
-    )
-    few &= normed.shape[0] <= tuning.STREAM_TOKENS
+    few = num_pairs <= tuning.GEMV_PAIRS_EACH * experts.num_experts or normed.shape[0] <= tuning.DIRECT_TOKENS
+    few &= normed.shape[0] <= tuning.GEMV_TOKENS
     return few and whole and normed.is_cuda and torch.version.hip is None and experts.dtype == torch.bfloat16
 
 
@@ -338,33 +336,33 @@ class Work:
     """Who computes what: made once for both products."""
 
     expert_ids: torch.Tensor  # [T, K] int64
-    order: torch.Tensor  # as of ``sort_slots``, if sorted
+    order: torch.Tensor  # as of ``sort_pairs``, if sorted
     offsets: torch.Tensor
-    programs: int  # over experts, or over slots of which the first of an expert works
+    programs: int  # over experts, or over pairs of which the first of an expert works
     constants: dict[str, Any]
-    mean: float  # slots an expert
+    mean: float  # pairs an expert
 
 
-def plan(expert_ids: torch.Tensor, num_experts: int) -> Work:
-    tokens, num_slots = expert_ids.shape[0], expert_ids.numel()
+def divide_work(expert_ids: torch.Tensor, num_experts: int) -> Work:
+    tokens, num_pairs = expert_ids.shape[0], expert_ids.numel()
     is_sorted = tokens > tuning.DIRECT_TOKENS
-    order, offsets = sort_slots(expert_ids, num_experts) if is_sorted else (expert_ids, expert_ids)
-    by_slot = not is_sorted and (num_slots <= num_experts or tokens == 1)
+    order, offsets = sort_pairs(expert_ids, num_experts) if is_sorted else (expert_ids, expert_ids)
+    by_pair = not is_sorted and (num_pairs <= num_experts or tokens == 1)
     constants = {
         "K": expert_ids.shape[1],
-        "SLOTS": 0 if is_sorted or tokens == 1 else triton.next_power_of_2(max(num_slots, 64)),
-        "BY_SLOT": by_slot,
+        "PAIRS": 0 if is_sorted or tokens == 1 else triton.next_power_of_2(max(num_pairs, 64)),
+        "BY_PAIR": by_pair,
         "SORTED": is_sorted,
         "EXPERTS": triton.next_power_of_2(num_experts),
     }
-    programs = num_slots if by_slot else num_experts
-    return Work(expert_ids, order, offsets, programs, constants, num_slots / num_experts)
+    programs = num_pairs if by_pair else num_experts
+    return Work(expert_ids, order, offsets, programs, constants, num_pairs / num_experts)
 
 
 def gate_up(
-    normed: torch.Tensor, experts: Experts, work: Work, tile: tuning.Stream, inner: torch.Tensor
+    normed: torch.Tensor, experts: Experts, work: Work, tile: tuning.GemvConfig, inner: torch.Tensor
 ) -> None:
-    """inner [T * K, I] = swiglu of each slot's gates and ups; normed [T, H] in the experts' dtype."""
+    """inner [T * K, I] = swiglu of each pair's gates and ups; normed [T, H] in the experts' dtype."""
     packed, tokens, inter = experts.gate_up, normed.shape[0], experts.intermediate
     grid, groups, constants = _shape(tile, packed, wait=False)
     further = _further_tiles(work, tile)
@@ -376,7 +374,12 @@ def gate_up(
 
 
 def down(
-    inner: torch.Tensor, gates: torch.Tensor, experts: Experts, work: Work, tile: tuning.Stream, hidden: int
+    inner: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Experts,
+    work: Work,
+    tile: tuning.GemvConfig,
+    hidden: int,
 ) -> torch.Tensor:
     """Parts [T, K * splits, H] float32 of each token's weighted sum."""
     packed, (tokens, top_k) = experts.down, work.expert_ids.shape
@@ -393,7 +396,7 @@ def down(
     return parts
 
 
-def stream_moe(
+def gemv_moe(
     normed: torch.Tensor,
     expert_ids: torch.Tensor,
     gates: torch.Tensor,
@@ -401,23 +404,25 @@ def stream_moe(
     x: torch.Tensor,
     norm: Norm | None,
 ) -> torch.Tensor | None:
-    """``moe`` where ``can_stream``: adds to x and returns its ``norm``, if one is given."""
+    """``moe`` where ``can_use_gemv``: adds to x and returns its ``norm``, if one is given."""
     tokens, hidden = x.shape
-    work = plan(expert_ids, experts.num_experts)
+    work = divide_work(expert_ids, experts.num_experts)
     inner = torch.empty(expert_ids.numel(), experts.intermediate, dtype=experts.dtype, device=x.device)
-    gate_up(normed.to(experts.dtype), experts, work, tuning.stream_gate_up(tokens, work.mean), inner)
-    parts = down(inner, gates, experts, work, tuning.stream_down(tokens, work.mean), hidden)
+    gate_up(normed.to(experts.dtype), experts, work, tuning.gemv_gate_up(tokens, work.mean), inner)
+    parts = down(inner, gates, experts, work, tuning.gemv_down(tokens, work.mean), hidden)
     return add_parts(parts, x, norm)
 
 
-def _further_tiles(work: Work, tile: tuning.Stream) -> int:
+def _further_tiles(work: Work, tile: tuning.GemvConfig) -> int:
     """How many tiles there can be after experts' first, if those get programs of their own: not where nothing
-    is sorted, and not tiles of eight slots, which are too many (1.5 % slower)."""
+    is sorted, and not tiles of eight pairs, which are too many (1.5 % slower)."""
     apart = work.constants["SORTED"] and tile.columns > 1
     return work.expert_ids.numel() // (8 * tile.columns) if apart else 0
 
 
-def _shape(tile: tuning.Stream, packed: Matrices, wait: bool) -> tuple[tuple[int, int], int, dict[str, Any]]:
+def _shape(
+    tile: tuning.GemvConfig, packed: Matrices, wait: bool
+) -> tuple[tuple[int, int], int, dict[str, Any]]:
     """((programs over rows, splits), groups of chunks, constants and compile options)."""
     splits = tile.splits if packed.chunks % tile.splits == 0 else 1
     each = packed.chunks // splits
@@ -428,7 +433,7 @@ def _shape(tile: tuning.Stream, packed: Matrices, wait: bool) -> tuple[tuple[int
     return grid, each // group, constants_of(fitted, wait)
 
 
-def constants_of(tile: tuning.Stream, wait: bool) -> dict[str, Any]:
+def constants_of(tile: tuning.GemvConfig, wait: bool) -> dict[str, Any]:
     loop = Loop(tile.tiles, tile.columns, tile.num_warps, tile.group, tile.groups, wait)
     return {
         "TILES": tile.tiles,

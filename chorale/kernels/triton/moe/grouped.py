@@ -1,15 +1,15 @@
-"""The expert layer for many slots an expert: prefill and large decode batches. Deterministic, no atomics.
+"""The expert layer for many pairs an expert: prefill and grouped decode batches. Deterministic, no atomics.
 
-Slots ((token, expert) pairs) are placed by expert (``moe_place``), and their inputs are copied to that order,
-so that a tile of inputs is one block that the copy engine fetches. The two products are
-``moe_hopper``'s. An expert's slots are cut into wide tiles; what is left over, if it fits, becomes the tail
-of the last of them, which spares decoding the weights again, or one narrow tile, a mid one, or both. The
+(token, expert) pairs are permuted by expert (``tiles.py``), and their inputs are copied to that order, so
+that a tile of inputs is one block that the copy engine fetches. The two products are those of
+``hopper_kernel.py``. An expert's pairs are cut into wide tiles; what is left over, if it fits, becomes the
+tail of the last of them, which spares decoding the weights again, or one narrow tile, a mid one, or both. The
 longest come first, narrow ones last, where they even out what multiprocessors have to do. Every tile has all
-of its places: those without a slot hold zeros, which cost the tensor cores less power than a neighbour's
-slots (``docs/kernels.md``). Down's results are rounded to bfloat16, one row a slot, and summed in float32 by
+of its places: those without a pair hold zeros, which cost the tensor cores less power than a neighbour's
+pairs (``docs/kernels.md``). Down's results are rounded to bfloat16, one row a pair, and summed in float32 by
 a kernel that also norms for the next layer.
 
-Only for what ``can_be_large`` says; everything else is ``moe``'s.
+Only for what ``can_use_grouped`` says; everything else is ``moe``'s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from chorale.kernels.triton.dense.norm import Norm, in_fours, normed_row, sum_en
 from chorale.kernels.triton.launch import dependent, is_hopper, wait_for_previous
 from chorale.kernels.triton.moe.dequant import column_of
 from chorale.kernels.triton.moe.packing import COLUMNS, Experts
-from chorale.kernels.triton.moe.tiles import Placement, place_slots
+from chorale.kernels.triton.moe.tiles import Permutation, permute_pairs
 
 
 @triton.jit
@@ -31,17 +31,17 @@ def _zero_left_out(
     out_ptr, tiles_ptr, tile, places, width, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr,
     TAIL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of the rows that a tile of the list, if it is that long, has beyond its slots."""
+    """Some columns of the rows that a tile of the list, if it is that long, has beyond its pairs."""
     if tile < tl.load(tiles_ptr):
         entry = tiles_ptr + 4 + tile * 4
         first, last = tl.load(entry + 1), tl.load(entry + 2)
-        slots = last - first
-        size = tl.where(slots > NARROW, MID if MID > 0 else WIDE, NARROW)
-        size = tl.where(slots > (MID if MID > 0 else NARROW), WIDE, size)
-        size = tl.where(slots > WIDE, WIDE + TAIL, size)
+        pairs = last - first
+        size = tl.where(pairs > NARROW, MID if MID > 0 else WIDE, NARROW)
+        size = tl.where(pairs > (MID if MID > 0 else NARROW), WIDE, size)
+        size = tl.where(pairs > WIDE, WIDE + TAIL, size)
         zeros = tl.zeros((BLOCK,), tl.float32).to(out_ptr.dtype.element_ty)
         rows = out_ptr + last.to(tl.int64) * width + places
-        for row in range(size - slots):
+        for row in range(size - pairs):
             tl.store(rows + row * width, zeros, mask=places < width)
 
 
@@ -155,39 +155,41 @@ def _combine_kernel(
         tl.store(normed_ptr + token * H + columns, normed.to(normed_ptr.dtype.element_ty), mask=inside)
 
 
-def _tile_constants(tile: tuning.LargeTile) -> dict[str, int]:
+def _tile_constants(tile: tuning.GroupedTile) -> dict[str, int]:
     return {"WIDE": tile.wide, "MID": tile.middle, "NARROW": tile.narrow, "TAIL": tile.tail}
 
 
-def gather(normed: torch.Tensor, placed: Placement, experts: Experts, tile: tuning.LargeTile) -> torch.Tensor:
-    """normed [T, H] -> [rows, 64 chunks] in the experts' dtype, a row for each slot, by expert; zeros where a
+def gather(
+    normed: torch.Tensor, permuted: Permutation, experts: Experts, tile: tuning.GroupedTile
+) -> torch.Tensor:
+    """normed [T, H] -> [rows, 64 chunks] in the experts' dtype, a row for each pair, by expert; zeros where a
     tile has none."""
     tokens, hidden = normed.shape
-    top_k, width = placed.place.shape[0] // tokens, experts.gate_up.chunks * COLUMNS
-    out = torch.empty(placed.rows, width, dtype=experts.dtype, device=normed.device)
-    tiles = placed.tiles.shape[0] - 1
+    top_k, width = permuted.place.shape[0] // tokens, experts.gate_up.chunks * COLUMNS
+    out = torch.empty(permuted.rows, width, dtype=experts.dtype, device=normed.device)
+    tiles = permuted.tiles.shape[0] - 1
     _gather_kernel[tokens + tiles, triton.cdiv(width, 1024)](
-        normed, placed.place, out, placed.tiles, tokens, hidden, width, K=top_k, BLOCK=1024,
+        normed, permuted.place, out, permuted.tiles, tokens, hidden, width, K=top_k, BLOCK=1024,
         **_tile_constants(tile), **dependent(normed),
     )  # fmt: skip
     return out
 
 
 def gather8(
-    normed: torch.Tensor, placed: Placement, experts: Experts, tile: tuning.LargeTile
+    normed: torch.Tensor, permuted: Permutation, experts: Experts, tile: tuning.GroupedTile
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``gather`` in e4m3, and what each row was divided by [rows] float32: the checkpoint's scale (what does
     not fit saturates), or what makes the row's largest 448."""
     tokens, hidden = normed.shape
-    slots, width = placed.place.shape[0], experts.gate_up.chunks * COLUMNS
-    out = torch.empty(placed.rows, width, dtype=torch.float8_e4m3fn, device=normed.device)
-    scale = torch.empty(placed.rows, dtype=torch.float32, device=normed.device)
+    pairs, width = permuted.place.shape[0], experts.gate_up.chunks * COLUMNS
+    out = torch.empty(permuted.rows, width, dtype=torch.float8_e4m3fn, device=normed.device)
+    scale = torch.empty(permuted.rows, dtype=torch.float32, device=normed.device)
     block = triton.next_power_of_2(width)
-    tiles = placed.tiles.shape[0] - 1
+    tiles = permuted.tiles.shape[0] - 1
     _gather8_kernel[(tokens + tiles,)](
-        normed, placed.place, out, scale, placed.tiles, tokens, hidden, width,
+        normed, permuted.place, out, scale, permuted.tiles, tokens, hidden, width,
         experts.gate_up_input_scale or 1.0,
-        K=slots // tokens, BLOCK=block, FIXED=experts.gate_up_input_scale is not None, num_warps=8,
+        K=pairs // tokens, BLOCK=block, FIXED=experts.gate_up_input_scale is not None, num_warps=8,
         **_tile_constants(tile), **dependent(normed),
     )  # fmt: skip
     return out, scale
@@ -212,18 +214,18 @@ def combine(
     return normed
 
 
-def can_be_large(experts: Experts, hidden: int, num_slots: int, device: torch.device) -> bool:
-    """Hopper, bfloat16, sizes whose rows the copy engine can address, and enough slots an expert."""
-    least = tuning.large_from(experts.num_experts, fp8=experts.down_largest is not None)
+def can_use_grouped(experts: Experts, hidden: int, num_pairs: int, device: torch.device) -> bool:
+    """Hopper, bfloat16, sizes whose rows the copy engine can address, and enough pairs an expert."""
+    least = tuning.grouped_from(experts.num_experts, fp8=experts.down_largest is not None)
     return (
         is_hopper(device)
         and experts.dtype == torch.bfloat16
-        and num_slots > least * experts.num_experts
+        and num_pairs > least * experts.num_experts
         and hidden % 16 == 0
     )
 
 
-def moe_large(
+def grouped_moe(
     normed: torch.Tensor,
     expert_ids: torch.Tensor,
     gates: torch.Tensor,
@@ -231,22 +233,22 @@ def moe_large(
     x: torch.Tensor,
     norm: Norm | None = None,
 ) -> torch.Tensor | None:
-    """``moe.moe`` where ``can_be_large``: x [T, H] float32 += sum of gate * expert(normed); returns x's
+    """``moe.moe`` where ``can_use_grouped``: x [T, H] float32 += sum of gate * expert(normed); returns x's
     ``norm``, if one is given.
 
-    Scratch for each of the T * K slots: its input, SwiGLU's result (bfloat16, or e4m3 if the experts are
+    Scratch for each of the T * K pairs: its input, SwiGLU's result (bfloat16, or e4m3 if the experts are
     packed for that) and down's (bfloat16).
     """
     from chorale.kernels.triton.moe.hopper_kernel import down, gate_up
 
     fp8 = experts.down_largest is not None
-    tile = tuning.large(expert_ids.numel() / experts.num_experts, experts.num_experts, fp8=fp8)
-    placed = place_slots(expert_ids, experts.num_experts, tile)
+    tile = tuning.grouped(expert_ids.numel() / experts.num_experts, experts.num_experts, fp8=fp8)
+    permuted = permute_pairs(expert_ids, experts.num_experts, tile)
     if fp8:
-        inputs, scale = gather8(normed, placed, experts, tile)
-        inner = gate_up(inputs, scale, placed.tiles, experts, tile)
+        inputs, scale = gather8(normed, permuted, experts, tile)
+        inner = gate_up(inputs, scale, permuted.tiles, experts, tile)
     else:
-        inner = gate_up(gather(normed, placed, experts, tile), None, placed.tiles, experts, tile)
-    parts = down(inner, placed.tiles, experts, x.shape[1], tile)
+        inner = gate_up(gather(normed, permuted, experts, tile), None, permuted.tiles, experts, tile)
+    parts = down(inner, permuted.tiles, experts, x.shape[1], tile)
     del inner  # a row's norm needs memory, too
-    return combine(parts, placed.place, gates, x, norm)
+    return combine(parts, permuted.place, gates, x, norm)

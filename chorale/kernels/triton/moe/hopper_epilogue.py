@@ -1,4 +1,4 @@
-"""What follows on a product of ``moe_hopper``: bias, SwiGLU, rounding, and the way to memory."""
+"""What follows on a product of ``hopper_kernel``: bias, SwiGLU, rounding, and the way to memory."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def _store(
 
 
 @gluon.jit
-def _split_slots(acc, TOKENS: gl.constexpr):
-    """[rows, TOKENS] -> the first and the second half of the slots."""
+def _split_pairs(acc, TOKENS: gl.constexpr):
+    """[rows, TOKENS] -> the first and the second half of the pairs."""
     rows: gl.constexpr = acc.shape[0]
     return gl.split(gl.permute(gl.reshape(acc, [rows, 2, TOKENS // 2]), (0, 2, 1)))
 
@@ -120,13 +120,13 @@ def finish(
     GATE_UP: gl.constexpr,
     FP8: gl.constexpr,
 ):
-    """acc [128, TOKENS], bias and factor [128] -> slots first .. last - 1 of out.
+    """acc [128, TOKENS], bias and factor [128] -> pairs first .. last - 1 of out.
 
-    In pieces of 64 slots: few values at once need few registers, and each piece passes through shared memory,
+    In pieces of 64 pairs: few values at once need few registers, and each piece passes through shared memory,
     of which little is left.
     """
     if TOKENS > 64:
-        left, right = _split_slots(acc, TOKENS)
+        left, right = _split_pairs(acc, TOKENS)
         finish(
             left, bias, factor, x_scale_ptr, out_ptr, first, last, block, width, limit, alpha, inner_scale,
             TOKENS // 2, GATE_UP, FP8,
@@ -166,8 +166,8 @@ def _finish_piece(
     if FP8:
         acc *= gl.expand_dims(gl.convert_layout(factor, row, assert_trivial=True), 1)
         if GATE_UP:
-            slots = first + gl.arange(0, TOKENS, gl.BlockedLayout([1], [32], [8], [0]))
-            scale = gl.load(x_scale_ptr + slots, mask=slots < last, other=0.0)
+            pairs = first + gl.arange(0, TOKENS, gl.BlockedLayout([1], [32], [8], [0]))
+            scale = gl.load(x_scale_ptr + pairs, mask=pairs < last, other=0.0)
             acc *= gl.expand_dims(gl.convert_layout(scale, gl.SliceLayout(0, mma)), 0)
         else:
             acc *= 1.0 / inner_scale

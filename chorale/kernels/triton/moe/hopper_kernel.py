@@ -1,6 +1,6 @@
-"""The products of ``moe_large`` for Hopper, in Gluon: warps with roles.
+"""The products of ``grouped_moe`` for Hopper, in Gluon: warps with roles.
 
-A program stays on its multiprocessor and takes every n-th (tile of slots, block of weight rows). One warp
+A program stays on its multiprocessor and takes every n-th (tile of pairs, block of weight rows). One warp
 fetches: inputs, packed weights and scales, up to ``STAGES`` steps of 128 columns ahead, through the copy
 engine. ``WARPS`` (4 or 8) compute: each decodes its 16 rows of a step in registers, ``UNITS`` times, as the
 first operand of wgmma, while the tensor cores still work on the half step before (``hopper_mma.py``), and
@@ -19,12 +19,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from chorale.kernels.triton.launch import chip_of, dependent, wait_for_previous
+from chorale.kernels.triton.launch import dependent, tuning_of, wait_for_previous
 from chorale.kernels.triton.moe.hopper_epilogue import finish, row_of
 from chorale.kernels.triton.moe.hopper_mma import GROUP8, multiply, multiply8, products_layout, scale_boxes
 from chorale.kernels.triton.moe.hopper_operand import SCALES8
 from chorale.kernels.triton.moe.packing import COLUMNS, Experts, Matrices
-from chorale.kernels.triton.tuning import LargeTile
+from chorale.kernels.triton.tuning import GroupedTile
 
 # Triton 3.9's name, and that of versions before.
 _copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
@@ -32,29 +32,29 @@ _copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_
 
 @gluon.constexpr_function
 def _most_of_second(wide, mid, narrow, tail):
-    """Slots of the second kind of tile: a wide one without a tail, or a mid one. If there is none: narrow."""
+    """Pairs of the second kind of tile: a wide one without a tail, or a mid one. If there is none: narrow."""
     return wide if tail else mid or narrow
 
 
 @gluon.jit
 def _fetch_inputs(desc, smem, stage, first, chunk, bar):
-    """A step's inputs of as many slots as desc's box has, to the first rows of a stage in smem."""
-    slots: gl.constexpr = desc.block_shape[0]
+    """A step's inputs of as many pairs as desc's box has, to the first rows of a stage in smem."""
+    pairs: gl.constexpr = desc.block_shape[0]
     box: gl.constexpr = desc.block_shape[1]  # columns: a box is 128 bytes wide
     for i in gl.static_range(128 // box):
-        x = smem.index(stage * (128 // box) + i).slice(0, slots, 0)
+        x = smem.index(stage * (128 // box) + i).slice(0, pairs, 0)
         _copy(desc, [first, chunk * 64 + i * box], bar, x)
 
 
 @gluon.jit
 def _expect(
-    bar, slots, row_bytes: gl.constexpr, weight_bytes: gl.constexpr, BOUND: gl.constexpr,
+    bar, pairs, row_bytes: gl.constexpr, weight_bytes: gl.constexpr, BOUND: gl.constexpr,
     NARROW: gl.constexpr, MOST: gl.constexpr,
 ):  # fmt: skip
-    """What a step of a tile with so many slots brings."""
-    if slots > BOUND:
+    """What a step of a tile with so many pairs brings."""
+    if pairs > BOUND:
         mbarrier.expect(bar, MOST * row_bytes + weight_bytes)
-    elif slots > NARROW:
+    elif pairs > NARROW:
         if BOUND > NARROW:
             mbarrier.expect(bar, BOUND * row_bytes + weight_bytes)
     else:
@@ -105,7 +105,7 @@ def _fetch(
     TILES: gl.constexpr = blocks_desc.block_shape[0]
     SCALES: gl.constexpr = scale_boxes(UNITS, TILES)
     BOUND: gl.constexpr = _most_of_second(WIDE, MID, NARROW, TAIL)
-    ROW: gl.constexpr = 16 * wide_desc.dtype.primitive_bitwidth  # bytes of a slot's 128 columns
+    ROW: gl.constexpr = 16 * wide_desc.dtype.primitive_bitwidth  # bytes of a pair's 128 columns
     WEIGHTS: gl.constexpr = UNITS * TILES * 1024 + SCALES * 512
     items = gl.load(tiles_ptr) * row_blocks
     ahead = gl.minimum((chunks + 1) // 2, STAGES)
@@ -114,12 +114,12 @@ def _fetch(
         entry = tiles_ptr + 4 + (item // row_blocks) * 4
         expert = gl.load(entry)
         first = gl.load(entry + 1)
-        slots = gl.load(entry + 2) - first
+        pairs = gl.load(entry + 2) - first
         tile = expert * row_tiles + item % row_blocks * (UNITS * TILES)
         if step == 0:  # weights of the first steps, while the kernel before still makes their inputs
             for early in range(ahead):
                 bar = ready.index(early)
-                _expect(bar, slots, ROW, WEIGHTS, BOUND, NARROW, WIDE + TAIL)
+                _expect(bar, pairs, ROW, WEIGHTS, BOUND, NARROW, WIDE + TAIL)
                 _fetch_weights(
                     blocks_desc, scales_desc, w_smem, s_smem, early, tile, 2 * early, bar, UNITS, SCALES
                 )
@@ -129,15 +129,15 @@ def _fetch(
             bar = ready.index(stage)
             if step >= ahead:
                 mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
-                _expect(bar, slots, ROW, WEIGHTS, BOUND, NARROW, WIDE + TAIL)
+                _expect(bar, pairs, ROW, WEIGHTS, BOUND, NARROW, WIDE + TAIL)
                 _fetch_weights(
                     blocks_desc, scales_desc, w_smem, s_smem, stage, tile, chunk, bar, UNITS, SCALES
                 )
-            if slots > BOUND:
+            if pairs > BOUND:
                 _fetch_inputs(wide_desc, x_smem, stage, first, chunk, bar)
                 if TAIL > 0:
                     _fetch_inputs(other_desc, tail_smem, stage, first + WIDE, chunk, bar)
-            elif slots > NARROW:
+            elif pairs > NARROW:
                 if BOUND > NARROW:
                     if TAIL > 0:
                         _fetch_inputs(wide_desc, x_smem, stage, first, chunk, bar)
@@ -183,7 +183,7 @@ def _tile(
     UNITS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """One tile: UNITS times 16 WARPS weight rows times slots first .. last - 1, and what follows on it.
+    """One tile: UNITS times 16 WARPS weight rows times pairs first .. last - 1, and what follows on it.
     Returns step."""
     mma: gl.constexpr = products_layout(TOKENS, FP8, WARPS)
     lanes = gl.arange(0, 16 * WARPS, gl.SliceLayout(1, mma))
@@ -302,17 +302,17 @@ def _compute(
 
 @gluon.jit
 def _product_kernel(
-    wide_desc,  # [slots, columns] in the operand's order, box [WIDE, 128 bytes]
+    wide_desc,  # [pairs, columns] in the operand's order, box [WIDE, 128 bytes]
     narrow_desc,  # the same, box [NARROW, 128 bytes]
     other_desc,  # the same, box [TAIL or MID, 128 bytes] (if there is one of them)
     blocks_desc,  # the packed bytes, [row tiles, chunks x 4, 128], box [8, 8, 128]: one copy a step
     scales_desc,  # [row tiles, chunks x 32] uint8, box [8, 64]; or pairs as 16 bits (not FP8)
-    tiles_ptr,  # [1 + tiles, 4] int32: moe_large's Placement
+    tiles_ptr,  # [1 + tiles, 4] int32: grouped_moe's Permutation
     bias_ptr,  # [2, E, I] or [E, H]
     largest_ptr,  # like bias, uint8: each row's largest exponent (if FP8)
-    x_scale_ptr,  # [slots] float32: what gate_up's inputs were divided by (if FP8)
-    out_ptr,  # [slots, width]
-    row_blocks,  # of UNITS x 16 weight rows a warp: LargeTile.row_blocks
+    x_scale_ptr,  # [pairs] float32: what gate_up's inputs were divided by (if FP8)
+    out_ptr,  # [pairs, width]
+    row_blocks,  # of UNITS x 16 weight rows a warp: GroupedTile.row_blocks
     row_tiles,  # of 16
     chunks,  # of 64 columns
     rows,  # of a matrix: gate_up's I, down's H
@@ -394,7 +394,7 @@ def _launch(
     out: torch.Tensor,
     rows: int,
     experts: Experts,
-    tile: LargeTile,
+    tile: GroupedTile,
     is_gate_up: bool,
 ) -> None:
     width, fp8 = 128 // x.element_size(), x.element_size() == 1
@@ -402,7 +402,7 @@ def _launch(
     scales = matrices.scales.view(-1, matrices.chunks * 32)
     scales = scales if fp8 else scales.view(torch.uint16)
     limits = {"maxnreg": tile.registers} if tile.registers else {}
-    _product_kernel[(chip_of(x.device).multiprocessors * tile.programs,)](
+    _product_kernel[(tuning_of(x.device).multiprocessors * tile.programs,)](
         TensorDescriptor.from_tensor(x, [tile.wide, width], inputs),
         TensorDescriptor.from_tensor(x, [tile.narrow, width], inputs),
         TensorDescriptor.from_tensor(x, [tile.tail or tile.middle or tile.narrow, width], inputs),
@@ -432,11 +432,11 @@ def inner_scale(experts: Experts) -> float:
 
 
 def gate_up(
-    x: torch.Tensor, x_scale: torch.Tensor | None, tiles: torch.Tensor, experts: Experts, tile: LargeTile
+    x: torch.Tensor, x_scale: torch.Tensor | None, tiles: torch.Tensor, experts: Experts, tile: GroupedTile
 ) -> torch.Tensor:
-    """x [slots, 64 chunks], of ``moe_large.gather``, and what e4m3 inputs were divided by [slots].
+    """x [pairs, 64 chunks], of ``grouped_moe.gather``, and what e4m3 inputs were divided by [pairs].
 
-    -> SwiGLU [slots, 64 chunks of down] in x's dtype (e4m3: times ``inner_scale``).
+    -> SwiGLU [pairs, 64 chunks of down] in x's dtype (e4m3: times ``inner_scale``).
     """
     out = torch.empty(x.shape[0], experts.down.chunks * COLUMNS, dtype=x.dtype, device=x.device)
     largest = out if experts.gate_up_largest is None else experts.gate_up_largest
@@ -449,9 +449,9 @@ def gate_up(
 
 
 def down(
-    inner: torch.Tensor, tiles: torch.Tensor, experts: Experts, hidden: int, tile: LargeTile
+    inner: torch.Tensor, tiles: torch.Tensor, experts: Experts, hidden: int, tile: GroupedTile
 ) -> torch.Tensor:
-    """inner as ``gate_up`` makes it -> [slots, H] bfloat16, by expert, without gates."""
+    """inner as ``gate_up`` makes it -> [pairs, H] bfloat16, by expert, without gates."""
     out = torch.empty(inner.shape[0], hidden, dtype=torch.bfloat16, device=inner.device)
     largest = out if experts.down_largest is None else experts.down_largest
     _launch(inner, experts.down, tiles, experts.down_bias, largest, out, out, hidden, experts, tile, False)

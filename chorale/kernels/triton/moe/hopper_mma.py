@@ -1,4 +1,4 @@
-"""The products of ``moe_hopper``: some weight rows of a tile, over the whole contraction.
+"""The products of ``hopper_kernel``: some weight rows of a tile, over the whole contraction.
 
 Shared memory holds ``STAGES`` steps of 128 columns. A unit is 16 weight rows a warp; those of a step share
 its inputs, and each has its sums. The fetching warp says on ``ready`` that a step is there, the computing

@@ -1,4 +1,4 @@
-"""Packed weights to the tensor cores' first operand, in registers: what ``moe_hopper`` multiplies with.
+"""Packed weights to the tensor cores' first operand, in registers: what ``hopper_kernel`` multiplies with.
 
 A unit of a step is a row tile (16 rows) a warp by two chunks (128 columns): two words of 16 bytes a lane, and
 64 bytes of scales a tile. All that is done to a layout here is a change of names: which thread

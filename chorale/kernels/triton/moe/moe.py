@@ -1,9 +1,9 @@
 """The expert layer: MXFP4 gate_up with SwiGLU, MXFP4 down, and the weighted sum. No atomics: deterministic.
 
-``moe`` chooses among three forms, by device, dtype and slots ((token, chosen expert) pairs) an expert:
-``gemv.py``, ``grouped.py``, and the one here, for any device and dtype. Few slots: a tile is one slot,
-nothing is sorted. Many: slots are sorted by expert on the device and a tile is up to 64 slots of one expert.
-Weights are the rows of the products (they are decoded in registers), slots the columns. Inputs are put into
+``moe`` chooses among three forms, by device, dtype and pairs ((token, chosen expert) pairs) an expert:
+``gemv.py``, ``grouped.py``, and the one here, for any device and dtype. Few pairs: a tile is one pair,
+nothing is sorted. Many: pairs are sorted by expert on the device and a tile is up to 64 pairs of one expert.
+Weights are the rows of the products (they are decoded in registers), pairs the columns. Inputs are put into
 the order in which the packed weights hold their columns (``experts.fragment_columns``), once, by whoever
 writes them.
 """
@@ -22,14 +22,14 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.moe.combine import add_parts, swiglu
 from chorale.kernels.triton.moe.dequant import column_of, load_tile, place_of
-from chorale.kernels.triton.moe.gemv import can_stream, stream_moe
-from chorale.kernels.triton.moe.grouped import can_be_large, moe_large
+from chorale.kernels.triton.moe.gemv import can_use_gemv, gemv_moe
+from chorale.kernels.triton.moe.grouped import can_use_grouped, grouped_moe
 from chorale.kernels.triton.moe.packing import COLUMNS, Experts
-from chorale.kernels.triton.moe.sort import find_tile, sort_slots
+from chorale.kernels.triton.moe.sort import find_tile, sort_pairs
 
 
 @triton.jit
-def _arrange_kernel(
+def _shuffle_kernel(
     x_ptr,  # [T, H]
     out_ptr,  # [T, width]: x's columns in fragment order, zeros after the last
     H,
@@ -63,7 +63,7 @@ def _multiply(
 
 
 @triton.jit
-def _slots_of_tile(
+def _pairs_of_tile(
     ids_ptr,
     order_ptr,
     offsets_ptr,
@@ -73,17 +73,17 @@ def _slots_of_tile(
     TOKENS: tl.constexpr,
     SORTED: tl.constexpr,
 ):
-    """(expert, slots [TOKENS], which of them exist)."""
+    """(expert, pairs [TOKENS], which of them exist)."""
     lanes = tl.arange(0, TOKENS)
     if SORTED:
         expert, first, last = find_tile(offsets_ptr, tile, E, EXPERTS, TOKENS)
         inside = first + lanes < last
-        slots = tl.load(order_ptr + first + lanes, mask=inside, other=0)
+        pairs = tl.load(order_ptr + first + lanes, mask=inside, other=0)
     else:
         expert = tl.load(ids_ptr + tile).to(tl.int32)
         inside = lanes == 0
-        slots = tile + lanes
-    return expert, slots, inside
+        pairs = tile + lanes
+    return expert, pairs, inside
 
 
 @triton.jit
@@ -129,14 +129,14 @@ def _product(
 
 @triton.jit
 def _gate_up_kernel(
-    x_ptr,  # [T, 64 chunks], arranged
+    x_ptr,  # [T, 64 chunks], shuffled
     blocks_ptr,
     scales_ptr,
     bias_ptr,  # [2, E, I]
     ids_ptr,  # [T * K] int64
     order_ptr,
     offsets_ptr,
-    out_ptr,  # [T * K, width], arranged
+    out_ptr,  # [T * K, width], shuffled
     I,
     width,
     row_tiles,
@@ -153,13 +153,13 @@ def _gate_up_kernel(
     ASM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    expert, slots, inside = _slots_of_tile(
+    expert, pairs, inside = _pairs_of_tile(
         ids_ptr, order_ptr, offsets_ptr, tl.program_id(1), E, EXPERTS, TOKENS, SORTED
     )
     if expert < E:
         first_tile = tl.program_id(0) * TILES
         acc = _product(
-            x_ptr, slots // K, inside, blocks_ptr, scales_ptr, first_tile, row_tiles, chunks, expert,
+            x_ptr, pairs // K, inside, blocks_ptr, scales_ptr, first_tile, row_tiles, chunks, expert,
             TILES, TOKENS, BF16, ASM, STAGES,
         )  # fmt: skip
         both = tl.permute(tl.reshape(acc, (TILES, 2, 8, TOKENS)), (0, 2, 3, 1))
@@ -169,14 +169,14 @@ def _gate_up_kernel(
         gate += tl.load(biases, mask=columns < I, other=0.0).to(tl.float32)[:, None]
         up += tl.load(biases + E * I, mask=columns < I, other=0.0).to(tl.float32)[:, None]
         inner = tl.where((columns < I)[:, None], swiglu(gate, up, limit, alpha), 0.0)
-        places = out_ptr + slots.to(tl.int64)[None, :] * width + place_of(columns)[:, None]
+        places = out_ptr + pairs.to(tl.int64)[None, :] * width + place_of(columns)[:, None]
         mask = inside[None, :] & (columns < width)[:, None]
         tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _down_kernel(
-    inner_ptr,  # [T * K, 64 chunks], arranged
+    inner_ptr,  # [T * K, 64 chunks], shuffled
     blocks_ptr,
     scales_ptr,
     bias_ptr,  # [E, H]
@@ -197,19 +197,19 @@ def _down_kernel(
     ASM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    expert, slots, inside = _slots_of_tile(
+    expert, pairs, inside = _pairs_of_tile(
         ids_ptr, order_ptr, offsets_ptr, tl.program_id(1), E, EXPERTS, TOKENS, SORTED
     )
     if expert < E:
         first_tile = tl.program_id(0) * TILES
         acc = _product(
-            inner_ptr, slots, inside, blocks_ptr, scales_ptr, first_tile, row_tiles, chunks, expert,
+            inner_ptr, pairs, inside, blocks_ptr, scales_ptr, first_tile, row_tiles, chunks, expert,
             TILES, TOKENS, BF16, ASM, STAGES,
         )  # fmt: skip
         columns = first_tile * 16 + tl.arange(0, 16 * TILES)
         acc += tl.load(bias_ptr + expert * H + columns, mask=columns < H, other=0.0).to(tl.float32)[:, None]
-        acc *= tl.load(gates_ptr + slots, mask=inside, other=0.0)[None, :]
-        places = out_ptr + slots.to(tl.int64)[None, :] * H + columns[:, None]
+        acc *= tl.load(gates_ptr + pairs, mask=inside, other=0.0)[None, :]
+        places = out_ptr + pairs.to(tl.int64)[None, :] * H + columns[:, None]
         tl.store(places, acc, mask=inside[None, :] & (columns < H)[:, None])
 
 
@@ -225,26 +225,26 @@ def moe(
     """x [T, H] float32 += sum over the K chosen experts of gate * expert(normed); returns x and its norm.
 
     The norm is ``next_qkv``'s, [T, H] in the dtype of its weights; None without it, and up to
-    ``tuning.SLIM_TOKENS`` tokens, for which QKV's own kernels norm.
+    ``tuning.SKINNY_TOKENS`` tokens, for which QKV's own kernels norm.
     """
     tokens, hidden = x.shape
     if tokens == 0:
         return x, None
     norm = None
-    if next_qkv is not None and tokens > tuning.SLIM_TOKENS:
+    if next_qkv is not None and tokens > tuning.SKINNY_TOKENS:
         norm = Norm(next_qkv.norm, eps, next_qkv.linear.weight.dtype)
     add = _adder(normed, expert_ids.numel(), experts, hidden)
     return x, add(normed, expert_ids, gates, experts, x, norm)
 
 
 def _adder(
-    normed: torch.Tensor, num_slots: int, experts: Experts, hidden: int
+    normed: torch.Tensor, num_pairs: int, experts: Experts, hidden: int
 ) -> Callable[..., torch.Tensor | None]:
-    """The products for so many slots: (normed, expert_ids, gates, experts, x, norm) -> x's norm."""
+    """The products for so many pairs: (normed, expert_ids, gates, experts, x, norm) -> x's norm."""
     is_direct = normed.shape[0] <= tuning.DIRECT_TOKENS
-    if not is_direct and can_be_large(experts, hidden, num_slots, normed.device):
-        return moe_large
-    return stream_moe if can_stream(normed, num_slots, experts) else _moe_of_tiles
+    if not is_direct and can_use_grouped(experts, hidden, num_pairs, normed.device):
+        return grouped_moe
+    return gemv_moe if can_use_gemv(normed, num_pairs, experts) else _moe_of_tiles
 
 
 def _moe_of_tiles(
@@ -255,26 +255,26 @@ def _moe_of_tiles(
     x: torch.Tensor,
     norm: Norm | None,
 ) -> torch.Tensor | None:
-    """At most 64 slots of one expert a program; any device and dtype."""
+    """At most 64 pairs of one expert a program; any device and dtype."""
     hidden = x.shape[1]
-    (tokens, top_k), num_slots = expert_ids.shape, expert_ids.numel()
-    alone = num_slots <= tuning.LONE_SLOTS
-    each = 1 if alone else tuning.tokens_each(num_slots, experts.num_experts)
+    (tokens, top_k), num_pairs = expert_ids.shape, expert_ids.numel()
+    alone = num_pairs <= tuning.LONE_PAIRS
+    each = 1 if alone else tuning.tokens_each(num_pairs, experts.num_experts)
     if alone:
-        order, offsets, tiles = expert_ids, expert_ids, num_slots
+        order, offsets, tiles = expert_ids, expert_ids, num_pairs
     else:
-        order, offsets = sort_slots(expert_ids, experts.num_experts)
-        tiles = min(num_slots, triton.cdiv(num_slots, each) + experts.num_experts)
-    arranged = arrange(normed, experts)
+        order, offsets = sort_pairs(expert_ids, experts.num_experts)
+        tiles = min(num_pairs, triton.cdiv(num_pairs, each) + experts.num_experts)
+    shuffled = shuffle_inputs(normed, experts)
     width = experts.down.chunks * COLUMNS
-    inner = torch.empty(num_slots, width, dtype=experts.dtype, device=x.device)
+    inner = torch.empty(num_pairs, width, dtype=experts.dtype, device=x.device)
     if width > experts.gate_up.row_tiles * 8:
         inner.zero_()  # its last columns meet zero weights, and nobody writes them
-    parts = torch.empty(num_slots, hidden, dtype=torch.float32, device=x.device)
+    parts = torch.empty(num_pairs, hidden, dtype=torch.float32, device=x.device)
     common = _constants(experts, alone, each, x.is_cuda)
     tile, packed = tuning.gate_up(each), experts.gate_up
     _gate_up_kernel[(triton.cdiv(packed.row_tiles * 16, tile.rows), tiles)](
-        arranged, packed.blocks, packed.scales, experts.gate_up_bias, expert_ids, order, offsets, inner,
+        shuffled, packed.blocks, packed.scales, experts.gate_up_bias, expert_ids, order, offsets, inner,
         experts.intermediate, width, packed.row_tiles, packed.chunks,
         experts.swiglu_limit, experts.swiglu_alpha,
         K=top_k, TILES=tile.rows // 16, STAGES=tile.num_stages, num_warps=tile.num_warps, **common,
@@ -288,13 +288,13 @@ def _moe_of_tiles(
     return add_parts(parts.view(tokens, top_k, hidden), x, norm)
 
 
-def arrange(normed: torch.Tensor, experts: Experts) -> torch.Tensor:
+def shuffle_inputs(normed: torch.Tensor, experts: Experts) -> torch.Tensor:
     """normed [T, H] -> [T, 64 chunks] in the experts' dtype, columns in fragment order, padded with zeros."""
     tokens, hidden = normed.shape
     width = experts.gate_up.chunks * COLUMNS
-    arranged = torch.empty(tokens, width, dtype=experts.dtype, device=normed.device)
-    _arrange_kernel[(tokens, triton.cdiv(width, 1024))](normed, arranged, hidden, width, BLOCK=1024)
-    return arranged
+    shuffled = torch.empty(tokens, width, dtype=experts.dtype, device=normed.device)
+    _shuffle_kernel[(tokens, triton.cdiv(width, 1024))](normed, shuffled, hidden, width, BLOCK=1024)
+    return shuffled
 
 
 def _constants(experts: Experts, alone: bool, each: int, on_gpu: bool) -> dict[str, Any]:

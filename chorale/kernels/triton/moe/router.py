@@ -22,7 +22,7 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import Linear, float32_product, product, project_add
 from chorale.kernels.triton.dense.norm import add_norm, in_fours
 from chorale.kernels.triton.dense.skinny import parts
-from chorale.kernels.triton.launch import chip_of, dependent, wait_for_previous
+from chorale.kernels.triton.launch import dependent, tuning_of, wait_for_previous
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +281,7 @@ def project_and_route(
     if tokens == 0:
         return x, x.to(dtype), ids, gates
     if tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS:
-        if tokens <= tuning.SLIM_TOKENS:
+        if tokens <= tuning.SKINNY_TOKENS:
             x, y = project_add(attended, linear, x), None
         else:
             y = product(attended.to(linear.weight.dtype), linear)
@@ -299,7 +299,7 @@ def project_and_route(
 
 def _projected(attended: torch.Tensor, linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(parts [SPLITS, T, H] of the product, the bias that they lack)."""
-    if 1 < attended.shape[0] <= tuning.SLIM_TOKENS:
+    if 1 < attended.shape[0] <= tuning.SKINNY_TOKENS:
         return parts(attended, linear.weight), linear.bias
     return product(attended, linear).unsqueeze(0), None
 
@@ -336,7 +336,7 @@ def _route_many(
     tile = tuning.route(tokens)
     tiles = triton.cdiv(tokens, tile.tokens)
     steps = triton.cdiv(hidden, tile.depth)
-    each = triton.cdiv(steps, chip_of(x.device).route_slices(tiles))
+    each = triton.cdiv(steps, tuning_of(x.device).route_slices(tiles))
     slices = triton.cdiv(steps, each)  # none without work
     partial = torch.empty(slices * tokens * (num_experts + 1), dtype=torch.float32, device=x.device)
     on_nvidia = x.is_cuda and torch.version.hip is None

@@ -1,4 +1,4 @@
-"""(token, expert) pairs, called slots, in the order of their experts: what grouped products walk through."""
+"""(token, expert) pairs, called pairs, in the order of their experts: what grouped products walk through."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 
-@triton.jit(do_not_specialize=["num_slots"])
+@triton.jit(do_not_specialize=["num_pairs"])
 def _sort_kernel(
-    ids_ptr,  # [num_slots] int64
-    order_ptr,  # [num_slots] int32
+    ids_ptr,  # [num_pairs] int64
+    order_ptr,  # [num_pairs] int32
     offsets_ptr,  # [E + 1] int32
-    num_slots,
+    num_pairs,
     E: tl.constexpr,
     EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -23,49 +23,49 @@ def _sort_kernel(
     """One program: count, then place. Stable, so the result does not depend on timing."""
     experts = tl.arange(0, EXPERTS)
     counts = tl.zeros((EXPERTS,), tl.int32)
-    for begin in range(0, num_slots, CHUNK):
-        slots = begin + tl.arange(0, CHUNK)
-        ids = tl.load(ids_ptr + slots, mask=slots < num_slots, other=-1)
+    for begin in range(0, num_pairs, CHUNK):
+        pairs = begin + tl.arange(0, CHUNK)
+        ids = tl.load(ids_ptr + pairs, mask=pairs < num_pairs, other=-1)
         counts += tl.sum((ids[:, None] == experts[None, :]).to(tl.int32), 0)
     ends = tl.cumsum(counts, 0)
     tl.store(offsets_ptr + 1 + experts, ends, mask=experts < E)
     tl.store(offsets_ptr + experts, tl.zeros((EXPERTS,), tl.int32), mask=experts == 0)
     place = ends - counts
-    for begin in range(0, num_slots, CHUNK):
-        slots = begin + tl.arange(0, CHUNK)
-        inside = slots < num_slots
-        ids = tl.load(ids_ptr + slots, mask=inside, other=-1)
+    for begin in range(0, num_pairs, CHUNK):
+        pairs = begin + tl.arange(0, CHUNK)
+        inside = pairs < num_pairs
+        ids = tl.load(ids_ptr + pairs, mask=inside, other=-1)
         own = (ids[:, None] == experts[None, :]).to(tl.int32)
         before = tl.cumsum(own, 0) - own
         target = tl.sum(own * (before + place[None, :]), 1)
-        tl.store(order_ptr + target, slots, mask=inside)
+        tl.store(order_ptr + target, pairs, mask=inside)
         place += tl.sum(own, 0)
 
 
-@triton.jit(do_not_specialize=["num_slots"])
+@triton.jit(do_not_specialize=["num_pairs"])
 def _rank_kernel(
-    ids_ptr,  # [num_slots] int64
-    order_ptr,  # [num_slots] int32
+    ids_ptr,  # [num_pairs] int64
+    order_ptr,  # [num_pairs] int32
     offsets_ptr,  # [E + 1] int32
-    num_slots,
+    num_pairs,
     E,
-    SLOTS: tl.constexpr,
+    PAIRS: tl.constexpr,
     PART: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program places some slots and counts for some experts, by comparing with all ids. Stable."""
+    """A program places some pairs and counts for some experts, by comparing with all ids. Stable."""
     part = tl.program_id(0) * PART + tl.arange(0, PART)
-    slots = tl.arange(0, SLOTS)
+    pairs = tl.arange(0, PAIRS)
     wait_for_previous(PDL)
-    ids = tl.load(ids_ptr + slots, mask=slots < num_slots, other=2**30).to(tl.int32)[None, :]
-    own = tl.load(ids_ptr + part, mask=part < num_slots, other=0).to(tl.int32)[:, None]
-    before = (ids < own) | ((ids == own) & (slots[None, :] < part[:, None]))
-    tl.store(order_ptr + tl.sum(before.to(tl.int32), 1), part, mask=part < num_slots)
+    ids = tl.load(ids_ptr + pairs, mask=pairs < num_pairs, other=2**30).to(tl.int32)[None, :]
+    own = tl.load(ids_ptr + part, mask=part < num_pairs, other=0).to(tl.int32)[:, None]
+    before = (ids < own) | ((ids == own) & (pairs[None, :] < part[:, None]))
+    tl.store(order_ptr + tl.sum(before.to(tl.int32), 1), part, mask=part < num_pairs)
     tl.store(offsets_ptr + part, tl.sum((ids < part[:, None]).to(tl.int32), 1), mask=part <= E)
 
 
-def sort_slots(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """expert_ids [T, K] int64 -> (order [T * K] int32: slots by expert, offsets [E + 1] int32 into it)."""
+def sort_pairs(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """expert_ids [T, K] int64 -> (order [T * K] int32: pairs by expert, offsets [E + 1] int32 into it)."""
     ids = expert_ids.reshape(-1)
     if ids.shape[0] > tuning.SORT_LIMIT:
         sorted_ids, order = torch.sort(ids, stable=True)
@@ -74,10 +74,10 @@ def sort_slots(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor
     order = torch.empty(ids.shape[0], dtype=torch.int32, device=ids.device)
     offsets = torch.empty(num_experts + 1, dtype=torch.int32, device=ids.device)
     if ids.shape[0] <= tuning.RANK_LIMIT:
-        slots, each = max(32, triton.next_power_of_2(ids.shape[0])), 16
+        pairs, each = max(32, triton.next_power_of_2(ids.shape[0])), 16
         grid = (triton.cdiv(max(ids.shape[0], num_experts + 1), each),)
         _rank_kernel[grid](
-            ids, order, offsets, ids.shape[0], num_experts, SLOTS=slots, PART=each, **dependent(ids)
+            ids, order, offsets, ids.shape[0], num_experts, PAIRS=pairs, PART=each, **dependent(ids)
         )
         return order, offsets
     experts = triton.next_power_of_2(num_experts)
@@ -90,7 +90,7 @@ def sort_slots(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor
 
 @triton.jit
 def find_tile(offsets_ptr, tile, E: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr):
-    """(expert, first, last place in the order) of a tile of TOKENS slots; expert >= E: there is no such tile.
+    """(expert, first, last place in the order) of a tile of TOKENS pairs; expert >= E: there is no such tile.
 
     Each expert has ceil(count / TOKENS) tiles, one expert after the other.
     """

@@ -1,6 +1,6 @@
-"""Slots ((token, expert) pairs) in the order of their experts, cut into tiles for ``moe_large``'s products.
+"""Pairs ((token, expert) pairs) in the order of their experts, cut into tiles for ``grouped_moe``'s products.
 
-Few slots: one kernel, each of whose programs compares some slots with all. Many: one kernel counts, a second
+Few pairs: one kernel, each of whose programs compares some pairs with all. Many: one kernel counts, a second
 one places. A few programs of that kernel only write the list of tiles. Stable, and nothing depends on timing:
 programs do not meet, and those that make a histogram add integers.
 """
@@ -18,7 +18,7 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 _LISTERS = 4  # programs that write the list of tiles
-_GROUP = 4  # blocks of slots that are counted together
+_GROUP = 4  # blocks of pairs that are counted together
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def _enter(tiles_ptr, place, expert, first, last, exists):
 
 @triton.jit
 def _cut(totals, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr, TAIL: tl.constexpr):
-    """totals [EXPERTS] int32, slots of each expert -> how many wide tiles, others (with a tail; or mid ones)
+    """totals [EXPERTS] int32, pairs of each expert -> how many wide tiles, others (with a tail; or mid ones)
     and narrow ones that makes."""
     full = totals // WIDE
     rest = totals - full * WIDE
@@ -46,7 +46,7 @@ def _cut(totals, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr, TA
 
 @triton.jit
 def _begins(totals, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr, TAIL: tl.constexpr):
-    """Where each expert's slots begin: after the last tile of the expert before."""
+    """Where each expert's pairs begin: after the last tile of the expert before."""
     wides, others, narrows = _cut(totals, WIDE, MID, NARROW, TAIL)
     sizes = wides * WIDE + others * (WIDE + TAIL if TAIL > 0 else MID) + narrows * NARROW
     return tl.cumsum(sizes, 0) - sizes
@@ -54,7 +54,7 @@ def _begins(totals, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr,
 
 @triton.jit
 def _list_tiles(
-    totals,  # [EXPERTS] int32: slots of each expert
+    totals,  # [EXPERTS] int32: pairs of each expert
     tiles_ptr,  # [1 + max tiles, 4] int32
     EXPERTS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -63,8 +63,8 @@ def _list_tiles(
     TAIL: tl.constexpr,
     LISTERS: tl.constexpr,
 ):
-    """Entry 0: how many there are. Then (expert, first slot, past the last), by kind: wide ones with a tail
-    (of more than WIDE slots), wide ones, mid ones (at most MID), narrow ones (at most NARROW).
+    """Entry 0: how many there are. Then (expert, first pair, past the last), by kind: wide ones with a tail
+    (of more than WIDE pairs), wide ones, mid ones (at most MID), narrow ones (at most NARROW).
 
     An expert's last wide one may have a tail; then nothing is left over. TAIL or MID is 0. Programs below
     LISTERS take every expert's wide ones in turn; of the others an expert has at most one.
@@ -90,13 +90,13 @@ def _list_tiles(
         tl.store(tiles_ptr, num_wide + num_other + tl.sum(narrows, 0))
 
 
-@triton.jit(do_not_specialize=["num_slots"])
-def _place_few_kernel(
-    ids_ptr,  # [num_slots] int64
-    place_ptr,  # [num_slots] int32
+@triton.jit(do_not_specialize=["num_pairs"])
+def _permute_few_kernel(
+    ids_ptr,  # [num_pairs] int64
+    place_ptr,  # [num_pairs] int32
     tiles_ptr,  # [1 + max tiles, 4] int32
-    num_slots,
-    SLOTS: tl.constexpr,  # at least num_slots
+    num_pairs,
+    PAIRS: tl.constexpr,  # at least num_pairs
     PART: tl.constexpr,  # of them are a program's
     EXPERTS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -106,44 +106,44 @@ def _place_few_kernel(
     LISTERS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    slots = tl.arange(0, SLOTS)
-    inside = slots < num_slots
+    pairs = tl.arange(0, PAIRS)
+    inside = pairs < num_pairs
     wait_for_previous(PDL)
-    ids = tl.load(ids_ptr + slots, mask=inside, other=0).to(tl.int32)
+    ids = tl.load(ids_ptr + pairs, mask=inside, other=0).to(tl.int32)
     totals = tl.histogram(ids, EXPERTS, mask=inside)
     if tl.program_id(0) < LISTERS:
         _list_tiles(totals, tiles_ptr, EXPERTS, WIDE, MID, NARROW, TAIL, LISTERS)
     else:
         part = (tl.program_id(0) - LISTERS) * PART + tl.arange(0, PART)
-        own = tl.load(ids_ptr + part, mask=part < num_slots, other=0).to(tl.int32)
-        # How many keys are smaller than a slot's own: another expert's, or an earlier slot's.
-        keys = tl.where(inside, ids * SLOTS + slots, 2**31 - 1)
-        before = keys[None, :] < (own * SLOTS + part)[:, None]
+        own = tl.load(ids_ptr + part, mask=part < num_pairs, other=0).to(tl.int32)
+        # How many keys are smaller than a pair's own: another expert's, or an earlier pair's.
+        keys = tl.where(inside, ids * PAIRS + pairs, 2**31 - 1)
+        before = keys[None, :] < (own * PAIRS + part)[:, None]
         left_out = _begins(totals, WIDE, MID, NARROW, TAIL) - (tl.cumsum(totals, 0) - totals)
         place = tl.sum(before.to(tl.int32), 1) + tl.gather(left_out, own, 0)
-        tl.store(place_ptr + part, place, mask=part < num_slots)
+        tl.store(place_ptr + part, place, mask=part < num_pairs)
 
 
-@triton.jit(do_not_specialize=["num_slots"])
+@triton.jit(do_not_specialize=["num_pairs"])
 def _count_kernel(
-    ids_ptr,  # [num_slots] int64
+    ids_ptr,  # [num_pairs] int64
     counts_ptr,  # [groups, EXPERTS] int32
-    num_slots,
+    num_pairs,
     EXPERTS: tl.constexpr,
     GROUP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    slots = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
-    inside = slots < num_slots
+    pairs = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
+    inside = pairs < num_pairs
     wait_for_previous(PDL)
-    ids = tl.load(ids_ptr + slots, mask=inside, other=0).to(tl.int32)
+    ids = tl.load(ids_ptr + pairs, mask=inside, other=0).to(tl.int32)
     counts = tl.histogram(ids, EXPERTS, mask=inside)
     tl.store(counts_ptr + tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS), counts)
 
 
 @triton.jit
 def _sum_counts(counts_ptr, groups, own_group, EXPERTS: tl.constexpr):
-    """[EXPERTS] int32 of each expert: all slots, and those in groups before ``own_group``."""
+    """[EXPERTS] int32 of each expert: all pairs, and those in groups before ``own_group``."""
     experts = tl.arange(0, EXPERTS)[None, :]
     totals = tl.zeros((EXPERTS,), tl.int32)
     earlier = tl.zeros((EXPERTS,), tl.int32)
@@ -155,16 +155,16 @@ def _sum_counts(counts_ptr, groups, own_group, EXPERTS: tl.constexpr):
     return totals, earlier
 
 
-@triton.jit(do_not_specialize=["num_slots", "groups"])
-def _place_many_kernel(
-    ids_ptr,  # [num_slots] int64
-    counts_ptr,  # [groups, EXPERTS] int32: slots of each expert in every GROUP slots
-    place_ptr,  # [num_slots] int32
+@triton.jit(do_not_specialize=["num_pairs", "groups"])
+def _permute_many_kernel(
+    ids_ptr,  # [num_pairs] int64
+    counts_ptr,  # [groups, EXPERTS] int32: pairs of each expert in every GROUP pairs
+    place_ptr,  # [num_pairs] int32
     tiles_ptr,  # [1 + max tiles, 4] int32
-    num_slots,
+    num_pairs,
     groups,
     GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,  # slots of a program, a part of a group
+    BLOCK: tl.constexpr,  # pairs of a program, a part of a group
     EXPERTS: tl.constexpr,
     WIDE: tl.constexpr,
     MID: tl.constexpr,
@@ -180,12 +180,12 @@ def _place_many_kernel(
     else:
         lanes = tl.arange(0, BLOCK)
         begin = (tl.program_id(0) - LISTERS) * BLOCK
-        inside = begin + lanes < num_slots
+        inside = begin + lanes < num_pairs
         own = tl.load(ids_ptr + begin + lanes, mask=inside, other=0).to(tl.int32)
-        slots = begin // GROUP * GROUP + tl.arange(0, GROUP)
-        ids = tl.load(ids_ptr + slots, mask=slots < begin, other=0).to(tl.int32)
+        pairs = begin // GROUP * GROUP + tl.arange(0, GROUP)
+        ids = tl.load(ids_ptr + pairs, mask=pairs < begin, other=0).to(tl.int32)
         totals, earlier = _sum_counts(counts_ptr, groups, begin // GROUP, EXPERTS)
-        earlier += tl.histogram(ids, EXPERTS, mask=slots < begin)
+        earlier += tl.histogram(ids, EXPERTS, mask=pairs < begin)
         before = (own[:, None] == own[None, :]) & (lanes[:, None] < lanes[None, :])
         begins = _begins(totals, WIDE, MID, NARROW, TAIL)
         place = tl.gather(begins + earlier, own, 0) + tl.sum(before.to(tl.int32), 0)
@@ -193,42 +193,42 @@ def _place_many_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Slots in the order of their experts, cut into tiles."""
+class Permutation:
+    """Pairs in the order of their experts, cut into tiles."""
 
-    place: torch.Tensor  # [T * K] int32: where each slot is
+    place: torch.Tensor  # [T * K] int32: where each pair is
     tiles: torch.Tensor  # [1 + max tiles, 4] int32: their number; expert, first place, past the last, unused
     rows: int  # places at most
 
 
-def place_slots(expert_ids: torch.Tensor, num_experts: int, tile: tuning.LargeTile) -> Placement:
-    """expert_ids [T, K] int64. Stable: an expert's slots keep their order."""
-    num_slots, device = expert_ids.numel(), expert_ids.device
+def permute_pairs(expert_ids: torch.Tensor, num_experts: int, tile: tuning.GroupedTile) -> Permutation:
+    """expert_ids [T, K] int64. Stable: an expert's pairs keep their order."""
+    num_pairs, device = expert_ids.numel(), expert_ids.device
     # What is left over may be a mid and a narrow one.
-    max_tiles = num_slots // tile.wide + num_experts * (2 if tile.middle else 1)
-    place = torch.empty(num_slots, dtype=torch.int32, device=device)
+    max_tiles = num_pairs // tile.wide + num_experts * (2 if tile.middle else 1)
+    place = torch.empty(num_pairs, dtype=torch.int32, device=device)
     tiles = torch.empty(1 + max_tiles, 4, dtype=torch.int32, device=device)
     experts = max(32, triton.next_power_of_2(num_experts))
-    rows = num_slots + min(num_experts, num_slots) * tile.most_left_out
+    rows = num_pairs + min(num_experts, num_pairs) * tile.most_left_out
     common: dict[str, Any] = {
         "EXPERTS": experts, "WIDE": tile.wide, "MID": tile.middle, "NARROW": tile.narrow, "TAIL": tile.tail,
         "LISTERS": _LISTERS, "num_warps": 8, **dependent(expert_ids),
     }  # fmt: skip
-    if num_slots <= tuning.PLACE_AT_ONCE:
-        slots = max(512, triton.next_power_of_2(num_slots))
-        part = slots // tuning.PLACE_PROGRAMS if slots >= 8 * tuning.PLACE_PROGRAMS else 8
-        grid = (_LISTERS + triton.cdiv(num_slots, part),)
-        _place_few_kernel[grid](expert_ids, place, tiles, num_slots, SLOTS=slots, PART=part, **common)
-        return Placement(place, tiles, rows)
-    block = triton.next_power_of_2(triton.cdiv(num_slots, tuning.PLACE_PROGRAMS))
+    if num_pairs <= tuning.PERMUTE_AT_ONCE:
+        pairs = max(512, triton.next_power_of_2(num_pairs))
+        part = pairs // tuning.PERMUTE_PROGRAMS if pairs >= 8 * tuning.PERMUTE_PROGRAMS else 8
+        grid = (_LISTERS + triton.cdiv(num_pairs, part),)
+        _permute_few_kernel[grid](expert_ids, place, tiles, num_pairs, PAIRS=pairs, PART=part, **common)
+        return Permutation(place, tiles, rows)
+    block = triton.next_power_of_2(triton.cdiv(num_pairs, tuning.PERMUTE_PROGRAMS))
     block = min(256, max(64, block))
-    group, programs = _GROUP * block, triton.cdiv(num_slots, block)
-    groups = triton.cdiv(num_slots, group)
+    group, programs = _GROUP * block, triton.cdiv(num_pairs, block)
+    groups = triton.cdiv(num_pairs, group)
     counts = torch.empty(groups, experts, dtype=torch.int32, device=device)
     _count_kernel[(groups,)](
-        expert_ids, counts, num_slots, EXPERTS=experts, GROUP=group, num_warps=8, **dependent(expert_ids)
+        expert_ids, counts, num_pairs, EXPERTS=experts, GROUP=group, num_warps=8, **dependent(expert_ids)
     )
-    _place_many_kernel[(_LISTERS + programs,)](
-        expert_ids, counts, place, tiles, num_slots, groups, GROUP=group, BLOCK=block, **common
+    _permute_many_kernel[(_LISTERS + programs,)](
+        expert_ids, counts, place, tiles, num_pairs, groups, GROUP=group, BLOCK=block, **common
     )
-    return Placement(place, tiles, rows)
+    return Permutation(place, tiles, rows)

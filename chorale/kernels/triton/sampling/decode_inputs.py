@@ -1,7 +1,7 @@
 """The first kernel of a decode step: from a few numbers a row to what the model reads.
 
-One program a row and cache group. A row that has reached a new page brings its id along, so that block tables
-are appended to here and nothing else writes to them during a decode step.
+One program a row and cache group. A row that has reached a new block brings its id along, so that block
+tables are appended to here and nothing else writes to them during a decode step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 from chorale.kernels.ops import DecodeInputs, DecodeState
 
 # Columns of a step begin where its size puts them: not a kernel for each place.
-_COLUMNS = ["rows_ptr", "computed_ptr", "new_token_ptr", "new_page_ptr"]
+_COLUMNS = ["rows_ptr", "computed_ptr", "new_token_ptr", "new_block_ptr"]
 
 
 @triton.jit(do_not_specialize_on_alignment=_COLUMNS)
@@ -20,20 +20,20 @@ def _decodes_kernel(
     rows_ptr,  # [N] int32
     computed_ptr,  # [N] int32
     new_token_ptr,  # [N] int32
-    new_page_ptr,  # [2, N] int32
+    new_block_ptr,  # [2, N] int32
     last_ptr,  # [rows] int64
-    pages_ptr,  # [2, rows, width] int32
+    row_tables_ptr,  # [2, rows, width] int32
     token_ptr,  # [N] int64
     position_ptr,  # [N] int64
     context_ptr,  # [N] int32
     slot_ptr,  # [2, N] int64
     table_ptr,  # [2, N, width] int32
-    page_stride,
+    row_tables_stride,
     slot_stride,
     table_stride,
     width,
     window,
-    PAGE: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     entry, group = tl.program_id(0), tl.program_id(1)
@@ -46,30 +46,30 @@ def _decodes_kernel(
         tl.store(token_ptr + entry, token)
         tl.store(position_ptr + entry, position.to(tl.int64))
         tl.store(context_ptr + entry, position + 1)
-    mine = pages_ptr + group.to(tl.int64) * page_stride + row * width
-    last = position // PAGE
-    page = tl.load(new_page_ptr + group * count + entry)
-    if page >= 0:
-        tl.store(mine + last, page)
+    mine = row_tables_ptr + group.to(tl.int64) * row_tables_stride + row * width
+    last = position // KV_BLOCK
+    block = tl.load(new_block_ptr + group * count + entry)
+    if block >= 0:
+        tl.store(mine + last, block)
     else:
-        page = tl.load(mine + last)
-    tl.store(slot_ptr + group * slot_stride + entry, page.to(tl.int64) * PAGE + position % PAGE)
+        block = tl.load(mine + last)
+    tl.store(slot_ptr + group * slot_stride + entry, block.to(tl.int64) * KV_BLOCK + position % KV_BLOCK)
     first = 0
     if group == 1:
-        first = tl.maximum(position - window + 1, 0) // PAGE
+        first = tl.maximum(position - window + 1, 0) // KV_BLOCK
     table = table_ptr + group.to(tl.int64) * table_stride + entry.to(tl.int64) * width
     for begin in range(first, last, BLOCK):
         places = begin + tl.arange(0, BLOCK)
         inside = places < last
         tl.store(table + places, tl.load(mine + places, mask=inside, other=0), mask=inside)
-    tl.store(table + last, page)
+    tl.store(table + last, block)
 
 
 def decode_inputs(given: DecodeInputs, state: DecodeState) -> None:
     _decodes_kernel[(given.rows.shape[0], 2)](
-        given.rows, given.num_computed, given.token_ids, given.new_pages,
+        given.rows, given.num_computed, given.token_ids, given.new_blocks,
         state.last_token, state.block_tables, state.token_ids, state.positions, state.context_lens,
         state.slots, state.tables,
         state.block_tables.stride(0), state.slots.stride(0), state.tables.stride(0),
-        state.block_tables.shape[2], state.window, PAGE=state.block_size, BLOCK=64, num_warps=1,
+        state.block_tables.shape[2], state.window, KV_BLOCK=state.block_size, BLOCK=64, num_warps=1,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Draws, Sample
+from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Sample, SamplingInputs
 from chorale.kernels.triton.sampling.thresholds import is_out, mask_of, thresholds
 
 _NONE = tl.constexpr(NO_FINITE_LOGITS)
@@ -143,7 +143,11 @@ def _shape(count: int) -> tuple[int, int]:
 
 
 def sample(
-    logits: torch.Tensor, draws: Draws, forbidden: torch.Tensor, last_token: torch.Tensor, out: torch.Tensor
+    logits: torch.Tensor,
+    draws: SamplingInputs,
+    forbidden: torch.Tensor,
+    last_token: torch.Tensor,
+    out: torch.Tensor,
 ) -> None:
     """logits [N, V] float32 -> out [N] int64, and ``last_token`` at ``draws.rows``."""
     count, vocab = logits.shape
@@ -170,7 +174,9 @@ def sample(
 def make_sampler(forbidden: torch.Tensor, rows_at_once: int) -> Sample:
     """``Ops.make_sampler``. All rows of a step are sampled at once."""
 
-    def sampler(logits: torch.Tensor, draws: Draws, last_token: torch.Tensor, out: torch.Tensor) -> None:
+    def sampler(
+        logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
+    ) -> None:
         sample(logits, draws, forbidden, last_token, out)
 
     return sampler

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.ops import Draws
+from chorale.kernels.ops import SamplingInputs
 
 BLOCK = 1024
 BLOCKS = 4  # of a piece
@@ -258,7 +258,7 @@ def _settle_kernel(
         tl.store(floor_ptr + row, found)
 
 
-def thresholds(logits: torch.Tensor, draws: Draws, forbidden: torch.Tensor) -> torch.Tensor:
+def thresholds(logits: torch.Tensor, draws: SamplingInputs, forbidden: torch.Tensor) -> torch.Tensor:
     """[N] float32: scores below are out; -inf for rows without a filter and for greedy ones.
 
     logits [N, V] float32, ``forbidden`` as in ``Ops.sample``; ``draws`` has filters.
@@ -294,7 +294,7 @@ def thresholds(logits: torch.Tensor, draws: Draws, forbidden: torch.Tensor) -> t
     return edge
 
 
-def mask_of(draws: Draws, unused: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+def mask_of(draws: SamplingInputs, unused: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     """The mask's arguments of a kernel: index, octets and their stride; ``unused`` where there is none."""
     if draws.allowed is None:
         return unused, unused, 0

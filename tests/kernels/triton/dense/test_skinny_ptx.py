@@ -1,4 +1,4 @@
-"""The PTX of ``slim_ptx`` on a CPU: all warps of one program, up to its barrier, and after."""
+"""The PTX of ``skinny_ptx`` on a CPU: all warps of one program, up to its barrier, and after."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bfloat16_bytes(values: Lanes) -> tuple[bytes, Lanes]:
 
 
 def check(p: Any, tokens: int, first: int, rows: int) -> None:
-    """One program of ``slim_stream``'s two kernels, against float64. Operands as the kernels make them."""
+    """One program of ``skinny_fused``'s two kernels, against float64. Operands as the kernels make them."""
     from chorale.kernels.triton.dense.skinny_ptx import product_text
 
     random = np.random.default_rng(0)
@@ -100,11 +100,11 @@ def test_the_machine_code(tokens: int, dim: int) -> None:
     from triton.backends.compiler import GPUTarget
 
     from chorale.kernels.triton.dense import skinny_fused
-    from chorale.kernels.triton.tuning import Slim
+    from chorale.kernels.triton.tuning import SkinnyConfig
     from tests.support.kernels.compile_kernels import HEADS, source
     from tests.support.kernels.hazards import disassemble
 
-    tile = Slim(2, 8, 1, 6, 2)
+    tile = SkinnyConfig(2, 8, 1, 6, 2)
     constants = dict(skinny_fused.constants_of(skinny_fused.product_of(tile, tokens, 2880, dim, True)))
     warps = constants.pop("num_warps")
     types = {"x_ptr": "*fp32", "rope_ptr": "*fp32", "norm_ptr": "*fp32", "slots_ptr": "*i64", "T": "i32"}
@@ -134,9 +134,9 @@ def test_the_machine_code(tokens: int, dim: int) -> None:
 @pytest.mark.parametrize("tokens", [3, 8, 13])
 def test_one_program(shape: tuple[int, ...], tokens: int) -> None:
     from chorale.kernels.triton.dense.skinny_fused import product_of
-    from chorale.kernels.triton.tuning import Slim
+    from chorale.kernels.triton.tuning import SkinnyConfig
 
-    tile = Slim(*shape)
+    tile = SkinnyConfig(*shape)
     for dim, depth in ((0, 512), (0, 608), (64, 512), (32, 608)):
         p = product_of(tile, tokens, depth, dim, True)
         if p.units * p.columns <= p.warps:
@@ -146,9 +146,9 @@ def test_one_program(shape: tuple[int, ...], tokens: int) -> None:
 def test_the_check_fails_if_a_copy_comes_late() -> None:
     from chorale.kernels.triton.dense import skinny_ptx
     from chorale.kernels.triton.dense.skinny_fused import product_of
-    from chorale.kernels.triton.tuning import Slim
+    from chorale.kernels.triton.tuning import SkinnyConfig
 
-    p = product_of(Slim(2, 4, 1, 3, 2), 8, 512, 64, True)
+    p = product_of(SkinnyConfig(2, 4, 1, 3, 2), 8, 512, 64, True)
     text = skinny_ptx.product_text(p)
     late = dataclasses.replace(p, ahead=1)  # another key of the cache
     assert "cp.async.wait_group 2" in text

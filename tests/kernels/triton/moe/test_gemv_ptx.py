@@ -24,19 +24,19 @@ from chorale.kernels.triton.moe.packing import pack
 CHUNKS = 45
 
 
-def tuned() -> list[tuple[tuning.Stream, bool]]:
+def tuned() -> list[tuple[tuning.GemvConfig, bool]]:
     """Every shape of gate_up (which does not wait inside) and of down, for 20b's and 120b's experts."""
     found = {
-        (choose(tokens, tokens * 4 / experts), choose is tuning.stream_down)
-        for choose in (tuning.stream_gate_up, tuning.stream_down)
-        for tokens in range(1, tuning.STREAM_TOKENS + 1)
+        (choose(tokens, tokens * 4 / experts), choose is tuning.gemv_down)
+        for choose in (tuning.gemv_gate_up, tuning.gemv_down)
+        for tokens in range(1, tuning.GEMV_TOKENS + 1)
         for experts in (32, 128)
     }
     return sorted(found, key=str)
 
 
 @pytest.mark.parametrize(("tile", "wait"), tuned(), ids=str)
-def test_the_loop_multiplies_decoded_weights(tile: tuning.Stream, wait: bool) -> None:
+def test_the_loop_multiplies_decoded_weights(tile: tuning.GemvConfig, wait: bool) -> None:
     groups = CHUNKS // tile.splits // tile.group
     loop = Loop(tile.tiles, tile.columns, tile.num_warps, tile.group, min(tile.groups, groups), wait)
     chunks = groups * tile.group
@@ -70,8 +70,8 @@ def check(loop: Loop, groups: int, chunks: int, skipped: int) -> None:
     """The last warp of a program; chunks after the first ``skipped``; one input in three missing."""
     torch.manual_seed(loop.group)
     rows, width = 16 * (loop.tiles + 1), 64 * (chunks + skipped)
-    blocks, scales = mxfp4.encode(torch.randn(1, rows, width))
-    weights = mxfp4.decode(blocks, scales, torch.float32)[0, 16:, 64 * skipped :].double().numpy()
+    blocks, scales = mxfp4.quantize(torch.randn(1, rows, width))
+    weights = mxfp4.dequantize(blocks, scales, torch.float32)[0, 16:, 64 * skipped :].double().numpy()
     packed = pack(blocks, scales)
     inputs = torch.randn(8 * loop.columns, width).bfloat16()
     there = np.arange(8 * loop.columns) % 3 != 1

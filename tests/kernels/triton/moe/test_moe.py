@@ -39,7 +39,7 @@ def test_hopper_streams_and_then_multiplies_large_tiles(
     found = forms(monkeypatch, num_experts, fp8, hopper=True)
     last = last_of_fp8 if fp8 else last
     for tokens, form in found.items():
-        assert form == ("stream_moe" if tokens <= last else "moe_large"), tokens
+        assert form == ("gemv_moe" if tokens <= last else "grouped_moe"), tokens
 
 
 @pytest.mark.parametrize(("num_experts", "last"), [(32, 96), (128, 256)])
@@ -47,20 +47,20 @@ def test_other_chips_of_nvidia_stream_and_then_take_plain_tiles(
     num_experts: int, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for tokens, form in forms(monkeypatch, num_experts, fp8=False, hopper=False).items():
-        assert form == ("stream_moe" if tokens <= last else "_moe_of_tiles"), tokens
+        assert form == ("gemv_moe" if tokens <= last else "_moe_of_tiles"), tokens
 
 
 @pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize("slots_each", [4, 8, 12, 16, 24, 32, 64, 128, 1024])
+@pytest.mark.parametrize("pairs_each", [4, 8, 12, 16, 24, 32, 64, 128, 1024])
 @pytest.mark.parametrize("num_experts", [8, 32, 128])
 def test_large_tiles_make_every_column_and_fit_their_memory(
-    num_experts: int, slots_each: int, fp8: bool
+    num_experts: int, pairs_each: int, fp8: bool
 ) -> None:
     """Of 96 columns down reads 128; what nobody wrote could be NaN."""
     from chorale.kernels.triton import tuning
     from chorale.runtime.memory import LEFT_OUT
 
-    tile = tuning.large(slots_each, num_experts, fp8=fp8)
+    tile = tuning.grouped(pairs_each, num_experts, fp8=fp8)
     assert tile.most_left_out <= LEFT_OUT
     each = 16 * tile.warps * tile.units
     for inter in (32, 96, 128, 352, 2880):

@@ -1,4 +1,4 @@
-"""Cells of a KV page: written and read in bfloat16, float32 or e4m3 (one byte, scale 1).
+"""Cells of a KV block: written and read in bfloat16, float32 or e4m3 (one byte, scale 1).
 
 e4m3 cells are a pointer to ``float8e4nv`` where Triton converts that type itself (NVIDIA from 8.9 on), and
 to ``uint8`` elsewhere, with the conversions written out below: the same bytes either way. Values beyond
@@ -17,8 +17,8 @@ _LARGEST = tl.constexpr(448.0)
 
 
 @triton.jit
-def to_cell(x, kind: tl.constexpr):
-    """x float32 -> ``kind``, what a page of that type holds."""
+def to_kv_element(x, kind: tl.constexpr):
+    """x float32 -> ``kind``, what a block of that type holds."""
     if kind == tl.uint8:
         cell = _encode(x)
     elif kind == tl.float8e4nv:
@@ -29,8 +29,8 @@ def to_cell(x, kind: tl.constexpr):
 
 
 @triton.jit
-def from_cell(cell, TYPE: tl.constexpr):
-    """What a page holds -> TYPE, exactly; other cells than e4m3's stay what they are."""
+def from_kv_element(cell, TYPE: tl.constexpr):
+    """What a block holds -> TYPE, exactly; other cells than e4m3's stay what they are."""
     if cell.dtype == tl.uint8:
         value = _decode(cell).to(TYPE)
     elif cell.dtype == tl.float8e4nv:
@@ -74,7 +74,7 @@ def _decode(cell):
     return tl.where(bits > 0x7F, -value, value)
 
 
-def cells_of(kv: torch.Tensor) -> torch.Tensor:
+def kernel_view(kv: torch.Tensor) -> torch.Tensor:
     """A pool as kernels take it: e4m3 as bytes where Triton has no such type."""
     if kv.dtype == torch.float8_e4m3fn and not converts_e4m3(kv.device):
         return kv.view(torch.uint8)

@@ -1,6 +1,6 @@
-"""Cells of a KV page in plain torch: what ``kernels/triton/kv_cells.py`` must agree with.
+"""Cells of a KV block in plain torch: what ``kernels/triton/kv_elements.py`` must agree with.
 
-A page holds bfloat16, float32, or e4m3 with a scale of 1: one byte a value, three bits of mantissa, values
+A block holds bfloat16, float32, or e4m3 with a scale of 1: one byte a value, three bits of mantissa, values
 beyond +-448 become +-448 (the format has no infinity, so anything else would be NaN), NaN stays NaN.
 """
 
@@ -11,7 +11,7 @@ import torch
 LARGEST_E4M3 = 448.0
 
 
-def write_cells(kv: torch.Tensor, block: torch.Tensor, offset: torch.Tensor, values: torch.Tensor) -> None:
+def write_kv(kv: torch.Tensor, block: torch.Tensor, offset: torch.Tensor, values: torch.Tensor) -> None:
     """kv [num_blocks, 2, Nkv, block_size, D]: cell (block[t], offset[t]) = values[t], [T, 2, Nkv, D]."""
     if kv.dtype == torch.float8_e4m3fn:
         values = values.clamp(-LARGEST_E4M3, LARGEST_E4M3).to(kv.dtype).view(torch.uint8)
@@ -19,7 +19,7 @@ def write_cells(kv: torch.Tensor, block: torch.Tensor, offset: torch.Tensor, val
     kv[block, :, :, offset] = values.to(kv.dtype)
 
 
-def gather_pages(kv: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
+def gather_blocks(kv: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
     """Rows ``chunks`` of kv as [num_blocks * 2 * Nkv, block_size * D], in kv's dtype."""
     flat = kv.view(-1, kv.shape[3] * kv.shape[4])
     if kv.dtype == torch.float8_e4m3fn:
