@@ -57,7 +57,7 @@ def measure(rows: int, depth: int, caching: bool, prompt: int, steps: int) -> li
         max_num_batched_tokens=8192,
         max_model_len=prompt + steps + 64,
         enable_prefix_caching=caching,
-        overlap_depth=1 if depth else 0,
+        async_scheduling=1 if depth else 0,
     )
     core = EngineCore(limits, NullExecutor())
     for index in range(rows):
@@ -87,7 +87,7 @@ def measure_churn(rows: int, depth: int, caching: bool, prompt: int, steps: int)
         max_num_batched_tokens=8192,
         max_model_len=prompt + output + 64,
         enable_prefix_caching=caching,
-        overlap_depth=1 if depth else 0,
+        async_scheduling=1 if depth else 0,
     )
     core = EngineCore(limits, NullExecutor())
     for index in range(rows + rows * steps // output):

@@ -135,10 +135,10 @@ class DeviceClock:
         executor: Any = core._executor
         self._steps: list[tuple[int, int, torch.cuda.Event, torch.cuda.Event]] = []
         self._step = (0, 0)  # id and rows of the one that is being launched
-        decodes = executor.inner._worker._decodes
-        if decodes is not None:
-            self._launch, self._graph = decodes.launch, decodes.graph
-            decodes.launch, decodes.graph = self.launch, self.graph
+        graphs = executor.inner._worker._decode_graphs
+        if graphs is not None:
+            self._launch, self._graph = graphs.launch, graphs.graph
+            graphs.launch, graphs.graph = self.launch, self.graph
 
     def launch(self, plan: StepPlan) -> Any:
         self._step = (plan.step_id, len(plan.rows))
@@ -234,11 +234,11 @@ def measure(
 def capture_all(core: EngineCore, most: int) -> None:
     """Every decode step of up to ``most`` rows: as requests end one by one, all of these come up."""
     executor: Any = core._executor
-    decodes = executor.inner._worker._decodes
-    if decodes is None:
+    graphs = executor.inner._worker._decode_graphs
+    if graphs is None:
         return
     start, count = time.perf_counter(), 0
-    for size in (size for size in decodes._sizes if size <= most):
+    for size in (size for size in graphs._sizes if size <= most):
         for longest in context_sizes(size, core.limits.max_model_len):
             executor.inner.prepare(partial(Worker.capture_decode, rows=size, longest=longest))
             count += 1

@@ -99,7 +99,7 @@ def take_pages(worker: Worker, plan: StepPlan) -> None:
     for start in plan.starts:
         worker._grammar.start(start)
     worker._buffers.start_rows(plan)
-    worker._buffers.append_pages(plan)
+    worker._buffers.append_blocks(plan)
 
 
 @dataclass
@@ -182,7 +182,7 @@ class Filler:
 
     def context(self) -> tuple[int, int]:
         """Rows that run, and the longest context of them."""
-        life = self.core._life
+        life = self.core._engine
         return len(life.running), max((int(life.rows.computed[row]) for row in life.running), default=0)
 
     def clear(self) -> None:
@@ -270,19 +270,19 @@ def capture_everything(core: EngineCore, executor: LocalExecutor) -> None:
     start, worker = time.perf_counter(), executor._worker
     while executor.use_idle_time():
         pass
-    if worker is None or worker._decodes is None or worker._mixed is None:
+    if worker is None or worker._decode_graphs is None or worker._mixed_graphs is None:
         return
-    for size in worker._decodes._sizes:
+    for size in worker._decode_graphs._sizes:
         for context in context_sizes(size, core.limits.max_model_len):
             for filtered in (False, True):
                 executor.prepare(
                     partial(Worker.capture_decode, rows=size, longest=context, filtered=filtered)
                 )
-    for tokens in worker._mixed.sizes:
+    for tokens in worker._mixed_graphs.sizes:
         for rows in MIXED_ROWS:
             executor.prepare(partial(Worker.try_size, num_tokens=tokens, rows=rows))
     print(
-        f"{worker._decodes.num_graphs} decode and {worker._mixed.num_graphs} mixed graphs, "
+        f"{worker._decode_graphs.num_graphs} decode and {worker._mixed_graphs.num_graphs} mixed graphs, "
         f"{time.perf_counter() - start:.1f} s",
         flush=True,
     )

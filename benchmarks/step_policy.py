@@ -130,7 +130,7 @@ def limits(delay_ms: float) -> EngineLimits:
         max_num_batched_tokens=8192,
         max_model_len=131072,
         enable_prefix_caching=False,
-        overlap_depth=1,
+        async_scheduling=1,
         prompt_delay=delay_ms / 1e3,
         max_prompt_delay=0.25,
         least_chunk=1024,

@@ -45,14 +45,14 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     prompt_delay: float | None = None  # seconds that prompts may add to a step of streams; 0: no bound
     block_size: int | None = None
-    num_gpu_blocks_override: int | None = None  # pages in the pool, whatever the device
+    num_gpu_blocks_override: int | None = None  # blocks in the pool, whatever the device
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None
     kv_cache_dtype: Literal["auto", "bfloat16", "float32", "fp8", "fp8_e4m3"] = "auto"
     moe_activation_dtype: Literal["auto", "bfloat16", "fp8"] = "auto"  # fp8: e4m3, where slots are many
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    async_scheduling: bool | None = None  # overlap depth 1; None: where the device can
+    async_scheduling: bool | None = None  # None: where the device can
     tensor_parallel_size: int = 1
     enforce_eager: bool = False  # no CUDA graphs
     max_cudagraph_capture_size: int | None = None  # rows; None: max_num_seqs; 0: no graphs

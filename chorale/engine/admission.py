@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 
 from chorale.engine.bounds import sampling_fault
-from chorale.engine.kv_cache.hashing import root_digest
+from chorale.engine.kv_cache.hashing import root_hash
 from chorale.engine.sequence import RequestState, Sequence
 from chorale.engine.types import EngineLimits, GenerateRequest
 
@@ -71,9 +71,10 @@ class Admission:
         return sequence
 
     def _root(self, request: GenerateRequest) -> bytes | None:
-        """Where the request's digests start: shared by salt, by the choices of one request, or not at all."""
+        """Where the request's block_hashes start: shared by salt, by the choices of one request, or not at
+        all."""
         if self._limits.enable_prefix_caching:
-            return root_digest(self._secret, "salt:" + request.cache_salt)
+            return root_hash(self._secret, "salt:" + request.cache_salt)
         if request.sampling.n > 1:
-            return root_digest(self._secret, f"request:{next(self._arrivals)}")
+            return root_hash(self._secret, f"request:{next(self._arrivals)}")
         return None

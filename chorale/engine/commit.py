@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from chorale.engine import emit
-from chorale.engine.lifecycle import Lifecycle
-from chorale.engine.plan import Grant, StepRecord
+from chorale.engine.engine_state import EngineState
+from chorale.engine.plan import ScheduledChunk, StepRecord
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import BoolArray, FinishReason, IntArray, StepResult, TokenChunk
 from chorale.errors import EngineError
@@ -19,8 +19,8 @@ from chorale.errors import EngineError
 class Committer:
     """``keep_tokens``: the next plan may name the token (depth 0) instead of pointing at the device."""
 
-    def __init__(self, life: Lifecycle, *, keep_tokens: bool) -> None:
-        self._life = life
+    def __init__(self, engine: EngineState, *, keep_tokens: bool) -> None:
+        self._engine = engine
         self._keep_tokens = keep_tokens
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
@@ -30,59 +30,61 @@ class Committer:
 
     def commit(self, record: StepRecord, result: StepResult, now: float) -> None:
         """``record`` is the oldest step in flight and ``result`` is its result."""
-        life, plan = self._life, record.plan
+        engine, plan = self._engine, record.plan
         if result.step_id != plan.step_id or len(result.token_ids) != len(plan.rows):
             raise EngineError(f"result of step {result.step_id} came for step {plan.step_id}")
-        life.in_flight.popleft()
-        life.last_committed_step = plan.step_id
+        engine.in_flight.popleft()
+        engine.last_committed_step = plan.step_id
         ends = plan.num_computed + plan.num_new
-        self._commit_decoded_pages(record, ends)
-        for entry, grant in enumerate(record.grants, record.num_decodes):
-            self._commit_chunk(record, entry, grant, result)
+        self._commit_decoded_blocks(record, ends)
+        for entry, chunk in enumerate(record.chunks, record.num_decodes):
+            self._commit_chunk(record, entry, chunk, result)
         self._commit_tokens(record, result, ends, now)
-        life.committed(record)
+        engine.committed(record)
 
-    def _commit_decoded_pages(self, record: StepRecord, ends: IntArray) -> None:
-        """Decoding rows that have just filled a page."""
-        life, block_size = self._life, self._life.limits.block_size
+    def _commit_decoded_blocks(self, record: StepRecord, ends: IntArray) -> None:
+        """Decoding rows that have just filled a block."""
+        engine, block_size = self._engine, self._engine.limits.block_size
         filled = np.flatnonzero(ends[: record.num_decodes] % block_size == 0)
         if not len(filled):
             return
         rows = record.plan.rows[filled].tolist()
         for row, end in zip(rows, ends[filled].tolist(), strict=True):
             if row not in record.dead_rows:
-                self._commit_pages(life.running[row], end)
+                self._commit_blocks(engine.running[row], end)
 
-    def _commit_pages(self, sequence: Sequence, num_computed: int) -> None:
-        sequence.extend_digests(num_computed, self._life.limits.block_size)
-        self._life.cache.commit(sequence.pages, num_computed, sequence.digests)
+    def _commit_blocks(self, sequence: Sequence, num_computed: int) -> None:
+        sequence.extend_block_hashes(num_computed, self._engine.limits.block_size)
+        self._engine.cache.commit(sequence.blocks, num_computed, sequence.block_hashes)
 
-    def _commit_chunk(self, record: StepRecord, entry: int, grant: Grant, result: StepResult) -> None:
-        sequence, end = grant.sequence, grant.start + grant.count
+    def _commit_chunk(
+        self, record: StepRecord, entry: int, chunk: ScheduledChunk, result: StepResult
+    ) -> None:
+        sequence, end = chunk.sequence, chunk.start + chunk.count
         if int(record.plan.rows[entry]) in record.dead_rows:
             return
-        self._commit_pages(sequence, end)
+        self._commit_blocks(sequence, end)
         state = sequence.request
         if sequence.sampling.prompt_logprobs is not None and not state.prompt_done:
             if state.prompt_logprobs is None:
                 state.prompt_logprobs = [None]  # the first prompt token has no context
             # A chunk of the last prompt token alone, which may be the only one, scores none.
             state.prompt_logprobs += result.prompt_logprobs.get(entry, [])
-        if sequence.is_leader and grant.start < sequence.num_prompt <= end:
+        if sequence.is_leader and chunk.start < sequence.num_prompt <= end:
             if not state.prompt_done:
                 self.num_prompt_tokens += sequence.num_prompt
                 self.num_cached_tokens += state.num_cached_tokens
                 self.num_recomputed_tokens += state.num_recomputed_tokens
             state.prompt_done = True
-            self._life.release_held(state)
+            self._engine.queue_siblings(state)
 
     def _commit_tokens(self, record: StepRecord, result: StepResult, ends: IntArray, now: float) -> None:
-        life, plan = self._life, record.plan
-        table, sequences = life.rows, life.rows.sequences
+        engine, plan = self._engine, record.plan
+        table, sequences = engine.rows, engine.rows.sequences
         samples, rows, tokens = plan.samples, plan.rows, result.token_ids[:, 0]
         if self._keep_tokens:
             table.last_token[rows] = tokens
-        slow = table.special[rows] | (ends + 1 >= table.max_len[rows])
+        slow = table.needs_slow_path[rows] | (ends + 1 >= table.max_len[rows])
         if record.dead_rows:
             samples = samples & ~np.isin(rows, list(record.dead_rows))
         if result.errors:
@@ -93,7 +95,7 @@ class Committer:
             rows, tokens, slow = rows[entries], tokens[entries], slow[entries]
         emitted = [sequences[row] for row in rows.tolist()]
         self.num_generated += len(emitted)
-        push = life.outbox.append
+        push = engine.outbox.append
         for place, (sequence, token, is_slow) in enumerate(
             zip(emitted, tokens.tolist(), slow.tolist(), strict=True)
         ):
@@ -110,27 +112,27 @@ class Committer:
     ) -> BoolArray:
         """End the sequences for which the device has no token; returns ``samples`` without them.
 
-        Unless they were sound, their logits may be bad because keys and values are, in any page that they
-        read: their own, those of a prefix hit, and window pages given back since. None of them may serve
+        Unless they were sound, their logits may be bad because keys and values are, in any block that they
+        read: their own, those of a prefix hit, and window blocks given back since. None of them may serve
         another request, or one fault would fail every request with that prefix for as long as it stays
-        popular. Pages that another sequence wrote behind such a prefix cost one more failure each, at most.
+        popular. Blocks that another sequence wrote behind such a prefix cost one more failure each, at most.
         """
         samples = samples.copy()
         for entry, message in result.errors.items():
-            sequence = self._life.rows.sequences[int(record.plan.rows[entry])]
+            sequence = self._engine.rows.sequences[int(record.plan.rows[entry])]
             if samples[entry] and sequence is not None:
-                self._life.end(sequence, emit.end_chunk(sequence, "error", now, message))
+                self._engine.end(sequence, emit.end_chunk(sequence, "error", now, message))
                 if entry not in result.forbidden:
                     self.num_corrupted += 1
-                    self._life.cache.distrust(sequence.digests)
+                    self._engine.cache.invalidate(sequence.block_hashes)
             samples[entry] = False
         return samples
 
     def _take_token(self, sequence: Sequence, token: int, entry: int, result: StepResult, now: float) -> None:
         """One token with everything that may come with it."""
-        life, sampling = self._life, sequence.sampling
+        engine, sampling = self._engine, sequence.sampling
         first = not sequence.output
-        life.rows.special[sequence.row] = sampling.logprobs is not None
+        engine.rows.needs_slow_path[sequence.row] = sampling.logprobs is not None
         if first:
             sequence.first_token = now
         sequence.output.append(token)
@@ -144,9 +146,9 @@ class Committer:
         if first:
             emit.first_fields(sequence, chunk)
         if finish is None:
-            life.outbox.append(chunk)
+            engine.outbox.append(chunk)
         else:
-            life.end(sequence, chunk)
+            engine.end(sequence, chunk)
 
 
 def finish_reason(sequence: Sequence, token: int) -> FinishReason | None:

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 from chorale.engine.admission import Admission
 from chorale.engine.bounds import MAX_CHOICES
-from chorale.engine.gate import Gate
+from chorale.engine.engine_state import EngineState
 from chorale.engine.integrity import check_integrity
-from chorale.engine.lifecycle import Lifecycle
+from chorale.engine.pending_grammars import PendingGrammarQueue
 from chorale.engine.scheduler import Scheduler
 from chorale.engine.types import (
     EngineLimits,
@@ -54,10 +54,10 @@ class EngineCore:
         self.limits = limits
         self._executor = executor
         self._clock = clock
-        self._life = Lifecycle(limits)
-        self._admission = Admission(limits, self._life.cache.capacity)
-        self._scheduler = Scheduler(self._life, limits)
-        self._gate = Gate(grammars)
+        self._engine = EngineState(limits)
+        self._admission = Admission(limits, self._engine.cache.capacity)
+        self._scheduler = Scheduler(self._engine, limits)
+        self._pending_grammars = PendingGrammarQueue(grammars)
         self._handles: deque[StepHandle] = deque()
         self._num_steps = 0
         self._last_step_tokens = 0
@@ -67,51 +67,51 @@ class EngineCore:
 
     def add_request(self, request: GenerateRequest) -> None:
         """Queue a request. One that cannot be served ends with an ``error`` chunk for each choice."""
-        if request.request_id in self._life.requests or request.request_id in self._gate:
+        if request.request_id in self._engine.requests or request.request_id in self._pending_grammars:
             refusal: str | None = f"request id {request.request_id!r} is already in use"
         else:
             refusal = self._admission.refusal(request)
         if refusal is None and request.sampling.grammar:
-            refusal = self._gate.hold(request)
+            refusal = self._pending_grammars.add(request)
         elif refusal is None:
             self._enter(request)
         if refusal is not None:
             self._end_early(request, "error", refusal)
 
     def _enter(self, request: GenerateRequest) -> None:
-        self._life.enter(self._admission.accept(request, self._clock()))
+        self._engine.enter(self._admission.accept(request, self._clock()))
 
     def _end_early(self, request: GenerateRequest, finish: FinishReason, error: str | None = None) -> None:
         """End a request that never became sequences: each choice says so."""
         for index in range(max(1, min(request.sampling.n, MAX_CHOICES))):
-            self._life.outbox.append(
+            self._engine.outbox.append(
                 TokenChunk(request.request_id, index, [], finish_reason=finish, error=error)
             )
 
-    def _take_from_gate(self) -> None:
+    def _admit_compiled(self) -> None:
         """Enter the requests whose grammars are ready. Waits a little if there is nothing else to do."""
-        idle = not (self._life.requests or self._life.in_flight or self._life.outbox)
-        for request, refusal in self._gate.ready(wait=idle):
+        idle = not (self._engine.requests or self._engine.in_flight or self._engine.outbox)
+        for request, refusal in self._pending_grammars.take_ready(wait=idle):
             if refusal is None:
                 self._enter(request)
             else:
                 self._end_early(request, "error", refusal)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """End every choice of a request now, or only choice ``index``; pages and queue place are given back
+        """End every choice of a request now, or only choice ``index``; blocks and queue place are given back
         at once.
 
         The "abort" chunks come with the next ``step``. Unknown ids, and choices that have ended, are ignored.
         """
-        state = self._life.requests.get(request_id)
+        state = self._engine.requests.get(request_id)
         if state is None:
-            if index is None and (held := self._gate.drop(request_id)) is not None:
-                self._end_early(held, "abort")
+            if index is None and (pending := self._pending_grammars.remove(request_id)) is not None:
+                self._end_early(pending, "abort")
             return
         if index is None:
-            self._life.end_request(state, "abort", self._clock(), None)
+            self._engine.end_request(state, "abort", self._clock(), None)
         elif 0 <= index < len(state.sequences):
-            self._life.abort_choice(state.sequences[index], self._clock())
+            self._engine.abort_choice(state.sequences[index], self._clock())
 
     # ------------------------------------------------------------------ the loop
 
@@ -122,26 +122,26 @@ class EngineCore:
         which ``take_chunks`` (or the next ``step``) returns, and the engine is empty. Whoever serves
         clients tells them of the failure itself, once, and need not send these on.
         """
-        scheduler, in_flight = self._scheduler, self._life.in_flight
-        if self._gate:
-            self._take_from_gate()
+        scheduler, in_flight = self._scheduler, self._engine.in_flight
+        if self._pending_grammars:
+            self._admit_compiled()
         try:
             plan = scheduler.schedule(self._clock())
             if plan is not None:
                 self._handles.append(self._executor.execute(plan))
-            if len(in_flight) > (self.limits.overlap_depth if plan is not None else 0):
+            if len(in_flight) > (1 if plan is not None and self.limits.async_scheduling else 0):
                 record, result = in_flight[0], self._handles.popleft().result()
                 now = self._clock()
                 scheduler.commit(record, result, now)
                 self._num_steps += 1
                 self._last_step_tokens = record.plan.num_tokens
                 self._last_step_seconds = now - record.started
-            elif plan is None and self._life.requests:
+            elif plan is None and self._engine.requests:
                 raise EngineError("requests wait, but the scheduler finds nothing to do")
         except Exception as error:
             self._handles.clear()
-            self._life.fail(f"the engine failed: {error}", self._clock())
-            for request in self._gate.drop_all():
+            self._engine.fail(f"the engine failed: {error}", self._clock())
+            for request in self._pending_grammars.remove_all():
                 self._end_early(request, "error", f"the engine failed: {error}")
             if isinstance(error, EngineError):
                 raise
@@ -150,14 +150,14 @@ class EngineCore:
 
     def take_chunks(self) -> list[TokenChunk]:
         """What has not been returned by ``step`` yet."""
-        chunks, self._life.outbox = self._life.outbox, []
+        chunks, self._engine.outbox = self._engine.outbox, []
         return chunks
 
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has something to do or to say."""
-        life = self._life
-        return bool(life.requests or life.in_flight or life.outbox or self._gate)
+        engine = self._engine
+        return bool(engine.requests or engine.in_flight or engine.outbox or self._pending_grammars)
 
     def use_idle_time(self) -> bool:
         """Let the executor prepare a little while there is no work; False: it has nothing to prepare."""
@@ -166,40 +166,40 @@ class EngineCore:
     # ------------------------------------------------------------------ what others may ask
 
     def stats(self) -> EngineStats:
-        life, scheduler = self._life, self._scheduler
+        engine, scheduler = self._engine, self._scheduler
         return EngineStats(
-            num_running=len(life.running),
-            num_waiting=len(life.waiting) + life.num_held + len(self._gate),
-            kv_blocks_used=life.cache.pool.num_blocks - life.cache.pool.num_free,
-            kv_blocks_total=life.cache.pool.num_blocks,
+            num_running=len(engine.running),
+            num_waiting=len(engine.waiting) + engine.num_waiting_for_prefix + len(self._pending_grammars),
+            kv_blocks_used=engine.cache.pool.num_blocks - engine.cache.pool.num_free,
+            kv_blocks_total=engine.cache.pool.num_blocks,
             prompt_tokens=scheduler.num_prompt_tokens,
             generation_tokens=scheduler.num_generated,
             prefix_cache_queries=scheduler.prefix_queries,
             prefix_cache_hits=scheduler.prefix_hits,
-            num_preemptions=life.num_preemptions,
+            num_preemptions=engine.num_preemptions,
             num_steps=self._num_steps,
             last_step_tokens=self._last_step_tokens,
             last_step_seconds=self._last_step_seconds,
-            num_deferred=life.num_held + len(self._gate),
+            num_deferred=engine.num_waiting_for_prefix + len(self._pending_grammars),
             cached_prompt_tokens=scheduler.num_cached_tokens,
             recomputed_prompt_tokens=scheduler.num_recomputed_tokens,
             num_corrupted=scheduler.num_corrupted,
         )
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if pages, rows, tables or queue contradict each other. For tests, and idle
+        """Raise AssertionError if blocks, rows, tables or queue contradict each other. For tests, and idle
         moments; costs time proportional to the pool."""
-        check_integrity(self._life)
+        check_integrity(self._engine)
 
     def shutdown(self) -> None:
-        self._gate.close()
+        self._pending_grammars.close()
         self._executor.shutdown()
 
 
 def check_limits(limits: EngineLimits) -> None:
     """Raises ``ConfigError`` naming the limit that cannot work."""
     least = {
-        "num_blocks": 2,  # one page of either group
+        "num_blocks": 2,  # one block of either group
         "block_size": 1,
         "max_num_seqs": 1,
         "max_num_batched_tokens": 1,
@@ -210,5 +210,3 @@ def check_limits(limits: EngineLimits) -> None:
         value = getattr(limits, name)
         if value < minimum:
             raise ConfigError(f"{name} must be at least {minimum}, not {value}")
-    if limits.overlap_depth not in (0, 1):
-        raise ConfigError(f"overlap_depth must be 0 or 1, not {limits.overlap_depth}")

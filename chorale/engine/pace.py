@@ -102,17 +102,17 @@ class PromptPace:
         if not self._delay or seconds <= 0:
             return
         rows = record.num_decodes
-        if not record.grants:
+        if not record.chunks:
             known = self._decodes.get(rows.bit_length(), seconds)
             # Quickly down: a first step may have waited for a graph or a kernel.
             weight = 0.75 if seconds < known else 0.25
             self._decodes[rows.bit_length()] = known + weight * (min(seconds, _MOST * known) - known)
             return
         expected: dict[tuple[bool, int], float] = {}
-        for grant in record.grants:
-            middle = grant.start + grant.count // 2
-            kind = (grant.scored, _range_of(middle))
-            cost = grant.count * self.cost(middle, scored=grant.scored)
+        for chunk in record.chunks:
+            middle = chunk.start + chunk.count // 2
+            kind = (chunk.scored, _range_of(middle))
+            cost = chunk.count * self.cost(middle, scored=chunk.scored)
             expected[kind] = expected.get(kind, 0.0) + cost
         total = sum(expected.values())
         tokens = record.plan.num_tokens

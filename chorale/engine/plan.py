@@ -13,7 +13,7 @@ FULL, WINDOW = int(CacheGroup.FULL), int(CacheGroup.WINDOW)
 
 
 @dataclass(slots=True)
-class Grant:
+class ScheduledChunk:
     """A prefill chunk: ``count`` known tokens of ``sequence`` from ``start`` on."""
 
     sequence: Sequence
@@ -23,7 +23,7 @@ class Grant:
 
     @property
     def is_last(self) -> bool:
-        return self.start + self.count == len(self.sequence.known)
+        return self.start + self.count == len(self.sequence.tokens_to_compute)
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class StepRecord:
 
     plan: StepPlan
     num_decodes: int  # the first entries
-    grants: list[Grant]  # the entries after them
+    chunks: list[ScheduledChunk]  # the entries after them
     started: float  # clock
     dead_rows: set[int] = field(default_factory=set)  # ended or preempted since: results are dropped
     retiring: list[int] = field(default_factory=list)  # rows to release when this step is committed
@@ -41,26 +41,26 @@ class StepRecord:
 class PlanBuilder:
     """Filled by the scheduler between two plans; ``build`` empties it."""
 
-    __slots__ = ("_appends", "grants", "starts")
+    __slots__ = ("_appends", "chunks", "starts")
 
     def __init__(self) -> None:
         self.starts: list[RowStart] = []
-        self.grants: list[Grant] = []
-        self._appends: list[int] = []  # flat: row, group, logical page, block
+        self.chunks: list[ScheduledChunk] = []
+        self._appends: list[int] = []  # flat: row, group, logical block, block
 
-    def append_pages(self, sequence: Sequence, first: int) -> None:
-        """The pages of both groups from logical page ``first`` on, where they are still held."""
-        pages, row = sequence.pages, sequence.row
-        appends, window_start = self._appends, pages.window_start
-        for index in range(first, len(pages.full)):
-            appends += (row, FULL, index, pages.full[index])
+    def append_blocks(self, sequence: Sequence, first: int) -> None:
+        """The blocks of both groups from logical block ``first`` on, where they are still held."""
+        blocks, row = sequence.blocks, sequence.row
+        appends, window_start = self._appends, blocks.window_start
+        for index in range(first, len(blocks.full)):
+            appends += (row, FULL, index, blocks.full[index])
             if index >= window_start:
-                appends += (row, WINDOW, index, pages.window[index - window_start])
+                appends += (row, WINDOW, index, blocks.window[index - window_start])
 
     def drop(self, row: int) -> None:
         """The row's sequence was preempted before the plan was built: forget all of it."""
         self.starts = [start for start in self.starts if start.row != row]
-        self.grants = [grant for grant in self.grants if grant.sequence.row != row]
+        self.chunks = [chunk for chunk in self.chunks if chunk.sequence.row != row]
         table = np.array(self._appends, np.int32).reshape(-1, 4)
         self._appends = table[table[:, 0] != row].ravel().tolist()
 
@@ -68,17 +68,20 @@ class PlanBuilder:
         self, step_id: int, decodes: IntArray, computed: IntArray, tokens: IntArray, wants_prompt: list[int]
     ) -> StepPlan:
         """``decodes``, ``computed``, ``tokens``: rows, positions and ids of the decoding entries."""
-        num_decodes, num_rows = len(decodes), len(decodes) + len(self.grants)
+        num_decodes, num_rows = len(decodes), len(decodes) + len(self.chunks)
         num_new = np.ones(num_rows, np.int32)
         samples = np.ones(num_rows, np.bool_)
         rows = decodes
-        if self.grants:
-            rows = _extended(decodes, [grant.sequence.row for grant in self.grants])
-            computed = _extended(computed, [grant.start for grant in self.grants])
-            num_new[num_decodes:] = [grant.count for grant in self.grants]
-            samples[num_decodes:] = [grant.is_last for grant in self.grants]
-            chunks = [grant.sequence.known[grant.start : grant.start + grant.count] for grant in self.grants]
-            tokens = np.concatenate([tokens, *chunks])
+        if self.chunks:
+            rows = _extended(decodes, [chunk.sequence.row for chunk in self.chunks])
+            computed = _extended(computed, [chunk.start for chunk in self.chunks])
+            num_new[num_decodes:] = [chunk.count for chunk in self.chunks]
+            samples[num_decodes:] = [chunk.is_last for chunk in self.chunks]
+            parts = [
+                chunk.sequence.tokens_to_compute[chunk.start : chunk.start + chunk.count]
+                for chunk in self.chunks
+            ]
+            tokens = np.concatenate([tokens, *parts])
         columns = [NO_TOKENS] * 4
         if self._appends:
             table = np.array(self._appends, np.int32).reshape(-1, 4).T
@@ -97,7 +100,7 @@ class PlanBuilder:
             append_block=columns[3],
             prompt_logprob_rows=frozenset(wants_prompt),
         )
-        self.starts, self.grants, self._appends = [], [], []
+        self.starts, self.chunks, self._appends = [], [], []
         return plan
 
 

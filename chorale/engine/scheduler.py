@@ -4,22 +4,22 @@ One step, in this order:
 
 1. Decoding rows, one token each. If there are more than the token budget, the best keys go.
 2. Chunks of running prefills, best key first, out of what is left of the budget (a decode that finds no
-   page returns its token).
-3. Admissions from the queue, best key first, until rows, budget or pages run out.
+   block returns its token).
+3. Admissions from the queue, best key first, until rows, budget or blocks run out.
 
 The key is (priority, arrival number), priority counting only under that policy; smaller runs first.
 
-Pages. Decoding rows whose pages are full and prefills get pages in key order. A prefill first shrinks its
+Blocks. Decoding rows whose blocks are full and prefills get blocks in key order. A prefill first shrinks its
 chunk to what is free. When not even one token fits, the running sequence with the worst key is preempted,
 but only if its key is worse than the asker's; an asker that is itself the worst keeps what it has and sits
-this step out. So the best running sequence can always take pages until it is alone, and alone it fits,
+this step out. So the best running sequence can always take blocks until it is alone, and alone it fits,
 because nobody is admitted whose length could exceed ``HybridCache.capacity``: there is always progress.
-(Alone at depth 1 it may have to wait for its own step in flight, whose commit frees window pages.)
+(Alone at depth 1 it may have to wait for its own step in flight, whose commit frees window blocks.)
 
-Admission asks for more than it takes: pages for all known tokens of the sequence, and for what running
+Admission asks for more than it takes: blocks for all known tokens of the sequence, and for what running
 prefills still need, and 1 % of the pool. A preempted sequence therefore does not come back until there is
 room for the whole of it, and does not push out others when it does. Under "priority", the head of the
-queue may preempt running sequences of a strictly worse *priority* for pages or for a row.
+queue may preempt running sequences of a strictly worse *priority* for blocks or for a row.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from __future__ import annotations
 import numpy as np
 
 from chorale.engine.commit import Committer
-from chorale.engine.lifecycle import Lifecycle
+from chorale.engine.engine_state import EngineState
 from chorale.engine.pace import PromptPace
-from chorale.engine.plan import Grant, PlanBuilder, StepRecord
+from chorale.engine.plan import PlanBuilder, ScheduledChunk, StepRecord
 from chorale.engine.sequence import Sequence, Status
 from chorale.engine.types import EngineLimits, IntArray, StepPlan, StepResult
 
@@ -37,17 +37,17 @@ WATERMARK = 100  # admissions leave 1/100 of the pool free while anything runs
 
 
 class Scheduler:
-    """The one writer of sequences. At overlap depth 1, ``schedule`` may run before the last ``commit``."""
+    """The one writer of sequences. With async scheduling, ``schedule`` may run before the last ``commit``."""
 
-    def __init__(self, life: Lifecycle, limits: EngineLimits) -> None:
-        self._life = life
+    def __init__(self, engine: EngineState, limits: EngineLimits) -> None:
+        self._engine = engine
         self._limits = limits
-        self._cache = life.cache
-        self._rows = life.rows
+        self._cache = engine.cache
+        self._rows = engine.rows
         self._build = PlanBuilder()
-        self._sitting_out: list[int] = []  # rows
-        self._refused: tuple[Sequence, int] | None = None  # head of the queue, spare pages at that time
-        self._committer = Committer(life, keep_tokens=limits.overlap_depth == 0)
+        self._skipped_rows: list[int] = []  # rows
+        self._refused: tuple[Sequence, int] | None = None  # head of the queue, spare blocks at that time
+        self._committer = Committer(engine, keep_tokens=not limits.async_scheduling)
         self._pace = PromptPace(limits)
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -76,8 +76,8 @@ class Scheduler:
         """The next step, or None when nothing can be computed before a commit or a new request."""
         decodes = np.flatnonzero(self._rows.decoding).astype(np.int32)
         budget = self._limits.max_num_batched_tokens
-        num_prompts = len(self._life.prefills) + len(self._life.waiting)
-        self._pace.begin(len(self._life.running) - len(self._life.prefills), num_prompts)
+        num_prompts = len(self._engine.prefills) + len(self._engine.waiting)
+        self._pace.begin(len(self._engine.running) - len(self._engine.prefills), num_prompts)
         if len(decodes) > budget:
             decodes = self._best_rows(decodes, budget)
         budget = self._extend_running(decodes, budget)
@@ -92,25 +92,25 @@ class Scheduler:
     # ------------------------------------------------------------------ running sequences
 
     def _best_rows(self, decodes: IntArray, count: int) -> IntArray:
-        best = sorted(decodes.tolist(), key=lambda row: self._life.running[row].key)[:count]
+        best = sorted(decodes.tolist(), key=lambda row: self._engine.running[row].key)[:count]
         return np.array(sorted(best), np.int32)
 
     def _extend_running(self, decodes: IntArray, budget: int) -> int:
-        """Pages for decodes that need some, chunks for prefills; returns the budget that is left."""
+        """Blocks for decodes that need some, chunks for prefills; returns the budget that is left."""
         rows = self._rows
-        due = decodes[rows.computed[decodes] >= rows.due[decodes]]
-        if len(due):
-            self._extend_decodes([self._life.running[row] for row in due.tolist()])
+        to_check = decodes[rows.computed[decodes] >= rows.next_check_at[decodes]]
+        if len(to_check):
+            self._extend_decodes([self._engine.running[row] for row in to_check.tolist()])
             budget -= int(np.count_nonzero(rows.decoding[decodes]))
         else:
             budget -= len(decodes)
-        for sequence in sorted(self._life.prefills, key=by_key):
+        for sequence in sorted(self._engine.prefills, key=by_key):
             if sequence.status is Status.PREFILL and budget > 0 and self._pace.is_open:
                 budget -= self._extend_prefill(sequence, budget)
         return budget
 
-    def _extend_decodes(self, due: list[Sequence]) -> None:
-        for sequence in sorted(due, key=by_key):
+    def _extend_decodes(self, to_check: list[Sequence]) -> None:
+        for sequence in sorted(to_check, key=by_key):
             if sequence.status is Status.DECODE:  # else it was preempted by a better one
                 self._extend_decode(sequence)
 
@@ -121,32 +121,32 @@ class Scheduler:
             self._rows.decoding[row] = False  # its last token is in flight: it will end at that commit
         elif self._make_room(sequence, computed):
             self._grow(sequence, computed + 1)
-            self._life.set_due(sequence)
+            self._engine.set_next_check(sequence)
         else:
             self._rows.decoding[row] = False
-            self._sitting_out.append(row)
+            self._skipped_rows.append(row)
 
     def _extend_prefill(self, sequence: Sequence, budget: int) -> int:
-        """Grant a chunk; returns its tokens, 0 if there is no room."""
+        """ScheduledChunk a chunk; returns its tokens, 0 if there is no room."""
         start = int(self._rows.computed[sequence.row])
         if not self._make_room(sequence, start):
             return 0
         scored = wants_prompt_logprobs(sequence)
-        wanted = self._pace.fit(start, min(budget, len(sequence.known) - start), scored=scored)
-        count = min(wanted, self._cache.room(sequence.pages, start))
+        wanted = self._pace.fit(start, min(budget, len(sequence.tokens_to_compute) - start), scored=scored)
+        count = min(wanted, self._cache.room(sequence.blocks, start))
         self._pace.spend(start, count, scored=scored)
         self._grow(sequence, start + count)
-        self._build.grants.append(Grant(sequence, start, count, scored))
+        self._build.chunks.append(ScheduledChunk(sequence, start, count, scored))
         return count
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> None:
-        first = self._cache.grow(sequence.pages, num_tokens)
-        self._build.append_pages(sequence, first)
+        first = self._cache.grow(sequence.blocks, num_tokens)
+        self._build.append_blocks(sequence, first)
 
     def _make_room(self, sequence: Sequence, num_computed: int) -> bool:
         """See to it that one more token fits, preempting worse sequences; False if that cannot be done."""
-        while self._cache.room(sequence.pages, num_computed) < 1:
-            worst = max(self._life.running.values(), key=by_key)
+        while self._cache.room(sequence.blocks, num_computed) < 1:
+            worst = max(self._engine.running.values(), key=by_key)
             if worst.key <= sequence.key:
                 return False
             self._preempt(worst)
@@ -154,17 +154,17 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._build.drop(sequence.row)
-        if sequence.row in self._sitting_out:
-            self._sitting_out.remove(sequence.row)
-        self._life.preempt(sequence)
+        if sequence.row in self._skipped_rows:
+            self._skipped_rows.remove(sequence.row)
+        self._engine.preempt(sequence)
 
     # ------------------------------------------------------------------ admissions
 
     def _admit(self, budget: int, now: float) -> None:
-        while budget > 0 and self._pace.is_open and (head := self._life.waiting.head()) is not None:
+        while budget > 0 and self._pace.is_open and (head := self._engine.waiting.head()) is not None:
             if not self._find_row(head):
                 return
-            hit = self._find_pages(head)
+            hit = self._find_blocks(head)
             if hit is None:
                 return
             self._start(head, hit, now)
@@ -173,25 +173,25 @@ class Scheduler:
     def _find_row(self, head: Sequence) -> bool:
         if self._rows.free:
             return True
-        if any(record.retiring for record in self._life.in_flight):
+        if any(record.retiring for record in self._engine.in_flight):
             return False  # one comes free at the next commit
         victim = self._victim_of(head)
         if victim is not None:
             self._preempt(victim)
         return bool(self._rows.free)
 
-    def _find_pages(self, head: Sequence) -> int | None:
-        """The pages of the head's prefix hit, once there is room to run it; None if there is not."""
+    def _find_blocks(self, head: Sequence) -> int | None:
+        """The blocks of the head's prefix hit, once there is room to run it; None if there is not."""
         victim = self._victim_of(head)
-        if self._life.running and victim is None and self._refused is not None:
+        if self._engine.running and victim is None and self._refused is not None:
             refused, spare_then = self._refused
             if refused is head and self._spare() <= spare_then:
                 return None
-        head.known = head.all_tokens()
-        head.extend_digests(len(head.known), self._limits.block_size)
+        head.tokens_to_compute = head.all_tokens()
+        head.extend_block_hashes(len(head.tokens_to_compute), self._limits.block_size)
         while True:
             hit = self._hit(head)
-            needed = self._cache.pages_to_admit(head.digests, hit, len(head.known) + 1)
+            needed = self._cache.blocks_to_admit(head.block_hashes, hit, len(head.tokens_to_compute) + 1)
             if needed <= self._spare():
                 return hit
             victim = self._victim_of(head)
@@ -201,42 +201,46 @@ class Scheduler:
             self._preempt(victim)
 
     def _spare(self) -> int:
-        """Free pages that an admission may count on."""
+        """Free blocks that an admission may count on."""
         free = self._cache.pool.num_free
-        if not self._life.running:
+        if not self._engine.running:
             return free
         owed = sum(
-            self._cache.num_pages(len(other.known) + 1) - len(other.pages.full)
-            for other in self._life.prefills
+            self._cache.blocks_for(len(other.tokens_to_compute) + 1) - len(other.blocks.full)
+            for other in self._engine.prefills
         )
         return free - owed - self._limits.num_blocks // WATERMARK
 
     def _reclaimable(self, head: Sequence) -> int:
         """An upper bound of what preempting every sequence of a worse priority would add to ``_spare``."""
         return sum(
-            max(len(other.pages.full), self._cache.num_pages(len(other.known) + 1)) + len(other.pages.window)
-            for other in self._life.running.values()
+            max(len(other.blocks.full), self._cache.blocks_for(len(other.tokens_to_compute) + 1))
+            + len(other.blocks.window)
+            for other in self._engine.running.values()
             if other.key[0] > head.key[0]
         )
 
     def _hit(self, head: Sequence) -> int:
-        """Pages of the longest usable prefix. The last known token is always computed: its logits are needed.
+        """Blocks of the longest usable prefix. The last known token is always computed: its logits are
+        needed.
 
         A request that wants the prompt's log-probabilities computes the whole prompt once.
         """
         if head.sampling.prompt_logprobs is not None and not head.request.prompt_done:
             return 0
-        return self._cache.lookup(head.digests[: (len(head.known) - 1) // self._limits.block_size])
+        return self._cache.lookup(
+            head.block_hashes[: (len(head.tokens_to_compute) - 1) // self._limits.block_size]
+        )
 
     def _victim_of(self, head: Sequence) -> Sequence | None:
         """The worst running sequence, if its priority is strictly worse than the head's."""
-        if self._limits.policy != "priority" or not self._life.running:
+        if self._limits.policy != "priority" or not self._engine.running:
             return None
-        worst = max(self._life.running.values(), key=by_key)
+        worst = max(self._engine.running.values(), key=by_key)
         return worst if worst.key[0] > head.key[0] else None
 
     def _start(self, head: Sequence, hit: int, now: float) -> None:
-        self._cache.adopt(head.pages, head.digests, hit)
+        self._cache.attach_prefix(head.blocks, head.block_hashes, hit)
         num_cached = hit * self._limits.block_size
         if not head.request.is_scheduled:
             head.request.is_scheduled = True
@@ -245,39 +249,39 @@ class Scheduler:
             if self._limits.enable_prefix_caching:
                 self.prefix_queries += head.num_prompt
                 self.prefix_hits += num_cached
-        self._build.starts.append(self._life.start(head, num_cached, now))
-        self._build.append_pages(head, 0)
+        self._build.starts.append(self._engine.start(head, num_cached, now))
+        self._build.append_blocks(head, 0)
 
     def _num_recomputed(self, head: Sequence, hit: int) -> int:
-        """Tokens of a whole last page that is cached, all but for the logits of its last token in vain."""
-        num_pages, rest = divmod(head.num_prompt, self._limits.block_size)
-        if rest or hit != num_pages - 1 or head.sampling.prompt_logprobs is not None:
+        """Tokens of a whole last block that is cached, all but for the logits of its last token in vain."""
+        num_blocks, rest = divmod(head.num_prompt, self._limits.block_size)
+        if rest or hit != num_blocks - 1 or head.sampling.prompt_logprobs is not None:
             return 0
-        cached = self._cache.lookup(head.digests[:num_pages]) == num_pages
+        cached = self._cache.lookup(head.block_hashes[:num_blocks]) == num_blocks
         return self._limits.block_size if cached else 0
 
     # ------------------------------------------------------------------ the plan
 
     def _plan(self, decodes: IntArray, now: float) -> StepPlan | None:
-        rows, life, step_id = self._rows, self._life, self._life.next_step_id
+        rows, engine, step_id = self._rows, self._engine, self._engine.next_step_id
         decodes = decodes[rows.decoding[decodes]]
-        for row in self._sitting_out:
+        for row in self._skipped_rows:
             rows.decoding[row] = True
-        self._sitting_out.clear()
-        grants = self._build.grants
-        if not len(decodes) and not grants:
+        self._skipped_rows.clear()
+        chunks = self._build.chunks
+        if not len(decodes) and not chunks:
             return None
-        wants_prompt = [grant.sequence.row for grant in grants if grant.scored]
+        wants_prompt = [chunk.sequence.row for chunk in chunks if chunk.scored]
         plan = self._build.build(
             step_id, decodes, rows.computed[decodes], rows.last_token[decodes], wants_prompt
         )
         rows.computed[plan.rows] += plan.num_new
         rows.last_step[plan.rows] = step_id
-        for grant in grants:
-            if grant.is_last:
-                life.begin_decode(grant.sequence)
-        life.in_flight.append(StepRecord(plan, len(decodes), grants, now))
-        life.next_step_id += 1
+        for chunk in chunks:
+            if chunk.is_last:
+                engine.begin_decode(chunk.sequence)
+        engine.in_flight.append(StepRecord(plan, len(decodes), chunks, now))
+        engine.next_step_id += 1
         return plan
 
 

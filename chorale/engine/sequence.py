@@ -1,7 +1,7 @@
 """Sequence: one choice of one request, from arrival to its last token. Written by the scheduler alone.
 
-A request with n > 1 becomes n sequences. One of them, the leader, computes the prompt; the others are HELD
-until it has, then find the prompt's whole pages in the prefix index.
+A request with n > 1 becomes n sequences. One of them, the leader, computes the prompt; the others are
+WAITING_FOR_PREFIX until it has, then find the prompt's whole blocks in the prefix index.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from chorale.engine.kv_cache.cache import Pages
+from chorale.engine.kv_cache.cache import BlockTables
 from chorale.engine.kv_cache.hashing import extend_chain
 from chorale.engine.types import GenerateRequest, IntArray, SamplingSpec, TokenLogprobs
 
@@ -19,7 +19,7 @@ NO_TOKENS: IntArray = np.zeros(0, np.int32)
 
 
 class Status(enum.IntEnum):
-    HELD = 0  # waits for a sibling to compute the shared prompt
+    WAITING_FOR_PREFIX = 0  # waits for a sibling to compute the shared prompt
     WAITING = 1  # in the queue, holds nothing
     PREFILL = 2  # has a row; known tokens are left to compute
     DECODE = 3  # has a row; one token at a time
@@ -32,33 +32,32 @@ class RequestState:
 
     request: GenerateRequest
     prompt: IntArray
-    root: bytes | None  # start of the digest chain; None: pages are never shared
+    root: bytes | None  # start of the block_hash chain; None: blocks are never shared
     arrival: float
     sequences: list[Sequence] = field(default_factory=list)
     num_unfinished: int = 0
     is_scheduled: bool = False  # a choice has been admitted once
-    num_cached_tokens: int = 0  # of that admission; later hits may be on the request's own pages
+    num_cached_tokens: int = 0  # of that admission; later hits may be on the request's own blocks
     num_recomputed_tokens: int = 0  # beyond these, what was cached and is computed again all the same
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     prompt_done: bool = False  # the leader has computed the prompt once
-    leader: int = 0  # index of the choice that computes it, while the others are HELD
+    leader: int = 0  # index of the choice that computes it, while the others are WAITING_FOR_PREFIX
 
 
 class Sequence:
     """Tokens, status and place of one choice. How far it is computed stands in ``RowTable``."""
 
     __slots__ = (
-        "digests",
+        "block_hashes",
+        "blocks",
         "first_scheduled",
         "first_token",
         "index",
         "key",
-        "known",
         "max_len",
         "num_preemptions",
         "num_prompt",
         "output",
-        "pages",
         "request",
         "request_id",
         "row",
@@ -66,6 +65,7 @@ class Sequence:
         "seed",
         "status",
         "stop_ids",
+        "tokens_to_compute",
     )
 
     def __init__(
@@ -81,9 +81,11 @@ class Sequence:
         self.stop_ids: frozenset[int] = frozenset()
         self.num_prompt = int(request.prompt.shape[0])
         self.output: list[int] = []
-        self.known: IntArray = NO_TOKENS  # prompt and output at the last admission: what prefill computes
-        self.digests: list[bytes] = []
-        self.pages = Pages()
+        self.tokens_to_compute: IntArray = (
+            NO_TOKENS  # prompt and output at the last admission: what prefill computes
+        )
+        self.block_hashes: list[bytes] = []
+        self.blocks = BlockTables()
         self.row = -1
         self.status = Status.WAITING
         self.first_scheduled = 0.0
@@ -110,20 +112,21 @@ class Sequence:
             return self.request.prompt
         return np.concatenate([self.request.prompt, np.array(self.output, np.int32)])
 
-    def extend_digests(self, num_tokens: int, block_size: int) -> None:
-        """Make ``digests`` cover the whole pages of the first ``num_tokens`` tokens. No-op if unshared."""
-        root, num_pages = self.request.root, num_tokens // block_size
-        if not self.digests:  # a sibling's prompt is this one's
-            self.digests = self.request.sequences[0].digests[: self.num_prompt // block_size]
-        start = len(self.digests) * block_size
-        if root is None or start >= num_pages * block_size:
+    def extend_block_hashes(self, num_tokens: int, block_size: int) -> None:
+        """Make ``block_hashes`` cover the whole blocks of the first ``num_tokens`` tokens. No-op if
+        unshared."""
+        root, num_blocks = self.request.root, num_tokens // block_size
+        if not self.block_hashes:  # a sibling's prompt is this one's
+            self.block_hashes = self.request.sequences[0].block_hashes[: self.num_prompt // block_size]
+        start = len(self.block_hashes) * block_size
+        if root is None or start >= num_blocks * block_size:
             return
-        tokens = self._tokens_between(start, num_pages * block_size)
-        extend_chain(self.digests, root, tokens.tobytes(), 4 * block_size)
+        tokens = self._tokens_between(start, num_blocks * block_size)
+        extend_chain(self.block_hashes, root, tokens.tobytes(), 4 * block_size)
 
     def _tokens_between(self, start: int, stop: int) -> IntArray:
-        if stop <= len(self.known):
-            return self.known[start:stop]
+        if stop <= len(self.tokens_to_compute):
+            return self.tokens_to_compute[start:stop]
         if start >= self.num_prompt:
             return np.array(self.output[start - self.num_prompt : stop - self.num_prompt], np.int32)
         return self.all_tokens()[start:stop]

@@ -74,7 +74,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     sampling: SamplingSpec = SamplingSpec()
     priority: int = 0  # lower runs first under the "priority" policy
     arrival_time: float = 0.0  # time.time() at the client
-    cache_salt: str = ""  # prefix pages are shared only between requests of equal salt
+    cache_salt: str = ""  # prefix blocks are shared only between requests of equal salt
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -152,7 +152,7 @@ class StepOutputs(msgspec.Struct, array_like=True):
 
 
 class CacheGroup(enum.IntEnum):
-    """Which layers a page belongs to. Pages of both groups come from one pool and have one size."""
+    """Which layers a block belongs to. Blocks of both groups come from one pool and have one size."""
 
     FULL = 0
     WINDOW = 1
@@ -170,7 +170,7 @@ class EngineLimits:
     sliding_window: int = 128  # tokens a window layer sees, its own included
     enable_prefix_caching: bool = True
     policy: Literal["fcfs", "priority"] = "fcfs"
-    overlap_depth: Literal[0, 1] = 0
+    async_scheduling: bool = False  # the next step is planned before the last one's result is read
     eos_token_ids: tuple[int, ...] = (200002, 199999, 200012)
     vocab_size: int = 201088
     seed: int = 0  # from which the seeds of unseeded requests are drawn
@@ -200,7 +200,7 @@ class StepPlan:
     """One step, as numbers. Entry ``i`` of the first block of arrays is one row of the batch.
 
     A prefill chunk, a decode and (later) a draft verification differ only in ``num_new``. Block tables
-    live on the device and are appended to: ``append_*`` lists the pages that rows gained. Entries are
+    live on the device and are appended to: ``append_*`` lists the blocks that rows gained. Entries are
     ordered decodes first.
     """
 
@@ -213,7 +213,7 @@ class StepPlan:
     token_ids: IntArray  # [sum(num_new)]; -1: the token that this row sampled last, still on the device
     append_row: IntArray  # [A]
     append_group: IntArray  # [A] CacheGroup
-    append_index: IntArray  # [A] logical page: position // block_size
+    append_index: IntArray  # [A] logical block: position // block_size
     append_block: IntArray  # [A] block id in the pool
     prompt_logprob_rows: frozenset[int] = field(default_factory=frozenset)  # rows that want them now
 

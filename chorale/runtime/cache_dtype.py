@@ -1,4 +1,4 @@
-"""What a KV page's numbers can be, by vLLM's names, and why not the rest. Torch-free."""
+"""What a KV block's numbers can be, by vLLM's names, and why not the rest. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _WHY_NOT = {
     "fp8_e5m2": "two bits of mantissa are not enough, and its range is not needed",
     "fp8_inc": "that is for Intel Gaudi",
     "fp8_ds_mla": "that is for DeepSeek's attention",
-    "fp8_per_token_head": "pages keep no scales",
-    "int8": "pages keep no scales",
-    "int8_per_token_head": "pages keep no scales",
-    "int4_per_token_head": "pages keep no scales",
-    "nvfp4": "pages keep no scales",
+    "fp8_per_token_head": "blocks keep no scales",
+    "int8": "blocks keep no scales",
+    "int8_per_token_head": "blocks keep no scales",
+    "int4_per_token_head": "blocks keep no scales",
+    "nvfp4": "blocks keep no scales",
     "float16": "gpt-oss runs in bfloat16 or float32",
 }
 

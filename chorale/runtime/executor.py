@@ -19,7 +19,7 @@ class LocalExecutor:
         """``overlaps``: the device still computes when ``execute`` has returned."""
         self._worker: Worker | None = worker
         self._later: deque[Callable[[Worker], None]] = deque()
-        self._watch = StepWatch(overlaps=overlaps)
+        self._timer = StepTimer(overlaps=overlaps)
 
     def execute(self, plan: StepPlan) -> StepHandle:
         """Never raises: whatever goes wrong is raised by the handle's ``result``."""
@@ -30,7 +30,7 @@ class LocalExecutor:
             fetch = self._worker.run(plan)
         except Exception as error:  # any fault of the device or the model fails this step, and is not lost
             return LocalStep(plan.step_id, _raising(error))
-        return LocalStep(plan.step_id, self._watch.timed(fetch, began))
+        return LocalStep(plan.step_id, self._timer.timed(fetch, began))
 
     def later(self, action: Callable[[Worker], None]) -> None:
         """Something for ``use_idle_time``."""
@@ -76,7 +76,7 @@ class LocalStep:
             raise EngineError(f"step {self._step_id} failed ({type(error).__name__}: {error})") from error
 
 
-class StepWatch:
+class StepTimer:
     """How long the device is at each step."""
 
     def __init__(self, *, overlaps: bool) -> None:

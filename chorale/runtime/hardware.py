@@ -15,7 +15,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """``total_bytes`` and ``free_bytes`` are of the memory that holds weights and KV pages."""
+    """``total_bytes`` and ``free_bytes`` are of the memory that holds weights and KV blocks."""
 
     kind: Literal["cpu", "cuda"]
     name: str

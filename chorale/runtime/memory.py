@@ -1,4 +1,4 @@
-"""Memory arithmetic: what weights, activations and KV pages take, and how much the pool may have.
+"""Memory arithmetic: what weights, activations and KV blocks take, and how much the pool may have.
 
 Torch-free, so that ``chorale fit`` can answer before anything is downloaded. All sizes are bytes.
 """
@@ -32,25 +32,26 @@ CPU_TOKENS = 4096  # of every row; a CPU does not keep more sequences than that 
 
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
-    """The pages of one pool. A page serves either cache group: ``block_size`` tokens of all KV slots."""
+    """The blocks of one pool. A block serves either cache group: ``block_size`` tokens of all KV slots."""
 
     block_size: int
     bytes_per_block: int
     sliding_window: int
 
     @property
-    def window_pages(self) -> int:
-        """Pages that the window's tokens can touch, in the worst alignment."""
+    def window_blocks(self) -> int:
+        """Blocks that the window's tokens can touch, in the worst alignment."""
         return -(-(self.sliding_window - 1) // self.block_size) + 1
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Pages that one sequence of ``num_tokens`` holds: all of the full group, the window of the other."""
+        """Blocks that one sequence of ``num_tokens`` holds: all of the full group, the window of the
+        other."""
         full = -(-num_tokens // self.block_size)
-        return full + min(full, self.window_pages)
+        return full + min(full, self.window_blocks)
 
     def tokens_in(self, num_blocks: int) -> int:
         """The longest sequence that ``num_blocks`` hold; the inverse of ``blocks_for``."""
-        window = self.window_pages
+        window = self.window_blocks
         full = num_blocks - window if num_blocks >= 2 * window else num_blocks // 2
         return max(full, 0) * self.block_size
 
@@ -93,19 +94,19 @@ def _token_bytes(model: ModelConfig) -> int:
     return (8 * model.hidden_size + 3 * model.num_experts_per_tok * model.intermediate_size) * 4
 
 
-def edit_bytes(model: ModelConfig, num_rows: int) -> int:
+def processor_bytes(model: ModelConfig, num_rows: int) -> int:
     """What rows may ask for beside the step: counts of output tokens, for penalties (logits processors)."""
     return num_rows * model.vocab_size * 4
 
 
-def graph_bytes(model: ModelConfig, rows: int, num_graphs: int, max_pages: int) -> int:
+def graph_bytes(model: ModelConfig, rows: int, num_graphs: int, max_blocks: int) -> int:
     """Of captured steps: the largest one's tensors (the pool is shared), what stays between steps (two block
     tables, logits or hidden states), and the graphs themselves. ``rows``: tokens of the largest;
     0: no graphs."""
     if not rows:
         return 0
     tensors = rows * _token_bytes(model) + min(rows, LOGIT_ROWS) * model.vocab_size * 4
-    kept = min(rows, KEPT_ROWS) * model.vocab_size * 4 + rows * (model.hidden_size * 4 + 2 * max_pages * 4)
+    kept = min(rows, KEPT_ROWS) * model.vocab_size * 4 + rows * (model.hidden_size * 4 + 2 * max_blocks * 4)
     return tensors + kept + num_graphs * GRAPH_BYTES
 
 
@@ -125,13 +126,13 @@ class PoolRequest:
     fixed: int
 
     def useful_blocks(self, num_tokens: int) -> int:
-        """Pages for every row at ``num_tokens``, and for one row at full length."""
+        """Blocks for every row at ``num_tokens``, and for one row at full length."""
         every = self.max_num_seqs * self.geometry.blocks_for(min(num_tokens, self.max_model_len))
         return max(every, self.geometry.blocks_for(self.max_model_len))
 
 
 def size_pool(config: EngineConfig, hardware: Hardware, request: PoolRequest) -> PoolSize:
-    """How many pages, by the first of: the override, the bytes asked for, a share of the memory.
+    """How many blocks, by the first of: the override, the bytes asked for, a share of the memory.
 
     Raises ``ConfigError`` for more than all of the memory.
     """
@@ -162,7 +163,7 @@ def _check_memory(size: PoolSize, per_block: int, hardware: Hardware) -> None:
     wanted, most = size.num_blocks * per_block, hardware.total_bytes
     if wanted > most:
         raise ConfigError(
-            f"{size.reason}: {size.num_blocks} KV pages take {gib(wanted)}; "
+            f"{size.reason}: {size.num_blocks} KV blocks take {gib(wanted)}; "
             f"{hardware.name} has {gib(most)}, which holds {most // per_block}"
         )
 
@@ -204,7 +205,7 @@ def check_one_fits(
     if fits >= 2:
         ways.insert(0, f"--max-model-len {fits} (saves {missing})")
     raise ConfigError(
-        f"one sequence of --max-model-len {request.max_model_len} needs {needed} KV pages, "
+        f"one sequence of --max-model-len {request.max_model_len} needs {needed} KV blocks, "
         f"{gib(needed * per_block)}; the pool has {size.num_blocks} ({size.reason}): "
         f"{missing} more. Pick one: " + "; ".join(ways)
     )
@@ -213,8 +214,8 @@ def check_one_fits(
 def _ways_to_fit(
     config: EngineConfig, needed: int, per_block: int, kv_dtype: str, hardware: Hardware
 ) -> list[str]:
-    """How the pool comes to ``needed`` pages, by what has decided its size (see ``size_pool``)."""
-    if config.num_gpu_blocks_override is not None:  # whatever the pages' bytes are, and the memory's
+    """How the pool comes to ``needed`` blocks, by what has decided its size (see ``size_pool``)."""
+    if config.num_gpu_blocks_override is not None:  # whatever the blocks' bytes are, and the memory's
         return [f"--num-gpu-blocks-override {needed}, or none"]
     total = needed * per_block
     ways = [f"--kv-cache-memory-bytes {total} (if that much is free)"]

@@ -6,7 +6,6 @@ The only place where defaults are decided. Torch-free.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from chorale.config import ONE_DEVICE, EngineConfig, check_least
 from chorale.engine.types import MAX_LOGPROBS, EngineLimits
@@ -23,10 +22,10 @@ from chorale.runtime.memory import (
     activation_bytes,
     check_one_fits,
     check_rows,
-    edit_bytes,
     gib,
     graph_bytes,
     kv_geometry,
+    processor_bytes,
     size_pool,
     weight_bytes,
 )
@@ -152,7 +151,9 @@ def resolve(
         decide.decisions.append(Decision("mixed_cuda_graphs", False, "asked for", chosen=False))
     fixed = weight_bytes(model, dtype) + activation_bytes(model, tokens, seqs, dtype)
     if not cpu:
-        fixed += CUDA_RESERVE + _graph_bytes(config, model, graph_rows, block_size) + edit_bytes(model, seqs)
+        fixed += (
+            CUDA_RESERVE + _graph_bytes(config, model, graph_rows, block_size) + processor_bytes(model, seqs)
+        )
     longest, num_blocks = _pool(config, model, hardware, decide, geometry, kv_dtype, seqs, fixed)
     return Resolved(
         limits=EngineLimits(
@@ -167,7 +168,7 @@ def resolve(
             sliding_window=model.sliding_window,
             enable_prefix_caching=config.enable_prefix_caching,
             policy=config.scheduling_policy,
-            overlap_depth=_overlap(config, decide, can_overlap),
+            async_scheduling=_async_scheduling(config, decide, can_overlap),
             eos_token_ids=tuple(token for token in model.eos_token_ids if token < model.vocab_size),
             vocab_size=model.vocab_size,
             seed=config.seed,
@@ -212,7 +213,7 @@ def _graph_bytes(config: EngineConfig, model: ModelConfig, sizes: tuple[int, ...
 def _kv_dtype(config: EngineConfig, decide: _Decider, dtype: str, supports_fp8_kv: bool) -> str:
     asked = cache_dtype(config.kv_cache_dtype)
     if asked == E4M3 and not supports_fp8_kv:
-        raise ConfigError(f"--kv-cache-dtype {config.kv_cache_dtype}: this op back end has no fp8 pages")
+        raise ConfigError(f"--kv-cache-dtype {config.kv_cache_dtype}: this op back end has no fp8 blocks")
     return decide.name("kv_cache_dtype", asked, dtype, "as dtype")
 
 
@@ -235,7 +236,7 @@ def _pool(
     if asked is None and 2 <= fits < wanted:
         decide.notes.append(
             f"max_model_len is {fits} instead of the model's {wanted}: the KV pool holds no more "
-            f"({size.num_blocks} pages of {geometry.block_size} tokens, {size.reason})"
+            f"({size.num_blocks} blocks of {geometry.block_size} tokens, {size.reason})"
         )
         decide.pick("max_model_len", None, fits, "what the KV pool holds")
         wanted = fits
@@ -247,11 +248,9 @@ def _pool(
     return wanted, size.num_blocks
 
 
-def _overlap(config: EngineConfig, decide: _Decider, can_overlap: bool) -> Literal[0, 1]:
-    asked = config.async_scheduling
+def _async_scheduling(config: EngineConfig, decide: _Decider, can_overlap: bool) -> bool:
     reason = "the device runs beside the host" if can_overlap else "the device is the host itself"
-    depth = decide.pick("overlap_depth", None if asked is None else int(asked), int(can_overlap), reason)
-    return 1 if depth else 0
+    return bool(decide.pick("async_scheduling", config.async_scheduling, can_overlap, reason))
 
 
 def _max_logprobs(config: EngineConfig, decide: _Decider) -> int:

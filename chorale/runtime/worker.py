@@ -25,9 +25,9 @@ from chorale.runtime.sampling.logprobs import LogprobTensors, gather_in_parts, t
 from chorale.runtime.sampling.sampler import FORBIDDEN, NO_TOKEN, Sampler
 from chorale.runtime.steps.batch import SamplingBatch, StepBatch
 from chorale.runtime.steps.buffers import Buffers
-from chorale.runtime.steps.decode_graphs import Decodes
+from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
 from chorale.runtime.steps.graph_sizes import MIXED_ROWS
-from chorale.runtime.steps.mixed_graphs import Mixed, dummy_plan
+from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, dummy_plan
 
 LogitsOf = Callable[[slice], torch.Tensor]  # some rows of a batch -> their logits, float32
 _PROMPT_ROWS_AT_ONCE = 64  # rows of logits in one log-probability pass
@@ -35,7 +35,7 @@ BAD_LOGITS = "the model gave no finite logits for this sequence"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PendingLogprobs:
     """Log-probabilities that were enqueued: for which entry, how many alternatives at each position."""
 
     entry: int
@@ -54,13 +54,14 @@ class Worker:
         buffers: Buffers,
         sampler: Sampler,
         grammar: GrammarRows,
-        decodes: Decodes | None = None,
-        mixed: Mixed | None = None,
+        decode_graphs: DecodeGraphRunner | None = None,
+        mixed_graphs: MixedGraphRunner | None = None,
     ) -> None:
-        """``decodes`` and ``mixed`` take the steps that they can; None: every step is launched anew."""
+        """``decode_graphs`` and ``mixed_graphs`` take the steps that they can; None: every step is launched
+        anew."""
         self._device, self._model, self._kv = device, model, kv
         self._buffers, self._sampler, self._grammar = buffers, sampler, grammar
-        self._decodes, self._mixed = decodes, mixed
+        self._decode_graphs, self._mixed_graphs = decode_graphs, mixed_graphs
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Callable[[], StepResult]:
@@ -68,10 +69,10 @@ class Worker:
         for start in plan.starts:
             self._grammar.start(start)
         self._buffers.start_rows(plan)
-        if self._decodes is not None and self._decodes.takes(plan):
-            return self._run_decodes(self._decodes, plan)
-        padded = None if self._mixed is None else self._mixed.padded(plan)
-        hidden = self._forward(plan) if padded is None else self._mixed.hidden(padded)
+        if self._decode_graphs is not None and self._decode_graphs.takes(plan):
+            return self._run_decode_graph(self._decode_graphs, plan)
+        padded = None if self._mixed_graphs is None else self._mixed_graphs.padded(plan)
+        hidden = self._forward(plan) if padded is None else self._mixed_graphs.hidden(padded)
         step = self._buffers.sampling_step(plan)
         prompt = self._score_prompts(hidden, step)
         masks = self._grammar.masks(step.sampling.rows)
@@ -88,37 +89,39 @@ class Worker:
     @torch.inference_mode()
     def capture_decode(self, rows: int, longest: int, filtered: bool = False) -> None:
         """Make the graph of a decode step now; it would be made when first needed."""
-        if self._decodes is not None:
-            self._decodes.graph(rows, longest, filtered)
+        if self._decode_graphs is not None:
+            self._decode_graphs.graph(rows, longest, filtered)
 
     @torch.inference_mode()
     def try_size(self, num_tokens: int, rows: int = MIXED_ROWS[0]) -> None:
         """A forward pass of so many dummy tokens, captured if it can be: its kernels are compiled then."""
-        if self._mixed is None:
+        if self._mixed_graphs is None:
             return
-        if num_tokens in self._mixed.sizes:
-            self._mixed.graph(num_tokens, rows)
+        if num_tokens in self._mixed_graphs.sizes:
+            self._mixed_graphs.graph(num_tokens, rows)
         else:
             plan = dummy_plan(num_tokens, self._buffers.spare_row)
             self._forward(plan)
 
-    def _run_decodes(self, decodes: Decodes, plan: StepPlan) -> Callable[[], StepResult]:
-        """A step in static memory. Rows with special wishes are sampled again, from its logits."""
-        launch = decodes.launch(plan)
+    def _run_decode_graph(self, decode_graphs: DecodeGraphRunner, plan: StepPlan) -> Callable[[], StepResult]:
+        """A step in static memory. Rows that need resampling are sampled again from its logits."""
+        launch = decode_graphs.launch(plan)
         entries = np.arange(len(plan.rows))
-        special = np.flatnonzero(self._buffers.rows.special[plan.rows])
-        if not len(special):
-            collect = decodes.collect(launch)
+        again = np.flatnonzero(self._buffers.rows.needs_resampling[plan.rows])
+        if not len(again):
+            collect = decode_graphs.collect(launch)
             fetch = functools.cache(lambda: [collect()])
             return lambda: _result(plan, entries, [], [], fetch())
-        positions = plan.num_computed[special].astype(np.int64) + 1
-        batch = self._buffers.sampling_of(plan.rows[special], positions)
-        is_all = len(special) == len(plan.rows)
-        index = None if is_all else self._device.upload(special.astype(np.int32)).long()
+        positions = plan.num_computed[again].astype(np.int64) + 1
+        batch = self._buffers.sampling_of(plan.rows[again], positions)
+        is_all = len(again) == len(plan.rows)
+        index = None if is_all else self._device.upload(again.astype(np.int32)).long()
         masks = self._grammar.masks(batch.rows)
-        tokens, wanted = self._choose(lambda some: decodes.logits(launch, some, index), batch, special, masks)
+        tokens, wanted = self._choose(
+            lambda some: decode_graphs.logits(launch, some, index), batch, again, masks
+        )
         if index is not None:
-            tokens = decodes.tokens[: len(plan.rows)].clone().index_copy_(0, index, tokens)
+            tokens = decode_graphs.tokens[: len(plan.rows)].clone().index_copy_(0, index, tokens)
         fetch = self._start_download(tokens, wanted)
         self._grammar.sampled(plan.rows, fetch)
         return lambda: _result(plan, entries, wanted, [], fetch())
@@ -127,7 +130,7 @@ class Worker:
         """Hidden states [T, H], launched kernel by kernel."""
         return self._model.hidden(self._buffers.fill(plan), self._kv)
 
-    def _score_prompts(self, hidden: torch.Tensor, step: StepBatch) -> list[Wanted]:
+    def _score_prompts(self, hidden: torch.Tensor, step: StepBatch) -> list[PendingLogprobs]:
         """The prompts' log-probabilities.
 
         Prompt positions go through the head a few at a time: all of them at once would be gigabytes.
@@ -140,12 +143,12 @@ class Worker:
             ):
                 logits = self._model.logits(hidden, index)
                 tensors = gather_in_parts(logits, targets, wish.num_top, self._device.sample_rows)
-                prompt.append(Wanted(wish.entry, wish.num_top, tensors))
+                prompt.append(PendingLogprobs(wish.entry, wish.num_top, tensors))
         return prompt
 
     def _choose(
         self, logits_of: LogitsOf, batch: SamplingBatch, entries: npt.NDArray[np.int64], masks: Masks | None
-    ) -> tuple[torch.Tensor, list[Wanted]]:
+    ) -> tuple[torch.Tensor, list[PendingLogprobs]]:
         """Tokens [N] of a batch, remembered; and their log-probabilities where they are wanted.
 
         A few rows at a time: a thousand rows of logits would be nearly a gigabyte.
@@ -165,7 +168,7 @@ class Worker:
 
     def _choose_some(
         self, logits: torch.Tensor, batch: SamplingBatch, entries: npt.NDArray[np.int64], masks: Masks | None
-    ) -> tuple[torch.Tensor, list[Wanted]]:
+    ) -> tuple[torch.Tensor, list[PendingLogprobs]]:
         tokens = self._sampler.sample(logits, batch, masks)
         self._remember(tokens, batch)
         wanted = []
@@ -173,17 +176,17 @@ class Worker:
             num_top = int(batch.num_logprobs[place])
             row = slice(place, place + 1)
             tensors = gather_in_parts(logits[row], tokens[row].clamp(min=0), num_top, 1)
-            wanted.append(Wanted(int(entries[place]), num_top, tensors))
+            wanted.append(PendingLogprobs(int(entries[place]), num_top, tensors))
         return tokens, wanted
 
     def _remember(self, tokens: torch.Tensor, batch: SamplingBatch) -> None:
         """The next plan may name these tokens with -1. A bad row's token is never used, but must be one."""
         known = tokens.clamp(min=0)
         self._buffers.last_token.index_copy_(0, batch.row_index, known)
-        for place, edits in batch.edits.items():
-            edits.record(known[place : place + 1], int(batch.positions[place]))
+        for place, processors in batch.processors.items():
+            processors.record(known[place : place + 1], int(batch.positions[place]))
 
-    def _start_download(self, tokens: torch.Tensor, wanted: list[Wanted]) -> Fetch:
+    def _start_download(self, tokens: torch.Tensor, wanted: list[PendingLogprobs]) -> Fetch:
         tensors = [tokens]
         for part in wanted:
             tensors.extend(part.tensors.tensors())
@@ -193,8 +196,8 @@ class Worker:
 def _result(
     plan: StepPlan,
     entries: npt.NDArray[np.int64],
-    wanted: list[Wanted],
-    prompt: list[Wanted],
+    wanted: list[PendingLogprobs],
+    prompt: list[PendingLogprobs],
     arrays: Arrays,
 ) -> StepResult:
     """Fetched arrays as a StepResult: tokens of ``entries``, tensors of ``wanted``, those of ``prompt``."""

@@ -35,7 +35,7 @@ from chorale.runtime.resolve import Resolved, resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.steps.buffers import Buffers
-from chorale.runtime.steps.decode_graphs import Decodes
+from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
 from chorale.runtime.steps.graph_sizes import (
     BUSY_TOKENS,
     FILTERED_ROWS,
@@ -45,15 +45,15 @@ from chorale.runtime.steps.graph_sizes import (
     MIXED_TOKENS,
     context_sizes,
 )
-from chorale.runtime.steps.mixed_graphs import Mixed
-from chorale.runtime.warmup.cache_key import kernel_facts
+from chorale.runtime.steps.mixed_graphs import MixedGraphRunner
+from chorale.runtime.warmup.cache_key import cache_key
 from chorale.runtime.warmup.plans import (
-    OpenGrammars,
-    Stage,
+    AllowAllGrammars,
+    DryRunExecutors,
     UncapturedDevice,
+    dry_run,
     eager_plans,
     masked_plans,
-    rehearse,
     shortened,
 )
 from chorale.runtime.worker import Worker
@@ -137,7 +137,7 @@ def build_engine(
     if compiler is not None:
         with phases.phase("compile"):
             try:
-                if not compiler.is_known(kernel_facts(model, resolved)):
+                if not compiler.is_known(cache_key(model, resolved)):
                     compile_kernels(compiler, model, resolved, device, grammars, phases.report)
             except Exception as error:  # then steps compile what they need, as they need it
                 log.warning("kernels are not compiled beforehand: %s: %s", type(error).__name__, error)
@@ -197,15 +197,15 @@ def compile_kernels(
     cut, stand_in = shortened(model), UncapturedDevice(device)
     eager, rows = replace(small, graph_rows=()), GrammarRows(device, grammars)
     kv = allocate_kv(model.config, small, device)
-    stage = Stage(
+    executors = DryRunExecutors(
         captured=make_executor(cut, kv, small, stand_in, rows),
         launched=make_executor(cut, kv, eager, stand_in, rows),
-        masked=make_executor(cut, kv, eager, stand_in, OpenGrammars(device, grammars)),
+        masked=make_executor(cut, kv, eager, stand_in, AllowAllGrammars(device, grammars)),
     )
     pieces = preparations(resolved.graph_rows, resolved.limits).values() if resolved.graph_rows else ()
     plans = eager_plans(resolved.limits, resolved.graph_rows)
     masked, first = masked_plans(resolved.limits), first_plan(small.limits)
-    needed = rehearse(compiler, stage, pieces, plans, masked, first)
+    needed = dry_run(compiler, executors, pieces, plans, masked, first)
 
     def tell(done: int, count: int) -> None:
         report("compile", done / max(count, 1), f"kernels: {done} of {count}")
@@ -216,7 +216,7 @@ def compile_kernels(
 def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[torch.Tensor]:
     """One tensor a slot: [num_blocks, 2, Nkv, block_size, D]; zeros, as ``AttentionMeta`` asks.
 
-    With graphs there is one page more, for their dummy rows.
+    With graphs there is one block more, for their dummy rows.
     """
     limits = resolved.limits
     shape = (
@@ -242,12 +242,14 @@ def make_executor(
         vocab_size=limits.vocab_size,
     )
     sampler = Sampler(device, limits.vocab_size, make_sampler=model.ops.make_sampler)
-    decodes = mixed = None
+    decode_graphs = mixed_graphs = None
     if resolved.graph_rows:
-        decodes = Decodes(device, model, kv, buffers, sampler, resolved.graph_rows, limits.max_model_len)
+        decode_graphs = DecodeGraphRunner(
+            device, model, kv, buffers, sampler, resolved.graph_rows, limits.max_model_len
+        )
         longest = limits.max_model_len if resolved.mixed_graphs else 0  # 0: no mixed step is captured
-        mixed = Mixed(device, model, kv, buffers, longest)
-    worker = Worker(device, model, kv, buffers, sampler, grammar, decodes, mixed)
+        mixed_graphs = MixedGraphRunner(device, model, kv, buffers, longest)
+    worker = Worker(device, model, kv, buffers, sampler, grammar, decode_graphs, mixed_graphs)
     return LocalExecutor(worker, overlaps=device.overlap)
 
 
@@ -257,7 +259,7 @@ def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:
 
 
 def first_plan(limits: EngineLimits) -> StepPlan:
-    """One token in row 0, in the first two pages, or one where there is no second."""
+    """One token in row 0, in the first two blocks, or one where there is no second."""
     one = np.zeros(1, np.int32)
     return StepPlan(
         step_id=-1,
@@ -329,7 +331,7 @@ def preparations(
 def _pool_message(resolved: Resolved) -> str:
     limits = resolved.limits
     size = gib(limits.num_blocks * resolved.geometry.bytes_per_block)
-    return f"{limits.num_blocks:,} pages of {limits.block_size} tokens, {size}"
+    return f"{limits.num_blocks:,} blocks of {limits.block_size} tokens, {size}"
 
 
 def _info(

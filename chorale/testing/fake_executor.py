@@ -1,9 +1,9 @@
-"""FakeExecutor: a device whose next token is a hash of the prefix *as its simulated KV pages hold it*.
+"""FakeExecutor: a device whose next token is a hash of the prefix *as its simulated KV blocks hold it*.
 
-It keeps block tables built from ``append_*`` alone and pages that store, for each slot, the token and the
+It keeps block tables built from ``append_*`` alone and blocks that store, for each slot, the token and the
 hash of the whole prefix up to it (as real keys and values depend on it). Each sampling row reads its whole
 prefix through the FULL table and the last ``window`` tokens through the WINDOW table, verifies both, and
-hashes them. A wrong table, a page freed or reused too early, a wrong count of computed tokens, a prefix hit
+hashes them. A wrong table, a block freed or reused too early, a wrong count of computed tokens, a prefix hit
 on the wrong content: each raises ``EngineError`` or changes the tokens. ``FakeModel.generate`` gives the
 tokens that a request must get, from nothing but its prompt.
 
@@ -113,7 +113,7 @@ class FakeRow:
     """What the device knows about one row."""
 
     start: RowStart
-    tables: tuple[dict[int, int], dict[int, int]]  # logical page -> block, by group
+    tables: tuple[dict[int, int], dict[int, int]]  # logical block -> block, by group
     last_token: int = -1
 
 
@@ -225,7 +225,7 @@ class FakeExecutor:
             raise EngineError("an entry computes nothing, or a token whose successor has no place")
 
     def _write(self, state: FakeRow, tokens: IntArray, computed: int) -> None:
-        """Store new tokens at positions ``computed`` on, in the pages of both groups."""
+        """Store new tokens at positions ``computed`` on, in the blocks of both groups."""
         if tokens[0] == -1:
             tokens = np.array([state.last_token], np.int32)
         if tokens.min() < 0:
@@ -259,14 +259,14 @@ class FakeExecutor:
             raise EngineError(f"row {state.start.row}: {group.name} position {position} holds another prefix")
 
     def _slots(self, state: FakeRow, group: CacheGroup, start: int, stop: int) -> tuple[IntArray, IntArray]:
-        """Blocks and offsets of positions [start, stop)."""
+        """BlockTables and offsets of positions [start, stop)."""
         positions = np.arange(start, stop, dtype=np.int32)
         table, bs = state.tables[group], self._limits.block_size
         first = start // bs
         try:
             blocks = np.array([table[i] for i in range(first, (stop - 1) // bs + 1)], np.int32)
         except KeyError as error:
-            raise EngineError(f"row {state.start.row}: {group.name} has no page {error}") from None
+            raise EngineError(f"row {state.start.row}: {group.name} has no block {error}") from None
         return blocks[positions // bs - first], positions % bs
 
 

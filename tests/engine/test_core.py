@@ -74,7 +74,7 @@ def test_limits_that_cannot_work_are_named(name: str) -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
 def test_abort_at_any_moment_ends_all_choices_once_and_frees_everything(depth: int, steps: int) -> None:
-    engine = Engine(overlap_depth=depth, max_num_batched_tokens=8)
+    engine = Engine(async_scheduling=depth, max_num_batched_tokens=8)
     engine.add("a", 20, n=3, max_tokens=30)
     engine.add("b", [3] * 5, max_tokens=5)
     chunks = [chunk for _ in range(steps) for chunk in engine.step()]
@@ -95,7 +95,7 @@ def test_abort_at_any_moment_ends_all_choices_once_and_frees_everything(depth: i
 def test_one_choice_leaves_and_its_siblings_get_what_they_would_have(
     depth: int, steps: int, leaver: int
 ) -> None:
-    engine = Engine(overlap_depth=depth, max_num_batched_tokens=8)
+    engine = Engine(async_scheduling=depth, max_num_batched_tokens=8)
     request = engine.add("a", 20, n=3, max_tokens=30, prompt_logprobs=1)
     chunks = [chunk for _ in range(steps) for chunk in engine.step()]
     engine.core.abort("a", leaver)
@@ -117,7 +117,7 @@ def test_one_choice_leaves_and_its_siblings_get_what_they_would_have(
     assert engine.core.stats().kv_blocks_used == 0
 
 
-def test_a_choice_that_leaves_gives_its_pages_back_while_the_others_run() -> None:
+def test_a_choice_that_leaves_gives_its_blocks_back_while_the_others_run() -> None:
     engine = Engine()
     engine.add("a", 4, n=2, max_tokens=100)
     for _ in range(40):
@@ -129,7 +129,7 @@ def test_a_choice_that_leaves_gives_its_pages_back_while_the_others_run() -> Non
 
 
 def test_an_aborted_id_can_be_used_again_while_its_row_is_in_flight() -> None:
-    engine = Engine(overlap_depth=1)
+    engine = Engine(async_scheduling=1)
     engine.add("a", 6, max_tokens=9)
     for _ in range(3):
         engine.step()
@@ -144,7 +144,7 @@ def test_an_aborted_id_can_be_used_again_while_its_row_is_in_flight() -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("fail_at", [0, 1, 4])
 def test_a_failed_step_ends_everything_and_leaves_an_engine_that_works(depth: int, fail_at: int) -> None:
-    engine = Engine(overlap_depth=depth, fail_at_step=fail_at, max_num_seqs=2)
+    engine = Engine(async_scheduling=depth, fail_at_step=fail_at, max_num_seqs=2)
     for name in "abc":
         engine.add(name, 9, n=2, max_tokens=12)
     chunks = [chunk for _ in range(fail_at) for chunk in engine.step()]
@@ -204,7 +204,7 @@ def test_row_starts_name_every_id_that_would_stop() -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("budget", [1, 4, 64])
 def test_prompt_logprobs_come_whole_with_the_first_chunk_of_each_choice(depth: int, budget: int) -> None:
-    engine = Engine(overlap_depth=depth, max_num_batched_tokens=budget)
+    engine = Engine(async_scheduling=depth, max_num_batched_tokens=budget)
     engine.add("warm", 20, max_tokens=1)
     engine.run()
     engine.add("a", 20, n=2, max_tokens=3, prompt_logprobs=2)
@@ -281,7 +281,7 @@ def test_shutdown_reaches_the_executor() -> None:
 
 
 def test_where_prompt_tokens_came_from() -> None:
-    """Pages of 4 tokens. What is cached, computed and computed again is known for every prompt here."""
+    """Blocks of 4 tokens. What is cached, computed and computed again is known for every prompt here."""
     engine = Engine(num_blocks=200, block_size=4, sliding_window=8, max_num_batched_tokens=64)
 
     def after(name: str, prompt: list[int]) -> tuple[int, int, int]:
@@ -292,9 +292,9 @@ def test_where_prompt_tokens_came_from() -> None:
 
     prompt = [1 + i % 90 for i in range(24)]
     assert after("a", prompt) == (24, 0, 0)
-    assert after("b", prompt) == (48, 20, 4)  # the last page is there, but its last token's logits are not
-    assert after("c", [*prompt, 7]) == (73, 44, 4)  # six whole pages, one token computed
-    assert after("d", prompt[:22]) == (95, 64, 4)  # five whole pages
+    assert after("b", prompt) == (48, 20, 4)  # the last block is there, but its last token's logits are not
+    assert after("c", [*prompt, 7]) == (73, 44, 4)  # six whole blocks, one token computed
+    assert after("d", prompt[:22]) == (95, 64, 4)  # five whole blocks
     assert after("e", [91] * 24) == (119, 64, 4)
 
 

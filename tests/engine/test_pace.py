@@ -131,7 +131,7 @@ class Scene:
 def test_a_stream_hardly_waits_for_prompts(
     depth: Literal[0, 1], prompts: int, length: int, fields: dict[str, Any]
 ) -> None:
-    scene = Scene(sizes={"overlap_depth": depth})
+    scene = Scene(sizes={"async_scheduling": depth})
     scene.add("stream", 60, 2000)
     scene.run(until="stream")
     for number in range(prompts):
@@ -207,7 +207,7 @@ def test_without_streams_steps_are_full() -> None:
     assert [plan.num_tokens for plan, _ in scene.device.steps] == [2048, 2048, 2048, 1856]
 
 
-def test_under_page_pressure_streams_are_recomputed_within_the_bound() -> None:
+def test_under_block_pressure_streams_are_recomputed_within_the_bound() -> None:
     scene = Scene(sizes={"num_blocks": 330, "max_model_len": 4096})
     for number in range(3):
         scene.add(f"s{number}", 700, 900, seed=number + 1)
@@ -305,7 +305,7 @@ def test_a_queue_of_prompts_drains(rate: int, most: int) -> None:
 def test_tokens_are_the_same_with_and_without_a_bound(depth: Literal[0, 1]) -> None:
     found = []
     for delay in (0.0, DELAY):
-        scene = Scene(sizes={"prompt_delay": delay, "overlap_depth": depth})
+        scene = Scene(sizes={"prompt_delay": delay, "async_scheduling": depth})
         for number in range(12):
             scene.add(f"r{number}", 37 * (number + 1), 30, seed=number, n=1 + number % 3)
             for _ in range(3):

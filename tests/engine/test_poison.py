@@ -62,8 +62,8 @@ class PoisonedDevice(FakeExecutor):
 
 
 class Poisoned:
-    def __init__(self, num_faults: int, overlap_depth: int) -> None:
-        limits = EngineLimits(**(DEFAULTS | {"overlap_depth": overlap_depth}))
+    def __init__(self, num_faults: int, async_scheduling: int) -> None:
+        limits = EngineLimits(**(DEFAULTS | {"async_scheduling": async_scheduling}))
         self.model = FakeModel(vocab_size=1000, eos_token_ids=(7,), stop_probability=0.0)
         self.device = PoisonedDevice(limits, self.model, num_faults)
         self.core = EngineCore(limits, self.device, Ticker())
@@ -90,7 +90,7 @@ GOOD_START = list(range(10, 22))
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_poisoned_prefix_is_never_served_again(depth: int) -> None:
-    engine = Poisoned(num_faults=1, overlap_depth=depth)
+    engine = Poisoned(num_faults=1, async_scheduling=depth)
     prompt = [*GOOD_START, POISON, *range(30, 60)]
     engine.add("hit", prompt)
     neighbour = engine.add("neighbour", list(range(100, 140)))
@@ -107,7 +107,7 @@ def test_a_poisoned_prefix_is_never_served_again(depth: int) -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 def test_siblings_and_those_that_adopted_the_prefix_fail_by_themselves_and_heal_it(depth: int) -> None:
     """The prompt is published chunk by chunk, before anything of it was sampled."""
-    engine = Poisoned(num_faults=1, overlap_depth=depth)
+    engine = Poisoned(num_faults=1, async_scheduling=depth)
     prompt = [*GOOD_START, POISON, *range(30, 60)]
     engine.add("first", prompt, n=3)
     chunks = engine.core.step() + engine.core.step()  # at least the poisoned chunk is computed
@@ -121,16 +121,16 @@ def test_siblings_and_those_that_adopted_the_prefix_fail_by_themselves_and_heal_
     assert tokens_by_choice(chunks)["later2", 0] == engine.wanted(request)
 
 
-def test_a_fault_while_decoding_takes_the_pages_out_that_left_the_window() -> None:
-    engine = Poisoned(num_faults=0, overlap_depth=0)
+def test_a_fault_while_decoding_takes_the_blocks_out_that_left_the_window() -> None:
+    engine = Poisoned(num_faults=0, async_scheduling=0)
     request = engine.add("a", GOOD_START)
     for _ in range(6):
         engine.core.step()
-    engine.device._nan[:] = True  # whatever the pages hold is lost
+    engine.device._nan[:] = True  # whatever the blocks hold is lost
     chunks = engine.run()
     assert ends(chunks) == [("a", 0, "error")]
     engine.device._nan[:] = False
-    pool = engine.core._life.cache.pool
+    pool = engine.core._engine.cache.pool
     assert pool.num_cached_free == 0
     again = engine.add("b", GOOD_START)
     chunks = engine.run()
@@ -145,8 +145,8 @@ def test_a_request_that_forbids_every_token_costs_nobody_the_prefix() -> None:
             result = super()._run(plan)
             return dataclasses.replace(result, forbidden=frozenset(result.errors))
 
-    engine = Poisoned(num_faults=1, overlap_depth=0)
+    engine = Poisoned(num_faults=1, async_scheduling=0)
     engine.core = EngineCore(engine.core.limits, Forbidding(engine.core.limits, engine.model, 1), Ticker())
     engine.add("a", [*GOOD_START, POISON])
     assert ends(engine.run()) == [("a", 0, "error")]
-    assert engine.core._life.cache.pool.num_cached_free > 0
+    assert engine.core._engine.cache.pool.num_cached_free > 0

@@ -57,7 +57,7 @@ def test_rows_are_limited_and_reused() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_no_token_is_computed_beyond_the_last_needed_one(depth: int) -> None:
-    engine = Engine(overlap_depth=depth)
+    engine = Engine(async_scheduling=depth)
     engine.add("a", 10, max_tokens=5)
     chunks = engine.run()
     assert len(tokens_by_choice(chunks)["a", 0]) == 5
@@ -65,7 +65,7 @@ def test_no_token_is_computed_beyond_the_last_needed_one(depth: int) -> None:
 
 
 def test_depth_1_points_at_the_device_and_depth_0_names_the_token() -> None:
-    serial, overlapped = Engine(overlap_depth=0), Engine(overlap_depth=1)
+    serial, overlapped = Engine(async_scheduling=0), Engine(async_scheduling=1)
     for engine in (serial, overlapped):
         engine.add("a", 3, max_tokens=4)
     out = tokens_by_choice(serial.run())["a", 0]
@@ -75,7 +75,7 @@ def test_depth_1_points_at_the_device_and_depth_0_names_the_token() -> None:
 
 
 def test_depth_1_drops_the_row_that_turned_out_finished() -> None:
-    engine = Engine(overlap_depth=1, stop_probability=1.0)
+    engine = Engine(async_scheduling=1, stop_probability=1.0)
     engine.add("a", 5, ignore_eos=False, max_tokens=10)
     chunks = engine.run()
     assert tokens_by_choice(chunks)["a", 0] == [7]
@@ -97,7 +97,7 @@ def test_second_request_hits_the_prefix_of_the_first() -> None:
     assert stats.prompt_tokens == 42
 
 
-def test_a_fully_cached_prompt_recomputes_its_last_page() -> None:
+def test_a_fully_cached_prompt_recomputes_its_last_block() -> None:
     engine = Engine()
     for name in "ab":
         engine.add(name, 20, max_tokens=2)
@@ -126,7 +126,7 @@ def test_salts_do_not_share() -> None:
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("depth", [0, 1])
 def test_choices_share_the_prompt_and_have_seeds_of_their_own(caching: bool, depth: int) -> None:
-    engine = Engine(enable_prefix_caching=caching, overlap_depth=depth)
+    engine = Engine(enable_prefix_caching=caching, async_scheduling=depth)
     request = engine.add("a", 21, n=3, max_tokens=6)
     outputs = tokens_by_choice(engine.run())
     for index in range(3):
@@ -151,7 +151,7 @@ def test_preempted_sequences_come_back_whole_and_in_order() -> None:
     assert sum(t.num_preemptions for t in timings.values()) == engine.core.stats().num_preemptions
 
 
-def test_a_row_start_carries_every_known_token_and_all_pages_again() -> None:
+def test_a_row_start_carries_every_known_token_and_all_blocks_again() -> None:
     engine = Engine(num_blocks=16, max_model_len=40, enable_prefix_caching=False)
     for name in "abc":
         engine.add(name, [ord(name)] * 8, max_tokens=16)
@@ -169,7 +169,7 @@ def test_a_row_start_carries_every_known_token_and_all_pages_again() -> None:
 
 def test_a_sequence_ends_where_the_pool_ends() -> None:
     engine = Engine(num_blocks=12)
-    capacity = engine.core._life.cache.capacity
+    capacity = engine.core._engine.cache.capacity
     request = engine.add("a", 10, max_tokens=100)
     chunks = engine.run()
     assert ends(chunks) == [("a", 0, "length")]
@@ -198,7 +198,7 @@ def test_priority_orders_the_queue_and_fcfs_ignores_it() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_an_urgent_request_takes_a_row(depth: int) -> None:
-    engine = Engine(policy="priority", max_num_seqs=1, overlap_depth=depth)
+    engine = Engine(policy="priority", max_num_seqs=1, async_scheduling=depth)
     engine.add("slow", 3, max_tokens=20, priority=1)
     for _ in range(3):
         engine.step()
@@ -209,8 +209,8 @@ def test_an_urgent_request_takes_a_row(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_an_urgent_request_takes_pages(depth: int) -> None:
-    engine = Engine(policy="priority", num_blocks=16, max_model_len=40, overlap_depth=depth)
+def test_an_urgent_request_takes_blocks(depth: int) -> None:
+    engine = Engine(policy="priority", num_blocks=16, max_model_len=40, async_scheduling=depth)
     engine.add("slow", [1] * 24, max_tokens=14, priority=1)
     for _ in range(3):
         engine.step()
@@ -239,7 +239,7 @@ def test_admission_waits_for_room_for_the_whole_sequence() -> None:
     assert engine.core.stats().num_preemptions == 0
 
 
-def test_pages_of_window_layers_are_given_back_as_the_sequence_moves() -> None:
+def test_blocks_of_window_layers_are_given_back_as_the_sequence_moves() -> None:
     engine = Engine(enable_prefix_caching=False, num_blocks=100)
     engine.add("a", 4, max_tokens=150)
     for _ in range(100):

@@ -37,7 +37,7 @@ def tight_limits(
         sliding_window=rng.choice((1, 5, 16, 33)),
         enable_prefix_caching=caching,
         policy=policy,
-        overlap_depth=depth,
+        async_scheduling=depth,
         eos_token_ids=EOS,
         vocab_size=VOCAB,
     )
@@ -55,5 +55,5 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         life = simulate(limits, REQUESTS_PER_CASE // 5, seed)
         preemptions += life.core.stats().num_preemptions
         hits += life.core.stats().prefix_cache_hits
-    assert preemptions > 20, "no page pressure: the test says nothing about preemption"
+    assert preemptions > 20, "no block pressure: the test says nothing about preemption"
     assert (hits > 0) == caching

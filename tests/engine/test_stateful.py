@@ -13,7 +13,7 @@ from tests.support.engine.simulation import EOS, VOCAB, Life
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Prompts are prefixes of one text, so that pages are shared as much as possible."""
+    """Prompts are prefixes of one text, so that blocks are shared as much as possible."""
 
     life: Life
 
@@ -37,7 +37,7 @@ class EngineMachine(RuleBasedStateMachine):
                 max_model_len=60,
                 sliding_window=window,
                 enable_prefix_caching=caching,
-                overlap_depth=depth,
+                async_scheduling=depth,
                 eos_token_ids=EOS,
                 vocab_size=VOCAB,
                 **rest,
@@ -69,13 +69,13 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(choice=st.integers(0, 1000))
     def abort(self, choice: int) -> None:
-        requests = sorted(self.life.core._life.requests)
+        requests = sorted(self.life.core._engine.requests)
         if requests:
             self.life.abort(requests[choice % len(requests)])
 
     @rule(choice=st.integers(0, 1000), index=st.integers(0, 2))
     def abort_one_choice(self, choice: int, index: int) -> None:
-        requests = sorted(self.life.core._life.requests)
+        requests = sorted(self.life.core._engine.requests)
         if requests:
             self.life.abort(requests[choice % len(requests)], index)
 

@@ -69,9 +69,9 @@ def test_bfloat16_stays_within_its_bound(checkpoint: Path) -> None:
         {"async_scheduling": False},
         {"async_scheduling": True},
         {"async_scheduling": True, "max_num_batched_tokens": 7},
-        {"async_scheduling": True, "num_gpu_blocks_override": 72},  # too few pages: preemptions
+        {"async_scheduling": True, "num_gpu_blocks_override": 72},  # too few blocks: preemptions
     ],
-    ids=["serial", "overlap", "overlap, chunks of 7", "overlap, few pages"],
+    ids=["serial", "overlap", "overlap, chunks of 7", "overlap, few blocks"],
 )
 def test_any_company_and_any_cutting_gives_the_same_tokens(checkpoint: Path, options: dict[str, Any]) -> None:
     settings: dict[str, Any] = {"device": "cuda", "dtype": "float32", "max_model_len": 512}

@@ -49,8 +49,8 @@ def core(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def at_depth(core: EngineCore, depth: int) -> EngineCore:
-    limits = replace(core.limits, overlap_depth=depth)
-    return EngineCore(limits, core._executor, grammars=core._gate._service)
+    limits = replace(core.limits, async_scheduling=depth)
+    return EngineCore(limits, core._executor, grammars=core._pending_grammars._service)
 
 
 def requests(count: int, bound: bool, max_tokens: int) -> list[GenerateRequest]:

@@ -42,7 +42,7 @@ def eager(checkpoint: Path) -> dict[str, list[list[int]]]:  # noqa: F811
         {"cudagraph_capture_sizes": (3, 5, 8), "max_num_batched_tokens": 64},
         {"num_gpu_blocks_override": 60, "enable_prefix_caching": False},
     ],
-    ids=["overlap", "serial", "padded, chunked", "few pages"],
+    ids=["overlap", "serial", "padded, chunked", "few blocks"],
 )
 def test_graph_equals_eager(
     checkpoint: Path,  # noqa: F811

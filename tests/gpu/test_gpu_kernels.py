@@ -44,7 +44,7 @@ def test_engine_in_bfloat16_stays_within_its_bound(checkpoint: Path, block_size:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_engine_with_fp8_pages_stays_near_the_cpu_with_fp8_pages(checkpoint: Path, dtype: str) -> None:  # noqa: F811
+def test_engine_with_fp8_blocks_stays_near_the_cpu_with_fp8_blocks(checkpoint: Path, dtype: str) -> None:  # noqa: F811
     """The same roundings of K and V on both sides, but for values next to a midpoint."""
     cpu = whole.scores(checkpoint, device="cpu", kv_cache_dtype="fp8")
     gpu = whole.scores(checkpoint, device="cuda", dtype=dtype, ops="triton", kv_cache_dtype="fp8")

@@ -78,13 +78,13 @@ def folder(layers: int) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def coarse(layers: int) -> float:
-    """How much of the unrelated e4m3 may be off by: at 24 layers 0.62 (pages) and 0.64 (experts' inputs)."""
+    """How much of the unrelated e4m3 may be off by: at 24 layers 0.62 (blocks) and 0.64 (experts' inputs)."""
     return 0.75 if layers == 24 else 0.5
 
 
-def by_reference(folder: Path, dtype: str, pages: str = "auto") -> list[Scored]:
+def by_reference(folder: Path, dtype: str, blocks: str = "auto") -> list[Scored]:
     assert not torch.backends.cuda.matmul.allow_tf32
-    options = {"device": "cuda", "ops": "reference", "dtype": dtype, "kv_cache_dtype": pages}
+    options = {"device": "cuda", "ops": "reference", "dtype": dtype, "kv_cache_dtype": blocks}
     with engine(folder, TEXTS, **options) as core:
         return score(core, TEXTS, whole=True)
 
@@ -141,14 +141,14 @@ def fault(
     return []
 
 
-def test_e4m3_pages(folder: Path, exact: list[Scored], coarse: float, note: Note) -> None:
+def test_e4m3_blocks(folder: Path, exact: list[Scored], coarse: float, note: Note) -> None:
     began = time.perf_counter()
     yardstick = by_reference(folder, "bfloat16", "fp8")
-    note("reference, bfloat16, e4m3 pages", parts(yardstick, exact), began)
+    note("reference, bfloat16, e4m3 blocks", parts(yardstick, exact), began)
     began = time.perf_counter()
     with engine(folder, TEXTS, device="cuda", ops="triton", kv_cache_dtype="fp8") as core:
         found = score(core, TEXTS)
-        note("triton, bfloat16, e4m3 pages", parts(found, exact), began)
+        note("triton, bfloat16, e4m3 blocks", parts(found, exact), began)
     assert not fault(found, exact, yardstick, coarse)
 
 

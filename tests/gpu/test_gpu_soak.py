@@ -1,4 +1,4 @@
-"""A busy life on a GPU: no error, no page lost, memory flat. ``pytest -m gpu``."""
+"""A busy life on a GPU: no error, no block lost, memory flat. ``pytest -m gpu``."""
 
 from __future__ import annotations
 

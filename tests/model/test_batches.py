@@ -1,4 +1,4 @@
-"""Rows do not disturb each other: mixed prefill and decode, ragged rows, stale pages, reused pages."""
+"""Rows do not disturb each other: mixed prefill and decode, ragged rows, stale blocks, reused blocks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_random_schedules_equal_running_alone(make_model: MakeModel, block_size:
 
 
 def test_a_sequence_of_nan_does_not_leak(make_model: MakeModel) -> None:
-    """A page's unused tail may hold a dead request's NaN; batched decodes must not multiply it by zero."""
+    """A block's unused tail may hold a dead request's NaN; batched decodes must not multiply it by zero."""
     model = make_model(make_config(**SMALL))
     runner = PagedRunner(model, num_blocks=64)
     tokens = [prompt(20, 1), prompt(35, 2), prompt(70, 3)]
@@ -65,12 +65,12 @@ def test_equal_steps_are_bit_identical(make_model: MakeModel) -> None:
     model = make_model(make_config(**SMALL))
     tokens = prompt(140)
     first = PagedRunner(model, seed=1).run(tokens, 33)
-    second = PagedRunner(model, seed=2).run(tokens, 33)  # other pages
+    second = PagedRunner(model, seed=2).run(tokens, 33)  # other blocks
     assert torch.equal(first, second)
 
 
 def test_shared_prefix_pages(make_model: MakeModel) -> None:
-    """A prefix hit: a second sequence starts on the first one's pages and computes only the rest."""
+    """A prefix hit: a second sequence starts on the first one's blocks and computes only the rest."""
     model = make_model(make_config(**SMALL))
     shared, tail = prompt(160, 5), prompt(30, 6)
     expected = PagedRunner(model).run(shared + tail)

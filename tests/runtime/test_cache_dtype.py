@@ -1,4 +1,4 @@
-"""``--kv-cache-dtype``: vLLM's names, those that are refused with their reason, and fp8 pages end to end."""
+"""``--kv-cache-dtype``: vLLM's names, those that are refused with their reason, and fp8 blocks end to end."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def alone(checkpoint: Path) -> dict[str, list[list[int]]]:
         {"max_num_batched_tokens": 64, "max_num_seqs": 3, "async_scheduling": True},
         {"async_scheduling": True, "block_size": 4, "num_gpu_blocks_override": 4096},
     ],
-    ids=["batched", "chunks of 7", "overlap, few rows", "overlap, small pages"],
+    ids=["batched", "chunks of 7", "overlap, few rows", "overlap, small blocks"],
 )
 def test_batched_and_chunked_equal_alone(
     checkpoint: Path, alone: dict[str, list[list[int]]], options: dict[str, Any]
@@ -99,7 +99,7 @@ def test_prefix_hit_equals_miss(checkpoint: Path, alone: dict[str, list[list[int
     run(core, mixed_requests())
     again = run(core, mixed_requests())
     assert tokens_of(again) == alone
-    assert again["r5"][0].num_cached_tokens == 160  # whole pages of 161 tokens
+    assert again["r5"][0].num_cached_tokens == 160  # whole blocks of 161 tokens
 
 
 def test_choices_share_the_prompt_and_equal_their_seeds_alone(checkpoint: Path) -> None:

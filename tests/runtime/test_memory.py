@@ -63,7 +63,7 @@ def test_weight_bytes_are_those_of_the_files(layout: Layout, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16, 64, 128])
-def test_pages_and_tokens_agree_with_the_cache(block_size: int) -> None:
+def test_blocks_and_tokens_agree_with_the_cache(block_size: int) -> None:
     geometry = kv_geometry(OSS_20B, block_size, "bfloat16")
     for num_blocks in (2, 3, 7, 20, 64, 257, 1000):
         assert geometry.tokens_in(num_blocks) == HybridCache(num_blocks, block_size, 128).capacity
@@ -80,7 +80,7 @@ def test_defaults_by_device() -> None:
     assert (small.limits.max_num_seqs, large.limits.max_num_seqs, gpu.limits.max_num_seqs) == (64, 16, 1024)
     assert (small.limits.max_num_batched_tokens, gpu.limits.max_num_batched_tokens) == (2048, 8192)
     assert (small.limits.prompt_delay, gpu.limits.prompt_delay) == (0.1, 0.012)
-    assert (small.limits.overlap_depth, gpu.limits.overlap_depth) == (0, 1)
+    assert (small.limits.async_scheduling, gpu.limits.async_scheduling) == (0, 1)
     assert gpu.limits.max_model_len == 131072
     assert all(decision.reason for decision in gpu.decisions)
 
@@ -149,7 +149,7 @@ def test_the_ways_out_are_those_of_what_decided_the_size() -> None:
     ],
 )
 def test_a_pool_beyond_the_memory_is_refused(hardware: Hardware, asked: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(asked)).replace('_', '-')}: .* KV pages take .* has"):
+    with pytest.raises(ConfigError, match=f"{next(iter(asked)).replace('_', '-')}: .* KV blocks take .* has"):
         decide(OSS_20B, hardware, **asked)
 
 
@@ -190,7 +190,7 @@ def test_what_was_asked_for_is_kept() -> None:
     asked = {"block_size": 8, "max_num_seqs": 3, "max_num_batched_tokens": 99, "num_gpu_blocks_override": 77}
     limits = decide(TINY, cpu(8), max_model_len=100, async_scheduling=True, **asked).limits
     assert (limits.block_size, limits.max_num_seqs, limits.max_num_batched_tokens) == (8, 3, 99)
-    assert (limits.num_blocks, limits.max_model_len, limits.overlap_depth) == (77, 100, 1)
+    assert (limits.num_blocks, limits.max_model_len, limits.async_scheduling) == (77, 100, 1)
 
 
 def test_a_small_model_does_not_take_the_machine() -> None:
@@ -201,17 +201,17 @@ def test_a_small_model_does_not_take_the_machine() -> None:
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
-def test_fp8_pages_take_half_the_memory_of_bfloat16(name: str) -> None:
+def test_fp8_blocks_take_half_the_memory_of_bfloat16(name: str) -> None:
     small, large = decide(OSS_20B, H200, kv_cache_dtype=name), decide(OSS_20B, H200)
     assert (small.kv_dtype, large.kv_dtype) == ("fp8_e4m3", "bfloat16")
     assert 2 * small.geometry.bytes_per_block == large.geometry.bytes_per_block
     assert small.limits.num_blocks in (2 * large.limits.num_blocks, 2 * large.limits.num_blocks + 1)
-    # One page of 20b: 12 slots, K and V, 8 heads of 64, one byte each.
+    # One block of 20b: 12 slots, K and V, 8 heads of 64, one byte each.
     assert small.geometry.bytes_per_block == 64 * 12 * 2 * 8 * 64
     assert not small.notes
 
 
-def test_fp8_pages_are_refused_where_the_ops_have_none() -> None:
+def test_fp8_blocks_are_refused_where_the_ops_have_none() -> None:
     with pytest.raises(ConfigError, match="--kv-cache-dtype fp8: this op back end"):
         resolve(EngineConfig(kv_cache_dtype="fp8"), OSS_20B, H200, supports_fp8_kv=False)
     assert resolve(EngineConfig(), OSS_20B, H200, supports_fp8_kv=False).kv_dtype == "bfloat16"

@@ -34,7 +34,7 @@ def test_phases_and_info(checkpoint: Path) -> None:
     assert (info.max_model_len, info.max_num_seqs, info.num_blocks) == (300, 5, 100)
     assert (info.block_size, info.dtype, info.ops, info.notes) == (16, "float32", "reference", ())
     assert info.parameters == ModelConfig.load(checkpoint).num_parameters
-    assert info.num_kv_tokens == core._life.cache.capacity
+    assert info.num_kv_tokens == core._engine.cache.capacity
     core.check_integrity()
     assert core.stats().num_steps == 0
     core.shutdown()

@@ -4,7 +4,7 @@ The texts are forced: what the sampler would choose is replaced by the text's ow
 tokens of each are computed by decode steps, and every engine computes the same positions. And the
 alternatives that come with each token's log-probability are not the best, but the same sample of the
 vocabulary everywhere (``SAMPLED`` ids): a sample of the whole distribution, and comparable. All else is the
-serving path: scheduler, pages, graphs, chunks, rows that are sampled again for their log-probabilities.
+serving path: scheduler, blocks, graphs, chunks, rows that are sampled again for their log-probabilities.
 """
 
 from __future__ import annotations

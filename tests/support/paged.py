@@ -1,7 +1,7 @@
-"""A tiny paged runner for tests: sequences in a KV pool with shuffled page ids, run in any chunking.
+"""A tiny paged runner for tests: sequences in a KV pool with shuffled block ids, run in any chunking.
 
 It plays the runtime's part (block tables, slots, metas) with the least code, and is hostile where the
-contract allows it: pages behind the window are freed and their table entries set to an id out of range.
+contract allows it: blocks behind the window are freed and their table entries set to an id out of range.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PagedRunner:
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)
 
-    def poison_free_pages(self) -> None:
+    def poison_free_blocks(self) -> None:
         """Cells that nobody owns may hold anything finite or not."""
         for pool in self.kv:
             pool[self.free] = torch.nan
@@ -67,7 +67,7 @@ class PagedRunner:
 
     def release(self, sequence: Sequence) -> None:
         for table in sequence.tables:
-            self.free += [page for page in table if page != FREED]
+            self.free += [block for block in table if block != FREED]
             table.clear()
 
     def _make_room(self, sequence: Sequence, length: int) -> None:
@@ -77,10 +77,10 @@ class PagedRunner:
                 table.append(self.free.pop())
         # The oldest key that this step still needs is at computed - window + 1.
         behind = max(0, sequence.computed - self.model.config.sliding_window + 1) // self.block_size
-        for page in range(behind):
-            if window[page] != FREED:
-                self.free.insert(0, window[page])
-                window[page] = FREED
+        for block in range(behind):
+            if window[block] != FREED:
+                self.free.insert(0, window[block])
+                window[block] = FREED
 
     def _batch(self, work: list[tuple[Sequence, int]]) -> ForwardBatch:
         counts = [count for _, count in work]
@@ -91,8 +91,8 @@ class PagedRunner:
             rows = [s.tables[group] + [FREED] * (widest - len(s.tables[group])) for s, _ in work]
             table = torch.tensor(rows, dtype=torch.int32)
             tables.append(table)
-            pages = [table[i].long()[p // self.block_size] for i, p in enumerate(positions)]
-            slots.append(torch.cat(pages) * self.block_size + torch.cat(positions) % self.block_size)
+            blocks = [table[i].long()[p // self.block_size] for i, p in enumerate(positions)]
+            slots.append(torch.cat(blocks) * self.block_size + torch.cat(positions) % self.block_size)
         contexts = [s.computed + n for s, n in work]
         meta = AttentionMeta(
             positions=torch.cat(positions),

@@ -18,7 +18,7 @@ from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.hardware import Hardware
-from chorale.runtime.sampling.params import SamplingRows
+from chorale.runtime.sampling.params import RowSamplingState
 from chorale.runtime.steps.batch import SamplingBatch
 from chorale.serve.build import build_engine
 
@@ -103,7 +103,7 @@ def random_prompt(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
-def sampling_batch(rows: SamplingRows, chosen: Sequence[int], positions: Sequence[int]) -> SamplingBatch:
+def sampling_batch(rows: RowSamplingState, chosen: Sequence[int], positions: Sequence[int]) -> SamplingBatch:
     """A batch of the given rows, without block tables or a model."""
     numbers, places = np.array(chosen, np.int32), np.array(positions, np.int64)
     temperature, top_k, top_p, min_p = torch.from_numpy(rows.floats(numbers))
@@ -114,7 +114,7 @@ def sampling_batch(rows: SamplingRows, chosen: Sequence[int], positions: Sequenc
         filtered=rows.filtered(numbers),
         top_ks=rows.top_ks[numbers],
         num_logprobs=rows.num_logprobs[numbers],
-        edits=rows.edits_of(numbers),
+        processors=rows.processors_of(numbers),
         row_index=torch.from_numpy(numbers).long(),
         keys=torch.from_numpy(rows.keys(numbers, places)),
         temperature=temperature,

@@ -46,7 +46,7 @@ class Case:
     forbidden: Sequence[int] = ()
 
 
-def edited(logits: Scores, case: Case) -> Scores:
+def processed(logits: Scores, case: Case) -> Scores:
     """Masks, biases, bad words, min_tokens, penalties."""
     spec, scores = case.spec, logits.astype(np.float64).copy()
     scores[list(case.forbidden)] = -np.inf
@@ -73,7 +73,7 @@ def edited(logits: Scores, case: Case) -> Scores:
 def probabilities(logits: Scores, case: Case) -> tuple[Scores, float]:
     """What is sampled from, and how near the nearest token is to being kept or removed otherwise."""
     spec, margin = case.spec, math.inf
-    scores = edited(logits, case)
+    scores = processed(logits, case)
     if spec.temperature == 0:
         best = np.sort(scores)[::-1]
         return (np.arange(len(scores)) == scores.argmax()).astype(float), float(best[0] - best[1])

@@ -1,4 +1,4 @@
-"""A random life for an engine: arrivals, lengths, samplings, aborts, too few pages. For CPU and GPU."""
+"""A random life for an engine: arrivals, lengths, samplings, aborts, too few blocks. For CPU and GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 def soak(core: EngineCore, num_requests: int, seed: int, memory: Callable[[], int]) -> list[int]:
     """Serve ``num_requests`` of them; returns ``memory()`` at each quarter of the way.
 
-    Every request must end, aborted or with as many tokens as it wanted, and every page come back.
+    Every request must end, aborted or with as many tokens as it wanted, and every block come back.
     """
     rng = np.random.default_rng(seed)
     wanted: dict[str, int] = {}

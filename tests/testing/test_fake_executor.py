@@ -21,10 +21,10 @@ def ints(*values: int) -> IntArray:
     return np.array(values, np.int32)
 
 
-def plan_of(tokens: list[int], computed: int = 0, step: int = 0, *, pages: list[int]) -> StepPlan:
-    """Row 0; page i of FULL is ``pages[i]``, of WINDOW ``pages[i] + 6``; new pages only."""
+def plan_of(tokens: list[int], computed: int = 0, step: int = 0, *, blocks: list[int]) -> StepPlan:
+    """Row 0; block i of FULL is ``blocks[i]``, of WINDOW ``blocks[i] + 6``; new blocks only."""
     first = -(-computed // 4)
-    new = range(first, len(pages))
+    new = range(first, len(blocks))
     start = RowStart(0, np.array(tokens, np.int32), len(tokens), SamplingSpec(), 1, ())
     return StepPlan(
         step_id=step,
@@ -37,60 +37,60 @@ def plan_of(tokens: list[int], computed: int = 0, step: int = 0, *, pages: list[
         append_row=ints(*[0 for _ in new for _ in (0, 1)]),
         append_group=ints(*[group for _ in new for group in (0, 1)]),
         append_index=ints(*[index for index in new for _ in (0, 1)]),
-        append_block=ints(*[pages[index] + 6 * group for index in new for group in (0, 1)]),
+        append_block=ints(*[blocks[index] + 6 * group for index in new for group in (0, 1)]),
     )
 
 
 def test_a_right_plan_gives_the_models_tokens() -> None:
     executor = FakeExecutor(LIMITS)
     want, _ = executor.model.generate([1, 2, 3, 4, 5], SamplingSpec(max_tokens=3, ignore_eos=True), 1, 40)
-    first = executor.execute(plan_of([1, 2, 3, 4, 5], pages=[0, 1])).result()
-    second = executor.execute(plan_of([-1], 5, 1, pages=[0, 1])).result()
-    third = executor.execute(plan_of([int(second.token_ids[0, 0])], 6, 2, pages=[0, 1])).result()
+    first = executor.execute(plan_of([1, 2, 3, 4, 5], blocks=[0, 1])).result()
+    second = executor.execute(plan_of([-1], 5, 1, blocks=[0, 1])).result()
+    third = executor.execute(plan_of([int(second.token_ids[0, 0])], 6, 2, blocks=[0, 1])).result()
     assert [int(step.token_ids[0, 0]) for step in (first, second, third)] == want
 
 
 def test_chunks_give_the_token_of_the_whole() -> None:
-    whole = FakeExecutor(LIMITS).execute(plan_of(list(range(9)), pages=[0, 1, 2])).result()
+    whole = FakeExecutor(LIMITS).execute(plan_of(list(range(9)), blocks=[0, 1, 2])).result()
     chunked = FakeExecutor(LIMITS)
-    chunked.execute(plan_of(list(range(8)), pages=[0, 1])).result()
-    last = chunked.execute(plan_of([8], 8, 1, pages=[0, 1, 2])).result()
+    chunked.execute(plan_of(list(range(8)), blocks=[0, 1])).result()
+    last = chunked.execute(plan_of([8], 8, 1, blocks=[0, 1, 2])).result()
     assert last.token_ids.tolist() == whole.token_ids.tolist()
 
 
-def test_a_missing_page_raises() -> None:
-    with pytest.raises(EngineError, match="no page"):
-        FakeExecutor(LIMITS).execute(plan_of([1, 2, 3, 4, 5], pages=[0]))
+def test_a_missing_block_raises() -> None:
+    with pytest.raises(EngineError, match="no block"):
+        FakeExecutor(LIMITS).execute(plan_of([1, 2, 3, 4, 5], blocks=[0]))
 
 
-def test_a_page_used_twice_raises() -> None:
+def test_a_block_used_twice_raises() -> None:
     with pytest.raises(EngineError, match="another prefix"):
-        FakeExecutor(LIMITS).execute(plan_of(list(range(8)), pages=[0, 0]))
+        FakeExecutor(LIMITS).execute(plan_of(list(range(8)), blocks=[0, 0]))
 
 
-def test_a_page_shared_by_both_groups_raises() -> None:
-    plan = plan_of([1, 2, 3], pages=[0])
+def test_a_block_shared_by_both_groups_raises() -> None:
+    plan = plan_of([1, 2, 3], blocks=[0])
     with pytest.raises(EngineError, match="another prefix"):
         FakeExecutor(LIMITS).execute(dataclasses.replace(plan, append_block=ints(0, 0)))
 
 
 def test_a_wrong_count_of_computed_tokens_raises() -> None:
     executor = FakeExecutor(LIMITS)
-    executor.execute(plan_of([1, 2, 3, 4, 5], pages=[0, 1])).result()
+    executor.execute(plan_of([1, 2, 3, 4, 5], blocks=[0, 1])).result()
     with pytest.raises(EngineError, match="another prefix"):
-        executor.execute(plan_of([6], 6, 1, pages=[0, 1]))
+        executor.execute(plan_of([6], 6, 1, blocks=[0, 1]))
 
 
-def test_a_page_taken_by_another_row_raises() -> None:
+def test_a_block_taken_by_another_row_raises() -> None:
     executor = FakeExecutor(LIMITS)
-    executor.execute(plan_of([1, 2, 3, 4, 5], pages=[0, 1])).result()
+    executor.execute(plan_of([1, 2, 3, 4, 5], blocks=[0, 1])).result()
     thief = dataclasses.replace(
-        plan_of([9, 9, 9], pages=[0], step=1), rows=ints(1), append_row=ints(1, 1), starts=()
+        plan_of([9, 9, 9], blocks=[0], step=1), rows=ints(1), append_row=ints(1, 1), starts=()
     )
     start = RowStart(1, ints(9, 9, 9), 3, SamplingSpec(), 1, ())
     executor.execute(dataclasses.replace(thief, starts=(start,))).result()
     with pytest.raises(EngineError, match="another prefix"):
-        executor.execute(plan_of([-1], 5, 2, pages=[0, 1]))
+        executor.execute(plan_of([-1], 5, 2, blocks=[0, 1]))
 
 
 def test_seed_matters_unless_greedy() -> None:
@@ -118,7 +118,7 @@ def test_steps_take_their_time_and_queue_behind_each_other() -> None:
         slept.append(seconds)
         now[0] += seconds
 
-    limits = dataclasses.replace(LIMITS, overlap_depth=1)
+    limits = dataclasses.replace(LIMITS, async_scheduling=1)
     executor = FakeExecutor(limits, FakeModel(), step_seconds=2.0, clock=lambda: now[0], sleep=sleep)
     core = EngineCore(limits, executor)
     sampling = SamplingSpec(max_tokens=5, ignore_eos=True)

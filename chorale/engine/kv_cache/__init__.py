@@ -1,1 +1,1 @@
-"""The KV cache's pages: the pool, prefix hashes and the two layouts of gpt-oss's layers."""
+"""The KV cache's blocks: the pool, prefix hashes and the two layouts of gpt-oss's layers."""

@@ -1,12 +1,12 @@
-"""BlockPool: which pages are free, who holds the others, and which hold a known prefix.
+"""BlockPool: which blocks are free, who holds the others, and which hold a known prefix.
 
-One pool of equal pages serves both cache groups. Every operation is O(1). A page is in exactly one state:
+One pool of equal blocks serves both cache groups. Every operation is O(1). A block is in exactly one state:
 
-    owned        refs > 0: in that many page tables
+    owned        refs > 0: in that many block tables
     cached-free  refs == 0, in the prefix index: a hit revives it, an allocation may evict it (oldest first)
     plain-free   refs == 0, holds nothing that anyone could ask for
 
-The pool knows block ids and digests; it never sees tokens or sequences.
+The pool knows block ids and block_hashes; it never sees tokens or sequences.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Pages that ``allocate`` can give, cached ones included."""
+        """Blocks that ``allocate`` can give, cached ones included."""
         return len(self._plain) + len(self._cached)
 
     @property
@@ -43,7 +43,7 @@ class BlockPool:
         return self._refs[block]
 
     def allocate(self) -> int:
-        """A page for new content. The caller has checked ``num_free``; raises KeyError if there is none."""
+        """A block for new content. The caller has checked ``num_free``; raises KeyError if there is none."""
         if self._plain:
             block = self._plain.pop()
         else:
@@ -53,13 +53,13 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """One more holder of a page that ``find`` named."""
+        """One more holder of a block that ``find`` named."""
         if self._refs[block] == 0:
             del self._cached[block]
         self._refs[block] += 1
 
     def release(self, block: int) -> None:
-        """One holder fewer. The last one's release makes the page the youngest of the free ones."""
+        """One holder fewer. The last one's release makes the block the youngest of the free ones."""
         refs = self._refs[block] - 1
         if refs < 0:
             raise ValueError(f"block {block} released more often than held")
@@ -70,23 +70,23 @@ class BlockPool:
             else:
                 self._cached[block] = None
 
-    def find(self, group: CacheGroup, digest: bytes) -> int | None:
-        return self._index[group].get(digest)
+    def find(self, group: CacheGroup, block_hash: bytes) -> int | None:
+        return self._index[group].get(block_hash)
 
-    def publish(self, group: CacheGroup, digest: bytes, block: int) -> None:
-        """Make an owned, fully written page findable.
+    def publish(self, group: CacheGroup, block_hash: bytes, block: int) -> None:
+        """Make an owned, fully written block findable.
 
-        If another page already holds the same content the index keeps that one: moving it would strand
-        the holders' pages, and both are equally good.
+        If another block already holds the same content the index keeps that one: moving it would strand
+        the holders' blocks, and both are equally good.
         """
         index = self._index[group]
-        if digest not in index and self._key[block] is None:
-            index[digest] = block
-            self._key[block] = (group, digest)
+        if block_hash not in index and self._key[block] is None:
+            index[block_hash] = block
+            self._key[block] = (group, block_hash)
 
-    def unpublish(self, group: CacheGroup, digest: bytes) -> None:
-        """Nobody finds this page any more; its holders keep it. Unknown digests are ignored."""
-        block = self._index[group].pop(digest, None)
+    def unpublish(self, group: CacheGroup, block_hash: bytes) -> None:
+        """Nobody finds this block any more; its holders keep it. Unknown block_hashes are ignored."""
+        block = self._index[group].pop(block_hash, None)
         if block is None:
             return
         self._key[block] = None
@@ -95,7 +95,7 @@ class BlockPool:
             self._plain.append(block)
 
     def forget_all(self) -> None:
-        """Empty the prefix index: the device's pages can no longer be trusted."""
+        """Empty the prefix index: the device's blocks can no longer be trusted."""
         for index in self._index:
             index.clear()
         self._key = [None] * self.num_blocks
@@ -110,11 +110,11 @@ class BlockPool:
 
     def check(self, held: Iterable[int]) -> None:
         """Raise AssertionError unless the three states partition the pool and ``held`` (every table's
-        every page, once per table) explains each reference."""
+        every block, once per table) explains each reference."""
         counts = Counter(held)
         plain, cached = set(self._plain), set(self._cached)
-        assert len(plain) == len(self._plain), "a page is on the free stack twice"
-        assert not plain & cached, f"pages both plain and cached: {plain & cached}"
+        assert len(plain) == len(self._plain), "a block is on the free stack twice"
+        assert not plain & cached, f"blocks both plain and cached: {plain & cached}"
         for block in range(self.num_blocks):
             refs = self._refs[block]
             assert refs == counts[block], f"block {block}: {refs} references, {counts[block]} holders"
@@ -124,5 +124,5 @@ class BlockPool:
             assert not (block in cached and not self._key[block]), f"block {block} is cached without a key"
         keyed = [(key, block) for block, key in enumerate(self._key) if key is not None]
         assert len(keyed) == sum(len(index) for index in self._index), "index and keys differ in number"
-        for (group, digest), block in keyed:
-            assert self._index[group].get(digest) == block, f"index does not lead to block {block}"
+        for (group, block_hash), block in keyed:
+            assert self._index[group].get(block_hash) == block, f"index does not lead to block {block}"

@@ -1,1 +1,1 @@
-"""From logits to tokens: parameters, edits, grammars and log-probabilities of rows."""
+"""From logits to tokens: parameters, processors, grammars and log-probabilities of rows."""

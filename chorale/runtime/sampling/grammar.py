@@ -38,7 +38,7 @@ CACHE_BYTES = 64 * 1024 * 1024
 _ENTRY_BYTES = 96 * 1024
 _PER_BYTE = 208
 _PARALLEL_FROM = 8  # rows; below, one thread is faster
-_ROOMS = 4  # steps whose masks are kept: those of two may still be on their way to the device
+_NUM_MASK_BUFFERS = 4  # steps whose masks are kept: those of two may still be on their way to the device
 Fetch = Callable[[], Arrays]
 
 
@@ -134,7 +134,7 @@ class Masks:
         return Masks(np.searchsorted(places, self.places[found]), octets)
 
 
-def open_masks(device: Device, count: int) -> Masks:
+def allow_all_masks(device: Device, count: int) -> Masks:
     """For so many places, masks that forbid nothing."""
     words = np.full((count, MASK_WORDS), -1, np.int32)
     return Masks(np.arange(count), device.upload(words).view(torch.uint8))
@@ -147,7 +147,7 @@ class GrammarRows:
         self._device, self._cache = device, cache
         self._rows: dict[int, _Row] = {}
         self._executor: LLExecutor | None = None  # made with the first large batch
-        self._rooms: list[torch.Tensor] = [torch.empty(0, dtype=torch.int32)] * _ROOMS
+        self._mask_buffers: list[torch.Tensor] = [torch.empty(0, dtype=torch.int32)] * _NUM_MASK_BUFFERS
         self._num_filled = 0
 
     def start(self, start: RowStart) -> None:
@@ -175,19 +175,19 @@ class GrammarRows:
         found = [(place, self._rows[row]) for place, row in enumerate(rows.tolist()) if row in self._rows]
         if not found:
             return None
-        room = self._room(len(found))
-        self._fill(room.numpy(), [row.catch_up() for _, row in found])
+        buffer = self._mask_buffer(len(found))
+        self._fill(buffer.numpy(), [row.catch_up() for _, row in found])
         places = np.array([place for place, _ in found], np.int64)
-        return Masks(places, self._device.send(room).view(torch.uint8))
+        return Masks(places, self._device.send(buffer).view(torch.uint8))
 
-    def _room(self, count: int) -> torch.Tensor:
+    def _mask_buffer(self, count: int) -> torch.Tensor:
         """[count, MASK_WORDS] int32 that a copy may read in the background. Fresh pages for the masks of 64
         rows would cost more than the masks (0.7 ms)."""
-        place, size = self._num_filled % _ROOMS, count * MASK_WORDS
+        place, size = self._num_filled % _NUM_MASK_BUFFERS, count * MASK_WORDS
         self._num_filled += 1
-        if len(self._rooms[place]) < size:
-            self._rooms[place] = self._device.host_memory(size + size // 2, torch.int32)
-        return self._rooms[place][:size].view(count, MASK_WORDS)
+        if len(self._mask_buffers[place]) < size:
+            self._mask_buffers[place] = self._device.host_memory(size + size // 2, torch.int32)
+        return self._mask_buffers[place][:size].view(count, MASK_WORDS)
 
     def _fill(self, words: npt.NDArray[np.int32], matchers: list[LLMatcher | None]) -> None:
         """Every word of ``words``: what an earlier step left there means nothing."""

@@ -1,4 +1,4 @@
-"""RowEdits: what one row does to its logits before temperature, and the device state that this needs.
+"""LogitsProcessors: what one row does to its logits before temperature, and the device state that this needs.
 
 Exists only for rows that ask for it: biases, allowed ids, bad words, min_tokens, penalties. The tokens of
 such a row are kept on the device too (``history``), because a step may be sampled before the host has read
@@ -34,7 +34,7 @@ class BadWords:
         logits.index_add_(0, self.last, penalty)  # adds, since two words may end alike
 
 
-class RowEdits:
+class LogitsProcessors:
     """One writer of one row's history, counts and constraints. Built from its ``RowStart``."""
 
     __slots__ = (

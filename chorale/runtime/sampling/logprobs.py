@@ -1,4 +1,5 @@
-"""Log-probabilities of the model's own distribution: before edits, filters and temperature (vLLM's default).
+"""Log-probabilities of the model's own distribution: before processors, filters and temperature (vLLM's
+default).
 
 Computed only for the rows that ask. Everything stays on the device until the step's results are fetched.
 """

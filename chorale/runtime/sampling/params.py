@@ -1,4 +1,4 @@
-"""SamplingRows: the sampling parameters of every row, by row number, set when a sequence takes the row.
+"""RowSamplingState: the sampling parameters of every row, by row number, set when a sequence takes the row.
 
 Columns for what every row has; objects, in a dict, only for the rows that need more.
 """
@@ -13,35 +13,35 @@ import torch
 
 from chorale.engine.types import RowStart, SamplingSpec
 from chorale.kernels.reference.noise import row_keys, wrap_seed
-from chorale.runtime.sampling.logits_processors import RowEdits
+from chorale.runtime.sampling.logits_processors import LogitsProcessors
 
 GREEDY_BELOW = 1e-5  # vLLM's bound: a smaller temperature means greedy
 IntRows = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class PromptWish:
+class PromptLogprobsSpec:
     """A row that wants prompt_logprobs: its prompt, and how many alternatives."""
 
     token_ids: IntRows
     num_top: int
 
 
-class SamplingRows:
+class RowSamplingState:
     """One writer of its arrays; ``columns`` gathers those of a step."""
 
     def __init__(self, num_rows: int, vocab_size: int, max_len: int, device: torch.device) -> None:
         self._vocab_size, self._max_len, self._device = vocab_size, max_len, device
         self.greedy = np.zeros(num_rows, np.bool_)
-        self.special = np.zeros(num_rows, np.bool_)  # edits, a grammar, log-probabilities
+        self.needs_resampling = np.zeros(num_rows, np.bool_)  # processors, a grammar, log-probabilities
         self.filters = np.zeros(num_rows, np.bool_)  # top_k, top_p or min_p
         self.num_logprobs: IntRows = np.full(num_rows, -1, np.int32)
         self.top_ks: IntRows = np.zeros(num_rows, np.int32)
         self._seeds = np.zeros(num_rows, np.uint64)
         self._filtered = np.zeros((num_rows, 3), np.bool_)
         self._floats = np.zeros((num_rows, 4), np.float32)  # temperature (0: greedy), top_k, top_p, min_p
-        self._edits: dict[int, RowEdits] = {}
-        self._prompts: dict[int, PromptWish] = {}
+        self._edits: dict[int, LogitsProcessors] = {}
+        self._prompts: dict[int, PromptLogprobsSpec] = {}
 
     def start(self, start: RowStart) -> None:
         """A sequence takes a row: on admission, and again after a preemption."""
@@ -55,28 +55,30 @@ class SamplingRows:
         uses = (top_k < self._vocab_size, spec.top_p < 1.0, spec.min_p > 0.0)
         self._filtered[row] = uses if not greedy else False
         self.filters[row] = any(self._filtered[row])
-        self.special[row] = spec.logprobs is not None or bool(spec.grammar) or RowEdits.needed(spec)
+        self.needs_resampling[row] = (
+            spec.logprobs is not None or bool(spec.grammar) or LogitsProcessors.needed(spec)
+        )
         self._edits.pop(row, None)
         self._prompts.pop(row, None)
         self._start_extras(start, spec)
 
     def _start_extras(self, start: RowStart, spec: SamplingSpec) -> None:
-        if RowEdits.needed(spec):
-            self._edits[start.row] = RowEdits(start, self._vocab_size, self._max_len, self._device)
+        if LogitsProcessors.needed(spec):
+            self._edits[start.row] = LogitsProcessors(start, self._vocab_size, self._max_len, self._device)
         if spec.prompt_logprobs is not None:
             prompt = start.token_ids[: start.num_prompt_tokens]
-            self._prompts[start.row] = PromptWish(prompt, spec.prompt_logprobs)
+            self._prompts[start.row] = PromptLogprobsSpec(prompt, spec.prompt_logprobs)
 
-    def prompt_wish(self, row: int) -> PromptWish:
+    def prompt_logprobs_spec(self, row: int) -> PromptLogprobsSpec:
         """Raises ``KeyError`` for a row that never asked."""
         return self._prompts[row]
 
-    def edits_of(self, rows: IntRows) -> dict[int, RowEdits]:
-        """Place in ``rows`` -> edits, for the rows that have any."""
+    def processors_of(self, rows: IntRows) -> dict[int, LogitsProcessors]:
+        """Place in ``rows`` -> processors, for the rows that have any."""
         if not self._edits:
             return {}
         found = ((place, self._edits.get(row)) for place, row in enumerate(rows.tolist()))
-        return {place: edits for place, edits in found if edits is not None}
+        return {place: processors for place, processors in found if processors is not None}
 
     def keys(self, rows: IntRows, positions: npt.NDArray[np.int64]) -> IntRows:
         """[N, 2] noise keys."""

@@ -4,12 +4,12 @@ In order, on a copy of the row's logits:
 
  1. ids that are no tokens (reserved, ``<|startoftext|>``, padding) become -inf, and so does what the row's
     grammar does not allow (``grammar.py``)
- 2. the row's edits: logit_bias, allowed_token_ids, bad_words, min_tokens, penalties
+ 2. the row's processors: logit_bias, allowed_token_ids, bad_words, min_tokens, penalties
  3. division by temperature
  4. top_k, then top_p within it, then min_p
  5. plus Gumbel noise f(seed, position, token id), and the largest wins
 
-Temperature 0 leaves out 3 to 5. ``Ops.make_sampler`` does all but 2; rows with edits (see
+Temperature 0 leaves out 3 to 5. ``Ops.make_sampler`` does all but 2; rows with processors (see
 ``logits_processors.py``) take the plain torch of ``kernels/reference/sampling.py`` on every device, so which
 way a row goes depends on the row alone. A row's token is a function of its own logits, parameters, seed and
 position: batch and chunking cannot change it. A row with a NaN or infinite logit, or with every token
@@ -51,7 +51,7 @@ class Sampler:
         is_forbidden = torch.zeros(vocab_size, dtype=torch.uint8)
         is_forbidden[torch.tensor(known, dtype=torch.int64)] = 1
         self.forbidden = is_forbidden.to(device.torch_device)
-        # (logits [N, V] float32, draws, last_token, out [N] int64): without edits, in static memory
+        # (logits [N, V] float32, draws, last_token, out [N] int64): without processors, in static memory
         self.draw = make_sampler(self.forbidden, device.sample_rows)
         self._plain = ReferenceSampler(self.forbidden, device.sample_rows)
 
@@ -61,26 +61,28 @@ class Sampler:
         A row without a token: ``NO_TOKEN`` or ``FORBIDDEN``.
         """
         tokens = torch.empty(len(batch), dtype=torch.int64, device=logits.device)
-        edited = np.array(sorted(batch.edits), np.int64)
-        if len(edited) < len(batch):
+        processed = np.array(sorted(batch.processors), np.int64)
+        if len(processed) < len(batch):
             rows = torch.arange(len(batch), dtype=torch.int32, device=logits.device)
             draws = SamplingInputs(
                 batch.keys, batch.temperature, rows, _filters(batch), self._allowed(masks, len(batch))
             )
             self.draw(logits, draws, torch.empty_like(tokens), tokens)
-        for start in range(0, len(edited), self._plain.rows_at_once):
-            places = edited[start : start + self._plain.rows_at_once]
+        for start in range(0, len(processed), self._plain.rows_at_once):
+            places = processed[start : start + self._plain.rows_at_once]
             index = self._device.upload(places.astype(np.int32)).long()
             own = None if masks is None else masks.at(places)
-            tokens.index_copy_(0, index, self._sample_edited(logits[index], batch.at(places, index), own))
+            tokens.index_copy_(0, index, self._sample_processed(logits[index], batch.at(places, index), own))
         return tokens
 
-    def _sample_edited(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None) -> torch.Tensor:
+    def _sample_processed(
+        self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None
+    ) -> torch.Tensor:
         scores, allowed = self._plain.permitted(logits), self._allowed(masks, len(batch))
         if allowed is not None:
             self._plain.forbid(scores, allowed)
-        for row, edits in batch.edits.items():
-            edits.apply(scores[row], int(batch.positions[row]))
+        for row, processors in batch.processors.items():
+            processors.apply(scores[row], int(batch.positions[row]))
         return self._plain.choose(
             scores, logits, batch.keys, batch.temperature, _filters(batch), _needs(batch)
         )

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chorale.runtime.sampling.logits_processors import RowEdits
+from chorale.runtime.sampling.logits_processors import LogitsProcessors
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class SamplingBatch:
     filtered: npt.NDArray[np.bool_]  # [N, 3] uses top_k, top_p, min_p
     top_ks: npt.NDArray[np.int32]  # [N]; 0 when off
     num_logprobs: npt.NDArray[np.int32]  # [N] alternatives; -1: none wanted
-    edits: dict[int, RowEdits]  # by place in the batch
+    processors: dict[int, LogitsProcessors]  # by place in the batch
     row_index: torch.Tensor  # [N] int64, the same as rows
     keys: torch.Tensor  # [N, 2] int32, see noise.py
     temperature: torch.Tensor  # [N] float32; 0 for greedy rows
@@ -45,7 +45,9 @@ class SamplingBatch:
             filtered=self.filtered[places],
             top_ks=self.top_ks[places],
             num_logprobs=self.num_logprobs[places],
-            edits={new: self.edits[old] for new, old in enumerate(places.tolist()) if old in self.edits},
+            processors={
+                new: self.processors[old] for new, old in enumerate(places.tolist()) if old in self.processors
+            },
             row_index=self.row_index[index],
             keys=self.keys[index],
             temperature=self.temperature[index],

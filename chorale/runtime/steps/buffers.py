@@ -16,7 +16,7 @@ import torch
 from chorale.engine.types import CacheGroup, StepPlan
 from chorale.kernels.ops import AttentionMeta, ForwardBatch
 from chorale.runtime.device import Device
-from chorale.runtime.sampling.params import SamplingRows
+from chorale.runtime.sampling.params import RowSamplingState
 from chorale.runtime.steps.batch import PromptLogprobs, SamplingBatch, StepBatch
 
 Int32 = npt.NDArray[np.int32]
@@ -29,13 +29,13 @@ class Buffers:
         self, device: Device, *, num_rows: int, max_len: int, block_size: int, vocab_size: int
     ) -> None:
         target = device.torch_device
-        num_pages = -(-max_len // block_size) + 1
+        num_blocks = -(-max_len // block_size) + 1
         self._device, self.block_size, self.spare_row = device, block_size, num_rows
-        self.rows = SamplingRows(num_rows, vocab_size, max_len, target)
+        self.rows = RowSamplingState(num_rows, vocab_size, max_len, target)
         self.last_token = torch.zeros(num_rows + 1, dtype=torch.int64, device=target)
         self._nothing = torch.zeros(0, dtype=torch.int32, device=target)
         self.block_tables = torch.zeros(
-            len(CacheGroup), num_rows + 1, num_pages, dtype=torch.int32, device=target
+            len(CacheGroup), num_rows + 1, num_blocks, dtype=torch.int32, device=target
         )
 
     def start_rows(self, plan: StepPlan) -> None:
@@ -43,8 +43,8 @@ class Buffers:
         for start in plan.starts:
             self.rows.start(start)
 
-    def append_pages(self, plan: StepPlan) -> None:
-        """The pages that rows gained, on their own: ``lay_out`` does it in passing."""
+    def append_blocks(self, plan: StepPlan) -> None:
+        """The blocks that rows gained, on their own: ``lay_out`` does it in passing."""
         self._append(self._upload(appends_of(plan)).take(4))
 
     def sampling_of(self, rows: Int32, positions: npt.NDArray[np.int64]) -> SamplingBatch:
@@ -52,11 +52,11 @@ class Buffers:
         return self._sampling_batch(rows, positions, self._upload(self._sampling_arrays(rows, positions)))
 
     def fill(self, plan: StepPlan) -> ForwardBatch:
-        """Append the pages that rows gained, and lay out the step."""
+        """Append the blocks that rows gained, and lay out the step."""
         packed, lengths = self.pack(plan, appends_of(plan))
         longest = int((plan.num_computed + plan.num_new).max())
-        num_pages = -(-longest // self.block_size)
-        return self.lay_out(packed, lengths, num_pages, int(plan.num_new.max()), longest)
+        num_blocks = -(-longest // self.block_size)
+        return self.lay_out(packed, lengths, num_blocks, int(plan.num_new.max()), longest)
 
     def pack(self, plan: StepPlan, appends: Sequence[Int32]) -> tuple[torch.Tensor, tuple[int, ...]]:
         """What ``lay_out`` takes, uploaded, and the lengths of its parts.
@@ -89,19 +89,19 @@ class Buffers:
         self,
         packed: torch.Tensor,
         lengths: Sequence[int],
-        num_pages: int,
+        num_blocks: int,
         max_query_len: int,
         max_context_len: int,
     ) -> ForwardBatch:
-        """Append pages, and say what the model reads. Work of the device alone: a graph may hold it."""
+        """Append blocks, and say what the model reads. Work of the device alone: a graph may hold it."""
         parts = _Parts(packed, lengths)
         self._append(parts.take(4))
         tokens, positions, token_rows, query_start, context_lens, rows = parts.take(6)
         positions, token_rows = positions.long(), token_rows.long()
         token_ids = torch.where(tokens < 0, self.last_token[token_rows], tokens.long())
-        page, offset = positions // self.block_size, positions % self.block_size
-        slots = self.block_tables[:, token_rows, page].long() * self.block_size + offset  # [2, T]
-        tables = self.block_tables[:, :, :num_pages].index_select(1, rows)  # [2, R, pages]
+        index, offset = positions // self.block_size, positions % self.block_size
+        slots = self.block_tables[:, token_rows, index].long() * self.block_size + offset  # [2, T]
+        tables = self.block_tables[:, :, :num_blocks].index_select(1, rows)  # [2, R, blocks]
         return ForwardBatch(
             token_ids=token_ids,
             logits_index=token_ids[:0],  # whoever samples knows them
@@ -143,7 +143,7 @@ class Buffers:
             filtered=self.rows.filtered(sampled),
             top_ks=self.rows.top_ks[sampled],
             num_logprobs=self.rows.num_logprobs[sampled],
-            edits=self.rows.edits_of(sampled),
+            processors=self.rows.processors_of(sampled),
             row_index=rows.long(),
             keys=keys.view(-1, 2),
             temperature=temperature,
@@ -160,7 +160,7 @@ class Buffers:
         for entry, row in enumerate(plan.rows.tolist()):
             if row not in plan.prompt_logprob_rows:
                 continue
-            wish = self.rows.prompt_wish(row)
+            wish = self.rows.prompt_logprobs_spec(row)
             start = int(plan.num_computed[entry])
             targets = wish.token_ids[start + 1 : start + 1 + int(plan.num_new[entry])]
             if len(targets):
@@ -178,7 +178,7 @@ def query_starts(plan: StepPlan) -> Int32:
 
 
 def appends_of(plan: StepPlan) -> tuple[Int32, ...]:
-    """Group, row, logical page and block of the pages that the plan's rows gain, in ``lay_out``'s order."""
+    """Group, row, logical block and block of the blocks that the plan's rows gain, in ``lay_out``'s order."""
     return plan.append_group, plan.append_row, plan.append_index, plan.append_block
 
 

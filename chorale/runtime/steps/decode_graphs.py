@@ -1,11 +1,11 @@
 """Decode steps in static memory: what a graph holds, and the few numbers that change between its replays.
 
 In such a step every row computes one token and samples the next. The host packs eleven int32 a row into
-pinned memory; one copy brings them over; everything else, from token ids to the sampled token, happens in
-the graph. Rows that need more than temperature and filters (edits, a grammar, log-probabilities) are sampled
+pinned memory; one copy brings them over; everything else, from token ids to the sampled token, happens in the
+graph. Rows that need more than temperature and filters (processors, a grammar, log-probabilities) are sampled
 again after it.
 
-Padding: dummy rows are one more row of the buffers, whose one page is one more page of the pool.
+Padding: dummy rows are one more row of the buffers, whose one block is one more block of the pool.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from chorale.kernels.ops import AttentionMeta, DecodeInputs, DecodeState, Forwar
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
 from chorale.runtime.memory import KEPT_ROWS, LOGIT_ROWS
-from chorale.runtime.sampling.params import SamplingRows
+from chorale.runtime.sampling.params import RowSamplingState
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.graph_sizes import context_sizes, pick
 
-ROW, COMPUTED, TOKEN, FULL_PAGE, WINDOW_PAGE, KEY_A, KEY_B, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(11)
+ROW, COMPUTED, TOKEN, FULL_BLOCK, WINDOW_BLOCK, KEY_A, KEY_B, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(11)
 NUM_COLUMNS = 11
 # Batches of more than ``MANY_ROWS`` run in a captured size up to ``NEAR`` times theirs, for ``PATIENCE``
 # steps, before their own is captured: a dummy row costs little there, a capture as much as many of them.
@@ -45,19 +45,19 @@ def is_decode(plan: StepPlan) -> bool:
 class Packer:
     """From a plan to the columns of its step. Owns a scratch array, hence one user."""
 
-    def __init__(self, rows: SamplingRows, spare_row: int, block_size: int) -> None:
+    def __init__(self, rows: RowSamplingState, spare_row: int, block_size: int) -> None:
         self._rows, self._block_size = rows, block_size
         self._place: Int32 = np.full(spare_row + 1, -1, np.int32)
         self._padding: Int32 = np.zeros((NUM_COLUMNS, 1), np.int32)
         self._padding[ROW] = spare_row
-        self._padding[FULL_PAGE : WINDOW_PAGE + 1] = -1
+        self._padding[FULL_BLOCK : WINDOW_BLOCK + 1] = -1
         self._padding[TOP_P] = np.float32(1).view(np.int32)
         self._padding[TOP_K] = np.float32(2**24).view(np.int32)
 
     def pack(self, plan: StepPlan, columns: Int32) -> bool:
         """Fill ``columns`` [NUM_COLUMNS, size].
 
-        False if some new page is not that of a row's new token: then the pages must be appended beforehand.
+        False if some new block is not that of a row's new token: then the blocks must be appended beforehand.
         """
         count, rows, computed = len(plan.rows), plan.rows, plan.num_computed
         columns[:] = self._padding
@@ -66,25 +66,25 @@ class Packer:
         columns[TOKEN, :count] = plan.token_ids
         columns[KEY_A : KEY_B + 1, :count] = self._rows.keys(rows, computed.astype(np.int64) + 1).T
         columns[TEMPERATURE:, :count] = self._rows.floats(rows).view(np.int32)
-        return not len(plan.append_row) or self._pack_pages(plan, columns)
+        return not len(plan.append_row) or self._pack_blocks(plan, columns)
 
     def dummies(self, size: int) -> Int32:
         """Columns of a step of dummy rows only."""
         return np.repeat(self._padding, size, axis=1)
 
-    def _pack_pages(self, plan: StepPlan, columns: Int32) -> bool:
+    def _pack_blocks(self, plan: StepPlan, columns: Int32) -> bool:
         self._place[plan.rows] = np.arange(len(plan.rows), dtype=np.int32)
         places = self._place[plan.append_row]
         self._place[plan.rows] = -1
         usual = (places >= 0) & (plan.append_index == plan.num_computed[places] // self._block_size)
         if not usual.all():
             return False
-        columns[FULL_PAGE + plan.append_group, places] = plan.append_block
+        columns[FULL_BLOCK + plan.append_group, places] = plan.append_block
         return True
 
 
 @dataclass(slots=True)
-class Slot:
+class StagingBuffers:
     """Host memory of one step in flight."""
 
     inputs: torch.Tensor  # [NUM_COLUMNS * rows] int32, pinned
@@ -92,15 +92,15 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchedStep:
     """A step that is enqueued: ``count`` rows, run as ``size``."""
 
-    slot: Slot
+    staging: StagingBuffers
     count: int
     size: int
 
 
-class Decodes:
+class DecodeGraphRunner:
     """The one owner of static memory and graphs. ``launch`` enqueues a step; its result is in ``tokens``.
 
     ``device.capture`` decides what a graph is; a device without graphs may run the step itself.
@@ -116,8 +116,8 @@ class Decodes:
         sizes: Sequence[int],
         longest: int,
     ) -> None:
-        """``sizes``: rows of the graphs; ``longest``: tokens of the longest sequence. The pool's last page is
-        the dummy rows'."""
+        """``sizes``: rows of the graphs; ``longest``: tokens of the longest sequence. The pool's last block
+        is the dummy rows'."""
         self._device, self._model, self._kv, self._sampler = device, model, kv, sampler
         self._buffers, self._sizes, self._longest = buffers, tuple(sizes), longest
         self.most_rows = rows = self._sizes[-1]
@@ -125,7 +125,7 @@ class Decodes:
         self._packer = Packer(buffers.rows, buffers.spare_row, buffers.block_size)
         self._graphs: dict[tuple[int, int, bool], Callable[[], None]] = {}
         self._stand_ins: Counter[tuple[int, bool]] = Counter()  # steps that ran in a larger size than theirs
-        self._free: list[Slot] = []
+        self._free: list[StagingBuffers] = []
         target, width = device.torch_device, buffers.block_tables.shape[2]
         self._inputs = torch.zeros(NUM_COLUMNS * rows, dtype=torch.int32, device=target)
         self._state = DecodeState(
@@ -155,19 +155,19 @@ class Decodes:
 
     # ------------------------------------------------------------------ a step
 
-    def launch(self, plan: StepPlan) -> Launch:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Enqueue everything but the way back. ``tokens`` is then [rows], on the device."""
         filtered = bool(self._buffers.rows.filters[plan.rows].any())
         size = self._size_for(len(plan.rows), filtered)
         longest = int(plan.num_computed.max()) + 1
         replay = self.graph(size, pick(context_sizes(size, self._longest), longest), filtered)
-        slot = self._free.pop() if self._free else self._new_slot()
-        columns = slot.inputs[: NUM_COLUMNS * size]
+        staging = self._free.pop() if self._free else self._new_staging()
+        columns = staging.inputs[: NUM_COLUMNS * size]
         if not self._packer.pack(plan, columns.numpy().reshape(NUM_COLUMNS, size)):
-            self._buffers.append_pages(plan)
+            self._buffers.append_blocks(plan)
         self._inputs[: NUM_COLUMNS * size].copy_(columns, non_blocking=True)
         replay()
-        return Launch(slot, len(plan.rows), size)
+        return LaunchedStep(staging, len(plan.rows), size)
 
     def _size_for(self, count: int, filtered: bool) -> int:
         """The next larger size; or, for the first steps that would need its graph, a captured one near it.
@@ -184,21 +184,21 @@ class Decodes:
                 return larger if self._stand_ins[size, filtered] <= PATIENCE else size
         return size
 
-    def collect(self, launch: Launch) -> Callable[[], npt.NDArray[np.int64]]:
+    def collect(self, launch: LaunchedStep) -> Callable[[], npt.NDArray[np.int64]]:
         """Enqueue the tokens' way back; the returned function waits for them, and is called once."""
-        slot, count = launch.slot, launch.count
-        slot.tokens[:count].copy_(self.tokens[:count], non_blocking=True)
+        staging, count = launch.staging, launch.count
+        staging.tokens[:count].copy_(self.tokens[:count], non_blocking=True)
         wait = self._device.mark()
 
         def finish() -> npt.NDArray[np.int64]:
             wait()
-            found: npt.NDArray[np.int64] = slot.tokens[:count].numpy().copy()
-            self._free.append(slot)  # the device is done with all of it
+            found: npt.NDArray[np.int64] = staging.tokens[:count].numpy().copy()
+            self._free.append(staging)  # the device is done with all of it
             return found
 
         return finish
 
-    def logits(self, launch: Launch, some: slice, index: torch.Tensor | None) -> torch.Tensor:
+    def logits(self, launch: LaunchedStep, some: slice, index: torch.Tensor | None) -> torch.Tensor:
         """[L, V] float32 of some rows of the step that was launched last: ``index[some]``, [L] int64; None:
         rows ``some`` of all. Not to be written to."""
         if launch.size > len(self._logits):
@@ -208,9 +208,9 @@ class Decodes:
             return self._logits[: launch.count][some]
         return self._logits.index_select(0, index[some])
 
-    def _new_slot(self) -> Slot:
+    def _new_staging(self) -> StagingBuffers:
         inputs = self._device.host_memory(NUM_COLUMNS * self.most_rows, torch.int32)
-        return Slot(inputs, self._device.host_memory(self.most_rows, torch.int64))
+        return StagingBuffers(inputs, self._device.host_memory(self.most_rows, torch.int64))
 
     # ------------------------------------------------------------------ what a graph holds
 
@@ -234,7 +234,7 @@ class Decodes:
     def _step(self, size: int, longest: int, filtered: bool) -> Callable[[], None]:
         """Reads and writes static memory alone."""
         columns = self._inputs[: NUM_COLUMNS * size].view(NUM_COLUMNS, size)
-        given = DecodeInputs(columns[ROW], columns[COMPUTED], columns[TOKEN], columns[FULL_PAGE:KEY_A])
+        given = DecodeInputs(columns[ROW], columns[COMPUTED], columns[TOKEN], columns[FULL_BLOCK:KEY_A])
         keys, floats = columns[KEY_A : KEY_B + 1].t(), columns[TEMPERATURE:].view(torch.float32)
         draws = SamplingInputs(keys, floats[0], columns[ROW], floats[1:].t() if filtered else None)
         batch = self._batch(size, longest)

@@ -50,19 +50,19 @@ def dummy_plan(num_tokens: int, spare_row: int) -> StepPlan:
     return pad_plan(empty, num_tokens, 1, spare_row)
 
 
-class Mixed:
+class MixedGraphRunner:
     """The one owner of its static memory and graphs."""
 
     def __init__(
         self, device: Device, model: GptOss, kv: Sequence[torch.Tensor], buffers: Buffers, longest: int
     ) -> None:
         """``longest``: tokens of the longest sequence. No larger step is captured, because a dummy row may
-        have to compute all of it; 0: none is captured. The dummy rows have the pool's last page alone.
+        have to compute all of it; 0: none is captured. The dummy rows have the pool's last block alone.
         """
         self._device, self._model, self._kv, self._buffers = device, model, kv, buffers
-        self._longest, self._dummy_page = longest, kv[0].shape[0] - 1
+        self._longest, self._dummy_block = longest, kv[0].shape[0] - 1
         self.sizes = tuple(size for size in MIXED_TOKENS if size <= longest)
-        buffers.block_tables[:, buffers.spare_row] = self._dummy_page
+        buffers.block_tables[:, buffers.spare_row] = self._dummy_block
         self._graphs: dict[tuple[int, int], Callable[[], None]] = {}
         tokens, target = max(self.sizes, default=0), device.torch_device
         room = sum(self._lengths(tokens, MIXED_ROWS[-1]))
@@ -100,14 +100,14 @@ class Mixed:
     def _fill(self, plan: StepPlan) -> None:
         room = self._num_appends(plan.num_tokens, len(plan.rows))
         if len(plan.append_row) > room:  # a long prefix was found in the cache
-            self._buffers.append_pages(plan)
+            self._buffers.append_blocks(plan)
             plan = replace(plan, **dict.fromkeys(_APPENDS, np.zeros(0, np.int32)))
         packed, _ = self._buffers.pack(plan, self._padded_appends(plan, room))
         self._inputs[: len(packed)].copy_(packed)
 
     def _padded_appends(self, plan: StepPlan, room: int) -> list[IntArray]:
-        """Those that are missing give the dummy row the page that it has."""
-        dummy = (0, self._buffers.spare_row, 0, self._dummy_page)
+        """Those that are missing give the dummy row the block that it has."""
+        dummy = (0, self._buffers.spare_row, 0, self._dummy_block)
         missing = room - len(plan.append_row)
         return [
             _extended(column, np.full(missing, value, np.int32))
@@ -115,7 +115,7 @@ class Mixed:
         ]
 
     def _num_appends(self, tokens: int, rows: int) -> int:
-        """At most: the pages of the tokens, and one that each row had begun, or begins; in both groups."""
+        """At most: the blocks of the tokens, and one that each row had begun, or begins; in both groups."""
         return 2 * (tokens // self._buffers.block_size + 2 * rows)
 
     def _lengths(self, tokens: int, rows: int) -> tuple[int, ...]:
@@ -124,10 +124,10 @@ class Mixed:
 
     def _step(self, tokens: int, rows: int) -> Callable[[], None]:
         lengths = self._lengths(tokens, rows)
-        packed, num_pages = self._inputs[: sum(lengths)], self._buffers.block_tables.shape[2]
+        packed, num_blocks = self._inputs[: sum(lengths)], self._buffers.block_tables.shape[2]
 
         def step() -> None:
-            batch = self._buffers.lay_out(packed, lengths, num_pages, tokens, self._longest)
+            batch = self._buffers.lay_out(packed, lengths, num_blocks, tokens, self._longest)
             self._hidden[:tokens].copy_(self._model.hidden(batch, self._kv))
 
         return step

@@ -15,10 +15,10 @@ from chorale.runtime.resolve import Resolved
 _ALIGNMENT = 16  # bytes; what kernels are specialised by
 
 
-def kernel_facts(model: GptOss, resolved: Resolved) -> str:
+def cache_key(model: GptOss, resolved: Resolved) -> str:
     """Sizes of the model and of steps, and how the weights lie in memory.
 
-    Not how many pages there are: that changes from start to start, and no kernel knows it.
+    Not how many blocks there are: that changes from start to start, and no kernel knows it.
     """
     limits = replace(resolved.limits, num_blocks=0)
     told = [model.ops.name, model.config, limits, resolved.dtype, resolved.kv_dtype]

@@ -1,7 +1,7 @@
 """Rehearsal: what kernels will steps launch? Every kind of step is played once, over two layers of the model.
 
 Nothing is launched: the op set's compiler notes the kernels and compiles them in threads (``Ops.compiler``).
-An executor of its own, with a pool of one page, plays the parts of the real one: its tensors have the same
+An executor of its own, with a pool of one block, plays the parts of the real one: its tensors have the same
 shapes, types and alignments, by which kernels are told apart, and are gone afterwards.
 """
 
@@ -20,7 +20,7 @@ from chorale.kernels.ops import Compiler
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.sampling.grammar import GrammarRows, Masks, open_masks
+from chorale.runtime.sampling.grammar import GrammarRows, Masks, allow_all_masks
 from chorale.runtime.steps.graph_sizes import row_sizes
 from chorale.runtime.worker import Worker
 
@@ -48,11 +48,11 @@ def _nothing() -> None:
     return None
 
 
-class OpenGrammars(GrammarRows):
+class AllowAllGrammars(GrammarRows):
     """Every row has a grammar, which allows every token; no compiler of grammars is asked."""
 
     def masks(self, rows: npt.NDArray[np.int32]) -> Masks | None:
-        return open_masks(self._device, len(rows))
+        return allow_all_masks(self._device, len(rows))
 
 
 def shortened(model: GptOss, layers: int = _LAYERS) -> GptOss:
@@ -63,7 +63,7 @@ def shortened(model: GptOss, layers: int = _LAYERS) -> GptOss:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DryRunExecutors:
     """Who plays: steps as they are captured, and steps that are launched kernel by kernel."""
 
     captured: LocalExecutor
@@ -71,9 +71,9 @@ class Stage:
     masked: LocalExecutor  # as launched, and every row has a grammar
 
 
-def rehearse(
+def dry_run(
     compiler: Compiler,
-    stage: Stage,
+    executors: DryRunExecutors,
     pieces: Iterable[tuple[Action, bool]],
     plans: Iterable[StepPlan],
     masked: Iterable[StepPlan],
@@ -84,19 +84,19 @@ def rehearse(
     Returns how many kernels the first step and the first pieces need. Raises ``EngineError``.
     """
     with compiler.playing():
-        stage.captured.execute(first).result()
+        executors.captured.execute(first).result()
     needed, ordered = 0, sorted(pieces, key=lambda piece: not piece[1])
     for action, is_first in ordered:
         with compiler.playing():
-            stage.captured.prepare(action)
+            executors.captured.prepare(action)
         if is_first:
             needed = compiler.num_kernels
     for plan in plans:
         with compiler.playing():
-            stage.launched.execute(plan).result()
+            executors.launched.execute(plan).result()
     for plan in masked:
         with compiler.playing():
-            stage.masked.execute(plan).result()
+            executors.masked.execute(plan).result()
     return needed or compiler.num_kernels
 
 
@@ -130,7 +130,7 @@ def eager_sizes(most: int) -> list[int]:
 
 
 def eager_plan(tokens: int, rows: int, limits: EngineLimits, *, filtered: bool) -> StepPlan:
-    """So many tokens of new rows 0 ..., all in page 0: all but one row have a token each, if that can be."""
+    """So many tokens of new rows 0 ..., all in block 0: all but one row have a token each, if that can be."""
     spec = SamplingSpec(top_p=0.5) if filtered else SamplingSpec()
     new = np.ones(rows, np.int32)
     missing = tokens - rows

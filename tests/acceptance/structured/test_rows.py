@@ -38,8 +38,8 @@ Answers = dict[str, tuple[list[int], str | None, int]]
 def engine(checkpoint: Path, depth: int = 0, **options: Any) -> EngineCore:
     settings = {"device": "cpu", "max_model_len": 512, "max_num_seqs": 12, "num_threads": 1, **options}
     core, _ = build_engine(EngineConfig(model=str(checkpoint), **settings))
-    limits = replace(core.limits, overlap_depth=depth)
-    return EngineCore(limits, core._executor, grammars=core._gate._service)
+    limits = replace(core.limits, async_scheduling=depth)
+    return EngineCore(limits, core._executor, grammars=core._pending_grammars._service)
 
 
 def request(name: str, grammar: str, seed: int, **sampling: Any) -> GenerateRequest:
@@ -223,7 +223,9 @@ def test_masks_do_not_hold_what_was_in_their_memory_before() -> None:
     found = []
     for before in (0, -1):
         rows = GrammarRows(CPU, cache)
-        rows._rooms = [torch.full((12 * MASK_WORDS,), before, dtype=torch.int32) for _ in rows._rooms]
+        rows._mask_buffers = [
+            torch.full((12 * MASK_WORDS,), before, dtype=torch.int32) for _ in rows._mask_buffers
+        ]
         for row in range(12):
             grammar = raw_grammar(regex("[0-9]+", "x")) if row != 3 else "no grammar"  # 3: nothing allowed
             rows.start(RowStart(row, np.zeros(1, np.int32), 1, SamplingSpec(grammar=grammar), 0, ()))

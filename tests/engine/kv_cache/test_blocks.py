@@ -1,4 +1,4 @@
-"""BlockPool: states of a page, order of eviction, the index."""
+"""BlockPool: states of a block, order of eviction, the index."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_allocates_low_ids_first_and_counts() -> None:
     pool.check([0, 1])
 
 
-def test_shared_page_is_free_after_its_last_holder() -> None:
+def test_shared_block_is_free_after_its_last_holder() -> None:
     pool = BlockPool(2)
     block = pool.allocate()
     pool.share(block)
@@ -29,7 +29,7 @@ def test_shared_page_is_free_after_its_last_holder() -> None:
         pool.release(block)
 
 
-def test_cached_page_stays_findable_until_it_is_evicted() -> None:
+def test_cached_block_stays_findable_until_it_is_evicted() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(), pool.allocate()
     pool.publish(FULL, b"a", first)
@@ -44,7 +44,7 @@ def test_cached_page_stays_findable_until_it_is_evicted() -> None:
     pool.check([first])
 
 
-def test_plain_pages_go_before_cached_ones() -> None:
+def test_plain_blocks_go_before_cached_ones() -> None:
     pool = BlockPool(2)
     cached = pool.allocate()
     pool.publish(FULL, b"a", cached)
@@ -53,11 +53,11 @@ def test_plain_pages_go_before_cached_ones() -> None:
     assert pool.find(FULL, b"a") == cached
 
 
-def test_a_hit_revives_a_page_and_makes_it_young() -> None:
+def test_a_hit_revives_a_block_and_makes_it_young() -> None:
     pool = BlockPool(2)
     blocks = [pool.allocate(), pool.allocate()]
-    for block, digest in zip(blocks, (b"a", b"b"), strict=True):
-        pool.publish(FULL, digest, block)
+    for block, block_hash in zip(blocks, (b"a", b"b"), strict=True):
+        pool.publish(FULL, block_hash, block)
         pool.release(block)
     pool.share(blocks[0])
     assert pool.num_free == 1
@@ -66,7 +66,7 @@ def test_a_hit_revives_a_page_and_makes_it_young() -> None:
     assert pool.find(FULL, b"a") == blocks[0]
 
 
-def test_second_page_of_equal_content_stays_out_of_the_index() -> None:
+def test_second_block_of_equal_content_stays_out_of_the_index() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(), pool.allocate()
     pool.publish(FULL, b"a", first)
@@ -77,7 +77,7 @@ def test_second_page_of_equal_content_stays_out_of_the_index() -> None:
     pool.check([first])
 
 
-def test_forget_all_makes_every_free_page_plain() -> None:
+def test_forget_all_makes_every_free_block_plain() -> None:
     pool = BlockPool(2)
     block = pool.allocate()
     pool.publish(FULL, b"a", block)

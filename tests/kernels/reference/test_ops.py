@@ -69,7 +69,7 @@ def attend_by_definition(
 
 
 class Pool:
-    """Contiguous sequences written into shuffled pages; everything else is NaN."""
+    """Contiguous sequences written into shuffled blocks; everything else is NaN."""
 
     def __init__(self, block_size: int, dtype: torch.dtype = torch.float32) -> None:
         self.size = block_size
@@ -77,11 +77,11 @@ class Pool:
         self.free = torch.randperm(1500, generator=torch.Generator().manual_seed(1)).tolist()
 
     def add(self, k: torch.Tensor, v: torch.Tensor, first: int) -> list[int]:
-        """Pages of one row; those wholly before position ``first`` are freed."""
+        """Blocks of one row; those wholly before position ``first`` are freed."""
         length = k.shape[1]
         table = []
-        for page in range(-(-length // self.size)):
-            begin, end = page * self.size, min((page + 1) * self.size, length)
+        for block in range(-(-length // self.size)):
+            begin, end = block * self.size, min((block + 1) * self.size, length)
             if end <= first:
                 table.append(FREED)
                 continue
@@ -126,7 +126,7 @@ def test_attention(rows: list[tuple[int, int]], block_size: int, group: int) -> 
         max_query_len=max(new for _, new in rows),
         max_context_len=max(context for context, _ in rows),
     )
-    # The other group's plan is made, too, and may not look where this one may: give it pages it may read.
+    # The other group's plan is made, too, and may not look where this one may: give it blocks it may read.
     full = torch.where(table < 0, 0, table)
     tables_of = (full, table) if group else (table, table)
     plan = paged.plan_attention(

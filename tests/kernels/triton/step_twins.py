@@ -26,7 +26,7 @@ from chorale.kernels.triton.sampling.sample import make_sampler, sample
 from chorale.runtime.device import CpuDevice, open_device
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.sampling.grammar import Masks
-from chorale.runtime.sampling.params import SamplingRows
+from chorale.runtime.sampling.params import RowSamplingState
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.steps.buffers import Buffers
 
@@ -134,7 +134,7 @@ def test_sampler_with_grammars_equals_plain_torch() -> None:
     specs = [
         SamplingSpec(temperature=0.8, seed=row, logit_bias={5: 3.0} if row > 3 else {}) for row in range(6)
     ]
-    rows = SamplingRows(6, 96, 64, torch.device(DEVICE))
+    rows = RowSamplingState(6, 96, 64, torch.device(DEVICE))
     for row, spec in enumerate(specs):
         rows.start(RowStart(row, np.array([1, 2], np.int32), 2, spec, row, (95,)))
     device = CPU if DEVICE == "cpu" else open_device(DEVICE, 1)
@@ -154,14 +154,14 @@ def test_sampler_with_grammars_equals_plain_torch() -> None:
     assert all(allowed[number, found[0][place]] for number, place in enumerate(places))
 
 
-@pytest.mark.parametrize("page", [4, 16])
-def test_inputs_of_a_decode(page: int) -> None:
-    rng = np.random.default_rng(page)
+@pytest.mark.parametrize("block", [4, 16])
+def test_inputs_of_a_decode(block: int) -> None:
+    rng = np.random.default_rng(block)
     width, num_rows, window = 40, 7, 9
     rows = np.array([5, 0, 3, 6, 6], np.int32)  # two dummies
-    computed = np.array([page * 3, 7, 39 * page - 1, 0, 0], np.int32)
+    computed = np.array([block * 3, 7, 39 * block - 1, 0, 0], np.int32)
     tokens = np.array([-1, 11, -1, 0, 0], np.int32)
-    pages = np.array([[50, -1, -1, -1, -1], [51, -1, 52, -1, -1]], np.int32)
+    blocks = np.array([[50, -1, -1, -1, -1], [51, -1, 52, -1, -1]], np.int32)
     tables = rng.integers(0, 500, (2, num_rows, width)).astype(np.int32)
 
     def state() -> DecodeState:
@@ -176,17 +176,17 @@ def test_inputs_of_a_decode(page: int) -> None:
             context_lens=room(6, dtype=torch.int32),
             slots=room(2, 6),
             tables=room(2, 6, width, dtype=torch.int32),
-            block_size=page,
+            block_size=block,
             window=window,
         )
 
-    arrays = (torch.from_numpy(array).to(DEVICE) for array in (rows, computed, tokens, pages))
+    arrays = (torch.from_numpy(array).to(DEVICE) for array in (rows, computed, tokens, blocks))
     given, ours, theirs = DecodeInputs(*arrays), state(), state()
     decode_inputs(given, ours)
     reference.decode_inputs(given, theirs)
     for name in ("last_token", "block_tables", "token_ids", "positions", "context_lens", "slots"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
     for entry, position in enumerate(computed.tolist()):
-        for group, first in ((0, 0), (1, max(position - window + 1, 0) // page)):
-            seen = slice(first, position // page + 1)
+        for group, first in ((0, 0), (1, max(position - window + 1, 0) // block)):
+            seen = slice(first, position // block + 1)
             assert torch.equal(ours.tables[group, entry, seen], theirs.tables[group, entry, seen])

@@ -40,5 +40,5 @@ def test_the_large_kernels_compile_for_hardware_that_was_never_tried(tmp_path: P
     architecture's own table."""
     targets = ("cuda:80", "cuda:100", "hip:gfx942", "hip:gfx950")
     tables = ("skinny", "skinny head", "prefill 0", "decode 0")
-    pages = ("rotate fp8", "decode 0 fp8", "prefill 128 fp8")
-    compile_for(tmp_path, *targets, "gate_up 64", "down 1", "stream down 64", *tables, *pages)
+    blocks = ("rotate fp8", "decode 0 fp8", "prefill 128 fp8")
+    compile_for(tmp_path, *targets, "gate_up 64", "down 1", "stream down 64", *tables, *blocks)

@@ -32,7 +32,7 @@ from chorale.kernels.triton.ops import TRITON_OPS
 assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32]
-FREED = 10**6  # a page that does not exist: reading it is an error
+FREED = 10**6  # a block that does not exist: reading it is an error
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
 
@@ -77,18 +77,18 @@ ROWS = {
 
 
 def attention_case(
-    rows: list[tuple[int, int]], page: int, group: int, shape: AttentionShape, dtype: torch.dtype
+    rows: list[tuple[int, int]], block: int, group: int, shape: AttentionShape, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMeta]:
-    """(q, kv, sinks, meta): shuffled pages, those that no query sees freed, NaN where nothing is written."""
-    pages = torch.randperm(1500 // page + 40, generator=torch.Generator().manual_seed(3)).tolist()
-    kv = torch.full((len(pages), 2, shape.num_kv_heads, page, shape.head_dim), torch.nan)
-    width = max(-(-context // page) for context, _ in rows) + 1
+    """(q, kv, sinks, meta): shuffled blocks, those that no query sees freed, NaN where nothing is written."""
+    blocks = torch.randperm(1500 // block + 40, generator=torch.Generator().manual_seed(3)).tolist()
+    kv = torch.full((len(blocks), 2, shape.num_kv_heads, block, shape.head_dim), torch.nan)
+    width = max(-(-context // block) for context, _ in rows) + 1
     table = torch.full((len(rows), width), FREED, dtype=torch.int32)
     for row, (context, new) in enumerate(rows):
         lowest = max(0, context - new - shape.sliding_window + 1) if group else 0
-        for index in range(lowest // page, -(-context // page)):
-            table[row, index] = block = pages.pop()
-            used = min(page, context - index * page)
+        for index in range(lowest // block, -(-context // block)):
+            table[row, index] = block = blocks.pop()
+            used = min(block, context - index * block)
             kv[block, :, :, :used] = randn(2, shape.num_kv_heads, used, shape.head_dim, seed=block).cpu()
     total = sum(new for _, new in rows)
     table = table.to(DEVICE)
@@ -99,18 +99,18 @@ def attention_case(
 
 @each_dtype
 @pytest.mark.parametrize("group", [0, 1])
-@pytest.mark.parametrize("page", [16, 64, 128])
+@pytest.mark.parametrize("block", [16, 64, 128])
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-def test_attention(rows: list[tuple[int, int]], page: int, group: int, dtype: torch.dtype) -> None:
-    heads = (8, 2) if page != 64 else (16, 2)
-    shape = AttentionShape(*heads, head_dim=16 if page == 16 else 64, sliding_window=128)
-    q, kv, sinks, meta = attention_case(rows, page, group, shape, dtype)
-    plan = TRITON_OPS.plan_attention(meta, shape, page)
+def test_attention(rows: list[tuple[int, int]], block: int, group: int, dtype: torch.dtype) -> None:
+    heads = (8, 2) if block != 64 else (16, 2)
+    shape = AttentionShape(*heads, head_dim=16 if block == 16 else 64, sliding_window=128)
+    q, kv, sinks, meta = attention_case(rows, block, group, shape, dtype)
+    plan = TRITON_OPS.plan_attention(meta, shape, block)
     found = TRITON_OPS.attention(q, kv, sinks, plan, group)
-    # The reference plans both groups, and may not look at the other's freed pages.
+    # The reference plans both groups, and may not look at the other's freed blocks.
     safe = torch.where(meta.block_tables[0] == FREED, 0, meta.block_tables[0])
     tables = (safe, meta.block_tables[1]) if group else (meta.block_tables[0],) * 2
-    theirs = paged.plan_attention(meta_of(rows, tables, meta.slots[0]), shape, page)
+    theirs = paged.plan_attention(meta_of(rows, tables, meta.slots[0]), shape, block)
     expected = paged.attention(q.float(), kv, sinks, theirs, group)
     check(found, expected, dtype)
 
@@ -132,20 +132,20 @@ def test_attention_of_a_long_context_in_many_parts() -> None:
 @each_dtype
 @pytest.mark.parametrize("hidden", [200, 320])  # whole chunks of 32: one kernel for 2 to 8 tokens
 @pytest.mark.parametrize("tokens", [1, 2, 7, 16, 17, 40])
-@pytest.mark.parametrize(("dim", "page"), [(64, 16), (16, 64), (32, 128)])
-def test_qkv_rope_cache(tokens: int, dim: int, page: int, dtype: torch.dtype, hidden: int) -> None:
+@pytest.mark.parametrize(("dim", "block"), [(64, 16), (16, 64), (32, 128)])
+def test_qkv_rope_cache(tokens: int, dim: int, block: int, dtype: torch.dtype, hidden: int) -> None:
     shape = AttentionShape(6, 2, head_dim=dim, sliding_window=128)
     rows = 10 * dim
     weight, bias = (randn(rows, hidden, seed=1) / 14).to(dtype), randn(rows, seed=2).to(dtype)
     norm, x, rope = 1 + randn(hidden, seed=3) / 4, randn(tokens, hidden, seed=4), randn(tokens, dim, seed=5)
-    slots = torch.randperm(6 * page, generator=torch.Generator().manual_seed(6))[:tokens].to(DEVICE)
+    slots = torch.randperm(6 * block, generator=torch.Generator().manual_seed(6))[:tokens].to(DEVICE)
     table = torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)
     meta = meta_of([(tokens, tokens)], (table, table), slots)
     results = []
     for ops in (TRITON_OPS, reference.REFERENCE_OPS):
-        kv = torch.zeros(6, 2, 2, page, dim, device=DEVICE, dtype=dtype)
+        kv = torch.zeros(6, 2, 2, block, dim, device=DEVICE, dtype=dtype)
         weights = QkvWeights(norm, ops.pack_linear(weight, bias))
-        q = ops.qkv_rope_cache(x, None, weights, 1e-5, rope, ops.plan_attention(meta, shape, page), 1, kv)
+        q = ops.qkv_rope_cache(x, None, weights, 1e-5, rope, ops.plan_attention(meta, shape, block), 1, kv)
         results.append((q, kv))
     (q, kv), (expected_q, expected_kv) = results
     assert torch.equal(kv != 0, expected_kv != 0)

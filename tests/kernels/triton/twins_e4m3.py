@@ -1,4 +1,4 @@
-"""Pages of one byte a value: the Triton ops against the reference and against float32 with rounded K and V.
+"""Blocks of one byte a value: the Triton ops against the reference and against float32 with rounded K and V.
 
 As ``twins.py``: run through ``test_interpreter.py`` or on a GPU. Both forms of the conversion are tried:
 Triton's own, and the one written out for chips that have none. Triton's own way of writing runs on a GPU
@@ -40,7 +40,7 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
 
 @pytest.fixture
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How kernels are given e4m3 pages."""
+    """How kernels are given e4m3 blocks."""
     monkeypatch.setattr(kv_elements, "converts_e4m3", lambda device: request.param == "native")
     return str(request.param)
 
@@ -89,20 +89,20 @@ def test_conversion_rounds_to_nearest_saturates_and_keeps_nan(form: str) -> None
 @each_dtype
 @pytest.mark.parametrize("tokens", [1, 3, 17])
 def test_qkv_writes_rounded_and_saturated_cells(tokens: int, dtype: torch.dtype, form: str) -> None:
-    hidden, dim, page = 200, 32, 16
+    hidden, dim, block = 200, 32, 16
     shape = AttentionShape(6, 2, head_dim=dim, sliding_window=128)
     weight, bias = (randn(10 * dim, hidden, seed=1) / 14).to(dtype), randn(10 * dim, seed=2).to(dtype)
     bias[7 * dim + 1] = 5000.0  # of k, turned with its neighbour
     bias[9 * dim + 2] = -5000.0  # of v
     norm, x, rope = 1 + randn(hidden, seed=3) / 4, randn(tokens, hidden, seed=4), randn(tokens, dim, seed=5)
-    slots = torch.randperm(6 * page, generator=torch.Generator().manual_seed(6))[:tokens].to(DEVICE)
+    slots = torch.randperm(6 * block, generator=torch.Generator().manual_seed(6))[:tokens].to(DEVICE)
     table = torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)
     meta = meta_of([(tokens, tokens)], (table, table), slots)
     results = []
     for ops, cell in ((TRITON_OPS, E4M3), (reference.REFERENCE_OPS, E4M3), (reference.REFERENCE_OPS, dtype)):
-        kv = torch.zeros(6, 2, 2, page, dim, device=DEVICE, dtype=cell)
+        kv = torch.zeros(6, 2, 2, block, dim, device=DEVICE, dtype=cell)
         weights = QkvWeights(norm, ops.pack_linear(weight, bias))
-        q = ops.qkv_rope_cache(x, None, weights, 1e-5, rope, ops.plan_attention(meta, shape, page), 1, kv)
+        q = ops.qkv_rope_cache(x, None, weights, 1e-5, rope, ops.plan_attention(meta, shape, block), 1, kv)
         results.append((q, kv.float()))
     (q, kv), (expected_q, expected), (_, exact) = results
     check(q, expected_q, dtype)
@@ -123,21 +123,21 @@ def test_qkv_writes_rounded_and_saturated_cells(tokens: int, dtype: torch.dtype,
 @reads
 @each_dtype
 @pytest.mark.parametrize("group", [0, 1])
-@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("block", [16, 64])
 @pytest.mark.parametrize("rows", ["one-decode", "mixed"])
 def test_attention_reads_what_the_cells_say(
-    rows: str, page: int, group: int, dtype: torch.dtype, form: str
+    rows: str, block: int, group: int, dtype: torch.dtype, form: str
 ) -> None:
-    """Against the reference over float32 pages with the same rounded numbers."""
-    heads = (8, 2) if page != 64 else (16, 2)
-    shape = AttentionShape(*heads, head_dim=16 if page == 16 else 64, sliding_window=128)
-    q, kv, sinks, meta = attention_case(ROWS[rows], page, group, shape, torch.float32)
+    """Against the reference over float32 blocks with the same rounded numbers."""
+    heads = (8, 2) if block != 64 else (16, 2)
+    shape = AttentionShape(*heads, head_dim=16 if block == 16 else 64, sliding_window=128)
+    q, kv, sinks, meta = attention_case(ROWS[rows], block, group, shape, torch.float32)
     kv, q = kv.to(E4M3), q.to(dtype)
-    found = TRITON_OPS.attention(q, kv, sinks, TRITON_OPS.plan_attention(meta, shape, page), group)
+    found = TRITON_OPS.attention(q, kv, sinks, TRITON_OPS.plan_attention(meta, shape, block), group)
     safe = torch.where(meta.block_tables[0] == FREED, 0, meta.block_tables[0])
     tables = (safe, meta.block_tables[1]) if group else (meta.block_tables[0],) * 2
-    theirs = paged.plan_attention(meta_of(ROWS[rows], tables, meta.slots[0]), shape, page)
+    theirs = paged.plan_attention(meta_of(ROWS[rows], tables, meta.slots[0]), shape, block)
     expected = paged.attention(q.float(), kv.float(), sinks, theirs, group)
     check(found, expected, dtype)
     same = paged.attention(q.float(), kv, sinks, theirs, group)
-    assert torch.equal(same, expected)  # the reference itself reads e4m3 pages
+    assert torch.equal(same, expected)  # the reference itself reads e4m3 blocks

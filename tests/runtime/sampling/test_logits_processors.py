@@ -1,4 +1,4 @@
-"""RowEdits: a row's history grows with its sequence, and nothing of it is lost on the way."""
+"""LogitsProcessors: a row's history grows with its sequence, and nothing of it is lost on the way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from chorale.engine.types import RowStart, SamplingSpec
-from chorale.runtime.sampling.logits_processors import FIRST_ROOM, RowEdits
+from chorale.runtime.sampling.logits_processors import FIRST_ROOM, LogitsProcessors
 
 VOCAB, MAX_LEN = 50, 2000
 
@@ -17,12 +17,12 @@ def test_penalties_after_the_history_has_grown(max_tokens: int | None) -> None:
     prompt = np.array([1, 2, 3], dtype=np.int32)
     spec = SamplingSpec(repetition_penalty=2.0, frequency_penalty=0.25, max_tokens=max_tokens)
     start = RowStart(0, prompt, len(prompt), spec, 0, ())
-    edits = RowEdits(start, VOCAB, MAX_LEN, torch.device("cpu"))
+    processors = LogitsProcessors(start, VOCAB, MAX_LEN, torch.device("cpu"))
     output = [4 + n % 7 for n in range(3 * FIRST_ROOM)]
     for n, token in enumerate(output):
-        edits.record(torch.tensor([token]), len(prompt) + n)
+        processors.record(torch.tensor([token]), len(prompt) + n)
     logits = torch.ones(VOCAB)
-    edits.apply(logits, len(prompt) + len(output))
+    processors.apply(logits, len(prompt) + len(output))
     expected = torch.ones(VOCAB)
     for token in {*prompt.tolist(), *output}:
         expected[token] = 0.5 - 0.25 * output.count(token)
@@ -31,5 +31,5 @@ def test_penalties_after_the_history_has_grown(max_tokens: int | None) -> None:
 
 def test_a_row_takes_no_memory_for_tokens_that_it_may_never_have() -> None:
     start = RowStart(0, np.array([5], dtype=np.int32), 1, SamplingSpec(repetition_penalty=1.5), 0, ())
-    edits = RowEdits(start, VOCAB, 131_072, torch.device("cpu"))
-    assert len(edits._history) <= 1 + FIRST_ROOM
+    processors = LogitsProcessors(start, VOCAB, 131_072, torch.device("cpu"))
+    assert len(processors._history) <= 1 + FIRST_ROOM

@@ -13,7 +13,7 @@ from chorale.engine.types import SamplingSpec
 from chorale.kernels.reference.filters import NEGLIGIBLE, filter_scores
 from chorale.kernels.reference.noise import gumbel_noise, row_keys, token_steps, wrap_seed
 from chorale.runtime.device import CpuDevice
-from chorale.runtime.sampling.params import SamplingRows
+from chorale.runtime.sampling.params import RowSamplingState
 from chorale.runtime.sampling.sampler import FORBIDDEN, NO_TOKEN, RESERVED_IDS, Sampler
 from tests.support.runtime import CPU, row_start, sampling_batch
 from tests.support.slow_sampler import Case, noise, probabilities, sample
@@ -53,8 +53,8 @@ def random_case(rng: np.random.Generator) -> Case:
     return Case(random_spec(rng), prompt, output, (3, 5), int(rng.integers(0, 2**63)), (90, 96))
 
 
-def start_rows(cases: list[Case], vocab: int = V) -> SamplingRows:
-    rows = SamplingRows(len(cases), vocab, 64, torch.device("cpu"))
+def start_rows(cases: list[Case], vocab: int = V) -> RowSamplingState:
+    rows = RowSamplingState(len(cases), vocab, 64, torch.device("cpu"))
     for row, case in enumerate(cases):
         rows.start(row_start(row, case.spec, case.prompt, case.output, case.seed, tuple(case.eos)))
     return rows
@@ -139,7 +139,7 @@ def test_frequencies_match_the_distribution(spec: SamplingSpec) -> None:
     """Chi-square over 20,000 positions of one fixed seed; the bound is 5 standard deviations."""
     vocab, draws = 24, 20000
     logits = np.random.default_rng(5).normal(0, 1.5, vocab).astype(np.float32)
-    rows = SamplingRows(1, vocab, 64, torch.device("cpu"))
+    rows = RowSamplingState(1, vocab, 64, torch.device("cpu"))
     rows.start(row_start(0, spec, [1], seed=42))
     device = CpuDevice(CPU.hardware, sample_rows=5000)
     batch = sampling_batch(rows, [0] * draws, list(range(1, draws + 1)))
@@ -200,7 +200,7 @@ def test_penalties_counted_step_by_step_equal_those_counted_at_once() -> None:
         bad_words=((1, 2), (3,)),
     )
     prompt, output = [4, 5, 4], []
-    rows = SamplingRows(2, V, 64, torch.device("cpu"))
+    rows = RowSamplingState(2, V, 64, torch.device("cpu"))
     rows.start(row_start(0, spec, prompt, seed=8))
     sampler = Sampler(CPU, V, forbidden=())
     for _ in range(30):
@@ -210,7 +210,7 @@ def test_penalties_counted_step_by_step_equal_those_counted_at_once() -> None:
         token = sampler.sample(logits, batch)
         rows.start(row_start(1, spec, prompt, output, seed=8))
         assert sampler.sample(logits, sampling_batch(rows, [1], [position])).equal(token)
-        batch.edits[0].record(token, position)
+        batch.processors[0].record(token, position)
         output.append(int(token))
 
 
@@ -241,6 +241,6 @@ def test_top_k_finds_the_same_value_either_way(k: int) -> None:
 def test_a_row_with_penalties_remembers_no_more_than_it_can_hold() -> None:
     """On a GPU a thousand rows of the model's whole length would take a gigabyte that nobody planned for."""
     for max_tokens, size in ((5, 9), (None, 65), (1000, 65), (0, 5)):
-        rows = SamplingRows(1, V, 64, torch.device("cpu"))
+        rows = RowSamplingState(1, V, 64, torch.device("cpu"))
         rows.start(row_start(0, SamplingSpec(presence_penalty=1.0, max_tokens=max_tokens), [4, 5, 4]))
-        assert rows.edits_of(np.zeros(1, np.int32))[0]._history.shape == (size,)
+        assert rows.processors_of(np.zeros(1, np.int32))[0]._history.shape == (size,)

@@ -30,23 +30,23 @@ from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
-from chorale.runtime.sampling.params import SamplingRows
+from chorale.runtime.sampling.params import RowSamplingState
 from chorale.runtime.steps.decode_graphs import (
     COMPUTED,
-    FULL_PAGE,
+    FULL_BLOCK,
     NUM_COLUMNS,
     ROW,
     TEMPERATURE,
     TOKEN,
     TOP_K,
     TOP_P,
-    WINDOW_PAGE,
-    Decodes,
+    WINDOW_BLOCK,
+    DecodeGraphRunner,
     Packer,
     is_decode,
 )
 from chorale.runtime.steps.graph_sizes import MIXED_TOKENS, chosen_sizes, context_sizes, pick, row_sizes
-from chorale.runtime.steps.mixed_graphs import Mixed, pad_plan
+from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, pad_plan
 from chorale.runtime.worker import Worker
 from chorale.serve.build import allocate_kv, capture_first, load_model, make_executor, preparations
 from tests.runtime.test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
@@ -76,14 +76,14 @@ def worker_of(core: EngineCore) -> Worker:
     return executor._worker
 
 
-def decodes_of(core: EngineCore) -> Decodes:
-    decodes = worker_of(core)._decodes
+def decodes_of(core: EngineCore) -> DecodeGraphRunner:
+    decodes = worker_of(core)._decode_graphs
     assert decodes is not None
     return decodes
 
 
-def mixed_of(core: EngineCore) -> Mixed:
-    mixed = worker_of(core)._mixed
+def mixed_of(core: EngineCore) -> MixedGraphRunner:
+    mixed = worker_of(core)._mixed_graphs
     assert mixed is not None
     return mixed
 
@@ -139,7 +139,7 @@ def plan_of(**changed: Any) -> StepPlan:
 
 
 def packed(plan: StepPlan, size: int = 4) -> tuple[bool, np.ndarray[Any, Any]]:
-    rows = SamplingRows(6, 512, 100, torch.device("cpu"))
+    rows = RowSamplingState(6, 512, 100, torch.device("cpu"))
     for row in range(6):
         rows.start(row_start(row, SamplingSpec(temperature=row / 10, top_p=1 - row / 100), [1, 2]))
     columns = np.full((NUM_COLUMNS, size), 99, np.int32)
@@ -155,7 +155,7 @@ def test_columns_of_a_plan() -> None:
     assert columns[TEMPERATURE].view(np.float32).tolist() == pytest.approx([0.4, 0.0, 0.2, 0.0])
     assert columns[TOP_P].view(np.float32).tolist() == pytest.approx([0.96, 1.0, 0.98, 1.0])
     assert (columns[TOP_K].view(np.float32) >= 512).all()
-    assert (columns[FULL_PAGE : WINDOW_PAGE + 1] == -1).all()
+    assert (columns[FULL_BLOCK : WINDOW_BLOCK + 1] == -1).all()
 
 
 def appended(rows: list[int], groups: list[int], indices: list[int], blocks: list[int]) -> StepPlan:
@@ -164,18 +164,18 @@ def appended(rows: list[int], groups: list[int], indices: list[int], blocks: lis
     return plan_of(**dict(zip(names, arrays, strict=True)))
 
 
-def test_new_pages_travel_with_their_rows() -> None:
+def test_new_blocks_travel_with_their_rows() -> None:
     usual, columns = packed(appended([4, 4], [0, 1], [2, 2], [70, 71]))
     assert usual
-    assert columns[FULL_PAGE].tolist() == [70, -1, -1, -1]
-    assert columns[WINDOW_PAGE].tolist() == [71, -1, -1, -1]
+    assert columns[FULL_BLOCK].tolist() == [70, -1, -1, -1]
+    assert columns[WINDOW_BLOCK].tolist() == [71, -1, -1, -1]
 
 
 @pytest.mark.parametrize(("row", "index"), [(4, 1), (4, 3), (5, 2)], ids=["before", "after", "other row"])
-def test_other_pages_are_not_taken(row: int, index: int) -> None:
+def test_other_blocks_are_not_taken(row: int, index: int) -> None:
     usual, columns = packed(appended([4, row], [0, 0], [2, index], [70, 71]))
     assert not usual
-    assert (columns[FULL_PAGE] == -1).all()
+    assert (columns[FULL_BLOCK] == -1).all()
 
 
 def test_what_a_decode_is() -> None:
@@ -222,7 +222,7 @@ def alone(checkpoint: Path) -> dict[str, list[list[int]]]:
         {"max_num_batched_tokens": 7, "max_num_seqs": 3, "block_size": 4, "num_gpu_blocks_override": 4096},
         {"mixed_cuda_graphs": False},
     ],
-    ids=["overlap", "serial, few sizes", "chunks, small pages", "decode steps only"],
+    ids=["overlap", "serial, few sizes", "chunks, small blocks", "decode steps only"],
 )
 def test_equals_eager(checkpoint: Path, alone: dict[str, list[list[int]]], options: dict[str, Any]) -> None:
     core = graph_engine(checkpoint, **options)
@@ -287,25 +287,25 @@ def test_logprobs_equal_eager(checkpoint: Path) -> None:
     assert graph["r1"][0].logprobs == []
 
 
-def test_dummies_write_only_their_own_page(checkpoint: Path) -> None:
+def test_dummies_write_only_their_own_block(checkpoint: Path) -> None:
     core = graph_engine(checkpoint, cudagraph_capture_sizes=(8,))
     decodes = decodes_of(core)
-    for pages in decodes._kv:
-        pages[:-1] = 7.0
+    for blocks in decodes._kv:
+        blocks[:-1] = 7.0
     decodes.graph(8, 1024)
     mixed_of(core).graph(64, 4)
-    assert all((pages[:-1] == 7.0).all() for pages in decodes._kv)
-    assert all((pages[-1, :, :, 0] != 0).any() for pages in decodes._kv)
+    assert all((blocks[:-1] == 7.0).all() for blocks in decodes._kv)
+    assert all((blocks[-1, :, :, 0] != 0).any() for blocks in decodes._kv)
 
 
-def test_more_pages_than_a_graph_takes_are_appended_beforehand(
+def test_more_blocks_than_a_graph_takes_are_appended_beforehand(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long prefix of small pages is found in the cache; the rest of the prompt is a small step."""
+    """A long prefix of small blocks is found in the cache; the rest of the prompt is a small step."""
     core = graph_engine(checkpoint, block_size=4, num_gpu_blocks_override=1024)
     mixed, beforehand = mixed_of(core), []
-    append = mixed._buffers.append_pages
-    monkeypatch.setattr(mixed._buffers, "append_pages", lambda plan: (beforehand.append(plan), append(plan)))
+    append = mixed._buffers.append_blocks
+    monkeypatch.setattr(mixed._buffers, "append_blocks", lambda plan: (beforehand.append(plan), append(plan)))
     asked = [request("a", random_prompt(200), seed=1, max_tokens=8)]
     first = tokens_of(run(core, asked))
     assert not beforehand

@@ -15,7 +15,7 @@ from chorale.model.gpt_oss import GptOss
 from chorale.model.hub import resolve_model
 from chorale.runtime.device import open_device
 from chorale.runtime.resolve import Resolved, resolve
-from chorale.runtime.warmup.cache_key import kernel_facts
+from chorale.runtime.warmup.cache_key import cache_key
 from chorale.serve.build import load_model
 
 
@@ -30,29 +30,29 @@ def loaded() -> tuple[GptOss, Resolved]:
 
 def test_the_same_start_tells_the_same(loaded: tuple[GptOss, Resolved]) -> None:
     model, resolved = loaded
-    assert kernel_facts(model, resolved) == kernel_facts(model, resolved)
-    more_pages = replace(resolved, limits=replace(resolved.limits, num_blocks=51))
-    assert kernel_facts(model, resolved) == kernel_facts(model, more_pages)
+    assert cache_key(model, resolved) == cache_key(model, resolved)
+    more_blocks = replace(resolved, limits=replace(resolved.limits, num_blocks=51))
+    assert cache_key(model, resolved) == cache_key(model, more_blocks)
 
 
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"])
 def test_another_limit_is_told(loaded: tuple[GptOss, Resolved], name: str) -> None:
     model, resolved = loaded
     limits = replace(resolved.limits, **{name: getattr(resolved.limits, name) * 2})
-    assert kernel_facts(model, resolved) != kernel_facts(model, replace(resolved, limits=limits))
+    assert cache_key(model, resolved) != cache_key(model, replace(resolved, limits=limits))
 
 
 @pytest.mark.parametrize("change", [{"dtype": "float16"}, {"kv_dtype": "fp8"}, {"graph_rows": (1, 2)}])
 def test_another_type_or_graph_is_told(loaded: tuple[GptOss, Resolved], change: dict[str, object]) -> None:
     model, resolved = loaded
-    assert kernel_facts(model, resolved) != kernel_facts(model, replace(resolved, **change))
+    assert cache_key(model, resolved) != cache_key(model, replace(resolved, **change))
 
 
 def test_weights_that_lie_differently_are_told(loaded: tuple[GptOss, Resolved]) -> None:
     model, resolved = loaded
-    before, norm = kernel_facts(model, resolved), model.weights.final_norm
+    before, norm = cache_key(model, resolved), model.weights.final_norm
     twice = torch.cat((norm, norm))
     for other in (norm.double(), twice, twice[::2], twice[1 : len(norm) + 1]):
         weights = replace(model.weights, final_norm=other)
         changed = GptOss(model.config, weights, model.ops, resolved.limits.max_model_len)
-        assert kernel_facts(changed, resolved) != before
+        assert cache_key(changed, resolved) != before

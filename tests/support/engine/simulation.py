@@ -1,4 +1,4 @@
-"""A seeded life of an engine: random arrivals, aborts and page pressure, each request checked against what
+"""A seeded life of an engine: random arrivals, aborts and block pressure, each request checked against what
 ``FakeModel.generate`` says it would get alone. Any failure replays from its seed."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Life:
 
     @property
     def max_len(self) -> int:
-        return min(self.limits.max_model_len, self.core._life.cache.capacity)
+        return min(self.limits.max_model_len, self.core._engine.cache.capacity)
 
     def add(self, request: GenerateRequest) -> None:
         self.requests[request.request_id] = request
@@ -87,7 +87,7 @@ class Life:
 
     def unfinished_sample(self, rng: random.Random) -> str | None:
         """A request that is queued, held, running, or in flight."""
-        return rng.choice(sorted(self.core._life.requests)) if self.core._life.requests else None
+        return rng.choice(sorted(self.core._engine.requests)) if self.core._engine.requests else None
 
     # ------------------------------------------------------------------ verdicts
 
@@ -96,7 +96,7 @@ class Life:
         for (request_id, index), record in self.records.items():
             self._check_tokens(request_id, index, record)
             self._check_chunks(self.requests[request_id], record)
-        life, stats = self.core._life, self.core.stats()
+        life, stats = self.core._engine, self.core.stats()
         assert life.cache.pool.num_free == self.limits.num_blocks
         assert len(life.rows.free) == self.limits.max_num_seqs
         assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)

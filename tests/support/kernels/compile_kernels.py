@@ -239,7 +239,7 @@ def around_the_model(asm: bool) -> list[Variant]:
     pieces = {"PIECES": 64}
     inputs, chosen = types | {"token_ptr": "*i64"}, types | {"token_ptr": "*i32", "out_ptr": "*i64"}
     found: list[Variant] = [
-        ("decodes", decode_inputs._decodes_kernel, {"KV_BLOCK": 64, "BLOCK": 64}, inputs, 1, 3),
+        ("decodes", decode_inputs._decode_inputs_kernel, {"KV_BLOCK": 64, "BLOCK": 64}, inputs, 1, 3),
         ("best", thresholds._best_kernel, cut, types, 4, 3),
         ("prepare", thresholds._prepare_kernel, pieces, types, 1, 3),
         (
@@ -262,7 +262,7 @@ def around_the_model(asm: bool) -> list[Variant]:
 
 
 def supports_fp8_kv(target: GPUTarget, found: list[Variant]) -> list[Variant]:
-    """The kernels that touch pages, with one byte a value: bytes where Triton has no such type."""
+    """The kernels that touch blocks, with one byte a value: bytes where Triton has no such type."""
     native = target.backend == "cuda" and int(target.arch) >= 89
     types = {"kv_ptr": "*fp8e4nv" if native else "*u8"}
     touching = ("qkv", "rotate", "decode 0", "decode 128", "prefill 0", "prefill 128")

@@ -38,7 +38,7 @@ from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import Resolved, resolve
-from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks, open_masks
+from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks, allow_all_masks
 from chorale.runtime.steps.graph_sizes import MIXED_ROWS, MIXED_TOKENS
 from chorale.runtime.warmup.plans import eager_plan
 from chorale.runtime.worker import Worker
@@ -163,7 +163,7 @@ class SomeGrammars(GrammarRows):
         places = np.arange(0, len(rows), 2)
         if not self.some or not len(places):
             return None
-        found = open_masks(self._device, len(places))
+        found = allow_all_masks(self._device, len(places))
         return Masks(places, found.octets)
 
 

@@ -16,7 +16,7 @@ _COLUMNS = ["rows_ptr", "computed_ptr", "new_token_ptr", "new_block_ptr"]
 
 
 @triton.jit(do_not_specialize_on_alignment=_COLUMNS)
-def _decodes_kernel(
+def _decode_inputs_kernel(
     rows_ptr,  # [N] int32
     computed_ptr,  # [N] int32
     new_token_ptr,  # [N] int32
@@ -66,7 +66,7 @@ def _decodes_kernel(
 
 
 def decode_inputs(given: DecodeInputs, state: DecodeState) -> None:
-    _decodes_kernel[(given.rows.shape[0], 2)](
+    _decode_inputs_kernel[(given.rows.shape[0], 2)](
         given.rows, given.num_computed, given.token_ids, given.new_blocks,
         state.last_token, state.block_tables, state.token_ids, state.positions, state.context_lens,
         state.slots, state.tables,

@@ -1,4 +1,5 @@
-"""Gate: requests whose grammars are being compiled, beside the steps. Then they enter the queue."""
+"""PendingGrammarQueue: requests whose grammars are being compiled, beside the steps. Then they enter the
+queue."""
 
 from __future__ import annotations
 
@@ -10,20 +11,20 @@ from chorale.engine.types import GenerateRequest, GrammarService
 PATIENCE = 0.01  # seconds that an idle engine waits for a compiler before it looks at its inbox again
 
 
-class Gate:
+class PendingGrammarQueue:
     """In order of arrival; a request that is ready does not wait for one that is not."""
 
     def __init__(self, service: GrammarService | None) -> None:
         self._service = service
-        self._held: dict[str, tuple[GenerateRequest, Future[str | None]]] = {}
+        self._pending: dict[str, tuple[GenerateRequest, Future[str | None]]] = {}
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._pending)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._held
+        return request_id in self._pending
 
-    def hold(self, request: GenerateRequest) -> str | None:
+    def add(self, request: GenerateRequest) -> str | None:
         """Start compiling; or say why this engine cannot."""
         sampling = request.sampling
         if self._service is None:
@@ -32,30 +33,30 @@ class Gate:
             return "grammar_context is longer than the prompt"
         start = len(request.prompt_token_ids) - sampling.grammar_context
         future = self._service.prepare(sampling, request.prompt_token_ids[start:])
-        self._held[request.request_id] = (request, future)
+        self._pending[request.request_id] = (request, future)
         return None
 
-    def ready(self, *, wait: bool) -> list[tuple[GenerateRequest, str | None]]:
+    def take_ready(self, *, wait: bool) -> list[tuple[GenerateRequest, str | None]]:
         """Those that may enter, with None; those that cannot be served, with the reason."""
         if wait:
-            futures = [future for _, future in self._held.values()]
+            futures = [future for _, future in self._pending.values()]
             concurrent.futures.wait(futures, PATIENCE, concurrent.futures.FIRST_COMPLETED)
-        done = [(request, future) for request, future in self._held.values() if future.done()]
+        done = [(request, future) for request, future in self._pending.values() if future.done()]
         for request, _ in done:
-            del self._held[request.request_id]
+            del self._pending[request.request_id]
         return [(request, _reason(future)) for request, future in done]
 
-    def drop(self, request_id: str) -> GenerateRequest | None:
-        held = self._held.pop(request_id, None)
-        return None if held is None else held[0]
+    def remove(self, request_id: str) -> GenerateRequest | None:
+        entry = self._pending.pop(request_id, None)
+        return None if entry is None else entry[0]
 
     def close(self) -> None:
         if self._service is not None:
             self._service.close()
 
-    def drop_all(self) -> list[GenerateRequest]:
-        dropped = [request for request, _ in self._held.values()]
-        self._held.clear()
+    def remove_all(self) -> list[GenerateRequest]:
+        dropped = [request for request, _ in self._pending.values()]
+        self._pending.clear()
         return dropped
 
 

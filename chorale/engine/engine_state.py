@@ -1,15 +1,15 @@
-"""Lifecycle: every change of a sequence's status, and of what it holds, in one place.
+"""EngineState: every change of a sequence's status, and of what it holds, in one place.
 
     add ──► WAITING ──admit──► PREFILL ──last chunk planned──► DECODE ──► ENDED
-      └───► HELD ──(sibling's prompt is computed)──► WAITING      │
+      └───► WAITING_FOR_PREFIX ──(sibling's prompt is computed)──► WAITING      │
                                 ▲────────────preempt──────────────┘        abort, fail: from anywhere to ENDED
 
 What happens to things in flight (overlap depth 1: step n + 1 is planned before the result of n is known):
 
-* The executor runs steps in order, so a page that is given back may be handed out by any plan made later:
-  the earlier step's reads and writes are over before the later step begins. Pages are therefore released
+* The executor runs steps in order, so a block that is given back may be handed out by any plan made later:
+  the earlier step's reads and writes are over before the later step begins. Blocks are therefore released
   at once, at an end as at a preemption. A row of a step in flight writes only positions that were not
-  committed, so it never touches a page that is in the prefix index.
+  committed, so it never touches a block that is in the prefix index.
 * A row is released when the newest step that names it was committed, so that ``RowTable.sequences`` says
   who an entry of a step in flight belongs to.
 * Results in flight of an ended or preempted sequence are dropped (``StepRecord.dead_rows``). A preempted
@@ -23,13 +23,13 @@ from collections import deque
 from chorale.engine import emit
 from chorale.engine.kv_cache.cache import HybridCache
 from chorale.engine.plan import StepRecord
-from chorale.engine.rows import RowTable
+from chorale.engine.row_table import RowTable
 from chorale.engine.sequence import RequestState, Sequence, Status
 from chorale.engine.types import EngineLimits, FinishReason, RowStart, TokenChunk
 from chorale.engine.waiting import WaitingQueue
 
 
-class Lifecycle:
+class EngineState:
     """Owns requests, queue, rows and cache. Shared by admission, scheduling and commit."""
 
     def __init__(self, limits: EngineLimits) -> None:
@@ -44,7 +44,7 @@ class Lifecycle:
         self.next_step_id = 0
         self.last_committed_step = -1
         self.outbox: list[TokenChunk] = []
-        self.num_held = 0
+        self.num_waiting_for_prefix = 0
         self.num_preemptions = 0
 
     def enter(self, state: RequestState) -> None:
@@ -54,18 +54,18 @@ class Lifecycle:
         first, *others = state.sequences
         self.waiting.push(first)
         for sequence in others:
-            sequence.status = Status.HELD
-        self.num_held += len(others)
+            sequence.status = Status.WAITING_FOR_PREFIX
+        self.num_waiting_for_prefix += len(others)
 
-    def release_held(self, state: RequestState) -> None:
+    def queue_siblings(self, state: RequestState) -> None:
         """The leader has computed the prompt: its siblings may come and share it."""
         for sequence in state.sequences:
-            if sequence.status is Status.HELD:
-                self.num_held -= 1
+            if sequence.status is Status.WAITING_FOR_PREFIX:
+                self.num_waiting_for_prefix -= 1
                 self.waiting.push(sequence)
 
     def start(self, sequence: Sequence, num_cached: int, now: float) -> RowStart:
-        """The head of the queue takes a row; its pages up to ``num_cached`` tokens were adopted."""
+        """The head of the queue takes a row; its blocks up to ``num_cached`` tokens were adopted."""
         self.waiting.pop()
         sequence.row = row = self.rows.take(sequence, num_cached)
         sequence.status = Status.PREFILL
@@ -75,7 +75,7 @@ class Lifecycle:
             sequence.first_scheduled = now
         return RowStart(
             row=row,
-            token_ids=sequence.known,
+            token_ids=sequence.tokens_to_compute,
             num_prompt_tokens=sequence.num_prompt,
             sampling=sequence.sampling,
             seed=sequence.seed,
@@ -87,15 +87,15 @@ class Lifecycle:
         sequence.status = Status.DECODE
         self.prefills.remove(sequence)
         self.rows.decoding[sequence.row] = True
-        self.set_due(sequence)
+        self.set_next_check(sequence)
 
-    def set_due(self, sequence: Sequence) -> None:
-        """The next look is needed when its pages are full, or its last token has been planned."""
-        held = len(sequence.pages.full) * self.limits.block_size
-        self.rows.due[sequence.row] = min(held, sequence.max_len - 1)
+    def set_next_check(self, sequence: Sequence) -> None:
+        """The next look is needed when its blocks are full, or its last token has been planned."""
+        held = len(sequence.blocks.full) * self.limits.block_size
+        self.rows.next_check_at[sequence.row] = min(held, sequence.max_len - 1)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take away row and pages; the sequence waits to be computed again."""
+        """Take away row and blocks; the sequence waits to be computed again."""
         self._leave_row(sequence)
         state = sequence.request
         if sequence.is_leader and not state.prompt_done:
@@ -110,8 +110,8 @@ class Lifecycle:
             self._leave_row(sequence)
         elif sequence.status is Status.WAITING:
             self.waiting.forget(sequence)
-        elif sequence.status is Status.HELD:
-            self.num_held -= 1
+        elif sequence.status is Status.WAITING_FOR_PREFIX:
+            self.num_waiting_for_prefix -= 1
         sequence.status = Status.ENDED
         self.outbox.append(chunk)
         state = sequence.request
@@ -132,9 +132,9 @@ class Lifecycle:
         """The prompt is not computed and its leader has left: a sibling that was held takes over."""
         state.prompt_logprobs = None
         for sequence in state.sequences:
-            if sequence.status is Status.HELD:
+            if sequence.status is Status.WAITING_FOR_PREFIX:
                 state.leader = sequence.index
-                self.num_held -= 1
+                self.num_waiting_for_prefix -= 1
                 self.waiting.push(sequence)
                 return
 
@@ -145,7 +145,7 @@ class Lifecycle:
                 self.end(sequence, emit.end_chunk(sequence, finish, now, error))
 
     def fail(self, error: str, now: float) -> None:
-        """The device cannot be trusted any more: end everything, forget every page and step."""
+        """The device cannot be trusted any more: end everything, forget every block and step."""
         self.in_flight.clear()
         self.last_committed_step = self.next_step_id - 1  # nothing is in flight any more
         for state in list(self.requests.values()):
@@ -162,7 +162,7 @@ class Lifecycle:
 
     def _leave_row(self, sequence: Sequence) -> None:
         row = sequence.row
-        self.cache.release(sequence.pages)
+        self.cache.release(sequence.blocks)
         if sequence.status is Status.PREFILL:
             self.prefills.remove(sequence)
         self.rows.decoding[row] = False

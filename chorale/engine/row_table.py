@@ -22,25 +22,27 @@ class RowTable:
     __slots__ = (
         "computed",
         "decoding",
-        "due",
         "free",
         "last_step",
         "last_token",
         "max_len",
+        "needs_slow_path",
+        "next_check_at",
         "sequences",
-        "special",
     )
 
     def __init__(self, num_rows: int) -> None:
         self.free = list(range(num_rows - 1, -1, -1))
         self.sequences: list[Sequence | None] = [None] * num_rows
         self.computed: IntArray = np.zeros(num_rows, np.int32)  # tokens computed by the plans made so far
-        self.due: IntArray = np.zeros(num_rows, np.int32)  # at this ``computed`` the row needs a look
+        self.next_check_at: IntArray = np.zeros(
+            num_rows, np.int32
+        )  # at this ``computed`` the row needs a look
         self.max_len: IntArray = np.zeros(num_rows, np.int32)
         self.last_token: IntArray = np.full(num_rows, -1, np.int32)  # -1: only the device has it
         self.last_step: Int64Array = np.full(num_rows, -1, np.int64)  # the newest plan that names the row
         self.decoding: BoolArray = np.zeros(num_rows, np.bool_)
-        self.special: BoolArray = np.zeros(num_rows, np.bool_)  # its tokens take the slow way out
+        self.needs_slow_path: BoolArray = np.zeros(num_rows, np.bool_)  # its tokens take the slow way out
 
     def take(self, sequence: Sequence, num_computed: int) -> int:
         """Give a free row to a sequence. The caller has checked ``free``."""
@@ -48,7 +50,7 @@ class RowTable:
         self.sequences[row] = sequence
         self.computed[row] = num_computed
         self.max_len[row] = sequence.max_len
-        self.special[row] = True
+        self.needs_slow_path[row] = True
         return row
 
     def release(self, row: int) -> None:
