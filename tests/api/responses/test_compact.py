@@ -119,7 +119,7 @@ def test_what_compact_refuses() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_stateless_clients_bring_reasoning_back_sealed(stream: bool) -> None:
-    """For clients that keep only ``encrypted_content``, as Codex does: the prompt is the same as with the text."""
+    """Clients that keep only ``encrypted_content`` (Codex) get the same prompt as with the text."""
 
     async def scenario() -> None:
         async with serve(CALL, HELLO) as server:
