@@ -19,17 +19,8 @@ from chorale.api.http.auth import OPEN_PATHS, hash_key
 from chorale.api.openapi import describe, operations
 from chorale.api.operator import docs
 from chorale.client.base import EngineStatus
-from tests.support.app import (
-    Answer,
-    Probe,
-    Running,
-    call,
-    exchange,
-    full_server,
-    make_state,
-    probe_server,
-    scripted,
-)
+from tests.support.app import Answer, Probe, Running, call, exchange, full_server, probe_server, scripted
+from tests.support.server import make_state
 
 KEY = "sk-canary-7f3a9"
 WEBSOCKET = {

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.test_supervisor import WORKERS, Server, ended, fetch, serve
+from tests.serve.test_supervisor import WORKERS, Supervised, ended, fetch, serve
 from tests.support.serve.harness import run, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -40,7 +40,7 @@ def complete(port: int, num_tokens: int, on_line: Callable[[str], None]) -> int:
 class Streams:
     """Completions that run in threads, and what they have received."""
 
-    def __init__(self, server: Server, count: int, num_tokens: int) -> None:
+    def __init__(self, server: Supervised, count: int, num_tokens: int) -> None:
         self.lines: list[list[str]] = [[] for _ in range(count)]
         threads = ThreadPoolExecutor(count)
         self.tasks = [

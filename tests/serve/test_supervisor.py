@@ -29,7 +29,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 @dataclass
-class Server:
+class Supervised:
     """The supervisor process, and what it has said."""
 
     process: asyncio.subprocess.Process
@@ -84,7 +84,7 @@ def fetch(port: int, path: str, headers: dict[str, str]) -> tuple[int | None, by
 
 
 @contextlib.asynccontextmanager
-async def serve(*, stderr: int | None = None, **given: Any) -> AsyncIterator[Server]:
+async def serve(*, stderr: int | None = None, **given: Any) -> AsyncIterator[Supervised]:
     environment = os.environ | {"CHORALE_API_KEY": "secret-of-the-environment"}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -95,7 +95,7 @@ async def serve(*, stderr: int | None = None, **given: Any) -> AsyncIterator[Ser
         stderr=stderr,
         env=environment,
     )
-    server = Server(process)
+    server = Supervised(process)
     reading = asyncio.ensure_future(read_events(server))
     try:
         yield server
@@ -111,13 +111,13 @@ async def serve(*, stderr: int | None = None, **given: Any) -> AsyncIterator[Ser
         await reading
 
 
-async def read_events(server: Server) -> None:
+async def read_events(server: Supervised) -> None:
     assert server.process.stdout is not None
     async for line in server.process.stdout:
         server.events.append(json.loads(line))
 
 
-async def ended(server: Server, seconds: float = 60.0) -> int:
+async def ended(server: Supervised, seconds: float = 60.0) -> int:
     return await asyncio.wait_for(server.process.wait(), seconds)
 
 

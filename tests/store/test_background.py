@@ -18,7 +18,9 @@ from chorale.store.store import Bounds, SqliteStore
 from chorale.testing.scripted_client import Script
 from tests.api.responses.test_background import HANGS, ended, resume
 from tests.store.test_store import make, opened
-from tests.support.responses import HELLO, fold_events, parse_sse, run, serve, tokens
+from tests.support.responses import HELLO, fold_events, serve, tokens
+from tests.support.server import run
+from tests.support.sse import parse_sse
 
 ITEM = {
     "id": "msg_" + "1" * 32,

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from chorale.store.store import SqliteStore, SqlStore, StoreError
-from tests.support.responses import run, serve
+from tests.support.responses import serve
+from tests.support.server import run
 
 HELLO = "<|channel|>final<|message|>Hello.<|return|>"
 LOCK_SECONDS = 0.6

@@ -13,7 +13,8 @@ from chorale.errors import ConfigError
 from chorale.store.completions import CompletionFilter, StoredCompletion
 from chorale.store.protocol import StoreError
 from tests.store.test_store import make, opened
-from tests.support.responses import HELLO, run, serve
+from tests.support.responses import HELLO, serve
+from tests.support.server import run
 
 
 def test_a_broken_connection_is_opened_anew(database: str) -> None:

@@ -17,13 +17,10 @@ from chorale.api.http.auth import authenticate_routes
 from chorale.api.http.middleware import HttpMiddleware, unknown_path
 from chorale.api.http.responses import EventStream, json_response, read_json, until_disconnect
 from chorale.api.http.server import Stop, bind_sockets, serve_app
-from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
-from chorale.config import ServerConfig
 from chorale.engine.types import GenerateRequest
-from chorale.harmony.vocab import load_vocabulary
-from chorale.store.store import open_store
 from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.server import make_state
 
 
 def scripted(
@@ -33,23 +30,6 @@ def scripted(
         return Script(tokens, **options)
 
     return ScriptedClient(source)
-
-
-@contextlib.asynccontextmanager
-async def make_state(client: ScriptedClient | None = None, **config: Any) -> AsyncIterator[ServerState]:
-    settings = ServerConfig(**{"port": 0, "response_store": ":memory:", **config})
-    store = open_store(settings)
-    try:
-        yield ServerState(
-            client or scripted(),
-            settings,
-            load_vocabulary(),
-            Metrics("demo"),
-            store,
-            ("demo", "gpt-oss-20b"),
-        )
-    finally:
-        await store.close()
 
 
 def probe_app(state: ServerState, handlers: dict[str, Callable[[Request], Awaitable[Any]]]) -> HttpMiddleware:

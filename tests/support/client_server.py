@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from chorale.config import ToolConfig
 from chorale.testing.scripted_client import ScriptedClient
-from tests.support.scripted import VOCAB
+from tests.support.server import VOCAB
 from tests.support.threads import in_thread, tool_server
 
 

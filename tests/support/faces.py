@@ -6,21 +6,18 @@ functions) and an ``Outcome`` tells what came back, so that an acceptance test h
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
-import openai
 
-from chorale.api.app import create_app
 from chorale.api.state import ServerState
 from chorale.testing.scripted_client import ScriptedClient
-from tests.support.app import make_state
-from tests.support.scripted import VOCAB, fold_chat
+from tests.support.scripted import fold_chat
+from tests.support.server import Server
+from tests.support.sse import frames
 
 FACES = ("chat", "responses", "messages")
 WAYS = [(face, stream) for face in FACES for stream in (False, True)]
@@ -51,52 +48,16 @@ class Outcome:
         return self.text, self.reasoning, self.calls, self.finish, self.num_output, self.num_reasoning
 
 
-@dataclass
-class Server:
-    http: httpx2.AsyncClient
-    sdk: openai.AsyncOpenAI
-    client: Any
-    state: ServerState
-
-    def prompt_ids(self, index: int = -1) -> list[int]:
-        ids: list[int] = self.client.requests[index].prompt_token_ids
-        return ids
-
-    def prompt(self, index: int = -1) -> str:
-        """The prompt that reached the engine, special tokens by name."""
-        return VOCAB.decode(self.prompt_ids(index))
-
-    async def post(self, face: str, body: dict[str, Any]) -> httpx2.Response:
-        paths = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
-        return await self.http.post(paths[face], json=body)
-
-    async def ask(self, face: str, stream: bool = False, **asked: Any) -> Outcome:
-        """``request_body``'s arguments. Fails unless the answer is a 200."""
-        response = await self.post(face, request_body(face, stream, **asked))
-        assert response.status_code == 200, response.text
-        return read(face, stream, response)
+async def send(server: Server, face: str, body: dict[str, Any]) -> httpx2.Response:
+    paths = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+    return await server.http.post(paths[face], json=body)
 
 
-@contextlib.asynccontextmanager
-async def server(client: Any, **config: Any) -> AsyncIterator[Server]:
-    async with make_state(client, **config) as state:
-        app = create_app(state)
-        transport = httpx2.ASGITransport(app=app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            sdk = openai.AsyncOpenAI(
-                api_key="none", base_url="http://localhost/v1", http_client=http, max_retries=0
-            )
-            yield Server(http, sdk, client, state)
-
-
-def acceptance(client: Any, main: Callable[[Server], Awaitable[Any]], **config: Any) -> Any:
-    """Run ``main`` against a server; a test that hangs fails in seconds."""
-
-    async def body() -> Any:
-        async with server(client, **config) as running:
-            return await asyncio.wait_for(main(running), 60)
-
-    return asyncio.run(body())
+async def ask(server: Server, face: str, stream: bool = False, **asked: Any) -> Outcome:
+    """``request_body``'s arguments. Fails unless the answer is a 200."""
+    response = await send(server, face, request_body(face, stream, **asked))
+    assert response.status_code == 200, response.text
+    return read(face, stream, response)
 
 
 # --------------------------------------------------------------------------- requests
@@ -211,16 +172,6 @@ def _messages(history: Any, instructions: Any, functions: Any, choice: Any, limi
 
 
 # --------------------------------------------------------------------------- answers
-
-
-def frames(response: httpx2.Response) -> list[dict[str, Any]]:
-    """The JSON of each server-sent event."""
-    found = []
-    for frame in response.text.split("\n\n"):
-        data = [line[6:] for line in frame.split("\n") if line.startswith("data: ")]
-        if data and data[0] != "[DONE]":
-            found.append(json.loads(data[0]))
-    return found
 
 
 def read(face: str, stream: bool, response: httpx2.Response) -> Outcome:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx2
-
-from chorale.api.app import create_app
-from chorale.api.operator.metrics import Metrics
-from chorale.api.state import ServerState
-from chorale.config import ServerConfig, ToolConfig
-from chorale.store.store import open_store
-from chorale.tools.service import start_tools
-from tests.support.responses import VOCAB, fold_events, parse_sse
+from chorale.config import ToolConfig
+from tests.support.responses import fold_events
 from tests.support.scripted import events_of, fold_chat
+from tests.support.server import Server, real_tools, served
+from tests.support.sse import parse_sse
 
 FACES = ("responses", "responses_background", "responses_stream", "chat", "chat_stream")
 
@@ -33,52 +27,48 @@ class Outcome:
     outputs: list[str] = field(default_factory=list)  # of python
 
 
-@dataclass
-class Server:
-    http: httpx2.AsyncClient
-    state: ServerState
+async def ask(server: Server, face: str, content: str = "hi", **fields: Any) -> Outcome:
+    """``fields`` in the words of Responses; those of Chat are made of them."""
+    if face.startswith("chat"):
+        return await _chat(server, content, face == "chat_stream", _for_chat(fields))
+    limits = {"max_output_tokens": fields.pop("max_tokens")} if "max_tokens" in fields else {}
+    body = {
+        "input": content,
+        "include": ["code_interpreter_call.outputs"],
+        "background": face == "responses_background",
+        "stream": face == "responses_stream",
+        **limits,
+        **fields,
+    }
+    response = await server.http.post("/v1/responses", json=body)
+    assert response.status_code == 200, response.text
+    if face == "responses_stream":
+        return _of_response(fold_events(parse_sse(response.content)))
+    answer = response.json()
+    if face == "responses_background":
+        assert answer["status"] == "queued"
+    while answer["status"] in ("queued", "in_progress"):
+        await asyncio.sleep(0.02)
+        answer = (await server.http.get(f"/v1/responses/{answer['id']}")).json()
+    return _of_response(answer)
 
-    async def ask(self, face: str, content: str = "hi", **fields: Any) -> Outcome:
-        """``fields`` in the words of Responses; those of Chat are made of them."""
-        if face.startswith("chat"):
-            return await self._chat(content, face == "chat_stream", _for_chat(fields))
-        limits = {"max_output_tokens": fields.pop("max_tokens")} if "max_tokens" in fields else {}
-        body = {
-            "input": content,
-            "include": ["code_interpreter_call.outputs"],
-            "background": face == "responses_background",
-            "stream": face == "responses_stream",
-            **limits,
-            **fields,
-        }
-        response = await self.http.post("/v1/responses", json=body)
-        assert response.status_code == 200, response.text
-        if face == "responses_stream":
-            return _of_response(fold_events(parse_sse(response.content)))
-        answer = response.json()
-        if face == "responses_background":
-            assert answer["status"] == "queued"
-        while answer["status"] in ("queued", "in_progress"):
-            await asyncio.sleep(0.02)
-            answer = (await self.http.get(f"/v1/responses/{answer['id']}")).json()
-        return _of_response(answer)
 
-    async def _chat(self, content: str, stream: bool, fields: dict[str, Any]) -> Outcome:
-        body = {"messages": [{"role": "user", "content": content}], "stream": stream, **fields}
-        response = await self.http.post("/v1/chat/completions", json=body)
-        assert response.status_code == 200, response.text
-        if not stream:
-            choice = response.json()["choices"][0]
-            return _of_message(choice["message"], choice["finish_reason"])
-        chunks = events_of(response)
-        folded = fold_chat(chunks)[0]
-        message = {
-            "content": folded["content"],
-            "tool_calls": [{"function": call} for call in folded["calls"].values()],
-            "annotations": _pieces(chunks, "annotations"),
-            "builtin_tool_calls": _joined(_pieces(chunks, "builtin_tool_calls")),
-        }
-        return _of_message(message, folded["finish_reason"])
+async def _chat(server: Server, content: str, stream: bool, fields: dict[str, Any]) -> Outcome:
+    body = {"messages": [{"role": "user", "content": content}], "stream": stream, **fields}
+    response = await server.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    if not stream:
+        choice = response.json()["choices"][0]
+        return _of_message(choice["message"], choice["finish_reason"])
+    chunks = events_of(response)
+    folded = fold_chat(chunks)[0]
+    message = {
+        "content": folded["content"],
+        "tool_calls": [{"function": call} for call in folded["calls"].values()],
+        "annotations": _pieces(chunks, "annotations"),
+        "builtin_tool_calls": _joined(_pieces(chunks, "builtin_tool_calls")),
+    }
+    return _of_message(message, folded["finish_reason"])
 
 
 def _for_chat(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,27 +144,14 @@ def _of_response(body: dict[str, Any]) -> Outcome:
     return found
 
 
-@contextlib.asynccontextmanager
-async def served(client: Any, tools: ToolConfig) -> AsyncIterator[Server]:
-    """The whole app, with real tools; no key of a search service is seen."""
-    config = ServerConfig(port=0, response_store=":memory:", system_start_date="2026-01-02", tools=tools)
-    store = open_store(config)
-    service = await start_tools(tools, {}, lambda text: len(VOCAB.encode(text)))
-    state = ServerState(client, config, VOCAB, Metrics("demo"), store, ("demo",), tools=service)
-    transport = httpx2.ASGITransport(create_app(state))
-    try:
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http:
-            yield Server(http, state)
-    finally:
-        await service.aclose()
-        state.grammars.close()
-        await store.close()
+def run(client: Any, tools: ToolConfig, main: Callable[[Server], Awaitable[Any]]) -> None:
+    """``main`` against the app with real tools."""
 
-
-def run(client: Any, tools: ToolConfig, main: Any) -> None:
     async def body() -> None:
-        async with served(client, tools) as server:
-            await asyncio.wait_for(main(server), 60)
+        async with real_tools(tools) as service:
+            options = {"names": ("demo",), "tools": tools, "tool_service": service}
+            async with served(client, system_start_date="2026-01-02", **options) as server:
+                await asyncio.wait_for(main(server), 60)
 
     asyncio.run(body())
 

@@ -1,39 +1,25 @@
-"""A server over scripted tokens, the unmodified OpenAI SDK in front of it, and a strict reader of SSE."""
+"""Responses over scripted tokens, and a reader of its events that asserts every rule that clients follow."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import httpx2
-from openai import AsyncOpenAI
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
-from starlette.routing import Router
 
-from chorale.api import conversations
-from chorale.api.http.auth import authenticate_routes
-from chorale.api.http.middleware import HttpMiddleware, unknown_path
-from chorale.api.operator import models
-from chorale.api.operator.metrics import Metrics
-from chorale.api.responses import routes
-from chorale.api.state import ServerState
 from chorale.client.base import EngineClient, EngineInfo
 from chorale.config import ServerConfig
 from chorale.engine.types import GenerateRequest
-from chorale.harmony.vocab import load_vocabulary
 from chorale.store.protocol import ResponseStore
 from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.server import VOCAB, Server, served
 
-VOCAB = load_vocabulary()
 MODEL = "gpt-oss-test"
 STRICT_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-STRICT_RESPONSE: TypeAdapter[Any] = TypeAdapter(Response)
 
 HELLO = (
     "<|channel|>analysis<|message|>Say hi.<|end|>"
@@ -55,33 +41,6 @@ TOOL: dict[str, Any] = {
 
 def tokens(text: str) -> list[int]:
     return VOCAB.encode_with_special(text)
-
-
-@dataclass
-class Server:
-    app: HttpMiddleware
-    client: ScriptedClient
-    store: ResponseStore
-    sdk: AsyncOpenAI
-    http: httpx2.AsyncClient
-
-    async def post(self, **body: Any) -> Any:
-        response = await self.http.post("/v1/responses", json={"model": MODEL, **body})
-        if response.status_code == 200:
-            STRICT_RESPONSE.validate_json(response.content, strict=True)
-        return response.status_code, response.json()
-
-    async def events(self, **body: Any) -> list[dict[str, Any]]:
-        response = await self.http.post("/v1/responses", json={"model": MODEL, "stream": True, **body})
-        assert response.status_code == 200, response.text
-        assert response.headers["content-type"].startswith("text/event-stream")
-        return parse_sse(response.content)
-
-    def prompt(self, index: int = -1) -> list[int]:
-        return self.client.requests[index].prompt_token_ids
-
-    def prompt_text(self, index: int = -1) -> str:
-        return VOCAB.decode(self.prompt(index))
 
 
 def scripts(*texts: str | Script, **options: Any) -> Callable[[GenerateRequest, int], Script]:
@@ -114,58 +73,18 @@ async def serve(
 ) -> AsyncIterator[Server]:
     info = EngineInfo(model="scripted", max_model_len=max_model_len, max_num_seqs=256)
     client = ScriptedClient(scripts(*texts, **options), info_value=info, max_in_flight=max_in_flight)
-    kept: ResponseStore = store if store is not None else SqliteStore()
-    state = ServerState(
-        client=engine if engine is not None else client,
-        config=config or ServerConfig(system_start_date="2026-01-02"),
-        vocab=VOCAB,
-        metrics=Metrics(MODEL),
-        store=kept,
-        model_names=(MODEL, "alias"),
-    )
-    found = authenticate_routes(
-        [*routes(state), *conversations.routes(state), *models.routes(state)], key_hashes
-    )
-    app = HttpMiddleware(Router(found, redirect_slashes=False, default=unknown_path), state, bool(key_hashes))
-    http = httpx2.AsyncClient(
-        transport=httpx2.ASGITransport(app=app),
-        base_url="http://test",
-        headers={"authorization": f"Bearer {api_key}"},
-    )
-    sdk = AsyncOpenAI(base_url="http://test/v1", api_key=api_key, http_client=http, max_retries=0)
     try:
-        yield Server(app, client, kept, sdk, http)
+        async with served(
+            client if engine is None else engine,
+            settings=config or ServerConfig(system_start_date="2026-01-02"),
+            store=store if store is not None else SqliteStore(),
+            names=(MODEL, "alias"),
+            keys=key_hashes,
+            api_key=api_key,
+        ) as server:
+            yield server
     finally:
-        await http.aclose()
-        await state.background.close(kept)
         await client.close()
-        await kept.close()
-
-
-def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test body; a test that hangs fails in seconds."""
-
-    async def limited() -> None:
-        await asyncio.wait_for(scenario(), 20)
-
-    asyncio.run(limited())
-
-
-def parse_sse(content: bytes, first: int = 0) -> list[dict[str, Any]]:
-    """Every event has an ``event:`` line equal to its type, and a number one above the last."""
-    if first and not content:
-        return []
-    assert content.endswith(b"\n\n")
-    content = content.removesuffix(b"data: [DONE]\n\n")  # of the open-responses dialect
-    assert b"[DONE]" not in content
-    events = []
-    for frame in content[:-2].split(b"\n\n"):
-        name, data = frame.split(b"\n")
-        event = json.loads(data.removeprefix(b"data: "))
-        assert name == b"event: " + event["type"].encode()
-        assert event["sequence_number"] == first + len(events)
-        events.append(event)
-    return events
 
 
 WITHOUT_DELTAS = ("local_shell_call", "shell_call", "apply_patch_call", "tool_search_call")

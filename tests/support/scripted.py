@@ -1,35 +1,24 @@
-"""Scripted harmony turns, and every route served in-process over a ScriptedClient."""
+"""Scripted harmony turns: clients that play them, turns run alone, and readers of Chat's answers."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx2
-import openai
-from starlette.routing import Router
 
-from chorale.api.app import all_routes
-from chorale.api.http.auth import authenticate_routes
-from chorale.api.http.middleware import HttpMiddleware, unknown_path
-from chorale.api.operator.metered_client import MeteredClient
-from chorale.api.state import ServerState
 from chorale.client.stream import RequestStream
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, TokenLogprobs
-from chorale.harmony.vocab import load_vocabulary
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns.events import Fold, OutputEvent
 from chorale.turns.options import TurnOptions
 from chorale.turns.run import run_turns
-from tests.support.app import make_state
+from tests.support.server import VOCAB
 
-VOCAB = load_vocabulary()
 ANALYSIS = "<|channel|>analysis<|message|>"
 FINAL = "<|channel|>final<|message|>"
 NEXT = "<|end|><|start|>assistant"
@@ -142,53 +131,6 @@ async def batches(
                 yield index, events
 
 
-# --------------------------------------------------------------------------- HTTP
-
-
-@dataclass
-class Server:
-    http: httpx2.AsyncClient
-    sdk: openai.AsyncOpenAI
-    client: ScriptedClient
-    state: ServerState
-    app: HttpMiddleware
-
-    async def chat(self, content: str = "hi", **fields: Any) -> httpx2.Response:
-        body = {"messages": [{"role": "user", "content": content}], **fields}
-        return await self.http.post("/v1/chat/completions", json=body)
-
-    async def complete(self, prompt: Any = "hi", **fields: Any) -> httpx2.Response:
-        return await self.http.post("/v1/completions", json={"prompt": prompt, **fields})
-
-    @property
-    def prompt(self) -> str:
-        """The last prompt that reached the engine, special tokens by name."""
-        return VOCAB.decode(self.client.requests[-1].prompt_token_ids)
-
-
-@contextlib.asynccontextmanager
-async def served(client: ScriptedClient, **config: Any) -> AsyncIterator[Server]:
-    async with make_state(client, **config) as state:
-        metered = ServerState(
-            MeteredClient(client, state.metrics),
-            state.config,
-            state.vocab,
-            state.metrics,
-            state.store,
-            state.model_names,
-        )
-        router = Router(
-            authenticate_routes(all_routes(metered), ()), redirect_slashes=False, default=unknown_path
-        )
-        app = HttpMiddleware(router, metered, False)
-        transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://server") as http:
-            sdk = openai.AsyncOpenAI(
-                api_key="none", base_url="http://server/v1", http_client=http, max_retries=0
-            )
-            yield Server(http, sdk, client, state, app)
-
-
 def events_of(response: httpx2.Response) -> list[Any]:
     """The JSON of each server-sent event; asserts the framing and the final ``[DONE]``."""
     assert response.status_code == 200, response.text
@@ -247,7 +189,3 @@ def without_ids(choice: dict[str, Any]) -> dict[str, Any]:
     calls = {index: {**made, "id": None} for index, made in choice["calls"].items()}
     assert all(re.fullmatch(r"call_[0-9a-f]{32}", made["id"]) for made in choice["calls"].values())
     return {**choice, "calls": calls}
-
-
-def run(main: Callable[[], Any]) -> Any:
-    return asyncio.run(main())

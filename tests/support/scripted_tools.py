@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx2
-from starlette.routing import Router
-
-from chorale.api import chat, conversations
-from chorale.api.http.auth import authenticate_routes
-from chorale.api.http.middleware import HttpMiddleware, unknown_path
-from chorale.api.operator.metrics import Metrics
-from chorale.api.responses import routes
-from chorale.api.state import ServerState
 from chorale.client.base import EngineInfo
-from chorale.config import ServerConfig
 from chorale.harmony.builtin_tools import browser_tools, python_tool
 from chorale.harmony.messages import ToolDescription, ToolNamespace
-from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.tools.browser.citations import CitationRewriter
 from chorale.tools.browser.page import Link
@@ -45,7 +33,8 @@ from chorale.tools.contract import (
     ToolResult,
     Unavailable,
 )
-from tests.support.responses import MODEL, VOCAB, scripts
+from tests.support.responses import MODEL, scripts
+from tests.support.server import Server, served
 
 CONTAINER = "cntr_test"
 PAGE = Source("https://example.com/a", "Page A", "About A.")
@@ -181,61 +170,18 @@ class ScriptedService:
             await box.aclose()
 
 
-@dataclass
-class Server:
-    http: httpx2.AsyncClient
-    client: ScriptedClient
-    tools: ScriptedService
-    state: ServerState
-
-    async def post(self, path: str = "/v1/responses", **body: Any) -> Any:
-        """(status, body)"""
-        response = await self.http.post(path, json={"model": MODEL, **body})
-        return response.status_code, response.json()
-
-    async def respond(self, **body: Any) -> Any:
-        status, answer = await self.post(**body)
-        assert status == 200, answer
-        return answer
-
-    async def stream(self, path: str = "/v1/responses", **body: Any) -> bytes:
-        response = await self.http.post(path, json={"model": MODEL, "stream": True, **body})
-        assert response.status_code == 200, response.text
-        return response.content
-
-    def prompt(self, index: int = -1) -> str:
-        """A prompt that reached the engine, special tokens by name."""
-        return VOCAB.decode(self.client.requests[index].prompt_token_ids)
-
-
 @asynccontextmanager
-async def served(
+async def tools_served(
     *texts: str | Script, tools: ScriptedService | None = None, max_model_len: int = 131072, **options: Any
 ) -> AsyncIterator[Server]:
-    """Chat and Responses over scripted rounds and tools; every box must be closed at the end."""
+    """The app over scripted rounds and tools; every box must be closed at the end."""
     info = EngineInfo(model="scripted", max_model_len=max_model_len, max_num_seqs=256)
     client = ScriptedClient(scripts(*texts, **options), info_value=info)
     service = tools or ScriptedService()
-    store = SqliteStore()
-    config = ServerConfig(system_start_date="2026-01-02")
-    state = ServerState(client, config, VOCAB, Metrics(MODEL), store, (MODEL,), tools=service)
-    found = authenticate_routes([*routes(state), *chat.routes(state), *conversations.routes(state)], ())
-    app = HttpMiddleware(Router(found, redirect_slashes=False, default=unknown_path), state, False)
+    given = {"names": (MODEL,), "tool_service": service, "system_start_date": "2026-01-02"}
     try:
-        transport = httpx2.ASGITransport(app=app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
-            yield Server(http, client, service, state)
-        assert all(box.closed for box in service.boxes)
+        async with served(client, **given) as server:
+            yield server
+            assert all(box.closed for box in service.boxes)
     finally:
-        state.grammars.close()
         await client.close()
-        await store.close()
-
-
-def run(scenario: Callable[[], Any]) -> Any:
-    """Run a test body; a test that hangs fails in seconds."""
-
-    async def limited() -> Any:
-        return await asyncio.wait_for(scenario(), 30)
-
-    return asyncio.run(limited())

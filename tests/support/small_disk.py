@@ -14,7 +14,8 @@ from pathlib import Path
 
 from chorale.config import ServerConfig
 from chorale.store.store import open_store
-from tests.support.responses import run, serve
+from tests.support.responses import serve
+from tests.support.server import run
 
 HELLO = "<|channel|>final<|message|>Hello.<|return|>"
 

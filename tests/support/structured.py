@@ -1,29 +1,22 @@
-"""The whole HTTP face over the real engine on a small random checkpoint of the full vocabulary."""
+"""The app over the real engine with a small random checkpoint of the full vocabulary."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from chorale.api.app import create_app
-from chorale.api.operator.metrics import Metrics
-from chorale.api.state import ServerState
 from chorale.client.local import LocalClient
-from chorale.config import EngineConfig, ServerConfig
-from chorale.harmony.vocab import load_vocabulary
+from chorale.config import EngineConfig
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.build import build_engine
-from chorale.store.store import open_store
+from tests.support.server import VOCAB as VOCAB
+from tests.support.server import Server, with_server
+from tests.support.sse import frames
 
-VOCAB = load_vocabulary()
 SIZES: dict[str, Any] = {
     "layers": 2,
     "experts": 4,
@@ -46,39 +39,24 @@ def make_client(folder: Path, **options: Any) -> LocalClient:
     return LocalClient(core, info, max_queued_requests=4096)
 
 
-@dataclass
-class Server:
-    http: httpx2.AsyncClient
-    state: ServerState
-
-    async def post(self, path: str, **body: Any) -> Any:
-        response = await self.http.post(path, json=body)
-        return response.status_code, response.json()
-
-    async def chat(self, content: str = "hi", **fields: Any) -> Any:
-        """The first choice of a chat, streamed or not, in one form."""
-        body = {"messages": [{"role": "user", "content": content}], **fields}
-        response = await self.http.post("/v1/chat/completions", json=body)
-        assert response.status_code == 200, response.text
-        return _folded(response.text) if fields.get("stream") else response.json()["choices"][0]
-
-    async def respond(self, content: str = "hi", **fields: Any) -> Any:
-        """A response object, streamed or not."""
-        response = await self.http.post("/v1/responses", json={"input": content, "store": False, **fields})
-        assert response.status_code == 200, response.text
-        if not fields.get("stream"):
-            return response.json()
-        last = response.text.strip().split("\n\n")[-1].split("\n")[1]
-        return json.loads(last.removeprefix("data: "))["response"]
+async def choose(server: Server, content: str = "hi", **fields: Any) -> Any:
+    """The first choice of a chat, streamed or not, in one form."""
+    response = await server.chat(content, **fields)
+    assert response.status_code == 200, response.text
+    return _folded(response) if fields.get("stream") else response.json()["choices"][0]
 
 
-def _folded(text: str) -> dict[str, Any]:
+async def response_to(server: Server, content: str = "hi", **fields: Any) -> Any:
+    """A response object, streamed or not."""
+    response = await server.http.post("/v1/responses", json={"input": content, "store": False, **fields})
+    assert response.status_code == 200, response.text
+    return frames(response)[-1]["response"] if fields.get("stream") else response.json()
+
+
+def _folded(response: httpx2.Response) -> dict[str, Any]:
     message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
     finish = None
-    for frame in text.strip().split("\n\n")[:-1]:
-        if frame.startswith(":"):  # a slow machine is silent long enough for a comment
-            continue
-        chunk = json.loads(frame.removeprefix("data: "))
+    for chunk in frames(response):
         assert "error" not in chunk, chunk
         for choice in chunk["choices"]:
             finish = choice["finish_reason"] or finish
@@ -96,25 +74,8 @@ def _folded(text: str) -> dict[str, Any]:
     return {"message": message, "finish_reason": finish}
 
 
-@contextlib.asynccontextmanager
-async def served(client: Any, **config: Any) -> AsyncIterator[Server]:
-    settings = ServerConfig(port=0, response_store=":memory:", system_start_date="2026-01-02", **config)
-    store = open_store(settings)
-    state = ServerState(client, settings, VOCAB, Metrics("demo"), store, ("demo",))
-    transport = httpx2.ASGITransport(create_app(state))
-    try:
-        async with httpx2.AsyncClient(transport=transport, base_url="http://server", timeout=None) as http:
-            yield Server(http, state)
-    finally:
-        await store.close()
-
-
-def run(client: Any, main: Callable[[Server], Awaitable[Any]], timeout: float = 120, **config: Any) -> Any:
-    async def body() -> Any:
-        async with served(client, **config) as server:
-            return await asyncio.wait_for(main(server), timeout)
-
-    return asyncio.run(body())
+def run(client: Any, main: Callable[[Server], Awaitable[Any]], seconds: float = 120) -> Any:
+    return with_server(client, main, seconds=seconds, names=("demo",), system_start_date="2026-01-02")
 
 
 def text_of(response: dict[str, Any]) -> str:

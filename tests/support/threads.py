@@ -7,31 +7,27 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 
 from chorale.api.app import create_app
 from chorale.config import ToolConfig
-from chorale.harmony.vocab import load_vocabulary
 from chorale.testing.scripted_client import ScriptedClient
-from chorale.tools.service import start_tools
-from tests.support.app import Running, make_state, running
+from tests.support.app import Running, running
+from tests.support.server import make_state, real_tools
 
 
 @contextlib.asynccontextmanager
 async def tool_server(
     client: ScriptedClient, tools: ToolConfig, names: tuple[str, ...] = ("demo",)
 ) -> AsyncIterator[Running]:
-    service = await start_tools(tools, {}, lambda text: len(load_vocabulary().encode(text)))
-    try:
-        async with make_state(client, tools=tools) as made:
-            state = replace(made, tools=service, model_names=names)
-            try:
-                async with running(create_app(state)) as server:
-                    yield server
-            finally:
-                state.grammars.close()
-    finally:
-        await service.aclose()
+    async with (
+        real_tools(tools) as service,
+        make_state(client, tools=tools, tool_service=service, names=names) as state,
+        running(create_app(state)) as server,
+    ):
+        try:
+            yield server
+        finally:
+            state.grammars.close()
 
 
 @contextlib.contextmanager

@@ -22,9 +22,9 @@ from tests.support.scripted import (
     ids,
     in_rounds,
     playing,
-    run,
     turn,
 )
+from tests.support.server import run
 
 
 def one(text: str, **options: object) -> Fold:
@@ -70,7 +70,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("text", MALFORMED.values(), ids=MALFORMED.keys())
-def test_a1_malformed_headers_are_read_and_counted(text: str) -> None:
+def test_malformed_headers_are_read_and_counted(text: str) -> None:
     fold = one(text, functions=["f"])
     assert shape(fold) == [("function_call", "f", "{}", "completed")]
     assert fold.ended is not None
@@ -78,7 +78,7 @@ def test_a1_malformed_headers_are_read_and_counted(text: str) -> None:
     assert sum(fold.ended.repairs.values()) == fold.ended.num_repairs
 
 
-def test_a2_a_missing_start_is_implied() -> None:
+def test_a_missing_start_is_implied() -> None:
     fold = one(ANALYSIS + "x<|end|><|channel|>final<|message|>y<|return|>")
     assert shape(fold) == [
         ("reasoning", None, "x", "completed"),
@@ -96,7 +96,7 @@ def test_a2_a_missing_start_is_implied() -> None:
         "query_dataset",
     ],
 )
-def test_a3_names_are_always_declared_ones(recipient: str) -> None:
+def test_names_are_always_declared_ones(recipient: str) -> None:
     fold = one(
         f"<|channel|>commentary to={recipient}<|message|>{{}}<|call|>", functions=["query_dataset", "g"]
     )
@@ -104,7 +104,7 @@ def test_a3_names_are_always_declared_ones(recipient: str) -> None:
 
 
 @pytest.mark.parametrize("channel", ["analysis", "commentary", "final"])
-def test_a4_calls_are_routed_by_recipient(channel: str) -> None:
+def test_calls_are_routed_by_recipient(channel: str) -> None:
     fold = one(call("f", "{}", channel) + "<|call|>", functions=["f"])
     assert shape(fold) == [("function_call", "f", "{}", "completed")]
     assert fold.ended is not None
@@ -119,7 +119,7 @@ def test_undeclared_recipients_keep_their_text_and_are_counted() -> None:
     assert fold.ended.reason == "stop"
 
 
-def test_a7_an_answer_is_forced_after_bare_analysis() -> None:
+def test_an_answer_is_forced_after_bare_analysis() -> None:
     client = in_rounds(ANALYSIS + "Think.<|return|>", "The answer.<|return|>")
     sampling = SamplingSpec(max_tokens=50, seed=7, min_tokens=3)
     fold = run(lambda: turn(client, prompt=[1, 2, 3], sampling=sampling))[0]
@@ -140,14 +140,14 @@ def test_a7_an_answer_is_forced_after_bare_analysis() -> None:
     assert list(fold.items[1].token_ids) == ids(FINAL + "The answer.")
 
 
-def test_a7_nothing_at_all_is_forced_too() -> None:
+def test_nothing_at_all_is_forced_too() -> None:
     client = in_rounds("<|return|>", "Here.<|return|>")
     fold = run(lambda: turn(client, prompt=[5]))[0]
     assert shape(fold) == [("message", "final_answer", "Here.", "completed")]
     assert client.requests[1].prompt_token_ids == [5, *ids(FINAL)]
 
 
-def test_a7_without_budget_the_end_is_length() -> None:
+def test_without_budget_the_end_is_length() -> None:
     text = ANALYSIS + "Think.<|return|>"
     client = in_rounds(text, "never")
     sampling = SamplingSpec(max_tokens=len(ids(text)))
@@ -157,7 +157,7 @@ def test_a7_without_budget_the_end_is_length() -> None:
     assert fold.ended.reason == "length"
 
 
-def test_a7_happens_once() -> None:
+def test_forcing_happens_once() -> None:
     client = in_rounds(ANALYSIS + "a<|return|>", "<|return|>")
     fold = run(lambda: turn(client))[0]
     assert len(client.requests) == 2
@@ -165,7 +165,7 @@ def test_a7_happens_once() -> None:
     assert fold.ended.reason == "stop"
 
 
-def test_a7_of_one_choice_among_several() -> None:
+def test_an_answer_is_forced_for_one_choice_among_several() -> None:
     def source(request: object, index: int) -> Script:
         if len(client.requests) > 1:
             return Script(ids("forced<|return|>"))
@@ -176,12 +176,12 @@ def test_a7_of_one_choice_among_several() -> None:
     assert [fold.text("message") for fold in folds] == ["direct", "forced"]
 
 
-def test_a8_a9_channels_never_leak_and_preambles_are_kept() -> None:
+def test_channels_never_leak_and_preambles_are_kept() -> None:
     fold = one(ANALYSIS + "a" + NEXT + PREAMBLE + "p" + NEXT + FINAL + "f<|return|>")
     assert [i.text for i in fold.items] == ["a", "p", "f"]
 
 
-def test_a23_two_calls_in_one_turn() -> None:
+def test_two_calls_in_one_turn() -> None:
     text = call("f", '{"n":1}') + "<|call|><|start|>assistant" + call("f", '{"n":2}') + "<|call|>"
     fold = one(text, functions=["f"])
     assert [i.text for i in fold.items] == ['{"n":1}', '{"n":2}']
@@ -198,19 +198,19 @@ def test_parallel_tool_calls_false_ends_after_the_first_call() -> None:
     assert client.aborted == ["r"]
 
 
-def test_a24_two_finals_are_two_messages_and_return_is_the_end() -> None:
+def test_two_finals_are_two_messages_and_return_is_the_end() -> None:
     fold = one(FINAL + "one" + NEXT + FINAL + "two<|return|>more")
     assert [i.text for i in fold.items] == ["one", "two"]
 
 
-def test_a25_partial_items_are_incomplete() -> None:
+def test_partial_items_are_incomplete() -> None:
     fold = one(call("f", '{"city": "Par'), functions=["f"])
     assert shape(fold) == [("function_call", "f", '{"city": "Par', "incomplete")]
     assert fold.ended is not None
     assert fold.ended.reason == "length"
 
 
-def test_a25_a_cut_header_is_no_item() -> None:
+def test_a_cut_header_is_no_item() -> None:
     fold = one(ANALYSIS + "a" + NEXT + "<|channel|>fin")
     assert shape(fold) == [("reasoning", None, "a", "completed")]
     assert fold.ended is not None
@@ -224,7 +224,7 @@ def test_empty_arguments_are_an_object(arguments: str) -> None:
     assert fold.items[0].text.strip() == "{}"
 
 
-def test_a20_usage_counts() -> None:
+def test_usage_counts() -> None:
     text = ANALYSIS + "Think hard." + NEXT + FINAL + "Yes.<|return|>"
     client = playing(text, num_cached_tokens=2)
     fold = run(lambda: turn(client))[0]

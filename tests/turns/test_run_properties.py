@@ -17,16 +17,15 @@ from tests.support.scripted import (
     ANALYSIS,
     FINAL,
     PREAMBLE,
-    VOCAB,
     call,
     events_of,
     fold_chat,
     ids,
     of_body,
-    served,
     turn,
     without_ids,
 )
+from tests.support.server import VOCAB, served
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["Hello there.", "née 🧑‍🚀 漢字", " STOP ", "\n\nST", '{"a": 1}', "", "to=functions.f", "<|end|>"]
@@ -80,7 +79,7 @@ quick = settings(deadline=None, max_examples=100, suppress_health_check=[HealthC
 
 @quick
 @given(streams(), st.integers(1, 64), st.sampled_from([1, 3, 20]), st.booleans(), st.booleans())
-def test_a6_fold_of_the_chat_stream_is_the_body(
+def test_fold_of_the_chat_stream_is_the_body(
     tokens: list[int], step: int, interval: int, with_stop: bool, with_logprobs: bool
 ) -> None:
     fields: dict[str, Any] = {"tools": TOOLS, "logprobs": with_logprobs}

@@ -23,7 +23,8 @@ from chorale.turns.runaway import (
     RoundWatch,
     is_periodic,
 )
-from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, VOCAB, call, ids, in_rounds, playing, turn
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, in_rounds, playing, turn
+from tests.support.server import VOCAB
 
 ANSWER = "So be it.<|return|>"
 

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import socket
-import sys
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
-import httpx2
 import pytest
 
-from chorale.api.app import create_app
 from chorale.config import ToolConfig
 from chorale.testing.scripted_client import Script, ScriptedClient
-from chorale.tools.service import start_tools
-from tests.support import ROOT
-from tests.support.app import make_state
-from tests.support.faces import frames
-from tests.support.scripted import VOCAB, ids
+from tests.support.ports import free_port
+from tests.support.scripted import ids
+from tests.support.server import VOCAB, real_tools, served
+from tests.support.sse import frames
+from tests.support.tools.sdk_server import sdk_server
 
-SDK_SERVER = ROOT / "tests" / "support" / "tools" / "mcp_sdk_server.py"
 ROUNDS = (
     '<|channel|>commentary to=sample.add <|constrain|>json<|message|>{"a":19,"b":23}<|call|>',
     '<|channel|>commentary to=sample.fail <|constrain|>json<|message|>{"reason":"because"}<|call|>',
@@ -35,41 +28,6 @@ CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 def playing(*texts: str) -> ScriptedClient:
     rounds: Iterator[str] = iter(texts)
     return ScriptedClient(lambda request, index: Script(ids(next(rounds))))
-
-
-@contextlib.asynccontextmanager
-async def sdk_server() -> AsyncIterator[int]:
-    """A server written with the official SDK, as anybody's."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    command = (sys.executable, str(SDK_SERVER), "streamable-http", str(port))
-    quiet = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(*command, stdout=quiet, stderr=quiet)
-    try:
-        for _ in range(400):
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.close()
-                break
-            assert process.returncode is None
-            await asyncio.sleep(0.05)
-        yield port
-    finally:
-        process.kill()
-        await process.wait()
-
-
-@contextlib.asynccontextmanager
-async def served(client: ScriptedClient, tools: ToolConfig) -> AsyncIterator[httpx2.AsyncClient]:
-    service = await start_tools(tools, {}, lambda text: len(VOCAB.encode(text)))
-    try:
-        async with make_state(client, tools=tools) as state:
-            transport = httpx2.ASGITransport(app=create_app(replace(state, tools=service)))
-            async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
-                yield http
-    finally:
-        await service.aclose()
 
 
 def run(body: Any) -> None:
@@ -94,7 +52,11 @@ def test_calls_and_errors_of_a_server(way: str) -> None:
             else:
                 tool["server_url"] = f"http://127.0.0.1:{port}/mcp"
             client = playing(*ROUNDS, *ROUNDS, *ROUNDS)
-            async with served(client, config) as http:
+            async with (
+                real_tools(config) as service,
+                served(client, tools=config, tool_service=service) as server,
+            ):
+                http = server.http
                 streamed = await http.post(RESPONSES, json={"input": "x", "tools": [tool], "stream": True})
                 events = frames(streamed)
                 whole = (await http.post(RESPONSES, json={"input": "x", "tools": [tool]})).json()
@@ -126,14 +88,13 @@ def test_a_server_that_is_not_there() -> None:
     """The turn goes on without it, and the item says why."""
 
     async def body() -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            url = f"http://127.0.0.1:{probe.getsockname()[1]}/mcp"
+        url = f"http://127.0.0.1:{free_port()}/mcp"
         tool = {"type": "mcp", "server_label": "gone", "server_url": url, "require_approval": "never"}
         call = "<|channel|>commentary to=gone.any <|constrain|>json<|message|>{}<|call|>"
         client = playing(call, ROUNDS[2])
-        async with served(client, ToolConfig(allow_private_hosts=True)) as http:
-            answer = (await http.post(RESPONSES, json={"input": "x", "tools": [tool]})).json()
+        tools = ToolConfig(allow_private_hosts=True)
+        async with real_tools(tools) as service, served(client, tools=tools, tool_service=service) as server:
+            answer = (await server.http.post(RESPONSES, json={"input": "x", "tools": [tool]})).json()
         assert answer["status"] == "completed"
         assert answer["output"][0]["type"] == "mcp_list_tools"
         assert answer["output"][0]["error"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from chorale.errors import EngineDeadError
-from tests.support.faces import Server, acceptance
 from tests.support.scripted import FINAL, playing
+from tests.support.server import Server, with_server
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "completed": ({}, "response.completed"),
@@ -45,4 +45,4 @@ def test_every_stream_ends(status: str) -> None:
             assert events[-1].response.status == status
         assert live[0] == later
 
-    acceptance(client, main)
+    with_server(client, main)

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.faces import Server, acceptance, frames, request_body
+from tests.support.faces import request_body, send
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, playing
+from tests.support.server import Server, with_server
+from tests.support.sse import frames
 
 NAMES = ("reasoning", "reasoning_content")
 ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hi.<|return|>"
@@ -17,7 +19,7 @@ ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hi.<|return|>"
 @pytest.mark.parametrize("shown", ["both", *NAMES])
 def test_names_out(stream: bool, shown: str) -> None:
     async def main(server: Server) -> None:
-        response = await server.post("chat", request_body("chat", stream))
+        response = await send(server, "chat", request_body("chat", stream))
         if stream:
             deltas: list[dict[str, Any]] = [chunk["choices"][0]["delta"] for chunk in frames(response)]
             found = {name: "".join(delta.get(name) or "" for delta in deltas) for name in NAMES}
@@ -26,7 +28,7 @@ def test_names_out(stream: bool, shown: str) -> None:
             found = {name: message.get(name, "") for name in NAMES}
         assert found == {name: "Think." if shown in ("both", name) else "" for name in NAMES}
 
-    acceptance(playing(ANSWER), main, reasoning_field=shown)
+    with_server(playing(ANSWER), main, reasoning_field=shown)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,7 +40,7 @@ def test_names_in(name: str) -> None:
             {"role": "assistant", "content": None, name: "My thought.", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "c", "content": "x"},
         ]
-        assert (await server.post("chat", {"messages": messages})).status_code == 200
+        assert (await send(server, "chat", {"messages": messages})).status_code == 200
         assert server.prompt().count("<|channel|>analysis<|message|>My thought.<|end|>") == 1
 
-    acceptance(playing(ANSWER), main)
+    with_server(playing(ANSWER), main)

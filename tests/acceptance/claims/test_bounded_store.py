@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.faces import Server, acceptance
 from tests.support.scripted import FINAL, playing
+from tests.support.server import Server, with_server
 
 HI = FINAL + "Hi.<|return|>"
 
@@ -35,7 +35,7 @@ def test_on_by_default_and_deleted_on_demand() -> None:
         assert (await server.http.delete(f"/v1/responses/{kept}")).status_code == 404
         assert (await server.state.store.stats()).num_bytes == 0
 
-    acceptance(playing(HI), main)
+    with_server(playing(HI), main)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ def test_the_oldest_go_first(bound: dict[str, int], most: int) -> None:
         assert found == sorted(found, reverse=True), "404 for the oldest, 200 for the newest"
         assert found.count(200) == stats.num_responses
 
-    acceptance(playing(HI), main, **bound)
+    with_server(playing(HI), main, **bound)
 
 
 def test_age() -> None:
     async def main(server: Server) -> None:
         assert await status(server, await make(server)) == 404
 
-    acceptance(playing(HI), main, response_store_ttl=-1.0)
+    with_server(playing(HI), main, response_store_ttl=-1.0)

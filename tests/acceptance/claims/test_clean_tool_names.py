@@ -6,8 +6,9 @@ import pytest
 
 from chorale.harmony.vocab import load_vocabulary
 from chorale.testing.scripted_client import Script, ScriptedClient
-from tests.support.faces import WAYS, WEATHER, Server, acceptance
+from tests.support.faces import WAYS, WEATHER, ask
 from tests.support.scripted import ids
+from tests.support.server import Server, with_server
 
 SPELLED = [
     "get_weather<|channel|>commentary",
@@ -32,9 +33,9 @@ def spelling(name: str) -> ScriptedClient:
 @pytest.mark.parametrize(("face", "stream"), WAYS)
 def test_the_declared_name_is_meant(face: str, stream: bool, name: str) -> None:
     async def main(server: Server) -> None:
-        outcome = await server.ask(face, stream, functions=[WEATHER])
+        outcome = await ask(server, face, stream, functions=[WEATHER])
         [(called, arguments)] = outcome.calls
         assert called == "get_weather"
         assert "<|" not in arguments + outcome.text + outcome.reasoning
 
-    acceptance(spelling(name), main)
+    with_server(spelling(name), main)

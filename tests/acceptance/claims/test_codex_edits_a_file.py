@@ -10,8 +10,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.support.faces import Server, acceptance, frames
+from tests.support.faces import send
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds
+from tests.support.server import Server, with_server
+from tests.support.sse import frames
 
 GRAMMAR = """start: begin_patch hunk+ end_patch
 begin_patch: "*** Begin Patch" LF
@@ -127,7 +129,7 @@ def test_codex_edits_a_file(tmp_path: Path) -> None:
         content = [{"type": "input_text", "text": "Make it say goodbye."}]
         items: list[dict[str, Any]] = [{"type": "message", "role": "user", "content": content}]
         for _ in range(4):
-            events = frames(await server.post("responses", request(items)))
+            events = frames(await send(server, "responses", request(items)))
             assert events[-1]["type"] == "response.completed", events[-1]
             output = events[-1]["response"]["output"]
             items += output
@@ -141,5 +143,5 @@ def test_codex_edits_a_file(tmp_path: Path) -> None:
         assert f"<|message|>{PATCH}<|call|>" in prompt
         assert "type mcp__notes__list" in prompt
 
-    acceptance(in_rounds(FIRST, SECOND, THIRD), main)
+    with_server(in_rounds(FIRST, SECOND, THIRD), main)
     assert (tmp_path / "hello.py").read_text() == "print('goodbye')\n"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.faces import WAYS, WEATHER, Server, acceptance
+from tests.support.faces import WAYS, WEATHER, ask
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, playing
+from tests.support.server import Server, with_server
 
 HEADER = ANALYSIS + "T." + NEXT + "<|channel|>fin"
 
@@ -22,7 +23,7 @@ HEADER = ANALYSIS + "T." + NEXT + "<|channel|>fin"
 @pytest.mark.parametrize(("face", "stream"), WAYS)
 def test_a_cut_is_told(face: str, stream: bool, script: str, text: str, arguments: str | None) -> None:
     async def main(server: Server) -> None:
-        outcome = await server.ask(face, stream, functions=[WEATHER])
+        outcome = await ask(server, face, stream, functions=[WEATHER])
         assert (outcome.text, outcome.finish) == (text, "length")
         if arguments is not None and (face != "messages" or stream):
             assert outcome.calls == [("get_weather", arguments)]
@@ -34,4 +35,4 @@ def test_a_cut_is_told(face: str, stream: bool, script: str, text: str, argument
             if stream:
                 assert outcome.raw[-1]["type"] == "response.incomplete"
 
-    acceptance(playing(script), main)
+    with_server(playing(script), main)

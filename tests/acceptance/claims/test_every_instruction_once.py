@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.faces import Server, acceptance
+from tests.support.faces import send
 from tests.support.scripted import FINAL, playing
+from tests.support.server import Server, with_server
 
 DONE = FINAL + "ok<|return|>"
 TEXTS = ["First rule.", "Second rule.", "Third rule.", "Question?", "Late rule.", "Again?"]
@@ -25,10 +26,10 @@ def test_all_are_there_in_order(face: str) -> None:
 
     async def main(server: Server) -> None:
         body = {"messages": messages} if face == "chat" else {"input": messages[1:], "instructions": TEXTS[0]}
-        assert (await server.post(face, body)).status_code == 200
+        assert (await send(server, face, body)).status_code == 200
         in_order(server.prompt(), TEXTS)
 
-    acceptance(playing(DONE), main)
+    with_server(playing(DONE), main)
 
 
 def test_anthropics_system_blocks_too() -> None:
@@ -36,10 +37,10 @@ def test_anthropics_system_blocks_too() -> None:
         system = [{"type": "text", "text": text} for text in TEXTS[:3]]
         messages = [{"role": "user", "content": TEXTS[3]}]
         body = {"model": "demo", "max_tokens": 9, "system": system, "messages": messages}
-        assert (await server.post("messages", body)).status_code == 200
+        assert (await send(server, "messages", body)).status_code == 200
         in_order(server.prompt(), TEXTS[:4])
 
-    acceptance(playing(DONE), main)
+    with_server(playing(DONE), main)
 
 
 @pytest.mark.parametrize("face", ["chat", "responses"])
@@ -47,18 +48,18 @@ def test_the_identity_by_keyword(face: str) -> None:
     async def main(server: Server) -> None:
         said: Any = [{"role": "user", "content": "hi"}]
         body = {"messages": said} if face == "chat" else {"input": said}
-        await server.post(face, {**body, "chat_template_kwargs": {"model_identity": "You are Ada."}})
+        await send(server, face, {**body, "chat_template_kwargs": {"model_identity": "You are Ada."}})
         assert server.prompt().startswith("<|start|>system<|message|>You are Ada.\n")
 
-    acceptance(playing(DONE), main)
+    with_server(playing(DONE), main)
 
 
 def test_instructions_of_a_follow_up_replace_the_old_ones() -> None:
     async def main(server: Server) -> None:
-        first = (await server.post("responses", {"input": "one", "instructions": "Old rule."})).json()
+        first = (await send(server, "responses", {"input": "one", "instructions": "Old rule."})).json()
         body = {"input": "two", "instructions": "New rule.", "previous_response_id": first["id"]}
-        await server.post("responses", body)
+        await send(server, "responses", body)
         assert "Old rule." not in server.prompt()
         in_order(server.prompt(), ["New rule.", "one", "two"])
 
-    acceptance(playing(DONE), main)
+    with_server(playing(DONE), main)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.faces import WEATHER, Server, acceptance, request_body
+from tests.support.faces import WEATHER, ask, request_body, send
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, in_rounds
+from tests.support.server import Server, with_server
 
 # As models write it, and as no renderer would: blanks in the JSON, headers in an order of their own.
 WRITTEN = {
@@ -26,7 +27,7 @@ WRITTEN = {
 @pytest.mark.parametrize("stream", [False, True])
 def test_turn_two_continues_turn_one(script: str, by_id: bool, stream: bool) -> None:
     async def main(server: Server) -> None:
-        first = await server.ask("responses", stream, functions=[WEATHER])
+        first = await ask(server, "responses", stream, functions=[WEATHER])
         body = first.raw[-1]["response"] if stream else first.raw
         output = {"type": "function_call_output", "call_id": first.call_ids[0], "output": "21"}
         again = request_body("responses", functions=[WEATHER])
@@ -34,9 +35,9 @@ def test_turn_two_continues_turn_one(script: str, by_id: bool, stream: bool) -> 
             again |= {"input": [output], "previous_response_id": body["id"]}
         else:
             again["input"] = [*again["input"], *body["output"], output]
-        answer: Any = (await server.post("responses", again)).json()
+        answer: Any = (await send(server, "responses", again)).json()
         assert answer["status"] == "completed", answer
         before = server.prompt_ids(0) + ids(script)
         assert server.prompt_ids(1)[: len(before)] == before
 
-    acceptance(in_rounds(script, FINAL + "21.<|return|>"), main)
+    with_server(in_rounds(script, FINAL + "21.<|return|>"), main)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from chorale.client.local import LocalClient
-from tests.support.faces import WAYS, Server, acceptance
+from tests.support.faces import WAYS, ask
 from tests.support.schema_cases import BIAS
+from tests.support.server import Server, with_server
 
 ON: dict[str, Any] = {
     "name": "turn_on",
@@ -28,29 +29,31 @@ FREE = {"temperature": 1.0, "seed": 3, "logit_bias": BIAS}
 @pytest.mark.parametrize(("face", "stream"), WAYS)
 def test_a_forced_call_comes(engine: LocalClient, face: str, stream: bool, choice: Any) -> None:
     async def main(server: Server) -> None:
-        outcome = await server.ask(face, stream, functions=[ON, OTHER], choice=choice, max_tokens=200, **FREE)
+        outcome = await ask(
+            server, face, stream, functions=[ON, OTHER], choice=choice, max_tokens=200, **FREE
+        )
         [(name, arguments)] = outcome.calls
         assert name in ("turn_on", "turn_off") if choice == "required" else name == "turn_on"
         assert list(json.loads(arguments)) == ["on"]
         assert outcome.finish == "tool_calls"
 
-    acceptance(engine, main)
+    with_server(engine, main)
 
 
 @pytest.mark.parametrize(("face", "stream"), WAYS)
 def test_none_never_calls(engine: LocalClient, face: str, stream: bool) -> None:
     async def main(server: Server) -> None:
-        outcome = await server.ask(face, stream, functions=[ON], choice="none", max_tokens=60, **FREE)
+        outcome = await ask(server, face, stream, functions=[ON], choice="none", max_tokens=60, **FREE)
         assert outcome.calls == []
         assert outcome.finish in ("stop", "length")
 
-    acceptance(engine, main)
+    with_server(engine, main)
 
 
 @pytest.mark.parametrize(("face", "stream"), WAYS)
 def test_a_forced_call_without_budget_is_length(engine: LocalClient, face: str, stream: bool) -> None:
     async def main(server: Server) -> None:
-        outcome = await server.ask(face, stream, functions=[ON], choice="required", max_tokens=4, **FREE)
+        outcome = await ask(server, face, stream, functions=[ON], choice="required", max_tokens=4, **FREE)
         assert outcome.finish == "length"
 
-    acceptance(engine, main)
+    with_server(engine, main)

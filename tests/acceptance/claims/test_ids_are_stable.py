@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tests.support.faces import WEATHER, Server, acceptance, frames, request_body
+from tests.support.faces import WEATHER, request_body, send
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, in_rounds
+from tests.support.server import Server, with_server
+from tests.support.sse import frames
 
 CALL = ANALYSIS + "T." + NEXT + PREAMBLE + "Wait." + NEXT + call("get_weather", "{}") + "<|call|>"
 
@@ -11,7 +13,7 @@ CALL = ANALYSIS + "T." + NEXT + PREAMBLE + "Wait." + NEXT + call("get_weather", 
 def test_ids_from_the_stream_to_the_store_and_the_next_turn() -> None:
     async def main(server: Server) -> None:
         body = request_body("responses", True, functions=[WEATHER])
-        events = frames(await server.post("responses", body))
+        events = frames(await send(server, "responses", body))
         added = [e["item"] for e in events if e["type"] == "response.output_item.added"]
         done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
         final = events[-1]["response"]
@@ -22,7 +24,7 @@ def test_ids_from_the_stream_to_the_store_and_the_next_turn() -> None:
         assert {event["response"]["id"] for event in events if "response" in event} == {final["id"]}
         output = {"type": "function_call_output", "call_id": added[-1]["call_id"], "output": "21"}
         body = {"model": "demo", "previous_response_id": final["id"], "input": [output]}
-        answer = (await server.post("responses", body)).json()
+        answer = (await send(server, "responses", body)).json()
         assert answer["output"][-1]["content"][0]["text"] == "21 degrees."
 
-    acceptance(in_rounds(CALL, FINAL + "21 degrees.<|return|>"), main)
+    with_server(in_rounds(CALL, FINAL + "21 degrees.<|return|>"), main)

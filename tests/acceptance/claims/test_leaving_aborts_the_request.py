@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from chorale.api.app import create_app
-from tests.support.app import make_state
-from tests.support.faces import WAYS, acceptance, request_body
+from tests.support.faces import WAYS, ask, request_body
 from tests.support.scripted import FINAL, playing
+from tests.support.server import make_state, with_server
 
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 
@@ -71,6 +71,6 @@ def test_the_next_request_finds_room(face: str) -> None:
 
     async def main(server: Any) -> None:
         for _ in range(3):
-            assert (await server.ask(face)).text == "ok"
+            assert (await ask(server, face)).text == "ok"
 
-    acceptance(client, main)
+    with_server(client, main)

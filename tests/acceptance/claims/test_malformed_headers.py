@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.faces import WAYS, WEATHER, Server, acceptance, metric
+from tests.support.faces import WAYS, WEATHER, ask, metric
 from tests.support.scripted import FINAL, NEXT, playing
+from tests.support.server import Server, with_server
 
 BODY = '<|message|>{"city":"Paris"}<|call|>'
 CALLS = {
@@ -28,21 +29,21 @@ TEXTS = {
 @pytest.mark.parametrize(("face", "stream"), WAYS)
 def test_the_call_arrives(face: str, stream: bool, script: str) -> None:
     async def main(server: Server) -> None:
-        outcome = await server.ask(face, stream, functions=[WEATHER])
+        outcome = await ask(server, face, stream, functions=[WEATHER])
         [(name, arguments)] = outcome.calls
         assert (name, arguments.replace(" ", "")) == ("get_weather", '{"city":"Paris"}')
         assert outcome.finish == "tool_calls"
         assert metric(server.state, "chorale:harmony_repairs_total") >= 1
 
-    acceptance(playing(script + BODY), main)
+    with_server(playing(script + BODY), main)
 
 
 @pytest.mark.parametrize("script", TEXTS.values(), ids=TEXTS.keys())
 @pytest.mark.parametrize(("face", "stream"), WAYS)
 def test_the_text_arrives(face: str, stream: bool, script: str) -> None:
     async def main(server: Server) -> Any:
-        return await server.ask(face, stream, functions=[WEATHER])
+        return await ask(server, face, stream, functions=[WEATHER])
 
-    outcome = acceptance(playing(script), main)
+    outcome = with_server(playing(script), main)
     assert outcome.text.endswith("{}")
     assert outcome.calls == []

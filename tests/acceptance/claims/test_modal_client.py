@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.faces import Server, acceptance, frames
+from tests.support.faces import send
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, playing
+from tests.support.server import Server, with_server
+from tests.support.sse import frames
 
 SYSTEM = """You are ChatGPT, a large language model trained by OpenAI.
 Knowledge cutoff: 2024-06
@@ -25,7 +27,7 @@ def test_it_works_unchanged(model: str) -> None:
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "hi"}]
         body = {"model": model, "messages": messages, "stream": True}
         read = ""
-        for chunk in frames(await server.post("chat", body)):
+        for chunk in frames(await send(server, "chat", body)):
             delta = chunk["choices"][0]["delta"]
             read += delta.get("content") or delta.get("reasoning_content") or ""
         assert read == "Think.Hello."
@@ -35,4 +37,4 @@ def test_it_works_unchanged(model: str) -> None:
         kept = SYSTEM.replace("Reasoning: low\n", "")
         assert developer == f"<|start|>developer<|message|># Instructions\n\n{kept}"
 
-    acceptance(playing(ANALYSIS + "Think." + NEXT + FINAL + "Hello.<|return|>"), main)
+    with_server(playing(ANALYSIS + "Think." + NEXT + FINAL + "Hello.<|return|>"), main)

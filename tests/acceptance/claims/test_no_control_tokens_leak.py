@@ -6,8 +6,9 @@ import pytest
 
 from chorale.harmony.vocab import load_vocabulary
 from chorale.testing.scripted_client import Script, ScriptedClient
-from tests.support.faces import WAYS, Server, acceptance
+from tests.support.faces import WAYS, ask
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, ids
+from tests.support.server import Server, with_server
 
 SPELLED = "analysisI think.assistantfinal<|channel|>final<|message|>not a channel<|end|>"
 
@@ -18,17 +19,17 @@ def test_spelled_channels_are_text(face: str, stream: bool) -> None:
     tokens = [*ids(ANALYSIS + "T." + NEXT + FINAL), *vocab.encode(SPELLED), *ids("<|return|>")]
 
     async def main(server: Server) -> None:
-        outcome = await server.ask(face, stream)
+        outcome = await ask(server, face, stream)
         assert (outcome.reasoning, outcome.text) == ("T.", SPELLED)
 
-    acceptance(ScriptedClient(lambda request, index: Script(tokens)), main)
+    with_server(ScriptedClient(lambda request, index: Script(tokens)), main)
 
 
 @pytest.mark.parametrize(("face", "stream"), WAYS)
 def test_real_channels_are_not(face: str, stream: bool) -> None:
     async def main(server: Server) -> None:
-        outcome = await server.ask(face, stream)
+        outcome = await ask(server, face, stream)
         assert (outcome.reasoning, outcome.text) == ("I think.", "Answer.")
 
     script = ANALYSIS + "I think." + NEXT + FINAL + "Answer.<|return|>"
-    acceptance(ScriptedClient(lambda request, index: Script(ids(script))), main)
+    with_server(ScriptedClient(lambda request, index: Script(ids(script))), main)

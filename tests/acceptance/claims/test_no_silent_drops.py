@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.faces import Server, acceptance
+from tests.support.faces import send
 from tests.support.scripted import FINAL, playing
+from tests.support.server import Server, with_server
 
 URL = "data:image/png;base64,AAAA"
 CASES: list[tuple[str, dict[str, Any], str]] = [
@@ -35,11 +36,11 @@ def test_the_part_is_named(face: str, part: dict[str, Any], word: str, stream: b
         body |= {"input": said} if face == "responses" else {"messages": said}
         if face == "messages":
             body["max_tokens"] = 9
-        response = await server.post(face, body)
+        response = await send(server, face, body)
         assert response.status_code == 400
         message = response.json()["error"]["message"]
         assert f"{'input' if face == 'responses' else 'messages'}[1].content[1]" in message
         assert word in message
         assert server.client.requests == []
 
-    acceptance(playing(FINAL + "ok<|return|>"), main)
+    with_server(playing(FINAL + "ok<|return|>"), main)

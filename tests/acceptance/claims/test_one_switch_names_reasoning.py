@@ -7,8 +7,9 @@ from typing import get_args
 import pytest
 from openai.types.responses import ResponseStreamEvent
 
-from tests.support.faces import Server, acceptance, frames
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, playing
+from tests.support.server import Server, with_server
+from tests.support.sse import frames
 
 TURN = ANALYSIS + "Hm." + NEXT + FINAL + "Hi.<|return|>"
 OF_THE_SDK = {
@@ -38,4 +39,4 @@ def test_the_switch(dialect: str, by: str) -> None:
         where = "summary" if dialect == "summary" else "content"
         assert reasoning[where][0]["text"] == "Hm."
 
-    acceptance(playing(TURN), main, **({"responses_dialect": dialect} if by == "flag" else {}))
+    with_server(playing(TURN), main, **({"responses_dialect": dialect} if by == "flag" else {}))

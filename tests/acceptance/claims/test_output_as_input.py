@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.faces import WEATHER, Server, acceptance, request_body
+from tests.support.faces import WEATHER, request_body
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, in_rounds
+from tests.support.server import Server, with_server
 
 CALL = ANALYSIS + "T." + NEXT + PREAMBLE + "Wait." + NEXT + call("get_weather", "{}") + "<|call|>"
 USER = {"role": "user", "content": "hi"}
@@ -43,4 +44,4 @@ def test_every_way_of_dumping_is_read(form: str, store: bool) -> None:
         for part in ("analysis<|message|>T.<|end|>", "commentary<|message|>Wait.<|end|>", "21<|end|>"):
             assert prompt.count(part) == 1
 
-    acceptance(in_rounds(CALL, FINAL + "Done.<|return|>"), main)
+    with_server(in_rounds(CALL, FINAL + "Done.<|return|>"), main)

@@ -7,8 +7,9 @@ import datetime
 import pytest
 
 import chorale.turns.prompt.encode as prompt_module
-from tests.support.faces import FACES, Server, acceptance
+from tests.support.faces import FACES, ask
 from tests.support.scripted import FINAL, playing
+from tests.support.server import Server, with_server
 
 
 def on_day(monkeypatch: pytest.MonkeyPatch, day: str, face: str, pin: str | None) -> list[int]:
@@ -20,10 +21,10 @@ def on_day(monkeypatch: pytest.MonkeyPatch, day: str, face: str, pin: str | None
     monkeypatch.setattr(prompt_module.datetime, "date", Day)
 
     async def main(server: Server) -> list[int]:
-        await server.ask(face)
+        await ask(server, face)
         return server.prompt_ids()
 
-    ids: list[int] = acceptance(playing(FINAL + "ok<|return|>"), main, system_start_date=pin)
+    ids: list[int] = with_server(playing(FINAL + "ok<|return|>"), main, system_start_date=pin)
     return ids
 
 

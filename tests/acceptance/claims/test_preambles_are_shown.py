@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.faces import WAYS, WEATHER, Server, acceptance
+from tests.support.faces import WAYS, WEATHER, ask
 from tests.support.scripted import FINAL, NEXT, PREAMBLE, call, playing
+from tests.support.server import Server, with_server
 
 
 @pytest.mark.parametrize("with_tools", [True, False])
@@ -14,11 +15,11 @@ def test_a_preamble_is_shown(face: str, stream: bool, with_tools: bool) -> None:
     after = call("get_weather", "{}") + "<|call|>" if with_tools else FINAL + "Done.<|return|>"
 
     async def main(server: Server) -> None:
-        outcome = await server.ask(face, stream, functions=[WEATHER] if with_tools else [])
+        outcome = await ask(server, face, stream, functions=[WEATHER] if with_tools else [])
         assert outcome.text == ("I will look." if with_tools else "I will look.\n\nDone.")
         assert len(outcome.calls) == with_tools
         if face == "responses":
             body = outcome.raw[-1]["response"] if stream else outcome.raw
             assert body["output"][0]["phase"] == "commentary"
 
-    acceptance(playing(PREAMBLE + "I will look." + NEXT + after), main)
+    with_server(playing(PREAMBLE + "I will look." + NEXT + after), main)

@@ -9,8 +9,10 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.support.faces import WEATHER, Server, acceptance, frames, request_body
+from tests.support.faces import WEATHER, request_body
 from tests.support.scripted import ANALYSIS, NEXT, PREAMBLE, call, playing
+from tests.support.server import Server, with_server
+from tests.support.sse import frames
 
 NOTE = {"type": "custom", "name": "note"}
 SCRIPT = (
@@ -46,7 +48,7 @@ def test_no_private_events() -> None:
         assert "response.reasoning_text.delta" in {event["type"] for event in events}
         assert "response.custom_tool_call_input.delta" in {event["type"] for event in events}
 
-    acceptance(playing(SCRIPT), main)
+    with_server(playing(SCRIPT), main)
 
 
 @pytest.mark.parametrize("way", ["flag", "header"])
@@ -58,4 +60,4 @@ def test_the_open_responses_names(way: str) -> None:
         assert not any("reasoning_text" in name for name in names)
 
     config = {"responses_dialect": "open-responses"} if way == "flag" else {}
-    acceptance(playing(SCRIPT), main, **config)
+    with_server(playing(SCRIPT), main, **config)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.faces import FACES, WEATHER, Call, Server, acceptance
+from tests.support.faces import FACES, WEATHER, Call, ask
 from tests.support.scripted import FINAL, playing
+from tests.support.server import Server, with_server
 
 DONE = FINAL + "ok<|return|>"
 
@@ -14,14 +15,14 @@ DONE = FINAL + "ok<|return|>"
 def test_a_tool_loop_keeps_its_thoughts(face: str) -> None:
     async def main(server: Server) -> None:
         history = ("one", Call(thought="First thought."), Call(thought="Second thought."))
-        await server.ask(face, history=history, functions=[WEATHER])
+        await ask(server, face, history=history, functions=[WEATHER])
         prompt = server.prompt()
         for thought in ("First thought.", "Second thought."):
             assert prompt.count(f"<|start|>assistant<|channel|>analysis<|message|>{thought}<|end|>") == 1
         first, second = prompt.index("First thought."), prompt.index("Second thought.")
         assert first < prompt.index("functions.get_weather to=assistant") < second
 
-    acceptance(playing(DONE), main)
+    with_server(playing(DONE), main)
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -34,11 +35,11 @@ def test_thoughts_before_an_answer_are_dropped(face: str) -> None:
             "two",
             Call(thought="New thought."),
         )
-        await server.ask(face, history=history, functions=[WEATHER])
+        await ask(server, face, history=history, functions=[WEATHER])
         prompt = server.prompt()
         assert "Old thought." not in prompt
         assert "Older thought." not in prompt
         assert "New thought." in prompt
         assert prompt.count("to=assistant<|channel|>commentary") == 2  # calls and results stay
 
-    acceptance(playing(DONE), main)
+    with_server(playing(DONE), main)

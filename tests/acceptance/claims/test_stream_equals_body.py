@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chorale.testing.scripted_client import Script, ScriptedClient
-from tests.support.faces import FACES, WEATHER, Server, acceptance, server
-from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, VOCAB, call, ids
+from tests.support.faces import FACES, WEATHER, ask
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids
+from tests.support.server import VOCAB, Server, served, with_server
 
 PIECES = [
     "<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|start|>assistant", "<|return|>", "<|call|>",
@@ -36,9 +37,9 @@ def stepping(script: str, step: int) -> ScriptedClient:
 
 
 async def compare(running: Server, face: str) -> None:
-    body = await running.ask(face, functions=[WEATHER])
+    body = await ask(running, face, functions=[WEATHER])
     extra = {"stream_options": {"include_usage": True}} if face == "chat" else {}
-    streamed = await running.ask(face, True, functions=[WEATHER], **extra)
+    streamed = await ask(running, face, True, functions=[WEATHER], **extra)
     if face == "messages":  # a body has objects only; a cut call's stream has what was written of it
         for outcome in (body, streamed):
             outcome.calls = [(name, "") for name, _ in outcome.calls]
@@ -49,7 +50,7 @@ async def compare(running: Server, face: str) -> None:
 @given(script=st.one_of(st.sampled_from(WHOLE), soup), step=st.integers(1, 64), face=st.sampled_from(FACES))
 def test_any_stream_in_any_steps(script: str, step: int, face: str) -> None:
     async def main() -> None:
-        async with server(stepping(script, step)) as running:
+        async with served(stepping(script, step)) as running:
             await compare(running, face)
 
     asyncio.run(main())
@@ -58,4 +59,4 @@ def test_any_stream_in_any_steps(script: str, step: int, face: str) -> None:
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("interval", [1, 5, 20])
 def test_the_stream_interval_changes_no_content(face: str, interval: int) -> None:
-    acceptance(stepping(WHOLE[1], 3), lambda running: compare(running, face), stream_interval=interval)
+    with_server(stepping(WHOLE[1], 3), lambda running: compare(running, face), stream_interval=interval)

@@ -11,8 +11,9 @@ import json
 import pytest
 
 from chorale.client.local import LocalClient
-from tests.support.faces import WAYS, WEATHER, Server, acceptance
+from tests.support.faces import WAYS, WEATHER, ask
 from tests.support.schema_cases import BIAS, SCHEMAS, valid
+from tests.support.server import Server, with_server
 
 NAMES = ["boolean", "enum", "integer"]
 
@@ -31,8 +32,10 @@ def test_every_answer_is_valid(engine: LocalClient, face: str, stream: bool, eff
             "messages": {"output_config": {"format": flat, "effort": effort}},
         }
         fields = {"temperature": 1.0, "seed": 5, "logit_bias": BIAS, **shapes[face]}
-        outcome = await server.ask(face, stream, functions=[WEATHER], choice="none", max_tokens=200, **fields)
+        outcome = await ask(
+            server, face, stream, functions=[WEATHER], choice="none", max_tokens=200, **fields
+        )
         assert outcome.finish == "stop", outcome
         assert valid(json.loads(outcome.text), schema)
 
-    acceptance(engine, main)
+    with_server(engine, main)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from chorale.client.local import LocalClient
-from tests.support.faces import FACES, WAYS, Server, acceptance
+from tests.support.faces import FACES, WAYS, ask
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, ids, playing
+from tests.support.server import Server, with_server
 
 ANSWER = ANALYSIS + "Think of it." + NEXT + FINAL + "Hi.<|return|>"
 LONG = "A prompt of several pages of the cache. " * 30
@@ -16,22 +17,22 @@ LONG = "A prompt of several pages of the cache. " * 30
 def test_the_counts(face: str, stream: bool) -> None:
     async def main(server: Server) -> None:
         extra = {"stream_options": {"include_usage": True}} if face == "chat" and stream else {}
-        outcome = await server.ask(face, stream, **extra)
+        outcome = await ask(server, face, stream, **extra)
         assert outcome.num_input == len(server.prompt_ids())
         assert (outcome.num_output, outcome.num_reasoning) == (len(ids(ANSWER)), len(ids("Think of it.")))
         assert outcome.num_reasoning + len(ids("Hi.")) <= outcome.num_output
 
-    acceptance(playing(ANSWER), main)
+    with_server(playing(ANSWER), main)
 
 
 @pytest.mark.parametrize("face", FACES)
 def test_a_second_identical_request_finds_the_cache(engine: LocalClient, face: str) -> None:
     async def main(server: Server) -> None:
         asked = {"history": (f"{face} {LONG}",), "max_tokens": 8, "seed": 1, "temperature": 0.0}
-        first = await server.ask(face, **asked)
-        second = await server.ask(face, **asked)
+        first = await ask(server, face, **asked)
+        second = await ask(server, face, **asked)
         assert first.num_input == second.num_input
         assert 0 < second.num_cached < second.num_input
         assert first.num_cached < second.num_cached
 
-    acceptance(engine, main)
+    with_server(engine, main)

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from chorale.config import ToolConfig
-from tests.support import ROOT
 from tests.support.client_server import Served, served
+from tests.support.ports import free_port
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds
+from tests.support.tools.sdk_server import SERVER
 
 agents = pytest.importorskip("agents")
 import openai  # noqa: E402
@@ -177,11 +178,8 @@ def test_previous_response_id_carries_the_turn() -> None:
 def mcp_server() -> Iterator[str]:
     """A server written with the official SDK."""
     pytest.importorskip("mcp")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    script = ROOT / "tests" / "support" / "tools" / "mcp_sdk_server.py"
-    command = [sys.executable, str(script), "streamable-http", str(port)]
+    port = free_port()
+    command = [sys.executable, str(SERVER), "streamable-http", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for _ in range(200):
         with socket.socket() as probe:

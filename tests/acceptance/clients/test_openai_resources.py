@@ -16,7 +16,8 @@ from pydantic import BaseModel
 
 from chorale.testing.scripted_client import ScriptedClient
 from tests.support.client_server import Served, served
-from tests.support.scripted import ANALYSIS, FINAL, NEXT, VOCAB, call, in_rounds, playing
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds, playing
+from tests.support.server import VOCAB
 
 END, CALL = "<|return|>", "<|call|>"
 HELLO = ANALYSIS + "Say hi." + NEXT + FINAL + "Hi there!" + END

@@ -15,7 +15,6 @@ import json
 import os
 import random
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -31,6 +30,7 @@ import pytest
 
 from chorale.api.background import STOPPED
 from chorale.store.background import RESTARTED
+from tests.support.ports import free_port
 
 SCRIPT = "tests.support.serve.serve_fake"
 FINAL = ("completed", "incomplete", "failed", "cancelled")
@@ -83,12 +83,6 @@ def started(store: str, port: int, **server: Any) -> Iterator[subprocess.Popen[s
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager

@@ -1,10 +1,8 @@
-"""For the matrix: a random engine, the demo tools, and our MCP servers, each once."""
+"""For the matrix: our MCP servers, each once."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,23 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.client.local import LocalClient
-
-
-@pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClient]:
-    """A real engine over a small random checkpoint."""
-    from tests.support.structured import make_client, write_checkpoint
-
-    made = make_client(write_checkpoint(tmp_path_factory.mktemp("matrix") / "random"))
-    yield made
-    asyncio.run(made.close())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.support.ports import free_port
 
 
 @pytest.fixture(scope="session")

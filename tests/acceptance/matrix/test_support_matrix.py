@@ -15,9 +15,9 @@ import pytest
 from chorale.client.local import LocalClient
 from chorale.config import ToolConfig
 from chorale.testing.scripted_client import Script, ScriptedClient
-from tests.support.matrix import FACES, Server, run
-from tests.support.responses import VOCAB
+from tests.support.matrix import FACES, ask, run
 from tests.support.schema_cases import BIAS, obj
+from tests.support.server import VOCAB, Server
 
 SHORT = {"seed": 1, "max_tokens": 40, "logit_bias": {str(t): 8.0 for t in (200002, 200007)}}
 SCHEMA = obj(city={"type": "string", "maxLength": 8}, n={"type": "integer", "minimum": 0, "maximum": 9})
@@ -44,7 +44,7 @@ def rounds() -> ScriptedClient:
 
 
 async def check_tools(server: Server, face: str) -> None:
-    found = await server.ask(face, "How many hairs, and 6 * 7?", tools=[WEB, CODE])
+    found = await ask(server, face, "How many hairs, and 6 * 7?", tools=[WEB, CODE])
     assert found.builtin == [
         ("web_search_call", "completed"),
         ("web_search_call", "completed"),
@@ -59,7 +59,7 @@ async def check_tools(server: Server, face: str) -> None:
 @pytest.mark.parametrize("face", FACES)
 def test_basic_text(engine: LocalClient, face: str) -> None:
     async def main(server: Server) -> None:
-        found = await server.ask(face, **SHORT)
+        found = await ask(server, face, **SHORT)
         assert found.finish in ("stop", "length")
         assert (found.functions, found.builtin) == ([], [])
 
@@ -69,7 +69,7 @@ def test_basic_text(engine: LocalClient, face: str) -> None:
 @pytest.mark.parametrize("face", FACES)
 def test_structured_output(engine: LocalClient, face: str) -> None:
     async def main(server: Server) -> None:
-        found = await server.ask(face, text=FORMAT, **FORCED)
+        found = await ask(server, face, text=FORMAT, **FORCED)
         assert set(json.loads(found.text)) == {"city", "n"}
 
     run(engine, ToolConfig(), main)
@@ -95,7 +95,7 @@ def test_builtin_tools_over_mcp(mcp_servers: tuple[str, ...], face: str) -> None
 @pytest.mark.parametrize("face", FACES)
 def test_function_calling(engine: LocalClient, face: str) -> None:
     async def main(server: Server) -> None:
-        found = await server.ask(face, tools=[GET], tool_choice="required", **FORCED)
+        found = await ask(server, face, tools=[GET], tool_choice="required", **FORCED)
         [(name, arguments)] = found.functions
         assert (name, set(json.loads(arguments))) == ("get", {"city", "n"})
         assert (found.finish, found.text) == ("tool_calls", "")
@@ -124,7 +124,7 @@ def test_tool_choice(engine: LocalClient, face: str, form: str) -> None:
 
     async def main(server: Server) -> None:
         limits = FORCED if "" not in allowed and allowed else SHORT
-        found = await server.ask(face, tools=[GET, PING], tool_choice=choice, **limits)
+        found = await ask(server, face, tools=[GET, PING], tool_choice=choice, **limits)
         names = {name for name, _ in found.functions}
         if allowed and "" not in allowed:
             assert len(found.functions) == 1
@@ -149,7 +149,8 @@ def test_a_demanded_tool_of_the_server_runs(engine: LocalClient, face: str, kind
         choice = {"type": "allowed_tools", "mode": "required", "tools": [WEB]}
 
     async def main(server: Server) -> None:
-        found = await server.ask(
+        found = await ask(
+            server,
             face,
             tools=[WEB, CODE, GET],
             tool_choice=choice,

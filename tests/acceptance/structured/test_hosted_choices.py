@@ -6,18 +6,13 @@ import asyncio
 import json
 from typing import Any
 
-import httpx2
 import pytest
 
-from chorale.api.app import create_app
-from chorale.api.operator.metrics import Metrics
-from chorale.api.state import ServerState
 from chorale.client.local import LocalClient
-from chorale.config import ServerConfig
-from chorale.store.store import open_store
 from tests.support.schema_cases import BIAS, obj
 from tests.support.scripted_tools import ScriptedService
-from tests.support.structured import VOCAB
+from tests.support.server import VOCAB, served
+from tests.support.structured import response_to
 
 CODE = {"type": "code_interpreter", "container": {"type": "auto"}}
 WEB = {"type": "web_search"}
@@ -38,22 +33,13 @@ CHOICES: list[tuple[Any, set[str]]] = [
 
 
 async def respond(client: LocalClient, service: ScriptedService, **fields: Any) -> Any:
-    config = ServerConfig(port=0, response_store=":memory:", system_start_date="2026-01-02")
-    store = open_store(config)
-    state = ServerState(client, config, VOCAB, Metrics("demo"), store, ("demo",), tools=service)
-    transport = httpx2.ASGITransport(create_app(state))
-    try:
-        async with httpx2.AsyncClient(transport=transport, base_url="http://server", timeout=None) as http:
-            response = await http.post("/v1/responses", json={"input": "hi", "store": False, **fields})
-            assert response.status_code == 200, response.text
-            return response.json()
-    finally:
-        state.grammars.close()
-        await store.close()
+    options = {"names": ("demo",), "tool_service": service, "system_start_date": "2026-01-02"}
+    async with served(client, **options) as server:
+        return await response_to(server, **fields)
 
 
 @pytest.mark.parametrize("case", CHOICES, ids=lambda case: str(case[0])[:50])
-def test_a11_a_demanded_tool_runs_and_the_answer_is_valid(
+def test_a_demanded_tool_runs_and_the_answer_is_valid(
     client: LocalClient, case: tuple[Any, set[str]]
 ) -> None:
     """The demand is met by the first round; the format holds in every one."""

@@ -13,7 +13,8 @@ import pytest
 
 from chorale.client.local import LocalClient
 from tests.support.schema_cases import BIAS, SCHEMAS, obj, valid
-from tests.support.structured import VOCAB, Server, run, text_of
+from tests.support.server import VOCAB, Server
+from tests.support.structured import choose, response_to, run, text_of
 
 TOOL = {"name": "look_up", "description": "Look it up.", "parameters": obj(q={"enum": ["a", "b"]})}
 CHAT_TOOL = {"type": "function", "function": TOOL}
@@ -22,7 +23,8 @@ EFFORTS = ("low", "medium", "high")
 
 async def ask_chat(server: Server, name: str, number: int, **fields: Any) -> str:
     answer = {"name": name, "schema": SCHEMAS[name], "strict": bool(number % 3)}
-    choice = await server.chat(
+    choice = await choose(
+        server,
         f"question {number}",
         response_format={"type": "json_schema", "json_schema": answer},
         reasoning_effort=EFFORTS[number % 3],
@@ -39,7 +41,8 @@ async def ask_chat(server: Server, name: str, number: int, **fields: Any) -> str
 
 async def ask_responses(server: Server, name: str, number: int, **fields: Any) -> str:
     answer = {"type": "json_schema", "name": name, "schema": SCHEMAS[name], "strict": bool(number % 2)}
-    response = await server.respond(
+    response = await response_to(
+        server,
         f"question {number}",
         text={"format": answer},
         reasoning={"effort": EFFORTS[number % 3]},
@@ -55,7 +58,7 @@ async def ask_responses(server: Server, name: str, number: int, **fields: Any) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a10_every_answer_satisfies_its_schema(client: LocalClient, stream: bool) -> None:
+def test_every_answer_satisfies_its_schema(client: LocalClient, stream: bool) -> None:
     async def main(server: Server) -> None:
         work = []
         for number, name in enumerate(SCHEMAS):
@@ -82,7 +85,8 @@ def test_a_tool_may_be_called_before_the_answer(client: LocalClient) -> None:
     """With tools on offer the turn is a call or a valid answer; over seeds both happen."""
 
     async def one(server: Server, seed: int) -> str:
-        choice = await server.chat(
+        choice = await choose(
+            server,
             tools=[CHAT_TOOL | {"function": {**TOOL, "strict": True}}],
             response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMAS["enum"]}},
             seed=seed,
@@ -124,7 +128,7 @@ def test_every_way_of_asking(client: LocalClient, fields: dict[str, Any], check:
     common = {"logit_bias": BIAS, "max_tokens": 800, "seed": 3}
 
     async def main(server: Server) -> None:
-        choice = await server.chat(**fields, **common)
+        choice = await choose(server, **fields, **common)
         assert choice["finish_reason"] == "stop"
         assert check(choice["message"]["content"]), choice
         status, body = await server.post("/v1/completions", prompt="x:", n=3, **fields, **common)
@@ -161,12 +165,12 @@ def test_a_length_cut_is_reported(client: LocalClient) -> None:
 
     async def main(server: Server) -> None:
         form = {"type": "json_schema", "name": "x", "schema": schema}
-        choice = await server.chat(
-            response_format={"type": "json_schema", "json_schema": form}, max_tokens=40
+        choice = await choose(
+            server, response_format={"type": "json_schema", "json_schema": form}, max_tokens=40
         )
         assert choice["finish_reason"] == "length"
         assert choice["message"]["content"].lstrip().startswith("{")
-        response = await server.respond(text={"format": form}, max_output_tokens=40)
+        response = await response_to(server, text={"format": form}, max_output_tokens=40)
         assert response["status"] == "incomplete"
         assert response["incomplete_details"] == {"reason": "max_output_tokens"}
 
@@ -187,12 +191,13 @@ def test_the_schema_is_told_to_the_model(client: LocalClient) -> None:
     run(client, main)
 
 
-def test_a7_reasoning_never_eats_the_answer(client: LocalClient) -> None:
+def test_reasoning_never_eats_the_answer(client: LocalClient) -> None:
     """Without a bias the random model never ends its reasoning; an answer that is demanded comes anyway."""
 
     async def main(server: Server) -> None:
         async def one(seed: int) -> None:
-            choice = await server.chat(
+            choice = await choose(
+                server,
                 response_format={
                     "type": "json_schema",
                     "json_schema": {"name": "x", "schema": SCHEMAS["boolean"]},
@@ -213,7 +218,7 @@ def test_the_thinking_budget_closes_the_reasoning(client: LocalClient, budget: i
     async def main(server: Server) -> None:
         async def one(seed: int) -> int:
             fields = {"thinking_token_budget": budget, "seed": seed, "logit_bias": {"200002": 14}}
-            response = await server.respond(max_output_tokens=200, **fields)
+            response = await response_to(server, max_output_tokens=200, **fields)
             assert response["status"] == "completed"
             assert text_of(response)
             return int(response["usage"]["output_tokens_details"]["reasoning_tokens"])

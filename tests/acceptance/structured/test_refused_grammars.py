@@ -9,7 +9,8 @@ import pytest
 
 from chorale.client.local import LocalClient
 from tests.support.schema_cases import BIAS, obj
-from tests.support.structured import Server, run
+from tests.support.server import Server
+from tests.support.structured import run
 
 
 def nested(depth: int) -> dict[str, Any]:

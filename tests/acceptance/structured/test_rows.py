@@ -27,7 +27,7 @@ from chorale.runtime.hardware import Hardware
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks
 from chorale.serve.build import build_engine
 from tests.support.schema_cases import BIAS, SCHEMAS, obj, valid
-from tests.support.structured import VOCAB
+from tests.support.server import VOCAB
 
 CPU = CpuDevice(Hardware("cpu", "test", 2**34, 2**34))
 LOGIT_BIAS = {int(token): bias for token, bias in BIAS.items()}

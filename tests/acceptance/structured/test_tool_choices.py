@@ -11,7 +11,8 @@ import pytest
 
 from chorale.client.local import LocalClient
 from tests.support.schema_cases import BIAS, obj, valid
-from tests.support.structured import VOCAB, Server, run
+from tests.support.server import VOCAB, Server
+from tests.support.structured import choose, response_to, run
 
 SCHEMAS = {
     "get": obj(city={"type": "string", "maxLength": 8}, n={"type": "integer", "minimum": 0, "maximum": 9}),
@@ -57,20 +58,32 @@ def check_call(name: str, arguments: str, allowed: set[str]) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("case", FORCED, ids=["required", "named", "no_parameters", "allowed_tools"])
-def test_a11_a_forced_call_comes(client: LocalClient, case: tuple[Any, Any, set[str]], stream: bool) -> None:
+def test_a_forced_call_comes(client: LocalClient, case: tuple[Any, Any, set[str]], stream: bool) -> None:
     chat_choice, responses_choice, allowed = case
     common: dict[str, Any] = {"logit_bias": BIAS, "stream": stream, "parallel_tool_calls": False}
 
     async def chat(server: Server, seed: int) -> None:
-        choice = await server.chat(tools=NESTED, tool_choice=chat_choice, seed=seed, max_tokens=400, **common)
+        choice = await choose(
+            server,
+            tools=NESTED,
+            tool_choice=chat_choice,
+            seed=seed,
+            max_tokens=400,
+            **common,
+        )
         assert choice["finish_reason"] == "tool_calls"
         assert not choice["message"]["content"]
         (made,) = choice["message"]["tool_calls"]
         check_call(made["function"]["name"], made["function"]["arguments"], allowed)
 
     async def respond(server: Server, seed: int) -> None:
-        response = await server.respond(
-            tools=FLAT, tool_choice=responses_choice, seed=seed, max_output_tokens=400, **common
+        response = await response_to(
+            server,
+            tools=FLAT,
+            tool_choice=responses_choice,
+            seed=seed,
+            max_output_tokens=400,
+            **common,
         )
         assert response["status"] == "completed"
         assert response["tool_choice"] == responses_choice
@@ -88,8 +101,8 @@ def test_the_old_function_call_field(client: LocalClient) -> None:
     functions = [{"name": name, "parameters": schema} for name, schema in SCHEMAS.items()]
 
     async def main(server: Server) -> None:
-        choice = await server.chat(
-            functions=functions, function_call={"name": "get"}, logit_bias=BIAS, max_tokens=400
+        choice = await choose(
+            server, functions=functions, function_call={"name": "get"}, logit_bias=BIAS, max_tokens=400
         )
         assert choice["finish_reason"] == "function_call"
         check_call(**choice["message"]["function_call"], allowed={"get"})
@@ -102,7 +115,7 @@ def test_a_cut_forced_call_is_incomplete(client: LocalClient) -> None:
     tool = {"type": "function", "function": {"name": "long", "parameters": long}}
 
     async def main(server: Server) -> None:
-        choice = await server.chat(tools=[tool], tool_choice="required", max_tokens=60)
+        choice = await choose(server, tools=[tool], tool_choice="required", max_tokens=60)
         assert choice["finish_reason"] == "length"
 
     run(client, main)
@@ -121,13 +134,13 @@ def seeds(count: int, one: Callable[[Server, int], Any]) -> Callable[[Server], A
     return main
 
 
-def test_a11_none_never_calls(client: LocalClient) -> None:
+def test_none_never_calls(client: LocalClient) -> None:
     async def one(server: Server, seed: int) -> None:
         fields: dict[str, Any] = {"seed": seed, "logit_bias": LURES, "tool_choice": "none"}
-        choice = await server.chat(tools=NESTED, max_tokens=120, **fields)
+        choice = await choose(server, tools=NESTED, max_tokens=120, **fields)
         assert "tool_calls" not in choice["message"]
         assert choice["finish_reason"] in ("stop", "length")
-        response = await server.respond(tools=FLAT, max_output_tokens=120, **fields)
+        response = await response_to(server, tools=FLAT, max_output_tokens=120, **fields)
         assert {item["type"] for item in response["output"]} <= {"message", "reasoning"}
 
     run(client, seeds(12, one))
@@ -137,8 +150,12 @@ def test_strict_functions_bind_when_they_are_called(client: LocalClient) -> None
     tools = [{**tool, "strict": tool["name"] != "ping"} for tool in FLAT]
 
     async def one(server: Server, seed: int) -> str:
-        response = await server.respond(
-            tools=tools, seed=seed, logit_bias=LURES | BIAS, max_output_tokens=400
+        response = await response_to(
+            server,
+            tools=tools,
+            seed=seed,
+            logit_bias=LURES | BIAS,
+            max_output_tokens=400,
         )
         for item in response["output"]:
             if item["type"] == "function_call" and item["status"] == "completed" and item["name"] != "ping":
@@ -155,7 +172,7 @@ def test_allowed_tools_with_mode_auto_close_the_others(client: LocalClient) -> N
 
     async def one(server: Server, seed: int) -> set[str]:
         fields: dict[str, Any] = {"seed": seed, "logit_bias": LURES, "max_output_tokens": 120}
-        response = await server.respond(tools=FLAT, tool_choice=choice, **fields)
+        response = await response_to(server, tools=FLAT, tool_choice=choice, **fields)
         return {item["name"] for item in response["output"] if item["type"] == "function_call"}
 
     found = set().union(*run(client, seeds(16, one)))

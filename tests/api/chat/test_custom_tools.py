@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 
-from tests.support.scripted import ANALYSIS, FINAL, NEXT, Server, call, events_of, playing, run, served
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, events_of, playing
+from tests.support.server import Server, with_server
 
 TEXT: dict[str, Any] = {"type": "custom", "custom": {"name": "note", "description": "Writes a note."}}
 SQL: dict[str, Any] = {
@@ -21,14 +22,6 @@ EMPTY: dict[str, Any] = {"type": "grammar", "grammar": {}}
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 NOTE = call("note", '{"input": "line 1\\nline \\"2\\""}') + "<|call|>"
 QUERY = "<|channel|>commentary to=functions.sql<|message|>SELECT a<|call|>"
-
-
-def with_server(client: Any, main: Any, **config: Any) -> Any:
-    async def body() -> Any:
-        async with served(client, **config) as server:
-            return await main(server)
-
-    return run(body)
 
 
 def test_a_custom_call_in_body_and_stream() -> None:
@@ -68,17 +61,17 @@ def test_a_grammar_is_told_enforced_and_replayed() -> None:
     async def main(server: Server) -> None:
         first = (await server.chat(tools=[SQL])).json()["choices"][0]["message"]
         assert first["tool_calls"][0]["custom"] == {"name": "sql", "input": "SELECT a"}
-        assert "type sql = (_: string) => any;" in server.prompt
-        assert "SELECT [a-z]+" in server.prompt
+        assert "type sql = (_: string) => any;" in server.prompt()
+        assert "SELECT [a-z]+" in server.prompt()
         assert "SELECT [a-z]+" in (server.client.requests[0].sampling.grammar or "")
         result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "3 rows"}
         messages = [{"role": "user", "content": "hi"}, first, result]
         response = await server.http.post("/v1/chat/completions", json={"messages": messages, "tools": [SQL]})
         assert response.status_code == 200, response.text
-        assert "to=functions.sql<|channel|>commentary<|message|>SELECT a<|call|>" in server.prompt
+        assert "to=functions.sql<|channel|>commentary<|message|>SELECT a<|call|>" in server.prompt()
         assert (
             "<|start|>functions.sql to=assistant<|channel|>commentary<|message|>3 rows<|end|>"
-            in server.prompt
+            in server.prompt()
         )
 
     with_server(playing(QUERY), main)
@@ -97,8 +90,8 @@ def test_a_custom_call_is_sent_back() -> None:
         shown = (
             'to=functions.note<|channel|>commentary <|constrain|>json<|message|>{"input":"a \\"b\\""}<|call|>'
         )
-        assert shown in server.prompt
-        assert "<|channel|>commentary<|message|>Wait.<|end|>" in server.prompt
+        assert shown in server.prompt()
+        assert "<|channel|>commentary<|message|>Wait.<|end|>" in server.prompt()
 
     with_server(playing(FINAL + "ok<|return|>"), main)
 

@@ -13,7 +13,8 @@ from chorale.client.local import LocalClient
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
-from tests.support.scripted import VOCAB, Server, events_of, fold_chat, ids, of_body, run, served, without_ids
+from tests.support.scripted import events_of, fold_chat, ids, of_body, without_ids
+from tests.support.server import VOCAB, Server, run, served
 
 LIMITS = EngineLimits(
     num_blocks=400, block_size=16, max_num_seqs=16, max_num_batched_tokens=256, max_model_len=1024

@@ -15,7 +15,8 @@ from chorale.api.chat.request import ChatRequest
 from chorale.api.completions import request as text_request
 from chorale.api.completions.request import CompletionRequest
 from chorale.engine.types import SamplingSpec
-from tests.support.scripted import FINAL, call, ids, playing, run, served
+from tests.support.scripted import FINAL, call, ids, playing
+from tests.support.server import run, served
 
 TABLES = {
     "chat": (

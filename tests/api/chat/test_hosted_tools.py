@@ -11,7 +11,8 @@ import pytest
 from chorale.testing.scripted_client import Script
 from tests.api.responses.items.test_hosted_events import CITED, CITED_TEXT, LINK
 from tests.support.responses import TOOL
-from tests.support.scripted_tools import PAGE, ScriptedService, Server, run, served
+from tests.support.scripted_tools import PAGE, ScriptedService, tools_served
+from tests.support.server import Server, run
 from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, failing, ids
 
 CHAT = "/v1/chat/completions"
@@ -61,9 +62,9 @@ def test_the_body_and_the_stream_tell_the_same() -> None:
     async def scenario() -> None:
         preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
         rounds = (THINK + SEARCH, preamble + PYTHON, ECHO, Script(ids(CITED), tokens_per_step=3))
-        async with served(*rounds) as server:
+        async with tools_served(*rounds) as server:
             message = await chat(server, tools=[WEB, CODE, MCP])
-        async with served(*rounds) as server:
+        async with tools_served(*rounds) as server:
             pieces = await streamed(server, tools=[WEB, CODE, MCP])
         assert message["content"] == pieces["content"] == f"I look.\n\n{CITED_TEXT}"
         assert message["annotations"] == pieces["annotations"]
@@ -91,7 +92,7 @@ def without_id(call: dict[str, Any]) -> dict[str, Any]:
 
 def test_output_streams_while_the_tool_runs() -> None:
     async def scenario() -> None:
-        async with served(PYTHON, FINAL) as server:
+        async with tools_served(PYTHON, FINAL) as server:
             content = (await server.stream(CHAT, messages=USER, tools=[CODE])).decode()
             outputs = [
                 entry["output"]
@@ -108,7 +109,7 @@ def test_output_streams_while_the_tool_runs() -> None:
 def test_failures_are_shown() -> None:
     async def scenario() -> None:
         tools = ScriptedService(failing("no network"))
-        async with served(PYTHON, ECHO, FINAL, tools=tools) as server:
+        async with tools_served(PYTHON, ECHO, FINAL, tools=tools) as server:
             message = await chat(server, tools=[CODE, MCP])
             assert [call["status"] for call in message["builtin_tool_calls"]] == ["failed", "failed"]
             assert message["builtin_tool_calls"][1]["error"] == "no network"
@@ -122,7 +123,7 @@ def test_a_function_call_after_a_tool() -> None:
         call = (
             '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"a"}<|call|>'
         )
-        async with served(PYTHON, call) as server:
+        async with tools_served(PYTHON, call) as server:
             status, body = await server.post(CHAT, messages=USER, tools=[CODE, NESTED])
             assert status == 200
             choice = body["choices"][0]
@@ -143,7 +144,7 @@ def test_a_function_call_after_a_tool() -> None:
 
 def test_web_search_options_and_template_options() -> None:
     async def scenario() -> None:
-        async with served(FINAL) as server:
+        async with tools_served(FINAL) as server:
             options = {
                 "search_context_size": "high",
                 "user_location": {"type": "approximate", "approximate": {"city": "Paris", "country": "FR"}},
@@ -187,7 +188,7 @@ def test_web_search_options_and_template_options() -> None:
 )  # fmt: skip
 def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
     async def scenario() -> None:
-        async with served(FINAL) as server:
+        async with tools_served(FINAL) as server:
             status, body = await server.post(CHAT, messages=USER, **fields)
             assert (status, body["error"]["param"]) == (400, param)
             assert server.tools.boxes == []
@@ -198,7 +199,7 @@ def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
 def test_what_is_not_enabled_names_the_flag() -> None:
     async def scenario() -> None:
         tools = ScriptedService(available={}, missing={"python": "no sandbox: install bubblewrap"})
-        async with served(FINAL, tools=tools) as server:
+        async with tools_served(FINAL, tools=tools) as server:
             for path, given in ((CHAT, {"messages": USER}), ("/v1/responses", {"input": "x"})):
                 for tool in (WEB, CODE):
                     status, body = await server.post(path, tools=[tool], **given)
@@ -233,7 +234,7 @@ def test_tools_that_are_not_served_are_refused_alike(tool: dict[str, Any]) -> No
     """A 400 in Chat and Responses, but for what agents declare by default beside tools of their own."""
 
     async def scenario() -> None:
-        async with served(FINAL, tools=ScriptedService(available={})) as server:
+        async with tools_served(FINAL, tools=ScriptedService(available={})) as server:
             for path, given, function in ASKS:
                 status, body = await server.post(path, tools=[tool], **given)
                 error = body["error"]
@@ -254,7 +255,7 @@ def test_tools_that_are_not_served_are_refused_alike(tool: dict[str, Any]) -> No
 
 def test_web_search_options_mean_it() -> None:
     async def scenario() -> None:
-        async with served(FINAL, tools=ScriptedService(available={})) as server:
+        async with tools_served(FINAL, tools=ScriptedService(available={})) as server:
             ask = {"messages": USER, "tools": [CHAT_FUNCTION], "web_search_options": {}}
             status, body = await server.post(CHAT, **ask)
             assert (status, body["error"]["param"]) == (400, "web_search_options")
@@ -267,7 +268,7 @@ def test_a_tool_server_that_does_not_answer_is_named() -> None:
 
     async def scenario() -> None:
         tools = ScriptedService(available={}, missing={"127.0.0.1:1": "could not be reached"})
-        async with served(FINAL, tools=tools) as server:
+        async with tools_served(FINAL, tools=tools) as server:
             for tool in (WEB, CODE, {"type": "mcp", "server_label": "theirs"}):
                 status, body = await server.post("/v1/responses", input="x", tools=[tool])
                 error = body["error"]
@@ -282,7 +283,7 @@ def test_a_tool_server_that_does_not_answer_is_named() -> None:
 
 def test_servers_by_address_may_be_closed() -> None:
     async def scenario() -> None:
-        async with served(FINAL, tools=ScriptedService(available={"srv": "x"})) as server:
+        async with tools_served(FINAL, tools=ScriptedService(available={"srv": "x"})) as server:
             status, body = await server.post(input="x", tools=[MCP])
             error = body["error"]
             assert (status, error["param"], error["code"]) == (400, "tools[0].server_url", "tool_not_enabled")
@@ -296,7 +297,7 @@ def test_an_agent_that_declares_web_search_beside_its_tools_goes_on_without() ->
     """As Codex does. Unless it demands the search."""
 
     async def scenario() -> None:
-        async with served(FINAL, tools=ScriptedService(available={})) as server:
+        async with tools_served(FINAL, tools=ScriptedService(available={})) as server:
             body = await server.respond(input="x", tools=[WEB, TOOL])
             assert body["status"] == "completed"
             assert "## browser" not in server.prompt()
@@ -308,7 +309,7 @@ def test_an_agent_that_declares_web_search_beside_its_tools_goes_on_without() ->
 
 def test_the_sdk_reads_both_forms() -> None:
     async def scenario() -> None:
-        async with served(SEARCH, PYTHON, CITED, SEARCH, PYTHON, CITED) as server:
+        async with tools_served(SEARCH, PYTHON, CITED, SEARCH, PYTHON, CITED) as server:
             sdk = openai.AsyncOpenAI(
                 api_key="none", base_url="http://test/v1", http_client=server.http, max_retries=0
             )
@@ -317,7 +318,7 @@ def test_the_sdk_reads_both_forms() -> None:
             notes = made.choices[0].message.annotations
             assert notes is not None
             assert notes[0].url_citation.url == PAGE.url
-        async with served(SEARCH, PYTHON, CITED) as server:
+        async with tools_served(SEARCH, PYTHON, CITED) as server:
             sdk = openai.AsyncOpenAI(
                 api_key="none", base_url="http://test/v1", http_client=server.http, max_retries=0
             )
@@ -327,7 +328,7 @@ def test_the_sdk_reads_both_forms() -> None:
                 for choice in chunk.choices:
                     text += choice.delta.content or ""
             assert text == CITED_TEXT
-        async with served(SEARCH, PYTHON, CITED, SEARCH, PYTHON, CITED) as server:
+        async with tools_served(SEARCH, PYTHON, CITED, SEARCH, PYTHON, CITED) as server:
             sdk = openai.AsyncOpenAI(
                 api_key="none", base_url="http://test/v1", http_client=server.http, max_retries=0
             )

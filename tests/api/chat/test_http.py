@@ -11,36 +11,25 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from chorale.client.base import EngineStatus
 from chorale.errors import EngineDeadError
-from chorale.testing.scripted_client import ScriptedClient
 from tests.support.scripted import (
     ANALYSIS,
     FINAL,
     NEXT,
     PREAMBLE,
-    Server,
     call,
     events_of,
     fold_chat,
     ids,
     of_body,
     playing,
-    run,
     scoring,
-    served,
     without_ids,
 )
+from tests.support.server import Server, with_server
 
 ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hello there.<|return|>"
 CALLS = ANALYSIS + "Look." + NEXT + PREAMBLE + "One moment." + NEXT + call("f", '{"a": 1}') + "<|call|>"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-
-
-def with_server(client: ScriptedClient, main: Any, **config: Any) -> Any:
-    async def body() -> Any:
-        async with served(client, **config) as server:
-            return await main(server)
-
-    return run(body)
 
 
 def test_the_body() -> None:
@@ -143,7 +132,7 @@ def test_legacy_functions_answer_with_function_call() -> None:
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
-def test_a17_one_name_by_configuration(field: str) -> None:
+def test_one_name_by_configuration(field: str) -> None:
     async def both(server: Server) -> tuple[Any, Any]:
         return (await server.chat()).json(), events_of(await server.chat(stream=True))
 
@@ -232,14 +221,14 @@ def test_token_ids_are_returned_whole() -> None:
     assert streamed == ids(ANSWER)
 
 
-def test_a16_plain_prompt_tools_and_truncation() -> None:
+def test_plain_prompt_tools_and_truncation() -> None:
     text = "<read_file><path>a.py</path></read_file>"
     body = with_server(playing(FINAL + text), lambda s: s.chat()).json()
     assert body["choices"][0]["message"]["content"] == text
     assert body["choices"][0]["finish_reason"] == "length"
 
 
-def test_a25_a_truncated_call_is_reported() -> None:
+def test_a_truncated_call_is_reported() -> None:
     body = with_server(playing(call("f", '{"a": ')), lambda s: s.chat(tools=TOOLS)).json()
     assert body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": '
     assert body["choices"][0]["finish_reason"] == "length"
@@ -400,7 +389,7 @@ def test_the_sdk_stream_helper_with_a_tool() -> None:
     assert made.function.parsed_arguments == {"a": 1}
 
 
-def test_a12_a_tool_round_trip() -> None:
+def test_a_tool_round_trip() -> None:
     async def main(server: Server) -> str:
         messages: Any = [{"role": "user", "content": "hi"}]
         tools: Any = TOOLS
@@ -412,7 +401,7 @@ def test_a12_a_tool_round_trip() -> None:
             {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "42"},
         ]
         await server.sdk.chat.completions.create(model="demo", messages=messages, tools=tools)
-        return server.prompt
+        return server.prompt()
 
     text = with_server(playing(CALLS), main)
     assert "<|channel|>analysis<|message|>Look.<|end|>" in text  # replayed from the extra field

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.scripted import FINAL, playing, run, served
+from tests.support.scripted import FINAL, playing
+from tests.support.server import run, served
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

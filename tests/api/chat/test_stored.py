@@ -9,7 +9,8 @@ import pytest
 
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import ScriptedClient
-from tests.support.scripted import ANALYSIS, FINAL, NEXT, Server, events_of, playing, run, served
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, events_of, playing
+from tests.support.server import Server, run, served
 
 ANSWER = ANALYSIS + "T." + NEXT + FINAL + "Hello.<|return|>"
 PATH = "/v1/chat/completions"

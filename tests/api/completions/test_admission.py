@@ -12,7 +12,8 @@ from chorale.client.local import LocalClient
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
-from tests.support.scripted import Server, events_of, run, served
+from tests.support.scripted import events_of
+from tests.support.server import Server, run, served
 
 LIMITS = EngineLimits(
     num_blocks=400, block_size=16, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=1024

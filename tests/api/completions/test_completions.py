@@ -12,28 +12,10 @@ from openai.types import Completion
 
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import Script, ScriptedClient
-from tests.support.scripted import (
-    ANALYSIS,
-    FINAL,
-    VOCAB,
-    Server,
-    events_of,
-    ids,
-    playing,
-    run,
-    scoring,
-    served,
-)
+from tests.support.scripted import ANALYSIS, FINAL, events_of, ids, playing, scoring
+from tests.support.server import VOCAB, Server, with_server
 
 RAW = ANALYSIS + "Hm.<|end|><|start|>assistant" + FINAL + "Hello there.<|return|>"
-
-
-def with_server(client: ScriptedClient, main: Any, **config: Any) -> Any:
-    async def body() -> Any:
-        async with served(client, **config) as server:
-            return await main(server)
-
-    return run(body)
 
 
 def fold_text(chunks: list[Any]) -> dict[int, dict[str, Any]]:

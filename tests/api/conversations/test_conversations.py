@@ -13,19 +13,9 @@ from chorale.errors import EngineDeadError
 from chorale.store.protocol import StoreError
 from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script
-from tests.support.responses import (
-    ANSWER,
-    CALL,
-    HELLO,
-    MODEL,
-    TOOL,
-    Server,
-    fold_events,
-    parse_sse,
-    run,
-    serve,
-    tokens,
-)
+from tests.support.responses import ANSWER, CALL, HELLO, MODEL, TOOL, fold_events, serve, tokens
+from tests.support.server import Server, run
+from tests.support.sse import parse_sse
 
 
 def user(text: str) -> Any:
@@ -192,9 +182,9 @@ def test_a_response_continues_and_extends_its_conversation(way: str) -> None:
             ]
             # the second prompt holds what the model said, token by token, without its dropped analysis.
             final = tokens("<|start|>assistant<|channel|>final<|message|>Hi there!<|end|>")
-            prompt = server.prompt(1)
+            prompt = server.prompt_ids(1)
             assert any(prompt[i : i + len(final)] == final for i in range(len(prompt)))
-            assert server.prompt_text(1).count("hello") == 1
+            assert server.prompt(1).count("hello") == 1
 
     run(scenario)
 
@@ -208,8 +198,8 @@ def test_a_tool_loop_in_a_conversation_replays_exact_tokens() -> None:
             result = {"type": "function_call_output", "call_id": call["call_id"], "output": '{"temp":21}'}
             status, second = await server.post(input=[result], tools=[TOOL], conversation=made.id)
             assert status == 200, second
-            said = [*server.prompt(0), *tokens(CALL)]
-            assert server.prompt(1)[: len(said)] == said
+            said = [*server.prompt_ids(0), *tokens(CALL)]
+            assert server.prompt_ids(1)[: len(said)] == said
             assert (await texts(server, made.id))[-1] == "message:21 °C in Paris."
 
     run(scenario)
@@ -226,13 +216,13 @@ def test_a_call_that_is_taken_out_takes_its_output_along() -> None:
             call = first.output[-1]
             output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "21 °C"}
             await create(model=MODEL, input=[output], conversation=made.id, tools=[TOOL])
-            assert "21 °C" in server.prompt_text()
+            assert "21 °C" in server.prompt()
             await server.sdk.conversations.items.delete(call.id, conversation_id=made.id)
             left = await server.sdk.conversations.items.list(made.id, limit=100)
             assert not {"function_call", "function_call_output"} & {item.type for item in left.data}
             last = await create(model=MODEL, input="go on", conversation=made.id, tools=[TOOL])
             assert last.status == "completed"
-            assert "21 °C" not in server.prompt_text()
+            assert "21 °C" not in server.prompt()
 
     run(scenario)
 
@@ -363,7 +353,7 @@ def test_a_response_of_a_conversation_can_be_continued_by_its_id() -> None:
             _, first = await server.post(input="one", conversation=made.id)
             await server.post(input="two", conversation=made.id)
             await server.post(input="branch", previous_response_id=first["id"])
-            text = server.prompt_text()
+            text = server.prompt()
             assert [word in text for word in ("beginning", "one", "two", "branch")] == [
                 True,
                 True,
@@ -386,7 +376,7 @@ def test_the_tokens_of_the_prompt_are_counted_without_a_hold() -> None:
                 model=MODEL, input="more", conversation=made.id
             )
             await server.post(input="more", conversation=made.id)
-            assert counted.input_tokens == len(server.prompt())
+            assert counted.input_tokens == len(server.prompt_ids())
 
     run(scenario)
 

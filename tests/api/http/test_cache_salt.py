@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx2
 import pytest
 
-from chorale.api.app import create_app
 from chorale.api.http.auth import hash_key
 from chorale.api.http.cache_salt import cache_salt
 from chorale.client.base import EngineInfo
@@ -16,7 +14,7 @@ from chorale.client.local import LocalClient
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits
 from chorale.testing.fake_executor import FakeExecutor
-from tests.support.app import make_state
+from tests.support.server import served
 
 LIMITS = EngineLimits(
     num_blocks=400, block_size=16, max_num_seqs=4, max_num_batched_tokens=1024, max_model_len=2048
@@ -47,25 +45,22 @@ def cached(body: dict[str, Any]) -> int:
 def test_a_key_finds_its_own_prompts_in_the_cache_and_no_others(path: str) -> None:
     async def main() -> None:
         client: Any = LocalClient(EngineCore(LIMITS, FakeExecutor(LIMITS)), INFO)
-        async with make_state(client) as state:
-            app = create_app(state, [hash_key(key) for key in ("one", "two")])
-            transport = httpx2.ASGITransport(app)
-            async with httpx2.AsyncClient(transport=transport, base_url="http://server") as http:
+        async with served(client, keys=[hash_key(key) for key in ("one", "two")]) as server:
 
-                async def ask(key: str, **more: Any) -> int:
-                    headers = {"Authorization": f"Bearer {key}"}
-                    response = await http.post(path, json={**ENDPOINTS[path], **more}, headers=headers)
-                    assert response.status_code == 200, response.text
-                    return cached(response.json())
+            async def ask(key: str, **more: Any) -> int:
+                headers = {"Authorization": f"Bearer {key}"}
+                response = await server.http.post(path, json={**ENDPOINTS[path], **more}, headers=headers)
+                assert response.status_code == 200, response.text
+                return cached(response.json())
 
-                assert await ask("one") == 0
-                shared = await ask("one")
-                assert shared > 200  # a key shares with itself
-                assert await ask("two") == 0
-                assert await ask("two") == shared
-                assert await ask("one", cache_salt="mine") == 0  # the client's own salt acts under the key's
-                assert await ask("two", cache_salt="mine") == 0
-                assert await ask("one", cache_salt="mine") == shared
+            assert await ask("one") == 0
+            shared = await ask("one")
+            assert shared > 200  # a key shares with itself
+            assert await ask("two") == 0
+            assert await ask("two") == shared
+            assert await ask("one", cache_salt="mine") == 0  # the client's own salt acts under the key's
+            assert await ask("two", cache_salt="mine") == 0
+            assert await ask("one", cache_salt="mine") == shared
         await client.close()
 
     asyncio.run(main())

@@ -23,7 +23,8 @@ from chorale.api.http.offload import HEAVY, is_heavy
 from chorale.api.limits import SIZES
 from chorale.api.messages.signature import read_signature, write_signature
 from chorale.harmony.bpe import SLICE, LinearEncoder
-from tests.support.scripted import playing, run, served
+from tests.support.scripted import playing
+from tests.support.server import run, served
 
 ANSWER = "<|channel|>final<|message|>ok<|return|>"
 

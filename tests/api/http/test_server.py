@@ -24,11 +24,11 @@ from tests.support.app import (
     close_connections,
     connect,
     full_server,
-    make_state,
     probe_app,
     read_answer,
     running,
 )
+from tests.support.server import make_state
 
 GET_HANG = b"POST /hang HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
 

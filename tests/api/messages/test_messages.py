@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anthropic
@@ -17,19 +16,8 @@ from anthropic.types.message_create_params import MessageCreateParamsBase
 from chorale.api.messages.request import HARMLESS, REFUSED, MessagesRequest
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import Script, ScriptedClient
-from tests.support.scripted import (
-    ANALYSIS,
-    FINAL,
-    NEXT,
-    PREAMBLE,
-    Server,
-    call,
-    ids,
-    in_rounds,
-    playing,
-    run,
-    served,
-)
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, in_rounds, playing
+from tests.support.server import Server, with_server
 
 ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hello there.<|return|>"
 CALLS = ANALYSIS + "Look." + NEXT + PREAMBLE + "One moment." + NEXT + call("f", '{"a": 1}') + "<|call|>"
@@ -38,14 +26,6 @@ TOOLS = [{"name": "f", "description": "F.", "input_schema": SCHEMA}]
 THINKING = {"type": "adaptive"}
 USER = [{"role": "user", "content": "hi"}]
 COUNTS = ("input_tokens", "output_tokens", "cache_read_input_tokens")
-
-
-def with_server(client: ScriptedClient, main: Callable[[Server], Awaitable[Any]], **config: Any) -> Any:
-    async def body() -> Any:
-        async with served(client, **config) as server:
-            return await main(server)
-
-    return run(body)
 
 
 async def post(server: Server, path: str = "/v1/messages", **fields: Any) -> httpx2.Response:
@@ -151,7 +131,7 @@ def test_a_call_and_its_result_come_back() -> None:
         ]
         answer = (await post(server, tools=TOOLS, messages=messages)).json()
         assert answer["content"][-1]["text"] == "Hello there."
-        return server.prompt
+        return server.prompt()
 
     prompt = with_server(in_rounds(CALLS, ANSWER), main)
     assert "<|channel|>analysis<|message|>Look.<|end|>" in prompt
@@ -172,7 +152,7 @@ def test_an_omitted_thought_is_replayed_from_its_signature() -> None:
             {"role": "user", "content": [result]},
         ]
         assert (await post(server, tools=TOOLS, messages=messages)).status_code == 200
-        return server.prompt
+        return server.prompt()
 
     assert "<|channel|>analysis<|message|>Look.<|end|>" in with_server(in_rounds(CALLS, ANSWER), main)
 
@@ -218,7 +198,7 @@ def test_choices(choice: Any, calls: bool, answers: bool) -> None:
         grammar = server.client.requests[0].sampling.grammar
         assert grammar is not None
         assert ("to=functions.f" in grammar, '\\"final\\"' in grammar) == (calls, answers)
-        assert "type f =" in server.prompt
+        assert "type f =" in server.prompt()
 
     with_server(playing(ANSWER if answers else CALLS), main)
 
@@ -234,7 +214,7 @@ def test_thinking_and_effort_reach_the_prompt() -> None:
             {"output_config": {"effort": "max"}},
         ):
             assert (await post(server, **fields)).status_code == 200
-            found.append(server.prompt.partition("Reasoning: ")[2].partition("\n")[0])
+            found.append(server.prompt().partition("Reasoning: ")[2].partition("\n")[0])
         assert "{0,1024}" in (server.client.requests[2].sampling.grammar or "")
         return found
 
@@ -245,7 +225,7 @@ def test_a_format_binds_the_answer() -> None:
     async def main(server: Server) -> None:
         config = {"format": {"type": "json_schema", "schema": SCHEMA}}
         assert (await post(server, output_config=config)).status_code == 200
-        assert "# Response Formats" in server.prompt
+        assert "# Response Formats" in server.prompt()
         assert server.client.requests[0].sampling.grammar
 
     with_server(playing(FINAL + '{"a":1}<|return|>'), main)
@@ -256,7 +236,7 @@ def test_a_message_may_be_continued() -> None:
         messages = [*USER, {"role": "assistant", "content": "The answer is"}]
         body = (await post(server, messages=messages, tools=TOOLS)).json()
         assert body["content"] == [{"type": "text", "text": " 42."}]
-        assert server.prompt.endswith("<|start|>assistant<|channel|>final<|message|>The answer is")
+        assert server.prompt().endswith("<|start|>assistant<|channel|>final<|message|>The answer is")
         response = await post(server, messages=messages, thinking={"type": "enabled", "budget_tokens": 2000})
         assert response.status_code == 400
 
@@ -296,7 +276,7 @@ def test_an_assistants_message_that_says_nothing_is_not_continued(blocks: list[A
         for messages in ([silent], [*USER, silent]):
             body = (await post(server, messages=messages)).json()
             assert body["content"] == [{"type": "text", "text": "Hello there."}]
-            assert server.prompt.endswith("<|end|><|start|>assistant")
+            assert server.prompt().endswith("<|end|><|start|>assistant")
             counted = await post(server, "/v1/messages/count_tokens", max_tokens=None, messages=messages)
             assert counted.json() == {"input_tokens": len(server.client.requests[-1].prompt_token_ids)}
 
@@ -347,7 +327,7 @@ def test_system_documents_and_results_are_read_as_text() -> None:
         messages = [{"role": "user", "content": [document, found, {"type": "text", "text": "Well?"}]}]
         response = await post(server, system=system, messages=messages)
         assert response.status_code == 200, response.text
-        return server.prompt
+        return server.prompt()
 
     prompt = with_server(playing(ANSWER), main)
     assert "# Instructions\n\nBe brief.\n\nBe kind.<|end|>" in prompt
@@ -377,8 +357,8 @@ def test_tools_that_anthropic_defines() -> None:
         ]
         assert (await post(server, tools=tools)).status_code == 200
         for name in ("bash", "str_replace_based_edit_tool", "memory", "f"):
-            assert f"type {name} = (_: {{" in server.prompt
-        assert "tool_search" not in server.prompt
+            assert f"type {name} = (_: {{" in server.prompt()
+        assert "tool_search" not in server.prompt()
 
     with_server(playing(ANSWER), main)
 

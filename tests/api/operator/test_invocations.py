@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-import httpx2
 import pytest
 
-from chorale.api.app import create_app
-from tests.support.app import make_state
 from tests.support.scripted import FINAL, playing
+from tests.support.server import with_server
 
 
-def invoke(body: dict[str, Any]) -> httpx2.Response:
-    async def main() -> httpx2.Response:
-        async with make_state(playing(FINAL + "Hi.<|return|>")) as state:
-            transport = httpx2.ASGITransport(app=create_app(state))
-            async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
-                return await http.post("/invocations", json=body)
-
-    return asyncio.run(main())
+def invoke(body: dict[str, Any]) -> Any:
+    client = playing(FINAL + "Hi.<|return|>")
+    return with_server(client, lambda server: server.http.post("/invocations", json=body))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import re
@@ -11,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from chorale.api.app import create_app
 from chorale.api.http.auth import hash_key
 from chorale.api.operator.page import DEMO_EXAMPLES, _template
 from chorale.config import ToolConfig
 from chorale.harmony.vocab import load_vocabulary
 from chorale.testing.scripted_client import ScriptedClient
-from tests.support.app import full_server, make_state
+from tests.support.app import full_server
 from tests.support.chromium import PATH, Page
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds, playing
+from tests.support.server import with_server
 from tests.support.threads import in_thread, tool_server
 
 browser = pytest.mark.skipif(PATH is None, reason="there is no Chromium on this machine")
@@ -327,17 +326,8 @@ def test_the_operator_sees_the_load(page: Page, tmp_path: Path) -> None:
 
 
 def test_the_page_is_served_with_its_policy_and_fetches_nothing() -> None:
-    async def main() -> tuple[str, dict[str, str]]:
-        import httpx2
-
-        async with make_state() as state:
-            transport = httpx2.ASGITransport(create_app(state))
-            async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                answer = await client.get("/")
-        return answer.text, dict(answer.headers)
-
-    text, headers = asyncio.run(main())
-    policy = headers["content-security-policy"]
+    answer = with_server(playing(), lambda server: server.http.get("/"))
+    text, policy = answer.text, answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert not re.findall(r'(?:src|href)="(?!data:)', text)

@@ -6,31 +6,27 @@ import asyncio
 import sqlite3
 from pathlib import Path
 
-import httpx2
-
-from chorale.api.app import create_app
-from tests.support.app import make_state
+from tests.support.server import served
 
 
 def test_the_metric_follows_the_store(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite3"
 
     async def main() -> None:
-        async with make_state(response_store=str(path)) as state:
-            transport = httpx2.ASGITransport(create_app(state))
-            async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        async with served(response_store=str(path)) as server:
+            http = server.http
 
-                async def up() -> str:
-                    lines = (await http.get("/metrics")).text.splitlines()
-                    return next(line for line in lines if line.startswith("chorale:response_store_up"))[-3:]
+            async def up() -> str:
+                lines = (await http.get("/metrics")).text.splitlines()
+                return next(line for line in lines if line.startswith("chorale:response_store_up"))[-3:]
 
-                assert await up() == "1.0"
-                other = sqlite3.connect(path, isolation_level=None)
-                other.execute("BEGIN IMMEDIATE")
-                assert (await http.post("/v1/conversations", json={})).status_code == 503
-                assert await up() == "0.0"
-                other.close()
-                assert (await http.post("/v1/conversations", json={})).status_code == 200
-                assert await up() == "1.0"
+            assert await up() == "1.0"
+            other = sqlite3.connect(path, isolation_level=None)
+            other.execute("BEGIN IMMEDIATE")
+            assert (await http.post("/v1/conversations", json={})).status_code == 503
+            assert await up() == "0.0"
+            other.close()
+            assert (await http.post("/v1/conversations", json={})).status_code == 200
+            assert await up() == "1.0"
 
     asyncio.run(main())

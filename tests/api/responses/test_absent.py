@@ -9,7 +9,9 @@ import pytest
 
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import Script
-from tests.support.responses import CALL, HELLO, TOOL, fold_events, parse_sse, run, serve, tokens
+from tests.support.responses import CALL, HELLO, TOOL, fold_events, serve, tokens
+from tests.support.server import run
+from tests.support.sse import parse_sse
 
 DIALECTS = ("openai", "open-responses", "summary")
 SEALED = "encrypted_content"

@@ -14,18 +14,9 @@ from chorale.config import ServerConfig
 from chorale.errors import EngineDeadError
 from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script
-from tests.support.responses import (
-    CALL,
-    HELLO,
-    MODEL,
-    TOOL,
-    Server,
-    fold_events,
-    parse_sse,
-    run,
-    serve,
-    tokens,
-)
+from tests.support.responses import CALL, HELLO, MODEL, TOOL, fold_events, serve, tokens
+from tests.support.server import Server, run
+from tests.support.sse import parse_sse
 
 SLOW = Script(tokens(HELLO), delay=0.01)
 HANGS = Script(tokens(HELLO)[:8], hang=True)
@@ -64,7 +55,7 @@ def test_it_is_queued_at_once_and_polled_to_its_end() -> None:
                 model=MODEL, input="again", previous_response_id=made.id
             )
             assert follow_up.status == "completed"
-            assert "Hi there!" in server.prompt_text(1)
+            assert "Hi there!" in server.prompt(1)
 
     run(scenario)
 
@@ -387,8 +378,8 @@ def test_the_summary_dialect() -> None:
             result = {"type": "function_call_output", "call_id": call.call_id, "output": "21"}
             user = {"role": "user", "content": "weather?"}
             _, body = await server.post(input=[user, *read["output"], result], tools=[TOOL])
-            said = [*server.prompt(0), *tokens(CALL)]
-            assert server.prompt(1)[: len(said)] == said
+            said = [*server.prompt_ids(0), *tokens(CALL)]
+            assert server.prompt_ids(1)[: len(said)] == said
             assert body["output"][0]["summary"][0]["text"] == "Say hi."
 
     run(scenario)

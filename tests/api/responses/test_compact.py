@@ -15,7 +15,8 @@ from chorale.api.responses.items.encrypted_content import MAX_BYTES, seal, unsea
 from chorale.errors import RequestError
 from chorale.testing.scripted_client import Script
 from chorale.turns.compaction import MAX_TOKENS
-from tests.support.responses import CALL, HELLO, MODEL, TOOL, fold_events, run, serve, tokens
+from tests.support.responses import CALL, HELLO, MODEL, TOOL, fold_events, serve, tokens
+from tests.support.server import run
 
 SUMMARY = "<|channel|>final<|message|>They said hi. <|return|>"
 SEALED = "reasoning.encrypted_content"
@@ -57,7 +58,7 @@ def test_compact_gives_the_user_messages_and_one_summary() -> None:
             assert [item.content[0].text for item in spoken] == ["hello", "and then?"]  # type: ignore[union-attr]
             assert summary.type == "compaction"
             assert compacted.usage.output_tokens == len(tokens(SUMMARY))
-            prompt = server.prompt_text()
+            prompt = server.prompt()
             assert prompt.index("Be brief.") < prompt.index("Hi there!") < prompt.index("Summarize this")
             bound = server.client.requests[-1].sampling.grammar or ""
             assert f"{{0,{MAX_TOKENS // 2}}}" in bound, "half of its tokens are left for the summary"
@@ -65,12 +66,12 @@ def test_compact_gives_the_user_messages_and_one_summary() -> None:
             again = [item.to_dict(warnings=False) for item in compacted.output]
             status, body = await server.post(input=[*again, {"role": "user", "content": "go on"}])
             assert status == 200, body
-            text = server.prompt_text()
+            text = server.prompt()
             assert "Summary of the conversation before this:\n\nThey said hi." in text
             assert text.index("They said hi.") < text.index("go on")
             assert "Hi there!" not in text
             _, third = await server.post(input="more", previous_response_id=body["id"])
-            assert server.prompt_text().count("They said hi.") == 1
+            assert server.prompt().count("They said hi.") == 1
             listed = await server.http.get(f"/v1/responses/{body['id']}/input_items?order=asc")
             assert [item["type"] for item in listed.json()["data"]] == [
                 "message", "message", "compaction", "message",
@@ -86,7 +87,7 @@ def test_compact_of_more_than_the_window_drops_the_oldest() -> None:
             long = [{"role": "user", "content": f"{i} " + "word " * 300} for i in range(20)]
             compacted = await server.sdk.responses.compact(model=MODEL, input=long)  # type: ignore[arg-type]
             assert len(compacted.output) == 21
-            assert len(server.prompt()) < 2000
+            assert len(server.prompt_ids()) < 2000
 
     run(scenario)
 
@@ -134,10 +135,10 @@ def test_stateless_clients_bring_reasoning_back_sealed(stream: bool) -> None:
             result = {"type": "function_call_output", "call_id": call["call_id"], "output": "21"}
             user = {"role": "user", "content": "weather?"}
             await server.post(input=[user, kept, call, result], **ask)
-            sealed = server.prompt()
+            sealed = server.prompt_ids()
             await server.post(input=[user, reasoning | {"encrypted_content": None}, call, result], **ask)
-            assert server.prompt() == sealed
-            said = [*server.prompt(0), *tokens(CALL)[: tokens(CALL).index(200007)]]
+            assert server.prompt_ids() == sealed
+            said = [*server.prompt_ids(0), *tokens(CALL)[: tokens(CALL).index(200007)]]
             assert sealed[: len(said)] == said
 
     run(scenario)
@@ -155,10 +156,10 @@ def test_sealed_text_is_ordinary_text() -> None:
             ):
                 status, _ = await server.post(input=[item, {"role": "user", "content": "x"}])
                 assert status == 200
-                specials = [token for token in server.prompt() if token >= 199998]
+                specials = [token for token in server.prompt_ids() if token >= 199998]
                 plain = {**item, "encrypted_content": seal("harmless")}
                 await server.post(input=[plain, {"role": "user", "content": "x"}])
-                assert [token for token in server.prompt() if token >= 199998] == specials
+                assert [token for token in server.prompt_ids() if token >= 199998] == specials
 
     run(scenario)
 

@@ -12,7 +12,8 @@ from pydantic import TypeAdapter
 from chorale.api.responses.items.encrypted_content import Compacted, pack, seal, unpack, unseal
 from chorale.errors import EngineError
 from chorale.testing.scripted_client import Script
-from tests.support.responses import ANSWER, CALL, HELLO, TOOL, fold_events, run, serve, tokens, without_ids
+from tests.support.responses import ANSWER, CALL, HELLO, TOOL, fold_events, serve, tokens, without_ids
+from tests.support.server import run
 
 THINK = "<|channel|>analysis<|message|>What happened?<|end|><|start|>assistant"
 SUMMARY = THINK + "<|channel|>final<|message|>They said hi.<|return|>"
@@ -52,16 +53,16 @@ def test_a_long_conversation_is_summed_up_and_the_answer_follows_from_the_summar
             ]
             assert inside(body["output"][0]) == Compacted("They said hi.", ("and now?",))
 
-            asked = server.prompt_text(1)
+            asked = server.prompt(1)
             assert asked.index("Hi there!") < asked.index("and now?") < asked.index("Summarize this")
-            answered = server.prompt_text(2)
+            answered = server.prompt(2)
             assert "an old story" not in answered
             assert "Be kind." in answered
             assert answered.endswith(
                 f"{TOLD}<|end|><|start|>user<|message|>and now?<|end|><|start|>assistant"
             )
             usage = body["usage"]
-            assert usage["input_tokens"] == len(server.prompt(1)) + len(server.prompt(2))
+            assert usage["input_tokens"] == len(server.prompt_ids(1)) + len(server.prompt_ids(2))
             assert usage["output_tokens"] == len(tokens(SUMMARY)) + len(tokens(HELLO))
 
             # What is before the compaction is gone for good, and what is behind it is replayed exactly.
@@ -71,9 +72,9 @@ def test_a_long_conversation_is_summed_up_and_the_answer_follows_from_the_summar
                 previous_response_id=body["id"],
                 reasoning={"context": "all_turns"},
             )
-            assert server.prompt()[: len(server.prompt(2))] == server.prompt(2)
-            assert server.prompt_text().count("They said hi.") == 1
-            assert "an old story" not in server.prompt_text()
+            assert server.prompt_ids()[: len(server.prompt_ids(2))] == server.prompt_ids(2)
+            assert server.prompt().count("They said hi.") == 1
+            assert "an old story" not in server.prompt()
 
     run(scenario)
 
@@ -91,7 +92,7 @@ def test_stateless_clients_may_drop_what_is_before_the_compaction(pruned: bool) 
             assert kinds(body) == ["compaction", "reasoning", "message"]
             following = [*([] if pruned else history), *body["output"], {"role": "user", "content": "go on"}]
             await server.post(input=following, store=False)
-            text = server.prompt_text()
+            text = server.prompt()
             assert "an old story" not in text
             order = [text.index(part) for part in (TOLD, "and now?", "Hi there!", "go on")]
             assert order == sorted(order)
@@ -120,7 +121,7 @@ def test_body_stream_background_and_conversation_are_the_same() -> None:
             items = await server.sdk.conversations.items.list(conversation.id, order="asc")
             assert [item.type for item in items.data][-3:] == ["compaction", "reasoning", "message"]
             await server.post(input="d", conversation=conversation.id)
-            assert TOLD in server.prompt_text()
+            assert TOLD in server.prompt()
         first, *others = [without_ids(body) for body in bodies]
         assert all(other == first for other in others)
 
@@ -154,8 +155,8 @@ def test_more_than_the_window_is_no_error_with_compaction() -> None:
             assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
             status, body = await server.post(input=ask, **at(None))
             assert (status, kinds(body)) == (200, ["compaction", "reasoning", "message"])
-            assert len(server.prompt(0)) < 2000
-            assert server.prompt_text(1).endswith("and now?<|end|><|start|>assistant")
+            assert len(server.prompt_ids(0)) < 2000
+            assert server.prompt(1).endswith("and now?<|end|><|start|>assistant")
 
     run(scenario)
 
@@ -172,8 +173,8 @@ def test_an_agents_question_stays_word_for_word_through_many_compactions() -> No
                 assert status == 200, body
                 assert body["output"][0]["type"] == "compaction"
                 assert inside(body["output"][0]).unanswered == ("the weather in Paris, word for word",)
-                assert "x x x" in server.prompt_text(-2), "the summary has the tool's result"
-                assert "x x x" not in server.prompt_text(), number
+                assert "x x x" in server.prompt(-2), "the summary has the tool's result"
+                assert "x x x" not in server.prompt(), number
             assert body["output"][-1]["content"][0]["text"] == "21 °C in Paris."
 
     run(scenario)
@@ -188,10 +189,10 @@ def test_a_trigger_gives_the_summary_alone() -> None:
             body = fold_events(events)
             assert (body["status"], kinds(body)) == ("completed", ["compaction"])
             assert inside(body["output"][0]) == Compacted("They said hi."), "the story had its answer"
-            assert body["usage"]["input_tokens"] == len(server.prompt(1))
+            assert body["usage"]["input_tokens"] == len(server.prompt_ids(1))
             await server.post(input="go on", previous_response_id=body["id"])
-            assert "an old story" not in server.prompt_text()
-            assert server.prompt_text().endswith(
+            assert "an old story" not in server.prompt()
+            assert server.prompt().endswith(
                 f"{TOLD}<|end|><|start|>user<|message|>go on<|end|><|start|>assistant"
             )
 
@@ -214,7 +215,7 @@ def test_tools_and_calls_outlive_the_compaction() -> None:
             status, body = await server.post(input=items)
             assert status == 200, body
             assert body["output"][-1]["type"] == "function_call", "the tool can still be called"
-            text = server.prompt_text()
+            text = server.prompt()
             order = [text.index(part) for part in ("Be brief.", "type get_weather", TOLD, "q?", "{}", ">21<")]
             assert order == sorted(order)
             assert "an old story" not in text

@@ -13,18 +13,9 @@ from hypothesis import strategies as st
 from chorale.config import ServerConfig
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import Script
-from tests.support.responses import (
-    CALL,
-    HELLO,
-    TERMINAL,
-    TOOL,
-    fold_events,
-    parse_sse,
-    run,
-    serve,
-    tokens,
-    without_ids,
-)
+from tests.support.responses import CALL, HELLO, TERMINAL, TOOL, fold_events, serve, tokens, without_ids
+from tests.support.server import run
+from tests.support.sse import parse_sse
 
 REQUIRED_KEYS = {
     "id", "object", "created_at", "completed_at", "status", "error", "incomplete_details", "model",
@@ -86,7 +77,7 @@ def test_usage_counts_everything_once() -> None:
             status, body = await server.post(input="hello")
             assert status == 200
             usage = body["usage"]
-            assert usage["input_tokens"] == len(server.prompt())
+            assert usage["input_tokens"] == len(server.prompt_ids())
             assert usage["input_tokens_details"] == {"cached_tokens": 16, "cache_write_tokens": 0}
             assert usage["output_tokens"] == len(tokens(HELLO))
             assert usage["output_tokens_details"] == {"reasoning_tokens": len(tokens("Say hi."))}

@@ -13,8 +13,10 @@ from chorale.api.responses.replay import Replay, read_frames
 from chorale.errors import ChoraleError, ContextLengthError, EngineDeadError, EngineError, QueueFullError
 from chorale.store.background import RESTARTED
 from chorale.testing.scripted_client import Script
-from tests.support.responses import TOOL, parse_sse
-from tests.support.scripted_tools import run, served
+from tests.support.responses import TOOL
+from tests.support.scripted_tools import tools_served
+from tests.support.server import run
+from tests.support.sse import parse_sse
 from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, ids
 
 EVENT = TypeAdapter[Any](ResponseStreamEvent)
@@ -60,7 +62,7 @@ def test_an_engine_that_dies_within_an_item(kind: str) -> None:
 
     async def scenario() -> None:
         for end in range(1, len(script), 3):
-            async with served(Script(script[:end], error=EngineDeadError("gone"))) as server:
+            async with tools_served(Script(script[:end], error=EngineDeadError("gone"))) as server:
                 body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
                 assert body["status"] == "failed"
                 assert body["error"] == {"code": "server_error", "message": "gone"}
@@ -74,7 +76,7 @@ def test_the_limit_falls_within_an_item(kind: str) -> None:
 
     async def scenario() -> None:
         for end in range(1, len(script), 3):
-            async with served(Script(script[:end], finish_reason="length")) as server:
+            async with tools_served(Script(script[:end], finish_reason="length")) as server:
                 body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
                 assert body["status"] == "incomplete"
                 assert body["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -88,7 +90,7 @@ def test_a_server_that_dies_within_an_item(kind: str) -> None:
     """What another server makes of the events that were stored until then."""
 
     async def scenario() -> None:
-        async with served(THINK + LASTS[kind], FINAL) as server:
+        async with tools_served(THINK + LASTS[kind], FINAL) as server:
             events = parse_sse(await server.stream(input="x", tools=TOOLS))
         for end in range(2, len(events)):
             replay = Replay()
@@ -114,7 +116,7 @@ def test_a_server_that_dies_within_an_item(kind: str) -> None:
 )
 def test_each_error_has_a_code_of_the_list_and_says_what_it_was(error: ChoraleError, code: str) -> None:
     async def scenario() -> None:
-        async with served(Script(ids(THINK), error=error)) as server:
+        async with tools_served(Script(ids(THINK), error=error)) as server:
             events = parse_sse(await server.stream(input="x"))
             body = check_events(events)
             assert body["error"] == {"code": code, "message": error.message}

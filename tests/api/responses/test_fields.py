@@ -17,7 +17,8 @@ from chorale.api.responses.request import (
 from chorale.api.responses.tools import read_tools
 from chorale.config import ServerConfig
 from chorale.errors import RequestError
-from tests.support.responses import CALL, HELLO, MODEL, TOOL, run, serve, tokens
+from tests.support.responses import CALL, HELLO, MODEL, TOOL, serve, tokens
+from tests.support.server import run
 
 
 def test_every_field_of_the_sdk_has_a_verdict() -> None:
@@ -125,10 +126,10 @@ def test_fields_are_echoed() -> None:
             assert {key: body[key] for key in sent} == sent
             assert body["reasoning"] == {"effort": "xhigh", "summary": None}
             assert body["service_tier"] == "default"
-            assert "Reasoning: high" in server.prompt_text()
+            assert "Reasoning: high" in server.prompt()
             sampling = server.client.requests[0].sampling
             assert (sampling.temperature, sampling.top_p) == (0.5, 0.25)
-            assert sampling.max_tokens == 131072 - len(server.prompt())
+            assert sampling.max_tokens == 131072 - len(server.prompt_ids())
             assert (await server.http.get(f"/v1/responses/{body['id']}")).status_code == 404  # store: false
             _, body = await server.post(input="x")
             assert body["max_output_tokens"] is None
@@ -144,7 +145,7 @@ def test_the_effort_of_requests_that_name_none() -> None:
         async with serve(HELLO, config=ServerConfig(default_reasoning_effort="low")) as server:
             _, body = await server.post(input="x")
             assert body["reasoning"]["effort"] == "low"
-            assert "Reasoning: low\n" in server.prompt_text()
+            assert "Reasoning: low\n" in server.prompt()
 
     run(main)
 
@@ -158,17 +159,17 @@ def test_a_line_of_the_instructions_sets_the_effort() -> None:
             _, body = await server.post(input="x", instructions="Reasoning: high\nBe kind.")
             assert body["reasoning"]["effort"] == "high"
             assert body["instructions"] == "Reasoning: high\nBe kind."  # as it was sent
-            assert "Reasoning: high\n\n# Valid channels" in server.prompt_text()
-            assert "# Instructions\n\nBe kind.<|end|>" in server.prompt_text()
+            assert "Reasoning: high\n\n# Valid channels" in server.prompt()
+            assert "# Instructions\n\nBe kind.<|end|>" in server.prompt()
             _, body = await server.post(input=[system, user])
             assert body["reasoning"]["effort"] == "low"
-            assert "# Instructions\n\nBe brief.<|end|>" in server.prompt_text()
-            assert "<|start|>user<|message|>Reasoning: high<|end|>" in server.prompt_text()
+            assert "# Instructions\n\nBe brief.<|end|>" in server.prompt()
+            assert "<|start|>user<|message|>Reasoning: high<|end|>" in server.prompt()
             _, body = await server.post(input=[user], previous_response_id=body["id"])  # the chain's item
             assert body["reasoning"]["effort"] == "low"
             _, body = await server.post(input=[system, user], reasoning={"effort": "high"})
             assert body["reasoning"]["effort"] == "high"
-            assert "Reasoning: high\n\n# Valid channels" in server.prompt_text()
+            assert "Reasoning: high\n\n# Valid channels" in server.prompt()
 
     run(main)
 
@@ -182,12 +183,12 @@ def test_efforts_identity_and_instructions() -> None:
             for asked, meant in pairs.items():
                 _, body = await server.post(input="x", reasoning={"effort": asked, "summary": "auto"})
                 assert body["reasoning"] == {"effort": asked, "summary": "auto"}
-                assert f"Reasoning: {meant}\n" in server.prompt_text()
+                assert f"Reasoning: {meant}\n" in server.prompt()
             await server.post(
                 input="x", chat_template_kwargs={"model_identity": "I am Bob.", "reasoning_effort": "low"}
             )
-            assert server.prompt_text().startswith("<|start|>system<|message|>I am Bob.\n")
-            assert "Reasoning: low\n" in server.prompt_text()
+            assert server.prompt().startswith("<|start|>system<|message|>I am Bob.\n")
+            assert "Reasoning: low\n" in server.prompt()
 
     run(scenario)
 
@@ -205,10 +206,10 @@ def test_what_agents_declare_by_default_is_left_out_beside_their_own_tools(
             assert body["tools"][:2] == hosted
             assert body["tools"][2] == TOOL
             assert body["tools"][3]["name"] == "other"
-            assert "type get_weather" in server.prompt_text()
-            assert "type other" in server.prompt_text()
-            assert "web_search" not in server.prompt_text()
-            assert "image" not in server.prompt_text()
+            assert "type get_weather" in server.prompt()
+            assert "type other" in server.prompt()
+            assert "web_search" not in server.prompt()
+            assert "image" not in server.prompt()
 
     run(scenario)
     for kind in ("image_generation", "web_search"):
@@ -222,7 +223,7 @@ def test_tool_choice_none_never_calls() -> None:
             assert body["tool_choice"] == "none"
             assert body["tools"] == [TOOL]
             assert "function_call" not in [item["type"] for item in body["output"]]
-            assert "get_weather" in server.prompt_text()  # it stays declared
+            assert "get_weather" in server.prompt()  # it stays declared
 
     run(scenario)
 
@@ -245,8 +246,8 @@ def test_an_input_that_is_too_long(stream: bool) -> None:
                 json={"input": long, "truncation": "auto", "instructions": "Be brief.", "stream": stream},
             )
             assert response.status_code == 200
-            text = server.prompt_text()
-            assert 500 < len(server.prompt()) <= 750
+            text = server.prompt()
+            assert 500 < len(server.prompt_ids()) <= 750
             assert "Be brief." in text
             assert "the last question" in text
             assert "answer 39" in text
@@ -305,7 +306,7 @@ def test_the_prompt_of_a_plain_question() -> None:
     async def scenario() -> None:
         async with serve(HELLO) as server:
             await server.post(input="What is 2 + 2?", instructions="Be brief.")
-            assert server.prompt() == tokens(
+            assert server.prompt_ids() == tokens(
                 "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
                 "Knowledge cutoff: 2024-06\nCurrent date: 2026-01-02\n\nReasoning: medium\n\n"
                 "# Valid channels: analysis, commentary, final. Channel must be included for every message."

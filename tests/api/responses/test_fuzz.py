@@ -6,7 +6,8 @@ import copy
 import random
 from typing import Any
 
-from tests.support.responses import CALL, MODEL, TOOL, run, serve
+from tests.support.responses import CALL, MODEL, TOOL, serve
+from tests.support.server import run
 
 WHOLE: dict[str, Any] = {
     "model": "gpt-oss-test",

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.api.chat.test_hosted_tools import CHAT, USER
-from tests.support.scripted_tools import Server, served
+from tests.support.scripted_tools import tools_served
+from tests.support.server import Server
 from tests.turns.tools.test_loop import FINAL, MCP
 
 KEYS = st.sampled_from(["type", "a", "tool_names"])
@@ -67,7 +68,7 @@ def test_no_request_is_a_server_error(
     tools: list[Any], items: list[Any], choice: Any, options: dict[str, Any]
 ) -> None:
     async def main() -> None:
-        async with served(FINAL) as server:
+        async with tools_served(FINAL) as server:
             await check(server, "/v1/responses", {"input": [*USER, *items], "tools": [MCP]})
             await check(server, "/v1/responses", {"input": "x", "tools": tools})
             await check(server, "/v1/responses", {"input": "x", "tools": [MCP], "tool_choice": choice})
@@ -87,7 +88,7 @@ async def check(server: Server, path: str, body: dict[str, Any]) -> None:
 
 def test_secrets_are_neither_shown_nor_stored() -> None:
     async def main() -> None:
-        async with served(FINAL) as server:
+        async with tools_served(FINAL) as server:
             tool = {**MCP, "authorization": "sk-canary", "headers": {"X-Key": "sk-canary"}}
             body = await server.respond(input="x", tools=[tool])
             assert body["tools"][0]["headers"] == {"X-Key": "<redacted>"}

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from chorale.harmony.vocab import CALL
 from chorale.testing.scripted_client import Script
 from tests.api.chat.test_hosted_tools import CHAT, NESTED, USER, streamed, without_id
-from tests.support.responses import TOOL, fold_events, parse_sse, without_ids
-from tests.support.scripted_tools import ScriptedService, plain, served
+from tests.support.responses import TOOL, fold_events, without_ids
+from tests.support.scripted_tools import ScriptedService, plain, tools_served
+from tests.support.sse import parse_sse
 from tests.turns.tools.test_loop import CODE, MCP, WEB, failing, ids
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=10) | st.sampled_from(
@@ -63,12 +64,12 @@ def test_streams_fold_to_bodies(rounds: list[list[int]], step: int, fails: bool)
 
     async def main() -> None:
         tools = [*TOOLS, TOOL]
-        async with served(*scripts(rounds, 64), tools=ScriptedService(service)) as server:
+        async with tools_served(*scripts(rounds, 64), tools=ScriptedService(service)) as server:
             body = await server.respond(input="x", tools=tools)
             prompts = [request.prompt_token_ids for request in server.client.requests]
         for before, after in itertools.pairwise(prompts):
             assert after[: len(before)] == before
-        async with served(*scripts(rounds, step), tools=ScriptedService(service)) as server:
+        async with tools_served(*scripts(rounds, step), tools=ScriptedService(service)) as server:
             events = parse_sse(await server.stream(input="x", tools=tools))
             assert [r.prompt_token_ids for r in server.client.requests] == prompts
         folded = fold_events(events)
@@ -87,11 +88,11 @@ def test_streams_fold_to_bodies(rounds: list[list[int]], step: int, fails: bool)
 def test_chat_streams_fold_to_bodies(rounds: list[list[int]], step: int) -> None:
     async def main() -> None:
         tools = [*TOOLS, NESTED]
-        async with served(*scripts(rounds, 64)) as server:
+        async with tools_served(*scripts(rounds, 64)) as server:
             status, body = await server.post(CHAT, messages=USER, tools=tools)
             assert status == 200
             message = body["choices"][0]["message"]
-        async with served(*scripts(rounds, step)) as server:
+        async with tools_served(*scripts(rounds, step)) as server:
             pieces = await streamed(server, tools=tools)
         assert (message["content"] or "") == (pieces.get("content") or "")
         assert (message["reasoning"] or "") == (pieces.get("reasoning") or "")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from chorale.tools.contract import Progress, ToolCall, ToolResult
-from tests.support.scripted_tools import ScriptedService, run, served
+from tests.support.scripted_tools import ScriptedService, tools_served
+from tests.support.server import run
 
 CODE: dict[str, Any] = {"type": "code_interpreter", "container": {"type": "auto"}}
 WEB: dict[str, Any] = {"type": "web_search"}
@@ -32,7 +33,7 @@ def test_the_store_knows_before_a_tool_runs(call: str, tool: dict[str, Any], rep
             await asyncio.Event().wait()
             yield ToolResult("python", "", True)
 
-        async with served(call, tools=ScriptedService(hang)) as server:
+        async with tools_served(call, tools=ScriptedService(hang)) as server:
             try:
                 status, made = await server.post(input="x", tools=[tool], background=True)
                 assert status == 200, made

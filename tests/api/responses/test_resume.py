@@ -20,7 +20,8 @@ from chorale.store.repeats import MAX_ATTEMPTS, WAITING
 from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script
 from tests.api.responses.test_background import ended, resume
-from tests.support.responses import HELLO, Server, fold_events, run, serve, tokens
+from tests.support.responses import HELLO, fold_events, serve, tokens
+from tests.support.server import Server, run
 
 HANGS = Script(tokens(HELLO)[:8], hang=True)
 
@@ -83,7 +84,7 @@ def test_after_a_crash_they_are_queued_and_another_server_ends_them(tmp_path: Pa
                 assert fold_events(events) == body
                 listed = await server.http.get(f"/v1/responses/{response_id}/input_items")
                 assert len(listed.json()["data"]) == 1
-            assert {server.prompt_text(i).count("two") for i in range(2)} == {0, 1}
+            assert {server.prompt(i).count("two") for i in range(2)} == {0, 1}
             assert len(server.client.requests) == 2
         assert list(rows(tmp_path / "r.sqlite3")) == [("completed", None, 2, 1)] * 2
 

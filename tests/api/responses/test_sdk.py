@@ -14,7 +14,8 @@ from chorale.errors import EngineDeadError
 from chorale.harmony.vocab import CALL as CALL_ID
 from chorale.harmony.vocab import END, START
 from chorale.testing.scripted_client import Script
-from tests.support.responses import ANSWER, CALL, HELLO, MODEL, TOOL, run, serve, tokens
+from tests.support.responses import ANSWER, CALL, HELLO, MODEL, TOOL, serve, tokens
+from tests.support.server import run
 
 SDK_TOOL: Any = TOOL
 
@@ -70,7 +71,7 @@ def test_raw_stream_ends_incomplete_and_failed() -> None:
 
 def check_exact_prefix(server: Any, output_script: str) -> None:
     """The second prompt begins with the first prompt and what the model said, token by token."""
-    first, second = server.prompt(0), server.prompt(1)
+    first, second = server.prompt_ids(0), server.prompt_ids(1)
     said = [*first, *tokens(output_script)]
     assert second[: len(said)] == said
     rest = second[len(said) :]
@@ -101,7 +102,7 @@ def test_tool_round_trip_by_previous_response_id(streaming: bool) -> None:
             check_exact_prefix(server, CALL)
             assert (
                 "<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"
-                '{"temp":21}<|end|><|start|>assistant' in server.prompt_text()
+                '{"temp":21}<|end|><|start|>assistant' in server.prompt()
             )
 
     run(scenario)
@@ -140,7 +141,7 @@ def test_tool_round_trip_by_replaying_output(exclude_none: bool, keep: str) -> N
             )
             second = await server.sdk.responses.create(model=MODEL, input=history, tools=tools)
             assert second.output_text == "21 °C in Paris."
-            text = server.prompt_text()
+            text = server.prompt()
             assert "<|channel|>analysis<|message|>Need weather.<|end|>" in text
             assert '{"city":"Paris"}<|call|>' in text
             assert '<|message|>{"temp":21}<|end|>' in text
@@ -215,8 +216,8 @@ def test_an_edited_answer_is_taken_as_edited() -> None:
                 {"role": "user", "content": "and?"},
             ]
             await server.sdk.responses.create(model=MODEL, input=history)
-            assert "Edited!" in server.prompt_text()
-            assert "Hi there!" not in server.prompt_text()
+            assert "Edited!" in server.prompt()
+            assert "Hi there!" not in server.prompt()
 
     run(scenario)
 

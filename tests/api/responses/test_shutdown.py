@@ -10,8 +10,9 @@ import pytest
 from chorale.api.app import create_app
 from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script, ScriptedClient
-from tests.support.app import call, make_state, running
-from tests.support.responses import HELLO, run, tokens
+from tests.support.app import call, running
+from tests.support.responses import HELLO, tokens
+from tests.support.server import make_state, run
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ from chorale.api.openapi import describe
 from chorale.engine.types import GenerateRequest
 from chorale.harmony.vocab import load_vocabulary
 from chorale.testing.scripted_client import Script, ScriptedClient
-from tests.support.app import make_state
 from tests.support.fuzz.seed_bodies import POOL, SEEDS
+from tests.support.server import make_state
 
 TIMEOUT = 60.0  # seconds of a busy machine, for bodies of up to 16 MB
 _TURNS = (

@@ -6,7 +6,7 @@ from typing import Any
 
 from chorale.harmony.vocab import load_vocabulary
 from chorale.testing.scripted_client import Script
-from tests.support.wire.server import Server
+from tests.support.wire.server import RecordedServer
 from tests.support.wire.words import (
     BROKEN,
     CALL,
@@ -33,7 +33,7 @@ from tests.support.wire.words import (
 )
 
 
-async def chat(server: Server) -> None:
+async def chat(server: RecordedServer) -> None:
     for stream in STREAMED:
         await _chat_texts(server, stream)
         await _chat_calls(server, stream)
@@ -43,7 +43,7 @@ async def chat(server: Server) -> None:
         await server.post(CHAT, 200 if stream else 503, messages=CHAT_HI, stream=stream)
 
 
-async def _chat_texts(server: Server, stream: bool) -> None:
+async def _chat_texts(server: RecordedServer, stream: bool) -> None:
     ask: dict[str, Any] = {"messages": CHAT_HI, "stream": stream}
     usage = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}} if stream else {}
     server.play(HELLO, num_cached_tokens=4)
@@ -61,7 +61,7 @@ async def _chat_texts(server: Server, stream: bool) -> None:
     await server.post(CHAT, **ask, response_format={"type": "json_object"})
 
 
-async def _chat_calls(server: Server, stream: bool) -> None:
+async def _chat_calls(server: RecordedServer, stream: bool) -> None:
     ask: dict[str, Any] = {"messages": CHAT_HI, "stream": stream}
     get = {"type": "function", "function": {"name": "get", "parameters": SCHEMA}}
     note = {"type": "custom", "custom": {"name": "note"}}
@@ -74,7 +74,7 @@ async def _chat_calls(server: Server, stream: bool) -> None:
     await server.post(CHAT, **ask, tools=[note])
 
 
-async def chat_stored(server: Server) -> None:
+async def chat_stored(server: RecordedServer) -> None:
     messages = [*CHAT_HI, {"role": "assistant", "content": None, "refusal": "No."}, *CHAT_HI]
     parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
     server.play(HELLO)
@@ -90,7 +90,7 @@ async def chat_stored(server: Server) -> None:
     await server.get(one, 404)
 
 
-async def completions(server: Server) -> None:
+async def completions(server: RecordedServer) -> None:
     for stream in STREAMED:
         ask: dict[str, Any] = {"stream": stream}
         usage = {"stream_options": {"include_usage": True}} if stream else {}
@@ -106,7 +106,7 @@ async def completions(server: Server) -> None:
         await server.post("/v1/completions", 200 if stream else 503, prompt="hello", **ask)
 
 
-async def messages(server: Server) -> None:
+async def messages(server: RecordedServer) -> None:
     tools = [{"name": "get", "input_schema": SCHEMA}]
     thinking = {"type": "adaptive"}
     form = {"format": {"type": "json_schema", "schema": SCHEMA}}

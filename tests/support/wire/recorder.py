@@ -5,13 +5,14 @@ An ``httpx2`` transport hook: whatever a scenario asks, its answer is recorded a
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
+
+from tests.support.sse import frames
 
 OPENAI, ANTHROPIC, OPEN_RESPONSES = "openai", "anthropic", "open_responses"
 DIALECT = "x-responses-dialect"
@@ -96,7 +97,7 @@ class Recorder:
         if response.headers["content-type"].startswith("application/json"):
             values = [(response.json(), body)]
         else:
-            values = [(value, event) for value in events(response.content)]
+            values = [(value, event) for value in frames(response)]
         for value, root in values:
             if "error" in value and root in ("ChatCompletionChunk", "Completion"):
                 root = "ErrorResponse"
@@ -113,11 +114,3 @@ def type_of(method: str, path: str) -> tuple[str, str]:
         if re.fullmatch(methods, method) and re.fullmatch(pattern, path):
             return body, event
     raise LookupError(f"{method} {path}")
-
-
-def events(content: bytes) -> Iterator[Any]:
-    """The JSON of each server-sent event."""
-    for frame in content.decode().split("\n\n"):
-        data = "\n".join(line[6:] for line in frame.split("\n") if line.startswith("data: "))
-        if data and data != "[DONE]":
-            yield json.loads(data)

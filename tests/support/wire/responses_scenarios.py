@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from chorale.testing.scripted_client import Script
-from tests.support.wire.server import Server
+from tests.support.wire.server import RecordedServer
 from tests.support.wire.words import (
     ANALYSIS,
     BARE,
@@ -36,7 +36,7 @@ from tests.support.wire.words import (
 )
 
 
-async def responses_text(server: Server) -> None:
+async def responses_text(server: RecordedServer) -> None:
     form = {"type": "json_schema", "name": "a", "schema": SCHEMA}
     logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     for stream in STREAMED:
@@ -82,7 +82,7 @@ CLIENT_TOOLS: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-async def responses_client_tools(server: Server) -> None:
+async def responses_client_tools(server: RecordedServer) -> None:
     for stream, (declared, written) in itertools.product(STREAMED, CLIENT_TOOLS):
         server.play(THINK + written + CALL)
         await server.post(RESPONSES, input="hi", tools=[declared], stream=stream)
@@ -94,7 +94,7 @@ async def responses_client_tools(server: Server) -> None:
         )
 
 
-async def responses_server_tools(server: Server) -> None:
+async def responses_server_tools(server: RecordedServer) -> None:
     include = [
         "web_search_call.action.sources", "web_search_call.results", "code_interpreter_call.outputs",
         "reasoning.encrypted_content",
@@ -121,7 +121,7 @@ async def responses_server_tools(server: Server) -> None:
         await server.get(f"{RESPONSES}/{body['id']}/input_items")
 
 
-async def responses_background(server: Server) -> None:
+async def responses_background(server: RecordedServer) -> None:
     server.play(HELLO)
     for stream in STREAMED:
         made = await server.post(RESPONSES, input="hi", background=True, stream=stream)
@@ -139,7 +139,7 @@ async def responses_background(server: Server) -> None:
     await server.delete(f"{RESPONSES}/{made['id']}")
 
 
-async def responses_compaction(server: Server) -> None:
+async def responses_compaction(server: RecordedServer) -> None:
     summary = f"{THINK}{FINAL}They said hi.{RETURN}"
     at = [{"type": "compaction", "compact_threshold": 20}]
     story = [{"role": "user", "content": "an old story"}, {"role": "assistant", "content": "Nice."}]
@@ -200,7 +200,7 @@ ITEMS: tuple[dict[str, Any], ...] = (
 )
 
 
-async def responses_items(server: Server) -> None:
+async def responses_items(server: RecordedServer) -> None:
     server.play(HELLO)
     body = await server.post(RESPONSES, input=list(ITEMS))
     listed = f"{RESPONSES}/{body['id']}/input_items"
@@ -216,7 +216,7 @@ async def responses_items(server: Server) -> None:
     await server.get(f"{RESPONSES}/{body['id']}/input_items")
 
 
-async def conversations(server: Server) -> None:
+async def conversations(server: RecordedServer) -> None:
     server.play(HELLO)
     made = await server.bare(CONVERSATIONS, metadata={"a": "b"})
     one = f"{CONVERSATIONS}/{made['id']}"

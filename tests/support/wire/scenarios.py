@@ -15,11 +15,11 @@ from tests.support.wire.responses_scenarios import (
     responses_server_tools,
     responses_text,
 )
-from tests.support.wire.server import KEY, MODEL, Server, served
+from tests.support.wire.server import KEY, MODEL, RecordedServer, served
 from tests.support.wire.words import CHAT, CHAT_HI, CONVERSATIONS, MESSAGES, RESPONSES, Scenario
 
 
-async def models(server: Server) -> None:
+async def models(server: RecordedServer) -> None:
     await server.get("/v1/models")
     await server.get("/v1/models/alias")
 
@@ -29,7 +29,7 @@ FAULTY: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-async def errors(server: Server) -> None:
+async def errors(server: RecordedServer) -> None:
     for path in (CHAT, "/v1/completions", RESPONSES, MESSAGES, f"{RESPONSES}/compact"):
         for fields in FAULTY:
             needs = {"messages": CHAT_HI, "max_tokens": 9} if path in (CHAT, MESSAGES) else {"input": "hi"}
@@ -48,7 +48,7 @@ async def errors(server: Server) -> None:
     await server.post(MESSAGES, 429, messages=CHAT_HI, max_tokens=9)
 
 
-async def unauthorized(server: Server) -> None:
+async def unauthorized(server: RecordedServer) -> None:
     for path in (CHAT, RESPONSES, MESSAGES):
         await server.post(path, 401)
     headers = {"authorization": f"Bearer {KEY}"}

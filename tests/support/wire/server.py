@@ -10,17 +10,14 @@ from typing import Any
 
 import httpx2
 
-from chorale.api.app import create_app
 from chorale.api.http.auth import hash_key
-from chorale.api.operator.metrics import Metrics
-from chorale.api.state import ServerState
 from chorale.client.base import EngineInfo
-from chorale.config import ServerConfig
-from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script, ScriptedClient
-from tests.support.responses import VOCAB, scripts
+from tests.support import server as support
+from tests.support.responses import scripts
 from tests.support.scripted_tools import Progress, ScriptedService, ToolCall, ToolResult, plain, result
-from tests.support.wire.recorder import DIALECT, Recorder, events
+from tests.support.sse import frames
+from tests.support.wire.recorder import DIALECT, Recorder
 
 MODEL = "demo"
 KEY = "a key"
@@ -36,7 +33,7 @@ async def run_tool(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None
 
 
 @dataclass
-class Server:
+class RecordedServer:
     http: httpx2.AsyncClient
     client: ScriptedClient
     dialect: str = "openai"
@@ -73,31 +70,20 @@ def _read(response: httpx2.Response, status: int) -> Any:
     assert response.status_code == status, response.text
     if response.headers["content-type"].startswith("application/json"):
         return response.json()
-    return list(events(response.content))
+    return frames(response)
 
 
 @contextlib.asynccontextmanager
 async def served(
     recorder: Recorder, dialect: str = "openai", keys: bool = False, **config: Any
-) -> AsyncIterator[Server]:
+) -> AsyncIterator[RecordedServer]:
     info = EngineInfo(model="scripted", max_model_len=131072, max_num_seqs=256)
     client = ScriptedClient(scripts("<|channel|>final<|message|>Hi.<|return|>"), info_value=info)
-    settings = ServerConfig(system_start_date="2026-01-02", **config)
-    store = SqliteStore()
     tools = ScriptedService(run_tool, broken={"dead": "no answer"})
-    state = ServerState(client, settings, VOCAB, Metrics(MODEL), store, (MODEL, "alias"), tools=tools)
-    app = create_app(state, [hash_key(KEY)] if keys else [])
-    http = httpx2.AsyncClient(
-        transport=httpx2.ASGITransport(app=app),
-        base_url="http://localhost",
-        event_hooks={"response": [recorder]},
-        timeout=30,
-    )
+    state = {"names": (MODEL, "alias"), "tool_service": tools, "system_start_date": "2026-01-02", **config}
+    hashes = [hash_key(KEY)] if keys else []
     try:
-        yield Server(http, client, dialect)
+        async with support.served(client, keys=hashes, on_response=recorder, **state) as server:
+            yield RecordedServer(server.http, client, dialect)
     finally:
-        await http.aclose()
-        await state.background.close(store)
-        state.grammars.close()
         await client.close()
-        await store.close()

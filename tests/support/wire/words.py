@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from chorale.errors import EngineDeadError
 from chorale.harmony.vocab import load_vocabulary
 from chorale.testing.scripted_client import Script
-from tests.support.wire.server import Server
+from tests.support.wire.server import RecordedServer
 
 ANALYSIS = "<|channel|>analysis<|message|>"
 FINAL = "<|channel|>final<|message|>"
@@ -52,4 +52,4 @@ SERVER_TOOLS = [{"type": "web_search"}, {"type": "code_interpreter", "container"
 GET = {"type": "function", "name": "get", "description": "Gets.", "parameters": SCHEMA, "strict": False}
 BARE = {"type": "function", "name": "ping"}
 
-Scenario = Callable[[Server], Awaitable[None]]
+Scenario = Callable[[RecordedServer], Awaitable[None]]

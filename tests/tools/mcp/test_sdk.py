@@ -38,10 +38,9 @@ from chorale.tools.contract import (
 from chorale.tools.mcp.app import create_app
 from chorale.tools.mcp.server import ServerName, ToolServer
 from chorale.tools.service import BuiltinToolService, start_tools
-from tests.support import ROOT
 from tests.support.tools.drive import count_words, drive, run
+from tests.support.tools.sdk_server import SERVER, sdk_server
 
-SERVER = ROOT / "tests" / "support" / "tools" / "mcp_sdk_server.py"
 OLD_PYTHON = os.environ.get("CHORALE_TEST_MCP1_PYTHON")
 SDKS = [
     pytest.param(sys.executable, id="sdk2"),
@@ -51,39 +50,6 @@ SDKS = [
         marks=pytest.mark.skipif(OLD_PYTHON is None, reason="CHORALE_TEST_MCP1_PYTHON unset"),
     ),
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextlib.asynccontextmanager
-async def sdk_server(python: str, transport: str, name: str = "sample") -> AsyncIterator[int]:
-    port = free_port()
-    process = await asyncio.create_subprocess_exec(
-        python,
-        str(SERVER),
-        transport,
-        str(port),
-        name,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(200):
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.close()
-                await writer.wait_closed()
-                break
-            assert process.returncode is None, "the SDK's server ended"
-            await asyncio.sleep(0.05)
-        yield port
-    finally:
-        process.kill()
-        await process.wait()
 
 
 @contextlib.asynccontextmanager

@@ -14,8 +14,9 @@ from chorale.testing.scripted_client import Script
 from chorale.tools.contract import CodeOutput, Progress, ToolCall, ToolResult
 from chorale.turns.runaway import MAX_SAME_RESULTS
 from chorale.turns.tools.loop import MAX_UNKNOWN
-from tests.support.responses import TOOL, VOCAB
-from tests.support.scripted_tools import Runner, ScriptedService, Server, plain, result, run, served
+from tests.support.responses import TOOL
+from tests.support.scripted_tools import Runner, ScriptedService, plain, result, tools_served
+from tests.support.server import VOCAB, Server, run
 
 THINK = "<|channel|>analysis<|message|>I need a tool.<|end|><|start|>assistant"
 SEARCH = '<|channel|>analysis to=browser.search code<|message|>{"query":"q"}<|call|>'
@@ -44,7 +45,7 @@ def kinds(body: Any) -> list[str]:
 
 def test_the_next_round_reads_the_call_and_its_result_to_the_token() -> None:
     async def scenario() -> None:
-        async with served(THINK + PYTHON, THINK + FINAL) as server:
+        async with tools_served(THINK + PYTHON, THINK + FINAL) as server:
             body = await server.respond(input="6 * 7?", tools=[CODE])
             assert kinds(body) == ["reasoning", "code_interpreter_call", "reasoning", "message"]
             assert body["status"] == "completed"
@@ -59,7 +60,7 @@ def test_the_next_round_reads_the_call_and_its_result_to_the_token() -> None:
 
 def test_usage_is_summed_and_what_repeats_counts_as_cached() -> None:
     async def scenario() -> None:
-        async with served(Script(ids(THINK + PYTHON), num_cached_tokens=5), THINK + FINAL) as server:
+        async with tools_served(Script(ids(THINK + PYTHON), num_cached_tokens=5), THINK + FINAL) as server:
             usage = (await server.respond(input="6 * 7?", tools=[CODE]))["usage"]
             first, second = (request.prompt_token_ids for request in server.client.requests)
             written = len(ids(THINK + PYTHON))
@@ -73,12 +74,12 @@ def test_usage_is_summed_and_what_repeats_counts_as_cached() -> None:
 
 def test_max_output_tokens_is_of_the_whole_turn() -> None:
     async def scenario() -> None:
-        async with served(THINK + PYTHON, FINAL) as server:
+        async with tools_served(THINK + PYTHON, FINAL) as server:
             written = len(ids(THINK + PYTHON))
             await server.respond(input="x", tools=[CODE], max_output_tokens=written + 5)
             assert server.client.requests[1].sampling.max_tokens == 5
 
-        async with served(THINK + PYTHON, FINAL) as server:
+        async with tools_served(THINK + PYTHON, FINAL) as server:
             body = await server.respond(input="x", tools=[CODE], max_output_tokens=written)
             assert body["status"] == "incomplete"
             assert body["output"][1]["status"] == "incomplete"
@@ -90,7 +91,7 @@ def test_max_output_tokens_is_of_the_whole_turn() -> None:
 
 def test_a_call_that_is_cut_does_not_run() -> None:
     async def scenario() -> None:
-        async with served("<|channel|>analysis to=python code<|message|>print(") as server:
+        async with tools_served("<|channel|>analysis to=python code<|message|>print(") as server:
             body = await server.respond(input="x", tools=[CODE])
             assert (body["status"], body["output"][0]["status"]) == ("incomplete", "incomplete")
             assert server.tools.boxes[0].calls == []
@@ -107,7 +108,7 @@ def test_whatever_a_cut_call_of_the_browser_says_it_can_be_told_and_sent_back(
 ) -> None:
     async def scenario() -> None:
         script = f"<|channel|>analysis to=browser.{name} code<|message|>{written}"
-        async with served(script, script, FINAL) as server:
+        async with tools_served(script, script, FINAL) as server:
             body = await server.respond(input="x", tools=[WEB])
             assert (body["status"], body["output"][0]["status"]) == ("incomplete", "incomplete")
             assert b'"response.incomplete"' in await server.stream(input="x", tools=[WEB])
@@ -124,7 +125,7 @@ def test_a_call_without_its_stop_token_runs_all_the_same() -> None:
 
     async def scenario() -> None:
         text = PYTHON.replace("<|call|>", "<|end|><|start|>assistant<|channel|>final<|message|>Made up.")
-        async with served(Script(ids(text), hang=True), FINAL) as server:
+        async with tools_served(Script(ids(text), hang=True), FINAL) as server:
             body = await server.respond(input="x", tools=[CODE])
             assert [item["type"] for item in body["output"]] == ["code_interpreter_call", "message"]
             assert body["output"][1]["content"][0]["text"] == "It is 42."
@@ -136,7 +137,7 @@ def test_a_call_without_its_stop_token_runs_all_the_same() -> None:
 
 def test_max_tool_calls_ends_the_calls_not_the_turn() -> None:
     async def scenario() -> None:
-        async with served(PYTHON, PYTHON, PYTHON, FORCED) as server:
+        async with tools_served(PYTHON, PYTHON, PYTHON, FORCED) as server:
             body = await server.respond(input="x", tools=[CODE], max_tool_calls=2)
             assert kinds(body) == ["code_interpreter_call", "code_interpreter_call", "reasoning", "message"]
             assert body["max_tool_calls"] == 2
@@ -153,7 +154,7 @@ def test_max_tool_calls_ends_the_calls_not_the_turn() -> None:
 
 def test_no_calls_at_all() -> None:
     async def scenario() -> None:
-        async with served(PYTHON, FORCED) as server:
+        async with tools_served(PYTHON, FORCED) as server:
             body = await server.respond(input="x", tools=[CODE], max_tool_calls=0)
             assert kinds(body) == ["reasoning", "message"]
             assert server.tools.boxes[0].calls == []
@@ -166,7 +167,7 @@ def test_equal_calls_with_equal_results_are_bounded() -> None:
 
     async def scenario() -> None:
         same = "<|channel|>analysis to=python code<|message|>1 + 1<|call|>"
-        async with served(*[same] * MAX_SAME_RESULTS, FINAL) as server:
+        async with tools_served(*[same] * MAX_SAME_RESULTS, FINAL) as server:
             body = await server.respond(input="x", tools=[CODE])
             assert len(server.tools.boxes[0].calls) == MAX_SAME_RESULTS
             assert body["status"] == "completed"
@@ -183,7 +184,7 @@ def test_a_demanded_call_is_never_one_that_the_limit_rules_out() -> None:
 
     async def scenario() -> None:
         call = f"<|channel|>commentary to=functions.{TOOL['name']} <|constrain|>json<|message|>{{}}<|call|>"
-        async with served(call) as server:
+        async with tools_served(call) as server:
             await server.respond(input="x", tools=[CODE, TOOL], tool_choice="required", max_tool_calls=0)
             grammar = server.client.requests[0].sampling.grammar
             assert f"to=functions.{TOOL['name']}" in grammar
@@ -201,7 +202,7 @@ def test_a_demanded_call_is_never_one_that_the_limit_rules_out() -> None:
 def test_a_tool_that_does_not_exist_is_an_error_that_the_model_reads() -> None:
     async def scenario() -> None:
         ghost = '<|channel|>commentary to=container.exec <|constrain|>json<|message|>{"a":1}<|call|>'
-        async with served(ghost, FINAL) as server:
+        async with tools_served(ghost, FINAL) as server:
             body = await server.respond(input="x", tools=[CODE, TOOL])
             assert kinds(body) == ["reasoning", "message"]
             error = (
@@ -210,7 +211,7 @@ def test_a_tool_that_does_not_exist_is_an_error_that_the_model_reads() -> None:
             assert f"<|start|>container.exec to=assistant<|channel|>commentary<|message|>{error}<|end|>" in (
                 server.prompt()
             )
-        async with served(*[ghost] * (MAX_UNKNOWN + 1), FORCED) as server:
+        async with tools_served(*[ghost] * (MAX_UNKNOWN + 1), FORCED) as server:
             body = await server.respond(input="x", tools=[CODE])
             assert kinds(body)[-1] == "message"
             assert len(server.client.requests) == MAX_UNKNOWN + 2
@@ -222,7 +223,7 @@ def test_a_tool_that_does_not_exist_is_an_error_that_the_model_reads() -> None:
 def test_a_slip_within_a_namespace_is_an_error_too() -> None:
     async def scenario() -> None:
         slip = '<|channel|>analysis to=browser.type_text code<|message|>{"a":1}<|call|>'
-        async with served(slip, FINAL) as server:
+        async with tools_served(slip, FINAL) as server:
             body = await server.respond(input="x", tools=[WEB])
             assert kinds(body) == ["reasoning", "message"]
             assert "the tool browser.type_text does not exist. You can call: browser.find" in server.prompt()
@@ -235,7 +236,7 @@ def test_a_function_of_the_client_ends_the_turn_as_before() -> None:
         call = (
             '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"a"}<|call|>'
         )
-        async with served(PYTHON, call, FINAL) as server:
+        async with tools_served(PYTHON, call, FINAL) as server:
             first = await server.respond(input="x", tools=[CODE, TOOL])
             assert kinds(first) == ["code_interpreter_call", "function_call"]
             output = {
@@ -261,7 +262,7 @@ def test_tools_go_on_in_a_conversation_a_chain_and_a_list() -> None:
 
     async def scenario() -> None:
         user = {"role": "user", "content": "x"}
-        async with served(PYTHON, FINAL, FINAL, PYTHON, FINAL, PYTHON, FINAL) as server:
+        async with tools_served(PYTHON, FINAL, FINAL, PYTHON, FINAL, PYTHON, FINAL) as server:
             first = await server.respond(input=[user], tools=[CODE])
             second = await server.respond(input=[user], previous_response_id=first["id"])
             await server.respond(input=[user], previous_response_id=second["id"], tools=[CODE])
@@ -269,7 +270,7 @@ def test_tools_go_on_in_a_conversation_a_chain_and_a_list() -> None:
             keys, states = zip(*server.tools.opened, strict=True)
             assert len(set(keys)) == 1
             assert states == (None, {"num_calls": 1}, {"num_calls": 1})
-        async with served(PYTHON, FINAL, PYTHON, FINAL) as server:
+        async with tools_served(PYTHON, FINAL, PYTHON, FINAL) as server:
             made = (await server.http.post("/v1/conversations", json={})).json()
             for _ in range(2):
                 await server.respond(input=[user], conversation=made["id"], tools=[CODE])
@@ -300,7 +301,7 @@ async def silent(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
 def test_whatever_a_tool_does_the_turn_goes_on(caplog: Any) -> None:
     async def scenario() -> None:
         for runner, word in ((failing("no network"), "no network"), (crashing, "failed"), (silent, "failed")):
-            async with served(PYTHON, FINAL, tools=ScriptedService(runner)) as server:
+            async with tools_served(PYTHON, FINAL, tools=ScriptedService(runner)) as server:
                 body = await server.respond(input="x", tools=[CODE])
                 assert body["status"] == "completed"
                 assert body["output"][0]["status"] == "failed"
@@ -320,14 +321,14 @@ def test_a_long_result_is_cut_to_the_window() -> None:
         yield result(call, "é word " * 5000)
 
     async def scenario() -> None:
-        async with served(PYTHON, FINAL, tools=ScriptedService(long), max_model_len=1500) as server:
+        async with tools_served(PYTHON, FINAL, tools=ScriptedService(long), max_model_len=1500) as server:
             body = await server.respond(input="x", tools=[CODE])
             assert body["status"] == "completed"
             prompt = server.client.requests[1].prompt_token_ids
             assert 1000 < len(prompt) <= 1500 - 1500 // 4
             assert "[cut here: the rest does not fit into the context window]<|end|>" in server.prompt()
             assert "\ufffd" not in server.prompt()
-        async with served(PYTHON, FINAL, tools=ScriptedService(long), max_model_len=330) as server:
+        async with tools_served(PYTHON, FINAL, tools=ScriptedService(long), max_model_len=330) as server:
             body = await server.respond(input="x", tools=[CODE])
             assert body["status"] == "incomplete"
             assert len(server.client.requests) == 1
@@ -344,7 +345,7 @@ def test_a_client_that_leaves_ends_its_tool() -> None:
         await asyncio.Event().wait()
 
     async def scenario() -> None:
-        async with served(PYTHON, tools=ScriptedService(hanging)) as server:
+        async with tools_served(PYTHON, tools=ScriptedService(hanging)) as server:
             for body in ({"stream": True}, {}):
                 started.clear()
                 request = asyncio.create_task(server.post(input="x", tools=[CODE], **body))
@@ -380,7 +381,7 @@ def test_choices_run_their_tools_side_by_side() -> None:
                 return Script(ids(FINAL))
             return Script(ids(PYTHON if index < 2 else "<|channel|>final<|message|>At once.<|return|>"))
 
-        async with served(FINAL, tools=ScriptedService(meeting)) as server:
+        async with tools_served(FINAL, tools=ScriptedService(meeting)) as server:
             server.client.source = source
             _, body = await server.post(
                 "/v1/chat/completions", messages=[{"role": "user", "content": "x"}], tools=[CODE], n=3
@@ -409,7 +410,7 @@ def test_an_engine_that_dies_in_one_choice_is_the_error_of_all(num_tokens: int) 
 
         dead = EngineDeadError("the engine is gone")
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "tools": [CODE], "n": 4}
-        async with served(FINAL) as server:
+        async with tools_served(FINAL) as server:
             server.client.source = source
             status, body = await server.post("/v1/chat/completions", **asked)
             assert (status, body["error"]["message"]) == (503, "the engine is gone")
@@ -423,7 +424,7 @@ def test_an_engine_that_dies_in_one_choice_is_the_error_of_all(num_tokens: int) 
 def test_preambles_and_reasoning_stay_between_calls() -> None:
     async def scenario() -> None:
         preamble = "<|channel|>commentary<|message|>Let me compute.<|end|><|start|>assistant"
-        async with served(THINK + preamble + PYTHON, THINK + PYTHON, FINAL) as server:
+        async with tools_served(THINK + preamble + PYTHON, THINK + PYTHON, FINAL) as server:
             body = await server.respond(input="x", tools=[CODE])
             assert kinds(body) == [
                 "reasoning",
@@ -448,7 +449,7 @@ def test_preambles_and_reasoning_stay_between_calls() -> None:
 def test_analysis_alone_after_a_tool_is_made_to_answer() -> None:
     async def scenario() -> None:
         thought = "<|channel|>analysis<|message|>So it is 42.<|return|>"
-        async with served(PYTHON, thought, FORCED) as server:
+        async with tools_served(PYTHON, thought, FORCED) as server:
             body = await server.respond(input="x", tools=[CODE])
             assert kinds(body) == ["code_interpreter_call", "reasoning", "message"]
             assert body["output"][2]["content"][0]["text"] == "It is 42."
@@ -462,7 +463,7 @@ async def _mixed(server: Server) -> Any:
 
 def test_all_kinds_in_one_turn() -> None:
     async def scenario() -> None:
-        async with served(SEARCH, PYTHON, ECHO, FINAL, tools=ScriptedService(plain)) as server:
+        async with tools_served(SEARCH, PYTHON, ECHO, FINAL, tools=ScriptedService(plain)) as server:
             body = await _mixed(server)
             assert kinds(body) == [
                 "mcp_list_tools",
@@ -494,7 +495,7 @@ def test_a_turn_whose_tool_has_run_waits_for_its_place() -> None:
             filled.set()
             yield result(call, "42")
 
-        async with served(PYTHON, FINAL, tools=ScriptedService(filling)) as server:
+        async with tools_served(PYTHON, FINAL, tools=ScriptedService(filling)) as server:
             request = asyncio.create_task(server.respond(input="x", tools=[CODE]))
             await filled.wait()
             await asyncio.sleep(0.15)
@@ -513,7 +514,7 @@ def test_a_queue_that_stays_full_ends_the_turn(monkeypatch: Any) -> None:
             server.client.max_in_flight = 0
             yield result(call, "42")
 
-        async with served(PYTHON, FINAL, tools=ScriptedService(filling)) as server:
+        async with tools_served(PYTHON, FINAL, tools=ScriptedService(filling)) as server:
             body = await server.respond(input="x", tools=[CODE])
             assert body["status"] == "incomplete"
             assert kinds(body) == ["code_interpreter_call"]
@@ -527,7 +528,7 @@ def test_an_engine_that_dies_between_rounds_fails_the_response() -> None:
             server.client.status_value = EngineStatus("dead")
             yield result(call, "42")
 
-        async with served(PYTHON, FINAL, tools=ScriptedService(killing)) as server:
+        async with tools_served(PYTHON, FINAL, tools=ScriptedService(killing)) as server:
             events = (await server.stream(input="x", tools=[CODE])).decode()
             assert "event: response.failed" in events
             assert "event: error" in events
@@ -544,7 +545,7 @@ def test_a_turn_that_grows_beyond_the_threshold_is_summed_up_between_its_tools()
         yield result(call, "42 " * 400)
 
     async def scenario() -> None:
-        async with served(PYTHON, summary, THINK + FINAL, tools=ScriptedService(verbose)) as server:
+        async with tools_served(PYTHON, summary, THINK + FINAL, tools=ScriptedService(verbose)) as server:
             body = await server.respond(input="6 * 7?", tools=[CODE], context_management=compaction)
             assert kinds(body) == ["code_interpreter_call", "compaction", "reasoning", "message"]
             asked, answered = server.prompt(1), server.prompt(2)
@@ -563,7 +564,9 @@ def test_a_turn_that_grows_beyond_the_threshold_is_summed_up_between_its_tools()
             assert "42 42 42" not in server.prompt()
             assert again["status"] == "completed"
 
-        async with served(PYTHON, summary, PYTHON, summary, FINAL, tools=ScriptedService(verbose)) as server:
+        async with tools_served(
+            PYTHON, summary, PYTHON, summary, FINAL, tools=ScriptedService(verbose)
+        ) as server:
             body = await server.respond(input="6 * 7?", tools=[CODE], context_management=compaction)
             assert kinds(body) == ["code_interpreter_call", "compaction"] * 2 + ["message"]
 

@@ -11,7 +11,8 @@ from openai.types.responses import Response
 from chorale.api.responses.items.client_calls import call_object
 from chorale.api.responses.items.shell_events import CommandReader, News
 from chorale.turns.events import ItemOpened
-from tests.support.responses import ANSWER, MODEL, TOOL, fold_events, run, serve, tokens
+from tests.support.responses import ANSWER, MODEL, TOOL, fold_events, serve, tokens
+from tests.support.server import run
 
 CUSTOM = {"type": "custom", "name": "note", "description": "Writes a note."}
 PATCH_GRAMMAR = 'start: "*** Begin Patch" LF line+ "*** End Patch"\nline: /[+-].*/ LF\n%import common.LF\n'
@@ -49,7 +50,7 @@ async def both(script: str, **body: Any) -> tuple[dict[str, Any], list[dict[str,
         assert {k: v for k, v in streamed.items() if k not in ids} == {
             k: v for k, v in item.items() if k not in ids
         }
-        return item, events, server.prompt_text()
+        return item, events, server.prompt()
 
 
 def test_a_custom_call_in_body_and_stream() -> None:
@@ -97,7 +98,7 @@ def test_a_grammar_makes_the_call_its_input() -> None:
             _, body = await server.post(input="x", tools=[PATCH])
             [item] = body["output"]
             assert (item["type"], item["input"]) == ("custom_tool_call", patch)
-            assert PATCH_GRAMMAR.splitlines()[0] in server.prompt_text()
+            assert PATCH_GRAMMAR.splitlines()[0] in server.prompt()
             grammar = server.client.requests[0].sampling.grammar
             assert grammar is not None
             assert "Begin Patch" in grammar
@@ -108,7 +109,7 @@ def test_a_grammar_makes_the_call_its_input() -> None:
             ]
             await server.post(input=again, tools=[PATCH])
             shown = f"to=functions.apply_patch<|channel|>commentary<|message|>{patch}<|call|>"
-            assert shown in server.prompt_text()
+            assert shown in server.prompt()
 
     run(scenario)
 
@@ -309,12 +310,12 @@ def test_outputs_follow_their_calls_and_tokens_are_replayed(
                 continued = {"input": [{"role": "user", "content": "x"}, item, output]}
             status, body = await server.post(tools=[tool], **continued)
             assert status == 200, body
-            before = server.prompt(0) + tokens(script)
-            assert server.prompt(1)[: len(before)] == before
+            before = server.prompt_ids(0) + tokens(script)
+            assert server.prompt_ids(1)[: len(before)] == before
             shown = f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{read}<|end|>"
-            assert shown in server.prompt_text()
+            assert shown in server.prompt()
             if name == "tool_search":
-                assert "type get_weather" in server.prompt_text().partition(shown)[2]
+                assert "type get_weather" in server.prompt().partition(shown)[2]
 
     run(scenario)
 
@@ -328,10 +329,7 @@ def test_a_call_of_another_server_is_rendered(
             foreign = {"type": f"{name}_call", "call_id": "c1", "status": "completed", key: expected}
             status, body = await server.post(input=[{"role": "user", "content": "x"}, foreign], tools=[tool])
             assert status == 200, body
-            assert (
-                f"to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>"
-                in server.prompt_text()
-            )
+            assert f"to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>" in server.prompt()
 
     run(scenario)
 
@@ -382,7 +380,7 @@ def test_a_namespaced_call_is_replayed_under_its_name() -> None:
             output = {"type": "function_call_output", "call_id": "c", "output": "none"}
             status, _ = await server.post(input=[made, output], tools=[NAMESPACE])
             assert status == 200
-            assert "<|start|>functions.crm__lookup to=assistant" in server.prompt_text()
+            assert "<|start|>functions.crm__lookup to=assistant" in server.prompt()
 
     run(scenario)
 
@@ -426,7 +424,7 @@ def test_choices_of_every_kind(choice: Any, names: list[str]) -> None:
             found = {n for n in ("note", "shell", "apply_patch", "crm__lookup", "crm__note", "get_weather")
                      if f" to=functions.{n}\\" in grammar}  # fmt: skip
             assert found == set(names)
-            assert "crm__lookup" in server.prompt_text()  # all stay rendered, for the prefix cache
+            assert "crm__lookup" in server.prompt()  # all stay rendered, for the prefix cache
 
     run(scenario)
 

@@ -14,7 +14,8 @@ from chorale.api.responses.items import encrypted_content
 from chorale.api.responses.items.encrypted_content import MAX_BYTES, Budget, seal, unseal
 from chorale.api.responses.items.input import parse_items
 from chorale.errors import RequestError
-from tests.support.responses import HELLO, run, serve
+from tests.support.responses import HELLO, serve
+from tests.support.server import run
 
 BOMB = "chorale1." + base64.b64encode(zlib.compress(b"a" * (MAX_BYTES - 1), 9)).decode()
 

@@ -11,8 +11,10 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from chorale.testing.scripted_client import Script
-from tests.support.responses import VOCAB, fold_events, parse_sse, without_ids
-from tests.support.scripted_tools import CONTAINER, PAGE, ScriptedService, Server, run, served
+from tests.support.responses import fold_events, without_ids
+from tests.support.scripted_tools import CONTAINER, PAGE, ScriptedService, tools_served
+from tests.support.server import VOCAB, Server, run
+from tests.support.sse import parse_sse
 from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, ids, kinds
 
 EVENT = TypeAdapter[Any](ResponseStreamEvent)
@@ -83,13 +85,13 @@ AROUND = (["created", "in_progress"], ["completed"])
 
 def test_every_kind_streams_its_events_in_order() -> None:
     async def scenario() -> None:
-        async with served(SEARCH, PYTHON, ECHO, FINAL) as server:
+        async with tools_served(SEARCH, PYTHON, ECHO, FINAL) as server:
             events = await events_of(server, input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
             middle = [*LIST_EVENTS, *WEB_EVENTS, *CODE_EVENTS, *MCP_EVENTS, *MESSAGE_EVENTS]
             assert types(events) == [*AROUND[0], *middle, *AROUND[1]]
             streamed = fold_events(events)
             Response.model_validate(streamed, strict=False)
-        async with served(SEARCH, PYTHON, ECHO, FINAL) as server:
+        async with tools_served(SEARCH, PYTHON, ECHO, FINAL) as server:
             body = await server.respond(input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
             assert without_ids(streamed) == without_ids(body)
             status, stored = await server_get(server, body["id"])
@@ -105,7 +107,7 @@ async def server_get(server: Server, response_id: str) -> tuple[int, Any]:
 
 def test_the_items_hold_what_they_should() -> None:
     async def scenario() -> None:
-        async with served(SEARCH, PYTHON, ECHO, FINAL) as server:
+        async with tools_served(SEARCH, PYTHON, ECHO, FINAL) as server:
             body = await server.respond(input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
             listed, searched, computed, echoed, _ = body["output"]
             assert listed["tools"][0]["name"] == "echo"
@@ -119,7 +121,7 @@ def test_the_items_hold_what_they_should() -> None:
             assert (echoed["server_label"], echoed["name"], echoed["error"]) == ("srv", "echo", None)
             prefixes = [item["id"].split("_")[0] for item in body["output"]]
             assert prefixes == ["mcpl", "ws", "ci", "mcp", "msg"]
-        async with served(SEARCH, PYTHON, FINAL) as server:
+        async with tools_served(SEARCH, PYTHON, FINAL) as server:
             body = await server.respond(input="x", tools=[WEB, CODE])
             assert "sources" not in body["output"][0]["action"]
             assert "results" not in body["output"][0]
@@ -130,7 +132,7 @@ def test_the_items_hold_what_they_should() -> None:
 
 def test_deltas_come_as_the_model_writes_and_the_call_before_its_result() -> None:
     async def scenario() -> None:
-        async with served(SEARCH, PYTHON, FINAL) as server:
+        async with tools_served(SEARCH, PYTHON, FINAL) as server:
             events = await events_of(server, input="x", tools=[WEB, CODE])
             code = [e["delta"] for e in events if e["type"].endswith("call_code.delta")]
             assert len(code) > 3
@@ -147,7 +149,7 @@ def test_deltas_come_as_the_model_writes_and_the_call_before_its_result() -> Non
 def test_citations_are_right_in_the_stream_and_in_the_body(step: int) -> None:
     async def scenario() -> None:
         script = Script(ids(CITED), tokens_per_step=step)
-        async with served(SEARCH, script) as server:
+        async with tools_served(SEARCH, script) as server:
             events = await events_of(server, input="x", tools=[WEB])
             body = fold_events(events)
             part = body["output"][1]["content"][0]
@@ -171,7 +173,7 @@ def test_citations_are_right_in_the_stream_and_in_the_body(step: int) -> None:
 
 def test_the_next_turn_reads_the_marks_as_they_were_written() -> None:
     async def scenario() -> None:
-        async with served(SEARCH, CITED, FINAL) as server:
+        async with tools_served(SEARCH, CITED, FINAL) as server:
             body = await server.respond(input="x", tools=[WEB])
             more = [*body["output"], {"role": "user", "content": "more"}]
             await server.respond(input=more, tools=[WEB])
@@ -185,7 +187,7 @@ def test_json_answers_keep_their_marks() -> None:
     async def scenario() -> None:
         answer = '<|channel|>final<|message|>{"a":"x【0†L0】"}<|return|>'
         form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
-        async with served(SEARCH, answer) as server:
+        async with tools_served(SEARCH, answer) as server:
             body = await server.respond(input="x", tools=[WEB], text={"format": form})
             part = body["output"][1]["content"][0]
             assert json.loads(part["text"]) == {"a": "x【0†L0】"}
@@ -199,7 +201,7 @@ def test_failures_are_events_and_statuses() -> None:
 
     async def scenario() -> None:
         tools = ScriptedService(failing("no network"))
-        async with served(SEARCH, PYTHON, ECHO, FINAL, tools=tools) as server:
+        async with tools_served(SEARCH, PYTHON, ECHO, FINAL, tools=tools) as server:
             events = await events_of(server, input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
             body = fold_events(events)
             assert body["status"] == "completed"
@@ -216,7 +218,7 @@ def test_failures_are_events_and_statuses() -> None:
 def test_a_dead_server_is_listed_with_its_error_and_the_turn_goes_on() -> None:
     async def scenario() -> None:
         tools = ScriptedService(broken={"srv": "connection refused"})
-        async with served(FINAL, tools=tools) as server:
+        async with tools_served(FINAL, tools=tools) as server:
             events = await events_of(server, input="x", tools=[MCP])
             body = fold_events(events)
             assert kinds(body) == ["mcp_list_tools", "message"]
@@ -241,7 +243,7 @@ def test_items_replayed_by_hand_are_the_tokens_of_before() -> None:
 
     async def scenario() -> None:
         for strip in (False, True):
-            async with served(THINK + SEARCH, PYTHON, ECHO, FINAL, FINAL) as server:
+            async with tools_served(THINK + SEARCH, PYTHON, ECHO, FINAL, FINAL) as server:
                 tools = [WEB, CODE, MCP]
                 body = await server.respond(input="x", tools=tools, include=INCLUDE)
                 replayed = body["output"]
@@ -269,7 +271,7 @@ def test_items_of_another_server_say_what_they_can() -> None:
             {"type": "mcp_call", "server_label": "s", "name": "t", "arguments": "{}", "output": "fine"},
             {"type": "mcp_call", "server_label": "s", "name": "t", "arguments": "{}", "error": "bad"},
         ]
-        async with served(FINAL) as server:
+        async with tools_served(FINAL) as server:
             await server.respond(input=items, tools=[CODE])
             prompt = server.prompt()
             for text in (
@@ -294,7 +296,7 @@ ASKING = {**MCP, "require_approval": "always"}
 
 def test_an_approval_ends_the_response_and_the_next_goes_on() -> None:
     async def scenario() -> None:
-        async with served(THINK + ECHO, FINAL) as server:
+        async with tools_served(THINK + ECHO, FINAL) as server:
             events = await events_of(server, input="x", tools=[ASKING])
             first = fold_events(events)
             assert kinds(first) == ["mcp_list_tools", "reasoning", "mcp_approval_request"]
@@ -329,7 +331,7 @@ def test_an_approval_ends_the_response_and_the_next_goes_on() -> None:
 
 def test_approvals_by_hand_and_without_a_store() -> None:
     async def scenario() -> None:
-        async with served(ECHO, FINAL) as server:
+        async with tools_served(ECHO, FINAL) as server:
             first = await server.respond(input="x", tools=[ASKING], store=False)
             asked = first["output"][-1]
             answer = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": True}
@@ -346,7 +348,7 @@ def test_approvals_by_hand_and_without_a_store() -> None:
 
 def test_a_refusal_is_what_the_model_reads() -> None:
     async def scenario() -> None:
-        async with served(ECHO, FINAL) as server:
+        async with tools_served(ECHO, FINAL) as server:
             first = await server.respond(input="x", tools=[ASKING])
             answer = {
                 "type": "mcp_approval_response",
@@ -363,7 +365,7 @@ def test_a_refusal_is_what_the_model_reads() -> None:
 
 def test_answers_to_nothing_are_refused() -> None:
     async def scenario() -> None:
-        async with served(ECHO, FINAL) as server:
+        async with tools_served(ECHO, FINAL) as server:
             first = await server.respond(input="x", tools=[ASKING])
             request_id = first["output"][-1]["id"]
             for change, tools in (({"approval_request_id": "mcpr_no"}, [ASKING]), ({}, [CODE]), ({}, [])):
@@ -386,7 +388,7 @@ def test_answers_to_nothing_are_refused() -> None:
 
 def test_the_sdk_streams_and_parses_it() -> None:
     async def scenario() -> None:
-        async with served(THINK + SEARCH, PYTHON, ECHO, CITED) as server:
+        async with tools_served(THINK + SEARCH, PYTHON, ECHO, CITED) as server:
             sdk = openai.AsyncOpenAI(
                 api_key="none", base_url="http://test/v1", http_client=server.http, max_retries=0
             )
@@ -412,7 +414,7 @@ def test_the_sdk_streams_and_parses_it() -> None:
 
 def test_the_state_of_tools_is_never_shown() -> None:
     async def scenario() -> None:
-        async with served(PYTHON, FINAL) as server:
+        async with tools_served(PYTHON, FINAL) as server:
             body = await server.respond(input="x", tools=[CODE])
             _, stored = await server_get(server, body["id"])
             assert not any(key.startswith("_") for key in (*body, *stored))
@@ -423,7 +425,7 @@ def test_the_state_of_tools_is_never_shown() -> None:
 
 def test_a_call_that_is_approved_twice_does_not_run_twice() -> None:
     async def scenario() -> None:
-        async with served(ECHO, FINAL) as server:
+        async with tools_served(ECHO, FINAL) as server:
             first = await server.respond(input="x", tools=[ASKING])
             answer = {
                 "type": "mcp_approval_response",

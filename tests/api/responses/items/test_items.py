@@ -12,7 +12,8 @@ from chorale.errors import RequestError
 from chorale.harmony.messages import Conversation, Message
 from chorale.harmony.render import render_conversation
 from chorale.store.protocol import StoredItem
-from tests.support.responses import ANSWER, CALL, HELLO, TOOL, VOCAB, run, serve, tokens
+from tests.support.responses import ANSWER, CALL, HELLO, TOOL, serve, tokens
+from tests.support.server import VOCAB, run
 
 
 def messages(items: list[dict[str, Any]]) -> list[Message]:
@@ -152,7 +153,7 @@ def test_everything_said_is_in_the_prompt_once_and_in_order() -> None:
                     {"role": "user", "content": "seventh"},
                 ],
             )
-            text = server.prompt_text()
+            text = server.prompt()
             words = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh"]
             positions = [text.index(word) for word in words]
             assert positions == sorted(positions)
@@ -188,10 +189,10 @@ def test_instructions_are_not_inherited() -> None:
                 input="two", instructions="new rules", previous_response_id=first["id"]
             )
             assert second["instructions"] == "new rules"
-            assert "old rules" not in server.prompt_text()
-            assert "get_weather" not in server.prompt_text()
+            assert "old rules" not in server.prompt()
+            assert "get_weather" not in server.prompt()
             _, third = await server.post(input="three", previous_response_id=second["id"])
-            text = server.prompt_text()
+            text = server.prompt()
             assert third["instructions"] is None
             assert "rules" not in text
             assert [text.count(word) for word in ("one", "two", "three", "Hi there!")] == [1, 1, 1, 2]
@@ -199,7 +200,7 @@ def test_instructions_are_not_inherited() -> None:
             await server.post(
                 input="four", previous_response_id=third["id"], reasoning={"context": "all_turns"}
             )
-            assert server.prompt_text().count("Say hi.") == 3
+            assert server.prompt().count("Say hi.") == 3
 
     run(scenario)
 
@@ -212,8 +213,8 @@ def test_the_first_turn_is_a_prefix_of_the_second() -> None:
         async with serve(answer) as server:
             _, first = await server.post(input=[{"role": "developer", "content": "be odd"}, USER])
             await server.post(input="again", previous_response_id=first["id"])
-            said = [*server.prompt(0), *tokens(answer)[:-1]]
-            assert server.prompt(1)[: len(said)] == said
+            said = [*server.prompt_ids(0), *tokens(answer)[:-1]]
+            assert server.prompt_ids(1)[: len(said)] == said
 
     run(scenario)
 
@@ -227,8 +228,8 @@ def test_odd_headers_are_replayed_as_they_were() -> None:
             _, first = await server.post(input="go", tools=[TOOL])
             call_id = first["output"][0]["call_id"]
             await server.post(input=[output(call_id, "1")], previous_response_id=first["id"], tools=[TOOL])
-            said = [*server.prompt(0), *tokens(odd)]
-            assert server.prompt(1)[: len(said)] == said
+            said = [*server.prompt_ids(0), *tokens(odd)]
+            assert server.prompt_ids(1)[: len(said)] == said
 
     run(scenario)
 
@@ -239,7 +240,7 @@ def test_what_a_stop_string_cut_off_does_not_come_back() -> None:
             _, first = await server.post(input="one", stop=[" there"])
             assert first["output"][1]["content"][0]["text"] == "Hi"
             await server.post(input="two", previous_response_id=first["id"])
-            assert "<|channel|>final<|message|>Hi<|end|>" in server.prompt_text()
+            assert "<|channel|>final<|message|>Hi<|end|>" in server.prompt()
 
     run(scenario)
 
@@ -253,7 +254,7 @@ def test_branches_from_one_parent() -> None:
             prompts = []
             for result in (*results, results[0]):
                 await server.post(input=[result], previous_response_id=root["id"], tools=[TOOL])
-                prompts.append(server.prompt())
+                prompts.append(server.prompt_ids())
             assert prompts[0] == prompts[2]
             assert prompts[0] != prompts[1]
             assert "left" not in VOCAB.decode(prompts[1])

@@ -27,8 +27,9 @@ from chorale.api.responses.websocket import lanes, socket
 from chorale.errors import EngineError
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns import runaway
-from tests.support.app import Running, call, connect, exchange, full_server, make_state, running
+from tests.support.app import Running, call, connect, exchange, full_server, running
 from tests.support.responses import ANSWER, CALL, HELLO, TOOL, tokens
+from tests.support.server import make_state
 
 ENDS = ("response.completed", "response.failed", "response.incomplete", "error")
 STRICT: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)

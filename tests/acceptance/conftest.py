@@ -1,4 +1,4 @@
-"""Lets the acceptance tests import the helpers of other folders; one engine for those that need one."""
+"""One engine for the acceptance tests that need one."""
 
 from __future__ import annotations
 
