@@ -45,6 +45,7 @@ STRUCTURED = Frames(answer=CITY)
 TOOLS = Frames(calls=(Call("get", CITY), Call("get_weather"), Call("g.et-x", CITY)), answer=CITY)
 FORCED = Frames(calls=(Call("get", CITY),), answer="none")
 NONE = Frames(preambles=True)
+BUDGET = Frames(preambles=True, reasoning=(50,), calls=(Call("get", CITY),))
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,10 @@ NONE = Frames(preambles=True)
         (NONE, THINK + PREAMBLE + THINK + FINAL + "free text<|return|>", True),
         (NONE, FINAL + "<|return|>", False),  # never an empty answer
         (NONE, GET + "{}<|call|>", False),
+        # Preambles go on where a budget bounds the reasoning.
+        (BUDGET, PREAMBLE + FINAL + "Yes.<|return|>", True),
+        (BUDGET, THINK + PREAMBLE + FINAL + "Yes.<|return|>", True),
+        (BUDGET, PREAMBLE + GET + '{"city":"a"}<|call|>', True),
     ],
 )
 def test_turns(frames: Frames, text: str, expected: bool) -> None:

@@ -95,6 +95,21 @@ def test_the_pool_stays_within_the_memory() -> None:
     assert tiny.limits.num_blocks == 2 * tiny.geometry.blocks_for(64)  # more would never be used
 
 
+def test_the_pool_leaves_alone_what_other_processes_hold() -> None:
+    """The budget is a share of the whole GPU: memory that is taken already comes out of it."""
+    alone, shared = (replace(H200, free_bytes=H200.total_bytes - taken * GIB) for taken in (0, 20))
+    per_block = decide(OSS_20B, alone).geometry.bytes_per_block
+    difference = decide(OSS_20B, alone).limits.num_blocks - decide(OSS_20B, shared).limits.num_blocks
+    assert difference * per_block == pytest.approx(20 * GIB, rel=0.01)
+
+
+def test_a_cpu_gives_at_most_sixteen_gibibytes() -> None:
+    pools = [decide(OSS_20B, cpu(gib), max_num_seqs=1024) for gib in (1024, 2048)]
+    assert pools[0].limits.num_blocks == pools[1].limits.num_blocks
+    size = pools[0].limits.num_blocks * pools[0].geometry.bytes_per_block
+    assert size == pytest.approx(16 * GIB, rel=0.01)
+
+
 def test_a_length_that_nobody_asked_for_gives_way() -> None:
     found = decide(OSS_20B, cpu(20))
     assert 2 <= found.limits.max_model_len < 131072

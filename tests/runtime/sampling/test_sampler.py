@@ -238,6 +238,15 @@ def test_top_k_finds_the_same_value_either_way(k: int) -> None:
         assert torch.equal(kept[row], scores[row] >= threshold)
 
 
+@pytest.mark.parametrize("k", [3, 1024, 1025, 1026, 1027, 2998])
+def test_top_k_keeps_exactly_k_of_different_values(k: int) -> None:
+    rng = np.random.default_rng(k)
+    scores = torch.from_numpy(rng.permutation(3000).astype(np.float32)[None] / 100.0)
+    found, space = scores.clone(), (torch.empty_like(scores), torch.empty_like(scores))
+    filter_scores(found, torch.tensor([float(k)]), None, None, most_k=k, space=space)
+    assert int((found > NEGLIGIBLE / 2).sum()) == k
+
+
 def test_a_row_with_penalties_remembers_no_more_than_it_can_hold() -> None:
     """On a GPU a thousand rows of the model's whole length would take a gigabyte that nobody planned for."""
     for max_tokens, size in ((5, 9), (None, 65), (1000, 65), (0, 5)):

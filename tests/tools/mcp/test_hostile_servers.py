@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,8 +39,8 @@ LIAR = ROOT / "tests" / "support" / "tools" / "stdio_liar.py"
 LIMITS = McpLimits(connect_seconds=2.0, call_seconds=1.0)
 
 
-def liar(kind: str) -> McpClient:
-    return McpClient([lambda: Stdio([sys.executable, "-S", str(LIAR), kind], {})], LIMITS)
+def liar(kind: str, *more: str) -> McpClient:
+    return McpClient([lambda: Stdio([sys.executable, "-S", str(LIAR), kind, *more], {})], LIMITS)
 
 
 def talk(kind: str) -> tuple[list[str], object]:
@@ -215,6 +216,7 @@ async def nothing(writer: asyncio.StreamWriter, _head: bytes) -> None:
         (rpc(3), "not a JSON-RPC message"),
         (answer(body=b"x" * (5 * 2**20)), "more than 4194304 bytes"),
         (answer("307 Temporary Redirect", location="http://169.254.169.254/"), "another host"),
+        (answer("307 Temporary Redirect", location="http://127.0.0.1:9/mcp"), "another host"),
         (answer("307 Temporary Redirect", location="/mcp"), "circles"),
         (endless_event, "more than 4194304 bytes"),
         (nothing, "no handshake within 2 s"),
@@ -232,6 +234,29 @@ def test_faults_over_http(handler: Handler, reason: str) -> None:
             assert "0x7f" not in caught.value.message
 
     run(work())
+
+
+def test_a_body_without_an_end_is_left_after_four_mebibytes() -> None:
+    """What was sent is counted: a check of the whole body would have read all of it."""
+    num_sent = 0
+
+    async def endless_json(writer: asyncio.StreamWriter, _head: bytes) -> None:
+        nonlocal num_sent
+        writer.write(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"')
+        for _ in range(600):
+            writer.write(b"x" * 100_000)
+            num_sent += 100_000
+            await writer.drain()
+
+    async def work() -> None:
+        async with serve({"/mcp": endless_json}) as port:
+            request = McpRequest("x", f"http://127.0.0.1:{port}/mcp")
+            client = client_of(from_request(request), LIMITS, "key", allow_private=True)
+            with pytest.raises(McpFault, match="more than 4194304 bytes"):
+                await client.connect()
+
+    run(work())
+    assert num_sent < 30_000_000  # the limit, and what the buffers of two sockets hold
 
 
 @pytest.mark.parametrize(
@@ -361,6 +386,35 @@ def test_a_call_that_is_left_or_cancelled_ends(tmp_path: Path) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        await call.aclose()
+        await client.aclose()
+
+    run(work())
+
+
+def test_a_cancelled_call_is_cancelled_in_the_server(tmp_path: Path) -> None:
+    file = tmp_path / "received"
+
+    def received(method: str) -> list[Any]:
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [found for line in lines if (found := json.loads(line)).get("method") == method]
+
+    async def until(method: str) -> Any:
+        async with asyncio.timeout(20):
+            while not received(method):
+                await asyncio.sleep(0.02)
+        return received(method)[0]
+
+    async def work() -> None:
+        client = liar("records", str(file))
+        await client.connect()
+        call = client.call("echo", {}, "t")
+        task = asyncio.ensure_future(anext(call))
+        number = (await until("tools/call"))["id"]
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await until("notifications/cancelled"))["params"]["requestId"] == number
         await call.aclose()
         await client.aclose()
 

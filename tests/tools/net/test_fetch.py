@@ -168,6 +168,24 @@ def test_of_mixed_answers_only_the_allowed_are_tried() -> None:
     asyncio.run(work())
 
 
+def test_of_a_public_and_a_private_answer_only_the_public_is_connected_to() -> None:
+    class Policy(AddressPolicy):
+        def allows(self, text: str) -> bool:
+            return text == "127.0.0.1"
+
+    async def work() -> None:
+        async with serve({"/": answer(body=b"public")}) as port:
+            touched: list[object] = []
+            private = await asyncio.start_server(lambda *ends: touched.append(ends), "127.0.0.2", port)
+            fetcher = Fetcher(Policy(), FetchLimits(seconds=5), resolve=Names(["127.0.0.2", "127.0.0.1"]))
+            assert (await fetcher.get(f"http://mixed.example:{port}/")).body == b"public"
+            assert touched == []
+            await fetcher.aclose()
+            private.close()
+
+    asyncio.run(work())
+
+
 def test_a_page_and_its_redirects() -> None:
     routes = {
         "/": answer("302 Found", location="/b"),
