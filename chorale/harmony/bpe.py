@@ -179,7 +179,9 @@ class LinearEncoder:
             joined = self._join(piece, start + size, ids, memo)
             if joined is None:
                 size *= 2
-                ids = self._encode_piece(piece[start : start + size])
+                first, ids = ids[0], self._encode_piece(piece[start : start + size])
+                if start and ids[0] != first:  # the windows were joined at that token
+                    return self._encode_piece(piece)
                 continue
             keep, start, following = joined
             out += ids[:keep]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import tiktoken
 
+from chorale.harmony import bpe
 from chorale.harmony import vocab as v
 from chorale.harmony.bpe import PIECE_PATTERN
 from chorale.harmony.vocab import TokenIdError, Vocabulary, VocabularyError
@@ -227,3 +228,18 @@ def test_loading_is_quick(vocab: Vocabulary) -> None:
     seconds = time.thread_time() - begin
     print(f"\nload: {seconds:.2f} s")
     assert seconds < 3 * 0.6
+
+
+@pytest.mark.parametrize("window", [16, 64, 512])
+def test_windows_that_disagree_are_not_joined(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A made-up vocabulary whose merges run from right to left: where a window ends decides all its pairs."""
+    letters = "abcdefghijklmnopqrstuvwxy"
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    for place, pair in enumerate(zip(letters[::-1][1:], letters[::-1], strict=False)):
+        ranks["".join(pair).encode()] = 256 + place  # "xy" merges first, "ab" last
+    encoding = tiktoken.Encoding("made up", pat_str=PIECE_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    token_bytes = [encoding.decode_single_token_bytes(rank) for rank in range(len(ranks))]
+    monkeypatch.setattr(bpe, "WINDOW", window)
+    encoder = bpe.LinearEncoder(encoding._core_bpe, token_bytes)
+    for text in (letters * 200, letters[3:] * 200, (letters + letters[:4]) * 100, letters[::-1] * 100):
+        assert encoder.encode(text) == encoding.encode_ordinary(text)
