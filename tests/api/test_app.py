@@ -97,6 +97,20 @@ def test_every_route_but_the_probes_needs_a_key() -> None:
     served(test, keys=(hash_key("other"), hash_key(KEY)))
 
 
+def test_a_key_that_is_sent_twice_is_no_key() -> None:
+    """Of two headers a proxy in front may have checked the other one."""
+
+    async def test(server: Running) -> None:
+        for name, text in ((b"x-api-key", KEY), (b"authorization", f"Bearer {KEY}")):
+            line = b"%s: %s\r\n" % (name, text.encode())
+            other = b"%s: %s\r\n" % (name, text.replace(KEY, "wrong").encode())
+            for lines, status in ((line, 200), (line + other, 401), (other + line, 401), (line + line, 401)):
+                raw = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n" + lines + b"\r\n"
+                assert (await exchange(server.port, raw)).status == status
+
+    served(test, keys=(hash_key(KEY),))
+
+
 @pytest.mark.parametrize(
     "path",
     [

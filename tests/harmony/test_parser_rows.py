@@ -293,6 +293,28 @@ def test_row(vocab: Vocabulary, text: str, messages: list[Parsed], repairs: set[
     assert set(reading.repairs) == repairs
 
 
+def test_a_repaired_message_has_as_many_tokens_as_its_text(vocab: Vocabulary) -> None:
+    """Log-probabilities and reasoning tokens are counted by it."""
+    body = "The quick brown fox jumps over the lazy dog, and then it sleeps for a long while in the sun."
+    ids = vocab.encode_with_special("<|channel|>analysis\n" + body + "<|end|>")
+    events = Parser(vocab, tool_names=TOOLS).feed_all(ids)
+    assert [event.kind for event in events if isinstance(event, Repair)] == ["missing_header"]
+    deltas = [event for event in events if isinstance(event, ContentDelta)]
+    text = "".join(delta.text for delta in deltas)
+    assert body in text
+    assert sum(delta.num_tokens for delta in deltas) == len(vocab.encode(text))
+
+
+def test_a_stray_special_token_is_kept_for_replay(vocab: Vocabulary) -> None:
+    for stray in ("<|constrain|>", "<|message|>", "<|reserved_200014|>"):
+        content = vocab.encode_with_special(f"one{stray} two")
+        ids = [*vocab.encode_with_special("<|channel|>final<|message|>"), *content]
+        events = Parser(vocab).feed_all([*ids, *vocab.encode_with_special("<|return|>")])
+        (end,) = (event for event in events if isinstance(event, MessageEnd))
+        assert list(end.token_ids)[: len(ids)] == ids
+        assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == "one two"
+
+
 def test_marker_spelled_in_text_is_cut_off_the_name(vocab: Vocabulary) -> None:
     ids = [200005, *vocab.encode("commentary to=functions.get_weather<|channel|>commentary"), 200008, 200012]
     reading = read(Parser(vocab, tool_names=TOOLS).feed_all(ids))

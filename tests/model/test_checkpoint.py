@@ -71,6 +71,18 @@ def test_missing_tensor(folder: Path) -> None:
     assert f"{NORM}: missing" in complaint(folder)
 
 
+def test_norms_in_half_precision_are_read(folder: Path) -> None:
+    """Converters write what has no quantized form in any of the three float types."""
+    values: dict[str, torch.Tensor] = {}
+
+    def halve(tensors: dict[str, torch.Tensor]) -> None:
+        values[NORM] = tensors[NORM] = tensors[NORM].half()
+
+    edit(folder, halve)
+    loaded = load_weights(folder, CONFIG, select_ops("reference", "cpu"), device="cpu", dtype=torch.float32)
+    assert torch.equal(loaded.layers[1].qkv.norm, values[NORM].float())
+
+
 def test_extra_tensor(folder: Path) -> None:
     edit(folder, lambda tensors: tensors.update({"model.layers.9.surprise": torch.zeros(3)}))
     message = complaint(folder)

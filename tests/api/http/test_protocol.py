@@ -214,6 +214,12 @@ def test_slow_heads_do_not_slow_others() -> None:
         (HEAD + b"content-length: -2\r\n\r\n{}", 400, "invalid_http"),
         (b"POST /echo HTTP/1.1\r\ncontent-length: 0\r\n\r\n", 400, "invalid_host"),
         (b"POST /echo HTTP/1.1\r\nhost: a\r\nhost: b\r\ncontent-length: 0\r\n\r\n", 400, "invalid_host"),
+        # Either of the two would do alone.
+        (
+            b"POST /echo HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n",
+            400,
+            "invalid_host",
+        ),
         (b"GET /echo HTTP/1.1\r\nhost: a/b?c\r\n\r\n", 400, "invalid_host"),
         (b"GET /echo HTTP/1.1\r\nhost: evil.example\r\n\r\n", 400, "invalid_host"),
         (HEAD + b"content-length: 17000000\r\n\r\n", 413, "payload_too_large"),

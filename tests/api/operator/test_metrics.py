@@ -64,6 +64,19 @@ def test_every_token_and_request_is_counted_at_the_seam() -> None:
     asyncio.run(main())
 
 
+def test_the_time_of_a_token_is_that_between_the_first_and_the_last() -> None:
+    async def main() -> None:
+        metrics = Metrics("demo")
+        client = MeteredClient(scripted([1, 2, 3, 4, 200002], delay=0.05), metrics)
+        await drain(client, request())
+        between = value(metrics, "vllm:inter_token_latency_seconds_sum")
+        assert between > 0.15
+        mean = value(metrics, "vllm:request_time_per_output_token_seconds_sum")
+        assert mean == pytest.approx(between / 4)  # of five tokens
+
+    asyncio.run(main())
+
+
 def test_how_requests_end() -> None:
     async def main() -> None:
         metrics = Metrics("demo")
