@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from chorale.engine.types import StepPlan
@@ -246,3 +248,17 @@ def test_blocks_of_window_layers_are_given_back_as_the_sequence_moves() -> None:
         engine.step()
     full = -(-104 // 4)
     assert full + 2 <= engine.core.stats().kv_blocks_used <= full + 3
+
+
+def test_admissions_leave_room_so_that_running_requests_are_seldom_preempted() -> None:
+    """Short prompts with long outputs over a pool that cannot hold them all: 164 with the room, 194 without."""
+    preempted = 0
+    for seed in range(3):
+        engine = Engine(num_blocks=1000, max_num_seqs=64, max_num_batched_tokens=256, max_model_len=2000)
+        draw = random.Random(seed)
+        for number in range(120):
+            prompt = [draw.randrange(10, 900) for _ in range(draw.randrange(8, 20))]
+            engine.add(str(number), prompt, max_tokens=draw.randrange(60, 140))
+        engine.run()
+        preempted += engine.core.stats().num_preemptions
+    assert 0 < preempted < 180
