@@ -7,11 +7,11 @@ to ``uint8`` elsewhere, with the conversions written out below: the same bytes e
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
+
+from chorale.kernels.triton.launch import capability_of
 
 _LARGEST = tl.constexpr(448.0)
 
@@ -81,9 +81,6 @@ def kernel_view(kv: torch.Tensor) -> torch.Tensor:
     return kv
 
 
-@functools.cache
 def converts_e4m3(device: torch.device) -> bool:
     """Whether Triton has e4m3 there."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 9)
+    return capability_of(device) >= 89

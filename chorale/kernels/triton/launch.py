@@ -28,32 +28,51 @@ def wait_for_previous(PDL: tl.constexpr, LAUNCH_DEPENDENTS: tl.constexpr = True)
             gdc_launch_dependents()
 
 
+def architecture_of(device: torch.device) -> tuple[str, int]:
+    """("sm_90" or "gfx942", multiprocessors) of a GPU; ("", 0) of the CPU, where Triton's interpreter runs.
+
+    Kernels on meta tensors are only compiled, for the GPU of Triton's driver (``precompile/target.py``).
+    """
+    if device.type == "meta":
+        driver = triton.runtime.driver.active
+        target = driver.get_current_target()
+        return f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch), driver.multiprocessors
+    if device.type != "cuda":
+        return "", 0
+    found = torch.cuda.get_device_properties(device)
+    hip = torch.version.hip is not None
+    name = found.gcnArchName.split(":")[0] if hip else f"sm_{found.major}{found.minor}"
+    return name, found.multi_processor_count
+
+
 @functools.cache
-def _has_dependent_launch(device: torch.device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+def is_nvidia(device: torch.device) -> bool:
+    return architecture_of(device)[0].startswith("sm_")
+
+
+@functools.cache
+def is_amd(device: torch.device) -> bool:
+    return architecture_of(device)[0].startswith("gfx")
+
+
+@functools.cache
+def capability_of(device: torch.device) -> int:
+    """90 for compute capability 9.0; 0 where there is no NVIDIA GPU."""
+    return int(architecture_of(device)[0].removeprefix("sm_")) if is_nvidia(device) else 0
 
 
 @functools.cache
 def tuning_of(device: torch.device) -> ArchTuning:
-    """Its table; without a GPU (Triton's interpreter) an H200's."""
-    if device.type != "cuda":
-        return H200
-    found = torch.cuda.get_device_properties(device)
-    hip = torch.version.hip is not None
-    name = found.gcnArchName.split(":")[0] if hip else f"sm_{found.major}{found.minor}"
-    return arch_tuning(name, found.multi_processor_count)
+    """The table of a GPU; an H200's without a GPU (Triton's interpreter)."""
+    name, multiprocessors = architecture_of(device)
+    return arch_tuning(name, multiprocessors) if name else H200
 
 
-@functools.cache
 def is_hopper(device: torch.device) -> bool:
     """Compute capability 9.0, whose matrix instructions later chips do not have."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device) == (9, 0)
+    return capability_of(device) == 90
 
 
 def dependent(x: torch.Tensor) -> dict[str, bool]:
     """Launch arguments for a kernel with a constexpr ``PDL``: on Hopper and later, off elsewhere."""
-    if x.is_cuda and _has_dependent_launch(x.device):
-        return {"PDL": True, "launch_pdl": True}
-    return {"PDL": False}
+    return {"PDL": True, "launch_pdl": True} if capability_of(x.device) >= 90 else {"PDL": False}

@@ -18,6 +18,7 @@ forbidden, gives no token and does not affect the others.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import numpy as np
@@ -53,7 +54,11 @@ class Sampler:
         self.forbidden = is_forbidden.to(device.torch_device)
         # (logits [N, V] float32, draws, last_token, out [N] int64): without processors, in static memory
         self.draw = make_sampler(self.forbidden, device.sample_rows)
-        self._plain = ReferenceSampler(self.forbidden, device.sample_rows)
+
+    @functools.cached_property
+    def _plain(self) -> ReferenceSampler:
+        """For rows with edits: few servers see one."""
+        return ReferenceSampler(self.forbidden, self._device.sample_rows)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None) -> torch.Tensor:
         """[N] int64 tokens for ``logits`` [N, V] float32, which stays as it was.
@@ -68,8 +73,8 @@ class Sampler:
                 batch.keys, batch.temperature, rows, _filters(batch), self._allowed(masks, len(batch))
             )
             self.draw(logits, draws, torch.empty_like(tokens), tokens)
-        for start in range(0, len(processed), self._plain.rows_at_once):
-            places = processed[start : start + self._plain.rows_at_once]
+        for start in range(0, len(processed), self._device.sample_rows):
+            places = processed[start : start + self._device.sample_rows]
             index = self._device.upload(places.astype(np.int32)).long()
             own = None if masks is None else masks.at(places)
             tokens.index_copy_(0, index, self._sample_processed(logits[index], batch.at(places, index), own))

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.skinny import project_few, whole
-from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.launch import dependent, is_amd, is_nvidia, wait_for_previous
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def project_add(x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torc
 
 def float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [T, K] by weight [N, K], both in one dtype -> [T, N] float32, not rounded on the way."""
-    if x.is_cuda and torch.version.hip is None and x.dtype != torch.float32:
+    if is_nvidia(x.device) and x.dtype != torch.float32:
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
     return x.float() @ weight.float().t()
 
@@ -157,7 +157,7 @@ def float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def project_head(x: torch.Tensor, head: Linear) -> torch.Tensor:
     """x [T, K] in the weight's dtype -> x weight^T [T, N] float32."""
     weight = head.weight
-    if 1 < x.shape[0] <= tuning.SKINNY_TOKENS and x.dtype == torch.bfloat16 and torch.version.hip is None:
+    if 1 < x.shape[0] <= tuning.SKINNY_TOKENS and x.dtype == torch.bfloat16 and not is_amd(x.device):
         return whole(x, weight)
     if x.shape[0] != 1:
         return float32_product(x, weight)

@@ -167,7 +167,7 @@ def constants_of(p: Product) -> dict[str, Any]:
 
 def fits(tile: SkinnyConfig, x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the kernels here can do it: bfloat16 on Hopper or later, and no rows or columns left over."""
-    there = x.is_cuda and dependent(x)["PDL"] and weight.dtype == torch.bfloat16
+    there = dependent(x)["PDL"] and weight.dtype == torch.bfloat16
     return there and weight.shape[0] % (8 * tile.units) == 0 and weight.shape[1] % 32 == 0
 
 

@@ -22,7 +22,7 @@ import triton.language as tl
 
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm
-from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.launch import dependent, is_nvidia, wait_for_previous
 from chorale.kernels.triton.moe.combine import add_parts, swiglu
 from chorale.kernels.triton.moe.gemv_ptx import Loop, loop_text
 from chorale.kernels.triton.moe.packing import COLUMNS, Experts, Matrices
@@ -328,7 +328,7 @@ def can_use_gemv(normed: torch.Tensor, num_pairs: int, experts: Experts) -> bool
     whole = normed.shape[1] % COLUMNS == 0 and experts.intermediate % COLUMNS == 0
     few = num_pairs <= tuning.GEMV_PAIRS_EACH * experts.num_experts or normed.shape[0] <= tuning.DIRECT_TOKENS
     few &= normed.shape[0] <= tuning.GEMV_TOKENS
-    return few and whole and normed.is_cuda and torch.version.hip is None and experts.dtype == torch.bfloat16
+    return few and whole and is_nvidia(normed.device) and experts.dtype == torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True)

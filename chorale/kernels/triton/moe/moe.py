@@ -20,6 +20,7 @@ import triton.language as tl
 from chorale.kernels.ops import QkvWeights
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm
+from chorale.kernels.triton.launch import is_nvidia
 from chorale.kernels.triton.moe.combine import add_parts, swiglu
 from chorale.kernels.triton.moe.dequant import column_of, load_tile, place_of
 from chorale.kernels.triton.moe.gemv import can_use_gemv, gemv_moe
@@ -271,7 +272,7 @@ def _moe_of_tiles(
     if width > experts.gate_up.row_tiles * 8:
         inner.zero_()  # its last columns meet zero weights, and nobody writes them
     parts = torch.empty(num_pairs, hidden, dtype=torch.float32, device=x.device)
-    common = _constants(experts, alone, each, x.is_cuda)
+    common = _constants(experts, alone, each, x.device)
     tile, packed = tuning.gate_up(each), experts.gate_up
     _gate_up_kernel[(triton.cdiv(packed.row_tiles * 16, tile.rows), tiles)](
         shuffled, packed.blocks, packed.scales, experts.gate_up_bias, expert_ids, order, offsets, inner,
@@ -297,7 +298,7 @@ def shuffle_inputs(normed: torch.Tensor, experts: Experts) -> torch.Tensor:
     return shuffled
 
 
-def _constants(experts: Experts, alone: bool, each: int, on_gpu: bool) -> dict[str, Any]:
+def _constants(experts: Experts, alone: bool, each: int, device: torch.device) -> dict[str, Any]:
     bf16 = experts.dtype == torch.bfloat16
     return {
         "E": experts.num_experts,
@@ -305,5 +306,5 @@ def _constants(experts: Experts, alone: bool, each: int, on_gpu: bool) -> dict[s
         "TOKENS": each,
         "SORTED": not alone,
         "BF16": bf16,
-        "ASM": bf16 and on_gpu and torch.version.hip is None,
+        "ASM": bf16 and is_nvidia(device),
     }

@@ -94,9 +94,9 @@ def pack_experts(tensors: ExpertTensors) -> Experts:
         raise ConfigError(
             "ops 'triton' reads MXFP4 experts, this checkpoint's are dense: use --ops reference"
         )
-    largest = torch.maximum(gate_up_scales.max(), down_scales.max())
-    if int(largest) > _LARGEST_SCALE:
-        raise ConfigError(f"ops 'triton': an MXFP4 scale byte is {int(largest)}, over {_LARGEST_SCALE}")
+    for scales in () if gate_up_scales.is_meta else (gate_up_scales, down_scales):
+        if (largest := int(scales.max())) > _LARGEST_SCALE:
+            raise ConfigError(f"ops 'triton': an MXFP4 scale byte is {largest}, over {_LARGEST_SCALE}")
     if tensors.fp8_activations and not (tensors.dtype == torch.bfloat16 and is_hopper(gate_up_blocks.device)):
         raise ConfigError("--moe-activation-dtype fp8 needs a Hopper GPU and --dtype bfloat16")
     bias = tensors.gate_up_bias.to(tensors.dtype)

@@ -22,7 +22,7 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import Linear, float32_product, product, project_add
 from chorale.kernels.triton.dense.norm import add_norm, in_fours
 from chorale.kernels.triton.dense.skinny import parts
-from chorale.kernels.triton.launch import dependent, tuning_of, wait_for_previous
+from chorale.kernels.triton.launch import dependent, is_nvidia, tuning_of, wait_for_previous
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) ->
     if dtype == torch.bfloat16:
         high = weight.to(dtype)
         low = (weight - high.float()).to(dtype)
-        halves, is_bfloat16 = torch.cat((high, low)), not bool(low.any())
+        halves, is_bfloat16 = torch.cat((high, low)), weight.is_meta or not bool(low.any())
     arrivals = torch.zeros(tuning.MOST_ARRIVALS, dtype=torch.int32, device=weight.device)
     return Router(weight, bias.contiguous(), halves, is_bfloat16, arrivals)
 
@@ -339,7 +339,6 @@ def _route_many(
     each = triton.cdiv(steps, tuning_of(x.device).route_slices(tiles))
     slices = triton.cdiv(steps, each)  # none without work
     partial = torch.empty(slices * tokens * (num_experts + 1), dtype=torch.float32, device=x.device)
-    on_nvidia = x.is_cuda and torch.version.hip is None
     weight = linear.weight
     if linear.is_bfloat16:
         weight = linear.halves[:num_experts]
@@ -348,7 +347,7 @@ def _route_many(
         linear.arrivals, ids, gates, tokens, eps, hidden,
         E=num_experts, K=weights.top_k, EXPERTS=triton.next_power_of_2(num_experts),
         TOKENS=tile.tokens, DEPTH=tile.depth, SLICES=slices, STAGES=tile.num_stages,
-        PRECISION="tf32x3" if on_nvidia else "ieee", num_warps=tile.num_warps, **dependent(x),
+        PRECISION="tf32x3" if is_nvidia(x.device) else "ieee", num_warps=tile.num_warps, **dependent(x),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Sample, SamplingInputs
+from chorale.kernels.triton.launch import is_nvidia
 from chorale.kernels.triton.sampling.thresholds import is_out, mask_of, thresholds
 
 _NONE = tl.constexpr(NO_FINITE_LOGITS)
@@ -163,7 +164,7 @@ def sample(
         logits, keys, draws.temperature, edge, forbidden, *mask_of(draws, forbidden), best, tokens, most,
         vocab, logits.stride(0), keys.stride(0), keys.stride(1), pieces,
         BLOCK=block, BLOCKS=blocks, FILTERED=draws.filters is not None,
-        MASKED=draws.allowed is not None, ASM=logits.is_cuda and torch.version.hip is None, num_warps=4,
+        MASKED=draws.allowed is not None, ASM=is_nvidia(logits.device), num_warps=4,
     )  # fmt: skip
     _rows_kernel[(count,)](
         best, tokens, most, draws.rows, last_token, out, pieces,

@@ -14,10 +14,10 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 def forms(monkeypatch: pytest.MonkeyPatch, num_experts: int, fp8: bool, hopper: bool) -> dict[int, str]:
     """By number of tokens, each of which chooses four experts, at gpt-oss's sizes in bfloat16."""
-    from chorale.kernels.triton.moe import grouped, moe
+    from chorale.kernels.triton.moe import gemv, grouped, moe
 
     monkeypatch.setattr(grouped, "is_hopper", lambda device: hopper)
-    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(gemv, "is_nvidia", lambda device: True)
     experts: Any = SimpleNamespace(
         num_experts=num_experts,
         dtype=torch.bfloat16,
@@ -26,7 +26,7 @@ def forms(monkeypatch: pytest.MonkeyPatch, num_experts: int, fp8: bool, hopper: 
     )
     found = {}
     for tokens in (*range(1, 1100), 2048, 8192, 16384):
-        normed: Any = SimpleNamespace(shape=(tokens, 2880), is_cuda=True, device=torch.device("cpu"))
+        normed: Any = SimpleNamespace(shape=(tokens, 2880), device=torch.device("cpu"))
         found[tokens] = moe._adder(normed, 4 * tokens, experts, 2880).__name__
     return found
 
