@@ -116,11 +116,12 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
     from chorale.model.checkpoint_writer import write_random_checkpoint
     from chorale.model.config import ModelConfig
     from chorale.model.config_writer import make_config
+    from chorale.runtime.assembly import allocate_kv, make_executor
     from chorale.runtime.device import CpuDevice
     from chorale.runtime.hardware import Hardware
     from chorale.runtime.resolve import resolve
     from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
-    from chorale.serve.build import allocate_kv, load_model, make_executor
+    from chorale.serve.build import load_model
 
     class Idle(CpuDevice):
         def capture(self, step: Callable[[], None]) -> Callable[[], None]:

@@ -12,15 +12,16 @@ end's choice (the reference: float32).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
 
-    from chorale.kernels.triton.precompile.pool import Crew
+    from chorale.kernels.triton.precompile.pool import CompilePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ class DecodeState:
 
 
 class Sample(Protocol):
-    """SamplingInputs one token a row."""
+    """Samples one token a row."""
 
     def __call__(
         self, logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
@@ -174,15 +175,15 @@ class MakeSampler(Protocol):
     def __call__(self, forbidden: torch.Tensor, rows_at_once: int) -> Sample: ...
 
 
-class Compiler(Protocol):
+class Precompiler(Protocol):
     """Compiles kernels before they are launched. Owned by the thread that launches."""
 
-    num_late: int  # kernels that were compiled when they were needed
+    num_late: int  # kernels that were compiled at their launch, because no dry run had found them
 
-    def is_known(self, facts: str) -> bool:
-        """Whether an earlier start has left on disk whatever could be played. If not, this one will have.
+    def is_cached(self, facts: str, device: torch.device, roots: Sequence[Path]) -> bool:
+        """Whether an earlier start has left all kernels on disk. If not, this one will note that it has.
 
-        ``facts``: all that kernels depend on beside the code and the machine.
+        ``facts``, ``device`` and the sources under ``roots`` are all that kernels depend on.
         """
         ...
 
@@ -193,22 +194,26 @@ class Compiler(Protocol):
 
     @property
     def num_kernels(self) -> int:
-        """Kernels that were asked for while ``playing``."""
+        """Kernels that were recorded."""
         ...
 
-    def playing(self) -> AbstractContextManager[None]:
-        """Launches of this thread launch nothing, and what they would need begins to compile in others.
+    def recording(self) -> AbstractContextManager[None]:
+        """Launches of this thread launch nothing; other threads compile their kernels afterwards.
 
-        What kernels would have written is garbage meanwhile.
+        The tensors that the kernels would have written hold garbage.
         """
         ...
 
     def wait(self, count: int, report: Callable[[int, int], None]) -> None:
-        """Until the first ``count`` kernels are there. ``report``: (how many are, count)."""
+        """Wait for the first ``count`` kernels. ``report`` is called with (kernels that are done, count)."""
         ...
 
-    def calm_down(self) -> None:
-        """What is still missing compiles beside steps from now on, which must not suffer."""
+    def throttle(self) -> None:
+        """Slow down the remaining compilation so that serving is not slowed."""
+        ...
+
+    def cancel(self) -> None:
+        """Compile nothing more beforehand: from now on a kernel compiles at its launch."""
         ...
 
 
@@ -276,6 +281,6 @@ class Ops:
     # A step of one new token a row never waits for the host, so that it can be captured in a graph.
     capturable: bool = False
 
-    # (threads, who hires processes in their place) -> what compiles this op set's kernels beforehand. None:
-    # nothing is compiled.
-    compiler: Callable[[int, Callable[[], Crew | None]], Compiler] | None = None
+    # (what starts the processes that compile) -> precompiler of this op set. Raises ``RuntimeError`` if it
+    # cannot work here. None: there is nothing to compile.
+    precompiler: Callable[[Callable[[], CompilePool | None]], Precompiler] | None = None

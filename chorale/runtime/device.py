@@ -18,6 +18,7 @@ from chorale.errors import ConfigError
 from chorale.runtime.hardware import Hardware, available_memory, cpu_count
 from chorale.runtime.memory import SMALL_PARAMETERS
 
+GPU_SAMPLE_ROWS = 64  # rows that the sampler takes at once on a GPU
 Arrays = list[npt.NDArray[np.generic]]
 _CPU = torch.device("cpu")
 
@@ -115,7 +116,7 @@ class CudaDevice:
     torch_device: torch.device
     overlap: bool = True
     can_capture: bool = True
-    sample_rows: int = 64
+    sample_rows: int = GPU_SAMPLE_ROWS
     graphs: Graphs = field(default_factory=lambda: Graphs())
 
     def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:

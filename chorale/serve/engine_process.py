@@ -206,21 +206,21 @@ def open_cuda() -> None:
 
 def main() -> int:
     start = read_start(sys.stdin.buffer, EngineStart)
-    helpers = None
+    compile_pool = None
     if start.config.device != "cpu":
-        helpers = early_crew(start.config)
+        compile_pool = early_pool(start.config)
         threading.Thread(target=open_cuda, name="cuda", daemon=True).start()
     from chorale.serve.build import build_engine  # imports torch: only here, never in the HTTP process
 
-    return run_engine_process(start, partial(build_engine, crew=helpers))
+    return run_engine_process(start, partial(build_engine, pool=compile_pool))
 
 
-def early_crew(config: EngineConfig) -> pool.Crew | None:
-    """Processes that compile, if kernels will probably be wanted: both sides import at the same time."""
+def early_pool(config: EngineConfig) -> pool.CompilePool | None:
+    """Compile processes, if kernels will probably have to be compiled: they import while this one does."""
     has_triton = config.ops != "reference" and importlib.util.find_spec("triton") is not None
-    if not has_triton or not os.path.exists(_NVIDIA) or pool.was_here():
+    if not config.precompile_kernels or not has_triton or not os.path.exists(_NVIDIA) or pool.cache_exists():
         return None
-    return pool.hire(cpu_count())
+    return pool.start(cpu_count())
 
 
 if __name__ == "__main__":

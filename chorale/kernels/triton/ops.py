@@ -15,7 +15,7 @@ from chorale.kernels.triton.dense.qkv import qkv_rope_cache
 from chorale.kernels.triton.moe.moe import moe
 from chorale.kernels.triton.moe.packing import pack_experts
 from chorale.kernels.triton.moe.router import pack_router, project_and_route
-from chorale.kernels.triton.precompile.compiler import Compiling
+from chorale.kernels.triton.precompile import make_precompiler
 from chorale.kernels.triton.sampling.decode_inputs import decode_inputs
 from chorale.kernels.triton.sampling.sample import make_sampler
 
@@ -47,5 +47,5 @@ TRITON_OPS = Ops(
     decode_inputs=decode_inputs,
     supports_fp8_kv=True,
     capturable=True,
-    compiler=None if triton.knobs.runtime.interpret else Compiling,  # the interpreter does not compile
+    precompiler=None if triton.knobs.runtime.interpret else make_precompiler,  # nothing to compile
 )

@@ -1,1 +1,1 @@
-"""Which kernels a start needs, found by a dry run of every kind of step."""
+"""Finding out at start-up which kernels an engine will launch."""

@@ -1,10 +1,9 @@
-"""What decides which kernels an engine launches, beside the code and the machine: as text, to be compared."""
+"""What decides which kernels an engine launches, beside its code and its GPU: as text, to be compared."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,29 +11,34 @@ import torch
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.resolve import Resolved
 
-_ALIGNMENT = 16  # bytes; what kernels are specialised by
+_ALIGNMENT = 16  # bytes; kernels are specialised by it
+_LIMITS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+_SIZES = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("num_local_experts", "num_experts_per_tok", "vocab_size", "sliding_window"),
+)
 
 
 def cache_key(model: GptOss, resolved: Resolved) -> str:
-    """Sizes of the model and of steps, and how the weights lie in memory.
+    """The sizes of the model and of its steps, and the layout of the weights in memory.
 
-    Not how many blocks there are: that changes from start to start, and no kernel knows it.
+    Without what differs between starts and no kernel sees, such as the number of blocks or the seed.
     """
-    limits = replace(resolved.limits, num_blocks=0)
-    told = [model.ops.name, model.config, limits, resolved.dtype, resolved.kv_dtype]
-    told += [resolved.graph_rows, resolved.mixed_graphs]
-    return "\n".join([*map(repr, told), *sorted(set(_layouts("weights", model.weights)))])
+    parts = [model.ops.name, resolved.dtype, resolved.kv_dtype, resolved.graph_rows, resolved.mixed_graphs]
+    parts += [f"{name} {getattr(model.config, name)}" for name in _SIZES]
+    parts += [f"{name} {getattr(resolved.limits, name)}" for name in _LIMITS]
+    return "\n".join([*map(repr, parts), *sorted(set(_layouts("weights", model.weights)))])
 
 
 def _layouts(name: str, found: Any) -> Iterator[str]:
     if isinstance(found, torch.Tensor):
-        off = found.data_ptr() % _ALIGNMENT
-        yield f"{name}: {found.dtype} {tuple(found.shape)} {found.stride()} {off}"
+        offset = found.data_ptr() % _ALIGNMENT
+        yield f"{name}: {found.dtype} {tuple(found.shape)} {found.stride()} {offset}"
     elif dataclasses.is_dataclass(found):
         for field in dataclasses.fields(found):
             yield from _layouts(f"{name}.{field.name}", getattr(found, field.name))
     elif isinstance(found, list | tuple):
-        for item in found:  # layers are alike: one line tells of all
+        for item in found:  # all layers yield the same lines
             yield from _layouts(name, item)
-    else:
-        yield f"{name}: {found!r}"
+    else:  # kernels are not specialised by the value of a float
+        yield f"{name}: {'float' if isinstance(found, float) else repr(found)}"

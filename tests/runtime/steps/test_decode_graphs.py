@@ -25,6 +25,7 @@ from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
+from chorale.runtime.assembly import allocate_kv, make_executor
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.hardware import Hardware
@@ -47,8 +48,9 @@ from chorale.runtime.steps.decode_graphs import (
 )
 from chorale.runtime.steps.graph_sizes import MIXED_TOKENS, chosen_sizes, context_sizes, pick, row_sizes
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, pad_plan
+from chorale.runtime.warmup.captures import capture_first, preparations
 from chorale.runtime.worker import Worker
-from chorale.serve.build import allocate_kv, capture_first, load_model, make_executor, preparations
+from chorale.serve.build import load_model
 from tests.runtime.test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
 from tests.support.runtime import Answer, make_engine, random_prompt, request, row_start, run
 from tests.support.soak import soak

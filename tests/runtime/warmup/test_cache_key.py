@@ -31,8 +31,8 @@ def loaded() -> tuple[GptOss, Resolved]:
 def test_the_same_start_tells_the_same(loaded: tuple[GptOss, Resolved]) -> None:
     model, resolved = loaded
     assert cache_key(model, resolved) == cache_key(model, resolved)
-    more_blocks = replace(resolved, limits=replace(resolved.limits, num_blocks=51))
-    assert cache_key(model, resolved) == cache_key(model, more_blocks)
+    more_pages = replace(resolved, limits=replace(resolved.limits, num_blocks=51))
+    assert cache_key(model, resolved) == cache_key(model, more_pages)
 
 
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"])

@@ -1,8 +1,8 @@
-"""Processes that compile kernels beside the engine: spawned early, and import while torch is imported.
+"""CompilePool: processes that compile kernels beside the engine, started before torch is imported.
 
-This side imports neither torch nor Triton. One child process imports the kernels and forks the others
-(``worker_main.py``); each takes one task at a time over a socket of its own, and ends when the socket is
-closed, by ``dismiss`` or by the end of this process.
+This side imports neither torch nor Triton. One child imports the kernels and forks the others
+(``worker_main.py``). Each takes one task at a time over its own socket, and ends when the socket is closed:
+by ``close``, or because this process has ended.
 """
 
 from __future__ import annotations
@@ -21,26 +21,25 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 log = logging.getLogger(__name__)
-MOST = 12
-_PATIENCE = 120.0  # seconds for one kernel; a process that is silent for so long is given up
-MARKERS = hashlib.sha256(b"chorale: starts whose kernels are all here").hexdigest()  # as if a kernel's hash
+MAX_SIZE = 12
+_TIMEOUT = 120.0  # seconds for one kernel
+MANIFESTS = hashlib.sha256(b"chorale: compile manifests").hexdigest()  # in the place of a kernel's hash
 _MODULE = "chorale.kernels.triton.precompile.worker_main"
 
 
-class Crew:
-    """Thread-safe. What a process cannot do is left to the caller."""
+class CompilePool:
+    """Thread-safe. The caller compiles what a process cannot."""
 
     def __init__(self, size: int) -> None:
-        """Spawns; raises ``OSError`` if that cannot be."""
+        """Raises ``OSError`` if no process can be started."""
         pairs = [Pipe() for _ in range(size)]
         theirs = [other.fileno() for _, other in pairs]
-        # No GPU is visible to them: a context each would take memory that the engine has planned with.
-        alone = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", _MODULE, *map(str, theirs)]
+        # No GPU is visible to them: their contexts would take memory that the engine has planned with.
+        environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         try:
             self._process = subprocess.Popen(
-                command,
-                env=os.environ | alone,
+                [sys.executable, "-m", _MODULE, *map(str, theirs)],
+                env=os.environ | environment,
                 pass_fds=theirs,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -53,67 +52,70 @@ class Crew:
         for ours, _ in pairs:
             self._free.put(ours)
         self._lock = threading.Lock()
-        self._is_dismissed = False
+        self._is_closed = False
 
     def run(self, task: bytes) -> bool:
-        """Have one process do ``task``, and wait. False: nobody was free, or it was not done."""
+        """Have one process do ``task``, and wait. Returns False if none was free, or if it failed."""
         try:
             process = self._free.get_nowait()
         except queue.Empty:
             return False
         try:
             process.send_bytes(task)
-            if not process.poll(_PATIENCE):
+            if not process.poll(_TIMEOUT):
                 raise TimeoutError("no answer")
-            complaint = process.recv_bytes()
-        except (OSError, EOFError) as error:
+            error = process.recv_bytes()
+        except (OSError, EOFError) as lost:
             process.close()
-            log.debug("a process that compiles was lost: %r", error)
+            log.debug("a compile process was lost: %r", lost)
             return False
         self._give_back(process)
-        if complaint:
-            log.debug("a process could not compile: %s", complaint.decode("utf-8", "replace"))
-        return not complaint
+        if error:
+            log.debug("a process could not compile: %s", error.decode("utf-8", "replace"))
+        return not error
 
     def _give_back(self, process: Connection) -> None:
         with self._lock:
-            if self._is_dismissed:
+            if self._is_closed:
                 process.close()
             else:
                 self._free.put(process)
 
-    def dismiss(self) -> None:
-        """They end, as soon as they have done what they do. May be called again."""
+    def close(self) -> None:
+        """Let each process finish its task, then exit. Idempotent."""
         with self._lock:
-            if self._is_dismissed:
+            if self._is_closed:
                 return
-            self._is_dismissed = True
+            self._is_closed = True
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._free.get_nowait().close()
-        # Reaped by a thread, which ends when they have.
-        threading.Thread(target=self._process.wait, name="crew", daemon=True).start()
+        threading.Thread(target=self._process.wait, name="compile-pool", daemon=True).start()  # reaps it
 
 
-def hire(cores: int) -> Crew | None:
-    """Processes for a machine of so many cores; None where they would not help, or cannot be spawned."""
-    size = min(cores - 1, MOST)
+def start(cores: int) -> CompilePool | None:
+    """A pool for a machine of ``cores`` cores. Returns None if there is one core, or no process can start."""
+    size = min(cores - 1, MAX_SIZE)
     if size < 1 or not hasattr(os, "fork"):
         return None
     try:
-        return Crew(size)
+        return CompilePool(size)
     except OSError as error:
         log.debug("kernels are compiled in threads: %s", error)
         return None
 
 
-def was_here() -> bool:
-    """Whether some start has left its mark in Triton's cache, so that probably nobody is needed. A guess."""
-    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
-    cache = os.environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache")
-    # How Triton's cache names a folder.
-    folder = base64.b32encode(bytes.fromhex(MARKERS)).decode().rstrip("=")
+def cache_exists() -> bool:
+    """Whether Triton's cache holds any manifest, so that probably no pool is needed."""
+    # As Triton names the folder of a hash.
+    folder = base64.b32encode(bytes.fromhex(MANIFESTS)).decode().rstrip("=")
     try:
-        return any(Path(cache, folder).glob("*.json"))
+        return any((cache_folder() / folder).glob("*.json"))
     except OSError:
         return False
+
+
+def cache_folder() -> Path:
+    """Triton's disk cache."""
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
+    return Path(os.environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache"))

@@ -1,7 +1,7 @@
 """``python -m chorale.kernels.triton.precompile.worker_main FD ...``: compile into Triton's disk cache.
 
-The parent side is ``pool.py`` beside this file. Kernels are imported once; then one process a socket is
-forked, which share what was imported. No process opens a device: the target comes with each task.
+The parent's side is ``pool.py``. The kernels are imported once; then a process is forked for each socket. No
+process opens a device: the target comes with each task.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from chorale.kernels import triton as package
 
 
 class _Pickler(pickle.Pickler):
-    """Kernels go by name: both sides have the same sources."""
+    """Sends kernels by name: both sides have the same sources."""
 
     def reducer_override(self, found: Any) -> Any:
         if isinstance(found, JITFunction):
@@ -36,47 +36,47 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Only what a task consists of: kernels by name, Triton's own types, and plain values."""
+    """Accepts only the parts of a task: kernels by name, Triton's own types, and plain values."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (f"{package.__name__}.precompile.worker_main", "_find"):
-            return _find  # not that of the module, which this process runs as a script
+            return _find  # this process runs the module as a script: importing it would give another
         if module.partition(".")[0] == "triton":
             found = super().find_class(module, name)
             if isinstance(found, type):
                 return found
         elif module == "builtins" and name in ("set", "frozenset", "complex", "slice"):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of a task")
+        raise pickle.UnpicklingError(f"{module}.{name} is not part of a task")
 
 
 def _find(module: str, name: str) -> Any:
-    """A kernel by its name; nothing else has one here."""
+    """Returns the kernel of that name. Raises ``UnpicklingError`` for anything else."""
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
     if not isinstance(found, JITFunction):
-        raise pickle.UnpicklingError(f"{module}.{name} is no kernel")
+        raise pickle.UnpicklingError(f"{module}.{name} is not a kernel")
     return found
 
 
 def describe(source: Any, target: Any, options: dict[str, Any], env_vars: dict[str, str]) -> bytes:
-    """A task: the arguments of ``triton.compile``. Raises whatever pickle raises."""
+    """Returns a task: the arguments of ``triton.compile``. Raises whatever pickle raises."""
     buffer = io.BytesIO()
     _Pickler(buffer).dump((source, target, options, env_vars))
     return buffer.getvalue()
 
 
 def perform(task: bytes) -> None:
-    """Afterwards Triton's disk cache has the kernel and its launcher. Raises what the compiler raises."""
+    """Put a task's kernel and its launcher into Triton's disk cache. Raises what the compiler raises."""
     source, target, options, env_vars = _Unpickler(io.BytesIO(task)).load()
     prepare_launcher(triton.compile(source, target=target, options=options, _env_vars=env_vars))
 
 
 def prepare_launcher(kernel: Any) -> None:
-    """Triton 3.6 launches through C code of its own for each signature: have it compiled before the launch.
+    """Compile the C code through which Triton 3.6 launches kernels of a signature, which gcc takes long for.
 
-    gcc takes longer than some kernels. Best effort: a launch compiles what is missing, and says what failed.
+    Best effort: a launch compiles what is missing, and raises what failed.
     """
     if kernel.metadata.target.backend == "cuda" and hasattr(nvidia, "make_launcher"):
         with contextlib.suppress(Exception):
@@ -84,11 +84,11 @@ def prepare_launcher(kernel: Any) -> None:
 
 
 def settle_keys() -> None:
-    """Have Triton work out what its keys consist of, for all kernels, callees first.
+    """Have Triton compute the keys of all kernels in one order, callees first.
 
-    With Triton 3.6 the key of a kernel depends on whether one with the same callees was asked for before: a
-    callee's constants count only then. So two processes, or a start that plays and one that does not, would
-    look for one kernel under two keys. Also hashes all of Triton, which takes most of a second.
+    In Triton 3.6 a kernel's key depends on whether one with the same callees was asked for before: only then
+    do a callee's constants count. Two processes, or starts with and without a dry run, would look for one
+    kernel under two keys. Also hashes all of Triton, which takes most of a second.
     """
     triton_key()
     for found in sorted(
@@ -102,7 +102,7 @@ def settle_keys() -> None:
 
 
 def serve(parent: Connection, perform: Callable[[bytes], None] = perform) -> None:
-    """Until the parent closes the socket. The answer to a task: nothing, or what went wrong."""
+    """Answer tasks until the parent closes the socket: with nothing, or with the error."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             task = parent.recv_bytes()
@@ -115,7 +115,7 @@ def serve(parent: Connection, perform: Callable[[bytes], None] = perform) -> Non
 
 
 def main(sockets: list[int]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles a terminal's Ctrl-C
     with contextlib.suppress(Exception):
         nvidia.CudaUtils()  # C code too; opens no device
     settle_keys()
@@ -125,7 +125,7 @@ def main(sockets: list[int]) -> None:
         if not child:
             for other in sockets:
                 if other != mine:
-                    os.close(other)  # or nobody would see that its owner has died
+                    os.close(other)  # so that its owner's end is seen at the other end
             serve(Connection(mine))
             os._exit(0)
         children.append(child)

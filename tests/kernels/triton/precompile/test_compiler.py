@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from triton.backends.compiler import GPUTarget
 
-from chorale.kernels.triton.precompile.compiler import Compiling, Job
+from chorale.kernels.triton.precompile.compiler import PendingKernel, Precompiler
 
 
 @pytest.fixture(autouse=True)
@@ -32,57 +32,59 @@ def kernel(name: str) -> Any:
     return SimpleNamespace(metadata=metadata, function=name, hash="", src=SimpleNamespace(name=name))
 
 
-def ask(compiling: Compiling, cache: dict[str, Any], name: str, make: Callable[[], Any] | None = None) -> Any:
+def ask(
+    precompiler: Precompiler, cache: dict[str, Any], name: str, make: Callable[[], Any] | None = None
+) -> Any:
     """As Triton does when a launch finds nothing in its cache."""
-    return compiling.submit(name, make or (lambda: kernel(name)), lambda found: cache.update({name: found}))
+    return precompiler.submit(name, make or (lambda: kernel(name)), lambda found: cache.update({name: found}))
 
 
 def test_what_was_played_is_compiled_afterwards() -> None:
-    compiling, cache, begun = Compiling(2), {}, threading.Event()
-    with compiling.playing():
+    precompiler, cache, begun = Precompiler(), {}, threading.Event()
+    with precompiler.recording():
         for name in "abc":
-            ask(compiling, cache, name, lambda name=name: begun.set() or kernel(name))
-        assert all(isinstance(found, Job) for found in cache.values())
+            ask(precompiler, cache, name, lambda name=name: begun.set() or kernel(name))
+        assert all(isinstance(found, PendingKernel) for found in cache.values())
         assert not begun.is_set()
     told: list[tuple[int, int]] = []
-    compiling.wait(3, lambda done, count: told.append((done, count)))
+    precompiler.wait(3, lambda done, count: told.append((done, count)))
     assert told[-1] == (3, 3)
     assert [cache[name].function for name in "abc"] == ["a", "b", "c"]
-    assert not any(isinstance(found, Job) for found in cache.values())
-    assert (compiling.num_kernels, compiling.num_late) == (3, 0)
+    assert not any(isinstance(found, PendingKernel) for found in cache.values())
+    assert (precompiler.num_kernels, precompiler.num_late) == (3, 0)
 
 
 def test_a_launch_waits_for_a_kernel_on_its_way() -> None:
-    compiling, cache, go = Compiling(1), {}, threading.Event()
-    with compiling.playing():
-        ask(compiling, cache, "slow", lambda: go.wait(10) and kernel("slow"))
-        ask(compiling, cache, "next")
+    precompiler, cache, go = Precompiler(), {}, threading.Event()
+    with precompiler.recording():
+        ask(precompiler, cache, "slow", lambda: go.wait(10) and kernel("slow"))
+        ask(precompiler, cache, "next")
     threading.Timer(0.05, go.set).start()
     assert cache["slow"].function == "slow"  # Triton 3.9 takes it from its cache, ...
-    assert ask(compiling, cache, "next").function == "next"  # 3.6 asks again
-    assert compiling.num_late == 0
+    assert ask(precompiler, cache, "next").function == "next"  # 3.6 asks again
+    assert precompiler.num_late == 0
 
 
 def test_a_kernel_that_nobody_played_is_compiled_and_counted() -> None:
-    compiling, cache = Compiling(1), {}
-    assert ask(compiling, cache, "new").function == "new"
+    precompiler, cache = Precompiler(), {}
+    assert ask(precompiler, cache, "new").function == "new"
     assert cache["new"].function == "new"
-    assert (compiling.num_kernels, compiling.num_late) == (0, 1)
+    assert (precompiler.num_kernels, precompiler.num_late) == (0, 1)
 
 
 def test_what_does_not_compile_raises_where_it_is_launched() -> None:
     def fail() -> Any:
         raise RuntimeError("no such instruction")
 
-    compiling, cache = Compiling(1), {}
-    with compiling.playing():
-        ask(compiling, cache, "bad", fail)
-        ask(compiling, cache, "good")
-    compiling.wait(2, lambda *_: None)  # does not hang, and does not raise
+    precompiler, cache = Precompiler(), {}
+    with precompiler.recording():
+        ask(precompiler, cache, "bad", fail)
+        ask(precompiler, cache, "good")
+    precompiler.wait(2, lambda *_: None)  # does not hang, and does not raise
     assert cache["good"].function == "good"
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no such instruction"):
-            ask(compiling, cache, "bad", fail)
+            ask(precompiler, cache, "bad", fail)
 
 
 def test_launches_of_other_threads_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,12 +92,12 @@ def test_launches_of_other_threads_are_left_alone(monkeypatch: pytest.MonkeyPatc
 
     seen: list[bool] = []
     monkeypatch.setattr(JITFunction, "run", lambda self, *, grid, warmup: seen.append(warmup))
-    compiling = Compiling(1)
+    precompiler = Precompiler()
 
     def launch() -> None:
         JITFunction.run(None, grid=(1,), warmup=False)
 
-    with compiling.playing():
+    with precompiler.recording():
         launch()
         other = threading.Thread(target=contextvars.copy_context().run, args=(launch,))
         other.start()
@@ -105,15 +107,15 @@ def test_launches_of_other_threads_are_left_alone(monkeypatch: pytest.MonkeyPatc
 
 
 def test_few_threads_beside_steps() -> None:
-    compiling, cache, go = Compiling(6), {}, threading.Event()
-    with compiling.playing():
+    precompiler, cache, go = Precompiler(), {}, threading.Event()
+    with precompiler.recording():
         for number in range(40):
-            ask(compiling, cache, str(number), lambda: go.wait(10) and kernel("x"))
-    compiling.calm_down()
+            ask(precompiler, cache, str(number), lambda: go.wait(10) and kernel("x"))
+    precompiler.throttle()
     go.set()
-    compiling.wait(40, lambda *_: None)
-    assert compiling.num_kernels == 40
-    with compiling.playing():
-        ask(compiling, cache, "last")
-    compiling.wait(41, lambda *_: None)
+    precompiler.wait(40, lambda *_: None)
+    assert precompiler.num_kernels == 40
+    with precompiler.recording():
+        ask(precompiler, cache, "last")
+    precompiler.wait(41, lambda *_: None)
     assert cache["last"].function == "last"

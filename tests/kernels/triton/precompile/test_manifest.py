@@ -20,11 +20,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import get_cache_manager
 
 from chorale.kernels.triton.precompile import manifest
-from chorale.kernels.triton.precompile.compiler import Compiling
-from chorale.kernels.triton.precompile.manifest import Marker, is_cached
-from chorale.kernels.triton.precompile.pool import MARKERS
+from chorale.kernels.triton.precompile.compiler import Precompiler
+from chorale.kernels.triton.precompile.manifest import CompileManifest, is_cached
+from chorale.kernels.triton.precompile.pool import MANIFESTS
+from chorale.serve.compile_phase import SOURCES
 
-FACTS = "20b, 64 rows"
+FACTS, GPU = "20b, 64 rows", torch.device("meta")
+ROOTS = (Path("kernels"), Path("runtime"))
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +36,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
     token = _async_compile.active_mode.set(None)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(manifest, "_SOURCES", make_sources(tmp_path / "sources"))
+    monkeypatch.chdir(make_sources(tmp_path / "sources"))
     set_target(monkeypatch, 90)
     yield tmp_path / "cache"
     _async_compile.active_mode.reset(token)
@@ -48,8 +50,7 @@ def make_sources(folder: Path) -> Path:
 
 
 def set_target(monkeypatch: pytest.MonkeyPatch, arch: int) -> None:
-    active = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", arch, 32))
-    monkeypatch.setattr(manifest.triton.runtime, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(manifest, "architecture_of", lambda device: (f"sm_{arch}", 132))
 
 
 def put_kernel(key: str) -> tuple[str, str]:
@@ -62,16 +63,16 @@ def put_kernel(key: str) -> tuple[str, str]:
     return hash_, "norm"
 
 
-def written() -> Marker:
-    found = Marker(FACTS)
+def written() -> CompileManifest:
+    found = CompileManifest(FACTS, GPU, ROOTS)
     found.write([put_kernel("a"), put_kernel("b")])
     return found
 
 
 def test_a_mark_that_was_written_holds() -> None:
-    assert not Marker(FACTS).is_valid()
+    assert not CompileManifest(FACTS, GPU, ROOTS).is_valid()
     written()
-    assert Marker(FACTS).is_valid()
+    assert CompileManifest(FACTS, GPU, ROOTS).is_valid()
 
 
 CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
@@ -79,9 +80,9 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     "another Triton": lambda patch: patch.setattr(triton, "__version__", "9.9"),
     "another torch": lambda patch: patch.setattr(torch, "__version__", "9.9"),
     "a setting of Triton's": lambda patch: patch.setenv("TRITON_DEFAULT_FP_FUSION", "0"),
-    "another kernel": lambda _: (manifest._SOURCES / "kernels/triton/dense/norm.py").write_text("x = 2\n"),
-    "a new kernel": lambda _: (manifest._SOURCES / "kernels" / "new.py").write_text(""),
-    "other sizes": lambda _: (manifest._SOURCES / "runtime/steps/graph_sizes.py").write_text("sizes = 1\n"),
+    "another kernel": lambda _: Path("kernels/triton/dense/norm.py").write_text("x = 2\n"),
+    "a new kernel": lambda _: Path("kernels/new.py").write_text(""),
+    "other sizes": lambda _: Path("runtime/steps/graph_sizes.py").write_text("sizes = 1\n"),
 }
 
 
@@ -91,25 +92,25 @@ def test_it_does_not_hold_after(
 ) -> None:
     written()
     change(monkeypatch)
-    assert not Marker(FACTS).is_valid()
+    assert not CompileManifest(FACTS, GPU, ROOTS).is_valid()
 
 
 def test_it_does_not_hold_for_another_start() -> None:
     written()
-    assert not Marker("120b, 64 rows").is_valid()
+    assert not CompileManifest("120b, 64 rows", GPU, ROOTS).is_valid()
 
 
 def test_it_does_not_hold_without_one_of_its_kernels(cache: Path) -> None:
     written()
     folder = Path(get_cache_manager(put_kernel("b")[0]).get_file("__grp__norm.json") or "").parent
     shutil.rmtree(folder)
-    assert not Marker(FACTS).is_valid()
+    assert not CompileManifest(FACTS, GPU, ROOTS).is_valid()
 
 
 def test_it_goes_with_the_cache(cache: Path) -> None:
     written()
     shutil.rmtree(cache)
-    assert not Marker(FACTS).is_valid()
+    assert not CompileManifest(FACTS, GPU, ROOTS).is_valid()
 
 
 @pytest.mark.parametrize(
@@ -120,18 +121,18 @@ def test_it_goes_with_the_cache(cache: Path) -> None:
 )  # fmt: skip
 def test_a_broken_one_does_not_hold(content: str) -> None:
     mark = written()
-    path = Path(get_cache_manager(MARKERS).get_file(f"{mark._key}.json") or "")
+    path = Path(get_cache_manager(MANIFESTS).get_file(f"{mark._key}.json") or "")
     assert json.loads(path.read_text())["kernels"]
     path.write_text(content.replace("KEY", mark._key))
-    assert not Marker(FACTS).is_valid()
+    assert not CompileManifest(FACTS, GPU, ROOTS).is_valid()
     path.write_bytes(b"\xff\x00")
-    assert not Marker(FACTS).is_valid()
+    assert not CompileManifest(FACTS, GPU, ROOTS).is_valid()
 
 
-def play(*names: str, fails: bool = False) -> Compiling:
-    compiler = Compiling(2)
-    assert not compiler.is_known(FACTS)
-    with compiler.playing():
+def play(*names: str, fails: bool = False) -> Precompiler:
+    compiler = Precompiler()
+    assert not compiler.is_cached(FACTS, GPU, ROOTS)
+    with compiler.recording():
         for name in names:
             compiler.submit(name, maker(name, fails), lambda _: None)
     compiler.wait(1, lambda *_: None)
@@ -152,44 +153,42 @@ def maker(name: str, fails: bool = False) -> Callable[[], Any]:
 
 def is_written_soon(seconds: float = 5.0) -> bool:
     end = time.monotonic() + seconds
-    while not Marker(FACTS).is_valid() and time.monotonic() < end:
+    while not CompileManifest(FACTS, GPU, ROOTS).is_valid() and time.monotonic() < end:
         time.sleep(0.01)
-    return Marker(FACTS).is_valid()
+    return CompileManifest(FACTS, GPU, ROOTS).is_valid()
 
 
 def test_a_start_whose_kernels_all_compile_is_known_to_the_next() -> None:
     compiler = play("a", "b", "c")
-    compiler.calm_down()  # what is not needed first is compiled beside steps
+    compiler.throttle()  # what is not needed first is compiled beside steps
     assert is_written_soon()
-    assert Compiling(2).is_known(FACTS)
+    assert Precompiler().is_cached(FACTS, GPU, ROOTS)
 
 
 def test_a_start_in_which_a_kernel_fails_is_not() -> None:
-    play("a", fails=True).calm_down()
+    play("a", fails=True).throttle()
     assert not is_written_soon(0.5)
 
 
 def test_a_start_that_was_not_played_to_its_end_is_not() -> None:
-    compiler = Compiling(2)
-    assert not compiler.is_known(FACTS)
-    with compiler.playing():
+    compiler = Precompiler()
+    assert not compiler.is_cached(FACTS, GPU, ROOTS)
+    with compiler.recording():
         compiler.submit("a", maker("a"), lambda _: None)
-    compiler.calm_down()  # a later piece could not be played
+    compiler.throttle()  # a later piece could not be played
     assert not is_written_soon(0.5)
 
 
-def test_a_known_start_compiles_what_is_missing_all_the_same() -> None:
-    play("a").calm_down()
+def test_a_known_start_installs_nothing() -> None:
+    from triton.runtime import _async_compile
+
+    play("a").throttle()
     assert is_written_soon()
-    compiler = Compiling(2)
-    assert compiler.is_known(FACTS)
-    assert compiler.submit("a", maker("a"), lambda _: None).src.name == "norm"
-    assert compiler.num_late == 0  # from disk
-    assert compiler.submit("new", maker("new"), lambda _: None).src.name == "norm"
-    assert compiler.num_late == 1
+    _async_compile.active_mode.set(None)
+    assert Precompiler().is_cached(FACTS, GPU, ROOTS)
+    assert _async_compile.active_mode.get() is None
 
 
-def test_sources_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    rooms = [manifest._SOURCES / room for room in manifest._ROOMS]
-    assert all(any(room.glob("*.py")) for room in rooms)
+def test_sources_are_those_of_the_package() -> None:
+    assert {root.name for root in SOURCES} == {"kernels", "model", "runtime", "serve"}
+    assert all(any(root.rglob("*.py")) for root in SOURCES)

@@ -23,9 +23,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from chorale.kernels.triton.precompile import compiler as compiling
-from chorale.kernels.triton.precompile import pool, worker_main
-from chorale.kernels.triton.precompile.compiler import Compiling
-from chorale.kernels.triton.precompile.pool import Crew, hire, was_here
+from chorale.kernels.triton.precompile import pool as pools
+from chorale.kernels.triton.precompile import worker_main
+from chorale.kernels.triton.precompile.compiler import Precompiler
+from chorale.kernels.triton.precompile.pool import CompilePool, cache_exists, start
 
 
 @pytest.fixture(autouse=True)
@@ -38,15 +39,15 @@ def context() -> Iterator[None]:
     _async_compile.active_mode.reset(token)
 
 
-@pytest.fixture
-def crew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Crew]:
+@pytest.fixture(name="pool")
+def open_pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[CompilePool]:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    found = Crew(2)
+    found = CompilePool(2)
     assert [found.run(b""), found.run(b"")] == [False, False]  # one after the other: both have been forked
     yield found
-    found.dismiss()
+    found.close()
     found._process.wait(30)
 
 
@@ -58,7 +59,7 @@ def test_kernels_are_compiled_by_processes(tmp_path: Path) -> None:
     """A kernel and one of Gluon's, with what they call, found on disk afterwards by this process's key."""
     settings = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"}
     settings |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
-    command = [sys.executable, "-m", "tests.support.kernels.crew_compiles"]
+    command = [sys.executable, "-m", "tests.support.kernels.pool_compiles"]
     done = subprocess.run(command, env=settings, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.split() == ["compiled", "2", "here", "0", "late", "0"], (
@@ -66,10 +67,10 @@ def test_kernels_are_compiled_by_processes(tmp_path: Path) -> None:
     )
 
 
-def test_a_task_that_fails_and_one_that_is_no_task(crew: Crew) -> None:
-    assert not crew.run(b"no pickle")
-    assert not crew.run(b"")
-    assert crew._free.qsize() == 2  # both processes are there for the next
+def test_a_task_that_fails_and_one_that_is_no_task(pool: CompilePool) -> None:
+    assert not pool.run(b"no pickle")
+    assert not pool.run(b"")
+    assert pool._free.qsize() == 2  # both processes are there for the next
 
 
 class Call:
@@ -96,34 +97,35 @@ def test_a_task_that_names_anything_else_is_refused(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(pickle.UnpicklingError, match=r"is no part of a task|is no kernel"):
+    with pytest.raises(pickle.UnpicklingError, match=r"is not part of a task|is not a kernel"):
         worker_main.perform(pickle.dumps((call, None, {}, {})))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_processes_that_die_are_not_waited_for(crew: Crew) -> None:
-    for pid in children(crew._process.pid):
+def test_processes_that_die_are_not_waited_for(pool: CompilePool) -> None:
+    for pid in children(pool._process.pid):
         os.kill(pid, signal.SIGKILL)
     began = time.monotonic()
-    assert [crew.run(b"") for _ in range(4)] == [False] * 4
+    assert [pool.run(b"") for _ in range(4)] == [False] * 4
     assert time.monotonic() - began < 60  # a silent one would be waited for twice as long
-    assert crew._process.wait(60) == 0
+    assert pool._process.wait(60) == 0
 
 
-def test_processes_end_when_they_are_dismissed(crew: Crew) -> None:
-    pids = children(crew._process.pid)
+def test_processes_end_when_they_are_dismissed(pool: CompilePool) -> None:
+    pids = children(pool._process.pid)
     assert len(pids) == 2
-    crew.dismiss()
-    crew.dismiss()
-    assert crew._process.wait(60) == 0
+    pool.close()
+    pool.close()
+    assert pool._process.wait(60) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    assert not crew.run(b"")
+    assert not pool.run(b"")
 
 
 def test_processes_end_with_their_parent() -> None:
     script = (
-        "import os; from chorale.kernels.triton.precompile.pool import Crew; crew = Crew(2); crew.run(b'')\n"
-        "print(crew._process.pid, flush=True); os.kill(os.getpid(), 9)"
+        "import os; from chorale.kernels.triton.precompile.pool import CompilePool\n"
+        "pool = CompilePool(2); pool.run(b'')\n"
+        "print(pool._process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     settings = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], env=settings, capture_output=True, timeout=60)
@@ -143,20 +145,20 @@ def _is_alive_after(pid: int, seconds: float) -> bool:
 
 
 class Refusing:
-    """A crew that does nothing."""
+    """A pool that does nothing."""
 
     size = 2
 
     def __init__(self) -> None:
         self.tasks: list[bytes] = []
-        self.is_dismissed = False
+        self.is_closed = False
 
     def run(self, task: bytes) -> bool:
         self.tasks.append(task)
         return False
 
-    def dismiss(self) -> None:
-        self.is_dismissed = True
+    def close(self) -> None:
+        self.is_closed = True
 
 
 def kernel(name: str) -> Any:
@@ -165,44 +167,44 @@ def kernel(name: str) -> Any:
 
 
 @pytest.mark.parametrize("can_be_told", [True, False])
-def test_what_the_crew_does_not_do_is_done_here(can_be_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_pool_does_not_do_is_done_here(can_be_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "is_cached", lambda key, name: False)
-    crew, cache = Refusing(), {}
-    compiler = Compiling(1, lambda: crew)  # type: ignore[arg-type, return-value]
+    pool, cache = Refusing(), {}
+    compiler = Precompiler(lambda: pool)  # type: ignore[arg-type, return-value]
     src, target, env_vars = SimpleNamespace(name="a"), None, {}
     options = SimpleNamespace(number=1) if can_be_told else SimpleNamespace(function=lambda: None)
 
     def async_compile() -> Any:
         return kernel(src.name) if (target, options, env_vars) else None
 
-    with compiler.playing():
+    with compiler.recording():
         compiler.submit("a", async_compile, lambda found: cache.update(a=found))
     compiler.wait(1, lambda *_: None)
     assert cache["a"].function == "a"
-    assert (compiler.num_here, len(crew.tasks)) == (1, int(can_be_told))
+    assert (compiler.num_here, len(pool.tasks)) == (1, int(can_be_told))
     deadline = time.monotonic() + 5
-    while not crew.is_dismissed and time.monotonic() < deadline:
+    while not pool.is_closed and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert crew.is_dismissed
+    assert pool.is_closed
 
 
 def test_too_few_cores_or_no_process_mean_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hire(1) is None
+    assert start(1) is None
 
-    def fail(size: int) -> Crew:
+    def fail(size: int) -> CompilePool:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(pool, "Crew", fail)
-    assert hire(8) is None
+    monkeypatch.setattr(pools, "CompilePool", fail)
+    assert start(8) is None
 
 
 def test_a_mark_of_an_earlier_start_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from triton.runtime.cache import get_cache_manager
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    assert not was_here()
-    get_cache_manager(pool.MARKERS).put("{}", "some.json", binary=False)
-    assert was_here()
+    assert not cache_exists()
+    get_cache_manager(pools.MANIFESTS).put("{}", "some.json", binary=False)
+    assert cache_exists()
 
 
 def test_launchers_are_compiled_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
-"""Does the rehearsal find every kernel of every step? A script: needs Triton, no GPU.
+"""Does the dry run find every kernel of every step? A script: needs Triton, no GPU.
 
-    python -m tests.support.kernels.rehearse_steps 20b|120b [--compile THREADS [--crew]] [-v]
+    python -m tests.support.kernels.dry_run_steps 20b|120b [--meta] [--compile [PROCESSES]] [-v]
 
-Tensors of the CPU pass for a Hopper GPU's, the driver is a stand-in, and nothing is compiled, unless told so:
-what counts are the keys by which Triton tells kernels apart. Steps are rehearsed as at start-up; then other
-steps are played, and what they ask for must be there. Run by ``test_rehearsal.py``.
+Tensors of the CPU stand for a Hopper GPU's, and nothing is compiled unless asked for: what counts are the
+keys by which Triton tells kernels apart. The dry run is that of a start, on such tensors, or with ``--meta``
+that of ``chorale warm``, on meta tensors; then other steps run on tensors of the CPU, and every kernel that
+they ask for must have been found. Run by ``test_dry_run.py``.
 """
 
 from __future__ import annotations
@@ -26,40 +27,32 @@ from triton.runtime.jit import JITFunction
 from chorale.config import EngineConfig
 from chorale.kernels.triton import launch
 from chorale.kernels.triton.dense import linear, qkv
-from chorale.kernels.triton.moe import grouped, packing
+from chorale.kernels.triton.moe import packing
 from chorale.kernels.triton.moe import router as route
 from chorale.kernels.triton.ops import TRITON_OPS
-from chorale.kernels.triton.precompile.compiler import Compiling
-from chorale.kernels.triton.precompile.pool import Crew
+from chorale.kernels.triton.precompile.compiler import Precompiler
+from chorale.kernels.triton.precompile.pool import CompilePool
+from chorale.kernels.triton.precompile.target import TargetDriver
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.gpt_oss import GptOss, LayerWeights, QkvWeights, RouterWeights, Weights
+from chorale.model.weights import weight_shapes
+from chorale.runtime.assembly import allocate_kv, make_executor
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import Resolved, resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks, allow_all_masks
 from chorale.runtime.steps.graph_sizes import MIXED_ROWS, MIXED_TOKENS
+from chorale.runtime.warmup import captures
 from chorale.runtime.warmup.plans import eager_plan
+from chorale.runtime.warmup.target_device import TargetDevice
 from chorale.runtime.worker import Worker
-from chorale.serve import build
+from chorale.serve import compile_phase
 
 DEVICE = CpuDevice(Hardware("cuda", "stand-in", 140 * 2**30, 139 * 2**30), can_capture=True, overlap=True)
 
 STEPS = 40  # without a graph, of random sizes
-
-
-class StandInDriver:
-    """As much of Triton's driver as a launch that launches nothing asks for."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _: int) -> int:
-        return 0
 
 
 compiled: list[str] = []
@@ -72,23 +65,20 @@ def _compile(source: Any, **_: Any) -> Any:
 
 
 def pretend() -> None:
-    """This process has a Hopper GPU, as far as our launches look."""
-    triton.runtime.driver.set_active(StandInDriver())
-    torch.Tensor.is_cuda = property(lambda self: True)  # type: ignore[assignment, method-assign]
-    launch._has_dependent_launch = lambda device: True
-    for module in (launch, packing, grouped):
-        module.is_hopper = lambda device: True  # type: ignore[attr-defined]
+    """Launches take this process's tensors for a Hopper GPU's."""
+    triton.runtime.driver.set_active(TargetDriver("sm_90", 132))
+    launch.architecture_of = lambda device: ("sm_90", 132)
     linear.product = qkv.product = route.product = _product
     linear.float32_product = route.float32_product = _float32_product
 
 
 def _product(x: torch.Tensor, matrix: linear.Linear) -> torch.Tensor:
     """Instead of cuBLAS: nobody looks at the values, and the CPU would take long."""
-    return torch.zeros(x.shape[0], matrix.weight.shape[0], dtype=x.dtype)
+    return x.new_zeros(x.shape[0], matrix.weight.shape[0])
 
 
 def _float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(x.shape[0], weight.shape[0])
+    return x.new_zeros(x.shape[0], weight.shape[0], dtype=torch.float32)
 
 
 def make_model(config: ModelConfig) -> GptOss:
@@ -168,9 +158,9 @@ class SomeGrammars(GrammarRows):
 
 
 def serve(executor: LocalExecutor, found: Resolved, grammar: SomeGrammars) -> None:
-    """What comes after the rehearsal: captures, and steps without a graph, of any size."""
-    build.warm_up(executor, found)
-    build.capture_first(executor, found, lambda *_: None, budget=0)
+    """What comes after the dry run: captures, and steps without a graph, of any size."""
+    captures.warm_up(executor, found)
+    captures.capture_first(executor, found, lambda *_: None, budget=0)
     while executor.use_idle_time():
         pass
     for tokens in MIXED_TOKENS:  # those that no idle moment makes are captured when a step needs them
@@ -186,37 +176,41 @@ def serve(executor: LocalExecutor, found: Resolved, grammar: SomeGrammars) -> No
         executor.execute(eager_plan(tokens, rows, limits, filtered=number % 4 == 0)).result()
 
 
-def main(size: str, threads: int, with_crew: bool) -> None:
-    """``threads``: compile in so many, or in so many processes. 0: compile nothing."""
+def main(size: str, processes: int, on_meta: bool) -> None:
+    """``processes``: 0 compiles nothing."""
     logging.basicConfig(level=logging.DEBUG, format="%(message)s")
-    begin, crew = time.perf_counter(), Crew(threads) if with_crew else None
+    begin, pool = time.perf_counter(), CompilePool(processes) if processes else None
     pretend()
-    if not threads:
+    if not processes:
         triton.compiler.compile = triton.compiler.compiler.compile = _compile
     # A small vocabulary: logits are the only large tensors that would be filled.
     config = make_config(**{**SHAPES[size], "layers": 4}, vocab=5000)
     found, grammars = resolved_for(config), GrammarCache(config.vocab_size)
-    model, compiler = make_model(config), Compiling(threads or 2, lambda: crew)
+    model, precompiler = make_model(config), Precompiler(lambda: pool)
     print(f"made after {time.perf_counter() - begin:.1f} s")
-    begin, playing, cpu = time.perf_counter(), time.thread_time(), time.process_time()
-    build.compile_kernels(compiler, model, found, DEVICE, grammars, lambda *_: None)
+    begin, cpu = time.perf_counter(), time.thread_time()
+    if on_meta:
+        weights = weight_shapes(config, TRITON_OPS, dtype=torch.bfloat16, layers=2)
+        shapes, device = GptOss(config, weights, TRITON_OPS, 4096), TargetDevice(DEVICE.hardware)
+        needed = compile_phase.record(precompiler, shapes, found, device, grammars)
+    else:
+        needed = compile_phase.record(precompiler, model, found, DEVICE, grammars)
+    cpu = time.thread_time() - cpu
+    precompiler.wait(needed, lambda *_: None)
     first = time.perf_counter() - begin
-    compiler.wait(compiler.num_kernels, lambda *_: None)
+    precompiler.wait(precompiler.num_kernels, lambda *_: None)
     seconds = time.perf_counter() - begin
-    playing, cpu = time.thread_time() - playing, time.process_time() - cpu
     launch_nothing()
-    kv = build.allocate_kv(config, found, DEVICE)
+    kv = allocate_kv(config, found, DEVICE)
     grammar = SomeGrammars(DEVICE, grammars)
-    serve(build.make_executor(model, kv, found, DEVICE, grammar), found, grammar)
-    print(f"first kernels after {first:.1f} s, all after {seconds:.1f} s")
-    print(f"{cpu:.1f} s of CPU, of it {playing:.1f} s playing, without child processes")
-    print(f"{compiler.num_kernels} kernels found, {compiler.num_late} not foreseen")
-    if crew is not None:
-        print(f"{compiler.num_here} kernels were left to this process")
+    serve(make_executor(model, kv, found, DEVICE, grammar), found, grammar)
+    print(f"dry run: {cpu:.1f} s of CPU; {needed} kernels after {first:.1f} s, all after {seconds:.1f} s")
+    print(f"{precompiler.num_kernels} kernels found, {precompiler.num_late} not recorded")
+    print(f"{precompiler.num_here} kernels were left to this process")
     if "-v" in sys.argv:
         print(collections.Counter(compiled))
 
 
 if __name__ == "__main__":
-    count = int(sys.argv[sys.argv.index("--compile") + 1]) if "--compile" in sys.argv else 0
-    main(sys.argv[1], count, "--crew" in sys.argv)
+    count = sys.argv[sys.argv.index("--compile") + 1 :] if "--compile" in sys.argv else ["0"]
+    main(sys.argv[1], int(count[0]) if count else 2, "--meta" in sys.argv)

@@ -1,0 +1,60 @@
+"""Assembly: from resolved sizes to a KV pool and the executor of one rank."""
+
+from __future__ import annotations
+
+import torch
+
+from chorale.model.config import ModelConfig
+from chorale.model.gpt_oss import GptOss
+from chorale.runtime.cache_dtype import E4M3
+from chorale.runtime.device import Device
+from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.resolve import Resolved
+from chorale.runtime.sampling.grammar import GrammarRows
+from chorale.runtime.sampling.sampler import Sampler
+from chorale.runtime.steps.buffers import Buffers
+from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
+from chorale.runtime.steps.mixed_graphs import MixedGraphRunner
+from chorale.runtime.worker import Worker
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, E4M3: torch.float8_e4m3fn}
+
+
+def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[torch.Tensor]:
+    """One tensor a slot: [num_blocks, 2, Nkv, block_size, D]; zeros, as ``AttentionMeta`` asks.
+
+    With graphs there is one block more, for their dummy rows.
+    """
+    limits = resolved.limits
+    shape = (
+        limits.num_blocks + bool(resolved.graph_rows),
+        2,
+        model.num_key_value_heads,
+        limits.block_size,
+        model.head_dim,
+    )
+    dtype = DTYPES[resolved.kv_dtype]
+    return [torch.zeros(shape, dtype=dtype, device=device.torch_device) for _ in range(model.num_kv_tensors)]
+
+
+def make_executor(
+    model: GptOss, kv: list[torch.Tensor], resolved: Resolved, device: Device, grammar: GrammarRows
+) -> LocalExecutor:
+    limits = resolved.limits
+    buffers = Buffers(
+        device,
+        num_rows=limits.max_num_seqs,
+        max_len=limits.max_model_len,
+        block_size=limits.block_size,
+        vocab_size=limits.vocab_size,
+    )
+    sampler = Sampler(device, limits.vocab_size, make_sampler=model.ops.make_sampler)
+    decode_graphs = mixed_graphs = None
+    if resolved.graph_rows:
+        decode_graphs = DecodeGraphRunner(
+            device, model, kv, buffers, sampler, resolved.graph_rows, limits.max_model_len
+        )
+        longest = limits.max_model_len if resolved.mixed_graphs else 0  # 0: no mixed step is captured
+        mixed_graphs = MixedGraphRunner(device, model, kv, buffers, longest)
+    worker = Worker(device, model, kv, buffers, sampler, grammar, decode_graphs, mixed_graphs)
+    return LocalExecutor(worker, overlaps=device.overlap)

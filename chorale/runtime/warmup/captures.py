@@ -1,0 +1,108 @@
+"""The first step, and the graphs that are made before a step needs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from chorale.engine.types import CacheGroup, EngineLimits, RowStart, SamplingSpec, StepPlan
+from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.resolve import Resolved
+from chorale.runtime.steps.graph_sizes import (
+    BUSY_TOKENS,
+    FILTERED_ROWS,
+    FIRST_ROWS,
+    FIRST_TOKENS,
+    MIXED_ROWS,
+    MIXED_TOKENS,
+    context_sizes,
+)
+from chorale.runtime.worker import Worker
+
+# For graphs beyond the first ones. The others are made when there is no work for a second, one at a time, so
+# that a request that comes meanwhile waits for one of them at most.
+CAPTURE_SECONDS = 1.0
+Preparation = tuple[Callable[[Worker], None], bool]  # what makes a graph, and whether it is made at start-up
+
+
+class Report(Protocol):
+    """``fraction`` is 0..1 within the phase, or None when it is unknown."""
+
+    def __call__(self, phase: str, fraction: float | None = None, message: str = "") -> None: ...
+
+
+def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:
+    """The first step, in a pool that nobody uses yet. Raises ``EngineError``."""
+    executor.execute(first_plan(resolved.limits)).result()
+
+
+def first_plan(limits: EngineLimits) -> StepPlan:
+    """One token in row 0, in the first two blocks, or one where there is no second."""
+    one = np.zeros(1, np.int32)
+    return StepPlan(
+        step_id=-1,
+        starts=(RowStart(0, one, 1, SamplingSpec(), 0, limits.eos_token_ids),),
+        rows=one,
+        num_computed=one,
+        num_new=one + 1,
+        samples=np.ones(1, np.bool_),
+        token_ids=one,
+        append_row=np.zeros(2, np.int32),
+        append_group=np.array([CacheGroup.FULL, CacheGroup.WINDOW], np.int32),
+        append_index=np.zeros(2, np.int32),
+        append_block=np.array([0, min(1, limits.num_blocks - 1)], np.int32),
+    )
+
+
+def capture_first(
+    executor: LocalExecutor, resolved: Resolved, report: Report, budget: float = CAPTURE_SECONDS
+) -> None:
+    """Capture the steps that any service meets, try the largest, and go on for ``budget`` seconds.
+
+    The rest is left for idle moments. Raises ``EngineError``.
+    """
+    pieces = preparations(resolved.graph_rows, resolved.limits)
+    ordered = sorted(pieces.items(), key=lambda item: not item[1][1])  # those that are first; stable
+    start = time.perf_counter()
+    for number, (name, (action, is_first)) in enumerate(ordered):
+        if is_first or time.perf_counter() - start < budget:
+            report("graphs", number / len(ordered), name)
+            executor.prepare(action)
+        else:
+            executor.later(action)
+
+
+def preparations(graph_rows: tuple[int, ...], limits: EngineLimits) -> dict[str, Preparation]:
+    """By name: what can be prepared before a step needs it, and whether it is before the engine is ready."""
+    longest, most = limits.max_model_len, min(limits.max_num_batched_tokens, limits.max_model_len)
+    found: dict[str, Preparation] = {}
+
+    def decode(size: int, context: int, filtered: bool, is_first: bool) -> None:
+        name = f"decode, {size} rows of up to {context} tokens{', filtered' if filtered else ''}"
+        action = partial(Worker.capture_decode, rows=size, longest=context, filtered=filtered)
+        found[name] = (action, is_first)
+
+    def mixed(tokens: int, rows: int, is_first: bool) -> None:
+        action = partial(Worker.try_size, num_tokens=tokens, rows=rows)
+        found[f"prefill, {tokens} tokens, {rows} rows"] = (action, is_first)
+
+    for rows in MIXED_ROWS[2:]:
+        for tokens in BUSY_TOKENS:
+            if tokens < most and rows // 4 <= limits.max_num_seqs:
+                mixed(tokens, rows, False)
+    for size in graph_rows:
+        for context in context_sizes(size, longest):
+            decode(size, context, False, size in FIRST_ROWS)
+    for tokens in sorted({size for size in MIXED_TOKENS if size < most} | {min(most, 2048), most}):
+        for rows in MIXED_ROWS[:2]:
+            is_first = rows == MIXED_ROWS[0] and (tokens in FIRST_TOKENS or tokens == most)
+            if tokens in MIXED_TOKENS or rows == MIXED_ROWS[0]:
+                mixed(tokens, rows, is_first)
+    for size in graph_rows:
+        if size <= FILTERED_ROWS:
+            decode(size, context_sizes(size, longest)[-1], True, False)
+    return found

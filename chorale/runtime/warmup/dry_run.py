@@ -1,0 +1,90 @@
+"""Dry run: which kernels will steps launch? Every kind of step runs once, over two layers of the model.
+
+Nothing is launched: the op set's precompiler records the kernels. The executors have a pool of one block, and
+tensors of the shapes, types and alignments of the real ones, by which Triton tells kernels apart.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from chorale.engine.types import StepPlan
+from chorale.kernels.ops import Precompiler
+from chorale.model.gpt_oss import GptOss
+from chorale.runtime.device import Device
+from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.sampling.grammar import GrammarRows, Masks, allow_all_masks
+from chorale.runtime.warmup.captures import Preparation
+
+LAYERS = 2  # one of each kind
+
+
+@dataclass(frozen=True, slots=True)
+class DryRunExecutors:
+    """``captured`` runs steps as they are captured, ``eager`` kernel by kernel, ``masked`` under grammars."""
+
+    captured: LocalExecutor
+    eager: LocalExecutor
+    masked: LocalExecutor
+
+
+def dry_run(
+    precompiler: Precompiler,
+    executors: DryRunExecutors,
+    preparations: Iterable[Preparation],
+    plans: Iterable[StepPlan],
+    masked_plans: Iterable[StepPlan],
+) -> int:
+    """Record the kernels of all preparations, those made at start-up first, and of all plans.
+
+    Returns how many kernels a start needs before it is ready. Raises ``EngineError``.
+    """
+    needed = 0
+    for action, is_first in sorted(preparations, key=lambda preparation: not preparation[1]):
+        with precompiler.recording():
+            executors.captured.prepare(action)
+        if is_first:
+            needed = precompiler.num_kernels
+    for executor, some in ((executors.eager, plans), (executors.masked, masked_plans)):
+        for plan in some:
+            with precompiler.recording():
+                executor.execute(plan).result()
+    return needed or precompiler.num_kernels
+
+
+def first_layers(model: GptOss) -> GptOss:
+    """The same model with ``LAYERS`` layers; shares its weights."""
+    found = copy.copy(model)
+    found.layers = model.layers[:LAYERS]
+    return found
+
+
+class UncapturedDevice:
+    """A device that runs a step instead of capturing it, and keeps nothing of it. Otherwise ``device``."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        step()
+        return _nothing  # not the step, which holds its owner's memory
+
+
+def _nothing() -> None:
+    return None
+
+
+class AllowAllGrammars(GrammarRows):
+    """Every row has a grammar that allows every token. No grammar is compiled."""
+
+    def masks(self, rows: npt.NDArray[np.int32]) -> Masks | None:
+        return allow_all_masks(self._device, len(rows))

@@ -1,0 +1,99 @@
+"""The kernels of a start: found in Triton's disk cache, or compiled before steps launch them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import chorale
+from chorale.config import EngineConfig
+from chorale.kernels.ops import Ops, Precompiler
+from chorale.kernels.triton.precompile import pool as pools
+from chorale.model.gpt_oss import GptOss
+from chorale.runtime.assembly import allocate_kv, make_executor
+from chorale.runtime.device import Device
+from chorale.runtime.hardware import cpu_count
+from chorale.runtime.resolve import Resolved
+from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
+from chorale.runtime.warmup.cache_key import cache_key
+from chorale.runtime.warmup.captures import Report, preparations
+from chorale.runtime.warmup.dry_run import (
+    AllowAllGrammars,
+    DryRunExecutors,
+    UncapturedDevice,
+    dry_run,
+    first_layers,
+)
+from chorale.runtime.warmup.plans import eager_plans, masked_plans
+
+log = logging.getLogger(__name__)
+# The code that decides which kernels are launched, and how.
+SOURCES = tuple(Path(chorale.__path__[0], room) for room in ("kernels", "model", "runtime", "serve"))
+AT_LAUNCH = "kernels compile at their first launch"
+
+
+def make_precompiler(
+    config: EngineConfig, ops: Ops, pool: pools.CompilePool | None = None
+) -> Precompiler | None:
+    """Returns None if the operator switched it off, if there is nothing to compile, or, with a warning, if
+    the installed Triton is not one that it works with. ``pool``: processes that were started already.
+    """
+    if not config.precompile_kernels or ops.precompiler is None:
+        return None
+    try:
+        return ops.precompiler(lambda: pool or pools.start(cpu_count()))
+    except Exception as error:
+        log.warning("%s: %s", AT_LAUNCH, error)
+        return None
+
+
+def precompile(
+    precompiler: Precompiler,
+    model: GptOss,
+    resolved: Resolved,
+    device: Device,
+    grammars: GrammarCache,
+    report: Report,
+) -> None:
+    """Wait for the kernels that a start needs, unless all are on disk; the others go on compiling.
+
+    If that fails, a warning is logged, and kernels compile at their first launch.
+    """
+    try:
+        if not precompiler.is_cached(cache_key(model, resolved), device.torch_device, SOURCES):
+            needed = record(precompiler, model, resolved, device, grammars)
+            wait(precompiler, needed, report)
+    except Exception as error:
+        precompiler.cancel()
+        log.warning("%s: %s: %s", AT_LAUNCH, type(error).__name__, error)
+
+
+def wait(precompiler: Precompiler, count: int, report: Report) -> None:
+    """Wait for the first ``count`` kernels."""
+
+    def tell(done: int, count: int) -> None:
+        report("compile", done / max(count, 1), f"kernels: {done} of {count}")
+
+    precompiler.wait(count, tell)
+
+
+def record(
+    precompiler: Precompiler, model: GptOss, resolved: Resolved, device: Device, grammars: GrammarCache
+) -> int:
+    """Find all kernels that steps will launch, and begin to compile them.
+
+    Returns how many a start needs before it is ready. Raises ``EngineError``.
+    """
+    small = replace(resolved, limits=replace(resolved.limits, num_blocks=1))
+    eager = replace(small, graph_rows=())
+    uncaptured, rows = UncapturedDevice(device), GrammarRows(device, grammars)
+    short, kv = first_layers(model), allocate_kv(model.config, small, device)
+    executors = DryRunExecutors(
+        captured=make_executor(short, kv, small, uncaptured, rows),
+        eager=make_executor(short, kv, eager, uncaptured, rows),
+        masked=make_executor(short, kv, eager, uncaptured, AllowAllGrammars(device, grammars)),
+    )
+    graph_rows, limits = resolved.graph_rows, resolved.limits
+    prepared = preparations(graph_rows, limits).values() if graph_rows else ()
+    return dry_run(precompiler, executors, prepared, eager_plans(limits, graph_rows), masked_plans(limits))
