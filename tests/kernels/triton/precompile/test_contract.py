@@ -1,0 +1,123 @@
+"""What precompilation relies on in Triton, for the installed version: names, and what a compilation shows.
+
+A failure names what has changed. ``docs/kernels.md`` lists the versions that this was run with.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+
+pytest.importorskip("triton")
+
+import triton
+from triton.runtime import _async_compile
+from triton.runtime.jit import JITFunction
+
+from chorale.config import EngineConfig
+from chorale.kernels.reference.ops import REFERENCE_OPS
+from chorale.kernels.triton.precompile import contract, make_precompiler
+from chorale.kernels.triton.precompile.contract import ContractError, check
+from chorale.serve import compile_phase
+
+
+def test_the_installed_version_has_every_name() -> None:
+    check()
+
+
+def test_a_kernel_goes_the_way_that_is_relied_on(tmp_path: Path) -> None:
+    """In a process that compiles one kernel for sm_90: see ``tests/support/kernels``."""
+    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))  # another Triton may be on it
+    settings = os.environ | {"PYTHONPATH": path, "TRITON_INTERPRET": "0"}
+    settings |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.kernels.contract_compiles"],
+        env=settings, cwd=tmp_path, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["submitted"] == 1, "_do_compile did not call submit of the active mode exactly once"
+    assert found["launched"] == [], "run(warmup=True) launched, or compiled in the launching thread"
+    assert found["finalized"], "finalize_fn does not put its argument into Triton's cache of kernels"
+    assert found["arguments"] == ["env_vars", "options", "src", "target"], "arguments of triton.compile"
+    assert found["asked again"] == 1, "a launch asks again for a kernel that is in Triton's cache"
+    assert found["hash"] == found["sha256 of the key"], "CompiledKernel.hash is not SHA-256 of the key"
+    assert found["file"] in found["folder"], f"no {found['file']} in {found['folder']}: layout of the cache"
+    assert found["folder name"] == found["base32 of the hash"], "the cache's folder is named otherwise"
+    assert found["metadata"] == found["name"] == "fill_kernel", "names of a CompiledKernel"
+
+
+CHANGES: dict[str, tuple[Any, str, Any, str]] = {
+    "run": (JITFunction, "run", lambda self, *args, grid, **more: None, "no parameter warmup"),
+    "compile": (triton, "compile", lambda src, target: None, "no parameter options"),
+    "mode": (_async_compile, "active_mode", None, "active_mode is not a context variable"),
+    "submit": (_async_compile.AsyncCompileMode, "submit", lambda self, job: None, "no parameter key"),
+    "closure": (JITFunction, "_do_compile", lambda self: None, "does not close over src, target"),
+    "key": (JITFunction, "cache_key", "", "cache_key is not a property"),
+}
+
+
+@pytest.mark.parametrize(("owner", "name", "value", "words"), CHANGES.values(), ids=CHANGES)
+def test_a_change_is_named(
+    owner: Any, name: str, value: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, value)
+    with pytest.raises(ContractError, match=words) as raised:
+        check()
+    assert triton.__version__ in str(raised.value)
+
+
+def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton.runtime._async_compile", None)
+    with pytest.raises(ContractError, match=r"triton\.runtime\._async_compile cannot be imported"):
+        check()
+
+
+def test_a_server_on_another_triton_warns_and_goes_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(contract._NAMES, "triton.runtime.jit", ("JITFunction", "of_the_future"))
+    ops = SimpleNamespace(precompiler=make_precompiler)
+    before = JITFunction.run, _async_compile.active_mode.get()
+    with caplog.at_level(logging.WARNING):
+        assert compile_phase.make_precompiler(EngineConfig(), ops) is None  # type: ignore[arg-type]
+    assert "kernels compile at their first launch" in caplog.text
+    assert "triton.runtime.jit.of_the_future is missing" in caplog.text
+    assert (JITFunction.run, _async_compile.active_mode.get()) == before
+
+
+def test_what_fails_later_is_taken_back(caplog: pytest.LogCaptureFixture) -> None:
+    """A dry run that fails: the hook goes, and launches compile as without it."""
+    precompiler = make_precompiler(lambda: None)
+    token = _async_compile.active_mode.set(None)
+    model: Any = SimpleNamespace()
+    try:
+        with precompiler.recording():
+            assert _async_compile.active_mode.get() is precompiler
+        with caplog.at_level(logging.WARNING):
+            compile_phase.precompile(precompiler, model, model, model, model, lambda *_: None)
+        assert _async_compile.active_mode.get() is None
+    finally:
+        _async_compile.active_mode.reset(token)
+    assert "kernels compile at their first launch" in caplog.text
+
+
+def test_the_operator_can_switch_it_off() -> None:
+    def never(start_pool: object) -> Any:
+        raise AssertionError("the precompiler was made")
+
+    ops: Any = SimpleNamespace(precompiler=never)
+    before = JITFunction.run, _async_compile.active_mode.get()
+    assert compile_phase.make_precompiler(EngineConfig(precompile_kernels=False), ops) is None
+    assert (JITFunction.run, _async_compile.active_mode.get()) == before
+    assert compile_phase.make_precompiler(EngineConfig(), REFERENCE_OPS) is None
