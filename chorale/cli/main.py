@@ -23,6 +23,7 @@ COMMANDS = {
     "pull": ("chorale.cli.commands.models:run_pull", "download a checkpoint; goes on where it stopped"),
     "list": ("chorale.cli.commands.models:run_list", "the checkpoints on this machine"),
     "fit": ("chorale.cli.commands.fit", "what fits, here or on a GPU by name; downloads nothing"),
+    "warm": ("chorale.cli.commands.warm", "compile the kernels of a server, here or for a GPU by name"),
     "doctor": ("chorale.cli.commands.doctor", "check this machine; each finding with its remedy"),
     "config": ("chorale.cli.commands.config", "show the merged configuration, and where values are from"),
     "collect-env": ("chorale.cli.commands.collect_env", "versions and hardware, for a bug report"),

@@ -75,6 +75,9 @@ def _parts(name: str) -> tuple[tuple[Option, ...], tuple[str, ...], bool]:
         case "fit":
             gpu = Option("--gpu", "compute for a GPU that need not be here", "value", _gpu_names())
             return (gpu, *_serve_options()), NAMES, True
+        case "warm":
+            gpu = Option("--gpu", "compile for a GPU that need not be here", "value", _gpu_names())
+            return (gpu, *_serve_options()), NAMES, True
         case "chat":
             return _options(chat_parser()), NAMES, True
         case "complete":

@@ -20,6 +20,7 @@ from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import MXFP4_GROUP, ModelConfig
 from chorale.model.device_reader import Arrival, DeviceReader
 from chorale.model.gpt_oss import LayerWeights, Weights
+from chorale.model.layouts import FLOATS, tensor_specs
 
 # (phase, fraction of the phase 0..1, message)
 Progress = Callable[[str, float, str], None]
@@ -52,6 +53,16 @@ def load_weights(
         source.close()
 
 
+def _packed(loader: _Loader, config: ModelConfig, ops: Ops, layers: tuple[LayerWeights, ...]) -> Weights:
+    return Weights(
+        embedding=loader.source.read(None, "embedding"),
+        layers=layers,
+        final_norm=loader.float32(None, "final_norm"),
+        head=ops.pack_head(loader.dense(None, "head")),
+        num_parameters=config.num_parameters,
+    )
+
+
 def _load(
     loader: _Loader, config: ModelConfig, ops: Ops, checkpoint: Checkpoint, progress: Progress | None
 ) -> Weights:
@@ -63,16 +74,21 @@ def _load(
     if progress is not None:
         message = "embedding and output"
         progress("load", config.num_hidden_layers / (config.num_hidden_layers + 1), message)
-    weights = Weights(
-        embedding=loader.source.read(None, "embedding"),
-        layers=tuple(layers),
-        final_norm=loader.float32(None, "final_norm"),
-        head=ops.pack_head(loader.dense(None, "head")),
-        num_parameters=config.num_parameters,
-    )
+    weights = _packed(loader, config, ops, tuple(layers))
     if progress is not None:
         progress("load", 1.0, f"{checkpoint.num_bytes / 1e9:.2f} GB")
     return weights
+
+
+def weight_shapes(
+    config: ModelConfig, ops: Ops, *, dtype: torch.dtype, layers: int, fp8_activations: bool = False
+) -> Weights:
+    """The packed weights of the first ``layers`` layers as meta tensors, without a checkpoint.
+
+    Raises ``ConfigError`` as ``load_weights`` does.
+    """
+    loader = _Loader(_Shapes(config), config, ops, dtype, fp8_activations)
+    return _packed(loader, config, ops, tuple(map(loader.layer, range(layers))))
 
 
 class _Source(Protocol):
@@ -83,6 +99,26 @@ class _Source(Protocol):
     def read(self, layer: int | None, role: str) -> torch.Tensor: ...
 
     def close(self) -> None: ...
+
+
+class _Shapes:
+    """Meta tensors in the types of the published checkpoints. A number on its own is 1."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        quark = "quark" if config.expert_input_scales else "published"
+        specs = tensor_specs(config, "dense" if config.dense_experts else quark)
+        self._specs = {(spec.layer, spec.role): spec for spec in specs}
+
+    def has(self, layer: int | None, role: str) -> bool:
+        return (layer, role) in self._specs
+
+    def read(self, layer: int | None, role: str) -> torch.Tensor:
+        spec = self._specs[layer, role]
+        dtype = torch.bfloat16 if spec.dtypes is FLOATS else torch.uint8
+        return torch.ones(spec.shape, dtype=dtype, device="meta" if spec.shape else "cpu")
+
+    def close(self) -> None:
+        return None
 
 
 class _Mapped:

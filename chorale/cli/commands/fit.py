@@ -31,7 +31,7 @@ def run(arguments: list[str]) -> int:
         return 0
     rest, names = take_gpus(arguments)
     settings = merge(rest, os.environ)
-    model = find_config(settings)
+    model = find_config(settings.engine.model)
     code = 0
     for number, (hardware, gpu) in enumerate(find_hardware(settings, names)):
         if number:
@@ -66,9 +66,8 @@ def take_gpus(arguments: list[str]) -> tuple[list[str], list[str]]:
     return others, names
 
 
-def find_config(settings: Settings) -> ModelConfig:
+def find_config(name: str) -> ModelConfig:
     """The shape of the model: known by name, or read from a folder. Nothing is downloaded."""
-    name = settings.engine.model
     folder = Path(name).expanduser()
     if (folder / "config.json").exists():
         return ModelConfig.load(folder)

@@ -119,6 +119,13 @@ ENGINE_FLAGS = (
     ),
     Flag("enforce-eager", "bool", "engine.enforce_eager", "no CUDA graphs"),
     Flag(
+        "precompile-kernels",
+        "bool",
+        "engine.precompile_kernels",
+        "compile GPU kernels at start-up, in processes; if off, each compiles at its first launch",
+        environment=("CHORALE_PRECOMPILE_KERNELS",),
+    ),
+    Flag(
         "max-cudagraph-capture-size",
         "size",
         "engine.max_cudagraph_capture_size",

@@ -1,0 +1,56 @@
+"""A GPU that need not be here: for a dry run on meta tensors, which have shapes and types but no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from chorale.runtime.device import GPU_SAMPLE_ROWS, Arrays
+from chorale.runtime.hardware import Hardware
+
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetDevice:
+    """The capabilities of ``CudaDevice``. Results of steps are zeros."""
+
+    hardware: Hardware
+    torch_device: torch.device = _META
+    overlap: bool = True
+    can_capture: bool = True
+    sample_rows: int = GPU_SAMPLE_ROWS
+
+    def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:
+        return torch.from_numpy(host).to(self.torch_device)
+
+    def download(self, tensors: Sequence[torch.Tensor]) -> Callable[[], Arrays]:
+        arrays = [torch.zeros(tensor.shape, dtype=tensor.dtype).numpy() for tensor in tensors]
+        return lambda: arrays
+
+    def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype)
+
+    def send(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory.to(self.torch_device)
+
+    def mark(self) -> Callable[[], None]:
+        return _nothing
+
+    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        step()
+        return _nothing
+
+    def free_memory(self) -> int:
+        return self.hardware.free_bytes
+
+    def trim(self) -> None:
+        return None
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,136 @@
+"""``chorale warm``: a real compilation for a GPU that is not here, and everything that it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from chorale.cli.gpus import MODELS
+from chorale.cli.main import main
+from chorale.cli.options.settings import merge
+from chorale.demo import ensure_demo
+from chorale.model.checkpoint import Checkpoint
+from chorale.model.config import ModelConfig
+from chorale.model.gpt_oss import GptOss
+from chorale.model.weights import load_weights, weight_shapes
+from chorale.runtime.hardware import Hardware
+from chorale.runtime.resolve import resolve
+from chorale.runtime.warmup.cache_key import cache_key
+
+TINY = "--enforce-eager --max-num-seqs 1 --max-num-batched-tokens 16 --max-model-len 16 --block-size 16"
+
+
+def warm(line: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "chorale", "warm", *line.split()]
+    settings = os.environ | {"TRITON_CACHE_DIR": str(cache), "TRITON_DEFAULT_FP_FUSION": "1"}
+    settings |= {"TRITON_INTERPRET": "0"}
+    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=500)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kernels_are_compiled_once_and_then_found(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    done = warm(f"demo --gpu h200 {TINY}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "demo on H200 (sm_90, 132 multiprocessors)" in done.stdout
+    assert "33 kernels compiled in" in done.stdout
+    assert str(tmp_path) in done.stdout
+    kernels = [path for path in tmp_path.rglob("*.json") if '"arch": 90' in path.read_text()]
+    assert len(kernels) == 33
+    done = warm(f"demo --gpu h200 {TINY} --seed 5 --no-enable-prefix-caching", tmp_path)
+    assert done.stdout.endswith(f"all kernels are in {tmp_path} already\n"), done.stdout + done.stderr
+    kernels[0].with_name(f"__grp__{kernels[0].name}").unlink()
+    done = warm(f"demo --gpu h200 {TINY}", tmp_path)
+    assert "33 kernels compiled in" in done.stdout, done.stderr
+
+
+def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    (tmp_path / "file").write_text("")
+    done = warm(f"demo --gpu h200 {TINY}", tmp_path / "file")
+    assert done.returncode == 1
+    assert "chorale: error: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("demo --device cpu", 0, "nothing to compile: --device cpu runs without kernels"),
+        ("gpt-oss-20b --ops reference --gpu h200", 0, "nothing to compile: --ops reference"),
+        ("gpt-oss-20b --gpu mi300x", 0, "nothing to compile: on MI300X"),
+        ("gpt-oss-20b --gpu h200 --device cpu", 2, "only one of them can count"),
+        ("gpt-oss-20b --gpu h100 h200", 2, "one GPU at a time"),
+        ("gpt-oss-20b --gpu h10", 2, "did you mean h100"),
+        ("gpt-oss-20b --gpu h200 --no-precompile-kernels", 2, "does not use what warm compiles"),
+        ("gpt-oss-20b --gpu h200 --max-modle-len 5", 2, "did you mean --max-model-len"),
+        ("gpt-oss-7b --gpu h200", 2, "neither a folder"),
+        ("gpt-oss-120b --gpu 4090", 2, "KV blocks"),
+    ],
+)
+def test_what_is_not_compiled(line: str, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton")
+    assert main(["warm", *line.split()]) == code
+    shown = capsys.readouterr()
+    assert words in shown.out + shown.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton")
+    assert main(["warm", "gpt-oss-20b"]) == 2
+    assert "--gpu NAME compiles for a GPU that is not here" in capsys.readouterr().err
+    assert main(["warm", "demo"]) == 0
+    assert "the demo model runs on the CPU" in capsys.readouterr().out
+
+
+def test_every_gpu_of_the_table_has_an_architecture() -> None:
+    for model in MODELS:
+        assert model.architecture.startswith(("sm_", "gfx"))
+        assert model.multiprocessors > 40
+
+
+def test_the_server_computes_the_key_that_warm_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a real checkpoint's weights, each read into its own memory, as on a GPU."""
+    pytest.importorskip("triton")
+    from chorale.kernels.triton.ops import TRITON_OPS
+
+    read = Checkpoint.read
+    monkeypatch.setattr(Checkpoint, "read", lambda *arguments: read(*arguments).clone())
+    folder = ensure_demo()
+    config = ModelConfig.load(folder)
+    engine = merge(["demo", *TINY.split()], {}).engine
+    hardware = Hardware("cuda", "H200", 140 * 2**30, 139 * 2**30)
+    resolved = resolve(engine, config, hardware, can_overlap=True, can_capture=True)
+    real = load_weights(folder, config, TRITON_OPS, device="cpu", dtype=torch.bfloat16)
+    shapes = weight_shapes(config, TRITON_OPS, dtype=torch.bfloat16, layers=2)
+    assert cache_key(GptOss(config, real, TRITON_OPS, 16), resolved) == cache_key(
+        GptOss(config, shapes, TRITON_OPS, 16), resolved
+    )
+    other = dataclasses.replace(resolved, kv_dtype="fp8_e4m3")
+    assert cache_key(GptOss(config, shapes, TRITON_OPS, 16), other) != cache_key(
+        GptOss(config, shapes, TRITON_OPS, 16), resolved
+    )
+
+
+@pytest.mark.parametrize("source", ["flag", "environment", "file"])
+def test_precompilation_can_be_switched_off(source: str, tmp_path: Path) -> None:
+    assert merge(["demo"], {}).engine.precompile_kernels
+    file = tmp_path / "serve.yaml"
+    file.write_text(json.dumps({"precompile-kernels": False}))
+    arguments = {"flag": ["--no-precompile-kernels"], "environment": [], "file": ["--config", str(file)]}
+    environment = {"CHORALE_PRECOMPILE_KERNELS": "false"} if source == "environment" else {}
+    assert not merge(["demo", *arguments[source]], environment).engine.precompile_kernels
+    if source != "flag":  # the command line wins
+        given = [*arguments[source], "--precompile-kernels"]
+        assert merge(["demo", *given], environment).engine.precompile_kernels
