@@ -29,6 +29,7 @@ from triton.runtime.jit import JITFunction
 from chorale.kernels.triton.precompile.contract import compile_arguments
 from chorale.kernels.triton.precompile.manifest import CompileManifest, is_cached
 from chorale.kernels.triton.precompile.pool import CompilePool
+from chorale.kernels.triton.precompile.target import links_without_driver
 from chorale.kernels.triton.precompile.worker_main import describe, prepare_launcher, settle_keys
 
 log = logging.getLogger(__name__)
@@ -259,7 +260,8 @@ class Precompiler:
         found: tuple[str, str] | str
         try:
             kernel = pending.result()
-            prepare_launcher(kernel)
+            if self._pool is None or not links_without_driver():  # else a process has done it
+                prepare_launcher(kernel)
             found = kernel.hash, kernel.src.name
         except Exception as error:
             log.debug("a kernel does not compile; its launch will raise the error", exc_info=True)

@@ -16,6 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 _LIBCUDA, _LIBCUDA_PATH = "libcuda.so.1", "TRITON_LIBCUDA_PATH"
+_FOLDER = "chorale-libcuda-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def compiled_for(architecture: str, multiprocessors: int) -> Iterator[None]:
     Where there is no driver, Triton's C code is linked with an empty library in its place.
     """
     triton.runtime.driver.set_active(TargetDriver(architecture, multiprocessors))
-    with tempfile.TemporaryDirectory(prefix="chorale-libcuda-") as folder:
+    with tempfile.TemporaryDirectory(prefix=_FOLDER) as folder:
         if _LIBCUDA_PATH not in os.environ and not _has_driver() and _make_library(Path(folder, _LIBCUDA)):
             os.environ[_LIBCUDA_PATH] = folder
         try:
@@ -52,6 +53,11 @@ def compiled_for(architecture: str, multiprocessors: int) -> Iterator[None]:
         finally:
             if os.environ.get(_LIBCUDA_PATH) == folder:
                 del os.environ[_LIBCUDA_PATH]
+
+
+def links_without_driver() -> bool:
+    """Whether the C code that is compiled cannot be loaded here."""
+    return _FOLDER in os.environ.get(_LIBCUDA_PATH, "")
 
 
 def _has_driver() -> bool:
