@@ -21,7 +21,7 @@ _NAMES = {
     "triton.backends.nvidia.driver": ("CudaLauncher", "CudaUtils"),
     "triton.runtime": ("driver",),
     "triton.runtime._async_compile": ("AsyncCompileMode", "active_mode"),
-    "triton.runtime.cache": ("get_cache_manager", "triton_key"),
+    "triton.runtime.cache": ("FileCacheManager", "get_cache_manager", "triton_key"),
     "triton.runtime.jit": ("JITFunction",),
     "triton.experimental.gluon._runtime": ("GluonJITFunction",),
 }
@@ -66,7 +66,7 @@ def _changed() -> Iterator[str]:
     import triton
     from triton.experimental.gluon._runtime import GluonJITFunction
     from triton.runtime import _async_compile
-    from triton.runtime.cache import get_cache_manager
+    from triton.runtime.cache import FileCacheManager
     from triton.runtime.jit import JITFunction
 
     yield from _lacks(JITFunction.run, "grid", "warmup")
@@ -79,8 +79,8 @@ def _changed() -> Iterator[str]:
     if not isinstance(inspect.getattr_static(JITFunction, "cache_key", None), property):
         yield "JITFunction.cache_key is not a property"
     for name in ("get_file", "put"):
-        if not hasattr(get_cache_manager("00"), name):
-            yield f"cache managers have no {name}"
+        if not hasattr(FileCacheManager, name):
+            yield f"FileCacheManager has no {name}"
     closed_over = _free_variables(getattr(JITFunction, "_do_compile", None), "async_compile")
     if missing := [name for name in ARGUMENTS if name not in closed_over]:
         yield f"JITFunction._do_compile.async_compile does not close over {', '.join(missing)}"
