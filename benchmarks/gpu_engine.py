@@ -44,7 +44,7 @@ from chorale.model.config_writer import SHAPES, make_config
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.steps.graph_sizes import context_sizes
 from chorale.runtime.worker import Worker
-from chorale.serve.bootstrap import calm_collector
+from chorale.serve.bootstrap import tune_garbage_collector
 from chorale.serve.build import build_engine
 
 # name -> (rows, prompt, output); vLLM 0.26 on one H200: decode tokens a second, the better of its back ends
@@ -273,7 +273,7 @@ def build(folder: Path, given: argparse.Namespace) -> tuple[EngineCore, Watch, d
         kv_cache_dtype=given.kv_cache_dtype,
     )
     core, info = build_engine(config)
-    calm_collector()
+    tune_garbage_collector()
     assert isinstance(core._executor, LocalExecutor)
     watch = Watch(core._executor)
     core._executor = watch

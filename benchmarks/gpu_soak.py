@@ -41,7 +41,7 @@ from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import END, RETURN, START, VOCAB_SIZE, load_vocabulary
 from chorale.runtime.executor import LocalExecutor
-from chorale.serve.bootstrap import calm_collector
+from chorale.serve.bootstrap import tune_garbage_collector
 from chorale.serve.build import build_engine
 
 MIB = 2**20
@@ -290,7 +290,7 @@ def main() -> None:
             kv_cache_dtype=given.kv_cache_dtype,
         )
     )
-    calm_collector()
+    tune_garbage_collector()
     print(f"start-up, s: {info.startup_seconds}", flush=True)
     assert isinstance(core._executor, LocalExecutor)
     capture_everything(core, core._executor)

@@ -2,8 +2,9 @@
 
 Run: python benchmarks/ipc_cost.py [--rows 1024] [--steps 500]
 
-The engine side is a real second process with the product's loop, mailbox and heart around a core that does
-nothing but count, so what is measured is the boundary alone. Prints microseconds; medians over the steps.
+The engine side is a real second process with the product's loop, server_socket and heartbeat around a core
+that does nothing but count, so what is measured is the boundary alone. Prints microseconds; medians over the
+steps.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ import zmq
 
 from chorale.client import wire
 from chorale.client.base import EngineInfo
-from chorale.client.flights import Flights
+from chorale.client.in_flight import InFlightRequests
 from chorale.client.remote import RemoteClient
 from chorale.config import EngineConfig
 from chorale.engine.types import EngineStats, GenerateRequest, SamplingSpec, StepOutputs, TokenChunk
 from chorale.serve.bootstrap import EngineStart, make_directory, read_start
 from chorale.serve.engine_process import Progress, run_engine_process
-from chorale.serve.engine_socket import Mailbox
+from chorale.serve.engine_socket import EngineServerSocket
 
 
 class CountingCore:
@@ -88,13 +89,13 @@ def show(name: str, microseconds: float, rows: int) -> None:
 def in_process(rows: int) -> None:
     """Encode, decode and dispatch, without sockets."""
     ids = [f"chatcmpl-{i:032x}" for i in range(rows)]
-    message = wire.Rows(
+    message = wire.StepMessage(
         "0123456789abcdef", StepOutputs([TokenChunk(i, 0, [1234]) for i in ids], EngineStats())
     )
     data = wire.encode(message)
     decoded = wire.decode_from_engine(data)
-    assert isinstance(decoded, wire.Rows)
-    flights = Flights(time.monotonic)
+    assert isinstance(decoded, wire.StepMessage)
+    flights = InFlightRequests(time.monotonic)
     streams = [flights.admit(GenerateRequest(request_id=i, prompt_token_ids=[1]), print) for i in ids]
     print(f"one step's message, {rows} rows: {len(data)} bytes")
     show("encode", timed(lambda: wire.encode(message)), rows)
@@ -112,19 +113,21 @@ def engine_side(rows: int) -> None:
     """What the engine's main thread pays a step: group by client, encode, hand to the socket."""
     folder = make_directory()
     directory = folder.path
-    mailbox = Mailbox(str(directory), "e", client_timeout=60, on_orphans=print)
+    server_socket = EngineServerSocket(str(directory), "e", client_timeout=60, on_orphans=print)
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.connect(wire.engine_address(directory))
-        dealer.send(wire.encode(wire.Hello()))
-        mailbox.wait(5)
-        [(client, _)] = mailbox.receive()
+        dealer.send(wire.encode(wire.Register()))
+        server_socket.wait(5)
+        [(client, _)] = server_socket.receive()
         chunks = [TokenChunk(f"chatcmpl-{i:032x}", 0, [1234]) for i in range(rows)]
         for chunk in chunks:
-            mailbox.own(client, chunk.request_id, 1)
+            server_socket.own(client, chunk.request_id, 1)
         stats = EngineStats()
-        show("engine's thread: group, encode, send", timed(lambda: mailbox.deliver(chunks, stats)), rows)
-    mailbox.close()
+        show(
+            "engine's thread: group, encode, send", timed(lambda: server_socket.deliver(chunks, stats)), rows
+        )
+    server_socket.close()
     folder.remove()
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from chorale.client.base import Core, EngineInfo, EngineStatus
-from chorale.client.flights import Flights, total_capacity
+from chorale.client.in_flight import InFlightRequests, total_capacity
 from chorale.client.stream import RequestStream
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import EngineDeadError, EngineError
@@ -30,8 +30,8 @@ class LocalClient:
     def __init__(self, core: Core, info: EngineInfo, *, max_queued_requests: int | None = None) -> None:
         """``max_queued_requests``: choices that may wait beyond ``max_num_seqs``; None: four times it."""
         self._core, self._info = core, info
-        self._flights = Flights(time.monotonic)
-        self._flights.set_capacity(total_capacity(info.max_num_seqs, max_queued_requests))
+        self._in_flight = InFlightRequests(time.monotonic)
+        self._in_flight.set_capacity(total_capacity(info.max_num_seqs, max_queued_requests))
         self._status = EngineStatus("ready")
         self._stats = core.stats()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -52,14 +52,14 @@ class LocalClient:
 
     @property
     def num_in_flight(self) -> int:
-        return self._flights.num_in_flight
+        return self._in_flight.num_in_flight
 
     def reserve(self, num_choices: Mapping[str, int]) -> None:
         self._require_engine()
-        self._flights.reserve(num_choices)
+        self._in_flight.reserve(num_choices)
 
     def release(self, request_ids: Iterable[str]) -> None:
-        self._flights.release(request_ids)
+        self._in_flight.release(request_ids)
 
     def _require_engine(self) -> None:
         if self._status.state != "ready":
@@ -67,16 +67,16 @@ class LocalClient:
 
     def submit(self, request: GenerateRequest) -> RequestStream:
         self._require_engine()
-        if not len(self._flights):
+        if not len(self._in_flight):
             self._loop = asyncio.get_running_loop()
-        stream = self._flights.admit(request, self._left)
+        stream = self._in_flight.admit(request, self._left)
         if self._thread.ident is None:
             self._thread.start()
         self._inbox.put(request)
         return stream
 
     def abort(self, request_id: str) -> None:
-        if self._flights.abort(request_id):
+        if self._in_flight.abort(request_id):
             self._inbox.put((request_id, None))
 
     async def close(self) -> None:
@@ -89,24 +89,24 @@ class LocalClient:
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
         if alive:
-            self._flights.fail_all(lambda: EngineDeadError("the engine was shut down"))
+            self._in_flight.fail_all(lambda: EngineDeadError("the engine was shut down"))
         self._core.shutdown()
 
     def _left(self, request_id: str, index: int | None) -> None:
         """A consumer closed its stream early, or left one choice of it."""
-        if self._flights.leave(request_id, index):
+        if self._in_flight.leave(request_id, index):
             self._inbox.put((request_id, index))
 
     # ------------------------------------------------------------------ on the event loop
 
     def _deliver(self, chunks: list[TokenChunk], stats: EngineStats) -> None:
         self._stats = stats
-        self._flights.deliver(chunks)
+        self._in_flight.deliver(chunks)
 
     def _die(self, message: str) -> None:
         if self._status.state == "ready":
             self._status = EngineStatus("failed", message=message)
-            self._flights.fail_all(lambda: EngineDeadError(message))
+            self._in_flight.fail_all(lambda: EngineDeadError(message))
 
     # ------------------------------------------------------------------ in the engine's thread
 

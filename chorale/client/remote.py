@@ -1,6 +1,6 @@
 """RemoteClient: the EngineClient whose engine is another process, reached over ipc sockets.
 
-Its state follows the engine's beats (``wire.Beat``) and the socket's end:
+Its state follows the engine's beats (``wire.Heartbeat``) and the socket's end:
 
     loading ──beat "ready"──► ready ──socket closed, or silence──► dead ──beat of a new engine──► loading ...
 
@@ -17,10 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chorale.client.base import EngineInfo, EngineStatus
-from chorale.client.flights import Flights, total_capacity
-from chorale.client.links import EngineLinks
+from chorale.client.engine_connection import EngineConnection
+from chorale.client.in_flight import InFlightRequests, total_capacity
 from chorale.client.stream import RequestStream
-from chorale.client.wire import Abort, Beat, Bye, Died, Dropped, FromEngine, Ping, Submit
+from chorale.client.wire import (
+    Abort,
+    ClientExpired,
+    EngineFailed,
+    FromEngine,
+    Heartbeat,
+    Ping,
+    Submit,
+    Unregister,
+)
 from chorale.engine.types import EngineStats, GenerateRequest
 from chorale.errors import EngineDeadError, EngineLoadingError, RequestTimeoutError
 
@@ -59,16 +68,16 @@ class RemoteClient:
         self._num_api_processes = num_api_processes
         self._on_status = on_status
         self._clock = clock
-        self._flights = Flights(clock)
-        self._links = EngineLinks(
-            directory, on_beat=self._beat, on_message=self._message, on_gone=self._engine_gone
+        self._in_flight = InFlightRequests(clock)
+        self._connection = EngineConnection(
+            directory, on_heartbeat=self._heartbeat, on_message=self._message, on_gone=self._engine_gone
         )
         self._status = EngineStatus("loading", phase="start")
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
         self._engine_id = ""  # of the engine that requests are sent to; "" while there is none
         self._died_id = ""  # of the engine whose last words came; its heart beats on until it has ended
-        self._last_beat = clock()
+        self._last_heartbeat = clock()
         self._died_at: float | None = None
         self._restart_seconds = MIN_RETRY_AFTER  # how long the engine took to come back, at last
         self._ticker: asyncio.Task[None] | None = None
@@ -91,43 +100,43 @@ class RemoteClient:
 
     @property
     def num_in_flight(self) -> int:
-        return self._flights.num_in_flight
+        return self._in_flight.num_in_flight
 
     def reserve(self, num_choices: Mapping[str, int]) -> None:
         self._require_engine()
-        self._flights.reserve(num_choices)
+        self._in_flight.reserve(num_choices)
 
     def release(self, request_ids: Iterable[str]) -> None:
-        self._flights.release(request_ids)
+        self._in_flight.release(request_ids)
 
     def submit(self, request: GenerateRequest) -> RequestStream:
         self._require_engine()
-        stream = self._flights.admit(request, self._left)
-        self._links.send(Submit(self._engine_id, request))
+        stream = self._in_flight.admit(request, self._left)
+        self._connection.send(Submit(self._engine_id, request))
         return stream
 
     def abort(self, request_id: str) -> None:
-        if self._flights.abort(request_id):
-            self._links.send(Abort([request_id]))
+        if self._in_flight.abort(request_id):
+            self._connection.send(Abort([request_id]))
 
     async def close(self) -> None:
-        """Abort what is in flight and leave. Idempotent."""
+        """Abort what is in entry and leave. Idempotent."""
         ticker, self._ticker = self._ticker, None
         if ticker is None:
             return
         ticker.cancel()
         await asyncio.gather(ticker, return_exceptions=True)
-        self._links.send(Bye())
-        self._links.close()
+        self._connection.send(Unregister())
+        self._connection.close()
         self._engine_id = ""
-        self._flights.fail_all(lambda: EngineDeadError("the server is shutting down"))
+        self._in_flight.fail_all(lambda: EngineDeadError("the server is shutting down"))
 
     # ------------------------------------------------------------------ the supervisor's side
 
     def start(self) -> None:
         """Open the sockets on the running event loop."""
-        self._last_beat = self._clock()
-        self._links.start()
+        self._last_heartbeat = self._clock()
+        self._connection.start()
         self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
 
     def mark_failed(self, message: str) -> None:
@@ -136,8 +145,8 @@ class RemoteClient:
 
     # ------------------------------------------------------------------ what the engine says
 
-    def _beat(self, beat: Beat) -> None:
-        self._last_beat = self._clock()
+    def _heartbeat(self, beat: Heartbeat) -> None:
+        self._last_heartbeat = self._clock()
         if self._status.state == "failed" or beat.engine_id == self._died_id:
             return
         self._stats = beat.stats
@@ -158,21 +167,21 @@ class RemoteClient:
             self._died_at = None
         self._engine_id, self._info = engine_id, info
         capacity = total_capacity(info.max_num_seqs, self._max_queued_requests)
-        self._flights.set_capacity(capacity, self._num_api_processes)
-        self._links.connect()
+        self._in_flight.set_capacity(capacity, self._num_api_processes)
+        self._connection.connect()
 
     def _message(self, message: FromEngine) -> None:
         if message.engine_id != self._engine_id:
             return
-        if isinstance(message, Died):
+        if isinstance(message, EngineFailed):
             self._died_id = message.engine_id
             self._lose_engine("dead", message.message)
             return
-        if isinstance(message, Dropped):
+        if isinstance(message, ClientExpired):
             self._fail_all(message.message)
             return
         self._stats = message.step.stats
-        self._flights.deliver(message.step.chunks)
+        self._in_flight.deliver(message.step.chunks)
 
     def _engine_gone(self) -> None:
         if self._status.state not in ("dead", "failed"):
@@ -180,7 +189,7 @@ class RemoteClient:
 
     def _lose_engine(self, state: str, message: str) -> None:
         self._engine_id = ""
-        self._links.disconnect()
+        self._connection.disconnect()
         if self._died_at is None:
             self._died_at = self._clock()
         self._set_status(EngineStatus("failed" if state == "failed" else "dead", message=message))
@@ -188,10 +197,10 @@ class RemoteClient:
 
     def _fail_all(self, message: str) -> None:
         """Every stream ends with an error. What the engine still has of them, if there is one, is aborted:
-        a request may have crossed the engine's ``Dropped`` on its way."""
-        if request_ids := self._flights.ids():
-            self._links.send(Abort(request_ids))
-        self._flights.fail_all(
+        a request may have crossed the engine's ``ClientExpired`` on its way."""
+        if request_ids := self._in_flight.ids():
+            self._connection.send(Abort(request_ids))
+        self._in_flight.fail_all(
             lambda: EngineDeadError(f"{message}; please retry", retry_after=self._restart_seconds)
         )
 
@@ -207,8 +216,8 @@ class RemoteClient:
 
     def _left(self, request_id: str, index: int | None) -> None:
         """A consumer closed its stream early, or left one choice of it."""
-        if self._flights.leave(request_id, index):
-            self._links.send(Abort([request_id], index))
+        if self._in_flight.leave(request_id, index):
+            self._connection.send(Abort([request_id], index))
 
     def _set_status(self, status: EngineStatus) -> None:
         if status != self._status:
@@ -222,19 +231,22 @@ class RemoteClient:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(self._limits.ping_interval)
-            self._links.drain_beats()  # after a pause of our own loop, before judging the engine's silence
-            self._flights.tick()
-            self._links.send(Ping())
-            self._drop_slow_readers()
-            silence = self._clock() - self._last_beat
+            # This loop may have paused: read what arrived meanwhile before judging the engine's silence.
+            self._connection.drain_heartbeats()
+            self._in_flight.tick()
+            self._connection.send(Ping())
+            self._abort_slow_readers()
+            silence = self._clock() - self._last_heartbeat
             if self._engine_id and silence > self._limits.engine_silence:
                 self._lose_engine("dead", f"the engine has been silent for {silence:.0f} s")
 
-    def _drop_slow_readers(self) -> None:
+    def _abort_slow_readers(self) -> None:
         limits = self._limits
-        for request_id in self._flights.slow_readers(limits.max_pending_tokens, limits.slow_reader_patience):
-            flight = self._flights.remove(request_id)
-            if flight is not None:
-                self._links.send(Abort([request_id]))
+        for request_id in self._in_flight.slow_readers(
+            limits.max_pending_tokens, limits.slow_reader_patience
+        ):
+            entry = self._in_flight.remove(request_id)
+            if entry is not None:
+                self._connection.send(Abort([request_id]))
                 message = "the response was not read fast enough"
-                flight.stream.fail(RequestTimeoutError(message, code="slow_reader"))
+                entry.stream.fail(RequestTimeoutError(message, code="slow_reader"))

@@ -2,9 +2,10 @@
 
 Two unix sockets in one private directory (mode 0700):
 
-* ``engine``: each client's DEALER to the engine's ROUTER. Requests go up; one ``Rows`` message a step and
+* ``engine``: each client's DEALER to the engine's ROUTER. Requests go up; one ``StepMessage`` message a step
+and
   client comes down, holding that client's chunks only.
-* ``beats``: the engine's PUB, driven by a thread of its own. A ``Beat`` is complete in itself (state,
+* ``beats``: the engine's PUB, driven by a thread of its own. A ``Heartbeat`` is complete in itself (state,
   progress, info, stats, how long the current step has been running), so a late subscriber needs no replay.
 
 Everything is msgpack of typed structs; what does not decode is dropped, never interpreted.
@@ -28,7 +29,7 @@ MAX_SOCKET_PATH_BYTES = 100
 # --------------------------------------------------------------------------- client -> engine
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
     """First message of a connection."""
 
 
@@ -45,44 +46,44 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
-    """Sign of life; a client that stops sending them loses its requests, and is told (``Dropped``)."""
+    """Sign of life; a client that stops sending them loses its requests, and is told (``ClientExpired``)."""
 
 
-class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
+class Unregister(msgspec.Struct, frozen=True, array_like=True, tag="unregister"):
     """The client leaves: whatever it has in flight is aborted."""
 
 
-ToEngine = Hello | Submit | Abort | Ping | Bye
+ToEngine = Register | Submit | Abort | Ping | Unregister
 
 
 # --------------------------------------------------------------------------- engine -> client
 
 
-class Rows(msgspec.Struct, array_like=True, tag="rows"):
+class StepMessage(msgspec.Struct, array_like=True, tag="step"):
     """One step's chunks of one client."""
 
     engine_id: str
     step: StepOutputs
 
 
-class Died(msgspec.Struct, frozen=True, array_like=True, tag="died"):
+class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="engine_failed"):
     """Last words of an engine whose step failed; the process ends right after."""
 
     engine_id: str
     message: str
 
 
-class Dropped(msgspec.Struct, frozen=True, array_like=True, tag="dropped"):
+class ClientExpired(msgspec.Struct, frozen=True, array_like=True, tag="client_expired"):
     """To a client that was silent for too long: whatever it had in flight before this has been aborted."""
 
     engine_id: str
     message: str
 
 
-FromEngine = Rows | Died | Dropped
+FromEngine = StepMessage | EngineFailed | ClientExpired
 
 
-class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The engine's whole public state. Sent at every change of it, and at least every 250 ms."""
 
     engine_id: str
@@ -103,7 +104,7 @@ DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
-decode_beat = msgspec.msgpack.Decoder(Beat).decode
+decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode
 
 
 def engine_address(directory: str | Path) -> str:
@@ -111,7 +112,7 @@ def engine_address(directory: str | Path) -> str:
     return _address(directory, "engine")
 
 
-def beats_address(directory: str | Path) -> str:
+def heartbeat_address(directory: str | Path) -> str:
     """The PUB's endpoint."""
     return _address(directory, "beats")
 

@@ -49,7 +49,7 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     directory: str  # of the sockets; exists, mode 0700
     config: EngineConfig
     parent_pid: int
-    beat_interval: float = 0.2
+    heartbeat_interval: float = 0.2
     client_timeout: float = 10.0  # a client silent for so long has its requests aborted
     log_level: str = "info"
 
@@ -138,7 +138,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def calm_collector() -> None:
+def tune_garbage_collector() -> None:
     """Let the cycle collector look less often, and never at what the start-up left, which lives for ever.
 
     A step makes a list for each row, and drops it: the default threshold (700 objects) collects at every step

@@ -1,4 +1,4 @@
-"""EngineKeeper: starts the engine process, watches it, kills it when it hangs, restarts it when it dies."""
+"""EngineMonitor: starts the engine process, watches it, kills it when it hangs, restarts it when it dies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from chorale.client.base import EngineInfo, EngineStatus
-from chorale.client.wire import DECODE_ERRORS, Beat, beats_address, decode_beat
+from chorale.client.wire import DECODE_ERRORS, Heartbeat, decode_heartbeat, heartbeat_address
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -27,7 +27,7 @@ from chorale.serve.bootstrap import (
     Failure,
     take_failure,
 )
-from chorale.serve.watch import Deaths, Pulse, WatchLimits
+from chorale.serve.watch import LastHeartbeat, RestartPolicy, WatchLimits
 
 log = logging.getLogger(__name__)
 ENGINE_COMMAND = (sys.executable, "-m", "chorale.serve.engine_process")
@@ -69,7 +69,7 @@ async def end(process: Process, grace: float) -> int:
     return await process.wait()
 
 
-class EngineKeeper:
+class EngineMonitor:
     """One engine process at a time. ``run`` returns the exit code once stopped, or once it has given up."""
 
     def __init__(
@@ -83,7 +83,7 @@ class EngineKeeper:
         self._start, self._command = start, tuple(command)
         self._limits = limits or WatchLimits()
         self._on_status = on_status
-        self._deaths = Deaths(self._limits)
+        self._restart_policy = RestartPolicy(self._limits)
         self._stopping = asyncio.Event()
         self._last: tuple[EngineStatus, EngineInfo | None] | None = None
         self.failure: Failure | None = None  # why it gave up
@@ -97,27 +97,29 @@ class EngineKeeper:
 
     async def run(self) -> int:
         while True:
-            code, complaint = await self._one_life()
+            code, hang_reason = await self._run_once()
             if self._stopping.is_set():
                 return EXIT_OK
             failure = take_failure(self._start.directory)
             if failure is None:
-                failure = Failure(complaint or f"the engine process {_manner(code)}", deterministic=False)
+                failure = Failure(hang_reason or f"the engine process {_manner(code)}", deterministic=False)
             if failure.deterministic:  # the operator's own mistake: told once, by whoever shows the status
                 return self._give_up(failure, EXIT_CONFIG)
             log.error("%s", failure.message)
-            delay = self._deaths.add(time.monotonic(), was_ready=self._was_ready)
+            delay = self._restart_policy.add(time.monotonic(), was_ready=self._was_ready)
             if delay is None:
                 return self._give_up(failure, EXIT_FAILED)
             self._last = None  # every death is told, also one that is like the last
-            self._tell(EngineStatus("dead", message=f"{failure.message}; restarting in {delay:.1f} s"))
+            self._report_status(
+                EngineStatus("dead", message=f"{failure.message}; restarting in {delay:.1f} s")
+            )
             if await self._stopped_within(delay):
                 return EXIT_OK
             self.num_restarts += 1
 
     def _give_up(self, failure: Failure, code: int) -> int:
         self.failure = failure
-        self._tell(EngineStatus("failed", message=failure.message))
+        self._report_status(EngineStatus("failed", message=failure.message))
         return code
 
     async def _stopped_within(self, delay: float) -> bool:
@@ -125,8 +127,8 @@ class EngineKeeper:
             await asyncio.wait_for(self._stopping.wait(), delay)
         return self._stopping.is_set()
 
-    async def _one_life(self) -> tuple[int, str | None]:
-        """(exit code, complaint if it was killed for hanging) of one engine process."""
+    async def _run_once(self) -> tuple[int, str | None]:
+        """(exit code, hang_reason if it was killed for hanging) of one engine process."""
         self._was_ready = False
         try:
             process = await spawn(self._command, self._start)
@@ -141,11 +143,11 @@ class EngineKeeper:
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            complaint = watching.result() if watching.done() and process.returncode is None else None
-            if complaint is not None:
-                log.error("the engine process %d hangs (%s): killing it", process.pid, complaint)
+            hang_reason = watching.result() if watching.done() and process.returncode is None else None
+            if hang_reason is not None:
+                log.error("the engine process %d hangs (%s): killing it", process.pid, hang_reason)
                 await self._dump_and_kill(process)
-            return await end(process, self._limits.kill_grace), complaint
+            return await end(process, self._limits.kill_grace), hang_reason
         finally:
             self.pid = None
             for task in tasks:
@@ -162,42 +164,42 @@ class EngineKeeper:
             process.kill()
 
     async def _watch(self) -> str:
-        """Follow the beats of the process that was just started; returns the complaint if it hangs."""
-        pulse = Pulse(self._limits, time.monotonic())
-        with zmq.Context() as context, context.socket(zmq.SUB) as beats:
-            beats.setsockopt(zmq.LINGER, 0)
-            beats.setsockopt(zmq.RECONNECT_IVL, 50)
-            beats.subscribe(b"")
-            beats.connect(beats_address(self._start.directory))
+        """Follow the heartbeats of the process that was just started; returns the hang_reason if it hangs."""
+        last_heartbeat = LastHeartbeat(self._limits, time.monotonic())
+        with zmq.Context() as context, context.socket(zmq.SUB) as heartbeats:
+            heartbeats.setsockopt(zmq.LINGER, 0)
+            heartbeats.setsockopt(zmq.RECONNECT_IVL, 50)
+            heartbeats.subscribe(b"")
+            heartbeats.connect(heartbeat_address(self._start.directory))
             while True:
                 # Beats are read before the silence is judged: our own loop may have been held up.
-                self._hear(beats, pulse)
-                complaint = pulse.complaint(time.monotonic())
-                if complaint is not None:
-                    return complaint
+                self._read_heartbeats(heartbeats, last_heartbeat)
+                hang_reason = last_heartbeat.hang_reason(time.monotonic())
+                if hang_reason is not None:
+                    return hang_reason
                 await asyncio.sleep(WATCH_INTERVAL)
 
-    def _hear(self, beats: zmq.Socket[bytes], pulse: Pulse) -> None:
+    def _read_heartbeats(self, heartbeats: zmq.Socket[bytes], last_heartbeat: LastHeartbeat) -> None:
         while True:
             try:
-                beat = decode_beat(beats.recv(zmq.NOBLOCK))
+                beat = decode_heartbeat(heartbeats.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return
             except DECODE_ERRORS as error:
                 log.error("dropped a heartbeat that does not decode: %s", error)
                 continue
             if beat.pid == self.pid:
-                pulse.hear(beat, time.monotonic())
+                last_heartbeat.hear(beat, time.monotonic())
                 self._was_ready = self._was_ready or beat.state == "ready"
-                self._tell(_status_of(beat), beat.info)
+                self._report_status(_status_of(beat), beat.info)
 
-    def _tell(self, status: EngineStatus, info: EngineInfo | None = None) -> None:
+    def _report_status(self, status: EngineStatus, info: EngineInfo | None = None) -> None:
         if self._on_status is not None and self._last != (status, info):
             self._last = (status, info)
             self._on_status(status, info)
 
 
-def _status_of(beat: Beat) -> EngineStatus:
+def _status_of(beat: Heartbeat) -> EngineStatus:
     return EngineStatus(beat.state, beat.phase, beat.progress, beat.message)
 
 

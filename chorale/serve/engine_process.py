@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 
 from chorale.client.base import Core, EngineInfo
-from chorale.client.wire import Abort, Bye, Submit, ToEngine
+from chorale.client.wire import Abort, Submit, ToEngine, Unregister
 from chorale.config import EngineConfig
 from chorale.engine.types import GenerateRequest
 from chorale.errors import ChoraleError, ConfigError
@@ -36,14 +36,14 @@ from chorale.serve.bootstrap import (
     EXIT_STEP,
     EngineStart,
     Failure,
-    calm_collector,
     check_directory,
     configure_logging,
     read_start,
+    tune_garbage_collector,
     write_failure,
 )
-from chorale.serve.engine_socket import Mailbox
-from chorale.serve.heartbeat import Heart
+from chorale.serve.engine_socket import EngineServerSocket
+from chorale.serve.heartbeat import HeartbeatThread
 
 log = logging.getLogger(__name__)
 _NVIDIA = "/dev/nvidiactl"  # there is a driver, and so perhaps a GPU
@@ -63,43 +63,50 @@ Build = Callable[[EngineConfig, Progress], tuple[Core, EngineInfo]]
 class EngineLoop:
     """The one loop of the process. Between two steps it reads everything that arrived."""
 
-    def __init__(self, core: Core, mailbox: Mailbox, heart: Heart, engine_id: str) -> None:
-        self._core, self._mailbox, self._heart, self._engine_id = core, mailbox, heart, engine_id
+    def __init__(
+        self, core: Core, server_socket: EngineServerSocket, heartbeat: HeartbeatThread, engine_id: str
+    ) -> None:
+        self._core, self._server_socket, self._heartbeat, self._engine_id = (
+            core,
+            server_socket,
+            heartbeat,
+            engine_id,
+        )
         self._draining = False
         self._worked_at = time.monotonic()
 
     def drain(self) -> None:
         """Stop as soon as there is no work left."""
         self._draining = True
-        self._heart.draining()
+        self._heartbeat.draining()
 
     def run(self) -> None:
         """Returns when drained. Raises whatever a step raised."""
-        core, mailbox, heart = self._core, self._mailbox, self._heart
+        core, server_socket, heartbeat = self._core, self._server_socket, self._heartbeat
         while core.has_work or not self._draining:
             if not core.has_work:
                 self._rest()
-            for client, message in mailbox.receive():
+            for client, message in server_socket.receive():
                 self._handle(client, message)
-            mailbox.drop_silent()
+            server_socket.expire_silent_clients()
             if core.has_work:
                 self._worked_at = time.monotonic()
-                heart.step_begins()
+                heartbeat.step_begins()
                 chunks = core.step()
-                heart.step_ends()
-                heart.stats = stats = core.stats()
+                heartbeat.step_ends()
+                heartbeat.stats = stats = core.stats()
                 if chunks:
-                    mailbox.deliver(chunks, stats)
+                    server_socket.deliver(chunks, stats)
 
     def _rest(self) -> None:
         """Wait for messages. When there was no work for a while, let the engine prepare a little instead."""
         is_quiet = time.monotonic() - self._worked_at >= QUIET
-        self._mailbox.wait(0 if is_quiet and self._core.use_idle_time() else IDLE_WAIT)
+        self._server_socket.wait(0 if is_quiet and self._core.use_idle_time() else IDLE_WAIT)
 
     def abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             self._core.abort(request_id)
-        self._heart.stats = self._core.stats()
+        self._heartbeat.stats = self._core.stats()
 
     def _handle(self, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Submit):
@@ -107,29 +114,29 @@ class EngineLoop:
                 self._submit(client, message.request)
         elif isinstance(message, Abort):
             self._abort(client, message)
-        elif isinstance(message, Bye):
-            self._mailbox.drop(client)
+        elif isinstance(message, Unregister):
+            self._server_socket.drop(client)
 
     def _abort(self, client: bytes, message: Abort) -> None:
-        mailbox = self._mailbox
+        server_socket = self._server_socket
         if message.index is None:
-            self.abort([i for i in message.request_ids if mailbox.disown(client, i)])
+            self.abort([i for i in message.request_ids if server_socket.disown(client, i)])
             return
         for request_id in message.request_ids:  # still owned: the other choices go on
-            if mailbox.owns(client, request_id):
+            if server_socket.owns(client, request_id):
                 self._core.abort(request_id, message.index)
 
     def _submit(self, client: bytes, request: GenerateRequest) -> None:
-        mailbox, stats = self._mailbox, self._heart.stats
-        if not mailbox.own(client, request.request_id, request.sampling.n):
-            mailbox.refuse(client, request, "the request id is already in use", stats)
+        server_socket, stats = self._server_socket, self._heartbeat.stats
+        if not server_socket.own(client, request.request_id, request.sampling.n):
+            server_socket.refuse(client, request, "the request id is already in use", stats)
             return
         try:
             self._core.add_request(request)
         except (ChoraleError, ValueError) as error:
             # The engine never takes what it cannot run; the fault is this request's alone.
-            mailbox.disown(client, request.request_id)
-            mailbox.refuse(client, request, str(error), stats)
+            server_socket.disown(client, request.request_id)
+            server_socket.refuse(client, request, str(error), stats)
 
 
 def run_engine_process(start: EngineStart, build: Build) -> int:
@@ -139,15 +146,15 @@ def run_engine_process(start: EngineStart, build: Build) -> int:
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
     check_directory(start.directory)
     engine_id = uuid.uuid4().hex[:16]
-    heart = Heart(start.directory, engine_id, start.beat_interval, start.parent_pid)
-    heart.start()
+    heartbeat = HeartbeatThread(start.directory, engine_id, start.heartbeat_interval, start.parent_pid)
+    heartbeat.start()
     try:
-        core, info = build(start.config, heart.loading)
+        core, info = build(start.config, heartbeat.loading)
     except Exception as error:
-        heart.stop()
+        heartbeat.stop()
         return _start_failed(start, error)
-    calm_collector()
-    return _serve(start, core, info, heart, engine_id)
+    tune_garbage_collector()
+    return _serve(start, core, info, heartbeat, engine_id)
 
 
 def _start_failed(start: EngineStart, error: Exception) -> int:
@@ -161,32 +168,34 @@ def _start_failed(start: EngineStart, error: Exception) -> int:
     return EXIT_CONFIG if deterministic else EXIT_FAILED
 
 
-def _serve(start: EngineStart, core: Core, info: EngineInfo, heart: Heart, engine_id: str) -> int:
+def _serve(
+    start: EngineStart, core: Core, info: EngineInfo, heartbeat: HeartbeatThread, engine_id: str
+) -> int:
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    mailbox = Mailbox(
+    server_socket = EngineServerSocket(
         start.directory,
         engine_id,
         client_timeout=start.client_timeout,
         on_orphans=lambda request_ids: loop.abort(request_ids),
         wake_fd=reader.fileno(),
     )
-    loop = EngineLoop(core, mailbox, heart, engine_id)
+    loop = EngineLoop(core, server_socket, heartbeat, engine_id)
     signal.signal(signal.SIGTERM, lambda *_: loop.drain())
-    heart.stats = core.stats()
-    heart.ready(msgspec.structs.replace(info, engine_id=engine_id, pid=os.getpid()))
+    heartbeat.stats = core.stats()
+    heartbeat.ready(msgspec.structs.replace(info, engine_id=engine_id, pid=os.getpid()))
     try:
         loop.run()
     except Exception as error:
         log.exception("a step failed: the engine process ends")
         message = f"the engine failed ({type(error).__name__})"
         write_failure(start.directory, Failure(f"{message}: {error}", deterministic=False))
-        mailbox.last_words(message)
+        server_socket.announce_failure(message)
         return EXIT_STEP
     finally:
-        mailbox.close()
-        heart.stop()
+        server_socket.close()
+        heartbeat.stop()
         signal.set_wakeup_fd(-1)
         reader.close()
         writer.close()

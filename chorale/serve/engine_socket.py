@@ -1,4 +1,5 @@
-"""Mailbox: the engine's side of the socket. Who is connected, who owns which request, who gets what."""
+"""EngineServerSocket: the engine's side of the socket. Who is connected, who owns which request, who gets
+what."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ import zmq
 
 from chorale.client.wire import (
     DECODE_ERRORS,
-    Died,
-    Dropped,
+    ClientExpired,
+    EngineFailed,
     FromEngine,
-    Rows,
+    StepMessage,
     ToEngine,
     decode_to_engine,
     encode,
@@ -22,7 +23,7 @@ from chorale.client.wire import (
 from chorale.engine.types import EngineStats, GenerateRequest, StepOutputs, TokenChunk
 
 log = logging.getLogger(__name__)
-LAST_WORDS_LINGER_MS = 500
+FAILURE_LINGER_MS = 500
 
 
 class _Owner:
@@ -35,7 +36,7 @@ class _Owner:
         self.num_open = num_open
 
 
-class Mailbox:
+class EngineServerSocket:
     """Owns the ROUTER. Main thread only. ``on_orphans`` gets the requests of a client that has vanished."""
 
     def __init__(
@@ -55,7 +56,7 @@ class Mailbox:
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that died raises
         self._router.setsockopt(zmq.SNDHWM, 0)  # a slow client must not hold up the step of the others
         self._router.setsockopt(zmq.RCVHWM, 0)
-        self._router.setsockopt(zmq.LINGER, LAST_WORDS_LINGER_MS)
+        self._router.setsockopt(zmq.LINGER, FAILURE_LINGER_MS)
         self._router.bind(engine_address(directory))
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
@@ -113,14 +114,14 @@ class Mailbox:
         if orphans:
             self._on_orphans(orphans)
 
-    def drop_silent(self) -> None:
+    def expire_silent_clients(self) -> None:
         """Call after ``receive``: pings that came during a long step count as signs of life."""
         oldest = self._clock() - self._client_timeout
         for client in [client for client, seen in self._last_seen.items() if seen < oldest]:
             message = f"the server process was silent for {self._client_timeout:.0f} s"
             log.warning("%s: its requests are aborted", message)
             # It may only have been stopped for a while, and would wait for their tokens for ever.
-            self._send(client, Dropped(self._engine_id, message))
+            self._send(client, ClientExpired(self._engine_id, message))
             self.drop(client)
 
     # ------------------------------------------------------------------ out
@@ -128,7 +129,7 @@ class Mailbox:
     def deliver(self, chunks: list[TokenChunk], stats: EngineStats) -> None:
         """Send each client its chunks of this step, in one message."""
         for client, part in self._by_client(chunks).items():
-            self._send(client, Rows(self._engine_id, StepOutputs(part, stats)))
+            self._send(client, StepMessage(self._engine_id, StepOutputs(part, stats)))
 
     def _by_client(self, chunks: list[TokenChunk]) -> dict[bytes, list[TokenChunk]]:
         owners, parts = self._owners, dict[bytes, list[TokenChunk]]()
@@ -152,12 +153,12 @@ class Mailbox:
             TokenChunk(request.request_id, index, [], finish_reason="error", error=reason)
             for index in range(request.sampling.n)
         ]
-        self._send(client, Rows(self._engine_id, StepOutputs(chunks, stats)))
+        self._send(client, StepMessage(self._engine_id, StepOutputs(chunks, stats)))
 
-    def last_words(self, message: str) -> None:
+    def announce_failure(self, message: str) -> None:
         """Tell every client that this engine ends now."""
         for client in list(self._last_seen):
-            self._send(client, Died(self._engine_id, message))
+            self._send(client, EngineFailed(self._engine_id, message))
 
     def _send(self, client: bytes, message: FromEngine) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Heart: the thread of the engine process that beats, whatever the main thread is doing.
+"""HeartbeatThread: the thread of the engine process that beats, whatever the main thread is doing.
 
 A beat carries how long the current step has been running. So a step that hangs is seen, while one that is
 merely long (and releases the interpreter lock, as device work does) is not mistaken for a dead process.
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import zmq
 
 from chorale.client.base import EngineInfo
-from chorale.client.wire import Beat, beats_address, encode
+from chorale.client.wire import Heartbeat, encode, heartbeat_address
 from chorale.engine.types import EngineStats
 from chorale.processes import parent_is_alive
 from chorale.serve.bootstrap import EXIT_FAILED
 
 NUM_STEPS_REMEMBERED = 1024
 MIN_GAP = 0.02  # seconds between beats, however fast the progress moves
-LAST_BEAT_LINGER_MS = 200
+LAST_HEARTBEAT_LINGER_MS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class _Public:
     info: EngineInfo | None = None
 
 
-class Heart:
+class HeartbeatThread:
     """Owns the PUB socket. The main thread only assigns plain attributes, which is atomic."""
 
     def __init__(self, directory: str, engine_id: str, interval: float, parent_pid: int) -> None:
-        self._address = beats_address(directory)
+        self._address = heartbeat_address(directory)
         self._engine_id, self._interval, self._parent_pid = engine_id, interval, parent_pid
         self._public = _Public()
         self._wake = threading.Event()
@@ -87,22 +87,22 @@ class Heart:
     def _run(self) -> None:
         context = zmq.Context()
         socket: zmq.Socket[bytes] = context.socket(zmq.PUB)
-        socket.setsockopt(zmq.LINGER, LAST_BEAT_LINGER_MS)
+        socket.setsockopt(zmq.LINGER, LAST_HEARTBEAT_LINGER_MS)
         socket.bind(self._address)
         while not self._stopping:
-            socket.send(encode(self._beat()))
+            socket.send(encode(self._heartbeat()))
             if not parent_is_alive(self._parent_pid):
                 os._exit(EXIT_FAILED)  # the main thread may be inside a step that never ends
             self._wake.wait(self._interval)
             self._wake.clear()
             time.sleep(MIN_GAP)
-        socket.send(encode(self._beat()))
+        socket.send(encode(self._heartbeat()))
         socket.close()
         context.term()
 
-    def _beat(self) -> Beat:
+    def _heartbeat(self) -> Heartbeat:
         public, started = self._public, self._step_started
-        return Beat(
+        return Heartbeat(
             engine_id=self._engine_id,
             pid=os.getpid(),
             state=public.state,  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from chorale.client.remote import RemoteClient
 from chorale.errors import ChoraleError, ConfigError
 from chorale.serve.bootstrap import EXIT_CONFIG, ApiStart
 from chorale.serve.engine_monitor import end, spawn
-from chorale.serve.watch import Deaths, WatchLimits
+from chorale.serve.watch import RestartPolicy, WatchLimits
 
 log = logging.getLogger(__name__)
 API_COMMAND = (sys.executable, "-m", "chorale.serve.api_process")
@@ -29,7 +29,7 @@ SETTLED = 10.0  # seconds after which an API process has surely been ready
 CUT_GRACE = 5.0  # seconds that an API process gets, once told to cut what is running
 
 
-class Front(Protocol):
+class HttpFrontend(Protocol):
     """``run`` serves until drained; raises what made it fail. The drain is that of ``api.server``."""
 
     async def run(self) -> None: ...
@@ -43,7 +43,7 @@ class Front(Protocol):
         ...
 
 
-class OwnProcessFront:
+class InProcessFrontend:
     """The HTTP server on the supervisor's own event loop. It listens for signals itself: ``stop``."""
 
     def __init__(self, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
@@ -68,7 +68,7 @@ class OwnProcessFront:
             self._client.mark_failed(message)
 
 
-class WorkersFront:
+class MultiProcessFrontend:
     """N API processes. Each connects to the engine itself; one that dies is started again."""
 
     def __init__(
@@ -79,7 +79,7 @@ class WorkersFront:
         command: Sequence[str] = API_COMMAND,
     ) -> None:
         self._start, self._command = start, tuple(command)
-        self._deaths = Deaths(limits)
+        self._restart_policy = RestartPolicy(limits)
         self._num_drains = 0
         self._processes: dict[int, Process] = {}
 
@@ -110,7 +110,7 @@ class WorkersFront:
             if code == EXIT_CONFIG:  # it has said why, and would again
                 raise ConfigError("an API process cannot run as it is configured")
             now = time.monotonic()
-            delay = self._deaths.add(now, was_ready=now - started > SETTLED)
+            delay = self._restart_policy.add(now, was_ready=now - started > SETTLED)
             if delay is None:
                 raise ChoraleError("the API processes died too often")
             await asyncio.sleep(delay)
@@ -129,10 +129,12 @@ class WorkersFront:
             process.terminate()
 
 
-def make_front(start: ApiStart, sockets: list[socket.socket], limits: WatchLimits, stop: Stop) -> Front:
+def make_frontend(
+    start: ApiStart, sockets: list[socket.socket], limits: WatchLimits, stop: Stop
+) -> HttpFrontend:
     if start.server.api_server_count == 1:
-        return OwnProcessFront(start, sockets, stop)
-    return WorkersFront(start, limits=limits)
+        return InProcessFrontend(start, sockets, stop)
+    return MultiProcessFrontend(start, limits=limits)
 
 
 def share(sockets: list[socket.socket]) -> tuple[int, ...]:

@@ -30,8 +30,8 @@ from chorale.serve.bootstrap import (
     loop_factory,
     make_directory,
 )
-from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineKeeper, OnStatus
-from chorale.serve.http_frontend import CUT_GRACE, make_front, share
+from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineMonitor, OnStatus
+from chorale.serve.http_frontend import CUT_GRACE, make_frontend, share
 from chorale.serve.watch import WatchLimits
 
 log = logging.getLogger(__name__)
@@ -125,36 +125,36 @@ class Supervisor:
         self._api, self._sockets = api, sockets
         self._callbacks, self._limits = callbacks, limits
         self._stop = Stop()
-        self._front = make_front(api, sockets, limits, self._stop)
-        self._keeper = EngineKeeper(
+        self._frontend = make_frontend(api, sockets, limits, self._stop)
+        self._engine_monitor = EngineMonitor(
             engine, command=engine_command, limits=limits, on_status=callbacks.on_status
         )
 
     async def run(self) -> int:
         self._catch_signals()
-        engine = asyncio.ensure_future(self._keeper.run())
-        front = asyncio.ensure_future(self._front.run())
+        engine = asyncio.ensure_future(self._engine_monitor.run())
+        frontend = asyncio.ensure_future(self._frontend.run())
         stopped = asyncio.ensure_future(self._stop.asked.wait())
         if self._callbacks.on_listening is not None:
             self._callbacks.on_listening(self._sockets)
         try:
-            await asyncio.wait([engine, front, stopped], return_when=asyncio.FIRST_COMPLETED)
-            code = await self._verdict(engine, front)
-            await self._drain(front)
-            self._keeper.stop()
+            await asyncio.wait([engine, frontend, stopped], return_when=asyncio.FIRST_COMPLETED)
+            code = await self._verdict(engine, frontend)
+            await self._drain(frontend)
+            self._engine_monitor.stop()
             await asyncio.wait([engine], timeout=self._limits.kill_grace + ENGINE_STOP_SLACK)
         finally:
-            for task in (stopped, front, engine):
+            for task in (stopped, frontend, engine):
                 task.cancel()
-            await asyncio.gather(stopped, front, engine, return_exceptions=True)
+            await asyncio.gather(stopped, frontend, engine, return_exceptions=True)
         return code
 
-    async def _verdict(self, engine: asyncio.Task[int], front: asyncio.Task[None]) -> int:
+    async def _verdict(self, engine: asyncio.Task[int], frontend: asyncio.Task[None]) -> int:
         """The exit code, from what ended first."""
         if self._stop.asked.is_set():
             return EXIT_OK
         if not engine.done():
-            error = front.exception()
+            error = frontend.exception()
             said = error is None or isinstance(error, ChoraleError)  # then where it was raised adds nothing
             log.error(
                 "the HTTP side ended%s", f": {error}" if error else "", exc_info=None if said else error
@@ -163,25 +163,25 @@ class Supervisor:
         error = engine.exception()
         if error is not None:
             log.error("the engine could not be watched", exc_info=error)
-        failure = self._keeper.failure
-        self._front.fail(failure.message if failure is not None else "the engine failed")
+        failure = self._engine_monitor.failure
+        self._frontend.fail(failure.message if failure is not None else "the engine failed")
         await asyncio.sleep(FAILURE_SHOWN)
         self._stop()
         self._stop()  # nothing that is running can finish
         return EXIT_FAILED if error is not None else engine.result()
 
-    async def _drain(self, front: asyncio.Task[None]) -> None:
+    async def _drain(self, frontend: asyncio.Task[None]) -> None:
         """Let what is running finish, in ``shutdown_timeout`` seconds at most; a second signal cuts it."""
         if self._callbacks.on_stopping is not None:
             self._callbacks.on_stopping()
-        self._front.drain()
+        self._frontend.drain()
         hurry = asyncio.ensure_future(self._stop.hurry.wait())
         timeout = self._api.server.shutdown_timeout + DRAIN_SLACK
-        await asyncio.wait([front, hurry], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([frontend, hurry], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
-        if not front.done():
-            self._front.drain()
-            await asyncio.wait([front], timeout=CUT_GRACE)
+        if not frontend.done():
+            self._frontend.drain()
+            await asyncio.wait([frontend], timeout=CUT_GRACE)
         self._catch_signals()  # the HTTP server took them, and gave them up when it ended
 
     def _catch_signals(self) -> None:

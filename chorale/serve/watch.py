@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from chorale.client.wire import Beat
+from chorale.client.wire import Heartbeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchLimits:
     """Seconds, counts and factors of the watch. The defaults are for serving; tests shorten them."""
 
-    beat_timeout: float = 5.0  # no beat while serving: the process is stopped, or never gives up its lock
-    loading_beat_timeout: float = 120.0  # importing torch from a cold disk holds the lock for long
+    heartbeat_timeout: float = (
+        5.0  # no beat while serving: the process is stopped, or never gives up its lock
+    )
+    loading_heartbeat_timeout: float = 120.0  # importing torch from a cold disk holds the lock for long
     step_timeout: float | None = None  # None: 30 s on an accelerator, 600 s on a CPU (a long prefill chunk)
     step_p99_factor: float = 20.0
     max_failed_starts: int = 5  # deaths of processes that were never ready: trying on would not help
@@ -24,7 +26,7 @@ class WatchLimits:
     kill_grace: float = 5.0  # from SIGTERM to SIGKILL
     dump_grace: float = 0.5  # from the stack dump of a hung engine to SIGKILL
 
-    def step_limit(self, beat: Beat) -> float:
+    def step_limit(self, beat: Heartbeat) -> float:
         """How long the current step may run."""
         floor = self.step_timeout
         if floor is None:
@@ -34,21 +36,21 @@ class WatchLimits:
 
 
 @dataclass(slots=True)
-class Pulse:
+class LastHeartbeat:
     """The last beat of one engine process, and when it came (monotonic seconds)."""
 
     limits: WatchLimits
     heard_at: float
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
 
-    def hear(self, beat: Beat, now: float) -> None:
+    def hear(self, beat: Heartbeat, now: float) -> None:
         self.beat, self.heard_at = beat, now
 
-    def complaint(self, now: float) -> str | None:
+    def hang_reason(self, now: float) -> str | None:
         """Why the process counts as hung; None while it is well."""
         beat, silence = self.beat, now - self.heard_at
         loading = beat is None or beat.state == "loading"
-        limit = self.limits.loading_beat_timeout if loading else self.limits.beat_timeout
+        limit = self.limits.loading_heartbeat_timeout if loading else self.limits.heartbeat_timeout
         if silence > limit:
             return f"no heartbeat for {silence:.1f} s"
         if beat is not None and beat.step_seconds > self.limits.step_limit(beat):
@@ -57,7 +59,7 @@ class Pulse:
 
 
 @dataclass(slots=True)
-class Deaths:
+class RestartPolicy:
     """The deaths in the window; decides between a restart and giving up.
 
     A process that never gets ready is a loop that no restart ends. One that was ready had a good start: ten

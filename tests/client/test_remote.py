@@ -131,7 +131,7 @@ def test_a_request_that_the_engine_refuses_harms_nobody() -> None:
             assert all(c.error for c in errors)
             good = request("good")
             assert await collect(r.client.submit(good)) == {0: (expected(good), "length")}
-            assert r.keeper.num_restarts == 0
+            assert r.monitor.num_restarts == 0
 
     run(scene())
 
@@ -204,7 +204,7 @@ def test_a_step_that_raises_fails_everyone_and_the_engine_is_replaced() -> None:
             # Its heart beats on until the process has ended: that must not look like life.
             await until(lambda: r.client.status.state == "ready", "ready again")
             assert r.client.info.engine_id != first
-            await until(lambda: r.keeper.num_restarts == 1, "a restart")
+            await until(lambda: r.monitor.num_restarts == 1, "a restart")
             assert any(s.state == "dead" and "fake device failed" in s.message for s, _ in r.told)
             await r.ready()
             asked = request("after", 5)
@@ -285,7 +285,10 @@ def test_a_silent_engine_is_taken_for_dead_and_may_come_back() -> None:
     """Only if no supervisor kills it first: here its patience is long."""
 
     async def scene() -> None:
-        patient, watch = ClientLimits(ping_interval=0.1, engine_silence=0.6), WatchLimits(beat_timeout=60.0)
+        patient, watch = (
+            ClientLimits(ping_interval=0.1, engine_silence=0.6),
+            WatchLimits(heartbeat_timeout=60.0),
+        )
         async with rig(Behaviour(step_seconds=0.005), client=patient, watch=watch) as r:
             stream = r.client.submit(request("r", 50_000))
             await anext(stream)
@@ -300,7 +303,7 @@ def test_a_silent_engine_is_taken_for_dead_and_may_come_back() -> None:
             asked = request("r", 10)  # the same id: the old request has gone with its connection
             await r.engine_is_empty()
             assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
-            assert r.keeper.num_restarts == 0
+            assert r.monitor.num_restarts == 0
 
     run(scene())
 
@@ -318,6 +321,6 @@ def test_a_client_that_was_silent_for_too_long_is_told_what_it_lost() -> None:
             assert r.client.status.state == "ready"
             asked = request("r", 10)  # goes on with the same engine; the old request has gone
             assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
-            assert r.keeper.num_restarts == 0
+            assert r.monitor.num_restarts == 0
 
     run(scene())

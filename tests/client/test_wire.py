@@ -42,12 +42,12 @@ CHUNK = TokenChunk(
 @pytest.mark.parametrize(
     "message",
     [
-        wire.Hello(),
+        wire.Register(),
         wire.Submit("e", REQUEST),
         wire.Abort(["a", "b"]),
         wire.Abort(["a"], 2),
         wire.Ping(),
-        wire.Bye(),
+        wire.Unregister(),
     ],
 )
 def test_requests_come_back(message: wire.ToEngine) -> None:
@@ -57,9 +57,9 @@ def test_requests_come_back(message: wire.ToEngine) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        wire.Rows("e", StepOutputs([CHUNK], EngineStats(num_running=3))),
-        wire.Died("e", "why"),
-        wire.Dropped("e", "why"),
+        wire.StepMessage("e", StepOutputs([CHUNK], EngineStats(num_running=3))),
+        wire.EngineFailed("e", "why"),
+        wire.ClientExpired("e", "why"),
     ],
 )
 def test_answers_come_back(message: wire.FromEngine) -> None:
@@ -68,15 +68,15 @@ def test_answers_come_back(message: wire.FromEngine) -> None:
 
 def test_beats_come_back() -> None:
     info = EngineInfo(model="m", max_model_len=5, max_num_seqs=2, startup_seconds={"load": 0.5})
-    beat = wire.Beat(engine_id="e", pid=3, state="ready", step_seconds=1.5, info=info)
-    assert wire.decode_beat(wire.encode(beat)) == beat
+    beat = wire.Heartbeat(engine_id="e", pid=3, state="ready", step_seconds=1.5, info=info)
+    assert wire.decode_heartbeat(wire.encode(beat)) == beat
 
 
 @given(st.binary(max_size=200))
 @example(b"\x91\xaa" + 9 * b"\0" + b"\x80")  # a tag that is not UTF-8
 @example(b"\x93\xa6submit\xa1e" + 5000 * b"\x91")
 def test_garbage_raises_decode_errors_only(data: bytes) -> None:
-    for decode in (wire.decode_to_engine, wire.decode_from_engine, wire.decode_beat):
+    for decode in (wire.decode_to_engine, wire.decode_from_engine, wire.decode_heartbeat):
         try:
             decode(data)
         except wire.DECODE_ERRORS:
@@ -85,6 +85,6 @@ def test_garbage_raises_decode_errors_only(data: bytes) -> None:
 
 def test_an_address_is_a_unix_socket_with_a_bounded_path(tmp_path: Path) -> None:
     assert wire.engine_address("/run/x") == "ipc:///run/x/engine"
-    assert wire.beats_address("/run/x") == "ipc:///run/x/beats"
+    assert wire.heartbeat_address("/run/x") == "ipc:///run/x/beats"
     with pytest.raises(ConfigError, match="too long"):
         wire.engine_address("/run/" + "x" * 100)

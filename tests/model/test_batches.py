@@ -25,7 +25,7 @@ def test_random_schedules_equal_running_alone(make_model: MakeModel, block_size:
     prompts = [prompt(rng.choice([1, 5, 130, 200, 290]), seed) for seed in range(12)]
     alone = [PagedRunner(model, block_size=block_size).run(tokens) for tokens in prompts]
     runner = PagedRunner(model, block_size=block_size, num_blocks=2400 // block_size + 200, seed=3)
-    runner.poison_free_pages()
+    runner.poison_free_blocks()
     waiting = list(range(12))
     running: dict[int, Sequence] = {}
     results: dict[int, list[torch.Tensor]] = {i: [] for i in waiting}
@@ -43,7 +43,7 @@ def test_random_schedules_equal_running_alone(make_model: MakeModel, block_size:
         for i in chosen:
             if running[i].computed == len(running[i].tokens):
                 runner.release(running.pop(i))
-                runner.poison_free_pages()
+                runner.poison_free_blocks()
     for i, expected in enumerate(alone):
         assert largest_difference(torch.cat(results[i]), expected) < ROUNDING
 
@@ -54,7 +54,7 @@ def test_a_sequence_of_nan_does_not_leak(make_model: MakeModel) -> None:
     runner = PagedRunner(model, num_blocks=64)
     tokens = [prompt(20, 1), prompt(35, 2), prompt(70, 3)]
     alone = [PagedRunner(model).run(t)[-1:] for t in tokens]
-    runner.poison_free_pages()
+    runner.poison_free_blocks()
     sequences = [Sequence(t) for t in tokens]
     runner.step([(s, len(s.tokens) - 1) for s in sequences])
     for logits, expected in zip(runner.step([(s, 1) for s in sequences]), alone, strict=True):
@@ -69,7 +69,7 @@ def test_equal_steps_are_bit_identical(make_model: MakeModel) -> None:
     assert torch.equal(first, second)
 
 
-def test_shared_prefix_pages(make_model: MakeModel) -> None:
+def test_shared_prefix_blocks(make_model: MakeModel) -> None:
     """A prefix hit: a second sequence starts on the first one's blocks and computes only the rest."""
     model = make_model(make_config(**SMALL))
     shared, tail = prompt(160, 5), prompt(30, 6)

@@ -107,7 +107,7 @@ def test_chunked_prompts(
 ) -> None:
     config, tokens, expected = chunked
     runner = PagedRunner(make_model(config), block_size=block_size, num_blocks=800)
-    runner.poison_free_pages()
+    runner.poison_free_blocks()
     assert_parity(runner.run(tokens, chunk), expected)
 
 

@@ -1,4 +1,4 @@
-"""The keeper: hangs, deaths, giving up; and its decisions alone, with a clock of our own."""
+"""The monitor: hangs, deaths, giving up; and its decisions alone, with a clock of our own."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from chorale.client.base import EngineInfo, EngineStatus
-from chorale.client.wire import Beat
+from chorale.client.wire import Heartbeat
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, EngineStart, make_directory
-from chorale.serve.engine_monitor import EngineKeeper
-from chorale.serve.watch import Deaths, Pulse, WatchLimits
+from chorale.serve.engine_monitor import EngineMonitor
+from chorale.serve.watch import LastHeartbeat, RestartPolicy, WatchLimits
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import collect, expected, is_alive, request, rig, run, until
 
-QUICK = WatchLimits(beat_timeout=3.0, dump_grace=0.05, kill_grace=1.0)
+QUICK = WatchLimits(heartbeat_timeout=3.0, dump_grace=0.05, kill_grace=1.0)
 
 
 def test_a_stopped_engine_is_killed_and_replaced() -> None:
@@ -62,7 +62,7 @@ def test_a_long_step_is_not_mistaken_for_a_hang() -> None:
         async with rig(Behaviour(step_seconds=4.5), watch=QUICK) as r:
             asked = request("r", 1)
             assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
-            assert r.keeper.num_restarts == 0
+            assert r.monitor.num_restarts == 0
 
     run(scene())
 
@@ -75,13 +75,13 @@ def test_a_process_that_cannot_be_started_counts_as_a_death() -> None:
         directory = folder.path
         start = EngineStart(directory=str(directory), config=Behaviour().encode(), parent_pid=os.getpid())
         told: list[EngineStatus] = []
-        keeper = EngineKeeper(
+        monitor = EngineMonitor(
             start,
             command=["/nonexistent/engine"],
             limits=WatchLimits(backoff=0.01, max_failed_starts=3),
             on_status=lambda status, _: told.append(status),
         )
-        assert await keeper.run() == EXIT_FAILED
+        assert await monitor.run() == EXIT_FAILED
         assert [status.state for status in told] == ["dead", "dead", "failed"]
         assert all("could not be started" in status.message for status in told)
         folder.remove()
@@ -94,7 +94,7 @@ def test_five_deaths_and_it_gives_up() -> None:
         limits = WatchLimits(backoff=0.01)
         async with rig(Behaviour(crash="no such device"), watch=limits, wait=False) as r:
             assert await asyncio.wait_for(asyncio.shield(r.running), 30) == EXIT_FAILED
-            assert r.keeper.num_restarts == 4
+            assert r.monitor.num_restarts == 4
             last, _ = r.told[-1]
             assert last.state == "failed"
             assert "no such device" in last.message
@@ -109,10 +109,10 @@ def test_a_configuration_that_cannot_run_is_not_tried_again() -> None:
     async def scene() -> None:
         async with rig(Behaviour(refuse="tensor x is missing in file y"), wait=False) as r:
             assert await asyncio.wait_for(asyncio.shield(r.running), 30) == EXIT_CONFIG
-            assert r.keeper.num_restarts == 0
+            assert r.monitor.num_restarts == 0
             assert r.told[-1][0].message == "tensor x is missing in file y"
-            assert r.keeper.failure is not None
-            assert r.keeper.failure.deterministic
+            assert r.monitor.failure is not None
+            assert r.monitor.failure.deterministic
 
     run(scene())
 
@@ -122,7 +122,7 @@ def test_stopping_while_loading() -> None:
         async with rig(Behaviour(load_seconds=60.0), wait=False) as r:
             await until(lambda: r.client.status.phase == "load", "it loads")
             start = time.monotonic()
-            r.keeper.stop()
+            r.monitor.stop()
             assert await r.running == 0
             assert time.monotonic() - start < 30.0  # half of what loading takes
 
@@ -145,9 +145,9 @@ def test_status_tells_progress_then_the_info() -> None:
 # --------------------------------------------------------------------------- decisions
 
 
-def beat(state: str = "ready", step: float = 0.0, p99: float = 0.0, device: str = "cuda") -> Beat:
+def beat(state: str = "ready", step: float = 0.0, p99: float = 0.0, device: str = "cuda") -> Heartbeat:
     info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, device=device)
-    return Beat(engine_id="e", pid=1, state=state, step_seconds=step, p99_step_seconds=p99, info=info)  # type: ignore[arg-type]
+    return Heartbeat(engine_id="e", pid=1, state=state, step_seconds=step, p99_step_seconds=p99, info=info)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -167,27 +167,27 @@ def beat(state: str = "ready", step: float = 0.0, p99: float = 0.0, device: str 
         (beat(step=601.0, device="CPU, 2 threads"), 0.0, True),
     ],
 )
-def test_when_an_engine_counts_as_hung(heard: Beat | None, silence: float, complains: bool) -> None:
-    pulse = Pulse(WatchLimits(), heard_at=50.0)
+def test_when_an_engine_counts_as_hung(heard: Heartbeat | None, silence: float, complains: bool) -> None:
+    last_heartbeat = LastHeartbeat(WatchLimits(), heard_at=50.0)
     if heard is not None:
-        pulse.hear(heard, 50.0)
-    assert (pulse.complaint(50.0 + silence) is not None) == complains
+        last_heartbeat.hear(heard, 50.0)
+    assert (last_heartbeat.hang_reason(50.0 + silence) is not None) == complains
 
 
 def test_back_off_doubles_and_old_deaths_are_forgotten() -> None:
-    deaths = Deaths(WatchLimits())
+    deaths = RestartPolicy(WatchLimits())
     assert [deaths.add(float(t), was_ready=False) for t in range(5)] == [0.1, 0.2, 0.4, 0.8, None]
-    deaths = Deaths(WatchLimits())
+    deaths = RestartPolicy(WatchLimits())
     delays = [deaths.add(t * 100.0, was_ready=False) for t in range(10)]
     assert delays[-1] == pytest.approx(0.8)  # four in any 5 minutes
 
 
 def test_deaths_of_processes_that_were_ready_are_forgiven_longer() -> None:
-    deaths = Deaths(WatchLimits())
+    deaths = RestartPolicy(WatchLimits())
     assert [deaths.add(float(t), was_ready=True) for t in range(20)] == [0.1] * 19 + [None]
-    deaths = Deaths(WatchLimits())
+    deaths = RestartPolicy(WatchLimits())
     assert None not in [deaths.add(t * 20.0, was_ready=True) for t in range(100)]  # three a minute
-    deaths = Deaths(WatchLimits())
+    deaths = RestartPolicy(WatchLimits())
     mixed = [deaths.add(float(t), was_ready=t % 2 == 0) for t in range(10)]
     assert mixed == [0.1, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4, 0.8, 0.8, None]  # the fifth failed start
 
@@ -198,11 +198,11 @@ def test_an_engine_that_is_killed_ten_times_is_there_again() -> None:
             for _ in range(10):
                 first = r.engine_pid
                 os.kill(first, signal.SIGKILL)
-                await until(lambda first=first: r.keeper.pid not in (None, first), "a new process")
+                await until(lambda first=first: r.monitor.pid not in (None, first), "a new process")
                 await r.ready()
             asked = request("after")
             assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
-            assert r.keeper.num_restarts == 10
+            assert r.monitor.num_restarts == 10
 
     run(scene())
 
@@ -211,12 +211,12 @@ def test_an_engine_that_dies_whenever_it_is_ready_is_given_up_in_the_end() -> No
     async def scene() -> None:
         async with rig(watch=WatchLimits(max_deaths=3)) as r:
             while not r.running.done():
-                if r.told[-1][0].state == "ready" and r.keeper.pid is not None:
-                    os.kill(r.keeper.pid, signal.SIGKILL)
+                if r.told[-1][0].state == "ready" and r.monitor.pid is not None:
+                    os.kill(r.monitor.pid, signal.SIGKILL)
                     await until(lambda: r.told[-1][0].state != "ready", "the death is told")
                 await asyncio.sleep(0.01)
             assert await r.running == EXIT_FAILED
-            assert r.keeper.num_restarts == 2
+            assert r.monitor.num_restarts == 2
 
     run(scene())
 

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from chorale.client.remote import RemoteClient
-from chorale.client.wire import Rows, Submit, decode_from_engine, encode, engine_address
+from chorale.client.wire import StepMessage, Submit, decode_from_engine, encode, engine_address
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
 from chorale.serve.bootstrap import EXIT_OK, EngineStart, check_directory, make_directory
@@ -166,7 +166,7 @@ def test_garbage_on_the_socket_is_dropped() -> None:
                 stranger.send_multipart([b"two", b"parts"])
                 asked = request("r")
                 assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
-            assert r.keeper.num_restarts == 0
+            assert r.monitor.num_restarts == 0
 
     run(scene())
 
@@ -183,7 +183,7 @@ def test_a_request_meant_for_an_engine_that_died_is_not_run() -> None:
                 while "fresh" not in seen:
                     assert await asyncio.to_thread(late.poll, 10_000)
                     message = decode_from_engine(late.recv())
-                    assert isinstance(message, Rows)
+                    assert isinstance(message, StepMessage)
                     seen |= {chunk.request_id for chunk in message.step.chunks}
                 assert seen == {"fresh"}
 

@@ -18,7 +18,7 @@ from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.hardware import Hardware
-from chorale.runtime.sampling.params import RowSamplingState
+from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.steps.batch import SamplingBatch
 from chorale.serve.build import build_engine
 

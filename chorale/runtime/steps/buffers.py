@@ -16,7 +16,7 @@ import torch
 from chorale.engine.types import CacheGroup, StepPlan
 from chorale.kernels.ops import AttentionMeta, ForwardBatch
 from chorale.runtime.device import Device
-from chorale.runtime.sampling.params import RowSamplingState
+from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.steps.batch import PromptLogprobs, SamplingBatch, StepBatch
 
 Int32 = npt.NDArray[np.int32]

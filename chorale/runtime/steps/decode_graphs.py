@@ -24,7 +24,7 @@ from chorale.kernels.ops import AttentionMeta, DecodeInputs, DecodeState, Forwar
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
 from chorale.runtime.memory import KEPT_ROWS, LOGIT_ROWS
-from chorale.runtime.sampling.params import RowSamplingState
+from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.graph_sizes import context_sizes, pick

@@ -26,7 +26,7 @@ from chorale.kernels.triton.sampling.sample import make_sampler, sample
 from chorale.runtime.device import CpuDevice, open_device
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.sampling.grammar import Masks
-from chorale.runtime.sampling.params import RowSamplingState
+from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.steps.buffers import Buffers
 

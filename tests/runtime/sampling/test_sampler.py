@@ -13,7 +13,7 @@ from chorale.engine.types import SamplingSpec
 from chorale.kernels.reference.filters import NEGLIGIBLE, filter_scores
 from chorale.kernels.reference.noise import gumbel_noise, row_keys, token_steps, wrap_seed
 from chorale.runtime.device import CpuDevice
-from chorale.runtime.sampling.params import RowSamplingState
+from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.sampling.sampler import FORBIDDEN, NO_TOKEN, RESERVED_IDS, Sampler
 from tests.support.runtime import CPU, row_start, sampling_batch
 from tests.support.slow_sampler import Case, noise, probabilities, sample

@@ -31,7 +31,7 @@ from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
-from chorale.runtime.sampling.params import RowSamplingState
+from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.steps.decode_graphs import (
     COMPUTED,
     FULL_BLOCK,

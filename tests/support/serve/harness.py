@@ -16,7 +16,7 @@ from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.remote import ClientLimits, RemoteClient
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
 from chorale.serve.bootstrap import EngineStart, make_directory
-from chorale.serve.engine_monitor import EngineKeeper
+from chorale.serve.engine_monitor import EngineMonitor
 from chorale.serve.watch import WatchLimits
 from tests.support import ROOT
 from tests.support.serve.fake_engine import LIMITS, MODEL, Behaviour
@@ -72,23 +72,23 @@ async def collect(stream: AsyncIterator[list[TokenChunk]]) -> dict[int, tuple[li
 
 @dataclass
 class Rig:
-    """A keeper that runs the engine, and one client."""
+    """A monitor that runs the engine, and one client."""
 
     directory: Path
-    keeper: EngineKeeper
+    monitor: EngineMonitor
     client: RemoteClient
     running: asyncio.Task[int]
     told: list[tuple[EngineStatus, EngineInfo | None]] = field(default_factory=list)
 
     async def ready(self) -> None:
-        """Wait until both the client and the keeper have heard that the engine is ready."""
+        """Wait until both the client and the monitor have heard that the engine is ready."""
         await until(lambda: self.client.status.state == "ready", "the client hears that the engine is ready")
-        await until(lambda: self.told and self.told[-1][0].state == "ready", "the keeper hears it too")
+        await until(lambda: self.told and self.told[-1][0].state == "ready", "the monitor hears it too")
 
     @property
     def engine_pid(self) -> int:
-        assert self.keeper.pid is not None
-        return self.keeper.pid
+        assert self.monitor.pid is not None
+        return self.monitor.pid
 
     async def engine_is_empty(self) -> float:
         """Wait until the engine has nothing to run; seconds."""
@@ -108,7 +108,7 @@ async def rig(
     max_queued_requests: int | None = None,
     wait: bool = True,
 ) -> AsyncIterator[Rig]:
-    """Start an engine process under a keeper, connect a client, and end both."""
+    """Start an engine process under a monitor, connect a client, and end both."""
     folder = make_directory()
     directory = folder.path
     told: list[tuple[EngineStatus, EngineInfo | None]] = []
@@ -118,19 +118,19 @@ async def rig(
         parent_pid=os.getpid(),
         client_timeout=client_timeout,
     )
-    keeper = EngineKeeper(
+    monitor = EngineMonitor(
         start, command=FAKE_ENGINE, limits=watch, on_status=lambda *update: told.append(update)
     )
     remote = RemoteClient(directory, limits=client, max_queued_requests=max_queued_requests)
     remote.start()
-    made = Rig(directory, keeper, remote, asyncio.ensure_future(keeper.run()), told)
+    made = Rig(directory, monitor, remote, asyncio.ensure_future(monitor.run()), told)
     try:
         if wait:
             await made.ready()
         yield made
     finally:
         await remote.close()
-        keeper.stop()
+        monitor.stop()
         await made.running
         folder.remove()
 

@@ -1,4 +1,4 @@
-"""EngineLinks: one client's sockets to the engine process, read by the event loop directly.
+"""EngineConnection: one client's sockets to the engine process, read by the event loop directly.
 
 ``zmq.asyncio`` makes a future for each message; here the loop watches the sockets' descriptors and one
 callback drains whatever has come, so a step's message costs one wake-up. Works on asyncio and uvloop.
@@ -16,15 +16,15 @@ from zmq.utils.monitor import recv_monitor_message
 
 from chorale.client.wire import (
     DECODE_ERRORS,
-    Beat,
     FromEngine,
-    Hello,
+    Heartbeat,
+    Register,
     ToEngine,
-    beats_address,
-    decode_beat,
     decode_from_engine,
+    decode_heartbeat,
     encode,
     engine_address,
+    heartbeat_address,
 )
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ RECONNECT_MS = 50  # a new engine is found this soon after it binds
 LINGER_MS = 200  # what close() may still send (aborts, goodbye)
 
 
-class EngineLinks:
+class EngineConnection:
     """``on_gone`` is called when the engine process's end of the socket closes, however it died.
 
     Callbacks run on the event loop. Messages that arrived before the end are delivered before ``on_gone``.
@@ -42,26 +42,26 @@ class EngineLinks:
         self,
         directory: str | Path,
         *,
-        on_beat: Callable[[Beat], None],
+        on_heartbeat: Callable[[Heartbeat], None],
         on_message: Callable[[FromEngine], None],
         on_gone: Callable[[], None],
     ) -> None:
         self._engine_address = engine_address(directory)
-        self._beats_address = beats_address(directory)
-        self._on_beat, self._on_message, self._on_gone = on_beat, on_message, on_gone
+        self._heartbeat_address = heartbeat_address(directory)
+        self._on_heartbeat, self._on_message, self._on_gone = on_heartbeat, on_message, on_gone
         self._dealer: zmq.Socket[bytes] | None = None
 
     def start(self) -> None:
         """Subscribe to the beats. Must be called on the loop that will run the callbacks."""
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
-        self._beats: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
-        self._beats.setsockopt(zmq.LINGER, 0)
-        self._beats.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        self._monitor: zmq.Socket[bytes] = self._beats.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._beats.subscribe(b"")
-        self._beats.connect(self._beats_address)
-        self._watch(self._beats, self.drain_beats)
+        self._heartbeats: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
+        self._heartbeats.setsockopt(zmq.LINGER, 0)
+        self._heartbeats.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._monitor: zmq.Socket[bytes] = self._heartbeats.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._heartbeats.subscribe(b"")
+        self._heartbeats.connect(self._heartbeat_address)
+        self._watch(self._heartbeats, self.drain_heartbeats)
         self._watch(self._monitor, self._drain_monitor)
 
     def connect(self) -> None:
@@ -73,7 +73,7 @@ class EngineLinks:
         self._dealer.setsockopt(zmq.RCVHWM, 0)
         self._dealer.connect(self._engine_address)
         self._watch(self._dealer, self.drain_messages)
-        self.send(Hello())
+        self.send(Register())
 
     def disconnect(self) -> None:
         dealer, self._dealer = self._dealer, None
@@ -104,18 +104,18 @@ class EngineLinks:
                 continue
             self._on_message(message)
 
-    def drain_beats(self) -> None:
-        while not self._beats.closed:
+    def drain_heartbeats(self) -> None:
+        while not self._heartbeats.closed:
             try:
-                data = self._beats.recv(zmq.NOBLOCK)
+                data = self._heartbeats.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
             try:
-                beat = decode_beat(data)
+                beat = decode_heartbeat(data)
             except DECODE_ERRORS as error:
                 log.error("dropped a heartbeat that does not decode: %s", error)
                 continue
-            self._on_beat(beat)
+            self._on_heartbeat(beat)
 
     def _drain_monitor(self) -> None:
         gone = False
@@ -126,7 +126,7 @@ class EngineLinks:
                 break
             gone = True
         if gone:
-            self.drain_beats()
+            self.drain_heartbeats()
             self.drain_messages()
             self._on_gone()
 
@@ -142,8 +142,8 @@ class EngineLinks:
             self._dealer.setsockopt(zmq.LINGER, LINGER_MS)
         self.disconnect()
         self._unwatch(self._monitor)
-        self._unwatch(self._beats)
-        self._beats.disable_monitor()
+        self._unwatch(self._heartbeats)
+        self._heartbeats.disable_monitor()
         self._monitor.close(0)
-        self._beats.close(0)
+        self._heartbeats.close(0)
         self._context.term()  # waits for what lingers, LINGER_MS at most

@@ -1,4 +1,5 @@
-"""Flights: the requests of one client that are in the engine. Admission, delivery, and how fast they end.
+"""InFlightRequests: the requests of one client that are in the engine. Admission, delivery, and how fast they
+end.
 
 A choice is admitted against ``capacity``. A request of several parts reserves places for all of them first,
 so that it is admitted or refused as a whole and never meets a queue that it has filled itself.
@@ -25,7 +26,7 @@ def total_capacity(max_num_seqs: int, max_queued_requests: int | None) -> int:
     return max_num_seqs + queued
 
 
-class Flight:
+class InFlightRequest:
     """One request: its stream, which choices are still open, since when its reader is behind."""
 
     __slots__ = ("behind_since", "open_choices", "stream")
@@ -36,7 +37,7 @@ class Flight:
         self.behind_since: float | None = None
 
 
-class Flights:
+class InFlightRequests:
     """``capacity`` counts the choices of this client, ``most`` those that one request may have.
 
     Both are None until the engine has said how many it can run. ``most`` is above ``capacity`` where several
@@ -48,20 +49,20 @@ class Flights:
         self.most: int | None = None
         self.num_in_flight = 0
         self._reserved: dict[str, int] = {}  # choices of requests that are admitted and not submitted yet
-        self._flights: dict[str, Flight] = {}
+        self._entries: dict[str, InFlightRequest] = {}
         self._clock = clock
         self._num_ended = 0  # choices, since the last tick
         self._ticked = clock()
         self._ended_per_second = 0.0
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._flights
+        return request_id in self._entries
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._entries)
 
     def ids(self) -> list[str]:
-        return list(self._flights)
+        return list(self._entries)
 
     def set_capacity(self, total: int, num_processes: int = 1) -> None:
         """``total``: the choices that the engine may run and hold waiting, for all of its clients."""
@@ -89,12 +90,12 @@ class Flights:
     def admit(self, request: GenerateRequest, on_close: OnClose) -> RequestStream:
         """Count the request in. Raises what ``reserve`` does, or ``ConflictError``."""
         request_id, num_choices = request.request_id, request.sampling.n
-        if request_id in self._flights:
+        if request_id in self._entries:
             raise ConflictError(f"a request with the id {request_id} is already running")
         if self._reserved.pop(request_id, None) is None:
             self._require_room(num_choices)
         stream = RequestStream(request_id, num_choices, on_close)
-        self._flights[request_id] = Flight(stream, num_choices)
+        self._entries[request_id] = InFlightRequest(stream, num_choices)
         self.num_in_flight += num_choices
         return stream
 
@@ -123,53 +124,53 @@ class Flights:
 
     def deliver(self, chunks: Iterable[TokenChunk]) -> None:
         """Hand chunks to their streams; those of requests and choices that left are dropped."""
-        flights = self._flights
+        entries = self._entries
         for chunk in chunks:
-            flight = flights.get(chunk.request_id)
-            if flight is None or chunk.index not in flight.open_choices:
+            entry = entries.get(chunk.request_id)
+            if entry is None or chunk.index not in entry.open_choices:
                 continue
             if chunk.finish_reason is not None:
-                self._choice_ended(flight, chunk.request_id, chunk.index)
-            flight.stream.push(chunk)
+                self._choice_ended(entry, chunk.request_id, chunk.index)
+            entry.stream.push(chunk)
 
-    def _choice_ended(self, flight: Flight, request_id: str, index: int) -> None:
-        flight.open_choices.discard(index)
+    def _choice_ended(self, entry: InFlightRequest, request_id: str, index: int) -> None:
+        entry.open_choices.discard(index)
         self.num_in_flight -= 1
         self._num_ended += 1
-        if not flight.open_choices:
-            del self._flights[request_id]
+        if not entry.open_choices:
+            del self._entries[request_id]
 
-    def remove(self, request_id: str) -> Flight | None:
+    def remove(self, request_id: str) -> InFlightRequest | None:
         """Forget a request whose consumer or engine left; later chunks of it are dropped."""
-        flight = self._flights.pop(request_id, None)
-        if flight is not None:
-            self.num_in_flight -= len(flight.open_choices)
-        return flight
+        entry = self._entries.pop(request_id, None)
+        if entry is not None:
+            self.num_in_flight -= len(entry.open_choices)
+        return entry
 
     def leave(self, request_id: str, index: int | None) -> bool:
         """Forget a request, or one choice of it, that its consumer has left. False: it was not open."""
         if index is None:
             return self.remove(request_id) is not None
-        flight = self._flights.get(request_id)
-        if flight is None or index not in flight.open_choices:
+        entry = self._entries.get(request_id)
+        if entry is None or index not in entry.open_choices:
             return False
-        self._choice_ended(flight, request_id, index)
+        self._choice_ended(entry, request_id, index)
         return True
 
     def abort(self, request_id: str) -> bool:
         """End a request's stream with finish_reason "abort", at once. False: unknown."""
-        flight = self.remove(request_id)
-        if flight is None:
+        entry = self.remove(request_id)
+        if entry is None:
             return False
-        for index in sorted(flight.open_choices):
-            flight.stream.push(TokenChunk(request_id, index, [], finish_reason="abort"))
+        for index in sorted(entry.open_choices):
+            entry.stream.push(TokenChunk(request_id, index, [], finish_reason="abort"))
         return True
 
     def fail_all(self, make_error: Callable[[], ChoraleError]) -> None:
         """The engine is gone: every stream ends with its own error object."""
-        flights, self._flights, self.num_in_flight = list(self._flights.values()), {}, 0
-        for flight in flights:
-            flight.stream.fail(make_error())
+        entries, self._entries, self.num_in_flight = list(self._entries.values()), {}, 0
+        for entry in entries:
+            entry.stream.fail(make_error())
 
     def tick(self) -> None:
         """Update the completion rate. Called about twice a second."""
@@ -182,11 +183,11 @@ class Flights:
     def slow_readers(self, max_pending_tokens: int, patience: float) -> list[str]:
         """Requests whose reader has left more than ``max_pending_tokens`` unread for ``patience`` seconds."""
         now, slow = self._clock(), []
-        for request_id, flight in self._flights.items():
-            if flight.stream.num_pending_tokens <= max_pending_tokens:
-                flight.behind_since = None
-            elif flight.behind_since is None:
-                flight.behind_since = now
-            elif now - flight.behind_since >= patience:
+        for request_id, entry in self._entries.items():
+            if entry.stream.num_pending_tokens <= max_pending_tokens:
+                entry.behind_since = None
+            elif entry.behind_since is None:
+                entry.behind_since = now
+            elif now - entry.behind_since >= patience:
                 slow.append(request_id)
         return slow

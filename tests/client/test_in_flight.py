@@ -1,0 +1,158 @@
+"""Admission, delivery and the estimate of the wait, without sockets and with a clock of our own."""
+
+from __future__ import annotations
+
+import pytest
+
+from chorale.client.in_flight import RETRY_AFTER_MAX, InFlightRequests
+from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
+from chorale.errors import QueueFullError, RequestError
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def asked(name: str, n: int = 1) -> GenerateRequest:
+    return GenerateRequest(request_id=name, prompt_token_ids=[1], sampling=SamplingSpec(n=n))
+
+
+def no_close(request_id: str, index: int | None) -> None:
+    raise AssertionError(request_id)
+
+
+def test_choices_are_counted_until_each_has_ended() -> None:
+    in_flight = InFlightRequests(Clock())
+    stream = in_flight.admit(asked("a", 3), no_close)
+    assert in_flight.num_in_flight == 3
+    in_flight.deliver([TokenChunk("a", 0, [5]), TokenChunk("a", 1, [6], finish_reason="stop")])
+    assert in_flight.num_in_flight == 2
+    assert "a" in in_flight
+    in_flight.deliver([TokenChunk("a", i, [], finish_reason="length") for i in (0, 2)])
+    assert in_flight.num_in_flight == 0
+    assert "a" not in in_flight
+    assert stream.num_unfinished == 0
+    in_flight.deliver([TokenChunk("a", 0, [9])])  # late: dropped
+    assert stream.num_pending_tokens == 2
+
+
+def test_abort_ends_only_the_choices_that_are_open() -> None:
+    in_flight = InFlightRequests(Clock())
+    stream = in_flight.admit(asked("a", 2), no_close)
+    in_flight.deliver([TokenChunk("a", 0, [5], finish_reason="stop")])
+    assert in_flight.abort("a")
+    assert not in_flight.abort("a")
+    assert in_flight.num_in_flight == 0
+    assert stream.num_unfinished == 0
+
+
+def test_one_choice_can_be_left() -> None:
+    in_flight, left = InFlightRequests(Clock()), list[tuple[str, int | None]]()
+
+    def on_close(request_id: str, index: int | None) -> None:
+        left.append((request_id, index))
+        assert in_flight.leave(request_id, index)
+
+    stream = in_flight.admit(asked("a", 3), on_close)
+    stream.drop(1)
+    stream.drop(1)
+    in_flight.deliver([TokenChunk("a", 1, [5, 5, 5]), TokenChunk("a", 1, [], finish_reason="abort")])
+    assert stream.num_pending_tokens == 0
+    assert (in_flight.num_in_flight, stream.num_unfinished) == (2, 2)
+    in_flight.deliver([TokenChunk("a", 0, [5], finish_reason="stop")])
+    stream.drop(0)  # it has ended: nobody is told
+    assert left == [("a", 1)]
+    stream.drop(2)
+    assert "a" not in in_flight
+    assert (in_flight.num_in_flight, stream.num_unfinished) == (0, 0)
+    assert not in_flight.leave("a", 2)
+    assert not in_flight.leave("a", None)
+
+
+def test_capacity_counts_choices_and_more_than_that_can_never_fit() -> None:
+    in_flight = InFlightRequests(Clock())
+    in_flight.set_capacity(4)
+    in_flight.admit(asked("a", 4), no_close)
+    with pytest.raises(QueueFullError):
+        in_flight.admit(asked("b"), no_close)
+    for num_in_flight in (4, 0):  # whether the server is busy or idle
+        with pytest.raises(RequestError, match=r"5 choices in all.* at most 4") as refused:
+            in_flight.admit(asked("c", 5), no_close)
+        assert (refused.value.status, refused.value.param) == (400, "n")
+        assert in_flight.num_in_flight == num_in_flight
+        in_flight.remove("a")
+
+
+def test_a_request_of_several_parts_is_admitted_as_a_whole() -> None:
+    in_flight = InFlightRequests(Clock())
+    in_flight.set_capacity(6)
+    parts = {"a": 2, "b": 2, "c": 2}
+    in_flight.reserve(parts)
+    with pytest.raises(QueueFullError):  # the places are taken before anything is submitted
+        in_flight.admit(asked("other"), no_close)
+    in_flight.admit(asked("a", 2), no_close)
+    assert (in_flight.num_in_flight, in_flight.num_admitted) == (2, 6)
+    in_flight.release(parts)
+    in_flight.release(parts)
+    assert in_flight.num_admitted == 2  # "a" is in flight, and its place is not given back twice
+    with pytest.raises(QueueFullError):
+        in_flight.reserve({"d": 3, "e": 2})
+    assert in_flight.num_admitted == 2  # nothing of it was kept
+    with pytest.raises(RequestError) as refused:
+        in_flight.reserve({"d": 4, "e": 3})
+    assert (refused.value.status, refused.value.param) == (400, "prompt")
+
+
+def test_processes_share_the_capacity_and_an_idle_one_admits_what_the_server_can_hold() -> None:
+    in_flight = InFlightRequests(Clock())
+    in_flight.set_capacity(8, num_processes=2)
+    in_flight.admit(asked("a"), no_close)
+    with pytest.raises(QueueFullError):
+        in_flight.admit(asked("b", 4), no_close)
+    in_flight.admit(asked("c", 3), no_close)
+    in_flight.remove("a")
+    in_flight.remove("c")
+    in_flight.reserve({"d": 4, "e": 4})  # idle: admitted whole, beyond the share of four
+    in_flight.release(["d", "e"])
+    with pytest.raises(RequestError, match="at most 8"):
+        in_flight.reserve({"d": 4, "e": 5})
+
+
+def test_retry_after_follows_the_completion_rate() -> None:
+    clock = Clock()
+    in_flight = InFlightRequests(clock)
+    in_flight.set_capacity(100)
+    for i in range(100):
+        in_flight.admit(asked(f"r{i}"), no_close)
+    for _ in range(40):  # two choices end, and two come, each second
+        for step in range(2):
+            in_flight.deliver([TokenChunk("r0", 0, [], finish_reason="stop")])
+            in_flight.admit(asked("r0"), no_close)
+            clock.now += 0.5
+            in_flight.tick()
+            assert step in (0, 1)
+    assert in_flight.retry_after(10) == pytest.approx(5.0, rel=0.01)
+    assert in_flight.retry_after(1) == 1.0  # never less than a second
+    for _ in range(60):  # nothing ends any more
+        clock.now += 1.0
+        in_flight.tick()
+    assert in_flight.retry_after(10) == RETRY_AFTER_MAX
+
+
+def test_a_slow_reader_is_one_that_stays_behind() -> None:
+    clock = Clock()
+    in_flight = InFlightRequests(clock)
+    in_flight.admit(asked("slow"), no_close)
+    reads = in_flight.admit(asked("reads"), no_close)
+    for name in ("slow", "reads"):
+        in_flight.deliver([TokenChunk(name, 0, list(range(100)))])
+    assert in_flight.slow_readers(50, 60.0) == []
+    clock.now += 59.0
+    reads._pending.clear()  # what a read does
+    assert in_flight.slow_readers(50, 60.0) == []
+    clock.now += 1.0
+    in_flight.deliver([TokenChunk("reads", 0, list(range(100)))])
+    assert in_flight.slow_readers(50, 60.0) == ["slow"]
