@@ -1,7 +1,7 @@
-"""Committer: from a step's result to new tokens, ends and TokenChunks.
+"""Committer: turns a step's result into new tokens, ended sequences and TokenChunks.
 
-The usual entry, a decoding row whose token neither stops it nor needs log-probabilities, costs an append
-and a chunk; everything else is marked ``special`` or shows in a comparison over arrays.
+For the usual entry, a decoding row whose token neither stops it nor needs log-probabilities, this costs an
+append and a chunk. All other cases are marked ``needs_slow_path`` or found by comparing arrays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chorale.errors import EngineError
 
 
 class Committer:
-    """``keep_tokens``: the next plan may name the token (depth 0) instead of pointing at the device."""
+    """``keep_tokens``: plans name sampled tokens; otherwise they refer to the copy on the device."""
 
     def __init__(self, engine: EngineState, *, keep_tokens: bool) -> None:
         self._engine = engine
@@ -33,17 +33,16 @@ class Committer:
         engine, plan = self._engine, record.plan
         if result.step_id != plan.step_id or len(result.token_ids) != len(plan.rows):
             raise EngineError(f"result of step {result.step_id} came for step {plan.step_id}")
-        engine.in_flight.popleft()
-        engine.last_committed_step = plan.step_id
+        engine.begin_commit()
         ends = plan.num_computed + plan.num_new
         self._commit_decoded_blocks(record, ends)
         for entry, chunk in enumerate(record.chunks, record.num_decodes):
             self._commit_chunk(record, entry, chunk, result)
         self._commit_tokens(record, result, ends, now)
-        engine.committed(record)
+        engine.finish_commit(record)
 
     def _commit_decoded_blocks(self, record: StepRecord, ends: IntArray) -> None:
-        """Decoding rows that have just filled a block."""
+        """Commit the blocks that decoding rows have just filled."""
         engine, block_size = self._engine, self._engine.limits.block_size
         filled = np.flatnonzero(ends[: record.num_decodes] % block_size == 0)
         if not len(filled):
@@ -68,7 +67,7 @@ class Committer:
         if sequence.sampling.prompt_logprobs is not None and not state.prompt_done:
             if state.prompt_logprobs is None:
                 state.prompt_logprobs = [None]  # the first prompt token has no context
-            # A chunk of the last prompt token alone, which may be the only one, scores none.
+            # A chunk that holds only the last prompt token has no log-probabilities.
             state.prompt_logprobs += result.prompt_logprobs.get(entry, [])
         if sequence.is_leader and chunk.start < sequence.num_prompt <= end:
             if not state.prompt_done:
@@ -83,7 +82,7 @@ class Committer:
         table, sequences = engine.rows, engine.rows.sequences
         samples, rows, tokens = plan.samples, plan.rows, result.token_ids[:, 0]
         if self._keep_tokens:
-            table.last_token[rows] = tokens
+            table.record_tokens(rows, tokens)
         slow = table.needs_slow_path[rows] | (ends + 1 >= table.max_len[rows])
         if record.dead_rows:
             samples = samples & ~np.isin(rows, list(record.dead_rows))
@@ -95,7 +94,7 @@ class Committer:
             rows, tokens, slow = rows[entries], tokens[entries], slow[entries]
         emitted = [sequences[row] for row in rows.tolist()]
         self.num_generated += len(emitted)
-        push = engine.outbox.append
+        emit_chunk = engine.emit
         for place, (sequence, token, is_slow) in enumerate(
             zip(emitted, tokens.tolist(), slow.tolist(), strict=True)
         ):
@@ -105,17 +104,17 @@ class Committer:
                 self._take_token(sequence, token, entry, result, now)
             else:
                 sequence.output.append(token)
-                push(TokenChunk(sequence.request_id, sequence.index, [token]))
+                emit_chunk(TokenChunk(sequence.request_id, sequence.index, [token]))
 
     def _end_failed(
         self, record: StepRecord, samples: BoolArray, result: StepResult, now: float
     ) -> BoolArray:
-        """End the sequences for which the device has no token; returns ``samples`` without them.
+        """End the sequences that got no token. Returns ``samples`` without them.
 
-        Unless they were sound, their logits may be bad because keys and values are, in any block that they
-        read: their own, those of a prefix hit, and window blocks given back since. None of them may serve
-        another request, or one fault would fail every request with that prefix for as long as it stays
-        popular. Blocks that another sequence wrote behind such a prefix cost one more failure each, at most.
+        If the logits were bad, the keys and values that the sequence reads may be: its own blocks, those of
+        its prefix hit, and window blocks released since. None of them may serve another request, or one fault
+        would fail every request with that prefix for as long as the prefix stays cached. Blocks that another
+        sequence wrote behind such a prefix cost at most one more failure each.
         """
         samples = samples.copy()
         for entry, message in result.errors.items():
@@ -129,30 +128,30 @@ class Committer:
         return samples
 
     def _take_token(self, sequence: Sequence, token: int, entry: int, result: StepResult, now: float) -> None:
-        """One token with everything that may come with it."""
+        """Commit one token that is first, last, or has log-probabilities."""
         engine, sampling = self._engine, sequence.sampling
         first = not sequence.output
-        engine.rows.needs_slow_path[sequence.row] = sampling.logprobs is not None
+        engine.rows.set_slow_path(sequence.row, sampling.logprobs is not None)
         if first:
             sequence.first_token = now
         sequence.output.append(token)
         logprobs = result.logprobs.get(entry) if sampling.logprobs is not None else None
         finish = finish_reason(sequence, token)
         token_ids = [token]
-        if sampling.max_tokens == 0:  # asked for the prompt only
+        if sampling.max_tokens == 0:  # only the prompt was wanted
             token_ids, logprobs, finish = [], None, "length"
             self.num_generated -= 1
         chunk = emit.token_chunk(sequence, token_ids, logprobs, finish, now)
         if first:
             emit.first_fields(sequence, chunk)
         if finish is None:
-            engine.outbox.append(chunk)
+            engine.emit(chunk)
         else:
             engine.end(sequence, chunk)
 
 
 def finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
-    """A stop id ends the sequence once more than ``min_tokens`` tokens are there; so does its length."""
+    """A stop id ends the sequence after ``min_tokens`` tokens; its maximum length always does."""
     if token in sequence.stop_ids and len(sequence.output) > sequence.sampling.min_tokens:
         return "stop"
     if sequence.num_tokens >= sequence.max_len:

@@ -1,10 +1,10 @@
 """EngineCore: the step loop. Three verbs: schedule, execute, commit.
 
-Overlap is an ordering of the verbs. At depth 0 a step's result is awaited before the next plan is made; at
-depth 1 the next plan is made and handed over first, so that the device always has work:
+Async scheduling is an ordering of the verbs. Without it, a step's result is awaited before the next plan is
+made; with it, the next plan is made and executed first, so that the device always has work:
 
-    depth 0   schedule n · execute n · commit n
-    depth 1   schedule n + 1 · execute n + 1 · commit n
+    off   schedule n · execute n · commit n
+    on    schedule n + 1 · execute n + 1 · commit n
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ from chorale.errors import ConfigError, EngineError
 
 
 class EngineCore:
-    """Requests in, TokenChunks out. Not thread-safe: one thread calls everything.
+    """Requests in, TokenChunks out. Not thread-safe: one thread makes all calls.
 
-    ``add_request`` and ``abort`` never raise for what a client may send; what they have to say comes out
-    of the next ``step``.
+    ``add_request`` and ``abort`` never raise on client input; the next ``step`` reports refusals and aborts.
     """
 
     def __init__(
@@ -46,7 +45,8 @@ class EngineCore:
         clock: Callable[[], float] = time.time,
         grammars: GrammarService | None = None,
     ) -> None:
-        """``clock`` gives seconds since the epoch; ``grammars`` None: requests with one are refused.
+        """``clock`` returns seconds since the epoch. With ``grammars`` None, requests with a grammar are
+        refused.
 
         Raises ``ConfigError`` for limits that cannot work.
         """
@@ -66,7 +66,7 @@ class EngineCore:
     # ------------------------------------------------------------------ requests
 
     def add_request(self, request: GenerateRequest) -> None:
-        """Queue a request. One that cannot be served ends with an ``error`` chunk for each choice."""
+        """Queue a request. A request that cannot be served ends with an ``error`` chunk for each choice."""
         if request.request_id in self._engine.requests or request.request_id in self._pending_grammars:
             refusal: str | None = f"request id {request.request_id!r} is already in use"
         else:
@@ -79,29 +79,25 @@ class EngineCore:
             self._end_early(request, "error", refusal)
 
     def _enter(self, request: GenerateRequest) -> None:
-        self._engine.enter(self._admission.accept(request, self._clock()))
+        self._engine.add_request(self._admission.accept(request, self._clock()))
 
     def _end_early(self, request: GenerateRequest, finish: FinishReason, error: str | None = None) -> None:
-        """End a request that never became sequences: each choice says so."""
+        """End a request that has no sequences yet, with one chunk for each choice."""
         for index in range(max(1, min(request.sampling.n, MAX_CHOICES))):
-            self._engine.outbox.append(
-                TokenChunk(request.request_id, index, [], finish_reason=finish, error=error)
-            )
+            self._engine.emit(TokenChunk(request.request_id, index, [], finish_reason=finish, error=error))
 
     def _admit_compiled(self) -> None:
-        """Enter the requests whose grammars are ready. Waits a little if there is nothing else to do."""
-        idle = not (self._engine.requests or self._engine.in_flight or self._engine.outbox)
-        for request, refusal in self._pending_grammars.take_ready(wait=idle):
+        """Admit the requests whose grammars are compiled. Waits briefly if there is nothing else to do."""
+        for request, refusal in self._pending_grammars.take_ready(wait=self._engine.is_idle):
             if refusal is None:
                 self._enter(request)
             else:
                 self._end_early(request, "error", refusal)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """End every choice of a request now, or only choice ``index``; blocks and queue place are given back
-        at once.
-
-        The "abort" chunks come with the next ``step``. Unknown ids, and choices that have ended, are ignored.
+        """End every choice of a request now, or only choice ``index``. Its blocks and its place in the queue
+        are released at once; the "abort" chunks come with the next ``step``. Unknown ids and ended choices
+        are ignored.
         """
         state = self._engine.requests.get(request_id)
         if state is None:
@@ -116,11 +112,11 @@ class EngineCore:
     # ------------------------------------------------------------------ the loop
 
     def step(self) -> list[TokenChunk]:
-        """One round of the three verbs; returns what there is to say, often new tokens of every row.
+        """Run the three verbs once. Returns the new chunks, often one for every row.
 
-        Raises ``EngineError`` if the device failed. Then every request has ended with an ``error`` chunk,
-        which ``take_chunks`` (or the next ``step``) returns, and the engine is empty. Whoever serves
-        clients tells them of the failure itself, once, and need not send these on.
+        Raises ``EngineError`` if the device failed. Every request has then ended with an ``error`` chunk,
+        which ``take_chunks`` (or the next ``step``) returns, and the engine is empty. Callers that report the
+        failure to their clients themselves need not forward these chunks.
         """
         scheduler, in_flight = self._scheduler, self._engine.in_flight
         if self._pending_grammars:
@@ -137,7 +133,7 @@ class EngineCore:
                 self._last_step_tokens = record.plan.num_tokens
                 self._last_step_seconds = now - record.started
             elif plan is None and self._engine.requests:
-                raise EngineError("requests wait, but the scheduler finds nothing to do")
+                raise EngineError("requests are waiting, but the scheduler finds nothing to do")
         except Exception as error:
             self._handles.clear()
             self._engine.fail(f"the engine failed: {error}", self._clock())
@@ -149,31 +145,29 @@ class EngineCore:
         return self.take_chunks()
 
     def take_chunks(self) -> list[TokenChunk]:
-        """What has not been returned by ``step`` yet."""
-        chunks, self._engine.outbox = self._engine.outbox, []
-        return chunks
+        """Return the chunks that ``step`` has not returned yet."""
+        return self._engine.take_chunks()
 
     @property
     def has_work(self) -> bool:
-        """Whether ``step`` has something to do or to say."""
-        engine = self._engine
-        return bool(engine.requests or engine.in_flight or engine.outbox or self._pending_grammars)
+        """Whether ``step`` has something to compute or to return."""
+        return bool(self._pending_grammars) or not self._engine.is_idle
 
     def use_idle_time(self) -> bool:
-        """Let the executor prepare a little while there is no work; False: it has nothing to prepare."""
+        """Let the executor prepare one thing while there is no work. Returns False if nothing is left."""
         return self._executor.use_idle_time()
 
-    # ------------------------------------------------------------------ what others may ask
+    # ------------------------------------------------------------------ state
 
     def stats(self) -> EngineStats:
-        engine, scheduler = self._engine, self._scheduler
+        engine, scheduler, committed = self._engine, self._scheduler, self._scheduler.committer
         return EngineStats(
             num_running=len(engine.running),
             num_waiting=len(engine.waiting) + engine.num_waiting_for_prefix + len(self._pending_grammars),
             kv_blocks_used=engine.cache.pool.num_blocks - engine.cache.pool.num_free,
             kv_blocks_total=engine.cache.pool.num_blocks,
-            prompt_tokens=scheduler.num_prompt_tokens,
-            generation_tokens=scheduler.num_generated,
+            prompt_tokens=committed.num_prompt_tokens,
+            generation_tokens=committed.num_generated,
             prefix_cache_queries=scheduler.prefix_queries,
             prefix_cache_hits=scheduler.prefix_hits,
             num_preemptions=engine.num_preemptions,
@@ -181,14 +175,16 @@ class EngineCore:
             last_step_tokens=self._last_step_tokens,
             last_step_seconds=self._last_step_seconds,
             num_deferred=engine.num_waiting_for_prefix + len(self._pending_grammars),
-            cached_prompt_tokens=scheduler.num_cached_tokens,
-            recomputed_prompt_tokens=scheduler.num_recomputed_tokens,
-            num_corrupted=scheduler.num_corrupted,
+            cached_prompt_tokens=committed.num_cached_tokens,
+            recomputed_prompt_tokens=committed.num_recomputed_tokens,
+            num_corrupted=committed.num_corrupted,
         )
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if blocks, rows, tables or queue contradict each other. For tests, and idle
-        moments; costs time proportional to the pool."""
+        """Raise AssertionError if blocks, rows, tables and queue contradict each other.
+
+        For tests and idle moments: the time it takes grows with the pool.
+        """
         check_integrity(self._engine)
 
     def shutdown(self) -> None:

@@ -4,16 +4,16 @@
       └───► WAITING_FOR_PREFIX ──(sibling's prompt is computed)──► WAITING      │
                                 ▲────────────preempt──────────────┘        abort, fail: from anywhere to ENDED
 
-What happens to things in flight (overlap depth 1: step n + 1 is planned before the result of n is known):
+With async scheduling, step n + 1 is planned before the result of step n is known. For steps in flight:
 
-* The executor runs steps in order, so a block that is given back may be handed out by any plan made later:
-  the earlier step's reads and writes are over before the later step begins. Blocks are therefore released
-  at once, at an end as at a preemption. A row of a step in flight writes only positions that were not
-  committed, so it never touches a block that is in the prefix index.
-* A row is released when the newest step that names it was committed, so that ``RowTable.sequences`` says
-  who an entry of a step in flight belongs to.
+* The executor runs steps in order, so a released block may be handed out by any later plan: the earlier
+  step's reads and writes are over before the later step begins. Blocks are therefore released at once, when
+  a sequence ends as when it is preempted. A row of a step in flight writes only positions that are not
+  committed yet, so it never touches a block that is in the prefix index.
+* A row is released when the newest step that names it is committed, so that ``RowTable.sequences`` maps the
+  entries of steps in flight to their sequences.
 * Results in flight of an ended or preempted sequence are dropped (``StepRecord.dead_rows``). A preempted
-  one has not said that token yet; it samples it again, with the same seed, after the recomputation.
+  sequence has not emitted that token yet; it samples it again, with the same seed, once it is recomputed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from collections import deque
 
 from chorale.engine import emit
 from chorale.engine.kv_cache.cache import HybridCache
-from chorale.engine.plan import StepRecord
+from chorale.engine.plan import ScheduledChunk, StepRecord
 from chorale.engine.row_table import RowTable
 from chorale.engine.sequence import RequestState, Sequence, Status
-from chorale.engine.types import EngineLimits, FinishReason, RowStart, TokenChunk
+from chorale.engine.types import EngineLimits, FinishReason, RowStart, StepPlan, TokenChunk
 from chorale.engine.waiting import WaitingQueue
 
 
 class EngineState:
-    """Owns requests, queue, rows and cache. Shared by admission, scheduling and commit."""
+    """Requests, queue, rows, cache and steps in flight. Others read the attributes and call the methods;
+    only the methods change what the attributes hold."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
@@ -40,15 +41,20 @@ class EngineState:
         self.requests: dict[str, RequestState] = {}
         self.running: dict[int, Sequence] = {}  # by row
         self.prefills: list[Sequence] = []
-        self.in_flight: deque[StepRecord] = deque()
+        self.in_flight: deque[StepRecord] = deque()  # oldest first
         self.next_step_id = 0
-        self.last_committed_step = -1
-        self.outbox: list[TokenChunk] = []
         self.num_waiting_for_prefix = 0
         self.num_preemptions = 0
+        self._last_committed_step = -1
+        self._outbox: list[TokenChunk] = []
+        self.emit = (
+            self._outbox.append
+        )  # (chunk): queue it for ``take_chunks``; once a row and step, so bound
 
-    def enter(self, state: RequestState) -> None:
-        """A request was accepted: its first choice waits, the others are held back if they can share."""
+    # ------------------------------------------------------------------ requests
+
+    def add_request(self, state: RequestState) -> None:
+        """Queue the first choice of an accepted request; the others wait to share its prompt."""
         self.requests[state.request.request_id] = state
         state.num_unfinished = len(state.sequences)
         first, *others = state.sequences
@@ -58,14 +64,28 @@ class EngineState:
         self.num_waiting_for_prefix += len(others)
 
     def queue_siblings(self, state: RequestState) -> None:
-        """The leader has computed the prompt: its siblings may come and share it."""
+        """The leader has computed the prompt: queue the choices that were waiting to share it."""
         for sequence in state.sequences:
             if sequence.status is Status.WAITING_FOR_PREFIX:
                 self.num_waiting_for_prefix -= 1
                 self.waiting.push(sequence)
 
+    def take_chunks(self) -> list[TokenChunk]:
+        """Return the chunks emitted since the last call."""
+        chunks = self._outbox.copy()
+        self._outbox.clear()
+        return chunks
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request, step or chunk is left."""
+        return not (self.requests or self.in_flight or self._outbox)
+
+    # ------------------------------------------------------------------ sequences
+
     def start(self, sequence: Sequence, num_cached: int, now: float) -> RowStart:
-        """The head of the queue takes a row; its blocks up to ``num_cached`` tokens were adopted."""
+        """Give a row to the head of the queue. Its blocks up to ``num_cached`` tokens are attached
+        already."""
         self.waiting.pop()
         sequence.row = row = self.rows.take(sequence, num_cached)
         sequence.status = Status.PREFILL
@@ -82,20 +102,13 @@ class EngineState:
             eos_token_ids=tuple(sorted(sequence.stop_ids)),
         )
 
-    def begin_decode(self, sequence: Sequence) -> None:
-        """Its last known token has been planned; from now on it is one of the decoding rows."""
-        sequence.status = Status.DECODE
-        self.prefills.remove(sequence)
-        self.rows.decoding[sequence.row] = True
-        self.set_next_check(sequence)
-
-    def set_next_check(self, sequence: Sequence) -> None:
-        """The next look is needed when its blocks are full, or its last token has been planned."""
-        held = len(sequence.blocks.full) * self.limits.block_size
-        self.rows.next_check_at[sequence.row] = min(held, sequence.max_len - 1)
+    def schedule_next_check(self, sequence: Sequence) -> None:
+        """A decoding row needs no attention until its blocks are full or its last token is planned."""
+        num_slots = len(sequence.blocks.full) * self.limits.block_size
+        self.rows.set_next_check(sequence.row, min(num_slots, sequence.max_len - 1))
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take away row and blocks; the sequence waits to be computed again."""
+        """Take away row and blocks; the sequence waits to be recomputed."""
         self._leave_row(sequence)
         state = sequence.request
         if sequence.is_leader and not state.prompt_done:
@@ -105,7 +118,7 @@ class EngineState:
         self.waiting.push(sequence)
 
     def end(self, sequence: Sequence, chunk: TokenChunk) -> None:
-        """The one way to the end: says ``chunk``, gives back everything."""
+        """End a sequence: emit its last chunk and release everything it holds."""
         if sequence.is_running:
             self._leave_row(sequence)
         elif sequence.status is Status.WAITING:
@@ -113,23 +126,23 @@ class EngineState:
         elif sequence.status is Status.WAITING_FOR_PREFIX:
             self.num_waiting_for_prefix -= 1
         sequence.status = Status.ENDED
-        self.outbox.append(chunk)
+        self.emit(chunk)
         state = sequence.request
         state.num_unfinished -= 1
         if state.num_unfinished == 0:
             del self.requests[sequence.request_id]
 
     def abort_choice(self, sequence: Sequence, now: float) -> None:
-        """End one choice of a request, unless it has ended; the others go on."""
+        """End one choice of a request unless it has ended; the others go on."""
         state = sequence.request
         if sequence.status is Status.ENDED:
             return
         self.end(sequence, emit.end_chunk(sequence, "abort", now))
         if sequence.is_leader and not state.prompt_done:
-            self._next_leader(state)
+            self._choose_next_leader(state)
 
-    def _next_leader(self, state: RequestState) -> None:
-        """The prompt is not computed and its leader has left: a sibling that was held takes over."""
+    def _choose_next_leader(self, state: RequestState) -> None:
+        """The leader left before it had computed the prompt: a waiting sibling takes over."""
         state.prompt_logprobs = None
         for sequence in state.sequences:
             if sequence.status is Status.WAITING_FOR_PREFIX:
@@ -139,40 +152,64 @@ class EngineState:
                 return
 
     def end_request(self, state: RequestState, finish: FinishReason, now: float, error: str | None) -> None:
-        """End whatever of a request has not ended."""
+        """End every choice of a request that has not ended."""
         for sequence in state.sequences:
             if sequence.status is not Status.ENDED:
                 self.end(sequence, emit.end_chunk(sequence, finish, now, error))
-
-    def fail(self, error: str, now: float) -> None:
-        """The device cannot be trusted any more: end everything, forget every block and step."""
-        self.in_flight.clear()
-        self.last_committed_step = self.next_step_id - 1  # nothing is in flight any more
-        for state in list(self.requests.values()):
-            self.end_request(state, "error", now, error)
-        for row, sequence in enumerate(self.rows.sequences):
-            if sequence is not None:  # was retiring when the step failed
-                self.rows.release(row)
-        self.cache.pool.forget_all()
-
-    def committed(self, record: StepRecord) -> None:
-        """``record`` left the device: rows that waited for it are free."""
-        for row in record.retiring:
-            self.rows.release(row)
 
     def _leave_row(self, sequence: Sequence) -> None:
         row = sequence.row
         self.cache.release(sequence.blocks)
         if sequence.status is Status.PREFILL:
             self.prefills.remove(sequence)
-        self.rows.decoding[row] = False
+        self.rows.set_decoding(row, False)
         del self.running[row]
         sequence.row = -1
         last_step = int(self.rows.last_step[row])
-        if last_step <= self.last_committed_step:
+        if last_step <= self._last_committed_step:
             self.rows.release(row)
             return
         for record in self.in_flight:
             record.dead_rows.add(row)
             if record.plan.step_id == last_step:
                 record.retiring.append(row)
+
+    # ------------------------------------------------------------------ steps
+
+    def record_step(
+        self, plan: StepPlan, num_decodes: int, chunks: list[ScheduledChunk], now: float
+    ) -> StepPlan:
+        """Put a plan in flight. Sequences whose last chunk it holds decode from the next step on."""
+        self.rows.record_step(plan.step_id, plan.rows, plan.num_new)
+        for chunk in chunks:
+            if chunk.is_last:
+                self._begin_decode(chunk.sequence)
+        self.in_flight.append(StepRecord(plan, num_decodes, chunks, now))
+        self.next_step_id += 1
+        return plan
+
+    def _begin_decode(self, sequence: Sequence) -> None:
+        sequence.status = Status.DECODE
+        self.prefills.remove(sequence)
+        self.rows.set_decoding(sequence.row, True)
+        self.schedule_next_check(sequence)
+
+    def begin_commit(self) -> None:
+        """Take the oldest step out of flight: its result is about to be committed."""
+        self._last_committed_step = self.in_flight.popleft().plan.step_id
+
+    def finish_commit(self, record: StepRecord) -> None:
+        """Release the rows that were waiting for the end of this step."""
+        for row in record.retiring:
+            self.rows.release(row)
+
+    def fail(self, error: str, now: float) -> None:
+        """The device's memory can no longer be trusted: end every request, forget every block and step."""
+        self.in_flight.clear()
+        self._last_committed_step = self.next_step_id - 1  # nothing is in flight any more
+        for state in list(self.requests.values()):
+            self.end_request(state, "error", now, error)
+        for row, sequence in enumerate(self.rows.sequences):
+            if sequence is not None:  # was retiring when the step failed
+                self.rows.release(row)
+        self.cache.pool.forget_all()

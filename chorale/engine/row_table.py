@@ -1,8 +1,8 @@
-"""RowTable: what the scheduler knows about each row of the device buffers, as arrays.
+"""RowTable: the scheduler's view of each row of the device buffers, as arrays.
 
-A row belongs to one sequence from its admission until it ends or is preempted *and* every step that names
-the row has been committed; rows never move meanwhile. The arrays let a step over a thousand decoding rows
-be planned by a handful of numpy operations.
+A row belongs to one sequence from its admission until the sequence has ended or was preempted *and* every
+step that names the row is committed; a sequence never changes rows in between. With arrays, a few numpy
+operations plan a step over a thousand decoding rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class RowTable:
-    """Arrays are indexed by row. ``sequences[row]`` stays set until the row is released."""
+    """Arrays indexed by row. Other modules read them; only the methods here write to them.
+
+    ``sequences[row]`` stays set until the row is released.
+    """
 
     __slots__ = (
         "computed",
@@ -35,17 +38,15 @@ class RowTable:
         self.free = list(range(num_rows - 1, -1, -1))
         self.sequences: list[Sequence | None] = [None] * num_rows
         self.computed: IntArray = np.zeros(num_rows, np.int32)  # tokens computed by the plans made so far
-        self.next_check_at: IntArray = np.zeros(
-            num_rows, np.int32
-        )  # at this ``computed`` the row needs a look
+        self.next_check_at: IntArray = np.zeros(num_rows, np.int32)  # value of ``computed``
         self.max_len: IntArray = np.zeros(num_rows, np.int32)
-        self.last_token: IntArray = np.full(num_rows, -1, np.int32)  # -1: only the device has it
-        self.last_step: Int64Array = np.full(num_rows, -1, np.int64)  # the newest plan that names the row
-        self.decoding: BoolArray = np.zeros(num_rows, np.bool_)
-        self.needs_slow_path: BoolArray = np.zeros(num_rows, np.bool_)  # its tokens take the slow way out
+        self.last_token: IntArray = np.full(num_rows, -1, np.int32)  # -1: still on the device
+        self.last_step: Int64Array = np.full(num_rows, -1, np.int64)  # newest step that names the row
+        self.decoding: BoolArray = np.zeros(num_rows, np.bool_)  # computes one token in the next step
+        self.needs_slow_path: BoolArray = np.zeros(num_rows, np.bool_)  # first token, log-probabilities
 
     def take(self, sequence: Sequence, num_computed: int) -> int:
-        """Give a free row to a sequence. The caller has checked ``free``."""
+        """Assign a free row to a sequence. The caller has checked ``free``."""
         row = self.free.pop()
         self.sequences[row] = sequence
         self.computed[row] = num_computed
@@ -56,3 +57,23 @@ class RowTable:
     def release(self, row: int) -> None:
         self.sequences[row] = None
         self.free.append(row)
+
+    def set_decoding(self, row: int, decoding: bool) -> None:
+        self.decoding[row] = decoding
+
+    def set_next_check(self, row: int, num_computed: int) -> None:
+        """Have the scheduler look at a decoding row once ``num_computed`` of its tokens are computed."""
+        self.next_check_at[row] = num_computed
+
+    def set_slow_path(self, row: int, needed: bool) -> None:
+        """Whether the row's tokens need per-token handling at commit."""
+        self.needs_slow_path[row] = needed
+
+    def record_step(self, step_id: int, rows: IntArray, num_new: IntArray) -> None:
+        """Count the tokens that a plan computes."""
+        self.computed[rows] += num_new
+        self.last_step[rows] = step_id
+
+    def record_tokens(self, rows: IntArray, token_ids: IntArray) -> None:
+        """Remember sampled tokens, so that the next plan can name them."""
+        self.last_token[rows] = token_ids

@@ -1,25 +1,26 @@
 """Scheduler: decides what the next step computes. ``schedule`` makes plans, ``commit`` takes results.
 
-One step, in this order:
+A step is planned in this order:
 
-1. Decoding rows, one token each. If there are more than the token budget, the best keys go.
-2. Chunks of running prefills, best key first, out of what is left of the budget (a decode that finds no
-   block returns its token).
+1. Decoding rows, one token each. If they exceed the token budget, the best keys go first.
+2. Chunks of running prefills, best key first, from what is left of the budget. A decoding row that gets no
+   block returns its token to the budget.
 3. Admissions from the queue, best key first, until rows, budget or blocks run out.
 
-The key is (priority, arrival number), priority counting only under that policy; smaller runs first.
+The key is (priority, arrival number); priority counts only under that policy, and smaller keys run first.
 
-Blocks. Decoding rows whose blocks are full and prefills get blocks in key order. A prefill first shrinks its
-chunk to what is free. When not even one token fits, the running sequence with the worst key is preempted,
-but only if its key is worse than the asker's; an asker that is itself the worst keeps what it has and sits
-this step out. So the best running sequence can always take blocks until it is alone, and alone it fits,
-because nobody is admitted whose length could exceed ``HybridCache.capacity``: there is always progress.
-(Alone at depth 1 it may have to wait for its own step in flight, whose commit frees window blocks.)
+Blocks. Prefills, and decoding rows whose blocks are full, get blocks in key order. A prefill first shrinks
+its chunk to what is free. If not even one token fits, the running sequence with the worst key is preempted,
+but only if its key is worse than that of the sequence that needs the block; otherwise that sequence keeps
+what it has and skips this step. So the best running sequence can always take blocks until it runs alone, and
+alone it fits, because no sequence is admitted whose length could exceed ``HybridCache.capacity``: there is
+always progress. (With async scheduling it may have to wait for its own step in flight, whose commit frees
+window blocks.)
 
-Admission asks for more than it takes: blocks for all known tokens of the sequence, and for what running
-prefills still need, and 1 % of the pool. A preempted sequence therefore does not come back until there is
-room for the whole of it, and does not push out others when it does. Under "priority", the head of the
-queue may preempt running sequences of a strictly worse *priority* for blocks or for a row.
+Admission requires more than it takes: blocks for all tokens the sequence must compute, for what running
+prefills still need, and 1 % of the pool. A preempted sequence therefore returns only when all of it fits, and
+does not displace others when it does. Under "priority", the head of the queue may preempt running sequences
+of a strictly worse *priority* to get blocks or a row.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ WATERMARK = 100  # admissions leave 1/100 of the pool free while anything runs
 
 
 class Scheduler:
-    """The one writer of sequences. With async scheduling, ``schedule`` may run before the last ``commit``."""
+    """Plans steps and commits their results.
+
+    With async scheduling, ``schedule`` may run before the last ``commit``.
+    """
 
     def __init__(self, engine: EngineState, limits: EngineLimits) -> None:
         self._engine = engine
@@ -47,33 +51,13 @@ class Scheduler:
         self._build = PlanBuilder()
         self._skipped_rows: list[int] = []  # rows
         self._refused: tuple[Sequence, int] | None = None  # head of the queue, spare blocks at that time
-        self._committer = Committer(engine, keep_tokens=not limits.async_scheduling)
+        self.committer = Committer(engine, keep_tokens=not limits.async_scheduling)
         self._pace = PromptPace(limits)
         self.prefix_queries = 0
         self.prefix_hits = 0
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        return self._committer.num_prompt_tokens
-
-    @property
-    def num_cached_tokens(self) -> int:
-        return self._committer.num_cached_tokens
-
-    @property
-    def num_recomputed_tokens(self) -> int:
-        return self._committer.num_recomputed_tokens
-
-    @property
-    def num_corrupted(self) -> int:
-        return self._committer.num_corrupted
-
-    @property
-    def num_generated(self) -> int:
-        return self._committer.num_generated
-
     def schedule(self, now: float) -> StepPlan | None:
-        """The next step, or None when nothing can be computed before a commit or a new request."""
+        """Return the next step, or None if nothing can be computed before a commit or a new request."""
         decodes = np.flatnonzero(self._rows.decoding).astype(np.int32)
         budget = self._limits.max_num_batched_tokens
         num_prompts = len(self._engine.prefills) + len(self._engine.waiting)
@@ -85,9 +69,9 @@ class Scheduler:
         return self._plan(decodes, now)
 
     def commit(self, record: StepRecord, result: StepResult, now: float) -> None:
-        """Take the result of the oldest step in flight."""
+        """Commit the result of the oldest step in flight."""
         self._pace.observe(record, result.seconds)
-        self._committer.commit(record, result, now)
+        self.committer.commit(record, result, now)
 
     # ------------------------------------------------------------------ running sequences
 
@@ -96,7 +80,7 @@ class Scheduler:
         return np.array(sorted(best), np.int32)
 
     def _extend_running(self, decodes: IntArray, budget: int) -> int:
-        """Blocks for decodes that need some, chunks for prefills; returns the budget that is left."""
+        """Give blocks to decodes and chunks to prefills. Returns the budget that is left."""
         rows = self._rows
         to_check = decodes[rows.computed[decodes] >= rows.next_check_at[decodes]]
         if len(to_check):
@@ -111,23 +95,23 @@ class Scheduler:
 
     def _extend_decodes(self, to_check: list[Sequence]) -> None:
         for sequence in sorted(to_check, key=by_key):
-            if sequence.status is Status.DECODE:  # else it was preempted by a better one
+            if sequence.status is Status.DECODE:  # else a better one preempted it
                 self._extend_decode(sequence)
 
     def _extend_decode(self, sequence: Sequence) -> None:
         row = sequence.row
         computed = int(self._rows.computed[row])
         if computed >= sequence.max_len - 1:
-            self._rows.decoding[row] = False  # its last token is in flight: it will end at that commit
+            self._rows.set_decoding(row, False)  # its last token is in flight: it ends at that commit
         elif self._make_room(sequence, computed):
             self._grow(sequence, computed + 1)
-            self._engine.set_next_check(sequence)
+            self._engine.schedule_next_check(sequence)
         else:
-            self._rows.decoding[row] = False
+            self._rows.set_decoding(row, False)
             self._skipped_rows.append(row)
 
     def _extend_prefill(self, sequence: Sequence, budget: int) -> int:
-        """ScheduledChunk a chunk; returns its tokens, 0 if there is no room."""
+        """Schedule a chunk. Returns its number of tokens, 0 if there is no room."""
         start = int(self._rows.computed[sequence.row])
         if not self._make_room(sequence, start):
             return 0
@@ -144,7 +128,7 @@ class Scheduler:
         self._build.append_blocks(sequence, first)
 
     def _make_room(self, sequence: Sequence, num_computed: int) -> bool:
-        """See to it that one more token fits, preempting worse sequences; False if that cannot be done."""
+        """Make room for one more token, preempting worse sequences. Returns False if that is impossible."""
         while self._cache.room(sequence.blocks, num_computed) < 1:
             worst = max(self._engine.running.values(), key=by_key)
             if worst.key <= sequence.key:
@@ -174,14 +158,14 @@ class Scheduler:
         if self._rows.free:
             return True
         if any(record.retiring for record in self._engine.in_flight):
-            return False  # one comes free at the next commit
+            return False  # the next commit releases one
         victim = self._victim_of(head)
         if victim is not None:
             self._preempt(victim)
         return bool(self._rows.free)
 
     def _find_blocks(self, head: Sequence) -> int | None:
-        """The blocks of the head's prefix hit, once there is room to run it; None if there is not."""
+        """Return the length of the head's prefix hit in blocks, or None if there is no room to run it."""
         victim = self._victim_of(head)
         if self._engine.running and victim is None and self._refused is not None:
             refused, spare_then = self._refused
@@ -201,7 +185,7 @@ class Scheduler:
             self._preempt(victim)
 
     def _spare(self) -> int:
-        """Free blocks that an admission may count on."""
+        """Number of free blocks that an admission may count on."""
         free = self._cache.pool.num_free
         if not self._engine.running:
             return free
@@ -212,7 +196,8 @@ class Scheduler:
         return free - owed - self._limits.num_blocks // WATERMARK
 
     def _reclaimable(self, head: Sequence) -> int:
-        """An upper bound of what preempting every sequence of a worse priority would add to ``_spare``."""
+        """Upper bound on the blocks that preempting every sequence of a worse priority would add to
+        ``_spare``."""
         return sum(
             max(len(other.blocks.full), self._cache.blocks_for(len(other.tokens_to_compute) + 1))
             + len(other.blocks.window)
@@ -221,10 +206,10 @@ class Scheduler:
         )
 
     def _hit(self, head: Sequence) -> int:
-        """Blocks of the longest usable prefix. The last known token is always computed: its logits are
-        needed.
+        """Return the blocks of the longest usable prefix.
 
-        A request that wants the prompt's log-probabilities computes the whole prompt once.
+        The last token is always computed, because its logits are needed. A request for prompt
+        log-probabilities computes the whole prompt once.
         """
         if head.sampling.prompt_logprobs is not None and not head.request.prompt_done:
             return 0
@@ -233,7 +218,7 @@ class Scheduler:
         )
 
     def _victim_of(self, head: Sequence) -> Sequence | None:
-        """The worst running sequence, if its priority is strictly worse than the head's."""
+        """Return the worst running sequence if its priority is strictly worse than the head's."""
         if self._limits.policy != "priority" or not self._engine.running:
             return None
         worst = max(self._engine.running.values(), key=by_key)
@@ -253,7 +238,8 @@ class Scheduler:
         self._build.append_blocks(head, 0)
 
     def _num_recomputed(self, head: Sequence, hit: int) -> int:
-        """Tokens of a whole last block that is cached, all but for the logits of its last token in vain."""
+        """Tokens of a fully cached last block that are recomputed because its last token's logits are
+        needed."""
         num_blocks, rest = divmod(head.num_prompt, self._limits.block_size)
         if rest or hit != num_blocks - 1 or head.sampling.prompt_logprobs is not None:
             return 0
@@ -263,26 +249,20 @@ class Scheduler:
     # ------------------------------------------------------------------ the plan
 
     def _plan(self, decodes: IntArray, now: float) -> StepPlan | None:
-        rows, engine, step_id = self._rows, self._engine, self._engine.next_step_id
+        rows = self._rows
         decodes = decodes[rows.decoding[decodes]]
         for row in self._skipped_rows:
-            rows.decoding[row] = True
+            rows.set_decoding(row, True)
         self._skipped_rows.clear()
         chunks = self._build.chunks
         if not len(decodes) and not chunks:
             return None
         wants_prompt = [chunk.sequence.row for chunk in chunks if chunk.scored]
+        step_id = self._engine.next_step_id
         plan = self._build.build(
             step_id, decodes, rows.computed[decodes], rows.last_token[decodes], wants_prompt
         )
-        rows.computed[plan.rows] += plan.num_new
-        rows.last_step[plan.rows] = step_id
-        for chunk in chunks:
-            if chunk.is_last:
-                engine.begin_decode(chunk.sequence)
-        engine.in_flight.append(StepRecord(plan, len(decodes), chunks, now))
-        engine.next_step_id += 1
-        return plan
+        return self._engine.record_step(plan, len(decodes), chunks, now)
 
 
 def by_key(sequence: Sequence) -> tuple[int, int]:
