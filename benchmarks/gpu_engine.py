@@ -41,10 +41,10 @@ from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec, StepHandle, StepPlan, StepResult
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import SHAPES, make_config
+from chorale.processes import tune_garbage_collector
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.steps.graph_sizes import context_sizes
 from chorale.runtime.worker import Worker
-from chorale.serve.bootstrap import tune_garbage_collector
 from chorale.serve.build import build_engine
 
 # name -> (rows, prompt, output); vLLM 0.26 on one H200: decode tokens a second, the better of its back ends

@@ -40,8 +40,8 @@ from chorale.grammar.constraint import json_schema
 from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import END, RETURN, START, VOCAB_SIZE, load_vocabulary
+from chorale.processes import tune_garbage_collector
 from chorale.runtime.executor import LocalExecutor
-from chorale.serve.bootstrap import tune_garbage_collector
 from chorale.serve.build import build_engine
 
 MIB = 2**20

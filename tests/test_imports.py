@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "store": {"ids", "config", "errors"},
     "api": {
         *("turns", "store", "harmony", "grammar", "tools", "client", "engine.types"),
-        *("ids", "config", "errors", "version"),
+        *("ids", "config", "errors", "processes", "version"),
     },
     "serve": {
         "api",

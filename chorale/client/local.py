@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from chorale.client.base import Core, EngineInfo, EngineStatus
+from chorale.client.engine_loop import run_engine_loop
 from chorale.client.in_flight import InFlightRequests, total_capacity
 from chorale.client.stream import RequestStream
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import EngineDeadError, EngineError
 
-# A submission; a request to abort, or the choice of it; or: stop.
+# A submission; a request (or one choice of it) to abort; None: stop.
 Message = GenerateRequest | tuple[str, int | None] | None
-_QUIET = 1.0  # seconds without work after which an engine uses its idle time
 
 
 class LocalClient:
@@ -34,7 +34,8 @@ class LocalClient:
         self._in_flight.set_capacity(total_capacity(info.max_num_seqs, max_queued_requests))
         self._status = EngineStatus("ready")
         self._stats = core.stats()
-        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._arrived: list[Message] = []  # what ``wait`` took from the queue
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="chorale-engine", daemon=True)
 
@@ -72,12 +73,12 @@ class LocalClient:
         stream = self._in_flight.admit(request, self._left)
         if self._thread.ident is None:
             self._thread.start()
-        self._inbox.put(request)
+        self._messages.put(request)
         return stream
 
     def abort(self, request_id: str) -> None:
         if self._in_flight.abort(request_id):
-            self._inbox.put((request_id, None))
+            self._messages.put((request_id, None))
 
     async def close(self) -> None:
         """Stop the engine's thread after the step that it is in. What is in flight fails. Idempotent."""
@@ -85,7 +86,7 @@ class LocalClient:
             return
         alive = self._status.state == "ready"
         self._status = EngineStatus("draining", message="the engine was shut down")
-        self._inbox.put(None)
+        self._messages.put(None)
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
         if alive:
@@ -95,7 +96,7 @@ class LocalClient:
     def _left(self, request_id: str, index: int | None) -> None:
         """A consumer closed its stream early, or left one choice of it."""
         if self._in_flight.leave(request_id, index):
-            self._inbox.put((request_id, index))
+            self._messages.put((request_id, index))
 
     # ------------------------------------------------------------------ on the event loop
 
@@ -103,7 +104,7 @@ class LocalClient:
         self._stats = stats
         self._in_flight.deliver(chunks)
 
-    def _die(self, message: str) -> None:
+    def _fail(self, message: str) -> None:
         if self._status.state == "ready":
             self._status = EngineStatus("failed", message=message)
             self._in_flight.fail_all(lambda: EngineDeadError(message))
@@ -111,45 +112,37 @@ class LocalClient:
     # ------------------------------------------------------------------ in the engine's thread
 
     def _run(self) -> None:
-        """Read everything that arrived, step, hand over; until told to stop, or the engine fails."""
-        core = self._core
+        """Run the engine loop. If it fails, end every stream with the error."""
         try:
-            while self._receive():
-                if core.has_work:
-                    chunks = core.step()
-                    if chunks:
-                        self._call(self._deliver, chunks, core.stats())
+            run_engine_loop(self._core, self)
         except EngineError as error:
-            self._call(self._die, f"the engine failed: {error.message}")
-        except Exception as error:  # the thread's last words: without them every stream would hang
-            self._call(self._die, f"the engine failed ({type(error).__name__}: {error})")
+            self._call(self._fail, f"the engine failed: {error.message}")
+        except Exception as error:  # without this, every stream would hang
+            self._call(self._fail, f"the engine failed ({type(error).__name__}: {error})")
 
-    def _receive(self) -> bool:
-        """Handle the inbox; waits while the engine is idle. False: stop."""
-        wait = not self._core.has_work
+    def receive(self, core: Core) -> bool:
         while True:
-            try:
-                message = self._await_message() if wait else self._inbox.get_nowait()
-            except queue.Empty:
+            if self._arrived:
+                message = self._arrived.pop()
+            elif self._messages.empty():
                 return True
+            else:
+                message = self._messages.get_nowait()
             if message is None:
                 return False
             if isinstance(message, GenerateRequest):
-                self._core.add_request(message)
+                core.add_request(message)
             else:
-                self._core.abort(*message)
-            wait = False
+                core.abort(*message)
 
-    def _await_message(self) -> Message:
-        """When none comes for a while, the engine prepares what it has not met, a piece between two looks."""
-        quiet = _QUIET
-        while True:
-            try:
-                return self._inbox.get(timeout=quiet)
-            except queue.Empty:
-                if not self._core.use_idle_time():
-                    return self._inbox.get()
-                quiet = 0.001
+    def wait(self, timeout: float) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._arrived.append(self._messages.get(timeout=timeout))
+
+    def step(self, core: Core) -> None:
+        chunks = core.step()
+        if chunks:
+            self._call(self._deliver, chunks, core.stats())
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
         """Run on the event loop; a loop that has been closed has nobody left to tell."""

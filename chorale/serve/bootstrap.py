@@ -7,7 +7,6 @@ Children are found by nobody: their sockets are in a directory that only this us
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
 import stat
@@ -136,17 +135,6 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
-
-
-def tune_garbage_collector() -> None:
-    """Let the cycle collector look less often, and never at what the start-up left, which lives for ever.
-
-    A step makes a list for each row, and drops it: the default threshold (700 objects) collects at every step
-    of a large batch, and from time to time through all sequences. 50 of 420 us a step at 1,024 rows.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 def inherited_sockets(fds: tuple[int, ...]) -> list[socket.socket]:

@@ -22,9 +22,10 @@ from chorale.model.weights import load_weights
 from chorale.runtime.assembly import DTYPES, allocate_kv, make_executor
 from chorale.runtime.device import Device, default_threads, open_device
 from chorale.runtime.memory import gib
+from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import Resolved, resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
-from chorale.runtime.warmup.captures import CAPTURE_SECONDS, Report, capture_first, warm_up
+from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
 from chorale.serve import compile_phase
 
 log = logging.getLogger(__name__)
@@ -33,8 +34,8 @@ log = logging.getLogger(__name__)
 class _Phases:
     """Reports the start of each phase and keeps its seconds."""
 
-    def __init__(self, progress: Report | None) -> None:
-        self.report: Report = progress or _silent
+    def __init__(self, progress: Progress | None) -> None:
+        self.report: Progress = progress or _silent
         self.seconds: dict[str, float] = {}
 
     @contextmanager
@@ -50,7 +51,7 @@ def _silent(phase: str, fraction: float | None = None, message: str = "") -> Non
 
 
 def build_engine(
-    config: EngineConfig, progress: Report | None = None, pool: CompilePool | None = None
+    config: EngineConfig, progress: Progress | None = None, pool: CompilePool | None = None
 ) -> tuple[EngineCore, EngineInfo]:
     """Find, load, allocate, warm up. Raises ``ConfigError`` (and its kin) for what cannot run.
 
@@ -117,7 +118,7 @@ def load_model(
     ops: Ops,
     resolved: Resolved,
     device: Device,
-    progress: Report,
+    progress: Progress,
     *,
     fp8_activations: bool = False,
 ) -> GptOss:

@@ -14,10 +14,11 @@ from chorale.model.gpt_oss import GptOss
 from chorale.runtime.assembly import allocate_kv, make_executor
 from chorale.runtime.device import Device
 from chorale.runtime.hardware import cpu_count
+from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import Resolved
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.warmup.cache_key import cache_key
-from chorale.runtime.warmup.captures import Report, preparations
+from chorale.runtime.warmup.captures import preparations
 from chorale.runtime.warmup.dry_run import (
     AllowAllGrammars,
     DryRunExecutors,
@@ -54,7 +55,7 @@ def precompile(
     resolved: Resolved,
     device: Device,
     grammars: GrammarCache,
-    report: Report,
+    report: Progress,
 ) -> None:
     """Wait for the kernels that a start needs, unless all are on disk; the others go on compiling.
 
@@ -69,7 +70,7 @@ def precompile(
         log.warning("%s: %s: %s", AT_LAUNCH, type(error).__name__, error)
 
 
-def wait(precompiler: Precompiler, count: int, report: Report) -> None:
+def wait(precompiler: Precompiler, count: int, report: Progress) -> None:
     """Wait for the first ``count`` kernels."""
 
     def tell(done: int, count: int) -> None:

@@ -6,6 +6,7 @@ Started by the supervisor as ``python -m chorale.serve.engine_process``, with an
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib.util
 import logging
 import os
@@ -13,22 +14,22 @@ import signal
 import socket
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
 from chorale.client.base import Core, EngineInfo
+from chorale.client.engine_loop import run_engine_loop
 from chorale.client.wire import Abort, Submit, ToEngine, Unregister
 from chorale.config import EngineConfig
 from chorale.engine.types import GenerateRequest
 from chorale.errors import ChoraleError, ConfigError
 from chorale.kernels.triton.precompile import pool
-from chorale.processes import settle_signals
+from chorale.processes import settle_signals, tune_garbage_collector
 from chorale.runtime.hardware import cpu_count
+from chorale.runtime.progress import Progress
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -39,7 +40,6 @@ from chorale.serve.bootstrap import (
     check_directory,
     configure_logging,
     read_start,
-    tune_garbage_collector,
     write_failure,
 )
 from chorale.serve.engine_socket import EngineServerSocket
@@ -47,61 +47,42 @@ from chorale.serve.heartbeat import HeartbeatThread
 
 log = logging.getLogger(__name__)
 _NVIDIA = "/dev/nvidiactl"  # there is a driver, and so perhaps a GPU
-QUIET = 1.0  # seconds without work after which a client in a tight loop of requests is not in sight
-IDLE_WAIT = 0.5  # seconds; how often an idle engine looks for clients that vanished
-
-
-class Progress(Protocol):
-    """``fraction`` is 0..1 within the phase, or None when it cannot be told."""
-
-    def __call__(self, phase: str, fraction: float | None = None, message: str = "") -> None: ...
-
 
 Build = Callable[[EngineConfig, Progress], tuple[Core, EngineInfo]]
 
 
-class EngineLoop:
-    """The one loop of the process. Between two steps it reads everything that arrived."""
+class EngineInbox:
+    """The engine loop's ``Inbox``: the server socket, watched by the heartbeat."""
 
     def __init__(
         self, core: Core, server_socket: EngineServerSocket, heartbeat: HeartbeatThread, engine_id: str
     ) -> None:
-        self._core, self._server_socket, self._heartbeat, self._engine_id = (
-            core,
-            server_socket,
-            heartbeat,
-            engine_id,
-        )
+        self._core, self._engine_id = core, engine_id
+        self._server_socket, self._heartbeat = server_socket, heartbeat
         self._draining = False
-        self._worked_at = time.monotonic()
 
     def drain(self) -> None:
-        """Stop as soon as there is no work left."""
+        """End the loop as soon as there is no work left."""
         self._draining = True
         self._heartbeat.draining()
 
-    def run(self) -> None:
-        """Returns when drained. Raises whatever a step raised."""
-        core, server_socket, heartbeat = self._core, self._server_socket, self._heartbeat
-        while core.has_work or not self._draining:
-            if not core.has_work:
-                self._rest()
-            for client, message in server_socket.receive():
-                self._handle(client, message)
-            server_socket.expire_silent_clients()
-            if core.has_work:
-                self._worked_at = time.monotonic()
-                heartbeat.step_begins()
-                chunks = core.step()
-                heartbeat.step_ends()
-                heartbeat.stats = stats = core.stats()
-                if chunks:
-                    server_socket.deliver(chunks, stats)
+    def receive(self, core: Core) -> bool:
+        """Handle every message that has arrived. Returns False once drained."""
+        for client, message in self._server_socket.receive():
+            self._handle(client, message)
+        self._server_socket.expire_silent_clients()
+        return core.has_work or not self._draining
 
-    def _rest(self) -> None:
-        """Wait for messages. When there was no work for a while, let the engine prepare a little instead."""
-        is_quiet = time.monotonic() - self._worked_at >= QUIET
-        self._server_socket.wait(0 if is_quiet and self._core.use_idle_time() else IDLE_WAIT)
+    def wait(self, timeout: float) -> None:
+        self._server_socket.wait(timeout)
+
+    def step(self, core: Core) -> None:
+        self._heartbeat.step_begins()
+        chunks = core.step()
+        self._heartbeat.step_ends()
+        self._heartbeat.stats = stats = core.stats()
+        if chunks:
+            self._server_socket.deliver(chunks, stats)
 
     def abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -110,7 +91,7 @@ class EngineLoop:
 
     def _handle(self, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Submit):
-            if message.engine_id == self._engine_id:  # else meant for an engine that has died
+            if message.engine_id == self._engine_id:  # otherwise it was meant for an earlier engine
                 self._submit(client, message.request)
         elif isinstance(message, Abort):
             self._abort(client, message)
@@ -122,7 +103,7 @@ class EngineLoop:
         if message.index is None:
             self.abort([i for i in message.request_ids if server_socket.disown(client, i)])
             return
-        for request_id in message.request_ids:  # still owned: the other choices go on
+        for request_id in message.request_ids:  # the other choices go on, so it stays owned
             if server_socket.owns(client, request_id):
                 self._core.abort(request_id, message.index)
 
@@ -134,7 +115,7 @@ class EngineLoop:
         try:
             self._core.add_request(request)
         except (ChoraleError, ValueError) as error:
-            # The engine never takes what it cannot run; the fault is this request's alone.
+            # The engine accepts only what it can run, so the error concerns this request alone.
             server_socket.disown(client, request.request_id)
             server_socket.refuse(client, request, str(error), stats)
 
@@ -153,6 +134,7 @@ def run_engine_process(start: EngineStart, build: Build) -> int:
     except Exception as error:
         heartbeat.stop()
         return _start_failed(start, error)
+    gc.collect()
     tune_garbage_collector()
     return _serve(start, core, info, heartbeat, engine_id)
 
@@ -178,15 +160,15 @@ def _serve(
         start.directory,
         engine_id,
         client_timeout=start.client_timeout,
-        on_orphans=lambda request_ids: loop.abort(request_ids),
+        on_orphans=lambda request_ids: inbox.abort(request_ids),
         wake_fd=reader.fileno(),
     )
-    loop = EngineLoop(core, server_socket, heartbeat, engine_id)
-    signal.signal(signal.SIGTERM, lambda *_: loop.drain())
+    inbox = EngineInbox(core, server_socket, heartbeat, engine_id)
+    signal.signal(signal.SIGTERM, lambda *_: inbox.drain())
     heartbeat.stats = core.stats()
     heartbeat.ready(msgspec.structs.replace(info, engine_id=engine_id, pid=os.getpid()))
     try:
-        loop.run()
+        run_engine_loop(core, inbox)
     except Exception as error:
         log.exception("a step failed: the engine process ends")
         message = f"the engine failed ({type(error).__name__})"

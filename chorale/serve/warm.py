@@ -15,10 +15,10 @@ from chorale.model.weights import weight_shapes
 from chorale.runtime.assembly import DTYPES
 from chorale.runtime.device import open_device
 from chorale.runtime.hardware import Hardware, cpu_count, why_no_cuda
+from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.warmup.cache_key import cache_key
-from chorale.runtime.warmup.captures import Report
 from chorale.runtime.warmup.dry_run import LAYERS
 from chorale.runtime.warmup.target_device import TargetDevice
 from chorale.serve.compile_phase import SOURCES, record, wait
@@ -54,7 +54,7 @@ def local_target() -> Target:
     return Target(open_device("cuda").hardware, *architecture_of(torch.device("cuda", 0)))
 
 
-def warm(config: EngineConfig, model_config: ModelConfig, target: Target, report: Report) -> Warmed:
+def warm(config: EngineConfig, model_config: ModelConfig, target: Target, report: Progress) -> Warmed:
     """Put all kernels of a server of ``config`` on ``target``, and their manifest, into Triton's cache.
 
     The process can compile for no other GPU afterwards. Raises ``ConfigError`` for what cannot be served, and

@@ -33,6 +33,7 @@ from chorale.api.operator.throughput import log_throughput
 from chorale.api.responses.resume import Resumer
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
+from chorale.processes import tune_garbage_collector
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +205,7 @@ async def serve_app(
     if drain_grace is None:
         drain_grace = 0.0 if config.uds is not None or is_loopback(config.host) else _GRACE_SECONDS
     background, store = app.state.background, app.state.store
-    with _signals(stop), _calm_collector(), _quick_switching():
+    with _signals(stop), _tuned_collector(), _quick_switching():
         serving = asyncio.create_task(server.serve(sockets=listening))
         helpers = [
             asyncio.create_task(_announce(server, on_ready)),
@@ -298,15 +299,10 @@ def _quick_switching() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _calm_collector() -> Iterator[None]:
-    """Let the cycle collector look less often while serving, and never at what was there before.
-
-    A step of the engine wakes every stream at once, and the default threshold (700 objects) then collects
-    several times a step, for nothing: 3 of 25 us a token at 512 streams (benchmarks/http_host_cost.py).
-    """
+def _tuned_collector() -> Iterator[None]:
+    """Tune the cycle collector while serving."""
     before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    tune_garbage_collector()
     try:
         yield
     finally:

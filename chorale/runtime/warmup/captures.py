@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
 from chorale.engine.types import CacheGroup, EngineLimits, RowStart, SamplingSpec, StepPlan
 from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import Resolved
 from chorale.runtime.steps.graph_sizes import (
     BUSY_TOKENS,
@@ -27,12 +27,6 @@ from chorale.runtime.worker import Worker
 # that a request that comes meanwhile waits for one of them at most.
 CAPTURE_SECONDS = 1.0
 Preparation = tuple[Callable[[Worker], None], bool]  # what makes a graph, and whether it is made at start-up
-
-
-class Report(Protocol):
-    """``fraction`` is 0..1 within the phase, or None when it is unknown."""
-
-    def __call__(self, phase: str, fraction: float | None = None, message: str = "") -> None: ...
 
 
 def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:
@@ -59,7 +53,7 @@ def first_plan(limits: EngineLimits) -> StepPlan:
 
 
 def capture_first(
-    executor: LocalExecutor, resolved: Resolved, report: Report, budget: float = CAPTURE_SECONDS
+    executor: LocalExecutor, resolved: Resolved, report: Progress, budget: float = CAPTURE_SECONDS
 ) -> None:
     """Capture the steps that any service meets, try the largest, and go on for ``budget`` seconds.
 

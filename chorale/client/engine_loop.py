@@ -1,0 +1,43 @@
+"""The engine loop: receive, step, deliver. Shared by the engine process and ``LocalClient``."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from chorale.client.base import Core
+
+QUIET = 1.0  # seconds without work after which the engine uses its idle time
+IDLE_WAIT = 0.5  # seconds between two calls of ``receive`` while there is no work
+
+
+class Inbox(Protocol):
+    """Source of an engine's requests and destination of its tokens."""
+
+    def receive(self, core: Core) -> bool:
+        """Hand everything that has arrived to ``core``. Returns False if the loop should end."""
+        ...
+
+    def wait(self, timeout: float) -> None:
+        """Block until something arrives, for at most ``timeout`` seconds."""
+        ...
+
+    def step(self, core: Core) -> None:
+        """Run one step and deliver its chunks."""
+        ...
+
+
+def run_engine_loop(core: Core, inbox: Inbox) -> None:
+    """Run until ``inbox`` ends the loop. Raises whatever a step raises.
+
+    After ``QUIET`` seconds without work, the engine prepares one thing at a time, between two looks at
+    ``inbox``.
+    """
+    worked_at = time.monotonic()
+    while inbox.receive(core):
+        if core.has_work:
+            worked_at = time.monotonic()
+            inbox.step(core)
+        else:
+            is_quiet = time.monotonic() - worked_at >= QUIET
+            inbox.wait(0 if is_quiet and core.use_idle_time() else IDLE_WAIT)
