@@ -1,1 +1,1 @@
-"""The command line: the composition root that reads arguments and environment."""
+"""The command line: the composition root, where arguments and environment variables are read."""

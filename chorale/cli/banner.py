@@ -1,7 +1,8 @@
-"""What ``chorale serve`` shows: one live table while it starts, then a short banner. Plain lines elsewhere.
+"""The output of ``chorale serve``: a live table during start-up, then a short banner; plain lines without a
+terminal.
 
-The screen is told of every status change (from the supervisor's event loop, so nothing here blocks) and
-keeps the phases with their seconds. It never holds a key.
+``Screen`` receives every status change from the supervisor's event loop, so its methods must not block. It
+records the phases with their durations and never holds a key.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Phase:
 
 
 class Screen:
-    """Callbacks of one server run."""
+    """The terminal output of one server run, as callbacks of the supervisor."""
 
     def __init__(self, settings: Settings, output: TextIO, tools: tuple[str, ...] = ()) -> None:
         self._settings = settings
@@ -57,14 +58,17 @@ class Screen:
         self._notices: list[str] = []
 
     def notice(self, text: str) -> None:
-        """A line for the operator, shown once the server listens: a start that fails is one line."""
+        """Queues a line for the operator.
+
+        Shown once the server listens, so that a failed start prints one line.
+        """
         self._notices.append(text)
 
     # ------------------------------------------------------------------ callbacks
 
     def on_listening(self, sockets: list[socket]) -> None:
         if self._port == 0 and self._settings.server.uds is None:
-            self._port = sockets[0].getsockname()[1]  # what the system chose
+            self._port = sockets[0].getsockname()[1]  # the port that the system chose for port 0
         self._console.print(f"chorale {__version__}: {self._settings.engine.model}", markup=False)
         for text in self._notices:
             self._console.print(f"note: {text}", markup=False)
@@ -88,9 +92,9 @@ class Screen:
     def on_stopping(self) -> None:
         self._end_live()
         if self._failed:
-            return  # the error said why it ends
+            return  # an error message has been printed already
         self._console.print(
-            "stopping: running requests may finish (interrupt again to cut them)", markup=False
+            "stopping: waiting for running requests (interrupt again to cancel them)", markup=False
         )
 
     # ------------------------------------------------------------------ loading
@@ -165,7 +169,7 @@ def _label(name: str) -> str:
 def banner(
     settings: Settings, info: EngineInfo, url: str, seconds: float, tools: tuple[str, ...] = ()
 ) -> Iterable[str]:
-    """About a dozen lines: what runs, where, how much fits, who may call, and what is degraded."""
+    """Yields about a dozen lines: model, device, capacity, addresses, keys, tools and warnings."""
     names = settings.server.served_model_names or (settings.engine.model,)
     revision = f" at {info.revision}" if info.revision else ""
     full = info.num_kv_tokens / max(info.max_model_len, 1)
@@ -178,12 +182,12 @@ def banner(
     docs = "" if settings.server.disable_docs else f"    docs {url}/docs"
     yield f"API       {url}/v1    metrics {url}/metrics{docs}"
     if settings.server.uds is None:
-        yield f"page      {url}/ to talk to it in a browser, and charts"
+        yield f"page      {url}/ (chat and charts in a browser)"
     yield f"auth      {f'{len(settings.api_keys)} API key(s)' if settings.api_keys else 'none'}"
     yield (
-        "tools     functions that the client runs, MCP servers that a request names"
+        "tools     client-side functions, MCP servers named by a request"
         if (settings.server.tools.mcp_requests)
-        else "tools     functions that the client runs"
+        else "tools     client-side functions"
     )
     for line in tools:
         yield f"          {line}"
@@ -191,7 +195,7 @@ def banner(
         from chorale.demo import DEMO_NOTICE
 
         yield f"warning   {DEMO_NOTICE}"
-        yield "          serve the real one: chorale serve openai/gpt-oss-20b"
+        yield "          for a real model: chorale serve openai/gpt-oss-20b"
     if info.notes:
         yield f"warning   {'; '.join(info.notes)}"
     yield f"ready in {seconds:.1f} s. Try:"
@@ -199,7 +203,7 @@ def banner(
 
 
 def curl(settings: Settings, url: str, model: str) -> str:
-    """A request to paste into another terminal."""
+    """Returns a curl command to paste into another terminal."""
     target = f"--unix-socket {settings.server.uds} http://localhost" if settings.server.uds else url
     key = ' -H "Authorization: Bearer $CHORALE_API_KEY"' if settings.api_keys else ""
     body = f'{{"model":"{model}","messages":[{{"role":"user","content":"What is 17 + 25?"}}]}}'

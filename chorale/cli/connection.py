@@ -1,4 +1,4 @@
-"""A server to talk to: the one at ``--url``, or a private one on a unix socket that ends with the command."""
+"""Connections to a server: one at ``--url``, or a private one on a unix socket that ends with the command."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ DEFAULT_URL = "http://localhost:8000/v1"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """An OpenAI-compatible server. ``model`` is the name to send."""
+    """A client of an OpenAI-compatible server. ``model`` is the model name to send."""
 
     client: httpx2.Client
     model: str
     where: str
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """POST with ``stream: true``; yields each event.
+        """Sends a POST with ``stream: true`` and yields each event.
 
-        Raises ``ChoraleError`` in the server's words, or with what became of the connection.
+        Raises ``ChoraleError`` with the server's message, or with the connection's error.
         """
         try:
             with self.client.stream("POST", path, json=body | {"stream": True}) as response:
@@ -58,15 +58,15 @@ def _error_text(response: httpx2.Response) -> str:
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"the server answered {response.status_code}"
+        return f"the server responded with HTTP {response.status_code}"
 
 
 @contextlib.contextmanager
 def connect(
     url: str | None, model: str | None, api_key: str | None, serve_arguments: list[str]
 ) -> Iterator[Connection]:
-    """Use ``url``; else a server already at the default place (if no model was named); else start one."""
-    # As bytes, and without the line end of a file that it came from: the server reads it so.
+    """Connects to ``url``, else to a server at the default address (without ``model``), else starts one."""
+    # Stripped, since a key read from a file may end with a line end; as bytes, since it may not be ASCII.
     headers = {"authorization": f"Bearer {api_key.strip()}".encode()} if api_key else {}
     if url is None and not serve_arguments and _answers(DEFAULT_URL):
         url = DEFAULT_URL
@@ -103,14 +103,14 @@ def _first_model(client: httpx2.Client, where: str) -> str:
     try:
         return str(response.json()["data"][0]["id"])
     except (ValueError, KeyError, IndexError, TypeError):
-        raise ChoraleError(f"what answers at {where} is no OpenAI-compatible server") from None
+        raise ChoraleError(f"{where} is not an OpenAI-compatible server") from None
 
 
 @contextlib.contextmanager
 def _private_server(serve_arguments: list[str]) -> Iterator[httpx2.Client]:
     kept = folder_for_sockets((tempfile.gettempdir(), "/tmp"), "http.sock")
     if kept is None:
-        raise ConfigError("no directory for the server's socket: set TMPDIR to a short path that is writable")
+        raise ConfigError("cannot create the server's socket: set TMPDIR to a short, writable path")
     with kept as folder:
         socket, log = Path(folder, "http.sock"), Path(folder, "log")
         command = bound.command(["serve", *serve_arguments, "--uds", str(socket)])
@@ -138,7 +138,9 @@ def _wait_until_healthy(client: httpx2.Client, process: subprocess.Popen[bytes],
     shown = ""
     while True:
         if process.poll() is not None:
-            raise ChoraleError(f"the server ended at start:\n{log.read_text('utf-8', 'replace').strip()}")
+            raise ChoraleError(
+                f"the server exited during start-up:\n{log.read_text('utf-8', 'replace').strip()}"
+            )
         try:
             response = client.get("http://localhost/health")
         except httpx2.HTTPError:

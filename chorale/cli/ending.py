@@ -1,4 +1,4 @@
-"""How a command that has started a server ends: never before it."""
+"""Signal handling of commands that start a server: they end only after it has ended."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
 
 @contextlib.contextmanager
 def signals_as_exceptions() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, by an exception, so that cleaning up is done.
+    """Makes SIGTERM and SIGHUP raise an exception, as Ctrl-C does, so that clean-up code runs.
 
-    Their default ends this process alone: a server in a session of its own would go on for ever, and keep its
-    memory. One that is ignored (``nohup``) stays ignored. Only for the main thread.
+    By default they would end this process alone and leave the server, which has its own session, running.
+    A signal that is already ignored (``nohup``) stays ignored. For the main thread only.
     """
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number, handler in before.items():

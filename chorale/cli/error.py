@@ -1,4 +1,4 @@
-"""How every command says what went wrong."""
+"""The form of error messages of all commands."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import sys
 
 
 def print_error(message: str) -> None:
-    """On stderr, where it is seen when stdout is a file or a pipe."""
+    """Prints to stderr, so that the message is visible if stdout is a file or a pipe."""
     print(f"chorale: error: {message}", file=sys.stderr)

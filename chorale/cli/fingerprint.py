@@ -1,4 +1,4 @@
-"""The machine that a figure was measured on: no paths, no names of people or hosts."""
+"""A description of the machine for benchmark results, without paths, user names and host names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chorale.version import __version__
 
 
 def fingerprint() -> dict[str, Any]:
-    """Hardware and versions, JSON-able."""
+    """Returns hardware and versions as a JSON-serialisable dict."""
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         "chorale": __version__,

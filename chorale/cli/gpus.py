@@ -1,4 +1,4 @@
-"""GPUs by name, for ``chorale fit --gpu`` and ``chorale warm --gpu`` on a machine without one."""
+"""Properties of GPUs by name, for ``chorale fit --gpu`` and ``chorale warm --gpu`` on a machine without one."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from chorale.runtime.hardware import Hardware
 
 MIB = 2**20
 GIB_OF_MIB = 1024
-# What the driver and this process's context hold of an idle card; the engine counts both as used by others.
+# Memory of an idle GPU used by the driver and this process's context; the engine counts both as used by
+# others.
 DRIVER_BYTES = 640 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """``memory``: MiB as the driver lists them. ``bandwidth``: TB/s of the data sheet; None: not known.
+    """A GPU. ``memory``: MiB as the driver reports. ``bandwidth``: TB/s from the data sheet, None if unknown.
 
     ``architecture`` and ``multiprocessors`` (of the card named, not of its aliases) decide on its kernels.
-    ``state``: what is true of Chorale on it, where that is not "served".
+    ``state``: a remark on Chorale's support, empty if fully supported.
     """
 
     name: str
@@ -32,8 +33,8 @@ class GpuModel:
     aliases: tuple[str, ...] = ()
 
 
-_AMD = "AMD GPUs have not been tried yet: this is the arithmetic of memory alone"
-_UNIFIED = "its memory is shared with the host: leave room for the system"
+_AMD = "AMD GPUs have not been tried: these are memory calculations only"
+_UNIFIED = "GPU memory is shared with the host: leave room for the system"
 MODELS = (
     GpuModel(
         "A100-40", 40960, 1.555, "sm_80", 108, aliases=("a100-40gb", "a100-sxm4-40gb", "a100-pcie-40gb")
@@ -78,7 +79,7 @@ MODELS = (
 
 
 def _key(name: str) -> str:
-    """Names are the same whatever their case, blanks, dashes and maker: "NVIDIA H100 80GB" is "h100-80gb"."""
+    """Normalises a name, ignoring case, blanks, dashes and vendor: "NVIDIA H100 80GB" is "h100-80gb"."""
     return re.sub(r"^(nvidia|geforce|amd|instinct|radeon)+", "", re.sub(r"[\s_-]+", "", name.lower()))
 
 
@@ -86,23 +87,23 @@ _BY_KEY = {_key(name): model for model in MODELS for name in (model.name, *model
 
 
 def find_gpu(name: str) -> GpuModel:
-    """Raises ``ConfigError`` with the nearest name, or with all of them."""
+    """Finds a GPU by name. Raises ``ConfigError`` with the nearest name, or with all names."""
     found = _BY_KEY.get(_key(name))
     if found is not None:
         return found
     if re.fullmatch(r"\d{1,2}x[a-z]+\d+.*|[a-z]+\d+.*x\d{1,2}", _key(name)):
-        raise ConfigError(f"--gpu {name}: one device is served; name one GPU")
+        raise ConfigError(f"--gpu {name}: one device is served; name a single GPU")
     near = nearest(name.lower(), [each.name.lower() for each in MODELS])
     known = ", ".join(each.name for each in MODELS)
-    raise ConfigError(f"--gpu {name}: not in the table{near or f'; known are {known}'}")
+    raise ConfigError(f"--gpu {name}: unknown GPU{near or f'; known GPUs: {known}'}")
 
 
 def hardware_of(model: GpuModel) -> Hardware:
-    """The card with nothing on it but its driver."""
+    """Returns the hardware description of an idle GPU."""
     total = model.memory * MIB
     return Hardware("cuda", model.name, total, total - DRIVER_BYTES)
 
 
 def is_gpu(name: str) -> bool:
-    """Whether every part of ``h100,h200`` is in the table."""
+    """Returns whether every part of a list such as ``h100,h200`` is a known GPU."""
     return all(_key(part) in _BY_KEY for part in name.split(","))

@@ -1,4 +1,4 @@
-"""What this machine is, found without importing torch: for ``doctor``, ``fit`` and ``collect-env``."""
+"""Properties of this machine, for ``doctor``, ``fit`` and ``collect-env``. Does not import torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Gpu:
 
 
 def gpus() -> list[Gpu]:
-    """NVIDIA GPUs as ``nvidia-smi`` lists them; an empty list where there is none."""
+    """Returns the NVIDIA GPUs that ``nvidia-smi`` lists, or an empty list."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -58,7 +58,7 @@ def cpu_name() -> str:
 
 
 def hub_cache() -> Path:
-    """Where huggingface_hub keeps checkpoints (HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, then its default)."""
+    """Returns the Hugging Face cache folder (HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, or the default)."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(name):
             return Path(os.environ[name]).expanduser()

@@ -1,6 +1,6 @@
-"""``chorale``: reads the command, imports only what it needs, maps errors to exit codes.
+"""``chorale``: finds the command, imports only what it needs, and maps errors to exit codes.
 
-Exit codes: 0 done; 1 the work failed; 2 the command line or the configuration cannot run; 130 interrupted.
+Exit codes: 0 success; 1 the command failed; 2 the command line or configuration is invalid; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from chorale.cli.error import print_error
 from chorale.errors import ChoraleError, ConfigError
 from chorale.version import __version__
 
-# command -> (module, and its function if that is not ``run``: ``(arguments) -> exit code``; one line)
+# command -> ("module" or "module:function", one line of help). The function maps arguments to an exit code.
 COMMANDS = {
     "serve": ("chorale.cli.commands.serve", "serve a model over the OpenAI API"),
     "chat": ("chorale.cli.commands.chat", "talk to a model in the terminal"),
     "complete": ("chorale.cli.commands.complete", "continue raw text in the terminal"),
     "bench": ("chorale.cli.bench", "measure a server, the engine, start-up, kernels"),
-    "pull": ("chorale.cli.commands.models:run_pull", "download a checkpoint; goes on where it stopped"),
-    "list": ("chorale.cli.commands.models:run_list", "the checkpoints on this machine"),
-    "fit": ("chorale.cli.commands.fit", "what fits, here or on a GPU by name; downloads nothing"),
-    "warm": ("chorale.cli.commands.warm", "compile the kernels of a server, here or for a GPU by name"),
-    "doctor": ("chorale.cli.commands.doctor", "check this machine; each finding with its remedy"),
-    "config": ("chorale.cli.commands.config", "show the merged configuration, and where values are from"),
-    "collect-env": ("chorale.cli.commands.collect_env", "versions and hardware, for a bug report"),
-    "tools": ("chorale.cli.commands.tools", "the built-in tools alone: MCP servers, and a check"),
+    "pull": ("chorale.cli.commands.models:run_pull", "download a checkpoint, or resume a download"),
+    "list": ("chorale.cli.commands.models:run_list", "list the checkpoints on this machine"),
+    "fit": ("chorale.cli.commands.fit", "compute what fits on this machine or on a named GPU"),
+    "warm": ("chorale.cli.commands.warm", "compile a server's kernels for this machine or a named GPU"),
+    "doctor": ("chorale.cli.commands.doctor", "check this machine, with remedies for problems"),
+    "config": ("chorale.cli.commands.config", "show the merged configuration and where each value is from"),
+    "collect-env": ("chorale.cli.commands.collect_env", "print versions and hardware for a bug report"),
+    "tools": ("chorale.cli.commands.tools", "serve the built-in tools over MCP, or check them"),
     "vocab": ("chorale.cli.commands.vocab", "export the vocabulary for other harmony tools"),
-    "completion": ("chorale.cli.commands.completion", "completion for bash, zsh or fish"),
-    "man": ("chorale.cli.commands.man", "the manual page"),
-    "demo": ("chorale.cli.commands.demo", "export the model that ships inside, as a checkpoint"),
+    "completion": ("chorale.cli.commands.completion", "print a completion script for bash, zsh or fish"),
+    "man": ("chorale.cli.commands.man", "print the manual page"),
+    "demo": ("chorale.cli.commands.demo", "export the built-in demo model as a checkpoint"),
 }
 
 
 def unsupported(system: str) -> str | None:
-    """Why no command runs on this operating system; None where they do. ``system``: ``platform.system()``."""
+    """Returns why this operating system is unsupported, or None. ``system``: ``platform.system()``."""
     if system != "Windows":
         return None
-    return "Windows is not supported (unix sockets and signals are needed): use WSL 2, which is Linux"
+    return "Windows is not supported (Chorale needs unix sockets and signals); use WSL 2"
 
 
 def usage() -> str:
     lines = [
-        f"chorale {__version__}: gpt-oss-20b and gpt-oss-120b, served",
+        f"chorale {__version__}: a serving engine for gpt-oss-20b and gpt-oss-120b",
         "",
         "usage: chorale COMMAND [options]",
         "",
         *(f"  {name:<12} {line}" for name, (_, line) in COMMANDS.items()),
         "",
-        "Start here:  chorale serve               (a small model inside: no download)",
-        "             chorale serve gpt-oss-20b   (the real one)",
+        "Start here:  chorale serve               (a small built-in model, no download)",
+        "             chorale serve gpt-oss-20b",
         "",
         "chorale COMMAND --help shows the options of a command.",
     ]
@@ -78,7 +78,7 @@ def _dispatch(command: str, rest: list[str]) -> int:
         return _fail(why, 2)
     try:
         place, _, function = COMMANDS[command][0].partition(":")
-        module = importlib.import_module(place)  # takes long enough to be interrupted
+        module = importlib.import_module(place)  # slow enough to be interrupted
         return int(getattr(module, function or "run")(rest))
     except ConfigError as error:
         return _fail(error.message, 2)
@@ -88,7 +88,7 @@ def _dispatch(command: str, rest: list[str]) -> int:
         return 130
     except BrokenPipeError:
         return 1
-    except OSError as error:  # a file that cannot be read or written, a full disk: the system's words do
+    except OSError as error:  # an unreadable file, a full disk: the system's message suffices
         return _fail(str(error), 1)
 
 

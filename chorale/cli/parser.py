@@ -1,7 +1,6 @@
-"""argparse with this project's manners: one line for a mistake, the nearest name for an unknown option.
+"""An argparse parser with one-line errors and suggestions for unknown options.
 
-Options may be abbreviated as vLLM's parser allows it: the beginning of a name stands for it where no other
-begins so (``whole_names``).
+As in vLLM's parser, an option may be abbreviated to any unambiguous prefix (``whole_names``).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from chorale.errors import ConfigError
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ``ConfigError`` where argparse prints its usage and leaves."""
+    """An ``ArgumentParser`` that raises ``ConfigError`` where argparse would print its usage and exit."""
 
     def __init__(self, prog: str, *, usage: str | None = None, description: str | None = None) -> None:
         super().__init__(
@@ -24,7 +23,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The options of a command line, abbreviated ones included."""
+        """Parses a command line with options that may be abbreviated."""
         given: argparse.Namespace = self.parse_args(whole_names(arguments, self.option_names))
         return given
 
@@ -43,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def option_names(self) -> dict[str, str]:
-        """Every long option, without its dashes -> what it sets. Two names of one option set the same."""
+        """Maps every long option, without dashes, to its destination, which synonyms share."""
         return {
             name[2:]: action.dest
             for action in self._actions
@@ -53,16 +52,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def unknown_option(token: str, names: Iterable[str]) -> str:
-    """ "unknown option --max-modle; did you mean --max-model?"."""
+    """Returns a message such as "unknown option --max-modle; did you mean --max-model?"."""
     known = [name for name in names if "_" not in name]
     return f"unknown option {token}{nearest(token.removeprefix('--').replace('_', '-'), known, '--')}"
 
 
 def whole_names(arguments: Sequence[str], names: dict[str, str]) -> list[str]:
-    """The command line with abbreviated options written out: ``--random-input`` as ``--random-input-len``.
+    """Writes out abbreviated options: ``--random-input`` becomes ``--random-input-len``.
 
-    ``names``: option name -> what it sets. An unknown option stays as it is. Raises ``ConfigError`` for the
-    beginning of several that set different things.
+    ``names``: option name -> destination. Unknown options are unchanged. Raises ``ConfigError`` for a prefix
+    of several options with different destinations.
     """
     whole: list[str] = []
     rest = list(arguments)

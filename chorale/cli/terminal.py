@@ -1,4 +1,4 @@
-"""Printing an answer as it arrives: reasoning dimmed, tool calls named, nothing buffered."""
+"""Prints an answer as it arrives, unbuffered, with dimmed reasoning and named tool calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DIM, BOLD, RESET = "\033[2m", "\033[1m", "\033[0m"
 
 @dataclass(slots=True)
 class Answer:
-    """What a streamed chat completion added up to."""
+    """The accumulated result of a streamed chat completion."""
 
     content: str = ""
     reasoning: str = ""
@@ -31,9 +31,9 @@ class Answer:
 
 
 class Printer:
-    """Writes deltas to the terminal; styles only where it is one.
+    """Writes deltas to the terminal, with styles.
 
-    Elsewhere (a pipe, a file) the answer alone goes to standard output, and the reasoning to standard error.
+    If standard output is a pipe or a file, it receives the plain answer, and standard error the reasoning.
     """
 
     def __init__(self) -> None:
@@ -64,12 +64,12 @@ class Printer:
 
 
 def printable(text: str) -> str:
-    """Terminal escape sequences in model output are hostile input: show them, never run them."""
+    """Escapes terminal control sequences, since model output is untrusted."""
     return "".join(c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def show_chat(events: Iterable[dict[str, Any]], printer: Printer) -> Answer:
-    """Print the chunks of a chat completion as they come. An interrupt ends this answer only."""
+    """Prints the chunks of a chat completion as they arrive. An interrupt ends only this answer."""
     answer, started = Answer(), time.perf_counter()
     try:
         for event in events:
@@ -80,7 +80,7 @@ def show_chat(events: Iterable[dict[str, Any]], printer: Printer) -> Answer:
     except KeyboardInterrupt:
         answer.finish_reason = "interrupted"
     finally:
-        printer.end()  # also of an answer that breaks off: what follows must not be in its style
+        printer.end()  # also after an error, so that later output does not inherit the style
     answer.seconds = time.perf_counter() - started
     return answer
 

@@ -1,6 +1,6 @@
-"""Every command with its options, from the tables and parsers that the commands themselves read.
+"""The tree of commands and options, built from the commands' own tables and parsers.
 
-For shell completion and the manual page: neither knows an option of its own.
+Shell completion and the manual page are generated from it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from chorale.model.names import SIZES
 
 Takes = Literal["nothing", "value", "file", "folder"]
 SHELLS = ("bash", "zsh", "fish")
-NAMES = (*(f"gpt-oss-{size}" for size in SIZES), "demo")  # of models, where one is expected
+NAMES = (*(f"gpt-oss-{size}" for size in SIZES), "demo")  # model names for completion
 _FOLDERS = ("download-dir", "browser-tool-pages")
 _FILES = (
     *("config", "api-key-file", "ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "mcp-config"),
@@ -43,7 +43,7 @@ _FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """``name`` with its dashes. ``choices``: the values, where there are few."""
+    """An option. ``name`` includes the dashes. ``choices``: its possible values, if they are few."""
 
     name: str
     help: str = ""
@@ -53,7 +53,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """``path``: its words behind "chorale". ``words``: its arguments, ``paths``: or a path."""
+    """A command.
+
+    ``path``: its words after "chorale". ``words``: possible arguments. ``paths``: accepts a path.
+    """
 
     path: tuple[str, ...]
     help: str
@@ -63,17 +66,17 @@ class Command:
 
 
 def commands() -> tuple[Command, ...]:
-    """All of them, groups of commands (bench, tools) before what is in them."""
+    """Returns all commands, each group (bench, tools) before its members."""
     return (*(Command((name,), line, *_parts(name)) for name, (_, line) in COMMANDS.items()), *_inner())
 
 
 def _parts(name: str) -> tuple[tuple[Option, ...], tuple[str, ...], bool]:
-    """(options, words, whether a path may stand there) of a command that is one word."""
+    """Returns (options, words, whether it accepts a path) of a one-word command."""
     match name:
         case "serve":
             return _serve_options(), NAMES, True
         case "fit":
-            gpu = Option("--gpu", "compute for a GPU that need not be here", "value", _gpu_names())
+            gpu = Option("--gpu", "compute for the named GPU", "value", _gpu_names())
             return (gpu, *_serve_options()), NAMES, True
         case "warm":
             gpu = Option("--gpu", "compile for a GPU that need not be here", "value", _gpu_names())
@@ -108,7 +111,7 @@ def _inner() -> Iterator[Command]:
         words = NAMES if serves else SIZES if name == "make-checkpoint" else ()
         options = (*_options(parser), *(serve if serves else ()))
         yield Command(("bench", name), line, options, words, paths=serves or name == "report")
-    changed = Option("--changed", "only what is not a default")
+    changed = Option("--changed", "show only values that differ from the defaults")
     yield Command(("config", "show"), "the merged configuration", (changed, *serve), NAMES, paths=True)
     tools = tuple(option for flag in TOOL_FLAGS for option in _of_flag(flag))
     where = (
@@ -116,9 +119,9 @@ def _inner() -> Iterator[Command]:
         Option("--port", "port to listen on", "value"),
     )
     yield Command(("tools", "serve"), "one tool as an MCP server", (*where, *tools), ("browser", "python"))
-    yield Command(("tools", "check"), "which tools work here", tools)
+    yield Command(("tools", "check"), "report which tools work here", tools)
     for name in ("vocab", "demo"):
-        yield Command((name, "export"), "write it to a folder", paths=True)
+        yield Command((name, "export"), "write to a folder", paths=True)
 
 
 def _serve_options() -> tuple[Option, ...]:

@@ -1,4 +1,4 @@
-"""What was meant: the nearest names to one that is not known."""
+"""Suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chorale.errors import ConfigError
 
 
 def nearest(given: str, names: Iterable[str], dashes: str = "", most: int = 2) -> str:
-    """``; did you mean A or B?``, or nothing. Names that begin with what was given come first."""
+    """Returns ``; did you mean A or B?`` or an empty string. Names with ``given`` as a prefix come first."""
     known = list(dict.fromkeys(names))
     begun = sorted(name for name in known if given and name.startswith(given))
     near = begun or difflib.get_close_matches(given, known, n=most, cutoff=0.6)
@@ -17,5 +17,5 @@ def nearest(given: str, names: Iterable[str], dashes: str = "", most: int = 2) -
 
 
 def subcommand(given: str, known: Collection[str], what: str, usage: str) -> ConfigError:
-    """The error for a word that is not one of ``known``. ``usage``: what to do instead, its first line."""
+    """Returns the error for an unknown subcommand. Its message contains the first line of ``usage``."""
     return ConfigError(f"unknown {what} {given!r}{nearest(given, known)} ({usage.splitlines()[0]})")

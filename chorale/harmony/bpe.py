@@ -181,7 +181,8 @@ class LinearEncoder:
                 size *= 2
                 first, ids = ids[0], self._encode_piece(piece[start : start + size])
                 if start and ids[0] != first:  # the windows were joined at that token
-                    return self._encode_piece(piece)
+                    whole: list[int] = self._encode_piece(piece)
+                    return whole
                 continue
             keep, start, following = joined
             out += ids[:keep]

@@ -77,7 +77,7 @@ def test_what_was_broken_off_is_listed_as_incomplete_and_goes_on(tmp_path: Path)
     (folder / "model-2.safetensors").resolve().unlink()
     (folder / "model-2.safetensors").unlink()
     assert [entry["complete"] for entry in listed(tmp_path)] == [False]
-    assert "chorale pull goes on" in chorale(tmp_path, "list").stdout
+    assert "chorale pull resumes it" in chorale(tmp_path, "list").stdout
     offline = chorale(tmp_path, "pull", REPOSITORY, HF_HUB_OFFLINE="1")
     assert offline.returncode == 1
     assert offline.stderr.count("\n") == 1

@@ -1,1 +1,1 @@
-"""One module for each command but ``bench``."""
+"""One module per command, except ``bench``."""

@@ -1,4 +1,4 @@
-"""``chorale chat``: a conversation in the terminal, over the same API that everybody uses."""
+"""``chorale chat``: a conversation in the terminal, over the public API."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from chorale.cli.parser import Parser
 from chorale.cli.terminal import Answer, Printer, show_chat
 from chorale.errors import ChoraleError
 
-HELP = "/reset forgets, /save FILE writes, /effort low|medium|high, /quit leaves; Ctrl-C stops an answer"
+HELP = "/reset clears the conversation, /save FILE, /effort low|medium|high, /quit; Ctrl-C stops an answer"
 
 
 def parser(command: str, what: str) -> Parser:
     options = Parser(
         f"chorale {command}",
         usage=f"chorale {command} [MODEL] [options]",
-        description=f"{what} Without --url: the server at localhost:8000 if one answers (and no MODEL is "
-        "named), else a private one that ends with this command.",
+        description=f"{what} Without --url and MODEL, uses the server at localhost:8000 if there is "
+        "one; otherwise starts a private server that ends with this command.",
     )
-    options.add_argument("model", nargs="?", help="folder, hub id or demo, for a private server")
-    options.add_argument("--url", help="an OpenAI-compatible server, for example http://localhost:8000/v1")
-    options.add_argument("--model-name", "--model_name", help="the model's name at that server")
-    options.add_argument("--api-key", "--api_key", help="its key (better: CHORALE_API_KEY)")
-    options.add_argument("--temperature", type=float, help="0 is greedy; the checkpoint's own if left out")
-    options.add_argument("--max-tokens", "--max_tokens", type=int, help="longest answer")
-    options.add_argument("--seed", type=int, help="the same seed, the same answer")
-    options.add_argument("-q", "--quick", metavar="TEXT", help="one message, print the answer, leave")
-    options.add_argument("--stats", action="store_true", help="tokens and speed after each answer")
+    options.add_argument("model", nargs="?", help="model of a private server: folder, hub id or demo")
+    options.add_argument("--url", help="OpenAI-compatible server, for example http://localhost:8000/v1")
+    options.add_argument("--model-name", "--model_name", help="model name at that server")
+    options.add_argument("--api-key", "--api_key", help="API key (prefer CHORALE_API_KEY)")
+    options.add_argument("--temperature", type=float, help="0 is greedy (default: the checkpoint's)")
+    options.add_argument("--max-tokens", "--max_tokens", type=int, help="maximum answer length")
+    options.add_argument("--seed", type=int, help="equal seeds give equal answers")
+    options.add_argument("-q", "--quick", metavar="TEXT", help="send one message, print the answer and exit")
+    options.add_argument("--stats", action="store_true", help="print tokens and speed after each answer")
     return options
 
 
 def chat_parser() -> Parser:
     options = parser("chat", "Talk to a model.")
-    options.add_argument("--system-prompt", "--system_prompt", help="instructions for the model")
+    options.add_argument("--system-prompt", "--system_prompt", help="system message")
     options.add_argument(
         "--reasoning-effort",
         "--reasoning_effort",
         choices=("low", "medium", "high"),
-        help="how long it thinks",
+        help="reasoning effort",
     )
     return options
 
@@ -65,12 +65,12 @@ def sampling(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def prompt() -> str:
-    """What stands before the person's text; nothing where a program is writing it."""
+    """Returns the input prompt, empty if standard input is not a terminal."""
     return "> " if sys.stdin.isatty() else ""
 
 
 class Session:
-    """One conversation. ``messages`` is its whole state."""
+    """One conversation. ``messages`` is its only state."""
 
     def __init__(self, connection: Connection, given: argparse.Namespace) -> None:
         self._connection = connection
@@ -121,7 +121,10 @@ class Session:
             print(f"(wrote {path})")
 
     def ask(self, text: str) -> int:
-        """Send one message and print the answer; a failed one is taken back. Exit code 0 or 1."""
+        """Sends one message and prints the answer.
+
+        Removes the message on failure. Returns the exit code, 0 or 1.
+        """
         self.messages.append({"role": "user", "content": text})
         body: dict[str, Any] = {
             "model": self._connection.model,

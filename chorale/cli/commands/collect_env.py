@@ -1,4 +1,4 @@
-"""``chorale collect-env``: versions and hardware for a bug report. Holds no secrets and no paths of yours."""
+"""``chorale collect-env``: versions and hardware for a bug report, without secrets and paths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = (
     *("httptools", "pydantic", "msgspec", "pyzmq", "tiktoken", "llguidance", "httpx2", "prometheus-client"),
     *("rich", "PyYAML", "transformers", "openai", "openai-harmony"),
 )
-# Variables that change behaviour and are no secrets; only whether the secret ones are set is shown.
+# Variables that change behaviour. Of secrets, only whether they are set is shown.
 VARIABLES = (
     "HF_HOME",
     "HF_HUB_OFFLINE",

@@ -1,4 +1,4 @@
-"""``chorale complete``: raw text in, its continuation out (no chat format)."""
+"""``chorale complete``: continues raw text, without the chat format."""
 
 from __future__ import annotations
 

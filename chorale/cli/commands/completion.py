@@ -1,4 +1,4 @@
-"""``chorale completion bash | zsh | fish``: a script for the shell, made from the tables of options."""
+"""``chorale completion bash | zsh | fish``: a shell completion script, generated from the option tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(arguments: list[str]) -> int:
         print(USAGE)
         return 0
     if arguments[0] not in SHELLS:
-        raise subcommand(arguments[0], SHELLS, "shell", f"known are {', '.join(SHELLS)}")
+        raise subcommand(arguments[0], SHELLS, "shell", f"choose one of {', '.join(SHELLS)}")
     if len(arguments) > 1:
         raise ConfigError(f"unexpected argument {arguments[1]!r}")
     make = {"bash": bash, "zsh": zsh, "fish": fish}[arguments[0]]
@@ -31,12 +31,12 @@ def run(arguments: list[str]) -> int:
 
 
 def _groups(found: Sequence[Command]) -> str:
-    """All the ways from "chorale" to a command, as the pattern of a shell's case."""
+    """Returns all command paths that start with "chorale", as a shell's case pattern."""
     return "|".join(shlex.quote(" ".join(("chorale", *command.path))) for command in found)
 
 
 def _all_options(command: Command) -> list[Option]:
-    return [*command.options, Option("--help", "what the command does")]
+    return [*command.options, Option("--help", "show help")]
 
 
 # --------------------------------------------------------------------------- bash
@@ -73,7 +73,7 @@ def bash(found: Sequence[Command]) -> Iterator[str]:
 
 
 def _bash_values(command: Command) -> Iterator[str]:
-    """What may follow an option: its choices, a path, or something that nobody can guess."""
+    """Yields the completion of option values: choices, paths, or nothing."""
     by_values: dict[str, list[str]] = {}
     for option in command.options:
         if option.takes == "nothing":
@@ -176,5 +176,5 @@ def _fish_value(option: Option) -> str:
 
 
 def _fish(text: str) -> str:
-    """In single quotes, where fish knows two escapes: of the quote and of the backslash."""
+    """Quotes text for fish: single quotes, in which only the quote and the backslash are escaped."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -13,13 +13,13 @@ from chorale.cli.options.settings import Settings, merge
 from chorale.cli.options.values import Flag
 from chorale.cli.words import subcommand
 
-_WITH_PASSWORD = re.compile(r"(://[^:@/]*:)[^@/]*@")  # of a URL
+_WITH_PASSWORD = re.compile(r"(://[^:@/]*:)[^@/]*@")  # the password in a URL
 
-DECIDED = ("int", "size", "bool", "float")  # kinds whose None means "decide for me"
+DECIDED = ("int", "size", "bool", "float")  # kinds for which None means "decided at start"
 DECIDED_TEXT = ("response-store", "cudagraph-capture-sizes")
 USAGE = """usage: chorale config show [--changed] [MODEL] [the options of chorale serve]
 
---changed shows only what is not a default."""
+--changed shows only values that differ from the defaults."""
 
 
 def run(arguments: list[str]) -> int:
@@ -37,9 +37,9 @@ def run(arguments: list[str]) -> int:
 
 
 def render(settings: Settings, *, changed: bool = False) -> str:
-    """One line a setting: name, value, origin. Keys are shown as a count, never as themselves.
+    """Returns a line per setting: name, value, origin. Keys appear as a count only.
 
-    ``changed``: only those that the operator set.
+    ``changed``: include only settings that the operator set.
     """
     rows = [
         _row(flag, settings)
@@ -68,7 +68,7 @@ def _show(flag: Flag, settings: Settings, given: Any) -> str:
     rooms = {"engine": settings.engine, "server": settings.server, "tools": settings.server.tools}
     value = getattr(rooms[room], attribute)
     if flag.name == "served-model-name" and value == ():
-        return "the model's"
+        return "from the model"
     if value is None or value in ((), ""):
         return "auto" if flag.kind in DECIDED or flag.name in DECIDED_TEXT else "-"
     if isinstance(value, bool):

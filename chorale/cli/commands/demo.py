@@ -1,4 +1,4 @@
-"""``chorale demo export DIR``: writes the demo checkpoint as an ordinary folder that other engines load."""
+"""``chorale demo export DIR``: writes the demo checkpoint as a folder that other engines can load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run(arguments: list[str]) -> int:
     if arguments[0] != "export":
         raise subcommand(arguments[0], ("export",), "demo command", USAGE)
     if len(arguments) != 2:
-        raise ConfigError(f"what to do is not clear; {USAGE}")
+        raise ConfigError(f"expected: export DIR; {USAGE}")
     if arguments[1].startswith("-"):
         raise ConfigError(f"{arguments[1]} is not a folder; {USAGE}")
     from chorale.demo import export_demo

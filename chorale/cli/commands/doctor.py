@@ -1,4 +1,7 @@
-"""``chorale doctor``: each finding is OK, WARN or FIX, and a FIX comes with what to do. Imports no torch."""
+"""``chorale doctor``: prints findings marked OK, WARN or FIX, with a remedy for each FIX.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from chorale.runtime.memory import gib
 from chorale.tools.python.wasm import module as interpreter
 from chorale.version import __version__
 
-Finding = tuple[str, str, str]  # level, what, detail
+Finding = tuple[str, str, str]  # level, subject, detail
 USAGE = "usage: chorale doctor\n\nChecks this machine; exit code 1 if something needs fixing."
 PORT = 8000
 
@@ -45,13 +48,13 @@ def check_torch() -> Iterator[Finding]:
     version = importlib.metadata.version("torch")
     yield "OK", "torch", version
     if machine.gpus() and "+cpu" in version:
-        yield "FIX", "torch", "a CPU build on a machine with a GPU: pip install --force-reinstall torch"
+        yield "FIX", "torch", "a CPU build, but this machine has a GPU: pip install --force-reinstall torch"
 
 
 def check_gpu() -> Iterator[Finding]:
     found = machine.gpus()
     if not found:
-        yield "OK", "gpu", "none found: the reference ops run on the CPU"
+        yield "OK", "gpu", "none found; models run on the CPU, slowly"
     for index, gpu in enumerate(found):
         free, total = gib(gpu.free_bytes), gib(gpu.total_bytes)
         level = "OK" if gpu.free_bytes > 0.8 * gpu.total_bytes else "WARN"
@@ -70,7 +73,11 @@ def check_disk() -> Iterator[Finding]:
     free = shutil.disk_usage(place).free
     detail = f"{gib(free)} free for checkpoints at {cache}"
     if free < 15 * 2**30:
-        yield "WARN", "disk", f"{detail}; gpt-oss-20b needs 13 GiB, 120b 61 GiB (HF_HOME moves it)"
+        yield (
+            "WARN",
+            "disk",
+            f"{detail}; gpt-oss-20b needs 13 GiB, 120b 61 GiB (set HF_HOME to use another disk)",
+        )
     else:
         yield "OK", "disk", detail
     if not os.access(place, os.W_OK):
@@ -107,7 +114,7 @@ def check_packages() -> Iterator[Finding]:
     if missing:
         yield "FIX", "packages", f"missing: {', '.join(missing)}: pip install --force-reinstall chorale"
     else:
-        yield "OK", "packages", "all there"
+        yield "OK", "packages", "all installed"
     location = Path(__file__).resolve().parents[2]
     yield "OK", "installed", str(location)
 
@@ -120,9 +127,9 @@ def check_sandbox() -> Iterator[Finding]:
     except interpreter.ModuleMissing:
         pass
     if found:
-        yield "OK", "sandbox", f"{', '.join(found)} for the python tool (chorale tools check tries them)"
+        yield "OK", "sandbox", f"{', '.join(found)} for the python tool (chorale tools check tests them)"
     else:
-        yield "WARN", "sandbox", f"none for the python tool: {interpreter.REMEDY}"
+        yield "WARN", "sandbox", f"the python tool has no sandbox: {interpreter.REMEDY}"
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (

@@ -1,4 +1,4 @@
-"""``chorale fit MODEL``: what fits on this machine, before anything is downloaded. Imports no torch."""
+"""``chorale fit MODEL``: computes what fits on a machine, without downloading anything. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from chorale.runtime.resolve import Resolved, resolve
 USAGE = """usage: chorale fit MODEL [--gpu NAME ...] [the options of chorale serve]
 
 MODEL: gpt-oss-20b, gpt-oss-120b, or a folder. Nothing is downloaded.
---gpu NAME computes for a GPU that need not be here; one answer for each:
+--gpu NAME computes for the named GPU instead of this machine's. NAME is one of:
 """
 
 
@@ -45,7 +45,10 @@ def _wrapped(text: str) -> str:
 
 
 def take_gpus(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """(the other arguments, the names behind ``--gpu``): ``--gpu h100 h200``, ``--gpu h100,h200``."""
+    """Splits off the names after ``--gpu``: ``--gpu h100 h200`` or ``--gpu h100,h200``.
+
+    Returns (rest, names).
+    """
     others: list[str] = []
     names: list[str] = []
     rest = list(arguments)
@@ -67,7 +70,7 @@ def take_gpus(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def find_config(name: str) -> ModelConfig:
-    """The shape of the model: known by name, or read from a folder. Nothing is downloaded."""
+    """Returns the model's configuration, by name or from a folder, without downloading."""
     folder = Path(name).expanduser()
     if (folder / "config.json").exists():
         return ModelConfig.load(folder)
@@ -82,31 +85,29 @@ def find_config(name: str) -> ModelConfig:
 
 
 def find_hardware(settings: Settings, names: list[str]) -> list[tuple[Hardware, GpuModel | None]]:
-    """The GPUs that are named; else the first one here, or the CPU if there is none or it was asked for."""
+    """Returns the named GPUs, or else this machine's first GPU, or else (or for ``--device cpu``) its CPU."""
     if names:
         if settings.engine.device == "cpu":
-            raise ConfigError("--gpu and --device cpu: only one of them can count")
+            raise ConfigError("--gpu and --device cpu cannot be combined")
         return [(hardware_of(model), model) for model in map(find_gpu, names)]
     gpus = [] if settings.engine.device == "cpu" else machine.gpus()
     if gpus:
         return [(Hardware("cuda", gpu.name, gpu.total_bytes, gpu.free_bytes), None) for gpu in gpus[:1]]
     if settings.engine.device == "cuda":
         raise ConfigError(
-            "--device cuda: nvidia-smi shows no GPU (--gpu NAME computes for one that is not here)"
+            "--device cuda: nvidia-smi shows no GPU (--gpu NAME computes for another machine's)"
         )
     name = f"{machine.cpu_name()}, {cpu_count()} cores"
     return [(Hardware("cpu", name, total_memory(), available_memory()), None)]
 
 
 def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuModel | None = None) -> int:
-    """Print the arithmetic; exit code 0 if it fits, 1 if not."""
+    """Prints the arithmetic. Returns the exit code: 0 if the model fits, 1 if not."""
     print(f"model     {settings.engine.model}: {model.num_parameters / 1e9:.2f} B parameters")
     print(f"machine   {hardware.name}, {gib(hardware.free_bytes)} free of {gib(hardware.total_bytes)}")
     if gpu is not None:
         share = settings.engine.gpu_memory_utilization
-        print(
-            f"assumed   an idle card, --gpu-memory-utilization {share:g}; a start may differ by some percent"
-        )
+        print(f"assumed   an idle GPU, --gpu-memory-utilization {share:g}; figures may differ slightly")
     on_gpu = hardware.kind == "cuda"
     try:
         resolved = resolve(settings.engine, model, hardware, can_overlap=on_gpu, can_capture=on_gpu)
@@ -114,9 +115,7 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
         weights = weight_bytes(model, "bfloat16")
         print(f"weights   {gib(weights)}")
         if weights > hardware.free_bytes:
-            print(
-                f"does not fit: the weights alone need {gib(weights - hardware.free_bytes)} more than is free"
-            )
+            print(f"does not fit: the weights exceed the free memory by {gib(weights - hardware.free_bytes)}")
         else:
             print(f"does not fit: {error.message}")
         return 1
@@ -150,6 +149,6 @@ def show_gpu(model: ModelConfig, resolved: Resolved, gpu: GpuModel) -> None:
         read = token_bytes(model, resolved.dtype)
         most = gpu.bandwidth * 1e12 / read
         speed = f"{gpu.bandwidth:g} TB/s"
-        print(f"bound     {most:,.0f} tokens/s for one stream: {gib(read)} of weights a token at {speed}")
+        print(f"bound     {most:,.0f} tokens/s for one stream: {gib(read)} of weights per token at {speed}")
     if gpu.state:
         print(f"note      {gpu.state}")

@@ -1,4 +1,4 @@
-"""``chorale man``: the manual page, in roff, from the tables of commands and options."""
+"""``chorale man``: prints the manual page in roff, generated from the tables of commands and options."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Prints the manual page. To install it:
 chorale man > ~/.local/share/man/man1/chorale.1"""
 EXIT_CODES = (
     ("0", "done"),
-    ("1", "the work failed"),
-    ("2", "the command line or the configuration cannot run"),
+    ("1", "the command failed"),
+    ("2", "the command line or the configuration is invalid"),
     ("130", "interrupted"),
 )
 
@@ -63,6 +63,6 @@ def _entry(option: Option) -> Iterator[str]:
 
 
 def _roff(text: str) -> str:
-    """A line of text: no escape and no request of roff's begins in it."""
+    """Escapes a line of text, so that it contains no roff escapes or requests."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped

@@ -1,4 +1,6 @@
-"""``chorale pull MODEL`` and ``chorale list``: checkpoints in the hub's cache, which ``serve`` reads."""
+"""``chorale pull MODEL`` and ``chorale list``: checkpoints in the Hugging Face cache, where ``serve`` finds
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,24 @@ from chorale.model.cache import CachedModel, cached_models
 from chorale.model.hub import DEMO, check_family, find_folder, missing_bytes, resolve_model
 from chorale.model.names import full_name
 
-_STEP = 0.1  # share of a download after which a line is printed where there is no terminal
+_STEP = 0.1  # share of a download between two printed lines, without a terminal
 
 
 def pull_parser() -> Parser:
     made = Parser(
         "chorale pull",
         usage="chorale pull MODEL [options]",
-        description="Download a checkpoint into the hub's cache. A broken download goes on where it "
-        "stopped. HF_TOKEN, HF_HOME and HF_ENDPOINT count as for every tool of the hub.",
+        description="Download a checkpoint into the Hugging Face cache. An interrupted download is "
+        "resumed. HF_TOKEN, HF_HOME and HF_ENDPOINT work as in other Hugging Face tools.",
     )
     made.add_argument(
         "model", metavar="MODEL", help="gpt-oss-20b, gpt-oss-120b, or owner/name of a fine-tune"
     )
     made.add_argument("--revision", metavar="NAME", help="branch, tag or commit")
     made.add_argument(
-        "--download-dir", metavar="FOLDER", help="instead of the hub's cache; give it to serve, too"
+        "--download-dir",
+        metavar="FOLDER",
+        help="use this folder instead of the Hugging Face cache (pass it to serve, too)",
     )
     return made
 
@@ -40,10 +44,12 @@ def list_parser() -> Parser:
     made = Parser(
         "chorale list",
         usage="chorale list [options]",
-        description="The gpt-oss checkpoints on this machine, and whether each is all there.",
+        description="List the gpt-oss checkpoints on this machine, and whether each is complete.",
     )
-    made.add_argument("--json", action="store_true", help="one JSON list")
-    made.add_argument("--download-dir", metavar="FOLDER", help="instead of the hub's cache")
+    made.add_argument("--json", action="store_true", help="print a JSON list")
+    made.add_argument(
+        "--download-dir", metavar="FOLDER", help="use this folder instead of the Hugging Face cache"
+    )
     return made
 
 
@@ -52,7 +58,7 @@ def run_pull(arguments: list[str]) -> int:
     local = None if given.model == DEMO else find_folder(given.model)
     if given.model == DEMO or local is not None:
         if given.revision is not None:
-            resolve_model(given.model, revision=given.revision)  # says why not
+            resolve_model(given.model, revision=given.revision)  # raises with the reason
         where = "ships inside the package" if local is None else f"is the folder {local}"
         print(f"{given.model} {where}: nothing to download")
         return 0
@@ -65,8 +71,8 @@ def run_pull(arguments: list[str]) -> int:
         print(f"{name}: {_size(total)}, of which {_size(total - missing)} are in {place} already")
     try:
         folder = _download(name, given.revision, given.download_dir)
-    except ConfigError as error:  # the command line was right
-        raise ChoraleError(f"{error.message}; chorale pull goes on where it stopped") from error
+    except ConfigError as error:  # a failed download, not a wrong command line
+        raise ChoraleError(f"{error.message}; run chorale pull again to resume") from error
     print(f"complete: {folder}")
     more = "".join(
         f" --{flag} {value}"
@@ -91,7 +97,7 @@ def _download(name: str, revision: str | None, download_dir: str | None) -> Path
 
 
 class _Lines:
-    """A line for each tenth."""
+    """Prints a line for each tenth of a download."""
 
     def __init__(self) -> None:
         self._next = _STEP
@@ -116,7 +122,7 @@ def run_list(arguments: list[str]) -> int:
             f"{model.revision[:12] or '-'}{' (' + ', '.join(model.refs) + ')' if model.refs else ''}",
             _size(model.num_bytes),
             datetime.datetime.fromtimestamp(model.modified).strftime("%Y-%m-%d"),
-            "complete" if model.complete else "incomplete: chorale pull goes on",
+            "complete" if model.complete else "incomplete (chorale pull resumes it)",
         )
         for model in found
     ]
@@ -124,7 +130,7 @@ def run_list(arguments: list[str]) -> int:
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     if not found:
-        print(f"nothing downloaded yet in {cache}: chorale pull gpt-oss-20b")
+        print(f"no downloads in {cache}; to get one: chorale pull gpt-oss-20b")
     return 0
 
 
@@ -144,5 +150,5 @@ def _entry(model: CachedModel) -> dict[str, object]:
 
 
 def _size(num_bytes: int) -> str:
-    """Decimal units, as the hub's pages have them."""
+    """Formats a size in decimal units, as the hub's web pages do."""
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -1,4 +1,4 @@
-"""``chorale serve``: settings to supervisor, and what the operator sees while it starts and ends."""
+"""``chorale serve``: runs the supervisor with the merged settings and shows its progress."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ def run(arguments: list[str]) -> int:
 
 
 def check_model(settings: Settings) -> None:
-    """Raises ``ConfigError`` for a folder that is not there, or another family, before anything starts."""
+    """Raises ``ConfigError`` for a missing folder or another model family, before anything starts."""
     engine = settings.engine
     if engine.model != DEMO and find_folder(engine.model) is None:
         check_family(full_name(engine.model), revision=engine.revision, download_dir=engine.download_dir)
 
 
 def find_tools(settings: Settings) -> tuple[str, ...]:
-    """Lines of the banner: each tool that runs for the model, and each that was asked for and cannot."""
+    """Returns the banner's lines about tools: available ones, then requested but unavailable ones."""
     found = asyncio.run(probe_tools(settings.server.tools, os.environ))
     lines = [f"{name} ({what})" for name, what in found.available.items() if name != "mcp"]
     return (*lines, *(f"{name} is not available: {reason}" for name, reason in found.missing.items()))
 
 
 def configure_logging(level: str) -> None:
-    """One line a record on stderr; stdout stays with the table and the banner."""
+    """Logs one line per record to stderr. The table and the banner use stdout."""
     logs.configure_logging(level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, getattr(logging, level.upper())))
 
 
 def warnings(settings: Settings) -> list[str]:
-    """What an operator should know about an address that others can reach."""
+    """Returns warnings about an address that other machines can reach."""
     server = settings.server
     if server.uds is None and server.host in OPEN_ADDRESSES and not settings.api_keys:
-        return ["listening on every interface without an API key: anyone who reaches this port can use it "
+        return ["listening on all interfaces without an API key: anyone who can reach this port can use it "
                 "(set CHORALE_API_KEY)"]  # fmt: skip
     return []

@@ -1,7 +1,7 @@
-"""``chorale tools``: the built-in tools on their own.
+"""``chorale tools``: the built-in tools without a model.
 
-``serve`` runs one of them as an MCP server, which other engines reach with their ``--tool-server``; ``check``
-says which tools work on this machine, and what the others lack.
+``serve`` runs one tool as an MCP server, for other engines' ``--tool-server``. ``check`` reports which tools
+work on this machine and what the others need.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ USAGE = """\
 usage: chorale tools serve {browser,python} [--host 127.0.0.1] [--port 8001]
        chorale tools check
 
-serve  an MCP server of one tool (streamable HTTP at /mcp, SSE at /sse).
-       CHORALE_TOOLS_API_KEY sets a token that clients must send.
-       Other engines: --tool-server localhost:8001
-check  which tools work here, and the remedy for those that do not
+serve  run one tool as an MCP server (streamable HTTP at /mcp, SSE at /sse).
+       Clients must send the token in CHORALE_TOOLS_API_KEY, if it is set.
+       In other engines: --tool-server localhost:8001
+check  report which tools work here, with a remedy for those that do not
 
-Both take the options of chorale serve --help=tools (--browser-tool, ...)."""
+Both accept the options of chorale serve --help=tools (--browser-tool, ...)."""
 DEFAULT_PORT = 8001
 
 
@@ -50,7 +50,7 @@ def run(arguments: list[str]) -> int:
     if len(positionals) == 2 and positionals[0] == "serve" and positionals[1] in ("browser", "python"):
         host, port = str(values.get("host", "127.0.0.1")), int(values.get("port", DEFAULT_PORT))
         return serve(positionals[1], config, host, port)
-    say = "say: chorale tools serve browser, chorale tools serve python, or chorale tools check"
+    say = "use: chorale tools serve browser, chorale tools serve python, or chorale tools check"
     if positionals and positionals[0] not in ("serve", "check"):
         raise subcommand(positionals[0], ("serve", "check"), "tools command", say)
     if positionals[:1] == ["serve"] and len(positionals) == 2:
@@ -59,14 +59,17 @@ def run(arguments: list[str]) -> int:
 
 
 def _config(values: Mapping[str, Any]) -> ToolConfig:
-    """Raises ``ConfigError`` for numbers out of their bounds, those of the port included."""
+    """Returns the tools' configuration.
+
+    Raises ``ConfigError`` for numbers out of bounds, the port's included.
+    """
     return tool_config(
         targets({name: Setting(value, "command line") for name, value in values.items()})["tools"]
     )
 
 
 def check(config: ToolConfig) -> int:
-    """Exit code 1 when a tool is missing. Without options every tool is tried."""
+    """Tests the requested tools, or all of them. Returns exit code 1 if one is not available."""
     from chorale.tools.service import probe_tools
 
     if config == ToolConfig():
@@ -80,12 +83,12 @@ def check(config: ToolConfig) -> int:
 
 
 def serve(name: str, config: ToolConfig, host: str, port: int) -> int:
-    """Until interrupted."""
+    """Serves one tool until interrupted."""
     from chorale.tools.mcp.run import serve_tool
 
     key = os.environ.get("CHORALE_TOOLS_API_KEY") or None
     if host in OPEN_ADDRESSES and key is None:
-        print("note: listening on every interface without CHORALE_TOOLS_API_KEY: anyone can use it")
+        print("note: listening on all interfaces without CHORALE_TOOLS_API_KEY: anyone can use it")
     if name == "browser":
         config = replace(config, python="none", browser=config.browser or "auto")
     else:

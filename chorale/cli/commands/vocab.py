@@ -1,4 +1,4 @@
-"""``chorale vocab export DIR``: writes ``o200k_base.tiktoken`` for tools that would download it."""
+"""``chorale vocab export DIR``: writes ``o200k_base.tiktoken`` for tools that would otherwise download it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run(arguments: list[str]) -> int:
     if arguments[0] != "export":
         raise subcommand(arguments[0], ("export",), "vocab command", USAGE)
     if len(arguments) != 2:
-        raise ConfigError(f"what to do is not clear; {USAGE}")
+        raise ConfigError(f"expected: export DIR; {USAGE}")
     if arguments[1].startswith("-"):
         raise ConfigError(f"{arguments[1]} is not a folder; {USAGE}")
     from chorale.harmony.vocab import export_vocabulary

@@ -1,8 +1,8 @@
-"""What acts in ``--compilation-config`` and ``-O``: CUDA graphs. There is no torch.compile stage.
+"""``--compilation-config`` and ``-O``. They control CUDA graphs only: there is no torch.compile stage.
 
-vLLM's modes of graphs against what Chorale captures: a decode step is one graph, sampling included; a mixed
-step of up to 1,024 tokens is one graph of the model, and its sampling is launched after it; no graph is cut
-into pieces.
+Chorale captures a decode step as one graph, sampling included, and a mixed step of up to 1,024 tokens as one
+graph of the model followed by sampling outside the graph. It never splits a graph into pieces. vLLM's graph
+modes are mapped to this.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ NUMBERED = ("NONE", "PIECEWISE", "FULL")  # vLLM's integers for the first three
 LEVELS = {0: "NONE", 1: "PIECEWISE", 2: "FULL_AND_PIECEWISE", 3: "FULL_AND_PIECEWISE"}  # of -O
 ACTING = ("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size")
 _NOT_SO = {
-    "PIECEWISE": "graphs are not cut into pieces: decode steps are captured whole (NONE turns graphs off)",
-    "FULL": "as FULL_AND_PIECEWISE: decode steps whole, small mixed steps without their sampling",
+    "PIECEWISE": "graphs are not split into pieces; decode steps are captured whole (NONE turns graphs off)",
+    "FULL": "same as FULL_AND_PIECEWISE: decode steps are captured whole, small mixed steps without sampling",
 }
 
 
 def read_compilation(given: Any) -> dict[str, Any]:
-    """``--compilation-config`` as an object. An integer is vLLM's older form of its ``mode``.
+    """Returns the keys of ``--compilation-config`` that act. An integer is vLLM's older form of ``mode``.
 
-    Raises ``ConfigError`` for what is neither, and for values of the acting keys that mean nothing.
+    Raises ``ConfigError`` for other types, and for invalid values of the keys that act.
     """
     if isinstance(given, int) and not isinstance(given, bool):
         given = {"mode": given}
@@ -53,7 +53,7 @@ def read_compilation(given: Any) -> dict[str, Any]:
         )
     most = found.get("max_cudagraph_capture_size")
     if most is not None and not _is_count(most, 0):
-        raise ConfigError("--compilation-config: max_cudagraph_capture_size must be an integer from 0 up")
+        raise ConfigError("--compilation-config: max_cudagraph_capture_size must be a non-negative integer")
     return found
 
 
@@ -70,7 +70,7 @@ def _is_count(value: Any, least: int) -> bool:
 
 
 def notice(given: Any, shown: str) -> str | None:
-    """The line about what does nothing in it, or less than it says; None if all of it acts."""
+    """Returns a notice about parts that act differently or not at all; None if everything acts."""
     found = read_compilation(given)
     idle = [name for name in given if name not in ACTING] if isinstance(given, Mapping) else ["mode"]
     if idle:

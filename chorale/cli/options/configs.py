@@ -1,6 +1,7 @@
-"""From flag values to the frozen configs of ``chorale/config.py``, with the rules that span several flags.
+"""Builds the frozen configs of ``chorale/config.py`` from flag values, and checks rules that span several
+flags.
 
-Raises ``ConfigError`` for what cannot be meant, whatever the model and the machine.
+Raises ``ConfigError`` for combinations that are invalid on every machine and with every model.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from chorale.model.names import full_name
 from chorale.runtime.cache_dtype import cache_dtype
 from chorale.runtime.resolve import check_ranks, check_sizes
 
-# Keys of --compilation-config that flags of their own say, too.
+# Keys of --compilation-config that separate flags also set.
 _TWICE = {
     "cudagraph_capture_sizes": "cudagraph-capture-sizes",
     "max_cudagraph_capture_size": "max-cudagraph-capture-size",
@@ -29,7 +30,7 @@ _TWICE = {
 
 
 def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerConfig]:
-    """Raises ``ConfigError``."""
+    """Builds the configs of engine and server. Raises ``ConfigError``."""
     fields = targets(values)
     if fields["cli"].get("disable_access_log"):
         fields["server"]["access_log"] = False
@@ -50,7 +51,7 @@ def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerCo
 
 
 def _name_both(fields: dict[str, dict[str, Any]]) -> None:
-    """``serve gpt-oss-20b`` answers to that name and to ``openai/gpt-oss-20b``, which clients may send."""
+    """Adds the full name ``openai/gpt-oss-20b`` to the served names of ``gpt-oss-20b``."""
     model = str(fields["engine"].get("model") or DEMO)
     named = fields["server"].get("served_model_names")
     if not named and full_name(model) != model and not Path(model).is_dir():
@@ -58,7 +59,9 @@ def _name_both(fields: dict[str, dict[str, Any]]) -> None:
 
 
 def targets(values: Mapping[str, Setting]) -> dict[str, dict[str, Any]]:
-    """``target`` of each flag as {room: {field: value}}, synonyms resolved, numbers within their bounds."""
+    """Returns {config: {field: value}} from each flag's ``target``, with synonyms resolved and bounds
+    checked.
+    """
     fields: dict[str, dict[str, Any]] = {"engine": {}, "server": {}, "tools": {}, "cli": {}}
     for name, setting in values.items():
         flag = FLAGS[name]
@@ -71,7 +74,9 @@ def targets(values: Mapping[str, Setting]) -> dict[str, dict[str, Any]]:
 
 
 def _graphs(values: Mapping[str, Setting]) -> dict[str, Any]:
-    """Engine fields that ``--compilation-config`` and ``-O`` set, where no flag of its own wins."""
+    """Returns the engine fields set by ``--compilation-config`` and ``-O``, unless a separate flag overrides
+    them.
+    """
     setting = values.get("compilation-config")
     found = read_compilation(setting.value) if setting is not None and setting.value is not None else {}
     fields: dict[str, Any] = {}
@@ -102,38 +107,38 @@ def _graphs(values: Mapping[str, Setting]) -> dict[str, Any]:
 
 
 def _wins(setting: Setting, other: Setting | None, key: str, flag: str) -> bool:
-    """Whether ``--compilation-config`` counts, and not the other flag. Raises ``ConfigError`` for a tie."""
+    """Returns whether ``--compilation-config`` overrides the other flag. Raises ``ConfigError`` for a tie."""
     if other is None or other.value is None:
         return True
     if other.origin == setting.origin:
         raise ConfigError(
-            f"{key} --compilation-config and {flag} ({setting.origin}): only one of them can count"
+            f"{key} --compilation-config and {flag} ({setting.origin}) contradict each other; give only one"
         )
     return RANK[setting.origin] > RANK[other.origin]
 
 
 def tool_config(values: dict[str, Any]) -> ToolConfig:
-    """``tools.*`` targets as one config."""
+    """Builds the tools' config from the ``tools.*`` targets."""
     if "servers" in values:
         items = ",".join(map(str, values["servers"])).split(",")
         values["servers"] = tuple(item.strip() for item in items if item.strip())
     if values.get("offline_pages") and "browser" not in values:
         values["browser"] = "offline"
     if values.get("search_url") and "browser" not in values:
-        values["browser"] = "searxng"  # the one service that needs an address
+        values["browser"] = "searxng"  # the only service that needs an address
     return ToolConfig(**_without_unset(ToolConfig, values))
 
 
 def _sizes(items: Sequence[str]) -> tuple[int, ...]:
-    """``1 2 4`` or ``1,2,4`` or, from a file, ``[1, 2, 4]``."""
+    """Parses ``1 2 4``, ``1,2,4`` or, from a file, ``[1, 2, 4]``."""
     try:
         return tuple(int(part) for item in items for part in str(item).strip("[]").split(",") if part.strip())
     except ValueError:
-        raise ConfigError(f"--cudagraph-capture-sizes {' '.join(items)}: not numbers of rows") from None
+        raise ConfigError(f"--cudagraph-capture-sizes {' '.join(items)}: must be integers") from None
 
 
 def _strings(name: str, given: Any) -> tuple[str, ...]:
-    """A JSON list of strings, or one string."""
+    """Accepts a list of strings or a single string."""
     items = [given] if isinstance(given, str) else given
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise ConfigError(f"""--{name.replace("_", "-")}: must be a list of strings, such as '["*"]'""")
@@ -141,18 +146,18 @@ def _strings(name: str, given: Any) -> tuple[str, ...]:
 
 
 def _default_effort(given: Any) -> str:
-    """The one template option of gpt-oss that has a meaning for every request."""
+    """Returns the reasoning effort, the only template option that can be a default."""
     effort = given.get("reasoning_effort") if isinstance(given, dict) and len(given) == 1 else None
     if effort not in ("low", "medium", "high"):
         raise ConfigError(
-            "--default-chat-template-kwargs: only "
-            '{"reasoning_effort": "low"}, "medium" or "high" can be a default'
+            "--default-chat-template-kwargs: must be "
+            '{"reasoning_effort": EFFORT} with EFFORT "low", "medium" or "high"'
         )
     return str(effort)
 
 
 def _check_generation(given: Any) -> None:
-    """Ranges are those of the request fields; ``max_new_tokens`` is ``max_tokens`` there."""
+    """Checks the ranges: those of the request fields, with ``max_tokens`` for ``max_new_tokens``."""
     from chorale.api.limits import LIMITS
 
     if not isinstance(given, dict):
@@ -167,7 +172,7 @@ def _check_generation(given: Any) -> None:
 
 
 def _check_date(given: str) -> None:
-    """It becomes part of every prompt."""
+    """Checks the date, which becomes part of every prompt."""
     try:
         if datetime.date.fromisoformat(given).isoformat() == given:
             return
@@ -177,7 +182,7 @@ def _check_date(given: str) -> None:
 
 
 def _without_unset(config: type, values: dict[str, Any]) -> dict[str, Any]:
-    """``None`` (from ``auto``) falls back to the field's own default."""
+    """Drops ``None`` values (from ``auto``), so that fields keep their defaults."""
     names = {f.name for f in dataclasses.fields(config)}
     return {k: v for k, v in values.items() if v is not None and k in names}
 
@@ -188,7 +193,7 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
     if server.ssl_cert_reqs and not (server.ssl_certfile and server.ssl_ca_certs):
         raise ConfigError("--ssl-cert-reqs needs --ssl-certfile and --ssl-ca-certs")
     if engine.dtype not in ("auto", "float32", "bfloat16"):
-        raise ConfigError(f"--dtype {engine.dtype}: gpt-oss runs in bfloat16 or float32")
+        raise ConfigError(f"--dtype {engine.dtype}: must be auto, bfloat16 or float32")
     if server.system_start_date is not None:
         _check_date(server.system_start_date)
     cache_dtype(engine.kv_cache_dtype)
@@ -199,6 +204,8 @@ def _check(engine: EngineConfig, server: ServerConfig) -> None:
     check_ranks(engine)
     check_sizes(engine)
     if engine.moe_activation_dtype not in ("auto", "bfloat16", "fp8"):
-        raise ConfigError(f"--moe-activation-dtype {engine.moe_activation_dtype}: auto, bfloat16 or fp8")
+        raise ConfigError(
+            f"--moe-activation-dtype {engine.moe_activation_dtype}: must be auto, bfloat16 or fp8"
+        )
     if bool(server.ssl_keyfile) != bool(server.ssl_certfile):
-        raise ConfigError("--ssl-keyfile and --ssl-certfile go together")
+        raise ConfigError("--ssl-keyfile and --ssl-certfile must be given together")

@@ -1,4 +1,4 @@
-"""Help texts of the commands that share the flag table."""
+"""Help pages of the commands that share the flag table."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     "server": SERVER_FLAGS,
     "tools": TOOL_FLAGS,
 }
-# What vLLM calls the groups of its help -> ours.
+# vLLM's names of help groups -> ours.
 VLLM_GROUPS = {"modelconfig": "model", "loadconfig": "model", "frontend": "server"} | dict.fromkeys(
     ("cacheconfig", "schedulerconfig", "parallelconfig", "compilationconfig", "vllmconfig"), "engine"
 )
 
 
 def width() -> int:
-    """Columns of a help page: those of the terminal, within reason; 100 where there is none."""
+    """Returns the width of a help page: the terminal's, within limits, or 100 without a terminal."""
     return max(60, min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST))
 
 
 def wants_help(arguments: Sequence[str]) -> bool:
-    """Whether ``-h``, ``--help`` or ``--help=...`` stands anywhere before a ``--``."""
+    """Returns whether ``-h``, ``--help`` or ``--help=...`` occurs before any ``--``."""
     return help_topic(arguments) is not None
 
 
 def help_topic(arguments: Sequence[str]) -> str | None:
-    """What help is asked for: the word of ``--help=WORD``, "" for plain ``--help``, None for no help."""
+    """Returns the word of ``--help=WORD``, "" for plain ``--help``, or None."""
     before = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for token in before:
         if token.startswith("--help="):
@@ -55,7 +55,7 @@ def help_topic(arguments: Sequence[str]) -> str | None:
 
 
 def flag_help(command: str, summary: str, topic: str = "") -> str:
-    """The help page of a command that takes ``chorale serve``'s flags.
+    """Returns the help page of a command that takes ``chorale serve``'s flags.
 
     ``topic``: a group, a flag, a part of a name, "all" or "listgroup". Raises ``ConfigError``.
     """
@@ -74,7 +74,7 @@ def flag_help(command: str, summary: str, topic: str = "") -> str:
 
 
 def _about(wanted: str, topic: str, command: str) -> list[str]:
-    """The flag of that name, else all that have the word in theirs."""
+    """Returns help on the flag of that name, else on all flags whose names contain the word."""
     flags = [flag for group in GROUPS.values() for flag in group] + list(KNOWN_FLAGS)
     named = wanted.removeprefix("no-")
     found = [flag for flag in flags if named in (flag.name, *flag.aliases)]
@@ -82,13 +82,13 @@ def _about(wanted: str, topic: str, command: str) -> list[str]:
     if not found:
         names = [*GROUPS, "all", "listgroup", *(flag.name for flag in flags)]
         hint = nearest(wanted, names) or f"; chorale {command} --help=listgroup lists the groups"
-        raise ConfigError(f"--help={topic}: no group and no flag has that name{hint}")
+        raise ConfigError(f"--help={topic}: no group or flag has that name{hint}")
     return [line for flag in found for line in (_entry(flag) if flag.target else _known_entry(flag))]
 
 
 def _known_entry(flag: Flag) -> list[str]:
     verdict = "refused" if flag.effect == "refused" else f"accepted, {flag.effect}"
-    return [f"  --{flag.name}", *_wrap(f"of vllm serve; {verdict}: {flag.note}", " " * COLUMN)]
+    return [f"  --{flag.name}", *_wrap(f"flag of vllm serve, {verdict}: {flag.note}", " " * COLUMN)]
 
 
 def _whole_page(command: str, summary: str) -> str:
@@ -101,17 +101,17 @@ def _whole_page(command: str, summary: str) -> str:
             "",
         ),
         *_wrap(
-            f"chorale {command} --help=WORD shows less: a group (model, engine, server, tools) or a flag.", ""
+            f"chorale {command} --help=WORD shows one group (model, engine, server, tools) or one flag.", ""
         ),
     ]
     for title, flags in GROUPS.items():
         lines += ["", f"{title}:", *(line for flag in flags for line in _entry(flag))]
     for title, effects in (
         (
-            "of vllm serve, accepted (one line says why it is not needed, or has no effect)",
+            "flags of vllm serve that are accepted (a notice explains each)",
             ("not needed", "no effect"),
         ),
-        ("of vllm serve, refused with the reason", ("refused",)),
+        ("flags of vllm serve that are refused, with a reason", ("refused",)),
     ):
         names = ", ".join(sorted(flag.name for flag in KNOWN_FLAGS if flag.effect in effects))
         lines += ["", f"{title}:", *_wrap(names, "  ")]
@@ -119,9 +119,9 @@ def _whole_page(command: str, summary: str) -> str:
 
 
 ENDING = (
-    "Dashes and underscores are the same; --no-X turns an on/off option off; sizes take k, K, M, GiB;",
-    "parts of a JSON value may be given one by one (--override-generation-config.temperature 0.7).",
-    "chorale config show [options] prints what comes of it.",
+    "Dashes and underscores are equivalent. --no-X turns an option off. Sizes may end in k, K, M, GiB.",
+    "Parts of a JSON value may be given separately (--override-generation-config.temperature 0.7).",
+    "chorale config show [options] prints the resulting configuration.",
 )
 
 
@@ -132,9 +132,9 @@ def _wrap(text: str, indent: str) -> list[str]:
 
 
 def _entry(flag: Flag) -> list[str]:
-    """The option and its help side by side, or the help below where the option is long."""
+    """Returns the option with its help beside it, or below it if the option is long."""
     shown, about = _shown(flag), flag.help + _default(flag)
-    if len(shown) > width():  # its values get lines of their own
+    if len(shown) > width():  # too long: its values move into the help
         shown, _, values = shown.partition(" {")
         about = f"one of {values.rstrip('}').replace(',', ', ')}: {about}"
     lines = _wrap(about, " " * COLUMN)
@@ -145,7 +145,7 @@ def _entry(flag: Flag) -> list[str]:
 
 
 def _default(flag: Flag) -> str:
-    """`` (8000)``: where there is a value of our own and the help does not say it."""
+    """Returns the default such as `` (8000)``, or nothing if there is none or the help mentions it."""
     room, _, attribute = (flag.target or "").partition(".")
     if room not in ROOMS or flag.kind in ("list", "json"):
         return ""
@@ -173,7 +173,7 @@ def _shown(flag: Flag) -> str:
 
 
 class Formatter(argparse.HelpFormatter):
-    """argparse's pages in our form: one spelling an option, its kind of value, its default."""
+    """Formats argparse's help like the flag table's: one spelling per option, kind of value, default."""
 
     def __init__(self, prog: str, **more: Any) -> None:
         super().__init__(prog, **{"width": width(), "max_help_position": COLUMN} | more)

@@ -1,4 +1,4 @@
-"""A command line, or a ``--config`` file, as {flag name: value}: nothing is decided here."""
+"""Parses a command line or a ``--config`` file into {flag name: value}, without interpreting the values."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from chorale.errors import ConfigError
 
 
 def find_flag(name: str, what: str = "option --") -> tuple[Flag, bool]:
-    """The flag behind a name (dashes or underscores, ``no-`` forms, aliases) and whether it is negated.
+    """Finds a flag by name (dashes or underscores, ``no-`` forms, aliases). Returns it and whether it is
+    negated.
 
-    Raises ``ConfigError`` with the nearest names for an unknown one; ``what`` is how names are written there.
+    Raises ``ConfigError`` with the nearest names if there is no such flag. ``what``: the prefix of names in
+    messages.
     """
     wanted = name.replace("_", "-")
     wanted = ALIASES.get(wanted, wanted)
@@ -29,13 +31,13 @@ def find_flag(name: str, what: str = "option --") -> tuple[Flag, bool]:
 
 
 def flag_names() -> dict[str, str]:
-    """Every long option of ``chorale serve`` as it may be written -> its flag's name."""
+    """Returns every spelling of ``chorale serve``'s long options, mapped to the flag's name."""
     names = {name: name for name in FLAGS} | ALIASES
     return names | {f"no-{name}": f"no-{name}" for name, flag in FLAGS.items() if flag.kind == "bool"}
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Split a command line into positionals and {flag name: value}. Raises ``ConfigError``."""
+    """Splits a command line into positionals and {flag name: value}. Raises ``ConfigError``."""
     positionals: list[str] = []
     values: dict[str, Any] = {}
     rest = list(arguments)
@@ -61,7 +63,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """``--name.path=inline``; vLLM writes parts of a JSON value like this."""
+    """An option ``--name.path=inline``. Like vLLM, ``path`` sets a part of a JSON value."""
 
     name: str
     path: str
@@ -85,7 +87,7 @@ def _split_option(token: str) -> Option:
 
 
 def _take_part(flag: Flag, option: Option, rest: list[str]) -> dict[str, Any]:
-    """``--override-generation-config.temperature 0.7`` as ``{"temperature": 0.7}``."""
+    """Reads ``--override-generation-config.temperature 0.7`` as ``{"temperature": 0.7}``."""
     shown = f"--{flag.name}.{option.path}"
     if flag.kind != "json":
         raise ConfigError(f"{shown}: --{flag.name} has no parts")
@@ -104,7 +106,7 @@ def _take_part(flag: Flag, option: Option, rest: list[str]) -> dict[str, Any]:
 
 
 def _merged(old: Any, new: dict[str, Any]) -> dict[str, Any]:
-    """Two parts of one JSON value. Lists are appended to (``--x.list+ value``)."""
+    """Merges two parts of a JSON value; appends to lists (``--x.list+ value``)."""
     if not isinstance(old, dict):
         return new
     both = dict(old)
@@ -139,7 +141,10 @@ def _take_value(flag: Flag, negated: bool, inline: str | None, rest: list[str], 
 
 
 def read_config_file(path: str) -> dict[str, Any]:
-    """``--config`` YAML: {flag name: value}. Raises ``ConfigError`` naming the file and the key."""
+    """Reads a ``--config`` YAML file into {flag name: value}.
+
+    Raises ``ConfigError`` with the file and the key.
+    """
     import yaml
 
     file = Path(path)
@@ -154,7 +159,7 @@ def read_config_file(path: str) -> dict[str, Any]:
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
-        raise ConfigError(f"--config {path}: the file must hold keys and values")
+        raise ConfigError(f"--config {path}: must contain a mapping of options to values")
     return dict(_read_file_items(loaded, path))
 
 
@@ -164,8 +169,8 @@ def _read_file_items(loaded: Mapping[Any, Any], path: str) -> list[tuple[str, An
         try:
             flag, negated = find_flag(str(key), "key ")
             if flag.name == "config":
-                raise ConfigError("a configuration file cannot name another one")
-            if raw is None:  # a key without a value, as templates leave it: not set
+                raise ConfigError("a configuration file cannot include another one")
+            if raw is None:  # a key without a value (from a template) is not set
                 continue
             value = read_value(flag, raw)
         except ConfigError as error:

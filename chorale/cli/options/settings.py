@@ -1,7 +1,7 @@
-"""Settings: flags, environment and YAML merged into two frozen configs, each value with its origin.
+"""Merges flags, environment and YAML into two frozen configs, and keeps the origin of each value.
 
-Precedence: command line, then environment, then ``--config`` file, then default. An unknown name is an
-error that offers the nearest one; a known name that Chorale does not need is one line of notice.
+Precedence: command line, then environment, then ``--config`` file, then default. An unknown name is an error
+that suggests the nearest one. A flag of vLLM that has no effect here produces a one-line notice.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from chorale.cli.options.vllm_flags import KNOWN_ENVIRONMENT, KNOWN_FAMILIES, OT
 from chorale.config import ONE_DEVICE, EngineConfig, ServerConfig
 from chorale.errors import ConfigError
 
-# Hosts that mean "every interface": compared with what the operator asked for, never a default of ours.
+# Hosts that mean "all interfaces". Never a default.
 OPEN_ADDRESSES = ("0.0.0.0", "::", "[::]", "")
 _READ = {name for flag in FLAGS.values() for name in flag.environment}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The merged result. ``notices`` are lines for the operator, in order."""
+    """The merged configuration. ``notices``: lines for the operator, in order."""
 
     engine: EngineConfig
     server: ServerConfig
@@ -36,18 +36,21 @@ class Settings:
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        """Keys from flag, file or environment. Secrets: never print, log or pass as an argument."""
+        """API keys from flag, file or environment.
+
+        They are secrets: never print, log or pass them as arguments.
+        """
         setting = self.values.get("api-key")
         return tuple(setting.value) if setting else ()
 
 
 def merge(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
-    """Everything the operator said, merged. Raises ``ConfigError`` on anything unknown or unreadable."""
+    """Merges everything the operator specified. Raises ``ConfigError`` for anything unknown or invalid."""
     positionals, given = read_arguments(arguments)
     if len(positionals) > 1:
         raise ConfigError(f"one model at a time: unexpected argument {positionals[1]!r}")
     if positionals and given.setdefault("model", positionals[0]) != positionals[0]:
-        raise ConfigError(f"one model at a time: {positionals[0]!r} is named, and --model {given['model']!r}")
+        raise ConfigError(f"one model at a time: got {positionals[0]!r} and --model {given['model']!r}")
     values: dict[str, Setting] = {}
     if "config" in given:
         values |= {k: Setting(v, "file") for k, v in read_config_file(given["config"]).items()}
@@ -61,7 +64,10 @@ def merge(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
-    """The variables that flags name, each list of them in order. Empty ones are not set."""
+    """Reads the flags' environment variables, in the order each flag lists them.
+
+    Empty ones count as unset.
+    """
     found: dict[str, Setting] = {}
     for flag in FLAGS.values():
         variable = next((name for name in flag.environment if environment.get(name)), None)
@@ -77,7 +83,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def _level(raw: str) -> str:
-    """As vLLM hands it to Python's logging, which has two names for some levels: WARN, FATAL."""
+    """Normalises a log level, including the synonyms of Python's logging, WARN and FATAL."""
     number = logging.getLevelNamesMapping().get(raw.upper())
     return raw.lower() if number is None else logging.getLevelName(number).lower()
 
@@ -91,17 +97,17 @@ def _add_key_file(values: dict[str, Setting]) -> None:
     except OSError as error:
         raise ConfigError(f"--api-key-file {setting.value}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"--api-key-file {setting.value}: is not text") from None
+        raise ConfigError(f"--api-key-file {setting.value}: is not text in UTF-8") from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys:
-        raise ConfigError(f"--api-key-file {setting.value}: no key in it")
+        raise ConfigError(f"--api-key-file {setting.value}: contains no key")
     values["api-key"] = Setting(keys, setting.origin)
 
 
 def _trim_keys(values: dict[str, Setting]) -> None:
-    """Keys as clients can send them: blanks around one, as a secret's last line end, are no part of a header.
+    """Strips white space around keys, such as a secret file's final line end, since a header cannot carry it.
 
-    An empty one is an error: who sends no more than the word Bearer would have it.
+    Raises ``ConfigError`` for an empty key: a bare 'Bearer' header would match it.
     """
     setting = values.get("api-key")
     if setting is None:
@@ -113,14 +119,14 @@ def _trim_keys(values: dict[str, Setting]) -> None:
 
 
 def _notices(values: Mapping[str, Setting], environment: Mapping[str, str]) -> list[str]:
-    """One line for each thing that is accepted and does nothing. Raises ``ConfigError`` for a refused one."""
+    """Returns a line per flag or variable without effect. Raises ``ConfigError`` for a refused flag."""
     for name, setting in values.items():
         check_bounds(FLAGS[name], setting.value)
     notices = [line for name, setting in values.items() if (line := _notice(name, setting))]
     notices += _environment_notices(environment)
     key = values.get("api-key")
     if key is not None and key.origin == "command line" and "api-key-file" not in values:
-        notices.append("--api-key on the command line shows in process lists; prefer CHORALE_API_KEY")
+        notices.append("--api-key on the command line is visible in process lists; prefer CHORALE_API_KEY")
     return notices
 
 
@@ -145,7 +151,7 @@ def _notice(name: str, setting: Setting) -> str | None:
 
 
 def _environment_notices(environment: Mapping[str, str]) -> list[str]:
-    """vLLM's variables that mean nothing here: those with a reason one by one, the others in one line."""
+    """Returns notices about vLLM's variables without effect: one per known reason, one for the others."""
     notices, unread = [], []
     for name in sorted(environment):
         vendor = next((why for start, why in OTHER_VENDORS.items() if name.startswith(start)), None)

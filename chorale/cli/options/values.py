@@ -1,4 +1,4 @@
-"""What a flag is, and how its value is read: on the command line and in YAML alike."""
+"""Definition of a flag, and conversion of its values from the command line and from YAML."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from chorale.errors import ConfigError
 Kind = Literal["str", "int", "float", "bool", "list", "json", "size", "optional"]
 Effect = Literal["not needed", "no effect", "refused"]
 NUMBERS = ("int", "float", "size")
-MOST = 2**63 - 1  # the largest number that a message between processes carries; no infinite time, either
+MOST = 2**63 - 1  # largest integer in messages between processes; also excludes infinite times
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One long flag. ``kind`` decides how a value is read, on the command line and in YAML alike."""
+    """A long flag. ``kind`` determines how values are parsed, on the command line and in YAML."""
 
     name: str  # without the leading dashes
     kind: Kind
-    target: str | None = None  # "engine.field", "server.field", "cli.name"; None: known, not needed
+    target: str | None = None  # "engine.field", "server.field", "cli.name"; None: has no effect
     help: str = ""
     aliases: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
-    # Bounds of a number, both allowed; ``above``: the least value itself is not.
+    # Inclusive bounds of a number; with ``above`` the lower bound is exclusive.
     least: float | None = None
     most: float = MOST
     above: bool = False
-    synonyms: Mapping[str, str] = field(default_factory=dict)  # vLLM's other words for a value
+    synonyms: Mapping[str, str] = field(default_factory=dict)  # vLLM's other names for a value
     refused_values: Mapping[str, str] = field(
         default_factory=dict
-    )  # values that others know, and why not here
-    environment: tuple[str, ...] = ()  # variables that set it; the first one that is set counts
-    # Of a flag without a target: what becomes of it, and why.
+    )  # values of other engines, with the reason why they are refused
+    environment: tuple[str, ...] = ()  # environment variables; the first one that is set counts
+    # For a flag without a target: how it is treated, and why (``note``).
     effect: Effect = "not needed"
     note: str = ""
-    harmless: tuple[Any, ...] = ()  # values that ask for nothing: neither a line nor an error
+    harmless: tuple[Any, ...] = ()  # values that request nothing: no notice and no error
 
-    adds: bool = False  # given again, a list grows; other flags keep what was said last
-    always: bool = False  # what it turns on cannot be turned off: asking for that is worth a line, too
+    adds: bool = False  # repeated flags add to a list; otherwise the last one counts
+    always: bool = False  # always on: turning it off produces a notice, too
 
     def asks(self, value: Any) -> bool:
-        """Whether a flag without a target asks for something by this value."""
+        """Returns whether this value of a flag without a target requests anything."""
         if self.always:
             return True
         return value is not None and value is not False and value not in self.harmless
 
 
 def check_bounds(flag: Flag, value: Any) -> None:
-    """Raises ``ConfigError`` for a number outside the flag's bounds (nan is outside all)."""
+    """Raises ``ConfigError`` for a number outside the flag's bounds (NaN always is)."""
     if flag.kind not in NUMBERS or flag.least is None or value is None:
         return
     if not (value > flag.least if flag.above else value >= flag.least):
@@ -65,7 +65,7 @@ def check_bounds(flag: Flag, value: Any) -> None:
 
 
 def _range(flag: Flag) -> str:
-    """The bounds in words: "at least 1", "between 0 and 65535", "above 0 and at most 3600"."""
+    """Returns the bounds in words: "at least 1", "between 0 and 65535", "above 0 and at most 3600"."""
     least = f"{flag.least:g}" if isinstance(flag.least, float) else f"{flag.least}"
     if flag.above:
         return f"above {least}" if flag.most == MOST else f"above {least} and at most {flag.most}"
@@ -87,7 +87,7 @@ RANK: dict[Origin, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value as the operator gave it, and where."""
+    """A value and its origin."""
 
     value: Any
     origin: Origin
@@ -99,9 +99,9 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def parse_size(text: str) -> int | None:
-    """``10k`` = 10,000, ``10K`` = 10,240, ``16GiB``; ``auto`` and ``-1`` mean "decide for me" (None).
+    """Parses ``10k`` = 10,000, ``10K`` = 10,240, ``16GiB``. Returns None for ``auto`` and ``-1``.
 
-    Raises ``ValueError`` on anything else, fractions of a token included.
+    Raises ``ValueError`` for anything else, including fractions of a token.
     """
     if text.strip().lower() == "auto":
         return None
@@ -116,7 +116,7 @@ def parse_size(text: str) -> int | None:
     if value == -1:
         return None
     if value != int(value) or value < 0:
-        raise ValueError(f"{text!r} is not a whole, non-negative number")
+        raise ValueError(f"{text!r} is not a non-negative integer")
     return int(value)
 
 
@@ -138,10 +138,11 @@ def _parse_json(text: str) -> Any:
         ) from None
 
 
-def _check_texts(items: list[Any]) -> None:
-    """Raises ``ValueError``: ``- `` in a file is nothing, and must not become a key or a name "None".
+def _check_strings(items: list[Any]) -> None:
+    """Raises ``ValueError`` for items that are not strings: an empty YAML item must not become the string
+    "None".
 
-    Entries may be secret, so they are counted and not shown.
+    Items may be secret, so the message contains their position only.
     """
     for number, item in enumerate(items, 1):
         if item is None or isinstance(item, (bool, dict, list)):
@@ -175,14 +176,17 @@ READERS: dict[Kind, Callable[[str], Any]] = {
 
 
 def read_value(flag: Flag, value: Any) -> Any:
-    """A YAML or command-line value as the flag's own type. Raises ``ValueError`` with a readable reason."""
+    """Converts a YAML or command-line value to the flag's type.
+
+    Raises ``ValueError`` with a readable reason.
+    """
     if value is None:
         return None
     if flag.kind == "list":
         items = value if isinstance(value, list) else [value]
-        # What is not acted on has its own answer, whatever stands in it.
+        # A flag without effect gets its notice whatever its value.
         if flag.target is not None:
-            _check_texts(items)
+            _check_strings(items)
         return tuple(str(item) for item in items)
     if flag.kind == "json" and not isinstance(value, str):
         return value

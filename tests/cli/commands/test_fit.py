@@ -33,7 +33,7 @@ def test_every_name_and_alias_finds_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("h10", "did you mean h100"), ("rtx-409", "did you mean rtx-4090"), ("zzz", "known are A100-40"),
+    [("h10", "did you mean h100"), ("rtx-409", "did you mean rtx-4090"), ("zzz", "known GPUs: A100-40"),
      ("2xh100", "one device is served"), ("h100x8", "one device is served")],
 )  # fmt: skip
 def test_unknown_names(name: str, words: str) -> None:
@@ -78,4 +78,4 @@ def test_the_model_may_follow_the_names() -> None:
 
 def test_a_card_and_the_cpu_contradict(capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = fit("20b --gpu h100 --device cpu", capsys)
-    assert (code, "only one of them" in shown) == (2, True)
+    assert (code, "cannot be combined" in shown) == (2, True)
