@@ -1,1 +1,1 @@
-"""HTTP: one stream of OutputEvents, one translator per endpoint. Never imports torch."""
+"""The HTTP APIs: each endpoint translates the same stream of OutputEvents. Never imports torch."""

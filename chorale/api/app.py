@@ -1,4 +1,4 @@
-"""create_app: every endpoint's routes, behind keys, inside the shell. Starlette's router, no framework."""
+"""create_app: all routes, with authentication and middleware, on Starlette's router."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from chorale.api.state import ServerState
 
 
 def create_app(state: ServerState, api_key_hashes: Iterable[bytes] = ()) -> HttpMiddleware:
-    """The whole HTTP face as one ASGI app.
+    """Builds the ASGI app of all endpoints.
 
-    ``api_key_hashes``: ``auth.hash_key`` of each key; empty means that anybody may call. Endpoints get the
-    client wrapped in a ``MeteredClient``.
+    ``api_key_hashes``: ``auth.hash_key`` of each key; without any, no key is required. Endpoints receive the
+    engine client wrapped in a ``MeteredClient``.
     """
     state.metrics.watch(state.client)
     metered = replace(state, client=MeteredClient(state.client, state.metrics))
@@ -32,7 +32,7 @@ def create_app(state: ServerState, api_key_hashes: Iterable[bytes] = ()) -> Http
 
 
 def all_routes(state: ServerState) -> list[BaseRoute]:
-    """Every route, in the order in which they are tried. The inventory test reads this."""
+    """Returns all routes in matching order. A test compares them with the OpenAPI operations."""
     return [
         *chat.routes(state),
         *completions.routes(state),
@@ -51,7 +51,7 @@ def all_routes(state: ServerState) -> list[BaseRoute]:
 
 
 def _cors(state: ServerState) -> Layer | None:
-    """What lets pages of the allowed origins in; None unless there are any."""
+    """Returns the CORS layer for the allowed origins, or None if there are none."""
     config = state.config
     if not config.allowed_origins:
         return None

@@ -1,8 +1,9 @@
-"""Request fields: what every generating endpoint shares, and the rule that none is accepted and ignored.
+"""Request fields common to the generating endpoints, and the treatment of every field: none is silently
+ignored.
 
-A top-level key is honoured (a field of the request model), harmless (accepted without effect, with the
-reason in a table), refused by name, or unknown (400, with the nearest name). ``docs/api.md`` and the
-boundary tests read the same tables.
+A top-level key is honoured (a field of the request model), harmless (accepted without effect, for a reason in
+a table), refused by name, or unknown (400, with the nearest name). ``docs/api.md`` and the boundary tests use
+the same tables.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ StopString = Annotated[str, Field(min_length=1), limits.utf8_bytes("stop_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A field we know and cannot honour. ``neutral`` values ask for nothing and are let through.
+    """A known field that is not supported. ``neutral``: values that request nothing and are accepted.
 
-    ``code``: of the error, where clients know one for it.
+    ``code``: the error's code, if clients expect a specific one.
     """
 
     reason: str
@@ -37,18 +38,18 @@ class Refusal:
 HARMLESS: dict[str, str] = {
     "user": "an end-user label; nothing here depends on it",
     "safety_identifier": "an end-user label; nothing here depends on it",
-    "metadata": "labels for stored objects; these are not stored",
-    "store": "these are not stored",
-    "service_tier": "there is one tier; the answer says `default`",
+    "metadata": "labels for stored objects; this endpoint stores none",
+    "store": "this endpoint stores nothing",
+    "service_tier": "there is one tier; responses say `default`",
     "prompt_cache_key": "the prefix cache finds equal prefixes by itself",
     "prompt_cache_options": "the prefix cache finds equal prefixes by itself",
     "prompt_cache_retention": "the prefix cache finds equal prefixes by itself",
-    "request_id": "ids are ours; name a request with the X-Request-Id header",
+    "request_id": "ids are assigned by the server; label a request with the X-Request-Id header",
     "session_id": "a label for routers; the prefix cache finds equal prefixes by itself",
-    "truncation_side": "the prompt is never cut",
+    "truncation_side": "prompts are never truncated",
     "spaces_between_special_tokens": "special tokens are not part of the text",
     "detokenize": "text is always returned",
-    "guided_decoding_backend": "there is one; it supports every kind",
+    "guided_decoding_backend": "there is one back end, which supports every kind",
 }
 
 REFUSED: dict[str, Refusal] = {
@@ -59,15 +60,15 @@ REFUSED: dict[str, Refusal] = {
     "kv_transfer_params": Refusal("there is no disaggregated prefill"),
     "ec_transfer_params": Refusal("there is no disaggregated prefill"),
     "vllm_xargs": Refusal("there are no engine extensions"),
-    "truncate_prompt_tokens": Refusal("the prompt is never cut; send one that fits", neutral=()),
-    "logprob_token_ids": Refusal("log-probabilities are those of the likeliest tokens"),
-    "repetition_detection": Refusal("answers are not watched for repetition; see repetition_penalty"),
-    "stream_interval": Refusal("the server decides it: --stream-interval"),
+    "truncate_prompt_tokens": Refusal("prompts are never truncated; send one that fits", neutral=()),
+    "logprob_token_ids": Refusal("log-probabilities are returned for the likeliest tokens only"),
+    "repetition_detection": Refusal("repetition is not detected; see repetition_penalty"),
+    "stream_interval": Refusal("set on the server by --stream-interval"),
     "watermarking": Refusal("answers are not watermarked"),
     "guided_whitespace_pattern": Refusal(
-        "JSON is written with one space or line break at most, where it may"
+        "JSON is written with at most one space or line break between tokens"
     ),
-    "structural_tag": Refusal("the frames of a turn are harmony's"),
+    "structural_tag": Refusal("the structure of a turn is given by harmony"),
     "mm_processor_kwargs": Refusal("the model takes text only"),
     "media_io_kwargs": Refusal("the model takes text only"),
     "prompt_embeds": Refusal("prompts are text or token ids"),
@@ -79,7 +80,7 @@ def _listed(value: Any) -> Any:
 
 
 class StreamOptions(BaseModel):
-    """``include_obfuscation`` is accepted: no obfuscation is ever added."""
+    """Options of a stream. ``include_obfuscation`` has no effect: obfuscation is never added."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -89,7 +90,7 @@ class StreamOptions(BaseModel):
 
 
 class SamplingFields(BaseModel):
-    """The fields by which a request chooses tokens; OpenAI's names, then vLLM's. None: the default."""
+    """Sampling fields: OpenAI's names, then vLLM's. None: the default."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -128,7 +129,7 @@ class SamplingFields(BaseModel):
 
 
 class StructuredFields(SamplingFields):
-    """What the answer must be, in vLLM's names, new and old (``structured.py`` reads them)."""
+    """Fields that constrain the output, under vLLM's new and old names (see ``structured.py``)."""
 
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -143,7 +144,10 @@ def triage(
     harmless: Mapping[str, str],
     refused: Mapping[str, Refusal],
 ) -> dict[str, Any]:
-    """The honoured keys of a body, nulls left out. Raises ``RequestError`` for the first other one."""
+    """Returns the honoured keys of a body without nulls.
+
+    Raises ``RequestError`` for a refused or unknown key.
+    """
     known = set(honoured)
     kept: dict[str, Any] = {}
     for key, value in data.items():
@@ -172,8 +176,8 @@ def _unknown(key: str, names: set[str]) -> RequestError:
 def markdown_table(
     model: type[BaseModel], harmless: Mapping[str, str], refused: Mapping[str, Refusal]
 ) -> str:
-    """What becomes of each field of one endpoint, for ``docs/api.md``."""
-    rows = ["| field | what becomes of it |", "|---|---|"]
+    """Returns a table of how each field of one endpoint is treated, for ``docs/api.md``."""
+    rows = ["| field | treatment |", "|---|---|"]
     rows += [f"| `{name}` | honoured |" for name in model.model_fields]
     rows += [f"| `{name}` | accepted without effect: {reason} |" for name, reason in harmless.items()]
     rows += [f"| `{name}` | refused (400): {refusal.reason} |" for name, refusal in refused.items()]

@@ -1,15 +1,15 @@
-"""ONE table of every number that a client may send: type, smallest, largest, default, meaning.
+"""The table of all numbers in requests: type, minimum, maximum, default, meaning.
 
-The request models, the OpenAPI description, ``docs/api.md`` and the boundary tests all read ``LIMITS``
-(single values) and ``SIZES`` (counts and lengths). A field that is not here has no numeric value.
+The request models, the OpenAPI description, ``docs/api.md`` and the boundary tests all use ``LIMITS`` (single
+values) and ``SIZES`` (counts and lengths). Every numeric field is listed here.
 
 Use in a request model::
 
     temperature: Annotated[float, limits.number("temperature")] | None = None
     stop: Annotated[list[str], limits.items("stop")] | None = None
 
-``number`` accepts JSON numbers only: no booleans, no numeric strings, no NaN or infinity, no 10**30; an
-integer field takes 5.0 for 5 (some clients write every number with a point) but not 5.5.
+``number`` accepts JSON numbers only: no booleans, numeric strings, NaN, infinity or 10**30. An integer field
+accepts 5.0 as 5, since some clients send all numbers as floats, but not 5.5.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Number = int | float
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One numeric field. ``exclusive_min``: the smallest value itself is not allowed."""
+    """A numeric field. ``exclusive_min``: the minimum itself is not allowed."""
 
     type: Literal["integer", "number"]
     min: Number
@@ -44,12 +44,12 @@ class Limit:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON Schema of one value."""
+        """Returns the JSON Schema of one value."""
         low = "exclusiveMinimum" if self.exclusive_min else "minimum"
         return {"type": self.type, low: self.min, "maximum": self.max}
 
     def check(self, value: object) -> Number:
-        """Return the value as int or float, or raise pydantic's error of the matching kind."""
+        """Returns the value as int or float. Raises pydantic's error of the matching kind."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise PydanticKnownError("int_type" if self.type == "integer" else "float_type")
         if isinstance(value, float) and not math.isfinite(value):
@@ -69,7 +69,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One count or length: at most ``max`` of ``unit``."""
+    """A count or length of at most ``max`` ``unit``."""
 
     max: int
     unit: str
@@ -87,21 +87,21 @@ LIMITS: dict[str, Limit] = {
     # sampling
     "temperature": Limit("number", 0, 2, "0 is greedy", _GENERATION),
     "top_p": Limit("number", 0, 1, "nucleus mass", _GENERATION, exclusive_min=True),
-    "top_k": _integer(-1, VOCAB_SIZE, "most likely tokens kept; 0 and -1 mean all", _GENERATION),
-    "min_p": Limit("number", 0, 1, "least probability, relative to the likeliest token", "0"),
+    "top_k": _integer(-1, VOCAB_SIZE, "number of likeliest tokens to keep; 0 and -1 keep all", _GENERATION),
+    "min_p": Limit("number", 0, 1, "minimum probability, relative to the likeliest token", "0"),
     "presence_penalty": Limit("number", -2, 2, "subtracted once a token has appeared", "0"),
     "frequency_penalty": Limit("number", -2, 2, "subtracted for each appearance", "0"),
-    "repetition_penalty": Limit("number", 0, 2, "1 is none", "1", exclusive_min=True),
+    "repetition_penalty": Limit("number", 0, 2, "1 has no effect", "1", exclusive_min=True),
     "seed": _integer(-INT64_MAX - 1, INT64_MAX, "choice i of n uses seed + i"),
     "logit_bias": Limit("number", -100, 100, "added to one token's logit"),
-    "token_id": _integer(0, VOCAB_SIZE - 1, "one id of a prompt, stop_token_ids, logit_bias, ..."),
+    "token_id": _integer(0, VOCAB_SIZE - 1, "a token id in a prompt, stop_token_ids, logit_bias, ..."),
     # lengths
     "max_tokens": _integer(1, INT32_MAX, "output tokens; clamped to the context window", "the window"),
     "max_completion_tokens": _integer(1, INT32_MAX, "as max_tokens", "the window"),
-    "max_output_tokens": _integer(1, INT32_MAX, "as max_tokens, over every tool turn", "the window"),
+    "max_output_tokens": _integer(1, INT32_MAX, "as max_tokens, over all rounds of tool calls", "the window"),
     "completions.max_tokens": _integer(0, INT32_MAX, "0 with echo scores the prompt", "16"),
-    "min_tokens": _integer(0, INT32_MAX, "no stop token, and no stop string, before this many", "0"),
-    "thinking_token_budget": _integer(0, INT32_MAX, "analysis tokens before the answer is forced"),
+    "min_tokens": _integer(0, INT32_MAX, "minimum number of tokens before a stop token or stop string", "0"),
+    "thinking_token_budget": _integer(0, INT32_MAX, "reasoning tokens after which the answer is forced"),
     # choices and details
     "n": _integer(1, 16, "choices", "1"),
     "best_of": _integer(1, 16, "must equal n", "n"),
@@ -110,45 +110,47 @@ LIMITS: dict[str, Limit] = {
     "prompt_logprobs": _integer(0, MAX_LOGPROBS, "alternatives per prompt token"),
     "max_tool_calls": _integer(0, INT32_MAX, "built-in calls within one response"),
     "compact_threshold": _integer(
-        1, INT32_MAX, "prompt tokens from which on a conversation is summed up", "3/4 of the window"
+        1, INT32_MAX, "prompt tokens above which a conversation is summarized", "3/4 of the window"
     ),
     # scheduling
     "priority": _integer(
         -INT32_MAX - 1, INT32_MAX, "lower runs first under --scheduling-policy priority", "0"
     ),
     # lists and streams
-    "limit": _integer(1, 100, "entries of one page", "20"),
+    "limit": _integer(1, 100, "entries per page", "20"),
     "starting_after": _integer(0, INT64_MAX, "sequence number after which a stream resumes", "0"),
 }
 
 SIZES: dict[str, Size] = {
     "stop": Size(16, "strings", "stop strings"),
-    "stop_bytes": Size(256, "bytes", "one stop string, as UTF-8"),
+    "stop_bytes": Size(256, "bytes", "length of a stop string in UTF-8"),
     "stop_token_ids": Size(256, "ids", "additional stop tokens"),
     "logit_bias": Size(1024, "entries", "biased tokens"),
-    "allowed_token_ids": Size(VOCAB_SIZE, "ids", "the only tokens that may be sampled"),
-    "bad_words": Size(256, "strings", "texts that are never completed"),
+    "allowed_token_ids": Size(VOCAB_SIZE, "ids", "tokens that may be sampled"),
+    "bad_words": Size(256, "strings", "strings that must not appear in the output"),
     "tools": Size(128, "tools", "declared tools"),
     "metadata": Size(16, "entries", "metadata keys"),
-    "metadata_key": Size(64, "characters", "one metadata key"),
-    "metadata_value": Size(512, "characters", "one metadata value"),
-    "messages": Size(16_384, "messages", "messages of one chat"),
-    "input": Size(16_384, "items", "items of one Responses input"),
+    "metadata_key": Size(64, "characters", "length of a metadata key"),
+    "metadata_value": Size(512, "characters", "length of a metadata value"),
+    "messages": Size(16_384, "messages", "messages in a chat"),
+    "input": Size(16_384, "items", "items in a Responses input"),
     "conversation_items": Size(20, "items", "items added to a conversation at once"),
-    "prompts": Size(256, "prompts", "prompts of one completions request"),
-    "prompt_tokens": Size(196_608, "ids", "one prompt, as ids or text, before the context check"),
+    "prompts": Size(256, "prompts", "prompts in a completions request"),
+    "prompt_tokens": Size(196_608, "ids", "length of a prompt, as ids or text, before the context check"),
     "json_values": Size(
-        262_144, "values", "a body's objects, arrays, strings, numbers; empty containers count twice"
+        262_144, "values", "objects, arrays, strings and numbers in a body; empty containers count twice"
     ),
-    "json_strings": Size(131_072, "strings", "strings of a body, names of members included"),
-    "json_containers": Size(65_536, "containers", "objects and arrays of a body"),
-    "json_members": Size(16_384, "members", "one object of a body"),
+    "json_strings": Size(131_072, "strings", "strings in a body, including member names"),
+    "json_containers": Size(65_536, "containers", "objects and arrays in a body"),
+    "json_members": Size(16_384, "members", "members of one object in a body"),
     "json_escapes": Size(2_097_152, "escapes", "backslash sequences in the strings of a body"),
-    "thought_tokens": Size(1_048_576, "ids", "thinking blocks of a request, replayed from signatures"),
+    "thought_tokens": Size(
+        1_048_576, "ids", "tokens of thinking blocks replayed from signatures, per request"
+    ),
     "prompt_scores": Size(
         262_144, "entries", "prompt tokens x (prompt_logprobs, or logprobs with echo, + 1)"
     ),
-    "tool_name": Size(64, "characters", "one function name"),
+    "tool_name": Size(64, "characters", "length of a function name"),
     "identifier": Size(512, "characters", "user, cache_salt, prompt_cache_key, ids, ..."),
 }
 
@@ -169,22 +171,22 @@ class _NumberMarker:
 
 
 def number(name: str) -> _NumberMarker:
-    """Metadata for ``Annotated[int | float, ...]``: the range of ``LIMITS[name]``."""
+    """Returns metadata for ``Annotated[int | float, ...]``: the range of ``LIMITS[name]``."""
     return _NumberMarker(LIMITS[name])
 
 
 def token_id() -> _NumberMarker:
-    """Metadata for one token id: ``list[Annotated[int, limits.token_id()]]``."""
+    """Returns metadata for a token id: ``list[Annotated[int, limits.token_id()]]``."""
     return number("token_id")
 
 
 def items(name: str) -> MaxLen:
-    """Metadata for lists, dicts and strings: at most ``SIZES[name].max`` elements."""
+    """Returns metadata for lists, dicts and strings: at most ``SIZES[name].max`` elements."""
     return MaxLen(SIZES[name].max)
 
 
 def utf8_bytes(name: str) -> AfterValidator:
-    """Metadata for one string: at most ``SIZES[name].max`` bytes as UTF-8."""
+    """Returns metadata for a string: at most ``SIZES[name].max`` bytes in UTF-8."""
     size = SIZES[name]
 
     def check(text: str) -> str:
@@ -198,7 +200,7 @@ def utf8_bytes(name: str) -> AfterValidator:
 
 
 def checked(name: str, value: object, fail: Callable[[str], Exception]) -> Number:
-    """``LIMITS[name].check`` where there is no model (query strings); ``fail(message)`` makes the error."""
+    """Checks a value without a model (in a query string). ``fail(message)`` creates the error."""
     try:
         return LIMITS[name].check(value)
     except PydanticKnownError as error:
@@ -206,8 +208,8 @@ def checked(name: str, value: object, fail: Callable[[str], Exception]) -> Numbe
 
 
 def markdown_table() -> str:
-    """The same table as Markdown, for ``docs/api.md``."""
-    rows = ["| field | type | smallest | largest | default | meaning |", "|---|---|---|---|---|---|"]
+    """Returns both tables as Markdown, for ``docs/api.md``."""
+    rows = ["| field | type | minimum | maximum | default | meaning |", "|---|---|---|---|---|---|"]
     for name, limit in LIMITS.items():
         low = f"above {limit.min}" if limit.exclusive_min else str(limit.min)
         rows.append(f"| `{name}` | {limit.type} | {low} | {limit.max} | {limit.default} | {limit.doc} |")

@@ -12,12 +12,15 @@ LEAST = -9999.0  # JSON has no -inf; this is what OpenAI sends for "practically 
 
 
 def is_scored(sampling: SamplingSpec) -> bool:
-    """Whether the answer holds log-probabilities: then a long one takes long to make and to encode."""
+    """Returns whether the response contains log-probabilities, which makes it slow to build and encode."""
     return sampling.logprobs is not None or sampling.prompt_logprobs is not None
 
 
 class LogprobsWriter:
-    """``as_ids``: tokens are written ``token_id:123`` (vLLM's return_tokens_as_token_ids)."""
+    """Writes log-probabilities.
+
+    ``as_ids``: tokens as ``token_id:123`` (vLLM's return_tokens_as_token_ids).
+    """
 
     __slots__ = ("_as_ids", "_vocab")
 
@@ -31,7 +34,7 @@ class LogprobsWriter:
     # -------------------------------------------------------------- chat
 
     def chat(self, logprobs: Iterable[TokenLogprobs], num_top: int) -> dict[str, Any]:
-        """The ``logprobs`` object of a choice or of a delta."""
+        """Returns the ``logprobs`` object of a choice or a delta."""
         return {"content": [self._chat_entry(entry, num_top) for entry in logprobs], "refusal": None}
 
     def _chat_entry(self, entry: TokenLogprobs, num_top: int) -> dict[str, Any]:
@@ -53,7 +56,7 @@ class LogprobsWriter:
     def completion(
         self, entries: Sequence[tuple[int, TokenLogprobs | None, int]], num_top: int
     ) -> dict[str, Any]:
-        """``entries``: (token id, its log-probabilities or None, offset of its text) of each token."""
+        """Returns parallel lists. ``entries``: (token id, log-probabilities or None, offset of its text)."""
         return {
             "text_offset": [offset for _, _, offset in entries],
             "tokens": [self.token(token_id) for token_id, _, _ in entries],
@@ -62,7 +65,7 @@ class LogprobsWriter:
         }
 
     def _top(self, entry: TokenLogprobs, num_top: int) -> dict[str, float]:
-        """The alternatives, and the token itself; of two that read alike, the likelier one."""
+        """Returns the alternatives and the token itself; of two with equal text, the likelier one."""
         top: dict[str, float] = {}
         pairs = list(zip(entry.top_ids[:num_top], entry.top_logprobs[:num_top], strict=True))
         for token_id, logprob in [*pairs, (entry.token_id, entry.logprob)]:
@@ -73,7 +76,7 @@ class LogprobsWriter:
     # -------------------------------------------------------------- prompt (vLLM's form)
 
     def prompt(self, entries: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
-        """For each prompt token: ``{token id: {logprob, rank, decoded_token}}``; None for the first."""
+        """Returns ``{token id: {logprob, rank, decoded_token}}`` per prompt token, None for the first."""
         return [None if entry is None else self._prompt_entry(entry) for entry in entries]
 
     def _prompt_entry(self, entry: TokenLogprobs) -> dict[str, Any]:

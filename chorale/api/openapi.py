@@ -1,7 +1,7 @@
-"""/openapi.json, made of the request models. ``docs`` is the page that shows it.
+"""/openapi.json, generated from the request models and shown at /docs.
 
-``operations`` is the list of what is served; a test holds it against the routes. Both are off with
---disable-fastapi-docs.
+``operations`` lists the served operations; a test compares it with the routes. --disable-fastapi-docs turns
+both off.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Operation:
 
     @property
     def example(self) -> dict[str, Any] | None:
-        """A body that works as it stands, where there is one."""
+        """Returns a working example of the body, if there is one."""
         return _EXAMPLES.get(self.path)
 
 
@@ -74,56 +74,75 @@ _TAGS = {
 
 
 def operations() -> tuple[Operation, ...]:
-    """Everything that is served."""
+    """Returns all operations."""
     return (
-        Operation("POST", "/v1/chat/completions", "A chat's next message", ChatRequest, streams=True),
-        Operation("GET", "/v1/chat/completions", "The stored ones"),
-        Operation("GET", "/v1/chat/completions/{completion_id}", "One that was asked to be stored"),
-        Operation("POST", "/v1/chat/completions/{completion_id}", "Change its metadata", MetadataUpdate),
-        Operation("DELETE", "/v1/chat/completions/{completion_id}", "Forget it"),
-        Operation("GET", "/v1/chat/completions/{completion_id}/messages", "What it was asked"),
-        Operation("POST", "/v1/completions", "A raw prompt's continuation", CompletionRequest, streams=True),
+        Operation("POST", "/v1/chat/completions", "Create a chat completion", ChatRequest, streams=True),
+        Operation("GET", "/v1/chat/completions", "List stored chat completions"),
+        Operation("GET", "/v1/chat/completions/{completion_id}", "Get a stored chat completion"),
+        Operation(
+            "POST",
+            "/v1/chat/completions/{completion_id}",
+            "Replace the metadata of a stored chat completion",
+            MetadataUpdate,
+        ),
+        Operation("DELETE", "/v1/chat/completions/{completion_id}", "Delete a stored chat completion"),
+        Operation(
+            "GET",
+            "/v1/chat/completions/{completion_id}/messages",
+            "List the messages of a stored chat completion",
+        ),
+        Operation("POST", "/v1/completions", "Continue a raw prompt", CompletionRequest, streams=True),
         Operation(
             "POST",
             "/v1/messages",
-            "A chat's next message, in Anthropic's form",
+            "Create a message (Anthropic's API)",
             MessagesRequest,
             streams=True,
         ),
-        Operation("POST", "/v1/messages/count_tokens", "How long its prompt is", CountRequest),
+        Operation("POST", "/v1/messages/count_tokens", "Count the prompt tokens of a message", CountRequest),
         Operation(
             "POST",
             "/v1/responses",
-            "A response; over a WebSocket, with GET and an upgrade, any number of them",
+            "Create a response; GET with a WebSocket upgrade serves many on one connection",
             ResponsesRequest,
             streams=True,
         ),
-        Operation("POST", "/v1/responses/input_tokens", "How long its prompt is", ResponsesRequest),
-        Operation("POST", "/v1/responses/compact", "A conversation summarized", CompactRequest),
-        Operation("GET", "/v1/responses/{response_id}", "A stored response, or its events from any one on"),
-        Operation("DELETE", "/v1/responses/{response_id}", "Forget it"),
-        Operation("POST", "/v1/responses/{response_id}/cancel", "Stop it, if it runs in the background"),
-        Operation("GET", "/v1/responses/{response_id}/input_items", "What it was asked"),
-        Operation("POST", "/v1/conversations", "A conversation", CreateConversation),
-        Operation("GET", f"{_CONVERSATION}", "It and its metadata"),
-        Operation("POST", f"{_CONVERSATION}", "Give it other metadata", UpdateConversation),
-        Operation("DELETE", f"{_CONVERSATION}", "Forget it and its items"),
-        Operation("GET", f"{_CONVERSATION}/items", "Its items, in pages"),
-        Operation("POST", f"{_CONVERSATION}/items", "Add items to it", CreateItems),
-        Operation("GET", f"{_CONVERSATION}/items/{{item_id}}", "One of its items"),
-        Operation("DELETE", f"{_CONVERSATION}/items/{{item_id}}", "Take one out"),
-        Operation("POST", "/invocations", "Chat, completion or response, by the body (SageMaker)"),
-        Operation("GET", "/v1/models", "The names that this server answers to"),
-        Operation("GET", "/v1/models/{model}", "One of them"),
-        Operation("POST", "/tokenize", "A prompt or a chat in tokens", TokenizeRequest),
-        Operation("POST", "/detokenize", "Tokens as text", DetokenizeRequest),
-        Operation("GET", "/health", "200 while the engine serves, else 503 and why"),
-        Operation("GET", "/ready", "As /health, but 503 while the server drains"),
-        Operation("GET", "/ping", "As /health"),
-        Operation("POST", "/ping", "As /health"),
-        Operation("GET", "/version", "The version of this server"),
-        Operation("GET", "/load", "Requests being answered"),
-        Operation("GET", "/metrics", "Prometheus metrics"),
+        Operation(
+            "POST", "/v1/responses/input_tokens", "Count the prompt tokens of a response", ResponsesRequest
+        ),
+        Operation("POST", "/v1/responses/compact", "Summarize a conversation", CompactRequest),
+        Operation(
+            "GET",
+            "/v1/responses/{response_id}",
+            "Get a stored response, or stream its events from any position",
+        ),
+        Operation("DELETE", "/v1/responses/{response_id}", "Delete a stored response"),
+        Operation("POST", "/v1/responses/{response_id}/cancel", "Cancel a background response"),
+        Operation("GET", "/v1/responses/{response_id}/input_items", "List the input items of a response"),
+        Operation("POST", "/v1/conversations", "Create a conversation", CreateConversation),
+        Operation("GET", f"{_CONVERSATION}", "Get a conversation"),
+        Operation("POST", f"{_CONVERSATION}", "Replace the metadata of a conversation", UpdateConversation),
+        Operation("DELETE", f"{_CONVERSATION}", "Delete a conversation and its items"),
+        Operation("GET", f"{_CONVERSATION}/items", "List the items of a conversation"),
+        Operation("POST", f"{_CONVERSATION}/items", "Add items to a conversation", CreateItems),
+        Operation("GET", f"{_CONVERSATION}/items/{{item_id}}", "Get an item of a conversation"),
+        Operation("DELETE", f"{_CONVERSATION}/items/{{item_id}}", "Delete an item from a conversation"),
+        Operation(
+            "POST",
+            "/invocations",
+            "Create a chat completion, completion or response, depending on the body (SageMaker)",
+        ),
+        Operation("GET", "/v1/models", "List the models"),
+        Operation("GET", "/v1/models/{model}", "Get a model"),
+        Operation("POST", "/tokenize", "Convert a prompt or a chat to tokens", TokenizeRequest),
+        Operation("POST", "/detokenize", "Convert tokens to text", DetokenizeRequest),
+        Operation("GET", "/health", "Check the engine: 200, or 503 with the reason"),
+        Operation("GET", "/ready", "Check readiness: like /health, but 503 while the server drains"),
+        Operation("GET", "/ping", "Same as /health"),
+        Operation("POST", "/ping", "Same as /health"),
+        Operation("GET", "/version", "Get the server's version"),
+        Operation("GET", "/load", "Get the number of requests in progress"),
+        Operation("GET", "/metrics", "Get Prometheus metrics"),
     )
 
 
@@ -139,9 +158,9 @@ async def _openapi(state: ServerState, request: Request) -> Response:
 
 @functools.cache
 def describe(server: str = "/", model: str = "gpt-oss-20b") -> dict[str, Any]:
-    """The OpenAPI 3.1 document, made when it is first asked for (a tenth of a second). Not to be changed.
+    """Returns the OpenAPI 3.1 document, which is cached and must not be modified.
 
-    ``server``: the path in front of all others; ``model``: the name in examples.
+    ``server``: the prefix of all paths. ``model``: the model name in examples.
     """
     listed = operations()
     bodies = sorted({op.body for op in listed if op.body is not None}, key=lambda model: model.__name__)
@@ -190,9 +209,9 @@ def _describe(operation: Operation, model: str) -> dict[str, Any]:
         "tags": [next((tag for start, tag in _TAGS.items() if operation.path.startswith(start)), "Server")],
         "operationId": f"{operation.method.lower()}{name}",
         "responses": {
-            "200": {"description": "The answer", "content": content},
+            "200": {"description": "Success", "content": content},
             "default": {
-                "description": "An error",
+                "description": "Error",
                 "content": {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}},
             },
         },

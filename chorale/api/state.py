@@ -1,4 +1,4 @@
-"""ServerState: what every endpoint is handed. Built once when the app is created; nothing is ambient."""
+"""ServerState: the dependencies of all endpoints, built once and passed explicitly."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Lifecycle:
-    """The server's own life, beside the engine's. Written by ``server``, read by /ready and /load."""
+    """The HTTP server's state. Written by ``server``, read by /ready and /load."""
 
-    draining: bool = False  # SIGTERM came: running requests finish, a balancer should go elsewhere
-    num_requests: int = 0  # requests whose answer is not complete, those over a WebSocket included
+    draining: bool = False  # after SIGTERM: running requests finish, new ones should go to another server
+    num_requests: int = 0  # requests in progress, including those over a WebSocket
     num_sockets: int = 0  # open WebSocket connections
 
 
@@ -33,8 +33,8 @@ class ServerState:
     vocab: Vocabulary
     metrics: Metrics
     store: ResponseStore
-    model_names: tuple[str, ...]  # every name this server answers to; the first is echoed in bodies
+    model_names: tuple[str, ...]  # all served model names; responses carry the first
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
     background: Background = field(default_factory=Background)  # responses without a connection
-    tools: ToolService | None = None  # what this server runs for the model; None: nothing
+    tools: ToolService | None = None  # the built-in tools; None: there are none

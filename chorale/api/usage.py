@@ -9,7 +9,7 @@ from chorale.turns.events import Usage
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """OpenAI's names; the details are always there."""
+    """Returns the usage under OpenAI's names, always with details."""
     return {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
@@ -20,9 +20,10 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def of_choices(usages: Sequence[Usage]) -> Usage:
-    """Choices share one prompt: it is counted once, cached as far as the first choice found it.
+    """Returns the usage of several choices. Their shared prompt counts once, with the first choice's cache
+    hits.
 
-    The prompts of later rounds, after tools, are each choice's own.
+    Prompts of later rounds, after tool calls, are separate and count for each choice.
     """
     later = sum(usage.later_input_tokens for usage in usages)
     repeated = sum(usage.later_cached_tokens for usage in usages)
@@ -35,7 +36,7 @@ def of_choices(usages: Sequence[Usage]) -> Usage:
 
 
 def of_prompts(usages: Iterable[Usage]) -> Usage:
-    """Several prompts in one request: everything is summed."""
+    """Returns the summed usage of several prompts in one request."""
     total = Usage()
     for usage in usages:
         total.input_tokens += usage.input_tokens

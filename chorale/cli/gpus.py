@@ -1,4 +1,4 @@
-"""Properties of GPUs by name, for ``chorale fit --gpu`` and ``chorale warm --gpu`` on a machine without one."""
+"""Properties of GPUs by name, for ``chorale fit --gpu`` and ``chorale warm --gpu``."""
 
 from __future__ import annotations
 

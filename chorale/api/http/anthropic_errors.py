@@ -1,4 +1,4 @@
-"""Errors in Anthropic's form, for every path below /v1/messages: also those of the layers around it."""
+"""Errors in Anthropic's form for all paths below /v1/messages, including errors of the middleware."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-# Upon this code the SDK's tool runner, which asks for a thread first, goes on without one.
+# The SDK's tool runner requests a thread first and falls back to none on this code.
 THREAD_UNSUPPORTED = "thread_unsupported_request"
-_CODES = (THREAD_UNSUPPORTED,)  # those of Anthropic's, which its clients look for in the details
+_CODES = (THREAD_UNSUPPORTED,)  # Anthropic's codes, which its clients look for in the details
 
 
 def error_body(error: ChoraleError, request_id: str | None = None) -> dict[str, Any]:
-    """The type follows the status; the message names the field."""
+    """Returns Anthropic's error body. The type follows from the status; the message names the field."""
     default = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _TYPES.get(error.status, default)
     told: dict[str, Any] = {"type": kind, "message": error.message}
@@ -36,7 +36,7 @@ def error_body(error: ChoraleError, request_id: str | None = None) -> dict[str, 
 
 
 def error_answer(error: ChoraleError, scope: Scope, request_id: str) -> Response:
-    """The answer in the form of the path that was asked."""
+    """Returns the error response in the form of the requested path's API."""
     response = error_response(error)
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     if path != PATHS[0] and not path.startswith(f"{PATHS[0]}/"):

@@ -1,8 +1,8 @@
-"""Who may call: keys (bearer tokens, or x-api-key), checked at the matched route; and the request id.
+"""API keys (bearer tokens or x-api-key), checked at the matched route; and the request id.
 
-Every route is guarded unless its own path is in ``OPEN_PATHS``. The decision hangs on the route object that
-the router matched, never on the text of a path or a Host header, so no spelling of a URL gets around it.
-Keys are held as SHA-256 digests only.
+Every route requires a key unless its own path is in ``OPEN_PATHS``. The check belongs to the route object
+that the router matched and never looks at the request's path or Host header, so no spelling of a URL bypasses
+it. Only SHA-256 digests of keys are kept.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from chorale.api.operator import docs
 from chorale.errors import AuthenticationError
 
-# Probes, scrapes and the API's description, as vLLM leaves them, and the pages, which ask for a key. None of
-# them shows anything of a request.
+# Health probes, metrics and the API description (open in vLLM, too), and the HTML pages, which prompt for a
+# key. None of them reveals anything about requests.
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/metrics", "/openapi.json", *docs.PATHS})
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]] | ASGIApp
@@ -32,18 +32,18 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def hash_key(key: str) -> bytes:
-    """What is kept of a key: its SHA-256."""
+    """Returns the SHA-256 digest of a key, the only form in which keys are kept."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 class AuthenticatedRoute:
-    """The ASGI app of one route: its endpoint, behind the keys.
+    """The ASGI app of one route: checks the key, then calls the endpoint.
 
-    Calls the endpoint itself, in place of Starlette's wrapper: that one looks for exception handlers, of
-    which there are none, and would be paid for with every streamed token.
+    Calls the endpoint directly, without Starlette's wrapper, whose search for exception handlers would cost
+    time with every streamed token.
 
-    Leaves the route's name for logs and metrics, and ``request.state.owner``: the digest of the key that
-    was used (empty on a server without keys), by which stored objects are kept apart.
+    Records the route's name for logs and metrics, and sets ``request.state.owner`` to the digest of the key
+    (empty on a server without keys), which separates the stored objects of different keys.
     """
 
     def __init__(self, endpoint: Endpoint, handler: str, api_key_hashes: tuple[bytes, ...]) -> None:
@@ -52,7 +52,7 @@ class AuthenticatedRoute:
         self._hashes = api_key_hashes
 
     def admit(self, scope: Scope) -> None:
-        """Raises ``AuthenticationError``."""
+        """Checks the key and records route and owner. Raises ``AuthenticationError``."""
         scope[HANDLER] = self._handler
         scope.setdefault("state", {})["owner"] = self._owner(scope) if self._hashes else b""
 
@@ -62,26 +62,29 @@ class AuthenticatedRoute:
         await response(scope, receive, send)
 
     def _owner(self, scope: Scope) -> bytes:
-        """The digest of the caller's key. Raises ``AuthenticationError``.
+        """Returns the digest of the caller's key. Raises ``AuthenticationError``.
 
-        ``x-api-key`` is Anthropic's way to send one; where both headers stand, either may be right.
+        ``x-api-key`` is Anthropic's header. If both headers are present, either may hold the valid key.
         """
         for key in _keys(scope):
             digest = self._known(key)
             if digest is not None:
                 return digest
-        raise AuthenticationError("a valid API key is needed: Authorization: Bearer KEY")
+        raise AuthenticationError("a valid API key is required: Authorization: Bearer KEY")
 
     def _known(self, key: bytes) -> bytes | None:
-        """The digest of a key, if it is one of ours."""
+        """Returns the digest of a valid key, else None."""
         digest = hashlib.sha256(key.strip()).digest()
-        # Every key is compared, so the time tells neither which one matched nor how much of it.
+        # Compare with every key in constant time, so that timing reveals nothing.
         matches = [hmac.compare_digest(digest, known) for known in self._hashes]
         return digest if any(matches) else None
 
 
 class AuthenticatedSocket(AuthenticatedRoute):
-    """The same for a WebSocket, whose endpoint is an ASGI app. Refusals are answers to the handshake."""
+    """The same for a WebSocket route, whose endpoint is an ASGI app.
+
+    Errors are sent as handshake responses.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.admit(scope)
@@ -89,7 +92,7 @@ class AuthenticatedSocket(AuthenticatedRoute):
 
 
 def _keys(scope: Scope) -> list[bytes]:
-    """At most one of each header: a header that stands twice is nobody's."""
+    """Returns the keys in the headers. A repeated header is ignored."""
     bearer = [value for name, value in scope["headers"] if name == b"authorization"]
     plain = [value for name, value in scope["headers"] if name == b"x-api-key"]
     found = [plain[0]] if len(plain) == 1 else []
@@ -101,7 +104,7 @@ def _keys(scope: Scope) -> list[bytes]:
 
 
 def authenticate_routes(routes: Iterable[BaseRoute], api_key_hashes: Iterable[bytes]) -> list[BaseRoute]:
-    """Put each route behind the keys, unless its path is open.
+    """Adds authentication to each route whose path is not open.
 
     Endpoints are coroutine functions; those of a ``WebSocketRoute`` are ASGI apps.
     """
@@ -118,7 +121,7 @@ def authenticate_routes(routes: Iterable[BaseRoute], api_key_hashes: Iterable[by
 
 
 def request_id(scope: Scope) -> str:
-    """The client's X-Request-Id if it is printable and at most 128 characters, else a new one."""
+    """Returns the client's X-Request-Id if it is printable and at most 128 characters, else a new id."""
     for name, value in scope["headers"]:
         if name == b"x-request-id":
             text = value.decode("latin-1").strip()

@@ -1,9 +1,9 @@
-"""From the bytes of a request body to a checked dict, and from there to a request model.
+"""Parses request bodies into dicts and validates them with request models.
 
-Everything is bounded before it allocates: nesting and numbers of values are counted on the raw bytes, before
-any JSON parser runs (``json_shape``). Strictness, decided once for every endpoint: the body is UTF-8; no NaN,
-no infinity (nor numbers that overflow to it), no lone surrogates, no key twice in one object. Limits of size
-and time hold on every route; ``request_limits`` has them.
+Limits apply before memory is allocated: nesting and counts of values are determined on the raw bytes, before
+a JSON parser runs (``json_shape``). Parsing is strict for every endpoint: UTF-8 only, no NaN or infinity (nor
+numbers that overflow to it), no lone surrogates, no duplicate keys. ``request_limits`` enforces limits of
+size and time.
 """
 
 from __future__ import annotations
@@ -27,27 +27,30 @@ Model = TypeVar("Model", bound=BaseModel)
 
 Result = TypeVar("Result")
 
-# Above this size a body is parsed and checked in a thread, so that other streams go on; below it the hop
-# would cost more than the parse, and no count can be exceeded but the depth.
+# Larger bodies are parsed and validated in a thread, so that other streams continue. For smaller ones the hop
+# would cost more than parsing, and no limit but the depth can be exceeded.
 THREAD_BYTES = 32 * 1024
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 _MAX_FAULTS = 8
-_MAX_DIGITS = 400  # of a number, its sign included
+_MAX_DIGITS = 400  # digits of a number, including its sign
 _AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
-_LONG_NUMBER = b"0" * 32  # without one, every integer of a body is read at C speed, in one go
+_LONG_NUMBER = b"0" * 32  # a body without this cannot contain an overlong integer
 
 
 async def read_json(request: Request, config: ServerConfig) -> dict[str, Any]:
-    """The request's JSON object. Raises ``RequestError``: 400, 408, 413; 415 for another type or encoding."""
+    """Returns the request's JSON object.
+
+    Raises ``RequestError``: 400, 408, 413, or 415 for another media type.
+    """
     return await read_as(request, config, _as_it_is)
 
 
 async def read_as(
     request: Request, config: ServerConfig, parse: Callable[[dict[str, Any]], Result]
 ) -> Result:
-    """What ``parse`` makes of the request's JSON object; a large one is read and parsed in a thread.
+    """Applies ``parse`` to the request's JSON object, in a thread for a large body.
 
-    Raises as ``read_json`` and ``parse`` do.
+    Raises the errors of ``read_json`` and ``parse``.
     """
     _check_form(request)
     return await parse_bytes(await request.body(), config, parse)
@@ -63,18 +66,18 @@ def _check_form(request: Request) -> None:
         name, _, charset = parameter.partition("=")
         if name.strip() == "charset" and charset.strip(' "') not in _CHARSETS:
             raise UnsupportedMediaTypeError(
-                f"charset={charset[:64]} is not read; JSON is UTF-8", code="unsupported_media_type"
+                f"charset={charset[:64]} is not supported; JSON must be UTF-8", code="unsupported_media_type"
             )
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         raise UnsupportedMediaTypeError(
-            f"Content-Encoding: {encoding[:64]!r} is not read; send the body uncompressed",
+            f"Content-Encoding: {encoding[:64]!r} is not supported; send the body uncompressed",
             code="unsupported_content_encoding",
         )
 
 
 async def parse_bytes(raw: bytes, config: ServerConfig, parse: Callable[[dict[str, Any]], Result]) -> Result:
-    """What ``parse`` makes of the JSON object of a message, whatever brought it. Raises ``RequestError``."""
+    """Applies ``parse`` to the JSON object in ``raw``. Raises ``RequestError``."""
     return await beside(
         lambda: parse(parse_object(raw, config.max_json_depth)), heavy=len(raw) > THREAD_BYTES
     )
@@ -85,7 +88,10 @@ def _as_it_is(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
-    """Strict JSON: see the module's head. Raises ``RequestError``: ``invalid_json`` or a nearer code."""
+    """Parses strict JSON (see the module).
+
+    Raises ``RequestError``: ``invalid_json`` or a more specific code.
+    """
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -113,7 +119,7 @@ def _check_shape(raw: bytes, max_depth: int) -> None:
     most = Shape(max_depth, *(SIZES[f"json_{name}"].max for name in Shape.__slots__[1:]))
     excess = shape_of(raw, most).excess(most)
     if excess == "depth":
-        raise RequestError(f"the JSON is nested more than {max_depth} deep", code="json_too_deep")
+        raise RequestError(f"the JSON is nested more than {max_depth} levels deep", code="json_too_deep")
     if excess is not None:
         size = SIZES[f"json_{excess}"]
         raise RequestError(
@@ -122,24 +128,24 @@ def _check_shape(raw: bytes, max_depth: int) -> None:
 
 
 def _refuse_half_pairs(raw: bytes) -> None:
-    """msgspec is the one parser here that minds them, in its own words."""
+    """Raises ``RequestError`` for lone surrogates, which only msgspec detects, with its own message."""
     try:
         msgspec.json.decode(raw)
     except (ValueError, msgspec.MsgspecError, RecursionError):
         raise RequestError(
-            "the body is not valid JSON: a string holds half of a surrogate pair", code="invalid_json"
+            "the body is not valid JSON: a string contains half of a surrogate pair", code="invalid_json"
         ) from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("an object names one key twice")
+        raise ValueError("an object contains a key twice")
     return found
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _finite(literal: str) -> float:
@@ -173,7 +179,10 @@ _CODES = {
 
 
 def parse_model(model: type[Model], data: dict[str, Any]) -> Model:
-    """Validate, or raise one ``RequestError`` that lists all faults; ``param`` is the first one's path."""
+    """Validates ``data``.
+
+    Raises a ``RequestError`` that lists all faults; ``param`` is the first one's path.
+    """
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -185,7 +194,7 @@ def _request_error(error: ValidationError, data: dict[str, Any]) -> RequestError
     by_field: dict[Any, tuple[int, str, str, str]] = {}
     for fault in faults:
         path, depth = _param(fault["loc"], data, fault["type"])
-        # A union reports a fault for each of its arms; the arm that got furthest is the one meant.
+        # A union reports faults for each variant; report only the variant that matched furthest.
         head = fault["loc"][:1]
         if head not in by_field or depth > by_field[head][0]:
             by_field[head] = (depth, path, fault["msg"], fault["type"])
@@ -203,9 +212,10 @@ def _code(kind: str) -> str:
 
 
 def _param(location: Sequence[int | str], data: Any, kind: str) -> tuple[str, int]:
-    """``("messages[0].content", depth)``: the steps of ``location`` that exist in the data.
+    """Returns the path, such as "messages[0].content", and the depth of the steps of ``location`` that are
+    data.
 
-    pydantic puts the names of union arms and validators between them; those are not in the data.
+    pydantic's locations also contain names of union variants and validators, which are left out.
     """
     path, depth, value = "", 0, data
     for position, step in enumerate(location):

@@ -1,7 +1,7 @@
-"""The salt of a request's prefix cache: requests of different API keys never share a page of it.
+"""The prefix-cache salt of a request, which keeps requests of different API keys from sharing cached pages.
 
-Without this a caller could test what another one has sent: ``cached_tokens`` and the time to the first token
-tell whether a prompt, or its beginning, was read before.
+Otherwise a client could probe other clients' prompts: ``cached_tokens`` and the time to the first token
+reveal whether a prompt prefix has been computed before.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import hashlib
 
 
 def cache_salt(owner: bytes, asked: str | None) -> str:
-    """``owner``: the digest of the API key, of fixed length; empty on a server without keys.
+    """Combines the owner with the client's salt. ``owner``: the API key's digest, empty on a server without
+    keys.
 
-    ``asked``: the client's own ``cache_salt``, which divides what is shared under one key further.
+    ``asked``: the request's ``cache_salt``, which separates requests with the same key further.
     """
     salt = asked or ""
     if not owner:

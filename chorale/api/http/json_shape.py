@@ -1,8 +1,8 @@
-"""How deep, how wide and how full a JSON body is: counted on its bytes, before a parser sees it.
+"""Depth and counts of a JSON body, determined on its bytes before parsing.
 
-A parser holds the interpreter's lock while it reads a flat container or a string with escapes, and what
-comes after it walks what it has read; all are bounded by counts, not by bytes. Counting takes numpy some
-milliseconds a megabyte, in slices between which other threads run.
+A parser holds the interpreter lock while it reads a flat container or a string with escapes, and later code
+walks the result; limits on counts bound both. Counting with numpy takes a few milliseconds per megabyte, in
+slices between which other threads run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 _SLICE = 262_144  # bytes
 _QUOTE, _COLON, _COMMA = (ord(mark) for mark in '":,')
 _OTHERS = bytes(set(range(256)) - set(b'"[]{}:,'))
-_STEP_OF = np.zeros(256, dtype=np.int8)  # +1 for an opening bracket, -1 for a closing one
+_STEP_OF = np.zeros(256, dtype=np.int8)  # +1 for opening brackets, -1 for closing ones
 _STEP_OF[list(b"[{")] = 1
 _STEP_OF[list(b"]}")] = -1
 
@@ -26,25 +26,25 @@ Marks = npt.NDArray[np.uint8]
 
 @dataclass(slots=True)
 class Shape:
-    """Counts outside of strings, except for escapes. Of input that is not JSON they mean nothing."""
+    """Counts of a JSON text; undefined for invalid JSON. All but ``escapes`` are counted outside strings."""
 
     depth: int = 0  # deepest nesting of objects and arrays
-    values: int = 0  # of every kind, names of members not included; an empty container counts twice
-    strings: int = 0  # names of members included
+    values: int = 0  # values of all kinds, without member names; an empty container counts twice
+    strings: int = 0  # strings, including member names
     containers: int = 0  # objects and arrays
-    members: int = 0  # of the object that has most
-    escapes: int = 0  # backslash sequences: a parser copies a string piece by piece between them
+    members: int = 0  # members of the largest object
+    escapes: int = 0  # backslash sequences; a parser copies a string in pieces between them
 
     def excess(self, most: Shape) -> str | None:
-        """The first count, in the order of the fields, that is above ``most``'s."""
+        """Returns the name of the first count, in field order, that exceeds the one in ``most``."""
         return next((name for name in self.__slots__ if getattr(self, name) > getattr(most, name)), None)
 
 
 def shape_of(raw: bytes, most: Shape) -> Shape:
-    """Linear and without recursion. Stops counting at the first slice that exceeds ``most``."""
+    """Returns the counts of ``raw`` in linear time. Stops at the first slice that exceeds ``most``."""
     found = Shape(values=1)
     level, num_members, kept = 0, 0, []
-    narrow = np.int16 if most.depth < 2**15 else np.int32  # two bytes are sorted in linear time
+    narrow = np.int16 if most.depth < 2**15 else np.int32  # 16-bit integers are sorted in linear time
     for marks, num_strings, num_escapes in _structure(raw):
         found.escapes += num_escapes
         levels = level + np.cumsum(_STEP_OF[marks], dtype=np.int32)
@@ -55,7 +55,7 @@ def shape_of(raw: bytes, most: Shape) -> Shape:
             found.depth = max(found.depth, int(levels.max()))
             num_opens, colons = int(np.count_nonzero(opens)), marks == _COLON
             found.containers += num_opens
-            # A container that is not empty holds one value more than commas.
+            # A non-empty container has one more value than commas.
             found.values += int(np.count_nonzero(marks == _COMMA)) + num_opens
             num_members += int(np.count_nonzero(colons))
             some = opens | colons
@@ -68,10 +68,10 @@ def shape_of(raw: bytes, most: Shape) -> Shape:
 
 
 def _structure(raw: bytes) -> Iterator[tuple[Marks, int, int]]:
-    """Slice by slice: the marks outside of strings but for quotes, how many strings began, how many escapes.
+    """Yields, per slice, the structural marks outside strings, the number of strings begun and of escapes.
 
-    Escapes go first: a run of backslashes pairs up from its left, so what is left before a quote escapes it.
-    Then quotes only open and close strings.
+    Removes escapes first: backslashes pair up from the left of a run, so an odd one before a quote escapes
+    the quote. The remaining quotes delimit strings.
     """
     carried, inside = b"", False
     for start in range(0, len(raw), _SLICE):
@@ -96,9 +96,9 @@ def _structure(raw: bytes) -> Iterator[tuple[Marks, int, int]]:
 
 
 def _most_members(levels: npt.NDArray[np.signedinteger[Any]], opens: npt.NDArray[np.bool_]) -> int:
-    """Members of the fullest object, from the opening brackets and colons of a body.
+    """Returns the most members of any object, from the positions of opening brackets and colons.
 
-    Sorted by level, each container's colons follow its opening bracket.
+    After sorting by level, each container's colons follow its opening bracket.
     """
     order = np.argsort(levels, kind="stable")
     opens = opens[order]

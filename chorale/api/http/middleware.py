@@ -1,7 +1,7 @@
-"""HttpMiddleware: the one ASGI layer around every request: id, limits, errors, access log, HTTP metrics.
+"""HttpMiddleware: a single ASGI layer for request ids, limits, errors, the access log and HTTP metrics.
 
-One layer, not five, because each wrapper of ``send`` is paid for with every streamed token; this one's is
-a plain function that hands the server's own awaitable through.
+It is one layer because each wrapper of ``send`` adds a cost per streamed token; this one's is a plain
+function that returns the server's own awaitable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ access_logger = logging.getLogger("chorale.access")
 
 Layer = Callable[[ASGIApp], ASGIApp]
 
-CLIENT_LEFT = 499  # in the log and the metrics only: nothing was sent
+CLIENT_LEFT = 499  # only in the log and metrics: no response was sent
 SWITCHED = 101
 _UNMATCHED = "none"
 _HEADS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
@@ -33,7 +33,7 @@ _METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"
 
 
 class _Exchange:
-    """One request and what was answered. A WebSocket handshake is one; what follows it is not."""
+    """One request and its response. For a WebSocket, only the handshake."""
 
     __slots__ = ("_echo_id", "_send", "body", "id", "method", "scope", "started", "status")
 
@@ -41,7 +41,7 @@ class _Exchange:
         self.scope, self.body, self._send, self._echo_id = scope, body, send, echo_id
         self.id = request_id(scope)
         self.started = time.perf_counter()
-        self.status = 0  # nothing sent yet
+        self.status = 0  # 0: nothing sent yet
         self.method = scope["method"] if scope["method"] in _METHODS else "other"
 
     def send(self, message: Message) -> Awaitable[None]:
@@ -52,19 +52,22 @@ class _Exchange:
             if self._echo_id:
                 headers.append((b"x-request-id", self.id.encode("latin-1")))
             if not self.body.complete and self.scope["method"] not in ("GET", "HEAD", "OPTIONS"):
-                headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
+                headers.append((b"connection", b"close"))  # do not read the rest of the body
             message = {**message, "headers": headers}
         return self._send(message)
 
 
 class HttpMiddleware:
-    """``cors`` is around the app and around every error, which a page could not read without its headers."""
+    """The ASGI middleware.
+
+    ``cors`` wraps error responses too: without its headers a page cannot read them.
+    """
 
     def __init__(self, app: ASGIApp, state: ServerState, has_keys: bool, cors: Layer | None = None) -> None:
         self._app = app if cors is None else cors(app)
         self._cors = cors
         self._state = state
-        self.state = state  # for the server: how to drain and to cut
+        self.state = state  # used by the server to drain and shut down
         self.has_keys = has_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,13 +75,13 @@ class HttpMiddleware:
             return await _lifespan(receive, send)
         config = self._state.config
         body = LimitedBody(receive, config)
-        body.complete = scope["type"] == "websocket"  # its messages are its endpoint's to bound
+        body.complete = scope["type"] == "websocket"  # its endpoint limits WebSocket messages
         exchange = _Exchange(scope, body, send, config.enable_request_id_headers)
         scope.setdefault("state", {})["request_id"] = exchange.id
-        scope["app"] = self  # Starlette's routes raise for a wrong method only inside of an app
-        if config.root_path:  # dropped from a path that begins with it: a proxy may keep its prefix
+        scope["app"] = self  # Starlette's routes raise for a wrong method only inside an app
+        if config.root_path:  # remove the prefix if the proxy has not removed it
             scope["root_path"] = config.root_path.rstrip("/")
-        counted = 0 if scope["type"] == "websocket" else 1  # an open connection is no request
+        counted = 0 if scope["type"] == "websocket" else 1  # an open WebSocket is not counted as a request
         self._state.lifecycle.num_requests += counted
         try:
             await self._answer(exchange)
@@ -98,20 +101,20 @@ class HttpMiddleware:
             await self._fail(exchange, _from_starlette(error), dict(error.headers or {}))
         except Exception:
             logger.exception("request %s failed", exchange.id)
-            await self._fail(exchange, ChoraleError(f"an internal error occurred (request {exchange.id})"))
+            await self._fail(exchange, ChoraleError(f"internal error (request {exchange.id})"))
 
     async def _fail(
         self, exchange: _Exchange, error: ChoraleError, headers: dict[str, str] | None = None
     ) -> None:
         if exchange.status:
-            # On a WebSocket this is the end of the connection.
-            logger.error("request %s failed after its answer began: %s", exchange.id, error)
+            # On a WebSocket this ends the connection.
+            logger.error("request %s failed after its response had started: %s", exchange.id, error)
             return
         if error.status in (401, 404, 405, 413, 415) and not _expects_continue(exchange.scope):
             await exchange.body.discard()
         response = error_answer(error, exchange.scope, exchange.id)
         response.headers.update(headers or {})
-        # Around a refused preflight it would answer in place of the error.
+        # The CORS layer would answer a refused preflight request itself, hiding the error.
         cors = self._cors if exchange.method != "OPTIONS" else None
         answer = response if cors is None else cors(response)
         await answer(exchange.scope, exchange.body, exchange.send)
@@ -130,7 +133,9 @@ class HttpMiddleware:
                 "%s %s %s %d %.1fms id=%s",
                 client[0],
                 exchange.method,
-                ascii(exchange.scope["path"])[1:-1][:200],  # escaped: a path may hold control characters
+                ascii(exchange.scope["path"])[1:-1][
+                    :200
+                ],  # escaped, since a path may contain control characters
                 status,
                 elapsed * 1000,
                 exchange.id,
@@ -138,7 +143,7 @@ class HttpMiddleware:
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
-    """Nothing to start or stop: the state was built before the app, and outlives it."""
+    """Acknowledges the lifespan messages. The state is created before the app and outlives it."""
     while True:
         kind = (await receive())["type"]
         await send({"type": f"{kind}.complete"})
@@ -152,14 +157,14 @@ def _expects_continue(scope: Scope) -> bool:
 
 def _from_starlette(error: HTTPException) -> ChoraleError:
     if error.status_code == 405:
-        return MethodNotAllowedError("this path does not take this method")
+        return MethodNotAllowedError("method not allowed for this path")
     if error.status_code == 404:
         return NotFoundError("unknown path", code="unknown_url")
     return RequestError(error.detail)
 
 
 async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
-    """The router's last resort."""
+    """Handles requests that match no route."""
     raise NotFoundError(
         f"Unknown request URL: {scope['method']} {scope['path'][:200]}. See /docs.", code="unknown_url"
     )

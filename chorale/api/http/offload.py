@@ -1,7 +1,7 @@
-"""Work that takes long is done beside the event loop, so that streams and health checks go on.
+"""Runs long work in threads, so that the event loop can continue to serve streams and health checks.
 
-Two threads for all requests together: a thread that wants the interpreter gets it after the switch interval
-from each of those that run, so a handful of them would hold the loop up by themselves.
+All requests share two threads. The event loop waits for up to a switch interval per running thread to get the
+interpreter lock, so more threads would delay it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-# Above this text is encoded, or a value walked, in a thread: 32 kB take about 2 ms.
+# Longer text is encoded, and larger values are converted, in a thread: 32 kB take about 2 ms.
 HEAVY = 32 * 1024
-_VALUE = 16  # what a number, a key or an empty container counts
+_VALUE = 16  # weight of a number, a key or an empty container
 _threads = ThreadPoolExecutor(2, thread_name_prefix="chorale-heavy")
 
 
 async def beside(work: Callable[[], Result], *, heavy: bool = True) -> Result:
-    """``work()``; in a thread if it is heavy."""
+    """Calls ``work()``, in a thread if it is heavy. Returns its result."""
     if not heavy:
         return work()
     return await asyncio.get_running_loop().run_in_executor(_threads, work)
 
 
 def is_heavy(*values: Any, enough: int = HEAVY) -> bool:
-    """Whether the strings within ``values``, and 16 a value, come to more than ``enough``.
+    """Returns whether JSON ``values`` weigh more than ``enough``: the length of strings plus 16 per value.
 
-    Looks at no more than it takes to know, so that asking is cheap. Values as JSON has them.
+    Stops as soon as the answer is known, so that the check is cheap.
     """
     left, stack = enough, list(values)
     while stack:

@@ -1,13 +1,11 @@
-"""The protocol half of the guard: uvicorn's httptools protocol has no limit on headers, in bytes or seconds.
+"""Request limits at the protocol level, added to uvicorn's httptools protocol.
 
-Limits, in a subclass made for one configuration: header bytes and count (431), header time (408), what a
-chunked body may carry beside its data (400), the time for which a client may refuse to read (the connection
-is dropped). Errors are OpenAI error objects.
-A WebSocket handshake hands the connection to ``websocket``; offers of other protocols are passed over, as
-HTTP lets a server do.
-Kept small on purpose: it leans on a few of uvicorn's methods, and
-``tests/api/http/test_protocol.py`` holds it to
-them over real sockets.
+Limits: header bytes and count (431), header time (408), overhead of a chunked body (400), and the time for
+which a client may not read (the connection is dropped). Errors are OpenAI error objects. A WebSocket
+handshake hands the connection to ``websocket``; offers of other protocols are ignored, which HTTP allows.
+
+The subclass is small because it depends on a few of uvicorn's internal methods, which
+``tests/api/http/test_protocol.py`` tests over real sockets.
 """
 
 from __future__ import annotations
@@ -24,27 +22,29 @@ from chorale.api.http.websocket import WRITE_TIMEOUT_SECONDS, WebSocketProtocol
 from chorale.config import ServerConfig
 from chorale.errors import ChoraleError, HeadersTooLargeError, RequestError, RequestTimeoutError
 
-# How long a refused client is still read (and ignored), so that it sees the answer and not a reset.
+# Seconds for which a refused client's data is read and dropped, so that it sees the response and not a reset.
 _LINGER_SECONDS = 2.0
 _FRAMING = (b"content-length", b"transfer-encoding")
-# Bytes of a chunked body that are not data (sizes, extensions, trailers): so many, and so many more a chunk.
+# Allowed bytes of a chunked body that are not data (sizes, extensions, trailers): in total, plus per chunk.
 _CHUNK_OVERHEAD = 16 * 1024
 _OVERHEAD_PER_CHUNK = 256
-_CHUNKED_PIECE = 16 * 1024  # a chunked body is fed in pieces, so that this is seen in time
+_CHUNKED_PIECE = (
+    16 * 1024
+)  # a chunked body is parsed in pieces of this size, so that overhead is detected early
 
 
 class _Parser(httptools.HttpRequestParser):
-    """Reads on behind a head that offers another protocol, unless that is WebSocket.
+    """A parser that continues after a head that offers another protocol, unless that is WebSocket.
 
     Java's client offers HTTP/2 (``Upgrade: h2c``) with the first request of each connection. httptools stops
-    at such a head: what follows is for whoever speaks the other protocol. Nobody here does, so the body would
-    be lost or, once it comes in a piece of its own, be read as the next request.
+    at such a head and leaves the rest to the other protocol, so the body would be lost or, if it arrives
+    separately, be parsed as the next request.
     """
 
     def __init__(self, protocol: LimitedProtocol) -> None:
         super().__init__(protocol)
         self._protocol = protocol
-        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
 
     def feed_data(self, data: Any) -> None:
         parser, rest = self, memoryview(data)
@@ -59,18 +59,18 @@ class _Parser(httptools.HttpRequestParser):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """``limits`` is set by ``limited_protocol``; uvicorn makes one instance a connection."""
+    """One connection. ``limited_protocol`` sets ``limits`` on the class; uvicorn creates the instances."""
 
     limits: ServerConfig
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = _Parser(self)
-        self._offered = False  # the head that was read offers another protocol; its body is to come
-        self.opens_websocket = False  # and that is WebSocket
+        self._offered = False  # the head offers another protocol; its body follows
+        self.opens_websocket = False  # the other protocol is WebSocket
         self._successor: WebSocketProtocol | None = None
         self._is_chunked = False
-        self._num_overhead = 0  # bytes of a chunked body beyond its data, less the allowance of its chunks
+        self._num_overhead = 0  # non-data bytes of a chunked body, minus the allowance of its chunks
         self._in_head = True
         self._head_is_new = True
         self._num_head_bytes = 0
@@ -98,7 +98,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().data_received(part)
             if self._is_chunked and not self._in_head:
                 self._count_overhead(len(part) if was_in_body else 0)
-            # A head that began within this part (a pipelined request) is counted from the next part on.
+            # The head of a pipelined request that begins within this part is counted from the next part on.
             if self._in_head and not self._head_is_new:
                 self._num_head_bytes += len(part)
                 if self._num_head_bytes > self.limits.max_header_bytes:
@@ -109,7 +109,9 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._refuse(self._refusal)
 
     def _count_overhead(self, num_bytes: int) -> None:
-        """``num_bytes`` of a chunked body were read; 0: its head came with them, so they are not known."""
+        """Counts the overhead of ``num_bytes`` of a chunked body; 0 if unknown, since its head came with
+        them.
+        """
         self._num_overhead = max(0, self._num_overhead + num_bytes) if num_bytes else 0
         if self._num_overhead > _CHUNK_OVERHEAD:
             self._refusal = RequestError(
@@ -131,7 +133,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._offered:  # this one stands in for it
+        if self._offered:  # this parser replaces it
             self._offered = False
             return
         self._offered = self.parser.should_upgrade()
@@ -146,7 +148,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
 
     def _take_host(self) -> None:
-        """A request target with a host stands for the Host header (RFC 9112, section 3.2.2)."""
+        """Lets a request target with a host replace the Host header (RFC 9112, section 3.2.2)."""
         if self.url.startswith((b"/", b"*")):
             return
         target = httptools.parse_url(self.url)
@@ -163,14 +165,14 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._offered or self.opens_websocket:  # httptools takes the head for all of it
+        if self._offered or self.opens_websocket:  # httptools considers the request complete after the head
             return
         self._in_head = self._head_is_new = True
         if self._refusal is None:
             super().on_message_complete()
 
     def pass_over(self) -> _Parser:
-        """A parser that reads the body of the offer, behind a head that says where that ends."""
+        """Returns a parser for the body of an ignored offer, primed with a head that delimits the body."""
         framing = [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] in _FRAMING]
         self.parser = parser = _Parser(self)
         parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *framing, b"\r\n"]))
@@ -179,7 +181,9 @@ class LimitedProtocol(HttpToolsProtocol):
     # ---------------------------------------------------------------- another protocol
 
     def _offers_websocket(self) -> bool:
-        """A GET without a body, on a connection that has nothing else to say."""
+        """Returns whether the request is a WebSocket handshake: a GET without a body and without pipelined
+        data.
+        """
         has_body = any(name in _FRAMING for name, _ in self.headers)
         idle = self.cycle is None or self.cycle.response_complete
         method, version = self.parser.get_method(), self.parser.get_http_version()
@@ -187,7 +191,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return is_get and not has_body and idle and self._get_upgrade() == b"websocket"
 
     def open_websocket(self, rest: bytes) -> None:
-        """Hand the connection over; ``rest`` came behind the head."""
+        """Hands the connection over. ``rest``: bytes received after the head."""
         self._cancel_head_timer()
         self._cancel_write_timer()
         self._unset_keepalive_if_required()
@@ -232,7 +236,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         self._head_timer = None
         if self._num_head_bytes == 0:
-            self.transport.close()  # nothing was asked, so nothing is answered
+            self.transport.close()  # no request, so no response
         else:
             self._refuse(RequestTimeoutError("the headers did not arrive in time"))
 
@@ -253,7 +257,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # ---------------------------------------------------------------- refusals
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn calls this when httptools rejects the bytes."""
+        """Refuses the request. uvicorn calls this when httptools rejects the bytes."""
         self._refuse(self._refusal or RequestError("the request is not valid HTTP", code="invalid_http"))
 
     def _refuse(self, error: ChoraleError) -> None:
@@ -266,7 +270,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_answering():
             self.transport.close()
             return
-        if self.cycle is not None:  # its body was not valid HTTP: the handler must not wait for the rest
+        if self.cycle is not None:  # its body was invalid HTTP: stop the handler from waiting for the rest
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         response = error_response(error)
@@ -280,12 +284,14 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _is_answering(self) -> bool:
-        """Whether bytes of an answer to this connection may be under way: nothing else can be written."""
+        """Returns whether a response may be in progress, so that no error can be written."""
         cycle = self.cycle
         unfinished = cycle is not None and cycle.response_started and not cycle.response_complete
         return unfinished or bool(self.pipeline)
 
 
 def limited_protocol(config: ServerConfig) -> type[LimitedProtocol]:
-    """The protocol class for one configuration (uvicorn instantiates it, so limits travel on the class)."""
+    """Returns the protocol class for one configuration. uvicorn instantiates it, so the class holds the
+    limits.
+    """
     return type("ConfiguredProtocol", (LimitedProtocol,), {"limits": config})

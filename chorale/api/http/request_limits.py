@@ -1,7 +1,8 @@
-"""The ASGI half of the guard: Host, Origin, Expect, body size, body time. ``protocol`` is the other half.
+"""Request limits at the ASGI level: Host (400), Origin (403), Expect (417), body size (413) and body time
+(408).
 
-Both exist because neither uvicorn nor httptools bounds what a client sends. Limits are the ones of
-``ServerConfig``; each has its status: 400 Host, 403 Origin, 413 size, 408 time, 417 Expect.
+``protocol`` has the limits below ASGI. Both exist because neither uvicorn nor httptools limits what a client
+sends. The values come from ``ServerConfig``.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from chorale.errors import (
 )
 
 BODY_IDLE_SECONDS = 5.0
-# After a refusal the rest of a body is read and dropped for a moment: a client that is still sending when
-# the connection closes sees a reset in place of the answer.
+# After an error response, the rest of the body is read and dropped for a moment: a client that is still
+# sending when the connection closes would see a reset instead of the response.
 _DRAIN_SECONDS = 2.0
 _DRAIN_IDLE_SECONDS = 0.3
 _DRAIN_BYTES = 64 * 2**20
@@ -34,7 +35,7 @@ _HOST = re.compile(rb"[A-Za-z0-9.\-:\[\]_]{1,255}")
 
 
 class LimitedBody:
-    """An ASGI ``receive`` that raises ``PayloadTooLargeError`` or ``RequestTimeoutError`` in the reader."""
+    """An ASGI ``receive`` that raises ``PayloadTooLargeError`` or ``RequestTimeoutError``."""
 
     __slots__ = ("_deadline", "_idle", "_max_bytes", "_num_bytes", "_receive", "_total", "complete")
 
@@ -48,7 +49,7 @@ class LimitedBody:
         self.complete = False
 
     async def __call__(self) -> Message:
-        if self.complete:  # from here on only a disconnect can come, in its own time
+        if self.complete:  # only a disconnect can follow, without a time limit
             return await self._receive()
         now = time.monotonic()
         if self._deadline is None:
@@ -65,7 +66,7 @@ class LimitedBody:
         return message
 
     async def discard(self) -> None:
-        """Read and drop what the client still sends, for a moment; stop early when it sends nothing."""
+        """Reads and drops remaining data for a moment, until the client stops sending."""
         end = time.monotonic() + _DRAIN_SECONDS
         with contextlib.suppress(TimeoutError):
             while not self.complete and self._num_bytes < _DRAIN_BYTES and time.monotonic() < end:
@@ -80,10 +81,10 @@ def too_large(max_bytes: int) -> PayloadTooLargeError:
 
 
 def check_head(scope: Scope, config: ServerConfig) -> None:
-    """What the header alone can decide. Raises ``RequestError`` or one of its kinds."""
+    """Checks the headers. Raises ``RequestError`` or a subclass."""
     hosts = [value for name, value in scope["headers"] if name == b"host"]
     if len(hosts) > 1 or (not hosts and scope.get("http_version") != "1.0"):
-        raise RequestError("exactly one Host header is needed", code="invalid_host")
+        raise RequestError("exactly one Host header is required", code="invalid_host")
     if hosts and not _HOST.fullmatch(hosts[0]):
         raise RequestError("the Host header is malformed", code="invalid_host")
     if scope["type"] == "websocket":
@@ -96,9 +97,10 @@ def check_head(scope: Scope, config: ServerConfig) -> None:
 
 
 def _check_origin(scope: Scope, host: bytes, config: ServerConfig) -> None:
-    """Browsers let any page open a WebSocket to any address, and name the page in Origin; CORS is not asked.
+    """Checks the Origin of a WebSocket handshake: browsers do not apply CORS to WebSockets.
 
-    Pages of this server and of ``allowed_origins`` may; programs that are no browsers send no Origin.
+    Allows pages of this server and of ``allowed_origins``, and clients without an Origin, which are not
+    browsers.
     """
     for name, value in scope["headers"]:
         if name != b"origin":
@@ -108,15 +110,15 @@ def _check_origin(scope: Scope, host: bytes, config: ServerConfig) -> None:
         same = authority.lower().encode("latin-1") == host.lower()
         if not same and origin not in config.allowed_origins and "*" not in config.allowed_origins:
             raise PermissionDeniedError(
-                f"pages of {origin[:128]!r} may not open a WebSocket here; --allowed-origins lets them",
+                f"pages of {origin[:128]!r} may not open a WebSocket; --allowed-origins can allow it",
                 code="origin_not_allowed",
             )
 
 
 class LocalHosts:
-    """Refuses Host names that are not this machine's: what a rebound DNS name in a browser would send.
+    """Refuses Host names other than this machine's, as a protection against DNS rebinding in browsers.
 
-    For servers bound to a loopback address without a key; behind a key a browser has nothing to abuse.
+    For servers on a loopback address without an API key; a key already prevents such access.
     """
 
     def __init__(self, app: ASGIApp, host: str) -> None:
@@ -126,8 +128,8 @@ class LocalHosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and not self._is_local(scope):
             error = RequestError(
-                "this server answers to local names only; give it an API key (or --root-path behind a proxy) "
-                "to use others",
+                "this server accepts local host names only; set an API key (or --root-path behind a proxy) "
+                "to allow others",
                 code="invalid_host",
             )
             return await error_response(error)(scope, receive, send)
@@ -138,11 +140,11 @@ class LocalHosts:
             if name == b"host":
                 host = host_name(value.decode("latin-1"))
                 return host in ("localhost", self._host) or is_loopback(host)
-        return True  # absent: check_head decides
+        return True  # a missing header is handled by check_head
 
 
 def host_name(authority: str) -> str:
-    """Without port and brackets, lower case: ``[::1]:8000`` is ``::1``."""
+    """Returns the host in lower case without port and brackets: ``::1`` for ``[::1]:8000``."""
     if authority.startswith("["):
         return authority[1:].partition("]")[0].lower()
     return authority.partition(":")[0].lower()

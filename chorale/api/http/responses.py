@@ -1,6 +1,7 @@
-"""What every endpoint needs of HTTP: read a JSON body, answer with JSON, an error, or a stream of events.
+"""HTTP helpers of the endpoints: reading a JSON body, and responding with JSON, an error, or a stream of
+events.
 
-Endpoints import from here; ``body`` and ``stream`` hold the work.
+Endpoints import from here; ``body`` and ``stream`` contain the implementation.
 """
 
 from __future__ import annotations
@@ -32,19 +33,22 @@ _encode = msgspec.json.Encoder().encode
 
 
 def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Dicts, lists, dataclasses and msgspec structs; a float that is not finite becomes null."""
+    """Encodes dicts, lists, dataclasses and msgspec structs as JSON.
+
+    A float that is not finite becomes null.
+    """
     return Response(_encode(data), status, headers, media_type="application/json")
 
 
 async def large_response(
     make: Callable[[], Any], *, heavy: bool, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """``json_response(make())``; made and encoded in a thread if it is heavy."""
+    """Returns ``json_response(make())``, computed in a thread if it is heavy."""
     return await beside(lambda: json_response(make(), headers=headers), heavy=heavy)
 
 
 def error_response(error: ChoraleError) -> Response:
-    """``{"error": {...}}`` with the error's own status; Retry-After in whole seconds when it knows one."""
+    """Returns ``{"error": {...}}`` with the error's status, and Retry-After in whole seconds if known."""
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))

@@ -1,9 +1,9 @@
-"""From an app to a listening server, and to its orderly end.
+"""Runs an app as a listening server and shuts it down gracefully.
 
-On SIGTERM (or another of ``stop_signals``), in order: /ready turns 503 (``Lifecycle.draining``) while
-requests are still taken for ``drain_grace`` seconds; the listener closes; running requests get
-``shutdown_timeout`` seconds; those left are cut, each stream with a terminal error, because the engine's
-client is closed; two seconds later the connections go. A second signal cuts at once.
+On SIGTERM (or another of ``stop_signals``): /ready returns 503 (``Lifecycle.draining``) while requests are
+accepted for ``drain_grace`` more seconds; then the listener closes; running requests get ``shutdown_timeout``
+seconds; then the engine's client is closed, which ends each remaining stream with an error event; two seconds
+later the connections are closed. A second signal skips the waiting.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ logger = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 60
 BACKLOG = 2048
 _GRACE_SECONDS = 5.0
-_CUT_SECONDS = 2.0  # for the terminal events of cut streams to be written
+_CUT_SECONDS = 2.0  # time to write the terminal events of cancelled streams
 _SHARE_SECONDS = 1.0
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handling, which is ours."""
+    """uvicorn's server without its signal handling, which ``stop_signals`` replaces."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -53,21 +53,22 @@ class _Server(uvicorn.Server):
 
 
 class Stop:
-    """Asks a running server to end; signals use it, and so may tests and the supervisor."""
+    """Asks a running server to end. Used by signals, tests and the supervisor."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.hurry = asyncio.Event()
 
     def __call__(self) -> None:
-        """Once: drain. Twice: cut."""
+        """Requests the drain; a second call cancels running requests."""
         (self.hurry if self.asked.is_set() else self.asked).set()
 
 
 def bind_sockets(config: ServerConfig) -> list[socket.socket]:
-    """The listening sockets; made before the model is loaded, so that a taken port is known at once.
+    """Returns the listening sockets. Called before the model is loaded, so that a used port is detected
+    early.
 
-    Raises ``ConfigError`` for an address that cannot be had.
+    Raises ``ConfigError`` if the address cannot be used.
     """
     if config.uds is not None:
         return [_bind_unix(Path(config.uds))]
@@ -82,7 +83,7 @@ def bind_sockets(config: ServerConfig) -> list[socket.socket]:
             sockets.append(_bind_inet(family, kind, protocol, address))
         except OSError as error:
             absent = error
-            # A name may have addresses of a family that this machine lacks; one that works is enough.
+            # A name may have addresses of a family that this machine lacks; one working address is enough.
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 sockets = _close(sockets)
                 break
@@ -101,9 +102,9 @@ def _cannot_listen(config: ServerConfig, error: OSError | None) -> ConfigError:
     if error is not None and error.errno == errno.EADDRINUSE:
         return ConfigError(
             f"port {config.port} of {config.host} is in use; choose another with --port, or stop the server "
-            "that has it"
+            "that uses it"
         )
-    reason = error.strerror if error is not None else "it has no address"
+    reason = error.strerror if error is not None else "the name has no address"
     return ConfigError(f"cannot listen on {config.host}:{config.port}: {reason}")
 
 
@@ -123,7 +124,10 @@ def _bind_inet(family: int, kind: int, protocol: int, address: object) -> socket
 
 
 def _bind_unix(path: Path) -> socket.socket:
-    """A socket file for its owner only. A file left by a dead server is replaced; a live one is not."""
+    """Creates a socket file that only its owner can use.
+
+    Replaces the file of a dead server, not of a live one.
+    """
     try:
         _clear_place(path)
         bound = socket.socket(socket.AF_UNIX)
@@ -135,13 +139,15 @@ def _bind_unix(path: Path) -> socket.socket:
             bound.close()
             raise
     except OSError as error:
-        raise ConfigError(f"--uds {path}: {error.strerror or error}") from None  # "path too long" has none
+        raise ConfigError(
+            f"--uds {path}: {error.strerror or error}"
+        ) from None  # the error "path too long" has no strerror
     bound.setblocking(False)
     return bound
 
 
 def _clear_place(path: Path) -> None:
-    """Remove the file of a server that has died. Raises ``ConfigError`` for what must stay."""
+    """Removes the socket file of a dead server. Raises ``ConfigError`` for any other existing file."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.stat().st_mode):
             raise ConfigError(f"--uds {path}: exists and is not a socket")
@@ -176,7 +182,7 @@ def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
 
 
 def _local_only(app: HttpMiddleware, config: ServerConfig) -> ASGIApp:
-    """Check Host names where only this machine can connect and no key protects from its browsers."""
+    """Adds the check of Host names to a server without keys that only this machine can reach."""
     behind_proxy = bool(config.root_path) or bool(config.allowed_origins)
     if config.uds is None and is_loopback(config.host) and not app.has_keys and not behind_proxy:
         return LocalHosts(app, config.host)
@@ -192,10 +198,10 @@ async def serve_app(
     stop: Stop | None = None,
     drain_grace: float | None = None,
 ) -> None:
-    """Serve until a signal (or ``stop``) and the drain that follows it.
+    """Serves until a signal (or ``stop``), then drains.
 
-    ``on_ready`` is called once connections are accepted. ``drain_grace`` None: 5 s where a balancer may be
-    in front, none on a loopback address or a unix socket.
+    ``on_ready`` is called once connections are accepted. ``drain_grace`` None: 5 s if a load balancer may be
+    in front, 0 on a loopback address or a unix socket.
     """
     stop = stop or Stop()
     check_tls(config)
@@ -213,7 +219,9 @@ async def serve_app(
             asyncio.create_task(_share_metrics(app)),
             asyncio.create_task(background.watch(store, Resumer(app.state))),
         ]
-        if not config.disable_log_stats and app.state.metrics.process == 0:  # every process sees the engine
+        if (
+            not config.disable_log_stats and app.state.metrics.process == 0
+        ):  # one process logs for all: each sees the whole engine
             helpers.append(asyncio.create_task(log_throughput(app.state.client, config.log_stats_interval)))
         try:
             await serving
@@ -223,7 +231,9 @@ async def serve_app(
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
-            if config.api_server_count == 1:  # else others listen on it; the supervisor removes it
+            if (
+                config.api_server_count == 1
+            ):  # otherwise other processes use it, and the supervisor removes it
                 _remove_socket(config)
 
 
@@ -247,18 +257,18 @@ async def _drain(
     if app.state.lifecycle.num_requests:
         logger.info("draining: %d requests are running", app.state.lifecycle.num_requests)
     await _wait(stop.hurry, grace)
-    server.should_exit = True  # closes the listener and idle connections, then waits for the others
+    server.should_exit = True  # closes the listener and idle connections, then waits for active ones
     await _wait(stop.hurry, timeout)
     if app.state.lifecycle.num_requests:
-        logger.warning("cutting %d requests", app.state.lifecycle.num_requests)
+        logger.warning("cancelling %d requests", app.state.lifecycle.num_requests)
     await app.state.background.put_back(app.state.store)
-    await app.state.client.close()  # ends every stream with a terminal event
+    await app.state.client.close()  # ends every stream with an error event
     await asyncio.sleep(_CUT_SECONDS)
     server.force_exit = True
 
 
 async def _finish_background(app: HttpMiddleware, timeout: float, stop: Stop) -> None:
-    """Responses that have no connection get the same seconds as those that had one."""
+    """Waits for background responses, as long as for requests with a connection."""
     if not app.state.background.num_jobs:
         return
     logger.info("draining: %d background responses are running", app.state.background.num_jobs)
@@ -279,16 +289,16 @@ async def _share_metrics(app: HttpMiddleware) -> None:
     while True:
         try:
             app.state.metrics.save()
-        except OSError as error:  # a full disk: the others' scrapes show older numbers meanwhile
+        except OSError as error:  # a full disk: scrapes of other processes show older numbers
             logger.warning("the metrics could not be shared: %s", error)
         await asyncio.sleep(_SHARE_SECONDS)
 
 
 @contextlib.contextmanager
 def _quick_switching() -> Iterator[None]:
-    """Let a thread that reads a large body give the interpreter back after 1 ms instead of 5.
+    """Sets the thread switch interval to 1 ms while serving.
 
-    The event loop asks for it at every wake-up, so that streams would go on at 200 events a second.
+    With the default of 5 ms, a thread that parses a large body would slow all streams to 200 events a second.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(0.001)
@@ -300,7 +310,11 @@ def _quick_switching() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tuned_collector() -> Iterator[None]:
-    """Tune the cycle collector while serving."""
+    """Makes the garbage collector run less often while serving, and exempts existing objects.
+
+    Every engine step wakes all streams, so the default threshold (700 objects) triggers several useless
+    collections per step: 3 of 25 us a token at 512 streams (benchmarks/http_host_cost.py).
+    """
     before = gc.get_threshold()
     tune_garbage_collector()
     try:
@@ -311,9 +325,9 @@ def _tuned_collector() -> Iterator[None]:
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Signals that ask for the drain: once to let requests finish, twice to cut them.
+    """Returns the signals that start the drain; a second signal cancels running requests.
 
-    SIGHUP (the terminal was closed) and SIGQUIT are among them unless they are ignored, as under ``nohup``.
+    SIGHUP (the terminal was closed) and SIGQUIT are included unless they are ignored, as under ``nohup``.
     """
     names = [signal.SIGTERM, signal.SIGINT]
     if sys.platform != "win32":
@@ -324,7 +338,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 @contextlib.contextmanager
 def _signals(stop: Stop) -> Iterator[None]:
-    """``stop_signals`` ask for the drain. Only the main thread may listen."""
+    """Connects ``stop_signals`` to ``stop``. Only the main thread can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -345,7 +359,7 @@ def run(
     sockets: Sequence[socket.socket] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> None:
-    """``serve_app`` in an event loop of its own: uvloop's where there is one."""
+    """Runs ``serve_app`` in a new event loop, uvloop's if available."""
     factory = uvicorn.Config(app, loop="auto", log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(serve_app(app, config, sockets, on_ready))

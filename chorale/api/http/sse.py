@@ -1,4 +1,4 @@
-"""Server-sent events as bytes, and Template: an event whose text is filled in later."""
+"""Server-sent events as bytes, and templates of events whose text is filled in later."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ def error_event(error: ChoraleError) -> bytes:
 
 
 def last_error(error: ChoraleError) -> bytes:
-    """The end of a stream of chunks that failed."""
+    """Returns the final events of a stream of chunks that failed."""
     return error_event(error) + DONE
 
 
 class Template:
-    """An event encoded once around ``PLACEHOLDER``, wherever that stands, then filled per token.
+    """An event that is encoded once, with ``PLACEHOLDER`` in place of its text, and filled for each token.
 
-    One token's chunk differs from the one before only in its text; filling is a tenth of the cost of
-    encoding the object.
+    Successive chunks differ only in their text; filling costs a tenth of encoding the object.
     """
 
     __slots__ = ("_pieces",)

@@ -1,4 +1,4 @@
-"""EventStream: server-sent events as a pure ASGI response, and the watcher of clients that leave."""
+"""EventStream: server-sent events as an ASGI response. Also detects clients that disconnect."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _HEADERS = [
 
 
 class EventStream(Response):
-    """Sends what ``source`` yields, one body message each, as it comes.
+    """A streaming response that sends each chunk of ``source`` as soon as it is yielded.
 
-    The status is sent with the first chunk, so an error raised before it becomes an ordinary JSON error. If
-    nothing comes for up to ``keep_alive`` seconds, it is sent with a comment, and such an error becomes what
-    ``on_error`` makes of it. When the client leaves, ``source`` is cancelled where it waits, and closed. An
-    exception after the first chunk is a fault of ours (translators turn errors into events): it is logged and
-    the connection is cut without the last chunk, so that no client takes the answer for complete.
+    The status is sent with the first chunk, so an earlier error becomes an ordinary JSON error. If no chunk
+    arrives within up to ``keep_alive`` seconds, the status is sent with a comment, and an error is then
+    rendered by ``on_error``. If the client disconnects, ``source`` is cancelled and closed. An exception
+    after the first chunk is a bug (translators turn errors into events): it is logged, and the connection is
+    closed without the last chunk, so that no client considers the response complete.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class EventStream(Response):
         try:
             await asyncio.wait((pump, watch), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Cancelled by a disconnect (ours) or by the server: the same way out for both.
+            # Cancelled because of a disconnect or by the server; both are handled alike.
             for task in (pump, watch, silence):
                 task.cancel()
             await asyncio.gather(pump, watch, silence, return_exceptions=True)
@@ -76,7 +76,7 @@ class EventStream(Response):
 
     async def _conclude(self, pump: asyncio.Task[None], send: Send) -> None:
         if pump.cancelled():
-            return  # the client left
+            return  # the client disconnected
         error = pump.exception()
         if error is None:
             return
@@ -112,11 +112,11 @@ class EventStream(Response):
             await send(head)
 
     async def _fill_silence(self, send: Send) -> None:
-        """A comment whenever nothing was sent for half of the interval to one interval.
+        """Sends a comment after half an interval to one interval without data.
 
-        Looking at a counter from time to time costs the tokens nothing; a deadline per token would.
+        Polling a counter adds no cost per token, unlike a deadline.
         """
-        seen = -1  # the first look is after half of the interval: it may be the prompt that takes so long
+        seen = -1  # the first check is after half an interval, since the prompt may take long
         while True:
             await asyncio.sleep(self._keep_alive / 2)
             if self._num_sent == seen and not self._sending:
@@ -126,15 +126,15 @@ class EventStream(Response):
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Returns when the client has gone."""
+    """Waits until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def until_disconnect(request: Request, awaitable: Awaitable[Result]) -> Result:
-    """Await, but cancel the work when the client leaves; raises ``ClientDisconnect`` then.
+    """Awaits the work, but cancels it and raises ``ClientDisconnect`` if the client disconnects.
 
-    For non-streaming handlers: nobody reads what they would return. The body must have been read.
+    For handlers that do not stream. The request body must have been read.
     """
     work = asyncio.ensure_future(awaitable)
     watch = asyncio.create_task(_disconnected(request.receive))

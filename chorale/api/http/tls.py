@@ -1,4 +1,4 @@
-"""The certificate of the server and its key, judged before anything is started."""
+"""Checks of the server's TLS certificate and key, before anything is started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from chorale.errors import ConfigError
 
 
 def check_tls(config: ServerConfig) -> None:
-    """Read the certificate, its key and the authorities. Raises ``ConfigError`` that names the files."""
+    """Reads the certificate, its key and the CA bundle.
+
+    Raises ``ConfigError`` with the names of the files.
+    """
     if config.ssl_certfile is None:
         return
     named = {
@@ -21,13 +24,13 @@ def check_tls(config: ServerConfig) -> None:
     variable = config.ssl_keyfile_password_env
     try:
         for path in filter(None, named.values()):
-            with open(path, "rb"):  # OpenSSL's own error does not say which of them it is
+            with open(path, "rb"):  # OpenSSL's error does not name the file
                 pass
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         password = os.environ.get(variable) if variable else None
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password)
         if config.ssl_ca_certs is not None:
             context.load_verify_locations(config.ssl_ca_certs)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         given = " ".join(f"{flag} {path}" for flag, path in named.items() if path)
         raise ConfigError(f"{given}: {error}") from None

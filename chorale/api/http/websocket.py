@@ -1,9 +1,9 @@
-"""WebSocket connections as ASGI messages. Frames are read and made by the ``websockets`` library (RFC 6455).
+"""WebSocket connections as ASGI messages. The ``websockets`` library parses and writes frames (RFC 6455).
 
-uvicorn's own classes for this bound neither the time of a message nor that of a client that does not read.
-Limits here: a message has ``max_body_bytes`` and ``body_timeout``; nothing is compressed, so that nothing can
-be unpacked; one message is held for the application, and the connection is not read meanwhile; a client that
-sends no frame for ``SILENCE_SECONDS``, not even a pong, or reads nothing for a minute, is dropped.
+uvicorn's own classes limit neither the duration of a message nor the time for which a client may not read.
+Limits: ``max_body_bytes`` and ``body_timeout`` per message; no compression, which rules out decompression
+bombs; at most one message waits for the application, and the connection is not read meanwhile; a client that
+sends no frame (not even a pong) for ``SILENCE_SECONDS``, or does not read for a minute, is dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from chorale.errors import ChoraleError, RequestError, UpgradeRequiredError
 
 logger = logging.getLogger(__name__)
 
-GOING_AWAY = "chorale.going_away"  # scope key: an asyncio.Event that is set when the server shuts down
+GOING_AWAY = "chorale.going_away"  # scope key of an asyncio.Event that is set when the server shuts down
 PING_SECONDS = 15.0
 SILENCE_SECONDS = 45.0
 WRITE_TIMEOUT_SECONDS = 60.0
@@ -37,7 +37,7 @@ _HANDSHAKE = (b"connection", b"upgrade")
 
 
 class _Frames(ServerProtocol):
-    """The library's protocol, whose refusals are error objects of the API."""
+    """The library's protocol, with the API's error objects in refused handshakes."""
 
     def reject(self, status: Any, text: str) -> Response:
         kind = UpgradeRequiredError if int(status) == HTTPStatus.UPGRADE_REQUIRED else RequestError
@@ -56,7 +56,7 @@ def _response(status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> R
 
 
 class WebSocketProtocol(asyncio.Protocol):
-    """One connection, taken over from the HTTP protocol that has read the handshake's head."""
+    """One connection, taken over from the HTTP protocol after it has read the head of the handshake."""
 
     def __init__(
         self, app: ASGIApp, server: ServerState, limits: ServerConfig, loop: asyncio.AbstractEventLoop
@@ -65,9 +65,9 @@ class WebSocketProtocol(asyncio.Protocol):
         self._connections, self._tasks = server.connections, server.tasks
         self._frames = _Frames(max_size=limits.max_body_bytes)
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
-        self._message = bytearray()  # of a message whose last fragment has not come
+        self._message = bytearray()  # fragments of an incomplete message
         self._is_text = False
-        self._held = b""  # frames that came with the handshake wait for its answer
+        self._held = b""  # frames that arrived with the handshake, until it is answered
         self._accepted: Response | None = None
         self._refusal: tuple[int, list[tuple[bytes, bytes]]] | None = None
         self._is_open = self._is_reading = self._has_left = False
@@ -78,7 +78,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def open(self, transport: asyncio.Transport, scope: Scope, rest: bytes) -> None:
-        """Take the connection over. ``rest``: bytes behind the head."""
+        """Takes the connection over. ``rest``: bytes received after the head."""
         self.transport = transport
         self._connections.add(self)  # type: ignore[arg-type]
         self._held = rest
@@ -106,10 +106,10 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._is_open:
             self._close(1011, "")
         elif not self.transport.is_closing():
-            self._refuse(_as_response(ChoraleError("an internal error occurred")))
+            self._refuse(_as_response(ChoraleError("internal error")))
 
     def shutdown(self) -> None:
-        """uvicorn calls this when the server ends: the application finishes what it is answering."""
+        """Tells the application to finish. uvicorn calls this when the server shuts down."""
         self._going_away.set()
 
     # ---------------------------------------------------------------- bytes in
@@ -141,7 +141,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._cancel("message")
         data, self._message = bytes(self._message), bytearray()
         if not self._is_open:
-            return  # we have said goodbye
+            return  # a close frame has been sent
         if not self._is_text:
             self._inbox.put_nowait({"type": "websocket.receive", "bytes": data})
             return
@@ -161,14 +161,14 @@ class WebSocketProtocol(asyncio.Protocol):
         self._writable.set()
 
     def _leave(self) -> None:
-        """The client is gone, or nothing more is understood of what it sends."""
+        """Ends the connection: the client has disconnected, or its data is invalid."""
         self._is_open = False
         if not self._has_left:
             self._has_left = True
             self._inbox.put_nowait({"type": "websocket.disconnect", "code": self._frames.close_code or 1006})
 
     def _pause_or_resume(self) -> None:
-        """Read while nothing waits to be taken or written."""
+        """Pauses reading while a message waits to be received or written."""
         wanted = self._accepted is None and self._inbox.empty() and self._writable.is_set()
         if wanted == self._is_reading or self.transport.is_closing():
             return
@@ -186,7 +186,7 @@ class WebSocketProtocol(asyncio.Protocol):
                 return
             if data:
                 self.transport.write(data)
-            else:  # the end of the connection
+            else:  # the connection has ended
                 self.transport.close()
 
     def _refuse(self, response: Response) -> None:
@@ -210,7 +210,7 @@ class WebSocketProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._writable.clear()
         self._in(WRITE_TIMEOUT_SECONDS, "write", self.transport.abort)
-        self._pause_or_resume()  # answers to pings must not pile up
+        self._pause_or_resume()  # otherwise answers to pings would accumulate
 
     def resume_writing(self) -> None:
         self._cancel("write")
@@ -232,7 +232,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._fail(1008, "the message did not arrive in time")
 
     def _ping(self) -> None:
-        """A frame at least every ``PING_SECONDS``, for both sides and for proxies between them."""
+        """Sends a ping every ``PING_SECONDS``; drops a client that has been silent for too long."""
         if not self._is_open:
             return
         if self._loop.time() - self._heard > SILENCE_SECONDS:
@@ -251,7 +251,7 @@ class WebSocketProtocol(asyncio.Protocol):
         return message
 
     async def send(self, message: Message) -> None:
-        """Waits while the client does not read. Raises ``ClientDisconnect`` once it is gone."""
+        """Sends an ASGI message. Waits while the client does not read. Raises ``ClientDisconnect``."""
         await self._writable.wait()
         kind = message["type"]
         if self._has_left or self.transport.is_closing():
@@ -265,7 +265,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._close(message.get("code", 1000), message.get("reason") or "")
         elif kind == "websocket.http.response.start":
             self._refusal = (message["status"], list(message["headers"]))
-        elif self._refusal is not None:  # errors are sent whole
+        elif self._refusal is not None:  # error responses are sent in one piece
             self._refuse(_response(*self._refusal, message.get("body", b"")))
 
     def _accept(self, headers: Any) -> None:
@@ -282,7 +282,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
 
 def _handshake(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """The head as the library must see it: it has limits of its own on lines that are not its business."""
+    """Returns a head with only the headers that the library needs, since it has its own limits on lines."""
     kept = [
         b"%s: %s\r\n" % (name, value)
         for name, value in headers

@@ -1,1 +1,1 @@
-"""What operators use: health, metrics, models, tokenization, the chat page and the API's documentation."""
+"""Endpoints for operators: health, metrics, models, tokenization, the chat page and the API documentation."""

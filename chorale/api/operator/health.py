@@ -1,4 +1,4 @@
-"""/health, /ready, /ping, /version, /load, /metrics: for probes, balancers and dashboards."""
+"""/health, /ready, /ping, /version, /load and /metrics, for probes, load balancers and dashboards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chorale.api.state import ServerState
 from chorale.store.protocol import StoreError
 from chorale.version import __version__
 
-_STORE_SECONDS = 1.0  # what a scrape waits for the store's sizes; else it shows the last ones
+_STORE_SECONDS = 1.0  # time limit for the store's sizes in a scrape, which otherwise shows the previous ones
 
 
 def routes(state: ServerState) -> list[Route]:
@@ -31,14 +31,16 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def health(state: ServerState, request: Request) -> Response:
-    """200 with an empty body while the engine serves, also while the server drains; else 503 and why."""
+    """Returns 200 with an empty body while the engine works, even during the drain; otherwise 503 with the
+    reason.
+    """
     if state.client.status.state in ("ready", "draining"):
         return Response(status_code=200)
     return _unavailable(state)
 
 
 async def ready(state: ServerState, request: Request) -> Response:
-    """As /health, but 503 from the moment the server drains: send new requests elsewhere."""
+    """Like /health, but returns 503 once the server drains, so that load balancers choose another server."""
     if state.client.status.state == "ready" and not state.lifecycle.draining:
         return Response(status_code=200)
     return _unavailable(state)
@@ -48,7 +50,7 @@ def _unavailable(state: ServerState) -> Response:
     status = state.client.status
     name = "draining" if state.lifecycle.draining and status.state == "ready" else status.state
     body = {"status": name, "phase": status.phase, "progress": status.progress, "message": status.message}
-    # "failed" is for good: no Retry-After then.
+    # "failed" is permanent, so there is no Retry-After.
     return json_response(body, 503, None if name == "failed" else {"retry-after": "1"})
 
 
@@ -57,12 +59,12 @@ async def version(request: Request) -> Response:
 
 
 async def load(state: ServerState, request: Request) -> Response:
-    """HTTP requests being answered, this one not counted."""
+    """Returns the number of HTTP requests in progress, without this one."""
     return json_response({"server_load": state.lifecycle.num_requests - 1})
 
 
 async def metrics(state: ServerState, request: Request) -> Response:
-    with contextlib.suppress(StoreError, TimeoutError):  # a scrape does not fail because a disk does
+    with contextlib.suppress(StoreError, TimeoutError):  # a failing disk must not fail the scrape
         async with asyncio.timeout(_STORE_SECONDS):
             stats = await state.store.stats()
         state.metrics.stored(stats)

@@ -1,4 +1,4 @@
-"""POST /invocations: SageMaker's one path. What a body holds says which endpoint it is for."""
+"""POST /invocations, the single path of SageMaker. The fields of the body select the endpoint."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def invoke(state: ServerState, request: Request) -> Response:
-    """Chat with ``messages``, a completion with ``prompt``, a response with ``input``."""
+    """Serves a chat for ``messages``, a completion for ``prompt``, a response for ``input``."""
     body = await read_json(request, state.config)
     named = [key for key in _ENDPOINTS if key in body]
     if len(named) != 1:
-        raise RequestError("the body needs one of messages (chat), prompt (completions), input (responses)")
-    return await _ENDPOINTS[named[0]](state, request)  # the body is kept with the request
+        raise RequestError(
+            "the body must have one of messages (chat), prompt (completions) and input (responses)"
+        )
+    return await _ENDPOINTS[named[0]](state, request)  # the request keeps the body that was read

@@ -1,6 +1,6 @@
-"""MeteredClient: the engine client that endpoints are given; it counts every token that passes.
+"""MeteredClient: an engine client for the endpoints that counts every request and token.
 
-Counting here, at the seam, means that no endpoint can forget it and that all three count alike.
+Counting in the client makes it complete and identical for all endpoints.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from chorale.errors import ChoraleError, QueueFullError
 
 
 class MeteredClient:
-    """An ``EngineClient`` around another one."""
+    """Wraps an ``EngineClient``."""
 
     __slots__ = ("_client", "_metrics")
 
@@ -70,7 +70,7 @@ class MeteredClient:
 
 
 class MeteredStream:
-    """A ``TokenStream`` around another one. Per-choice lists are indexed by choice."""
+    """Wraps a ``TokenStream``. Per-choice lists are indexed by choice."""
 
     __slots__ = (
         "_arrival",
@@ -95,7 +95,7 @@ class MeteredStream:
         self._arrival = request.arrival_time or time.time()
         self._first, self._last, self._num_tokens = [0.0] * n, [0.0] * n, [0] * n
         self._open = set(range(n))
-        # Prompt tokens less those that were cached; None until the prompt is known to be computed.
+        # Prompt tokens without the cached ones; None until the prompt has been computed.
         self._num_computed: int | None = None
         self._num_prompt = len(request.prompt_token_ids)
         observe = metrics.histograms
@@ -121,14 +121,13 @@ class MeteredStream:
 
     async def aclose(self) -> None:
         if self._open:
-            # Closed before its end: by a cancelled request (the client left), or by one that has all the
-            # text it wants because a stop string matched.
+            # Closed early: the request was cancelled (the client disconnected), or a stop string matched.
             leaving = isinstance(sys.exception(), GeneratorExit | asyncio.CancelledError)
             self._end_all("abort" if leaving else "stop", "disconnect" if leaving else None)
         await self._stream.aclose()
 
     def drop(self, index: int) -> None:
-        """A stop string, or whatever else the text decides, ended this choice."""
+        """Ends a choice early because of its text, for example at a stop string."""
         if index in self._open:
             self._end(index, "stop", None)
         self._stream.drop(index)
@@ -145,7 +144,7 @@ class MeteredStream:
             self._last[index] = now
         if self._num_computed is None and chunk.token_ids:
             self._num_computed = self._num_prompt - chunk.num_cached_tokens
-        if chunk.num_cached_tokens and index == 0:  # choices share one prompt: it is counted once
+        if chunk.num_cached_tokens and index == 0:  # choices share one prompt, which is counted once
             self._metrics.series.count("vllm:prompt_tokens_cached", (), chunk.num_cached_tokens)
         if chunk.finish_reason is not None and index in self._open:
             self._end(index, chunk.finish_reason, "engine" if chunk.finish_reason == "abort" else None)
@@ -175,7 +174,7 @@ class MeteredStream:
 
     def _observe_timings(self, timings: ChunkTimings) -> None:
         if not timings.first_scheduled:
-            return  # aborted while it was queued
+            return  # aborted in the queue
         observe = self._metrics.histograms
         spans = {
             "queue": timings.first_scheduled - timings.arrival,

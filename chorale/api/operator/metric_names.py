@@ -1,4 +1,4 @@
-"""The metrics: their names, what each counts, its labels and buckets. Names under vllm: are vLLM's."""
+"""The names, descriptions, labels and buckets of all metrics. Names with the prefix vllm: are vLLM's."""
 
 from __future__ import annotations
 
@@ -19,32 +19,48 @@ _FIRST = _bounds(
 _LENGTHS = _bounds("1 2 5 10 20 50 100 200 500 1e3 2e3 5e3 1e4 2e4 5e4 1e5 2e5")
 _STEP = _bounds("1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384")
 _HTTP = _bounds("0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 120 300")
-# Those of prometheus-fastapi-instrumentator, which vLLM uses.
+# The buckets of prometheus-fastapi-instrumentator, which vLLM uses.
 _HTTP_FINE = _bounds("0.01 0.025 0.05 0.075 0.1 0.25 0.5 0.75 1 1.5 2 2.5 3 3.5 4 4.5 5 7.5 10 30 60")
 
 HISTOGRAMS: dict[str, tuple[str, Bounds, Labels]] = {
-    "vllm:time_to_first_token_seconds": ("From arrival to the first token", _FIRST, ()),
-    "vllm:inter_token_latency_seconds": ("Between tokens of one choice", _PER_TOKEN, ()),
-    "vllm:request_time_per_output_token_seconds": ("Mean per token after the first", _PER_TOKEN, ()),
-    "vllm:e2e_request_latency_seconds": ("From arrival to the end", _LATENCY, ()),
-    "vllm:request_queue_time_seconds": ("From arrival to the first step", _LATENCY, ()),
-    "vllm:request_prefill_time_seconds": ("From the first step to the first token", _LATENCY, ()),
-    "vllm:request_decode_time_seconds": ("From the first token to the last", _LATENCY, ()),
-    "vllm:request_inference_time_seconds": ("From the first step to the last token", _LATENCY, ()),
+    "vllm:time_to_first_token_seconds": ("Seconds from arrival to the first token", _FIRST, ()),
+    "vllm:inter_token_latency_seconds": ("Seconds between two tokens of a choice", _PER_TOKEN, ()),
+    "vllm:request_time_per_output_token_seconds": (
+        "Mean seconds per output token after the first",
+        _PER_TOKEN,
+        (),
+    ),
+    "vllm:e2e_request_latency_seconds": ("Seconds from arrival to the end of the request", _LATENCY, ()),
+    "vllm:request_queue_time_seconds": ("Seconds from arrival to the first engine step", _LATENCY, ()),
+    "vllm:request_prefill_time_seconds": (
+        "Seconds from the first engine step to the first token",
+        _LATENCY,
+        (),
+    ),
+    "vllm:request_decode_time_seconds": ("Seconds from the first to the last token", _LATENCY, ()),
+    "vllm:request_inference_time_seconds": (
+        "Seconds from the first engine step to the last token",
+        _LATENCY,
+        (),
+    ),
     "vllm:request_prompt_tokens": ("Prompt tokens of a request", _LENGTHS, ()),
     "vllm:request_prefill_kv_computed_tokens": (
-        "Prompt tokens of a request that were computed, cached ones not included",
+        "Prompt tokens of a request that were computed, without cached ones",
         _LENGTHS,
         (),
     ),
     "vllm:request_generation_tokens": ("Output tokens of a choice", _LENGTHS, ()),
     "vllm:request_max_num_generation_tokens": ("Output tokens of a request's longest choice", _LENGTHS, ()),
-    "vllm:request_params_n": ("Choices asked for", _bounds("1 2 5 10 20"), ()),
-    "vllm:request_params_max_tokens": ("Limit asked for", _LENGTHS, ()),
+    "vllm:request_params_n": ("Requested number of choices", _bounds("1 2 5 10 20"), ()),
+    "vllm:request_params_max_tokens": ("Requested max_tokens", _LENGTHS, ()),
     "vllm:iteration_tokens_total": ("Tokens computed in one engine step", _STEP, ()),
-    "http_request_duration_seconds": ("Until the last byte was sent", _HTTP, ("handler", "method")),
+    "http_request_duration_seconds": (
+        "Seconds until the last byte of the response was sent",
+        _HTTP,
+        ("handler", "method"),
+    ),
     "http_request_duration_highr_seconds": (
-        "Until the last byte was sent, of all requests, in finer buckets",
+        "Seconds until the last byte of the response was sent, for all requests, in finer buckets",
         _HTTP_FINE,
         (),
     ),
@@ -52,34 +68,37 @@ HISTOGRAMS: dict[str, tuple[str, Bounds, Labels]] = {
 
 COUNTERS: dict[str, tuple[str, Labels]] = {
     "vllm:prompt_tokens_cached": ("Prompt tokens served from the prefix cache", ()),
-    "vllm:request_success": ("Choices that ended", ("finished_reason",)),
+    "vllm:request_success": ("Choices that finished", ("finished_reason",)),
     "chorale:queue_rejections": ("Requests refused because the queue was full", ()),
-    "chorale:aborts": ("Choices that were cut short", ("reason",)),
-    "chorale:tool_calls": ("Calls of tools that run here", ("tool", "status")),
-    "chorale:harmony_repairs": ("Malformed harmony that was read as best it could be", ("kind",)),
+    "chorale:aborts": ("Choices that were aborted", ("reason",)),
+    "chorale:tool_calls": ("Calls of built-in tools", ("tool", "status")),
+    "chorale:harmony_repairs": ("Malformed harmony output that was repaired", ("kind",)),
     "chorale:response_store_failures": ("Responses that could not be stored", ()),
     "http_requests": ("HTTP requests", ("handler", "method", "status")),
 }
 
-# Name -> field of ``EngineStats``.
+# Metric name -> field of ``EngineStats``.
 ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
-    "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens, cached ones included"),
+    "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens, including cached ones"),
     "vllm:prompt_tokens_recomputed": (
         "recomputed_prompt_tokens",
-        "Cached prompt tokens computed again, because the last token's logits are needed",
+        "Cached prompt tokens that were recomputed because the last token's logits are needed",
     ),
     "vllm:generation_tokens": ("generation_tokens", "Tokens sampled"),
-    "vllm:prefix_cache_queries": ("prefix_cache_queries", "Tokens asked of the prefix cache"),
+    "vllm:prefix_cache_queries": ("prefix_cache_queries", "Tokens looked up in the prefix cache"),
     "vllm:prefix_cache_hits": ("prefix_cache_hits", "Tokens found in the prefix cache"),
-    "vllm:num_preemptions": ("num_preemptions", "Sequences that lost their pages and were recomputed"),
-    "vllm:corrupted_requests": ("num_corrupted", "Sequences that ended because logits were not finite"),
+    "vllm:num_preemptions": ("num_preemptions", "Sequences that were preempted and recomputed"),
+    "vllm:corrupted_requests": (
+        "num_corrupted",
+        "Sequences that were ended because their logits were not finite",
+    ),
     "chorale:engine_steps": ("num_steps", "Engine steps"),
 }
-# Fields of ``EngineStats`` that only grow while an engine lives.
+# Fields of ``EngineStats`` that only increase during an engine's life.
 ENGINE_FIELDS = (*(field for field, _ in ENGINE_COUNTERS.values()), "cached_prompt_tokens")
-SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # of vLLM; this engine is always awake
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # vLLM's states; this engine is always awake
 
 
 def is_http(name: str) -> bool:
-    """Whether a metric goes without the labels of the engine."""
+    """Returns whether a metric is about HTTP and therefore has no engine labels."""
     return name.startswith("http_")

@@ -1,7 +1,8 @@
-"""Counters and histograms that cost a fraction of a microsecond, and can be summed over processes.
+"""Counters and histograms that take a fraction of a microsecond and can be summed over processes.
 
-prometheus_client is used for the text format only (``metrics``): its own histogram takes 0.6 us an
-observation (a lock, a label lookup, a value object), ours 0.15 us; one event loop writes them, so no lock.
+prometheus_client only renders the text format (``metrics``): its histogram takes 0.6 us per observation (a
+lock, a label lookup, a value object), this one 0.15 us. A single event loop writes them, so they need no
+lock.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Labels = tuple[str, ...]
 
 
 class Histogram(msgspec.Struct):
-    """``counts[i]`` observations were at most ``bounds[i]`` (the last: above every bound)."""
+    """A histogram. ``counts[i]`` observations fell into bucket ``i``; the last one is above every bound."""
 
     bounds: tuple[float, ...]
     counts: list[int]
@@ -34,7 +35,7 @@ class Histogram(msgspec.Struct):
         self.total += other.total
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Prometheus buckets: (upper bound, observations up to it)."""
+        """Returns Prometheus buckets: (upper bound, number of observations up to it)."""
         found, sum_so_far = [], 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             sum_so_far += count
@@ -43,7 +44,7 @@ class Histogram(msgspec.Struct):
 
 
 class Series(msgspec.Struct):
-    """Everything one process has counted: name -> label values -> number or histogram."""
+    """The metrics of one process: name -> label values -> number or histogram."""
 
     counters: dict[str, dict[Labels, float]] = {}
     histograms: dict[str, dict[Labels, Histogram]] = {}
@@ -53,7 +54,7 @@ class Series(msgspec.Struct):
         found[labels] = found.get(labels, 0.0) + amount
 
     def histogram(self, name: str, bounds: tuple[float, ...], labels: Labels = ()) -> Histogram:
-        """The histogram to keep and observe into; made on first use."""
+        """Returns the histogram of a name and labels, created on first use."""
         found = self.histograms.setdefault(name, {})
         if labels not in found:
             found[labels] = Histogram.empty(bounds)
@@ -69,7 +70,7 @@ class Series(msgspec.Struct):
 
 
 def total(parts: Iterable[Series]) -> Series:
-    """A new Series: the sum of ``parts``."""
+    """Returns the sum of ``parts`` as a new Series."""
     found = Series()
     for part in parts:
         found.add(part)

@@ -1,14 +1,12 @@
-"""/metrics: vLLM's metric names (so that its dashboards work unchanged), and ours under ``chorale:``.
+"""/metrics: vLLM's metric names, so that its dashboards work unchanged, and own metrics under ``chorale:``.
 
-What each is called and counts stands in ``metric_names``.
+``metric_names`` has the names and descriptions. ``Metrics`` is written by the metered client, which sees
+every token, by the HTTP middleware, and by endpoints for what only they know (``repaired``).
 
-``Metrics`` is written by the metered client (every token passes it, so no endpoint can forget to count),
-by the HTTP observer, and by endpoints for what only they see (``repaired``). It is read by a scrape.
-
-With several API processes on one port a scrape reaches any of them. Each then writes what it has counted
-to a file in ``share`` once a second, and a scrape answers with its own live numbers plus the others' files:
-the sums are those of the whole server, at most a second old. Engine numbers come from the engine's own
-statistics, which every process receives whole; they are not summed.
+With several API processes on one port, a scrape reaches any of them. Each process writes its counts to a file
+in ``share`` once a second, and a scrape adds the other processes' files to its own counts, so the sums are at
+most a second old. Engine metrics come from the engine's statistics, which every process receives in full;
+they are not summed.
 """
 
 from __future__ import annotations
@@ -49,9 +47,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics(Collector):
-    """One per API process. ``watch`` is called once, by ``create_app``.
+    """The metrics of one API process. ``create_app`` calls ``watch`` once.
 
-    ``log_stats`` False leaves out what is called vllm:, as vLLM does with --disable-log-stats.
+    ``log_stats`` False leaves out the vllm: metrics, as in vLLM with --disable-log-stats.
     """
 
     def __init__(
@@ -71,7 +69,7 @@ class Metrics(Collector):
         self._num_restarts = 0
         self._engine_id = ""
         self._store_works = True
-        self._store_sizes: dict[str, int] = {}  # what the response store holds, by metric
+        self._store_sizes: dict[str, int] = {}  # contents of the response store, by metric
         self.process, self._share, self._log_stats = process, share, log_stats
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -85,9 +83,9 @@ class Metrics(Collector):
         self._all_http = self.histograms["http_request_duration_highr_seconds"]
 
     def _register_process(self) -> None:
-        """process_* and python_* of this process, and process_* of the engine's.
+        """Registers the process_* and python_* metrics of this process, and process_* of the engine's.
 
-        With several API processes the former would be another one's at each scrape: vLLM has none then, too.
+        With several API processes, each scrape would show another process, so they are left out, as in vLLM.
         """
         if self._share is None:
             ProcessCollector(registry=self._registry)
@@ -96,7 +94,7 @@ class Metrics(Collector):
         ProcessCollector(namespace="chorale:engine", pid=self._engine_pid, registry=self._registry)
 
     def _engine_pid(self) -> int:
-        """Of no process while there is none, or it is this one: nothing is shown then."""
+        """Returns the engine's process id, or an invalid one if there is no separate engine process."""
         with contextlib.suppress(ChoraleError):
             if self._client is not None and self._client.info.pid:
                 return self._client.info.pid
@@ -108,20 +106,20 @@ class Metrics(Collector):
         self._client = client
 
     def tool_called(self, tool: str, failed: bool) -> None:
-        """``tool``: browser, python or mcp."""
+        """Counts a call. ``tool``: browser, python or mcp."""
         self.series.count("chorale:tool_calls", (tool, "failed" if failed else "completed"))
 
     def repaired(self, repairs: Mapping[str, int]) -> None:
-        """``TurnEnded.repairs``. Kinds come from the parser's closed set, never from the model's text."""
+        """Counts ``TurnEnded.repairs``. The kinds are a fixed set of the parser, never text of the model."""
         for kind, number in repairs.items():
             self.series.count("chorale:harmony_repairs", (kind,), number)
 
     def store_works(self, works: bool) -> None:
-        """Whether the last write to the response store succeeded."""
+        """Records whether the last write to the response store succeeded."""
         self._store_works = works
 
     def stored(self, stats: StoreStats) -> None:
-        """What the response store holds. Several processes share it: it is not summed."""
+        """Records the contents of the response store, which all processes share: it is not summed."""
         self._store_sizes = {
             "chorale:response_store_responses": stats.num_responses,
             "chorale:response_store_conversations": stats.num_conversations,
@@ -130,14 +128,17 @@ class Metrics(Collector):
         }
 
     def http_finished(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """``handler`` is the matched route's path template, so the number of labels is bounded."""
+        """Counts a request.
+
+        ``handler``: the matched route's path template, which bounds the number of labels.
+        """
         self.series.count("http_requests", (handler, method, f"{status // 100}xx"))
         _, bounds, _ = HISTOGRAMS["http_request_duration_seconds"]
         self.series.histogram("http_request_duration_seconds", bounds, (handler, method)).observe(seconds)
         self._all_http.observe(seconds)
 
     def engine_stats(self, stats: EngineStats) -> None:
-        """Look at the engine's counters; one comparison unless a step has passed since the last look."""
+        """Updates from the engine's counters. Returns at once if there was no step since the last call."""
         last = self._last_stats
         if stats.num_steps == last.num_steps:
             return
@@ -150,11 +151,11 @@ class Metrics(Collector):
     # ---------------------------------------------------------------- read by a scrape
 
     def render(self) -> bytes:
-        """The text exposition format."""
+        """Returns the metrics in the text exposition format."""
         return generate_latest(self._registry)
 
     def save(self) -> None:
-        """Write this process's part for the others. Nothing to do unless ``share`` was given."""
+        """Writes this process's counts for the other processes, if ``share`` is set."""
         if self._share is None:
             return
         target = self._share / f"metrics-{self.process}.msgpack"
@@ -183,7 +184,7 @@ class Metrics(Collector):
             int(self._store_works),
         )
         for name, value in self._store_sizes.items():
-            yield self._gauge(name, "What the response store holds", value)
+            yield self._gauge(name, "Contents of the response store", value)
         series = total([self.series, *self._others()])
         for name, (doc, labels) in COUNTERS.items():
             own = {} if is_http(name) else self._labels
@@ -202,24 +203,24 @@ class Metrics(Collector):
         stats = self._current_stats()
         used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
         yield self._gauge("vllm:num_requests_running", "Sequences in the running batch", stats.num_running)
-        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait", stats.num_waiting)
+        yield self._gauge("vllm:num_requests_waiting", "Waiting sequences", stats.num_waiting)
         reasons = {"capacity": stats.num_waiting - stats.num_deferred, "deferred": stats.num_deferred}
         yield self._gauges(
             "vllm:num_requests_waiting_by_reason",
-            "Sequences that wait for room (capacity), or for a grammar or a sibling's prompt (deferred)",
+            "Waiting sequences: for room (capacity), or for a grammar or a shared prompt (deferred)",
             "reason",
             reasons,
         )
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV pages in use; 1 is all", used)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", used)
         since = {field: self._before_restarts[field] + getattr(stats, field) for field in ENGINE_FIELDS}
         for name, (field, doc) in ENGINE_COUNTERS.items():
             yield self._counter(name, doc, since[field])
         yield self._prompt_tokens_by_source(since)
         states = dict.fromkeys(SLEEP_STATES, 0) | {"awake": 1}
-        yield self._gauges("vllm:engine_sleep_state", "The engine does not sleep", "sleep_state", states)
-        yield self._counter(
-            "chorale:engine_restarts", "Engine processes that replaced another", self._num_restarts
+        yield self._gauges(
+            "vllm:engine_sleep_state", "Sleep state of the engine (always awake)", "sleep_state", states
         )
+        yield self._counter("chorale:engine_restarts", "Restarts of the engine process", self._num_restarts)
         yield from self._collect_info()
 
     def _current_stats(self) -> EngineStats:
@@ -246,12 +247,14 @@ class Metrics(Collector):
                 "enable_prefix_caching": str(info.enable_prefix_caching),
                 "cache_dtype": info.kv_cache_dtype,
             }
-            family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache", labels=list(labels))
+            family = GaugeMetricFamily(
+                "vllm:cache_config_info", "Configuration of the KV cache", labels=list(labels)
+            )
             family.add_metric(list(labels.values()), 1.0)
             yield family
 
     def _prompt_tokens_by_source(self, since: Mapping[str, int]) -> Any:
-        """What was recomputed is counted as cached and as computed, as in vLLM."""
+        """Yields prompt tokens by source. Recomputed tokens count as cached and as computed, as in vLLM."""
         cached = since["cached_prompt_tokens"]
         sources = {
             "local_compute": since["prompt_tokens"] - cached,
@@ -260,7 +263,7 @@ class Metrics(Collector):
         }
         name = "vllm:prompt_tokens_by_source"
         labels = [*self._labels, "source"]
-        family = CounterMetricFamily(name, "Prompt tokens, by where they came from", labels=labels)
+        family = CounterMetricFamily(name, "Prompt tokens by source", labels=labels)
         for source, number in sources.items():
             family.add_metric([*self._labels.values(), source], number)
         return family
@@ -287,7 +290,7 @@ _Histograms = dict[str, list[tuple[Labels, Histogram]]]
 
 
 def _portable(series: Series) -> Any:
-    """msgpack maps have no tuple keys here: label values become lists of pairs."""
+    """Converts tuple keys, which msgpack does not support, to lists of pairs."""
     return (
         {name: list(found.items()) for name, found in series.counters.items()},
         {name: list(found.items()) for name, found in series.histograms.items()},

@@ -1,4 +1,4 @@
-"""/v1/models and /v1/models/{id}: one entry for each name that this server answers to."""
+"""/v1/models and /v1/models/{id}, with an entry for each served model name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["check_model", "describe", "routes"]
 
 
 def routes(state: ServerState) -> list[Route]:
-    created = int(time.time())  # one time for all entries and all answers, as vLLM's is not
+    created = int(time.time())  # constant, unlike in vLLM
     return [
         Route("/v1/models", partial(list_models, state, created)),
         Route("/v1/models/{model:path}", partial(retrieve_model, state, created)),
@@ -26,7 +26,7 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def list_models(state: ServerState, created: int, request: Request) -> Response:
-    """503 ``engine_loading`` until the engine was ready once: the window is not known before."""
+    """Lists the models. Returns 503 ``engine_loading`` until the engine has reported the context length."""
     return json_response(
         {"object": "list", "data": [describe(state, name, created) for name in state.model_names]}
     )
@@ -39,7 +39,7 @@ async def retrieve_model(state: ServerState, created: int, request: Request) -> 
 
 
 def describe(state: ServerState, name: str, created: int) -> dict[str, Any]:
-    """vLLM's model card: OpenAI's fields, and the window and the folder or hub id behind the name."""
+    """Returns vLLM's model card: OpenAI's fields, the context length, and the model's folder or hub id."""
     info = state.client.info
     return {
         "id": name,

@@ -1,4 +1,4 @@
-"""Model names: which ones this server answers to."""
+"""The check of model names in requests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from chorale.errors import ModelNotFoundError
 
 
 def check_model(state: ServerState, model: str | None) -> None:
-    """None means the one model that is served. Raises ``ModelNotFoundError``."""
+    """Checks a model name; None selects the served model. Raises ``ModelNotFoundError``."""
     if model is not None and model not in state.model_names:
         raise ModelNotFoundError(
-            f"the model '{model[:128]}' does not exist; this server has: {', '.join(state.model_names)}",
+            f"the model '{model[:128]}' does not exist; available: {', '.join(state.model_names)}",
             param="model",
         )

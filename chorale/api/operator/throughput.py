@@ -1,4 +1,4 @@
-"""The line of throughput that operators of vLLM look for: one every ten seconds while there is work."""
+"""vLLM's periodic throughput log line: one every ten seconds while there is work."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from chorale.engine.types import EngineStats
 
 logger = logging.getLogger("chorale.stats")
 
-HIT_RATE_LINES = 30  # the prefix cache's hit rate is over so many lines: five minutes of work by default
+HIT_RATE_LINES = 30  # lines over which the prefix cache's hit rate is averaged: five minutes by default
 
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """What has grown since the last line."""
+    """Counts since the previous line."""
 
-    prompt: int  # tokens computed, cached ones not included, as in vLLM
+    prompt: int  # computed tokens, without cached ones, as in vLLM
     generated: int
     preemptions: int
     queries: int
@@ -29,7 +29,7 @@ class _Counts:
 
     @classmethod
     def between(cls, before: EngineStats, now: EngineStats) -> _Counts:
-        if now.num_steps < before.num_steps:  # another engine process, which counts from zero
+        if now.num_steps < before.num_steps:  # a restarted engine counts from zero
             before = EngineStats()
         return cls(
             (now.prompt_tokens - now.cached_prompt_tokens)
@@ -42,7 +42,7 @@ class _Counts:
 
 
 class Throughput:
-    """Makes the lines. ``now``: seconds of any clock."""
+    """Formats the lines. ``now``: seconds of any monotonic clock."""
 
     def __init__(self, stats: EngineStats, now: float) -> None:
         self._stats, self._time = stats, now
@@ -50,7 +50,7 @@ class Throughput:
         self._cache: deque[tuple[int, int]] = deque(maxlen=HIT_RATE_LINES)
 
     def line(self, stats: EngineStats, now: float) -> str | None:
-        """What has happened since the last call; None where nothing has, nor in the interval before."""
+        """Returns a line about the time since the last call, or None if two intervals passed without work."""
         counts, seconds = _Counts.between(self._stats, stats), max(now - self._time, 1e-9)
         self._stats, self._time = stats, now
         is_busy = bool(counts.prompt or counts.generated or stats.num_running or stats.num_waiting)
@@ -74,7 +74,7 @@ class Throughput:
 
 
 async def log_throughput(client: EngineClient, interval: float) -> None:
-    """Log lines for ever, ``interval`` seconds apart."""
+    """Logs a line every ``interval`` seconds until cancelled."""
     throughput = Throughput(client.stats, time.monotonic())
     while True:
         await asyncio.sleep(interval)

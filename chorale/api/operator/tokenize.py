@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: what a prompt or a chat is in tokens, and back."""
+"""/tokenize and /detokenize: converts a prompt or a chat to tokens, and tokens to text."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from chorale.turns.tools.open_tools import close_tools
 
 Model = TypeVar("Model", bound=BaseModel)
 
-_HEAVY_TOKENS = 8 * 1024  # above this a list of tokens is decoded in a thread: a million take half a second
+_HEAVY_TOKENS = 8 * 1024  # longer lists are decoded in a thread: a million tokens take half a second
 
 
 class Shown(BaseModel):
-    """What both forms say of the answer."""
+    """Response options common to both forms of the request."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -36,7 +36,7 @@ class Shown(BaseModel):
 
 
 class TokenizeRequest(Shown):
-    """``add_special_tokens`` is accepted: gpt-oss puts none before a prompt."""
+    """A raw prompt. ``add_special_tokens`` has no effect: gpt-oss adds none to a prompt."""
 
     model: str | None = None
     prompt: str
@@ -58,7 +58,7 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def tokenize(state: ServerState, request: Request) -> Response:
-    """{prompt} as /v1/completions reads it (special tokens by name), or {messages, tools} as chat renders."""
+    """Encodes {prompt} like /v1/completions (special tokens by name), or {messages, tools} like a chat."""
     data = await read_json(request, state.config)
     if "messages" in data:
         given = {key: data.pop(key) for key in Shown.model_fields if key in data}
@@ -74,8 +74,9 @@ def _parse(model: type[Model], data: dict[str, Any]) -> Model:
 
 
 async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
-    """The ids that /v1/chat/completions would start from; a prompt that is somewhat beyond the window too."""
-    # Chat itself always opens the answer, or goes on with its last message: the rest is its to check.
+    """Returns the prompt ids of a chat, even if they are slightly longer than the context window."""
+    # A chat always adds the generation prompt or continues its last message, so drop this field for its
+    # checks.
     closed = data.get("add_generation_prompt") is False and not data.get("continue_final_message")
     if closed:
         del data["add_generation_prompt"]
@@ -83,12 +84,12 @@ async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
     check_model(state, chat.model)
     hosted = hosted_tools(chat)
     if chat.continue_final_message or hosted.wanted or hosted.unserved:
-        prepared = await prepare(state, chat, b"")  # nothing of it reaches the engine
+        prepared = await prepare(state, chat, b"")  # nothing is submitted to the engine
         await close_tools(prepared.options.tools)
         token_ids = prepared.prompt_token_ids
     else:
         token_ids = await encode(state, chat, chat.messages, *read_rules(chat))
-    # The last two ids are <|start|>assistant, which asks for the answer.
+    # The last two ids are the generation prompt, <|start|>assistant.
     return token_ids[:-2] if closed else token_ids
 
 

@@ -1,7 +1,8 @@
-"""/tokenizer_info, as vLLM has it with --enable-tokenizer-info-endpoint: for clients that tokenize here.
+"""/tokenizer_info, enabled by --enable-tokenizer-info-endpoint as in vLLM, for clients that tokenize
+themselves.
 
-The fields are those of a tokenizer_config.json. No template is read here: what stands as ``chat_template`` is
-made from our own renderer, for chats of text; a test renders it and compares.
+The fields are those of a tokenizer_config.json. ``chat_template`` is generated and covers text-only chats; a
+test compares its output with the renderer's.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import SPECIAL_NAMES
 from chorale.turns.prompt.encode import system_message
 
-_START = "<|start|>assistant"  # what a conversation that is to be answered ends with
+_START = "<|start|>assistant"  # the generation prompt
 
 
 def routes(state: ServerState) -> list[Route]:
-    """None unless the operator wants it."""
+    """Returns the route, if the operator has enabled it."""
     return [Route("/tokenizer_info", partial(tokenizer_info, state))] if state.config.tokenizer_info else []
 
 
@@ -48,7 +49,7 @@ async def tokenizer_info(state: ServerState, request: Request) -> Response:
 
 
 def chat_template(state: ServerState) -> str:
-    """A Jinja template that renders a chat of text as ``render_conversation`` does."""
+    """Returns a Jinja template that renders a text-only chat like ``render_conversation``."""
     system = system_message(state.config, state.config.default_reasoning_effort)
     head = state.vocab.decode(render_conversation(Conversation((system,)), state.vocab))
     return _TEMPLATE.replace("HEAD", json.dumps(head.removesuffix(_START), ensure_ascii=False))
@@ -72,7 +73,7 @@ _TEMPLATE = """\
 {%- elif message.role == "user" -%}
 {{- "<|start|>user<|message|>" + message.content + "<|end|>" -}}
 {%- else -%}
-{{- raise_exception("only messages of text are rendered here; use /v1/chat/completions") -}}
+{{- raise_exception("only text messages are supported; use /v1/chat/completions") -}}
 {%- endif -%}
 {%- endif -%}
 {%- endfor -%}

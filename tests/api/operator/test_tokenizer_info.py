@@ -85,7 +85,7 @@ def test_the_template_renders_what_the_server_renders(opens: bool) -> None:
                 answer = await call(server.port, "POST", "/tokenize", body)
                 expected = server.state.vocab.decode(answer.json["tokens"])
                 assert render(template, messages=messages, add_generation_prompt=opens) == expected
-            with pytest.raises(ValueError, match="only messages of text"):
+            with pytest.raises(ValueError, match="only text messages"):
                 render(template, messages=[said("tool", "x")])
 
     asyncio.run(main())

@@ -1,7 +1,7 @@
-"""/docs: the API to read and to try, by Swagger UI (``scripts/vendor_docs_page.py`` brings its files).
+"""/docs: interactive API documentation with Swagger UI (vendored by ``scripts/vendor_docs_page.py``).
 
-All of it comes from this server, and the page's policy allows nothing else. The files are kept compressed,
-and read when the page is first asked for.
+All files come from this server, and the content security policy allows nothing else. They are stored
+compressed and read on first use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.routing import Route
 from chorale.api.state import ServerState
 
 PATHS = ("/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css")
-# Swagger UI sets style attributes on its drawings, and its pictures are in its style sheet.
+# Swagger UI sets style attributes on SVGs, and its style sheet contains images as data URLs.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; img-src data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -50,7 +50,7 @@ async def serve(name: str, request: Request) -> Response:
 
 @cache
 def load(name: str) -> tuple[bytes, bytes]:
-    """A file as it is, and compressed."""
+    """Returns a file, plain and compressed."""
     folder = files(__package__)
     kept = folder.joinpath(f"{name}.gz")
     if kept.is_file():

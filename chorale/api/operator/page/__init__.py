@@ -1,7 +1,8 @@
-"""``/``: the page for people. One file, no outside requests; its policy allows its own script and style only.
+"""``/``: the chat page. One file without external requests; its content policy allows only its own script and
+style.
 
-The policy names both by their hashes, so nothing that a model writes can ever run: the page builds nodes from
-text, and a browser would refuse anything else.
+The policy lists both by hash, so model output can never run as code. The page builds DOM nodes from text
+only.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from chorale.api.state import ServerState
 
 _SLOT = 'id="settings">{}'
 EXAMPLES = ("What can you do?", "Write a haiku about the sea.", "Explain how a rainbow forms.")
-# What the demo model answers rightly without a tool: tests/acceptance/e2e/test_demo.py asks each.
+# Prompts that the demo model answers correctly without tools; tests/acceptance/e2e/test_demo.py checks each.
 DEMO_EXAMPLES = (
     "What can you do?",
     "What is 2 + 3 * 4?",
@@ -31,13 +32,13 @@ DEMO_EXAMPLES = (
     "Give me a JSON object with name and age for Anna, 31",
     "Wer bist du?",
 )
-_ABOUT = "Answers of a model can be wrong."
+_ABOUT = "Models can make mistakes."
 _ABOUT_DEMO = (
     "This is the demo, a small model trained on synthetic examples: arithmetic with small numbers, lists, "
     "words letter by letter, sentiment, extraction, JSON and function calls. It knows no facts about the "
     "world, and it can be wrong."
 )
-_TOOL_EXAMPLES = {"code_interpreter": "What is 48213 * 9177?"}  # asked with that tool alone
+_TOOL_EXAMPLES = {"code_interpreter": "What is 48213 * 9177?"}  # sent with only that tool enabled
 _TOOL_NAMES = {"web_search": "Web search", "code_interpreter": "Python"}
 _TOOL_WORDS = {
     "web_search": "The model may search the web, open pages and cite them.",
@@ -50,7 +51,7 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def page(state: ServerState, request: Request) -> Response:
-    """The page, with this server's tools filled in."""
+    """Returns the page with this server's settings filled in."""
     text, policy = _template()
     body = text.replace(_SLOT, _SLOT[:-2] + _as_data(settings(state)), 1).encode()
     headers = {
@@ -64,7 +65,7 @@ async def page(state: ServerState, request: Request) -> Response:
 
 
 def settings(state: ServerState) -> dict[str, object]:
-    """What the page must know before anybody has shown a key."""
+    """Returns the settings that the page needs before the user has entered a key."""
     tools = _tools(state)
     asked = [
         {"text": _TOOL_EXAMPLES[kind], "tool": _TOOL_NAMES[kind]}
@@ -95,13 +96,13 @@ def _tools(state: ServerState) -> list[tuple[str, dict[str, object]]]:
 
 
 def _as_data(value: object) -> str:
-    """JSON that cannot end the element it stands in."""
+    """Encodes JSON for a script element, so that it cannot close the element."""
     return json.dumps(value).replace("<", "\\u003c")
 
 
 @cache
 def _template() -> tuple[str, str]:
-    """(the page, its content policy)."""
+    """Returns the page and its content policy."""
     text = files(__package__).joinpath("index.html").read_text("utf-8")
     style, script = (_hash(text, tag) for tag in ("style", "script"))
     policy = (
