@@ -16,8 +16,8 @@ from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError
-from chorale.serve.bootstrap import EngineStart, read_start
 from chorale.runtime.progress import Progress
+from chorale.serve.bootstrap import EngineStart, read_start
 from chorale.serve.engine_process import run_engine_process
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
 
