@@ -1,0 +1,91 @@
+"""Which tests execute which lines, measured by one run of the tests that belong to the changed files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coverage import CoverageData
+
+HERE = Path(__file__).resolve().parent
+TABLE = "CONTRIBUTING.md"
+_ROW = re.compile(r"^\| `([\w/.]+)`[^|]*\|([^|]+)\|", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageMap:
+    seconds: dict[str, float]  # of each test that passes
+    failed: list[str]
+    lines: dict[tuple[str, int], set[str]] = field(repr=False)  # (file, line) -> tests
+    files: dict[str, set[str]] = field(repr=False)
+
+    def tests_of(self, file: str, first: int, last: int) -> set[str]:
+        found: set[str] = set()
+        for line in range(first, last + 1):
+            found |= self.lines.get((file, line), set())
+        return found
+
+
+def table(root: Path) -> dict[str, list[str]]:
+    """The table from change to tests of ``CONTRIBUTING.md``: path of the product -> paths of tests."""
+    page = root / TABLE
+    text = page.read_text("utf-8") if page.exists() else ""
+    part = text.partition("<!-- tests -->")[2].partition("<!-- /tests -->")[0]
+    return {row[1]: re.findall(r"`(tests/[\w/.]+)`", row[2]) for row in _ROW.finditer(part)}
+
+
+def tests_for(root: Path, files: list[str]) -> list[str]:
+    """The tests that belong to ``files``: by the longest matching path of the table, and those that import them."""
+    rows = table(root)
+    chosen: set[str] = set()
+    for file in files:
+        matches = [path for path in rows if file.startswith(path)]
+        if matches:
+            chosen.update(rows[max(matches, key=len)])
+        module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        package, _, name = module.rpartition(".")
+        imports = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b")
+        for test in sorted((root / "tests").rglob("test_*.py")):
+            if imports.search(test.read_text("utf-8")):
+                chosen.add(str(test.relative_to(root)))
+    folders = tuple(f"{each}/" for each in chosen if not each.endswith(".py"))
+    return sorted(each for each in chosen if not each.startswith(folders) and (root / each).exists())
+
+
+def measure(root: Path, files: list[str], tests: list[str]) -> CoverageMap:
+    """Run ``tests`` in ``root`` once. Raises ``SystemExit`` if pytest cannot run them."""
+    data, times = root / ".mutants-coverage", root / ".mutants-times"
+    environment = environment_of(root) | {"MUTANTS_TIMES": str(times)}
+    command = [sys.executable, "-m", "coverage", "run", f"--data-file={data}", "--rcfile=/dev/null"]
+    command += [f"--include={','.join(files)}", "-m", "pytest", "-p", "contexts", *QUIET, *tests]
+    print(f"running {len(tests)} test paths once: {' '.join(tests)}", flush=True)
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"the tests do not run:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    recorded = CoverageData(str(data))
+    recorded.read()
+    noted = json.loads(times.read_text())
+    lines: dict[tuple[str, int], set[str]] = defaultdict(set)
+    by_file: dict[str, set[str]] = defaultdict(set)
+    for measured in recorded.measured_files():
+        file = str(Path(measured).resolve().relative_to(root))
+        for line, contexts in recorded.contexts_by_lineno(measured).items():
+            passing = {each for each in contexts if each in noted["passed"]}
+            lines[file, line] |= passing
+            by_file[file] |= passing
+    return CoverageMap(noted["passed"], noted["failed"], dict(lines), dict(by_file))
+
+
+QUIET = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
+
+
+def environment_of(root: Path) -> dict[str, str]:
+    """Python takes the package from the copy ``root`` and writes no byte code, which could be of another mutant."""
+    path = os.pathsep.join([str(root), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
