@@ -25,5 +25,5 @@ else
 fi
 
 case $requirement in
-    .\[*) $install -e ".[kernels]" || echo "no Triton here; the tests of the kernels will be skipped" >&2 ;;
+    .\[test\] | .\[dev\]) $install -e ".[kernels]" || echo "no Triton here; the tests of the kernels will be skipped" >&2 ;;
 esac

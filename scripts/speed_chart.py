@@ -1,7 +1,7 @@
 """Draw docs/images/speed.svg from docs/data/speed.json: python scripts/speed_chart.py [--check].
 
-Each pair of bars is scaled to the other engine's speed, because the cases differ by a factor of a hundred; the
-numbers beside the bars are tokens a second. The picture follows the reader's light or dark mode.
+Each pair of bars is scaled to the other engine's speed, because the cases differ by a factor of a hundred;
+the numbers beside the bars are tokens a second. The picture follows the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ DATA, PICTURE = ROOT / "docs" / "data" / "speed.json", ROOT / "docs" / "images" 
 WIDTH, LEFT, UNIT, BAR, ROW, GROUP = 860, 190, 235, 12, 38, 34
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }
-  .title { font-size: 17px; font-weight: 600 } .group { font-weight: 600 } .small { font-size: 11px; fill: #59636e }
-  .ours { fill: #3b5bdb } .peer { fill: #adb5bd } .gain { font-weight: 600; fill: #3b5bdb } .label { text-anchor: end }
+  .title { font-size: 17px; font-weight: 600 } .group { font-weight: 600 } .label { text-anchor: end }
+  .small { font-size: 11px; fill: #59636e } .gain { font-weight: 600; fill: #3b5bdb }
+  .ours { fill: #3b5bdb } .peer { fill: #adb5bd }
   .ground { fill: #ffffff }
   @media (prefers-color-scheme: dark) {
-    text { fill: #e6edf3 } .small { fill: #9198a1 } .ours { fill: #748ffc } .peer { fill: #5c636b } .gain { fill: #91a7ff }
+    text { fill: #e6edf3 } .small { fill: #9198a1 } .gain { fill: #91a7ff }
+    .ours { fill: #748ffc } .peer { fill: #5c636b }
     .ground { fill: #0d1117 }
   }
 """
@@ -44,7 +46,8 @@ def render(data: dict[str, Any]) -> str:
     body = "\n".join(f"  {part}" for part in parts)
     title = escape(f"{data['title']}: Chorale and {data['peer']}")
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}" role="img">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" role="img"\n'
+        f'     width="{WIDTH}" height="{y}">\n'
         f"  <title>{title}</title>\n  <style>{STYLE}  </style>\n"
         f'  <rect class="ground" width="{WIDTH}" height="{y}" rx="8"/>\n{body}\n</svg>\n'
     )
@@ -80,9 +83,7 @@ def main() -> int:
     if "--check" in sys.argv:
         if PICTURE.read_text("utf-8") == picture:
             return 0
-        print(
-            f"{PICTURE.relative_to(ROOT)} is not what {DATA.relative_to(ROOT)} says; run scripts/speed_chart.py"
-        )
+        print(f"{PICTURE.name} is not what {DATA.name} says; run: python scripts/speed_chart.py")
         return 1
     PICTURE.write_text(picture, "utf-8")
     return 0

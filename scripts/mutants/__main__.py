@@ -1,7 +1,7 @@
 """Mutation tests of what a change touched: python scripts/mutants --since main~1, or FILE[:FUNCTION] ...
 
-Makes small faults in the functions that changed, one at a time, in a copy of the tree, and runs the tests that
-execute the faulty line. A fault that no test sees is printed as survived, with its file and line.
+Makes small faults in the functions that changed, one at a time, in a copy of the tree, and runs the tests
+that execute the faulty line. A fault that no test sees is printed as survived, with its file and line.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def table(root: Path) -> dict[str, list[str]]:
 
 
 def tests_for(root: Path, files: list[str]) -> list[str]:
-    """The tests that belong to ``files``: by the longest matching path of the table, and those that import them."""
+    """The tests of ``files``: the longest matching path of the table, and what imports them."""
     rows = table(root)
     chosen: set[str] = set()
     for file in files:
@@ -86,6 +86,6 @@ QUIET = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
 
 
 def environment_of(root: Path) -> dict[str, str]:
-    """Python takes the package from the copy ``root`` and writes no byte code, which could be of another mutant."""
+    """Python takes the package from the copy ``root``, writing no byte code (another mutant's)."""
     path = os.pathsep.join([str(root), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     return os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,4 +1,4 @@
-"""One mutant in one copy of the tree: the fault is written, the tests of its line run, the file is restored."""
+"""One mutant in one copy of the tree: write the fault, run the tests of its line, restore the file."""
 
 from __future__ import annotations
 

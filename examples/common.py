@@ -1,0 +1,9 @@
+"""The server and the model that the examples talk to."""
+
+from __future__ import annotations
+
+import os
+
+URL = os.environ.get("CHORALE_URL", "http://localhost:8000")
+MODEL = os.environ.get("CHORALE_MODEL", "demo")  # what the server was started with
+KEY = os.environ.get("CHORALE_API_KEY", "unused")

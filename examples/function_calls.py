@@ -1,0 +1,51 @@
+"""The model calls a function of yours until it has an answer: python examples/function_calls.py
+
+Needs ``chorale serve`` in another terminal, and ``pip install openai``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from common import KEY, MODEL, URL
+from openai import OpenAI
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "name": "get_weather",
+        "description": "Get the current weather for a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "City name"}},
+            "required": ["city"],
+        },
+    }
+]
+
+
+def get_weather(city: str) -> dict[str, Any]:
+    return {"city": city, "temperature": 18, "condition": "cloudy"}
+
+
+def main() -> None:
+    client = OpenAI(base_url=f"{URL}/v1", api_key=KEY)
+    items: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    for _ in range(5):  # rounds, so that a model that never stops calling does
+        response = client.responses.create(model=MODEL, input=items, tools=TOOLS, temperature=0)
+        calls = [item for item in response.output if item.type == "function_call"]
+        if not calls:
+            print(response.output_text)
+            return
+        items += response.output  # reasoning included: the model continues where it was
+        for call in calls:
+            result = get_weather(**json.loads(call.arguments))
+            print(f"{call.name}({call.arguments}) = {result}")
+            items.append(
+                {"type": "function_call_output", "call_id": call.call_id, "output": json.dumps(result)}
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Reasoning and answer as they are generated: python examples/streaming_chat.py ["your question"]
+
+Needs ``chorale serve`` in another terminal, and ``pip install openai``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from common import KEY, MODEL, URL
+from openai import OpenAI
+
+
+def main() -> None:
+    question = sys.argv[1] if len(sys.argv) > 1 else "What is 17 + 25?"
+    client = OpenAI(base_url=f"{URL}/v1", api_key=KEY)
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": question}],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    for chunk in stream:
+        if chunk.usage:
+            print(f"\n[{chunk.usage.completion_tokens} tokens]")
+        for choice in chunk.choices:
+            # The SDK keeps fields that OpenAI's API does not have.
+            print(getattr(choice.delta, "reasoning", None) or choice.delta.content or "", end="", flush=True)
+
+
+if __name__ == "__main__":
+    main()

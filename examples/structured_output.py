@@ -1,0 +1,31 @@
+"""An answer that is an object of yours, enforced while it is generated: python examples/structured_output.py
+
+Needs ``chorale serve`` in another terminal, and ``pip install openai``.
+"""
+
+from __future__ import annotations
+
+from common import KEY, MODEL, URL
+from openai import OpenAI
+from pydantic import BaseModel
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+    city: str
+
+
+def main() -> None:
+    client = OpenAI(base_url=f"{URL}/v1", api_key=KEY)
+    response = client.responses.parse(
+        model=MODEL,
+        input="Extract the person: Anna Berg is 34 years old and lives in Oslo.",
+        text_format=Person,
+        temperature=0,
+    )
+    print(repr(response.output_parsed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""One demo server for all examples, greedy so that the answers are known.
+
+It may call addresses of this machine, for the MCP example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from e2e.conftest import Served, serving
+
+
+OPTIONS = ("--tool-allow-private-hosts", "--override-generation-config", '{"temperature": 0}')
+
+
+@pytest.fixture(scope="session")
+def example_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving("demo", tmp_path_factory.mktemp("examples"), *OPTIONS) as server:
+        yield server

@@ -1,0 +1,148 @@
+"""Each example runs as its head says, against the demo model, and prints what it promises."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from e2e.conftest import Served, free_port
+
+from chorale.processes import die_with_parent
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def needs(*modules: str) -> None:
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+
+
+def run(server: Served, *command: str) -> str:
+    """Run ``command`` with the server's address and model in the environment; returns what it prints."""
+    environment = {**os.environ, "CHORALE_URL": server.url, "CHORALE_MODEL": "demo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=EXAMPLES.parent, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def python(server: Served, name: str, *arguments: str) -> str:
+    return run(server, sys.executable, str(EXAMPLES / name), *arguments)
+
+
+def test_offline_batch(example_server: Served) -> None:
+    printed = python(example_server, "offline_batch.py")
+    assert "17 + 25 = 42" in printed
+    assert "812 - 345 = 467" in printed
+
+
+def test_streaming_chat(example_server: Served) -> None:
+    printed = python(example_server, "streaming_chat.py", "What is 17 + 25?")
+    assert "17 + 25 = 42" in printed
+    assert re.search(r"\n\[\d+ tokens\]\n$", printed)
+
+
+def test_function_calls(example_server: Served) -> None:
+    printed = python(example_server, "function_calls.py").splitlines()
+    assert printed[0].startswith('get_weather({"city":"Paris"}) = ')
+    assert "18" in printed[-1]  # the answer has what the function returned
+
+
+def test_structured_output(example_server: Served) -> None:
+    printed = python(example_server, "structured_output.py")
+    assert printed == "Person(name='Anna Berg', age=34, city='Oslo')\n"
+
+
+def test_background(example_server: Served) -> None:
+    printed = python(example_server, "background.py")
+    assert re.match(r"left resp_\w+ after event 3\n", printed)
+    assert "23 × 17 = 391" in printed
+    assert printed.endswith("status: completed\n")
+
+
+def test_mcp_tools(example_server: Served) -> None:
+    needs("mcp")
+    port = free_port()
+    command = [sys.executable, str(EXAMPLES / "mcp_tools.py"), "serve", str(port)]
+    parent = os.getpid()
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: die_with_parent(parent),
+    ) as server:
+        try:
+            deadline = time.monotonic() + 60
+            printed = ""
+            # Until the MCP server listens, the list of its tools is an error that the answer reports.
+            while "in_stock" not in printed and time.monotonic() < deadline:
+                assert server.poll() is None
+                printed = python(example_server, "mcp_tools.py", "ask", f"http://127.0.0.1:{port}/mcp")
+            assert "tools: ['in_stock']" in printed
+        finally:
+            server.kill()
+
+
+def test_anthropic_messages(example_server: Served) -> None:
+    needs("anthropic")
+    printed = python(example_server, "anthropic_messages.py")
+    assert "17 + 25 = 42" in printed
+    assert re.search(r"\n\[\d+ tokens\]\n$", printed)
+
+
+def test_openai_agents(example_server: Served) -> None:
+    needs("agents")
+    assert "18" in python(example_server, "agents/openai_agents.py")
+
+
+def test_claude_code(example_server: Served, tmp_path: Path) -> None:
+    """The script hands address and key to a program that speaks to the server as Claude Code would."""
+    needs("anthropic")
+    program = tmp_path / "claude"
+    program.write_text(
+        f"#!{sys.executable}\nimport os, sys, anthropic\n"
+        "said = anthropic.Anthropic().messages.create(model=os.environ['ANTHROPIC_MODEL'], max_tokens=400,\n"
+        "    messages=[{'role': 'user', 'content': sys.argv[1]}])\n"
+        "print(said.content[-1].text)\n"
+    )
+    program.chmod(0o755)
+    script = EXAMPLES / "agents" / "claude_code.sh"
+    printed = run(example_server, "env", f"CLAUDE={program}", "sh", str(script), "What is 17 + 25?")
+    assert printed == "17 + 25 = 42\n"
+
+
+def test_codex(example_server: Served, tmp_path: Path) -> None:
+    text = (EXAMPLES / "agents" / "codex.toml").read_text()
+    settings = tomllib.loads(text)
+    provider = settings["model_providers"][settings["model_provider"]]
+    assert provider["wire_api"] == "responses"
+    codex = os.environ.get("CHORALE_CODEX") or shutil.which("codex")
+    if codex is None:
+        pytest.skip("codex is not installed; its file was read")
+    text = text.replace("http://localhost:8000", example_server.url).replace("openai/gpt-oss-120b", "demo")
+    (tmp_path / "config.toml").write_text(text)
+    command = [codex, "exec", "--skip-git-repo-check", "What is 17 + 25?"]
+    assert "42" in run(example_server, "env", f"CODEX_HOME={tmp_path}", *command)
+
+
+def test_every_example_is_run_and_listed() -> None:
+    """A new file in examples/ needs a test here or in test_deploy.py, and a line in the README."""
+    tested = "".join(each.read_text("utf-8") for each in Path(__file__).parent.glob("test_*.py"))
+    listed = (EXAMPLES / "README.md").read_text("utf-8")
+    for path in EXAMPLES.rglob("*"):
+        if path.is_file() and path.name not in ("README.md", "common.py") and path.suffix != ".pyc":
+            assert path.name in tested, path.name
+            assert path.name in listed, path.name
+            assert "chorale" in path.read_text("utf-8").lower()[:400], (
+                f"{path.name} does not say how to run it"
+            )
