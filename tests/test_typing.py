@@ -1,0 +1,62 @@
+"""``py.typed``: a user's type checker sees the types of the public names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import chorale
+
+GOOD = """
+from chorale import LLM, EngineConfig, SamplingParams, __version__
+
+def answer(question: str) -> str:
+    with LLM("demo", max_model_len=EngineConfig(max_model_len=512).max_model_len) as llm:
+        params = SamplingParams(temperature=0.5, max_tokens=20)
+        outputs = llm.chat([{"role": "user", "content": question}], params)
+        reveal_type(outputs)
+        return outputs[0].outputs[0].text
+
+version: str = __version__
+"""
+BAD = """
+from chorale import LLM, SamplingParams
+
+SamplingParams(temperature="hot")
+llm = LLM("demo")
+number: int = llm.generate("a")[0].outputs[0].text
+"""
+
+
+def check(folder: Path, source: str) -> str:
+    """What mypy --strict says about ``source``, outside the repository and without its configuration."""
+    (folder / "user.py").write_text(source)
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file=",
+        "--follow-imports=silent",
+        "user.py",
+    ]
+    environment = {"MYPYPATH": "", "PATH": "", "HOME": str(folder)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def test_the_public_names_are_typed(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    assert (Path(chorale.__file__).parent / "py.typed").exists()
+    said = check(tmp_path, GOOD)
+    assert "Revealed type is" in said
+    assert "RequestOutput" in said
+    assert "error:" not in said, said
+    said = check(tmp_path, BAD)
+    assert 'user.py:4: error: Argument "temperature" to "SamplingParams" has incompatible type "str"' in said
+    assert "user.py:6: error: Incompatible types in assignment" in said
