@@ -25,7 +25,7 @@ version: str = __version__
 BAD = """
 from chorale import LLM, SamplingParams
 
-SamplingParams(temperature="hot")
+SamplingParams.from_defaults("hot")
 llm = LLM("demo")
 number: int = llm.generate("a")[0].outputs[0].text
 """
@@ -58,5 +58,5 @@ def test_the_public_names_are_typed(tmp_path: Path) -> None:
     assert "RequestOutput" in said
     assert "error:" not in said, said
     said = check(tmp_path, BAD)
-    assert 'user.py:4: error: Argument "temperature" to "SamplingParams" has incompatible type "str"' in said
+    assert 'user.py:4: error: Argument 1 to "from_defaults" of "SamplingParams" has incompatible type' in said
     assert "user.py:6: error: Incompatible types in assignment" in said
