@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# All but the changelog, which names files of its time.
+PAGES = [
+    *(page for page in sorted(ROOT.glob("*.md")) if page.name != "CHANGELOG.md"),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "examples" / "README.md",
+]
 
 
 def test_the_api_page_is_what_the_code_says() -> None:
@@ -22,10 +27,21 @@ def test_the_api_page_is_what_the_code_says() -> None:
     assert module.render(page) == page, "run: python scripts/api_docs.py"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_that_the_docs_name_exist(page: Path) -> None:
     text = page.read_text("utf-8")
-    named = re.findall(r"`((?:chorale|tests|benchmarks|scripts|docs|training)/[\w./-]+)`", text)
-    named += re.findall(r"\]\((?!http)([\w./-]+)\)", text)
+    named = re.findall(r"`((?:chorale|tests|benchmarks|scripts|docs|examples|training)/[\w./-]+)`", text)
+    named += re.findall(r"\]\((?!http)([\w./-]+)(?:#[\w-]+)?\)", text)
     for name in named:
         assert (ROOT / name).exists() or (page.parent / name).exists(), f"{page.name} names {name}"
+
+
+def test_every_package_has_its_row_in_the_table_of_tests() -> None:
+    """CONTRIBUTING.md: ``make mutants`` reads the table too, and takes the longest path that matches."""
+    part = (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("<!-- tests -->")[1]
+    rows = dict(re.findall(r"^\| `(chorale/[\w/.]+)` \|(.+)\|$", part, re.MULTILINE))
+    for path, tests in rows.items():
+        assert (ROOT / path).exists(), path
+        assert re.findall(r"`(tests/[\w/.]+)`", tests), path
+    for package in sorted((ROOT / "chorale").glob("*/__init__.py")):
+        assert f"chorale/{package.parent.name}/" in rows

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from e2e.conftest import Served, serving
 
+from tests.support.served import Served, serving
 
 OPTIONS = ("--tool-allow-private-hosts", "--override-generation-config", '{"temperature": 0}')
 

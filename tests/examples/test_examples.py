@@ -13,9 +13,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from e2e.conftest import Served, free_port
 
 from chorale.processes import die_with_parent
+from tests.support.served import Served, free_port
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
