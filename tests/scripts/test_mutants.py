@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "mutants"
-SOURCE = '''"""A module with one tested, one half tested and one untested function."""
+SOURCE = '''"""A module with a tested and a half tested function, and one that another test file calls."""
 
 LIMIT = 3
 
@@ -26,7 +26,7 @@ def total(numbers: list[int]) -> int:
     return result
 
 
-def unused(number: int) -> int:
+def doubled(number: int) -> int:
     return number * 2
 '''
 TESTS = """from small.sums import clamp, total
@@ -39,6 +39,14 @@ def test_clamp() -> None:
 def test_total() -> None:
     total([])  # asserts nothing
 """
+# Imports nothing by name: only the table knows that it belongs to the package.
+OTHER = """import importlib
+
+
+def test_doubled() -> None:
+    assert importlib.import_module("small" + ".sums").doubled(3) == 6
+"""
+TABLE = "<!-- tests -->\n| `small/` | `tests/test_other.py` |\n<!-- /tests -->\n"
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -52,6 +60,8 @@ def repository(tmp_path: Path) -> Path:
         ("small/__init__.py", ""),
         ("small/sums.py", SOURCE),
         ("tests/test_sums.py", TESTS),
+        ("tests/test_other.py", OTHER),
+        ("CONTRIBUTING.md", TABLE),
         ("pytest.ini", "[pytest]\nmarkers =\n  slow: s\n  gpu: g\n"),
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -86,7 +96,8 @@ def test_every_kind_of_verdict(repository: Path) -> None:
     assert any("small/sums.py:7 " in line and "> -> >=" in line for line in survived)
     assert {line.split()[1] for line in survived} == {f"small/sums.py:{n}" for n in (7, 11, 14)}
     untested = lines(done.stdout, "untested")
-    assert {line.split()[1] for line in untested} == {"small/sums.py:13", "small/sums.py:18"}
+    assert {line.split()[1] for line in untested} == {"small/sums.py:13"}
+    assert any("small/sums.py:18 " in line and "test_other.py::test_doubled" in line for line in killed)
     assert (repository / "small/sums.py").read_text() == SOURCE
 
 
@@ -101,13 +112,14 @@ def test_only_functions_that_changed(repository: Path) -> None:
 
 
 def test_a_share_of_killed_below_the_floor_is_an_error(repository: Path) -> None:
-    assert mutants(repository, "small/sums.py:unused", "small/sums.py:total", "--floor", "1").returncode == 1
+    assert mutants(repository, "small/sums.py:total", "--floor", "1").returncode == 1
 
 
 def test_errors_are_one_line(repository: Path) -> None:
     done = mutants(repository, "small/sums.py:absent")
     assert (done.returncode, done.stderr) == (1, "no function or class is called absent\n")
     (repository / "tests/test_sums.py").unlink()
+    (repository / "CONTRIBUTING.md").unlink()
     done = mutants(repository, "small/sums.py")
     assert done.returncode == 2
     assert "no tests belong to small/sums.py" in done.stderr
