@@ -1,36 +1,61 @@
-"""One usage object for several choices, and for several prompts."""
+"""Usage over several choices and prompts: what is shared is counted once, what is not is summed."""
 
 from __future__ import annotations
 
-from chorale.api.usage import of_choices, of_prompts
+import pytest
+
+from chorale.api.usage import of_choices, of_prompts, usage_object
 from chorale.turns.events import Usage
 
-
-def choice(cached: int, *later: tuple[int, int]) -> Usage:
-    """A choice of a prompt of 40 tokens. ``later``: (prompt tokens, of them cached) of its later rounds."""
-    size, repeated = (sum(each[place] for each in later) for place in (0, 1))
-    return Usage(
-        input_tokens=40 + size,
-        cached_tokens=cached + repeated,
-        output_tokens=10,
-        reasoning_tokens=3,
-        later_input_tokens=size,
-        later_cached_tokens=repeated,
-    )
-
-
-def test_the_prompt_of_all_choices_counts_once_and_as_cached_only_where_it_was_for_the_first() -> None:
-    found = of_choices([choice(0), choice(16), choice(32)])
-    assert (found.input_tokens, found.cached_tokens) == (40, 0)
-    assert (found.output_tokens, found.reasoning_tokens) == (30, 9)
-
-
-def test_later_rounds_are_each_choices_own() -> None:
-    found = of_choices([choice(16, (60, 50)), choice(32, (70, 50), (90, 80))])
-    assert found.input_tokens == 40 + 60 + 70 + 90
-    assert found.cached_tokens == 16 + 50 + 50 + 80
+# The same prompt of 20 tokens, of which the cache had 4 for the first choice and 16 for the second. Each had
+# a second round after a tool, with prompts of 5 and 7 further tokens.
+COLD = Usage(
+    input_tokens=25,
+    cached_tokens=7,
+    output_tokens=4,
+    reasoning_tokens=1,
+    later_input_tokens=5,
+    later_cached_tokens=3,
+)
+WARM = Usage(
+    input_tokens=27,
+    cached_tokens=18,
+    output_tokens=6,
+    reasoning_tokens=2,
+    later_input_tokens=7,
+    later_cached_tokens=2,
+)
 
 
-def test_several_prompts_are_summed() -> None:
-    found = of_prompts([choice(16), choice(32, (70, 50))])
-    assert (found.input_tokens, found.cached_tokens, found.output_tokens) == (150, 98, 20)
+@pytest.mark.parametrize("choices", [(COLD, WARM), (WARM, COLD)], ids=["cold first", "warm first"])
+def test_choices_share_their_prompt(choices: tuple[Usage, Usage]) -> None:
+    usage = of_choices(choices)
+    assert usage.input_tokens == 20 + 5 + 7
+    assert usage.cached_tokens == 4 + 3 + 2  # of the shared prompt: what the cache had for every choice
+    assert usage.output_tokens == 10
+    assert usage.reasoning_tokens == 3
+
+
+def test_no_choice_costs_nothing() -> None:
+    assert of_choices([]) == Usage()
+    assert of_prompts([]) == Usage()
+
+
+def test_a_choice_that_never_began_does_not_hide_the_prompt() -> None:
+    assert of_choices([COLD, Usage()]).input_tokens == COLD.input_tokens
+
+
+def test_prompts_are_summed() -> None:
+    usage = of_prompts([COLD, WARM])
+    assert (usage.input_tokens, usage.cached_tokens) == (52, 25)
+    assert (usage.output_tokens, usage.reasoning_tokens) == (10, 3)
+
+
+def test_the_object_has_openais_names() -> None:
+    assert usage_object(WARM) == {
+        "prompt_tokens": 27,
+        "completion_tokens": 6,
+        "total_tokens": 33,
+        "prompt_tokens_details": {"cached_tokens": 18},
+        "completion_tokens_details": {"reasoning_tokens": 2},
+    }
