@@ -21,6 +21,7 @@ else
     venv/bin/python -m pip --quiet install dist/chorale-*.whl
 fi
 venv/bin/python -c 'import chorale, sys; sys.exit(not chorale.__file__.startswith(sys.prefix))'
+venv/bin/python -c 'import importlib.resources as r; r.files("chorale").joinpath("py.typed").read_bytes()'
 venv/bin/chorale --version
 
 port=$(venv/bin/python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
