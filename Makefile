@@ -36,9 +36,9 @@ check: lint types
 coverage: $(VENV)/.installed-dev
 	rm -rf .coverage
 	mkdir -p .coverage
-	$(bin)/python -m coverage run -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(ARGS)
-	$(bin)/python -m coverage combine --quiet
-	$(bin)/python -m coverage report
+	status=0; \
+	$(bin)/python -m coverage run -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(ARGS) || status=$$?; \
+	$(bin)/python -m coverage combine --quiet && $(bin)/python -m coverage report && exit $$status
 
 # Small faults in the functions that changed since a commit, and whether a test sees each:
 # `make mutants SINCE=HEAD~3`, or `make mutants SINCE= ARGS="chorale/api/usage.py --limit 20"`.
