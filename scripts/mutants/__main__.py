@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         covered = measure(copies[0], files, tests)
         for test in covered.failed:
             print(f"left out, fails without a mutant: {test}")
-        return _report(_run(copies, mutants, covered, options.budget), options.floor)
+        return _report(_run(copies, mutants, covered, options), options.floor)
 
 
 def _mutants(root: Path, options: argparse.Namespace) -> list[Mutant]:
@@ -80,7 +80,9 @@ def _copy(root: Path, place: Path) -> Path:
     return place
 
 
-def _run(copies: list[Path], mutants: list[Mutant], covered: CoverageMap, budget: float) -> list[Verdict]:
+def _run(
+    copies: list[Path], mutants: list[Mutant], covered: CoverageMap, options: argparse.Namespace
+) -> list[Verdict]:
     idle: SimpleQueue[Path] = SimpleQueue()
     for copy in copies:
         idle.put(copy)
@@ -88,7 +90,7 @@ def _run(copies: list[Path], mutants: list[Mutant], covered: CoverageMap, budget
     def one(mutant: Mutant) -> Verdict:
         copy = idle.get()
         try:
-            verdict = try_mutant(copy, mutant, covered, budget)
+            verdict = try_mutant(copy, mutant, covered, options.budget, options.all_tests)
         finally:
             idle.put(copy)
         print(verdict, flush=True)
@@ -118,6 +120,8 @@ def _parser() -> argparse.ArgumentParser:
         "--since", metavar="COMMIT", help="mutate the functions that changed since this commit"
     )
     parser.add_argument("--tests", nargs="+", help="tests to choose from, instead of CONTRIBUTING.md's table")
+    parser.add_argument("--all-tests", action="store_true",
+                        help="run all of them for lines that only child processes execute")  # fmt: skip
     parser.add_argument("--limit", type=int, default=0, help="try at most so many, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of that draw")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")

@@ -42,8 +42,9 @@ class Verdict:
         return f"{self.word:9}{self.mutant}  ({self.reason})"
 
 
-def try_mutant(copy: Path, mutant: Mutant, covered: CoverageMap, budget: float) -> Verdict:
-    tests = _tests(mutant, covered, budget)
+def try_mutant(copy: Path, mutant: Mutant, covered: CoverageMap, budget: float, all_tests: bool) -> Verdict:
+    """``all_tests``: run every test of the map for a line that none of them executes in its own process."""
+    tests = _tests(mutant, covered, budget, all_tests)
     if not tests:
         return Verdict(mutant, "untested", 0.0, "no test executes this line")
     path = copy / mutant.file
@@ -56,7 +57,7 @@ def try_mutant(copy: Path, mutant: Mutant, covered: CoverageMap, budget: float) 
     return Verdict(mutant, word, time.monotonic() - started, reason)
 
 
-def _tests(mutant: Mutant, covered: CoverageMap, budget: float) -> list[str]:
+def _tests(mutant: Mutant, covered: CoverageMap, budget: float, all_tests: bool) -> list[str]:
     """The tests of the mutant's lines, the fastest file first, as many as take ``budget`` seconds together.
 
     Code that runs on import is executed before the first test, so that every test of the file may see it.
@@ -65,6 +66,8 @@ def _tests(mutant: Mutant, covered: CoverageMap, budget: float) -> list[str]:
         found = covered.files.get(mutant.file, set())
     else:
         found = covered.tests_of(mutant.file, mutant.edit.line, mutant.edit.last_line)
+    if not found and all_tests:
+        found = set(covered.seconds)
     by_file: dict[str, list[str]] = defaultdict(list)
     for test in sorted(found, key=lambda each: (covered.seconds[each], each)):
         by_file[test.partition("::")[0]].append(test)

@@ -45,6 +45,14 @@ OTHER = """import importlib
 def test_doubled() -> None:
     assert importlib.import_module("small" + ".sums").doubled(3) == 6
 """
+CHILD = """import subprocess
+import sys
+
+
+def test_child() -> None:
+    code = "import small.sums; print(small.sums.doubled(3))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"6\\n"
+"""
 TABLE = "<!-- tests -->\n| `small/` | `tests/test_other.py` |\n<!-- /tests -->\n"
 
 
@@ -94,6 +102,13 @@ def test_every_kind_of_verdict(repository: Path) -> None:
     assert {line.split()[1] for line in untested} == {"small/sums.py:13"}
     assert any("small/sums.py:18 " in line and "test_other.py::test_doubled" in line for line in killed)
     assert (repository / "small/sums.py").read_text() == SOURCE
+
+
+def test_lines_that_only_a_child_process_executes(repository: Path) -> None:
+    (repository / "tests/test_other.py").write_text(CHILD)
+    assert lines(mutants(repository, "small/sums.py:doubled").stdout, "untested")
+    done = mutants(repository, "small/sums.py:doubled", "--all-tests")
+    assert len(lines(done.stdout, "killed")) == 3, done.stdout + done.stderr
 
 
 def test_only_functions_that_changed(repository: Path) -> None:
