@@ -168,3 +168,13 @@ class EngineDeadError(EngineError):
     status = 503
     type = "service_unavailable"
     default_code = "engine_restarted"
+
+
+def invalid(param: str, message: str) -> RequestError:
+    """The value of a request's field is wrong."""
+    return RequestError(f"{param}: {message}", param=param)
+
+
+def unsupported(param: str, message: str) -> RequestError:
+    """The value of a request's field is known, and cannot be honoured here."""
+    return RequestError(f"{param}: {message}", param=param, code="unsupported_value")

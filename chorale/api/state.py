@@ -9,6 +9,7 @@ from chorale.api.background import Background
 from chorale.client.base import EngineClient
 from chorale.config import ServerConfig
 from chorale.grammar.checker import GrammarChecker
+from chorale.turns.tools.open_built_in import ToolHost
 
 if TYPE_CHECKING:
     from chorale.api.operator.metrics import Metrics
@@ -37,4 +38,8 @@ class ServerState:
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
     background: Background = field(default_factory=Background)  # responses without a connection
-    tools: ToolService | None = None  # the built-in tools; None: there are none
+    tools: ToolService | None = None  # the built-in tools, or None if the server has none
+
+    @property
+    def tool_host(self) -> ToolHost:
+        return ToolHost(self.tools, self.grammars, self.metrics.tool_called)

@@ -32,13 +32,13 @@ json_type: " " <[{v.CONSTRAIN}]> "json" | <[{v.CONSTRAIN}]> "json" | " json"
 class Call:
     """A tool that may be called. ``arguments`` None: any text; not JSON: the header does not say so.
 
-    ``hosted``: ``name`` is its whole recipient, and calls stand on the analysis channel too, as the model
+    ``built_in``: ``name`` is its whole recipient, and calls stand on the analysis channel too, as the model
     learned it for built-in tools.
     """
 
     name: str
     arguments: Constraint | None = None
-    hosted: bool = False
+    built_in: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def _think_rule(name: str, text: str) -> str:
 
 
 def _call_rule(position: int, call: Call) -> str:
-    if call.hosted:
+    if call.built_in:
         return _hosted_rule(position, call)
     recipient = f" to=functions.{call.name}"
     kind = " json_type?" if call.arguments is None or call.arguments.is_json else ""

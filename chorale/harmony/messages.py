@@ -14,6 +14,8 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 Channel = Literal["analysis", "commentary", "final"]
 ReasoningEffort = Literal["low", "medium", "high"]
 
+FUNCTIONS = "functions"  # the namespace of the client's tools
+JSON_TYPE = "<|constrain|>json"
 DEFAULT_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 DEFAULT_KNOWLEDGE_CUTOFF = "2024-06"
 
@@ -78,13 +80,31 @@ class Message:
     name: str | None = None
     recipient: str | None = None  # None means "all"
     channel: str | None = None
-    content_type: str | None = None  # for example "<|constrain|>json" or "code"
+    content_type: str | None = None  # for example JSON_TYPE or "code"
     token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     messages: tuple[Message, ...] = field(default=())
+
+
+def function_call(name: str, arguments: str, *, is_json: bool = True) -> Message:
+    """A call to a tool of the client. ``is_json``: the arguments are JSON, and the header says so."""
+    content_type = JSON_TYPE if is_json else None
+    return tool_call(f"{FUNCTIONS}.{name}", arguments, content_type)
+
+
+def tool_call(recipient: str, arguments: str, content_type: str | None = JSON_TYPE) -> Message:
+    """A call by a tool's full name."""
+    return Message(
+        "assistant", arguments, recipient=recipient, channel="commentary", content_type=content_type
+    )
+
+
+def tool_result(author: str, content: str, channel: str = "commentary") -> Message:
+    """What a tool returned. ``author``: its full name ("functions.get_weather")."""
+    return Message("tool", content, name=author, recipient="assistant", channel=channel)
 
 
 # --------------------------------------------------------------------------- parser events

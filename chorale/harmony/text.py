@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from chorale.harmony.vocab import Vocabulary
 
@@ -12,15 +12,27 @@ from chorale.harmony.vocab import Vocabulary
 class TextDecoder:
     """Incremental decoding: the concatenation of all results equals ``vocab.decode`` of all ids."""
 
-    __slots__ = ("_decode", "_vocab")
+    __slots__ = ("_decode", "_state", "_vocab")
 
     def __init__(self, vocab: Vocabulary) -> None:
         self._vocab = vocab
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decode, self._state = decoder.decode, decoder.getstate
 
     def feed(self, token_id: int) -> str:
         """Text that became readable ("" inside a character). Raises ``TokenIdError``."""
         return self._decode(self._vocab.token_bytes(token_id))
+
+    def feed_all(self, token_ids: Sequence[int]) -> tuple[str, int]:
+        """Return the text of several tokens, and how many at their end are wholly inside a character."""
+        text = self._decode(self._vocab.decode_bytes(token_ids))
+        num_bytes, num_held = len(self._state()[0]), 0
+        while num_held < len(token_ids):
+            num_bytes -= len(self._vocab.token_bytes(token_ids[-1 - num_held]))
+            if num_bytes < 0:
+                break
+            num_held += 1
+        return text, num_held
 
     def flush(self) -> str:
         """U+FFFD for a character that never became whole, else "". The decoder can be used again."""

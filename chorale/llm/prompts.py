@@ -15,7 +15,7 @@ from chorale.harmony.vocab import Vocabulary
 from chorale.turns.prompt.effort import DEFAULT_EFFORT, reasoning_effort
 from chorale.turns.prompt.encode import check_distinct, developer_message, system_message
 from chorale.turns.prompt.openai_messages import split_instructions, take_efforts, to_harmony
-from chorale.turns.tools.tool_choice import Function
+from chorale.turns.tools.functions import Function
 
 ChatMessages = Sequence[Mapping[str, Any]]
 OnePrompt = str | Mapping[str, Any] | Sequence[int]

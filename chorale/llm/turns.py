@@ -10,7 +10,7 @@ from chorale.harmony.text import StopStrings
 from chorale.harmony.vocab import Vocabulary
 from chorale.llm.outputs import CompletionOutput, ToolCall
 from chorale.llm.params import SamplingParams
-from chorale.turns.tools.tool_choice import Function
+from chorale.turns.tools.functions import Function
 
 _FUNCTIONS = "functions."
 Piece = tuple[str, bool]  # of a text, and whether a stop string that ends in it counts

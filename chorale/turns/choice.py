@@ -1,438 +1,313 @@
-"""Choice: the state of one choice of a turn. Tokens in, OutputEvents out; synchronous, no I/O.
+"""Choice: the state machine of one harmony choice. Tokens in, OutputEvents out; synchronous, no I/O.
 
-Routing is by recipient, not by channel: ``functions.*`` is a function call wherever it stands. Items open
-when the header is complete and close exactly once, whatever the model does.
+``feed`` and the other methods that return a ``Need`` say what the choice needs next (``needs.py``); until
+the need is met, nothing more is read. The parts of a choice write to one ``Emitter``: ``ItemWriter`` (what
+the model wrote), ``ToolUse`` (calls to built-in tools) and ``Compactor`` (summaries).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chorale.engine.types import ChunkTimings, TokenChunk, TokenLogprobs
+from chorale.engine.types import TokenChunk
 from chorale.errors import ChoraleError
-from chorale.harmony.messages import (
-    ContentDelta,
-    HarmonyEvent,
-    MessageEnd,
-    MessageStart,
-    Repair,
-    Terminator,
-)
-from chorale.harmony.parser import Parser
-from chorale.harmony.render import ASSISTANT, FINAL
-from chorale.harmony.vocab import CHANNEL, END, ENDOFTEXT, MESSAGE, NUM_RANKS, RETURN, START, Vocabulary
-from chorale.ids import new_id
-from chorale.turns.compact_rounds import CompactingRounds
-from chorale.turns.events import (
-    BUILTIN_ITEMS,
-    CLIENT_CALLS,
-    Cited,
-    EndReason,
-    ItemClosed,
-    ItemKind,
-    ItemOpened,
-    ItemStatus,
-    OutputEvent,
-    Phase,
-    TurnEnded,
-    TurnProgress,
-    Usage,
-    chunk_error,
-)
+from chorale.harmony.messages import ContentDelta, HarmonyEvent, MessageEnd, MessageStart, Repair, Terminator
+from chorale.harmony.render import ASSISTANT
+from chorale.harmony.vocab import START, Vocabulary
+from chorale.tools.contract import Progress, ToolResult
+from chorale.turns.compaction import Compactor
+from chorale.turns.emitter import Emitter
+from chorale.turns.events import EndReason, ItemStatus, OutputEvent, Usage, chunk_error
 from chorale.turns.item import OpenItem, Token
-from chorale.turns.options import Round, TurnOptions
-from chorale.turns.partial_json import InputReader
-from chorale.turns.runaway import RoundWatch
-from chorale.turns.stops import StopFilter
-from chorale.turns.tools.loop import PendingCall, TurnTools
-from chorale.turns.tools.rounds import FUNCTIONS, Calling
-
-__all__ = ["Choice", "Round", "TurnOptions"]
-
-_ID_PREFIX: dict[ItemKind, str] = {
-    "reasoning": "rs",
-    "message": "msg",
-    "function_call": "fc",
-    "custom_tool_call": "ctc",
-    "local_shell_call": "lsh",
-    "shell_call": "sh",
-    "apply_patch_call": "apc",
-    "tool_search_call": "tsc",
-}
+from chorale.turns.items import ItemWriter
+from chorale.turns.needs import ENDED, CallTool, Compact, Ended, Need, NextRound
+from chorale.turns.reader import Read, RoundReader
+from chorale.turns.request import TurnRequest
+from chorale.turns.rounds import Rounds
+from chorale.turns.tools.use import ToolUse
 
 
-class Choice(CompactingRounds):
-    """Feed it this choice's chunks; ``take`` the events. ``ended`` is set with ``TurnEnded``.
+class Choice:
+    """Feed it the chunks of this choice and ``take`` its events."""
 
-    When ``next_round`` is set instead, the turn goes on: submit it, call ``begin_round``, feed on. When
-    ``tool_call`` is set, its tool runs first: ``on_progress``, then ``end_call`` with the result's message.
-    """
-
-    def __init__(
-        self, vocab: Vocabulary, options: TurnOptions, index: int, prompt: list[int], eos: frozenset[int]
-    ) -> None:
+    def __init__(self, vocab: Vocabulary, request: TurnRequest, index: int, eos: frozenset[int]) -> None:
         self.index = index
-        self.usage = Usage(input_tokens=len(prompt))
-        self.spent = Usage()  # on summaries of the conversation
-        self.ended = False
-        self.next_round: Round | None = None
-        self.tool_call: PendingCall | None = None
-        self.tools: TurnTools | None = options.tools[index] if options.tools else None
-        self.sampled: list[int] = []
-        self.num_rounds = 0
-        self.vocab = vocab
-        self._options = options
-        self._interval = options.stream_interval
-        self._tool_names = [FUNCTIONS + name for name in sorted(options.function_names)]
-        if self.tools is not None:
-            self._tool_names += sorted(filter(self.tools.may_call, self.tools.box.recipients))
+        self._vocab = vocab
+        self._request = request
         self._eos = eos
-        self._prompt = prompt
-        self._grammar_start = len(prompt)  # what follows in later prompts is the grammar's
-        self._calling: Calling | None = None  # the open message is a call to a tool that runs here
-        self._urgent = False  # news of tools do not wait for tokens
-        self._pending: list[OutputEvent] = []
-        self._item: OpenItem | None = None
-        self._num_items = 0
-        self._answered = False  # something a reader sees was opened
-        self._called = False
-        self._forced = False  # the answer was forced once
-        self._repairs: dict[str, int] = {}
-        self._prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-        self._timings: ChunkTimings | None = None
-        self._streamed = False  # a delta went out
-        self._num_taken = 0  # sampled tokens at the last take
-        self._start_parser(options.prefill_token_ids)
-        if self.tools is not None:
-            self._begin_tools(self.tools)
-        self._await_compaction()
+        self._need: Need | None = None
+        self._forced = False  # the answer was forced, since a tool ran
+        self._out = Emitter(len(request.prompt_token_ids), request.stream_interval, progress=request.progress)
+        tools, plan = request.tools, request.compaction
+        self._tools = ToolUse(tools[index], request.rules, self._out) if tools else None
+        self._compactor = Compactor(plan, self._out) if plan is not None else None
+        self._items = ItemWriter(request, self._out, self._tools)
+        self._rounds = Rounds(request, self._out, self._tools)
+        self._tool_names = self._items.tool_names
+        self._reader = self._new_reader(request.prefill_token_ids)
 
     # ------------------------------------------------------------------ rounds
 
-    def begin_round(self, following: Round) -> None:
-        """Go on with another generation of the same choice."""
-        self.num_rounds += 1
-        self.next_round = None
-        prompt = self._prompt = following.prompt_token_ids
-        if following.num_new_tokens is not None:
-            self._grammar_start = len(prompt)
-            self._count_prompt(len(prompt), len(prompt) - following.num_new_tokens)
-        self._start_parser(following.prefill_token_ids)
+    def start(self) -> Need | None:
+        """Return what comes before the request's own generation, or None. Call it once, first."""
+        if self._tools is not None:
+            self._tools.show_listings()
+            if self._request.approved:
+                return self._run_approved(0)
+        if self._compactor is not None and self._compactor.is_due_first:
+            return self._go_on(self._rounds.first(self._rounds.prompt))
+        return None
 
-    def _count_prompt(self, size: int, num_repeated: int) -> None:
-        """A later model call reads all of its prompt; what an earlier one read or wrote counts as cached."""
-        usage = self.usage
-        if not self.sampled:  # only approved calls ran so far: this is the first model call
-            usage.input_tokens = size
-            return
-        usage.input_tokens += size
-        usage.cached_tokens += num_repeated
-        usage.later_input_tokens += size
-        usage.later_cached_tokens += num_repeated
+    def begin_round(self, following: NextRound) -> None:
+        """The round that was asked for has been submitted: its chunks follow."""
+        self._need = None
+        self._rounds.begin(following)
+        self._reader = self._new_reader(following.prefill_token_ids)
 
-    def _start_parser(self, prefill: Sequence[int]) -> None:
-        self._parser = Parser(self.vocab, tool_names=self._tool_names)
-        self._unread: list[Token] = []  # fed, not yet readable as content
-        self._round_start = len(self.sampled)
-        self._watch = RoundWatch()
-        self._frames_end: int | None = None  # sampled tokens up to the last message's end
-        for token in prefill:
-            for event in self._parser.feed(token):
-                self._on_event(event, None)
+    def _new_reader(self, prefill: Sequence[int]) -> RoundReader:
+        sampled, ignore_eos = self._out.sampled, self._request.sampling.ignore_eos
+        self._reader = RoundReader(self._vocab, self._tool_names, sampled, ignore_eos=ignore_eos)
+        self._on_events(self._reader.prefill(prefill))
+        return self._reader
 
-    def _answer_round(self) -> Round:
-        """The prompt so far, closed, and the header of a final message."""
-        header = (CHANNEL, FINAL, MESSAGE)
-        prompt = list(self._prompt)
-        if self._frames_end is not None:
-            prompt += self.sampled[self._round_start : self._frames_end]
-            prompt += [END, START, ASSISTANT]
-        return Round([*prompt, *header], header, len(prompt) + len(header) - self._grammar_start)
+    def _go_on(self, following: NextRound) -> Need:
+        compactor = self._compactor
+        is_due = compactor is not None and compactor.is_due(following)
+        self._need = compactor.before(following) if compactor is not None and is_due else following
+        return self._need
 
     # ------------------------------------------------------------------ tokens in
 
-    def feed(self, chunk: TokenChunk) -> bool:
-        """Take in new tokens. True: ended, or ``next_round`` is set. Chunks after the end are ignored."""
-        if self.ended or self.tool_call is not None:
-            return True
-        if not self.sampled and chunk.num_cached_tokens:
-            self.usage.cached_tokens = chunk.num_cached_tokens
-        if chunk.timings is not None:
-            self._timings = chunk.timings
-        if chunk.prompt_logprobs is not None:
-            self._prompt_logprobs = tuple(chunk.prompt_logprobs)
+    def feed(self, chunk: TokenChunk) -> Need | None:
+        """Take in new tokens."""
+        if self._need is not None:
+            return self._need
+        out = self._out
+        out.on_chunk(chunk)
         token_ids, logprobs = chunk.token_ids, chunk.logprobs
         num_shown = len(token_ids)
         if chunk.stop_token_id is not None and not self._shows_stop(chunk.stop_token_id):
             num_shown -= 1
-        sampled = self.sampled
+        sampled, read = out.sampled, self._reader.feed
         for position in range(num_shown):
             token = token_ids[position]
             sampled.append(token)
-            parsed = self._parser.feed(token)
-            token_logprobs = logprobs[position] if logprobs is not None else None
-            if len(parsed) == 1 and type(parsed[0]) is ContentDelta and not self._unread:
-                self._on_content(parsed[0].text, [(token, token_logprobs)])
-            else:
-                self._feed_slowly(token, token_logprobs, parsed)
-            if self.ended or self.tool_call is not None or self.next_round is not None:
-                return True
+            self._on_events(read(token, logprobs[position] if logprobs is not None else None))
+            if self._need is not None:
+                return self._need
         sampled.extend(token_ids[num_shown:])
-        self.usage.output_tokens = len(sampled)
-        if chunk.finish_reason is None:
-            return False
-        self._on_finish(chunk)
-        return True
+        out.usage.output_tokens = len(sampled)
+        return self._need if chunk.finish_reason is None else self._on_finish(chunk)
 
     def _shows_stop(self, token_id: int) -> bool:
         """The model's own stop ids end a message and the parser must see them; extra ones are hidden."""
-        return token_id in self._eos or self._options.include_stop
+        return token_id in self._eos or self._request.include_stop
 
-    def _feed_slowly(
-        self, token: int, logprobs: TokenLogprobs | None, parsed: Sequence[HarmonyEvent]
-    ) -> None:
-        self._unread.append((token, logprobs))
-        for event in parsed:
-            self._on_event(event, token)
-            if self.ended or self.next_round is not None:
+    def _on_events(self, read: Read) -> None:
+        for event, tokens in read:
+            if type(event) is ContentDelta:
+                self._on_content(event.text, tokens)
+            else:
+                self._on_event(event, tokens)
+            if self._need is not None:
                 return
-        if self._options.ignore_eos and token in (RETURN, ENDOFTEXT):  # within a message, or behind its end
-            self._parser = Parser(self.vocab, role=None, tool_names=self._tool_names)
 
-    def _on_event(self, event: HarmonyEvent, token: int | None) -> None:
+    def _on_event(self, event: HarmonyEvent, tokens: list[Token]) -> None:
         if isinstance(event, ContentDelta):
-            self._on_content(event.text, self._readable(event.num_tokens, token))
+            self._on_content(event.text, tokens)
         elif isinstance(event, MessageStart):
-            self._open(event)
-            if token == MESSAGE:  # else content began without a header, and what is unread may be part of it
-                self._unread = []
+            self._on_message_start(event)
         elif isinstance(event, MessageEnd):
             self._on_message_end(event)
         elif isinstance(event, Repair):
-            self._count_repair(event.kind)
+            self._out.count_repair(event.kind)
 
-    def _readable(self, num_tokens: int, token: int | None) -> list[Token]:
-        """The last ``num_tokens`` content tokens fed. A special token is never content: it only ended it."""
-        unread = self._unread
-        if token is not None and token >= NUM_RANKS:
-            self._unread = unread[-1:]
-            unread = unread[:-1]
-        else:
-            self._unread = []
-        return unread[-num_tokens:] if num_tokens else []
-
-    # ------------------------------------------------------------------ items
-
-    def _open(self, start: MessageStart) -> None:
-        if self._item is not None:
-            self._close("completed", ())
+    def _on_message_start(self, start: MessageStart) -> None:
+        self._items.close("completed")
         analysis = start.recipient is None and start.channel == "analysis"
-        if self._watch.message(analysis=analysis) and self._stop_runaway():
-            return
-        if self.tools is not None and not self._is_function(start) and self._begin_call(self.tools, start):
-            return
-        kind, name, phase = self._route(start)
-        stop = self._options.stop if phase == "final_answer" else ()
-        num_early = self._options.min_tokens - len(self.sampled)
-        stops = StopFilter(stop, self._options.include_stop, num_early) if stop else None
-        form = self._options.call_forms.get(name) if name is not None else None
-        namespace = None
-        if form is not None:
-            kind, name, namespace = form.kind, form.name, form.namespace
-        reader = InputReader() if form is not None and form.wrapped else None
-        citations = None
-        if kind == "message" and self.tools is not None and self.tools.cites:
-            citations = self.tools.box.citation_stream()
-        self._item = OpenItem(self._new_index(), kind, stops, reader, citations)
-        self._answered = self._answered or kind != "reasoning"
-        self._pending.append(
-            ItemOpened(
-                index=self._item.index,
-                item_id=new_id(_ID_PREFIX[kind]),
-                kind=kind,
-                name=name,
-                namespace=namespace,
-                call_id=new_id("call") if kind in CLIENT_CALLS else None,
-                phase=phase,
-            )
-        )
-
-    def _new_index(self) -> int:
-        self._num_items += 1
-        return self._num_items - 1
-
-    def _route(self, start: MessageStart) -> tuple[ItemKind, str | None, Phase | None]:
-        recipient = start.recipient
-        if recipient is not None:
-            name = recipient.removeprefix(FUNCTIONS)
-            if name in self._options.function_names:
-                return "function_call", name, None
-            # Not a tool of this request: its text is kept where a reader finds it, and it is counted.
-            self._count_repair("undeclared_recipient")
-            if self.tools is not None:
-                return "reasoning", None, None  # arguments of a call that cannot run any more
-        if start.channel == "analysis":
-            return "reasoning", None, None
-        if start.channel == "commentary":
-            return "message", None, "commentary"
-        return "message", None, "final_answer"
+        if not (self._reader.watch.message(analysis=analysis) and self._stop_runaway()):
+            self._items.open(start)
 
     def _on_content(self, text: str, tokens: list[Token]) -> None:
-        item = self._item
+        item = self._out.item
         if item is None:  # the parser promises a MessageStart first
             return
-        runs_away = False
-        if self._calling is not None:
-            self._calling.texts.append(text)
-            runs_away = self._watch.call(text)
-        elif item.kind == "reasoning":
-            self.usage.reasoning_tokens += len(tokens)
-        if self._calling is not None or item.kind == "reasoning":
-            runs_away = runs_away or self._watch.loops(self.sampled, self._round_start)
+        runs_away = item.kind != "message" and self._watch(item, text, len(tokens))
         matched = item.add(text, tokens)
         if matched is not None:
             # The choice is over for us, whatever the engine still sends.
-            self._end("stop", matched, None, keep_tail=False)
+            self._end("stop", matched, keep_tail=False)
         elif runs_away:
             self._stop_runaway()
 
-    def _stop_runaway(self) -> bool:
-        """The round goes nowhere: force the answer of the turn, or end it as incomplete. False: go on."""
-        if self._options.ignore_eos or self.ended or self.next_round is not None:
+    def _watch(self, item: OpenItem, text: str, num_tokens: int) -> bool:
+        """Count reasoning and calls to built-in tools; returns whether they go nowhere."""
+        watch = self._reader.watch
+        if item.call is not None:
+            item.call.texts.append(text)
+            return watch.call(text) or self._reader.looped
+        if item.kind != "reasoning":
             return False
-        if self._calling is None and self._wants_answer():
-            self._force_answer()  # after the last whole message: the open one is not read again
-            self._drain_parser("incomplete")
-        else:
-            self.end("length")
-        return True
+        self._out.usage.reasoning_tokens += num_tokens
+        return self._reader.looped
 
     def _on_message_end(self, event: MessageEnd) -> None:
         cut = event.terminator is Terminator.CUT
-        self._frames_end = len(self.sampled) - (0 if cut else 1)
-        self._unread = []
-        if self._calling is not None and not cut:
-            self._await_tool(self._calling, event)
+        item = self._out.item
+        if item is not None and item.call is not None and not cut:
+            self._on_call(item, event.token_ids)
             return
-        self._close("incomplete" if cut else "completed", event.token_ids)
-        if self._called and not self._options.parallel_tool_calls:
-            self.end("tool_calls")
+        self._items.close("incomplete" if cut else "completed", event.token_ids)
+        if self._items.called and not self._request.parallel_tool_calls:
+            self._end("tool_calls")
 
-    def _close(self, status: ItemStatus, token_ids: tuple[int, ...]) -> None:
-        item = self._item
-        if item is None:
+    # ------------------------------------------------------------------ built-in tools
+
+    def _on_call(self, item: OpenItem, token_ids: tuple[int, ...]) -> None:
+        """A call to a built-in tool is complete."""
+        out, reader = self._out, self._reader
+        out.usage.output_tokens = len(out.sampled)
+        if item.kind == "mcp_approval_request":
+            self._items.close("completed", token_ids)
+            self._end("stop")
             return
-        item.release()
-        self._calling = None
-        if item.kind in BUILTIN_ITEMS and item.kind != "mcp_approval_request":
-            status = "incomplete"  # its tool never ran to its end
-        if item.kind in CLIENT_CALLS and status == "completed":
-            self._called = True
-            if item.is_blank and item.kind != "custom_tool_call":
-                item.add_text("{}")  # a call without arguments is still a JSON object
-        self._flush()
-        self._item = None
-        self._pending.append(ItemClosed(item.index, status, token_ids))
+        assert self._tools is not None
+        written = out.sampled[reader.start : reader.frames_end]
+        self._need = self._tools.take_call(item, token_ids, [*self._rounds.prompt, *written])
+        if self._rounds.is_spent:
+            self._end("length")  # nothing could be said about a result
 
-    def _flush(self) -> None:
-        """Turn the open item's collected text into one delta."""
-        delta = self._item.delta() if self._item is not None else None
-        if delta is not None:
-            self._pending.append(delta)
-            self._streamed = True
-        if self._item is not None and self._item.cited:
-            self._pending += [Cited(self._item.index, citation) for citation in self._item.take_cited()]
+    def _run_approved(self, number: int) -> Need:
+        assert self._tools is not None
+        approved = self._request.approved[number]
+        self._need = self._tools.open_approved(approved, number, self._rounds.prompt)
+        return self._need
 
-    def _count_repair(self, kind: str) -> None:
-        self._repairs[kind] = self._repairs.get(kind, 0) + 1
+    def tool_progressed(self, progress: Progress) -> None:
+        assert self._tools is not None
+        assert isinstance(self._need, CallTool)
+        self._tools.progressed(self._need, progress)
+
+    def tool_done(self, result: ToolResult, message: list[int]) -> Need:
+        """``message``: the result, from ``<|start|>`` to ``<|end|>``, part of the prompt from here on."""
+        call, tools = self._need, self._tools
+        assert isinstance(call, CallTool)
+        assert tools is not None
+        tools.done(call, result, message)
+        self._forced = False
+        self._items.new_answer()
+        prompt = [*call.prompt_token_ids, *message, START, ASSISTANT]
+        if call.approved is not None and call.approved + 1 < len(self._request.approved):
+            self._rounds.skip_to(prompt)
+            return self._run_approved(call.approved + 1)
+        return self._go_on(self._rounds.after_tool(prompt, len(message) + 2))
+
+    # ------------------------------------------------------------------ compaction
+
+    def begin_compaction(self) -> None:
+        """The summary that was asked for is being generated."""
+        assert self._compactor is not None
+        self._compactor.begin()
+
+    def summary_begun(self) -> None:
+        """The model has begun to write the summary itself."""
+        assert self._compactor is not None
+        self._compactor.summary_begun()
+
+    def skip_compaction(self) -> Need:
+        """There is no room for a summary; none is tried again."""
+        assert self._compactor is not None
+        assert isinstance(self._need, Compact)
+        self._compactor.stop()
+        self._need = self._need.following
+        return self._need
+
+    def compacted(self, packed: str, prompt: list[int], usage: Usage) -> Need:
+        """``packed``: the text of the item, for which ``prompt`` stands; ``usage``: of the summary."""
+        assert self._compactor is not None
+        assert isinstance(self._need, Compact)
+        following = self._need.following
+        self._compactor.done(packed, prompt, usage)
+        if self._compactor.ends_turn:
+            self._out.usage.input_tokens = 0  # nothing but the summary was generated
+            return self._end("stop")
+        is_first = following.num_new_tokens is None
+        rounds = self._rounds
+        self._need = rounds.first(prompt) if is_first else rounds.after_tool(prompt, len(prompt))
+        return self._need
 
     # ------------------------------------------------------------------ ends
 
-    def _on_finish(self, chunk: TokenChunk) -> None:
+    def _on_finish(self, chunk: TokenChunk) -> Need:
         if chunk.finish_reason == "error":
-            self.fail(chunk_error(chunk.error))
-            return
+            return self.fail(chunk_error(chunk.error))
         if chunk.finish_reason == "length" or chunk.finish_reason == "abort":
-            self.end(chunk.finish_reason)
-            return
+            return self._end(chunk.finish_reason)
         extra = chunk.stop_token_id if chunk.stop_token_id not in self._eos else None
-        if extra is None and self._wants_answer():
-            self._drain_parser("completed")
-            self._force_answer()
-            return
-        self.end("tool_calls" if self._called else "stop", stop_reason=extra)
+        if extra is None and self._wants_answer:
+            self._drain("completed")
+            return self._need or self._force_answer()  # what was drained may hold a stop string
+        return self._end("tool_calls" if self._items.called else "stop", extra)
 
+    @property
     def _wants_answer(self) -> bool:
-        return self._options.ensure_answer and not self._answered and not self._forced
+        return not (self._request.sampling.ignore_eos or self._items.answered or self._forced)
 
-    def _force_answer(self) -> None:
+    def _force_answer(self) -> Need:
         self._forced = True
-        self.next_round = self._answer_round()
+        self._need = self._rounds.answer(self._reader)
+        return self._need
 
-    def _drain_parser(self, status: ItemStatus, keep_tail: bool = True) -> None:
+    def _stop_runaway(self) -> bool:
+        """Force the answer of a turn that goes nowhere, or end it as incomplete; returns whether it did."""
+        if self._request.sampling.ignore_eos or self._need is not None:
+            return False
+        item = self._out.item
+        if (item is None or item.call is None) and self._wants_answer:
+            self._force_answer()  # after the last whole message: the open one is not read again
+            self._drain("incomplete")
+        else:
+            self._end("length")
+        return True
+
+    def _drain(self, status: ItemStatus, *, keep_tail: bool = True) -> None:
         """Close whatever is open. ``keep_tail``: show what the parser still held back."""
-        for event in self._parser.finish():
+        for event, tokens in self._reader.finish():
             if isinstance(event, MessageEnd):
-                self._frames_end = len(self.sampled)
-                self._close(status, event.token_ids)
+                self._items.close(status, event.token_ids)
             elif keep_tail or not isinstance(event, ContentDelta):
-                self._on_event(event, None)
-        self._close(status, ())
+                self._on_event(event, tokens)
+        self._items.close(status)
 
-    def end(self, reason: EndReason, stop_reason: str | int | None = None) -> None:
+    def end(self, reason: EndReason) -> Ended:
         """Close what is open and emit ``TurnEnded``. Idempotent."""
-        self._end(reason, stop_reason, None)
+        return self._end(reason)
 
-    def fail(self, error: ChoraleError) -> None:
+    def fail(self, error: ChoraleError) -> Ended:
         """End with an error, after everything that was produced."""
-        self._end("error", None, error)
+        return self._end("error", error=error)
 
     def _end(
         self,
         reason: EndReason,
-        stop_reason: str | int | None,
-        error: ChoraleError | None,
+        stop_reason: str | int | None = None,
+        error: ChoraleError | None = None,
+        *,
         keep_tail: bool = True,
-    ) -> None:
-        if self.ended:
-            return
-        self.ended = True
-        self.next_round = self.tool_call = None
-        self.usage.output_tokens = len(self.sampled)
-        self.usage.add(self.spent)
-        self._drain_parser("completed" if reason in ("stop", "tool_calls") else "incomplete", keep_tail)
-        if reason == "stop" and self._called:
+    ) -> Ended:
+        if self._need is ENDED:
+            return ENDED
+        self._need = ENDED
+        out = self._out
+        out.usage.output_tokens = len(out.sampled)
+        if self._compactor is not None:
+            out.usage.add(self._compactor.spent)
+        self._drain("completed" if reason in ("stop", "tool_calls") else "incomplete", keep_tail=keep_tail)
+        if reason == "stop" and self._items.called:
             reason = "tool_calls"
-        self._pending.append(
-            TurnEnded(
-                reason=reason,
-                usage=self.usage,
-                stop_reason=stop_reason,
-                error=error,
-                num_repairs=sum(self._repairs.values()),
-                repairs=dict(self._repairs),
-                output_token_ids=tuple(self.sampled),
-                prompt_logprobs=self._prompt_logprobs,
-                timings=self._timings,
-                tool_state=self.tools.state() if self.tools is not None else None,
-            )
-        )
-
-    # ------------------------------------------------------------------ events out
+        out.end(reason, stop_reason, error, self._tools.state() if self._tools is not None else None)
+        return ENDED
 
     def take(self) -> list[OutputEvent]:
-        """The events that are due: the first text at once, then every ``stream_interval`` tokens."""
-        num_new = len(self.sampled) - self._num_taken
-        if self._streamed and num_new < self._interval and not (self.ended or self._urgent):
-            return []
-        self._urgent = False
-        self._flush()
-        events = self._pending
-        if not events and not (num_new and self._options.progress):
-            return events
-        self._pending = []
-        if self._options.progress:
-            fresh = tuple(self.sampled[self._num_taken :])
-            events.insert(0, TurnProgress(fresh, self.usage.copy()))
-        self._num_taken = len(self.sampled)
-        return events
+        """Return the events that are due."""
+        return self._out.take()

@@ -15,7 +15,11 @@ from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.messages import Message
 from chorale.harmony.render import ASSISTANT, render_message
 from chorale.harmony.vocab import START, Vocabulary
-from chorale.turns.options import TurnOptions
+from chorale.ids import new_id
+from chorale.turns.emitter import Emitter
+from chorale.turns.events import ItemDelta, ItemOpened, Usage
+from chorale.turns.item import OpenItem
+from chorale.turns.needs import Compact, NextRound
 
 REQUEST = (
     "Summarize this conversation so that it can be continued from your summary alone. Keep what was asked"
@@ -28,10 +32,10 @@ _MIN_TOKENS = 64  # less room than this for a summary, and the turn goes on with
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """``first_prompt``: what is read for a summary before the first round; None: none is due then.
+    """``first_prompt``: the prompt of a summary before the first round, or None if none is due then.
 
-    ``pack``: the summary to the text of the compaction item; ``rebuild``: that text to the prompt that
-    stands for everything before it.
+    ``pack`` turns the summary into the text of the compaction item; ``rebuild`` turns that text into the
+    prompt that stands for everything before it.
     """
 
     threshold: int  # tokens of a prompt
@@ -41,11 +45,62 @@ class Compaction:
     rebuild: Callable[[str], list[int]]
     alone: bool = False  # the turn ends with the summary
 
-    def prompt_of_pass(self, prompt: list[int], *, is_first: bool) -> list[int]:
-        """``prompt``: of the round that would come next, up to ``<|start|>assistant``."""
-        if is_first and self.first_prompt is not None:
-            return list(self.first_prompt)
-        return [*prompt[:-2], *self.ask, START, ASSISTANT]
+    def answered_prompt(self, prompt: list[int]) -> list[int]:
+        """What the answer will follow, as far as it is known: behind a first summary, everything but that."""
+        return prompt if self.first_prompt is None else self.rebuild(self.pack(""))
+
+
+class Compactor:
+    """When one choice is summarized, and the item of each summary. ``spent``: tokens of the summaries."""
+
+    def __init__(self, plan: Compaction, out: Emitter) -> None:
+        self.spent = Usage()
+        self._plan = plan
+        self._out = out
+        self._threshold = plan.threshold  # tokens of a prompt from which on it is summarized
+
+    @property
+    def is_due_first(self) -> bool:
+        return self._plan.first_prompt is not None
+
+    @property
+    def ends_turn(self) -> bool:
+        return self._plan.alone
+
+    def is_due(self, following: NextRound) -> bool:
+        """Whether a summary comes before a round; never within a message that was begun for the model."""
+        return not following.prefill_token_ids and len(following.prompt_token_ids) >= self._threshold
+
+    def before(self, following: NextRound) -> Compact:
+        plan = self._plan
+        if following.num_new_tokens is None and plan.first_prompt is not None:
+            return Compact(list(plan.first_prompt), following)
+        return Compact([*following.prompt_token_ids[:-2], *plan.ask, START, ASSISTANT], following)
+
+    def stop(self) -> None:
+        """There is no room for a summary; none is tried again."""
+        self._threshold = 1 << 62
+
+    def begin(self) -> None:
+        item = OpenItem(self._out.new_index(), "compaction")
+        self._out.open(item, ItemOpened(item.index, new_id("cmp"), "compaction"), urgent=True)
+
+    def summary_begun(self) -> None:
+        """Emit an empty delta: the summary is being written."""
+        self._add("")
+
+    def done(self, packed: str, prompt: list[int], usage: Usage) -> None:
+        """Close the item. ``packed``: its text, for which ``prompt`` stands; ``usage``: of the summary."""
+        self.spent.add(usage)
+        self._add(packed)
+        self._out.close("completed")
+        # What cannot be made shorter is not summarized again and again.
+        threshold = self._plan.threshold
+        self._threshold = max(threshold, len(prompt) + threshold // 2)
+
+    def _add(self, text: str) -> None:
+        assert self._out.item is not None
+        self._out.emit(ItemDelta(self._out.item.index, text), urgent=True)
 
 
 def ask_message() -> Message:
@@ -62,14 +117,14 @@ def reserve(max_model_len: int) -> int:
 
 
 def most_tokens(info: EngineInfo) -> int:
-    """Of a summary: what the checkpoint names as its own default, where it names one."""
+    """The longest summary: at most the checkpoint's own default length, if it names one."""
     return int(min(MAX_TOKENS, info.default_sampling.get("max_new_tokens", MAX_TOKENS)))
 
 
 def sampling_of_pass(spec: SamplingSpec, info: EngineInfo, num_prompt_tokens: int) -> SamplingSpec | None:
-    """Temperature and the like are the request's; its stops, biases and formats are not the summary's.
+    """Sample as the request does, but without its stops, biases and formats.
 
-    None: there is no room for a summary.
+    Returns None if there is no room for a summary.
     """
     room = min(reserve(info.max_model_len), most_tokens(info), info.max_model_len - num_prompt_tokens)
     if room < _MIN_TOKENS:
@@ -82,13 +137,4 @@ def sampling_of_pass(spec: SamplingSpec, info: EngineInfo, num_prompt_tokens: in
         seed=spec.seed,
         max_tokens=room,
         grammar=turn_grammar(Frames(reasoning=(room // 2,))),  # no calls, and half is left for the text
-    )
-
-
-def options_of_pass(options: TurnOptions, number: str) -> TurnOptions:
-    return TurnOptions(
-        request_id=f"{options.request_id}.{number}",
-        priority=options.priority,
-        cache_salt=options.cache_salt,
-        arrival_time=options.arrival_time,
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from chorale.engine.types import TokenLogprobs
-from chorale.tools.contract import CitationStream, CitedText, UrlCitation
+from chorale.tools.contract import CitationStream, CitedText, ToolIdentity, UrlCitation
 from chorale.turns.events import ItemDelta, ItemKind
 from chorale.turns.partial_json import InputReader
 from chorale.turns.stops import StopFilter
@@ -13,11 +14,22 @@ from chorale.turns.stops import StopFilter
 Token = tuple[int, TokenLogprobs | None]
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenCall:
+    """A call to a built-in tool while the model writes it. ``identity`` is None if no such tool exists."""
+
+    recipient: str
+    channel: str
+    identity: ToolIdentity | None
+    item_id: str
+    texts: list[str] = field(default_factory=list)
+
+
 class OpenItem:
     """Collects text and its tokens until a delta is due.
 
-    ``stops``: watched over its text; ``reader``: takes the text out of what the model writes around it;
-    ``citations``: makes links of citation marks.
+    ``stops``: stop strings within its text; ``reader``: extracts the text from what the model writes around
+    it; ``citations``: turns citation marks into links; ``call``: if the text is a call to a built-in tool.
     """
 
     __slots__ = (
@@ -27,6 +39,7 @@ class OpenItem:
         "_stops",
         "_texts",
         "_tokens",
+        "call",
         "cited",
         "index",
         "is_blank",
@@ -40,9 +53,11 @@ class OpenItem:
         stops: StopFilter | None = None,
         reader: InputReader | None = None,
         citations: CitationStream | None = None,
+        call: WrittenCall | None = None,
     ) -> None:
         self.index = index
         self.kind = kind
+        self.call = call
         self.is_blank = True  # nothing but white space so far
         self._stops = stops
         self._reader = reader
@@ -53,7 +68,7 @@ class OpenItem:
         self._logprobs: list[TokenLogprobs] = []
 
     def add(self, text: str, tokens: list[Token]) -> str | None:
-        """More content; returns the stop string that it completed, after which only ``delta`` is left."""
+        """Add content; returns the stop string that it completed, after which only ``delta`` is left."""
         matched = None
         if self._stops is not None:
             text, tokens, matched = self._stops.feed(text, tokens)
@@ -75,7 +90,7 @@ class OpenItem:
         self._texts.append(text)
 
     def release(self) -> None:
-        """No more content: what only began like a stop string, or a wrapping, is text after all."""
+        """The content is complete: what only began like a stop string, or a wrapping, is text."""
         if self._reader is not None and (held := self._reader.finish()):
             self._texts.append(held)
         if self._stops is not None:
@@ -106,7 +121,7 @@ class OpenItem:
                 self._logprobs.append(logprobs)
 
     def delta(self) -> ItemDelta | None:
-        """Everything since the last delta as one, or None."""
+        """Return everything since the last delta as one, or None."""
         texts, tokens = self._texts, self._tokens
         if not texts and not tokens:
             return None

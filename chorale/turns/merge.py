@@ -1,59 +1,13 @@
-"""merged: several async generators read as one, in the order in which they have something to say."""
+"""Sources: several async generators read as one, in the order in which they yield."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-
-
-async def merged(sources: Sequence[AsyncGenerator[Item]]) -> AsyncGenerator[tuple[int, Item]]:
-    """(index of the source, its item). The first exception of any ends all; closing it closes all.
-
-    One source is read directly; several get a task each, which waits while its last item is unread.
-    """
-    if len(sources) == 1:
-        try:
-            async for item in sources[0]:
-                yield 0, item
-        finally:
-            await sources[0].aclose()
-        return
-    queue: asyncio.Queue[tuple[int, Item] | None] = asyncio.Queue(len(sources))
-    tasks = [asyncio.create_task(_read(index, source, queue)) for index, source in enumerate(sources)]
-    num_open = len(tasks)
-    try:
-        while num_open:
-            pair = await queue.get()
-            if pair is not None:
-                yield pair
-                continue
-            num_open -= 1
-            for task in tasks:
-                if task.done():
-                    task.result()  # raises what it raised
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _read(
-    index: int, source: AsyncGenerator[Item], queue: asyncio.Queue[tuple[int, Item] | None]
-) -> None:
-    """Ends with None in the queue, unless cancelled: then nobody reads it any more."""
-    try:
-        async for item in source:
-            await queue.put((index, item))
-    except Exception:
-        await queue.put(None)
-        raise
-    finally:
-        await source.aclose()
-    await queue.put(None)
 
 
 class Sources(Generic[Item]):
@@ -87,9 +41,9 @@ class Sources(Generic[Item]):
                     continue
                 while self._waiting:
                     self._tasks.add(asyncio.create_task(self._feed(self._waiting.popleft())))
-                said = await self._queue.get()
-                if said is not None:
-                    yield said
+                item_or_end = await self._queue.get()
+                if item_or_end is not None:
+                    yield item_or_end
                 else:
                     self._reap()
                 self._queue.task_done()
@@ -97,12 +51,12 @@ class Sources(Generic[Item]):
             await self._close()
 
     def unread(self) -> list[Item]:
-        """After an error: what the sources had said by then, and nobody has read."""
+        """Return what the sources had yielded before an error and what was not read."""
         items = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
         return [item for item in items if item is not None]
 
     async def _feed(self, source: AsyncGenerator[Item]) -> None:
-        """Says an item first and waits for its reader then, so that none is lost. None: the end."""
+        """Queue each item before waiting for its reader, so that none is lost; None marks the end."""
         try:
             async for item in source:
                 self._queue.put_nowait(item)
@@ -112,10 +66,10 @@ class Sources(Generic[Item]):
             self._queue.put_nowait(None)
 
     def _reap(self) -> None:
-        """Let go of the tasks that have ended; raises what one of them raised.
+        """Forget the tasks that have ended; raises what one of them raised.
 
-        Of two that end together the first None finds both, and the second finds nobody. It must not wait
-        then: those that are left may be waiting for their items to be read.
+        If two end together, the first None finds both and the second finds neither. It must not wait then:
+        the tasks that are left may be waiting for their items to be read.
         """
         for task in [task for task in self._tasks if task.done()]:
             self._tasks.discard(task)

@@ -1,7 +1,7 @@
 """TurnRules: what a turn of one request may look like, and whether that takes a grammar.
 
 A grammar is used where something binds: a format, a choice of tools, a strict function, a budget. Otherwise
-the model writes as it likes and the parser makes the best of it.
+the model is free, and the parser reads whatever it writes.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
-from chorale.api.fields import SamplingFields
-from chorale.engine.types import SamplingSpec
 from chorale.errors import RequestError
-from chorale.grammar.checker import GrammarChecker
 from chorale.grammar.constraint import Constraint, json_object, json_schema
-from chorale.grammar.frames import MAX_GRAMMAR_BYTES, Call, Frames, raw_grammar, turn_grammar
-from chorale.turns.options import CallForm
-from chorale.turns.tools.tool_choice import AUTO, Function, ToolChoice
+from chorale.grammar.frames import Call, Frames, raw_grammar, turn_grammar
+from chorale.harmony.messages import ResponseFormat
+from chorale.turns.tools.functions import CallForm, Function
+from chorale.turns.tools.tool_choice import AUTO, ToolChoice
 
 # When an answer is demanded, reasoning leaves it a quarter of the tokens, at most so many: a turn that ends
 # within its reasoning would have no answer at all.
@@ -28,15 +24,15 @@ _STEP = 256  # long allowances are rounded down to it, so that equal requests sh
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
-    """A tool that the server runs. ``key``: its name in a ``ToolChoice``; ``parameters`` None: any text."""
+class BuiltInTool:
+    """``key``: its name in a ``ToolChoice``; ``parameters``: schema of its arguments, None for any text."""
 
     recipient: str
     key: str
     parameters: Mapping[str, Any] | None = None
 
     def arguments(self) -> Constraint | None:
-        """A schema that cannot be kept is not the client's fault: any object will do then."""
+        """A schema that cannot be kept is not the client's fault: any object is allowed then."""
         if self.parameters is None:
             return None
         try:
@@ -47,12 +43,20 @@ class Hosted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRules:
+    """``raw``: the turn is a raw completion, so that the answer begins with its first token.
+
+    ``described``: what the prompt says of the answer; ``calls_left``: if False, built-in tools may not be
+    called any more.
+    """
+
     functions: Sequence[Function] = ()
-    hosted: Sequence[Hosted] = ()
+    built_in: Sequence[BuiltInTool] = ()
     choice: ToolChoice = AUTO
     answer: Constraint | None = None
+    described: ResponseFormat | None = None
     thinking_budget: int | None = None
-    hosted_calls: bool = True  # False: none are left, so no grammar may ask for one
+    calls_left: bool = True
+    raw: bool = False
 
     @property
     def binds(self) -> bool:
@@ -60,7 +64,7 @@ class TurnRules:
         if self.answer is not None or self.thinking_budget is not None:
             return True
         bound = any(f.strict or f.text is not None for f in self.functions)
-        return bound or (bool(self.functions or self.hosted) and not self.choice.is_open)
+        return bound or (bool(self.functions or self.built_in) and not self.choice.is_open)
 
     @property
     def callable_names(self) -> frozenset[str]:
@@ -68,8 +72,28 @@ class TurnRules:
 
     @property
     def call_forms(self) -> dict[str, CallForm]:
-        """For ``TurnOptions``: the functions whose calls are more than function calls."""
+        """The forms of the functions whose calls are more than plain function calls, by prompt name."""
         return {f.name: f.form for f in self.functions if f.form is not None}
+
+    @property
+    def freeform(self) -> frozenset[str]:
+        """Functions whose calls are their input itself, by prompt name."""
+        return frozenset(f.name for f in self.functions if f.text is not None)
+
+    def grammar(self, max_tokens: int | None) -> str:
+        """The grammar of the turn, or "" if nothing binds. ``max_tokens``: of the whole output."""
+        if not self.binds:
+            return ""
+        if self.raw:
+            assert self.answer is not None
+            return raw_grammar(self.answer)
+        return turn_grammar(self.frames(max_tokens))
+
+    def constraints(self, max_tokens: int | None) -> list[Constraint]:
+        """The parts of the grammar, each of which must compile."""
+        if self.raw:
+            return [] if self.answer is None else [self.answer]
+        return self.frames(max_tokens).constraints() if self.binds else []
 
     def frames(self, max_tokens: int | None) -> Frames:
         """``max_tokens``: of the whole output."""
@@ -86,27 +110,27 @@ class TurnRules:
     def _calls(self) -> tuple[Call, ...]:
         choice, forced = self.choice, self.choice.mode == "required"
         calls = [Call(f.name, _arguments(f, forced)) for f in self.functions if choice.may_call(f.name)]
-        used = [tool for tool in self.hosted if self.hosted_calls and choice.may_use(tool.key)]
-        return (*calls, *(Call(tool.recipient, tool.arguments(), hosted=True) for tool in used))
+        used = [tool for tool in self.built_in if self.calls_left and choice.may_use(tool.key)]
+        return (*calls, *(Call(tool.recipient, tool.arguments(), built_in=True) for tool in used))
 
     def may_use(self, recipient: str) -> bool:
-        """Whether a tool of the server may be called."""
-        return any(tool.recipient == recipient and self.choice.may_use(tool.key) for tool in self.hosted)
+        """Whether a built-in tool may be called."""
+        return any(tool.recipient == recipient and self.choice.may_use(tool.key) for tool in self.built_in)
 
     def later(self, num_calls: int) -> TurnRules:
-        """The rules once ``num_calls`` tools of the server have been called."""
+        """Return the rules that hold once built-in tools have been called ``num_calls`` times."""
         return replace(self, choice=self.choice.satisfied()) if num_calls else self
 
     def later_grammar(
         self, num_calls: int, calls_left: bool, num_reasoning_tokens: int, max_tokens: int | None
     ) -> str:
-        """The grammar of a round after a tool, or "". ``max_tokens``: what is left of the output."""
+        """Return the grammar of a round after a tool, or "". ``max_tokens``: what is left of the output."""
         rules = self.later(num_calls)
         if rules.thinking_budget is not None:
             budget = max(0, rules.thinking_budget - num_reasoning_tokens)
             rules = replace(rules, thinking_budget=budget)
         if not calls_left:
-            rules = replace(rules, hosted_calls=False)
+            rules = replace(rules, calls_left=False)
         return turn_grammar(rules.frames(max_tokens)) if rules.binds or not calls_left else ""
 
     def _reasoning(self, max_tokens: int | None) -> tuple[int, ...] | None:
@@ -120,8 +144,11 @@ class TurnRules:
         return (max(room - room // 4, 0), max(room // 4, 0))
 
 
+FREE = TurnRules()
+
+
 def _arguments(function: Function, forced: bool) -> Constraint | None:
-    """What a call's arguments must be: an object under the function's schema, whatever that says of types."""
+    """A call's arguments must be an object under the function's schema, whatever that says of types."""
     if function.text is not None or not (forced or function.strict):
         return function.text
     parameters = function.tool.parameters
@@ -131,59 +158,3 @@ def _arguments(function: Function, forced: bool) -> Constraint | None:
         if not schema.keys() & {"$ref", "anyOf", "oneOf", "allOf"}:
             schema["type"] = "object"  # also for one that says ["object", "null"]
     return json_schema(schema, function.param)
-
-
-async def sound_hosted(checker: GrammarChecker, hosted: Sequence[Hosted]) -> tuple[Hosted, ...]:
-    """The tools, those whose schemas do not compile with a schema that does: any object."""
-    sound = []
-    for tool in hosted:
-        arguments = tool.arguments()
-        try:
-            await checker.check([arguments] if arguments is not None else [])
-        except RequestError:
-            tool = replace(tool, parameters={"type": "object"})
-        sound.append(tool)
-    return tuple(sound)
-
-
-async def with_grammar(
-    checker: GrammarChecker, rules: TurnRules, fields: SamplingFields, sampling: SamplingSpec
-) -> SamplingSpec:
-    """``sampling`` with the grammar of a turn, if ``rules`` need one. Raises ``RequestError``."""
-    if not rules.binds:
-        return sampling
-    frames = rules.frames(sampling.max_tokens)
-    await _check(checker, frames.constraints(), fields)
-    return _with(sampling, turn_grammar(frames), rules.answer)
-
-
-async def with_raw_grammar(
-    checker: GrammarChecker, answer: Constraint | None, fields: SamplingFields, sampling: SamplingSpec
-) -> SamplingSpec:
-    """The same for a raw completion, which is the answer from its first token on."""
-    if answer is None:
-        return sampling
-    await _check(checker, [answer], fields)
-    return _with(sampling, raw_grammar(answer), answer)
-
-
-async def _check(checker: GrammarChecker, constraints: Sequence[Constraint], fields: SamplingFields) -> None:
-    for name in ("min_tokens", "ignore_eos", "allowed_token_ids"):
-        if getattr(fields, name):
-            raise RequestError(
-                f"{name}: cannot be kept together with structured output, a choice of tools or a budget",
-                param=name,
-                code="unsupported_value",
-            )
-    await checker.check(constraints)
-
-
-def _with(sampling: SamplingSpec, grammar: str, answer: Constraint | None) -> SamplingSpec:
-    if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
-        param = answer.param if answer is not None else "tools"
-        raise RequestError(
-            f"{param}: the schemas of this request have more than {MAX_GRAMMAR_BYTES} bytes together",
-            param=param,
-            code="unsupported_value",
-        )
-    return msgspec.structs.replace(sampling, grammar=grammar)

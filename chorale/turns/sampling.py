@@ -6,9 +6,9 @@ fits; a prompt that leaves no room for one token is an error.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-from chorale.api.fields import SamplingFields
 from chorale.api.limits import SIZES
 from chorale.client.base import EngineInfo
 from chorale.engine.types import SamplingSpec
@@ -28,8 +28,27 @@ _FROM_MODEL = (
 _SEED_MASK = 2**62 - 1  # leaves room for seed + choice index
 
 
+class SamplingChoices(Protocol):
+    """What a request says about sampling, beside the numbers of ``_FROM_MODEL``. None: the default."""
+
+    @property
+    def logit_bias(self) -> Mapping[str, float] | None: ...
+    @property
+    def allowed_token_ids(self) -> Sequence[int] | None: ...
+    @property
+    def bad_words(self) -> Sequence[str] | None: ...
+    @property
+    def min_tokens(self) -> int | None: ...
+    @property
+    def ignore_eos(self) -> bool | None: ...
+    @property
+    def stop_token_ids(self) -> Sequence[int] | None: ...
+    @property
+    def seed(self) -> int | None: ...
+
+
 def resolve_sampling(
-    fields: SamplingFields,
+    fields: SamplingChoices,
     info: EngineInfo,
     vocab: Vocabulary,
     *,
@@ -70,7 +89,7 @@ def resolve_sampling(
     )
 
 
-def _chosen(fields: SamplingFields, info: EngineInfo) -> dict[str, Any]:
+def _chosen(fields: SamplingChoices, info: EngineInfo) -> dict[str, Any]:
     """The numbers that generation_config.json may set, where the request does not."""
     chosen: dict[str, Any] = {}
     for name in _FROM_MODEL:
@@ -116,11 +135,11 @@ def _check_scores(num_prompt_tokens: int, prompt_logprobs: int | None) -> None:
         )
 
 
-def _token_ids(ids: list[int] | None) -> tuple[int, ...] | None:
+def _token_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if ids is None else tuple(dict.fromkeys(ids))
 
 
-def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
+def _logit_bias(bias: Mapping[str, float] | None, vocab_size: int) -> dict[int, float]:
     resolved: dict[int, float] = {}
     for key, value in (bias or {}).items():
         token_id = int(key) if key.isascii() and key.isdigit() and len(key) < 10 else -1

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from chorale.errors import RequestError
+from chorale.errors import RequestError, invalid, unsupported
 from chorale.grammar import constraint as make
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.matcher import to_lark
@@ -33,6 +33,21 @@ class Structured:
     described: ResponseFormat | None = None
 
 
+class StructuredFields(Protocol):
+    """What the answer must be, in vLLM's names, new and old."""
+
+    @property
+    def structured_outputs(self) -> dict[str, Any] | None: ...
+    @property
+    def guided_json(self) -> dict[str, Any] | str | None: ...
+    @property
+    def guided_regex(self) -> str | None: ...
+    @property
+    def guided_choice(self) -> list[str] | None: ...
+    @property
+    def guided_grammar(self) -> str | None: ...
+
+
 FREE = Structured()
 
 
@@ -46,12 +61,12 @@ def read_format(value: Mapping[str, Any] | None, param: str) -> Structured:
         _check_keys([key for key, given in value.items() if given is not None], ("type",), param)
         return FREE if kind == "text" else Structured(make.json_object(param))
     if kind != "json_schema":
-        raise _unsupported(f"type {str(kind)[:64]!r} is not one of text, json_object, json_schema", param)
+        raise unsupported(param, f"type {str(kind)[:64]!r} is not one of text, json_object, json_schema")
     nested = value.get("json_schema", value)
     if nested is not value:
         param = f"{param}.json_schema"
     if not isinstance(nested, Mapping):
-        raise _invalid("must be an object", param)
+        raise invalid(param, "must be an object")
     _check_keys(nested, _SCHEMA_KEYS, param)
     return _read_schema(nested, param)
 
@@ -67,21 +82,21 @@ def _check_keys(given: Iterable[str], known: Sequence[str], param: str) -> None:
 def _read_schema(value: Mapping[str, Any], param: str) -> Structured:
     schema = value.get("schema")
     if not isinstance(schema, Mapping):
-        raise _invalid("must be a JSON Schema object", f"{param}.schema")
+        raise invalid(f"{param}.schema", "must be a JSON Schema object")
     name = value.get("name", DEFAULT_NAME)
     if not isinstance(name, str) or not 1 <= len(name) <= 64 or not name.isprintable():
-        raise _invalid("must be a text of 1 to 64 characters", f"{param}.name")
+        raise invalid(f"{param}.name", "must be a string of 1 to 64 characters")
     description = value.get("description")
     if not isinstance(description, str | None):
-        raise _invalid("must be a string", f"{param}.description")
+        raise invalid(f"{param}.description", "must be a string")
     if not isinstance(value.get("strict"), bool | None):
-        raise _invalid("must be true or false", f"{param}.strict")
+        raise invalid(f"{param}.strict", "must be true or false")
     constraint = make.json_schema(schema, f"{param}.schema")
     return Structured(constraint, ResponseFormat(name, schema, description))
 
 
-def read_structured(fields: Any) -> Constraint | None:
-    """``structured_outputs`` and ``guided_*`` of ``fields`` (a ``StructuredFields``)."""
+def read_structured(fields: StructuredFields) -> Constraint | None:
+    """Read ``structured_outputs`` and ``guided_*``."""
     asked: list[tuple[str, Any, str]] = []
     for way, value in (fields.structured_outputs or {}).items():
         param = f"structured_outputs.{way[:64]}"
@@ -90,16 +105,16 @@ def read_structured(fields: Any) -> Constraint | None:
                 asked.append((way, value, param))
         elif way == _TIGHT:
             if not isinstance(value, bool | None):
-                raise _invalid("must be true or false", param)
+                raise invalid(param, "must be true or false")
         elif value and way not in _HARMLESS_OPTIONS:
-            raise _unsupported("is not supported", param)
+            raise unsupported(param, "is not supported")
     for way in ("json", "regex", "choice", "grammar"):
         value = getattr(fields, f"guided_{way}")
         if value is not None:
             asked.append((way, value, f"guided_{way}"))
     if len(asked) > 1:
         names = ", ".join(param for _, _, param in asked)
-        raise _invalid(f"{names} exclude each other", asked[1][2])
+        raise invalid(asked[1][2], f"{names} exclude each other")
     if not asked:
         return None
     constraint = constraint_of(*asked[0])
@@ -115,10 +130,10 @@ def constraint_of(way: str, value: Any, param: str) -> Constraint:
         return make.json_object(param)
     if way == "choice":
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-            raise _invalid("must be a list of strings", param)
+            raise invalid(param, "must be a list of strings")
         return make.choice(value, param)
     if not isinstance(value, str):
-        raise _invalid("must be a string", param)
+        raise invalid(param, "must be a string")
     return make.regex(value, param) if way == "regex" else _grammar(value, param)
 
 
@@ -128,7 +143,7 @@ def _grammar(text: str, param: str) -> Constraint:
     try:
         return make.lark(to_lark(text), param)
     except ValueError as error:
-        raise _unsupported(str(error), param) from None
+        raise unsupported(param, str(error)) from None
 
 
 def _schema(value: Any, param: str) -> Mapping[str, Any]:
@@ -137,24 +152,17 @@ def _schema(value: Any, param: str) -> Mapping[str, Any]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise _invalid("is not JSON", param) from None
+            raise invalid(param, "is not JSON") from None
     if not isinstance(value, Mapping):
-        raise _invalid("must be a JSON Schema object", param)
+        raise invalid(param, "must be a JSON Schema object")
     return value
 
 
-def combine(formatted: Structured, other: Constraint | None, param: str) -> Structured:
-    """Both ways of asking, of which one must be unused."""
+def read_answer(value: Mapping[str, Any] | None, fields: StructuredFields, param: str) -> Structured:
+    """Both ways of asking, of which a request may use one. ``value``: of the field ``param``."""
+    formatted, other = read_format(value, param), read_structured(fields)
     if other is None:
         return formatted
     if formatted.constraint is not None:
-        raise _invalid(f"{other.param} and {param} exclude each other", other.param)
+        raise invalid(other.param, f"{other.param} and {param} exclude each other")
     return Structured(other)
-
-
-def _invalid(message: str, param: str) -> RequestError:
-    return RequestError(f"{param}: {message}", param=param)
-
-
-def _unsupported(message: str, param: str) -> RequestError:
-    return RequestError(f"{param}: {message}", param=param, code="unsupported_value")

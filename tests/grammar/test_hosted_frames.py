@@ -8,7 +8,7 @@ from chorale.grammar import constraint as make
 from chorale.grammar.frames import Call, Frames, turn_grammar
 from chorale.grammar.matcher import compile_grammar
 from chorale.harmony.vocab import load_vocabulary
-from chorale.turns.rules import Hosted, TurnRules
+from chorale.turns.rules import BuiltInTool, TurnRules
 from chorale.turns.tools.tool_choice import ToolChoice
 
 VOCAB = load_vocabulary()
@@ -18,7 +18,7 @@ QUERY = make.json_schema(
 FINAL = "<|channel|>final<|message|>text<|return|>"
 THINK = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
 FRAMES = Frames(
-    calls=(Call("browser.search", QUERY, hosted=True), Call("python", hosted=True), Call("get")),
+    calls=(Call("browser.search", QUERY, built_in=True), Call("python", built_in=True), Call("get")),
 )
 
 
@@ -50,7 +50,10 @@ def test_calls(text: str, expected: bool) -> None:
 
 
 RULES = TurnRules(
-    hosted=(Hosted("python", "code_interpreter"), Hosted("srv.echo", "mcp:srv:echo", {"type": "object"})),
+    built_in=(
+        BuiltInTool("python", "code_interpreter"),
+        BuiltInTool("srv.echo", "mcp:srv:echo", {"type": "object"}),
+    ),
     choice=ToolChoice("required"),
 )
 PYTHON = "<|channel|>analysis to=python code<|message|>1<|call|>"
@@ -81,7 +84,7 @@ def test_a_demand_is_met_by_the_first_call() -> None:
     ],
 )
 def test_choices(choice: ToolChoice, python: bool, echo: bool, final: bool) -> None:
-    rules = TurnRules(hosted=RULES.hosted, choice=choice)
+    rules = TurnRules(built_in=RULES.built_in, choice=choice)
     assert rules.binds
     grammar = turn_grammar(rules.frames(1000))
     assert (fits(grammar, PYTHON), fits(grammar, ECHO), fits(grammar, FINAL)) == (python, echo, final)
@@ -89,13 +92,13 @@ def test_choices(choice: ToolChoice, python: bool, echo: bool, final: bool) -> N
 
 def test_allowed_tools_hold_for_the_whole_turn() -> None:
     choice = ToolChoice("required", frozenset(), frozenset({"mcp:srv"}), lasting=True)
-    grammar = later(TurnRules(hosted=RULES.hosted, choice=choice), 1)
+    grammar = later(TurnRules(built_in=RULES.built_in, choice=choice), 1)
     assert (fits(grammar, PYTHON), fits(grammar, ECHO), fits(grammar, FINAL)) == (False, True, True)
 
 
 def test_when_no_calls_are_left_the_rest_holds() -> None:
     answer = make.json_object("p")
-    grammar = later(TurnRules(hosted=RULES.hosted, answer=answer), 2, calls_left=False)
+    grammar = later(TurnRules(built_in=RULES.built_in, answer=answer), 2, calls_left=False)
     assert not fits(grammar, PYTHON)
     assert fits(grammar, "<|channel|>final<|message|>{}<|return|>")
     assert not fits(grammar, FINAL)
@@ -107,7 +110,7 @@ def test_a_server_without_tools_cannot_be_demanded() -> None:
 
 
 def test_a_thinking_budget_is_of_the_whole_turn() -> None:
-    rules = TurnRules(hosted=RULES.hosted, thinking_budget=3)
+    rules = TurnRules(built_in=RULES.built_in, thinking_budget=3)
     grammar = rules.later_grammar(1, True, 2, 1000)
     assert fits(grammar, "<|channel|>analysis<|message|>a<|end|><|start|>assistant" + FINAL)
     assert not fits(grammar, "<|channel|>analysis<|message|>a b c<|end|><|start|>assistant" + FINAL)

@@ -10,13 +10,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import httpx2
+import msgspec
 
 from chorale.client.stream import RequestStream
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, TokenLogprobs
+from chorale.harmony.messages import ToolDescription
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns.events import Fold, OutputEvent
-from chorale.turns.options import TurnOptions
+from chorale.turns.request import TurnRequest
+from chorale.turns.rules import TurnRules
 from chorale.turns.run import run_turns
+from chorale.turns.tools.functions import Function
 from tests.support.server import VOCAB
 
 ANALYSIS = "<|channel|>analysis<|message|>"
@@ -118,13 +122,17 @@ async def batches(
     functions: Sequence[str] = (),
     **options: Any,
 ) -> AsyncIterator[tuple[int, list[OutputEvent]]]:
-    turns = run_turns(
-        client,
-        VOCAB,
+    rules = TurnRules(functions=[Function(ToolDescription(name)) for name in functions])
+    sampling = sampling or SamplingSpec(n=n, max_tokens=1000)
+    of_sampling = {name: options.pop(name) for name in ("min_tokens", "ignore_eos") if name in options}
+    request = TurnRequest(
+        request_id="r",
         prompt_token_ids=list(prompt),
-        sampling=sampling or SamplingSpec(n=n, max_tokens=1000),
-        options=TurnOptions(request_id="r", function_names=frozenset(functions), **options),
+        sampling=msgspec.structs.replace(sampling, **of_sampling),
+        rules=rules,
+        **options,
     )
+    turns = run_turns(client, VOCAB, request)
     async with contextlib.aclosing(turns):
         async for batch in turns:
             for index, events in batch:

@@ -364,7 +364,7 @@ def test_prefill_continues_a_message() -> None:
 )
 def test_ignore_eos_reads_on_after_return(between: str) -> None:
     text = FINAL + f"a{between}<|start|>assistant" + FINAL + "b"
-    fold = one(text, ignore_eos=True, ensure_answer=False)
+    fold = one(text, ignore_eos=True)
     assert [i.text for i in fold.items] == ["a", "b"]
 
 

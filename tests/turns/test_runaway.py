@@ -89,7 +89,7 @@ def test_an_answer_may_repeat_itself() -> None:
 
 def test_a_request_that_ignores_the_end_has_all_its_tokens() -> None:
     text = ANALYSIS + "on and " * 4000
-    fold = one(playing(text), ignore_eos=True, ensure_answer=False)
+    fold = one(playing(text), ignore_eos=True)
     assert fold.ended is not None
     assert len(fold.ended.output_token_ids) == len(ids(text))
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from chorale.api.chat.answer import Answer
 from chorale.api.chat.body import chat_body
 from chorale.api.chat.chunks import ChunkWriter, usage_event
-from chorale.api.chat.prepare import Prepared, prepare
+from chorale.api.chat.prepare import prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.chat.stored import keep
 from chorale.api.http.offload import beside, is_heavy
@@ -23,33 +23,28 @@ from chorale.api.operator.names import check_model
 from chorale.api.state import ServerState
 from chorale.api.usage import of_choices
 from chorale.turns.events import Fold, end_error
+from chorale.turns.request import TurnRequest
 from chorale.turns.run import run_turns
 
 
 async def create(state: ServerState, request: Request) -> Response:
     chat = await read_as(request, state.config, parse_chat)
     check_model(state, chat.model)
-    prepared = await prepare(state, chat, request.state.owner)
+    turn = await prepare(state, chat, request.state.owner)
     answer = Answer.of(state, chat)
     if chat.stream:
-        source = stream_chat(state, chat, prepared, answer, request.state.owner)
+        source = stream_chat(state, chat, turn, answer, request.state.owner)
         return EventStream(source, on_error=last_error)
-    body = await until_disconnect(request, complete_chat(state, prepared, answer))
+    body = await until_disconnect(request, complete_chat(state, turn, answer))
     if chat.store:
         await keep(state, chat, body, request.state.owner)
-    return await large_response(lambda: body, heavy=is_scored(prepared.sampling) or is_heavy(body))
+    return await large_response(lambda: body, heavy=is_scored(turn.sampling) or is_heavy(body))
 
 
-async def complete_chat(state: ServerState, prepared: Prepared, answer: Answer) -> dict[str, Any]:
+async def complete_chat(state: ServerState, turn: TurnRequest, answer: Answer) -> dict[str, Any]:
     """The body. Raises the ``ChoraleError`` that the turn ended with."""
-    folds = [Fold() for _ in range(prepared.sampling.n)]
-    turns = run_turns(
-        state.client,
-        state.vocab,
-        prompt_token_ids=prepared.prompt_token_ids,
-        sampling=prepared.sampling,
-        options=prepared.options,
-    )
+    folds = [Fold() for _ in range(turn.sampling.n)]
+    turns = run_turns(state.client, state.vocab, turn)
     async with aclosing(turns):
         async for batch in turns:
             for index, events in batch:
@@ -57,12 +52,12 @@ async def complete_chat(state: ServerState, prepared: Prepared, answer: Answer) 
     for fold in folds:
         if fold.ended is not None and fold.ended.repairs:
             state.metrics.repaired(fold.ended.repairs)
-    scored = is_scored(prepared.sampling)
-    return await beside(lambda: chat_body(answer, folds, prepared.prompt_token_ids), heavy=scored)
+    scored = is_scored(turn.sampling)
+    return await beside(lambda: chat_body(answer, folds, turn.prompt_token_ids), heavy=scored)
 
 
 async def stream_chat(
-    state: ServerState, chat: ChatRequest, prepared: Prepared, answer: Answer, owner: bytes = b""
+    state: ServerState, chat: ChatRequest, turn: TurnRequest, answer: Answer, owner: bytes = b""
 ) -> AsyncGenerator[bytes]:
     """The chunks of each wake-up as one piece; after an error its event; ``[DONE]`` last, always."""
     folds = [Fold() for _ in range(chat.n if chat.store else 0)]
@@ -72,19 +67,13 @@ async def stream_chat(
             index,
             with_usage=chat.with_usage,
             continuous=chat.continuous_usage,
-            prompt_token_ids=prepared.prompt_token_ids if chat.return_token_ids and index == 0 else None,
+            prompt_token_ids=turn.prompt_token_ids if chat.return_token_ids and index == 0 else None,
         )
         for index in range(chat.n)
     ]
     # Choices begin together and in order, whichever speaks first: OpenAI's SDK lists them as they begin.
     opening = b"".join([writer.feed(()) for writer in writers])
-    turns = run_turns(
-        state.client,
-        state.vocab,
-        prompt_token_ids=prepared.prompt_token_ids,
-        sampling=prepared.sampling,
-        options=prepared.options,
-    )
+    turns = run_turns(state.client, state.vocab, turn)
     async with aclosing(turns):
         async for batch in turns:
             if len(batch) == 1:
@@ -99,7 +88,7 @@ async def stream_chat(
                 for index, events in batch:
                     folds[index].add(events)
     if folds and all(writer.ended and end_error(writer.ended) is None for writer in writers):
-        await keep(state, chat, chat_body(answer, folds, prepared.prompt_token_ids), owner)
+        await keep(state, chat, chat_body(answer, folds, turn.prompt_token_ids), owner)
     yield _conclusion(state, writers, answer, chat.with_usage)
 
 

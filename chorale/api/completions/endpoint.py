@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chorale.api.completions.raw import RawChoice, RawOptions
 from chorale.api.completions.request import (
     CompletionPrompt,
     CompletionRequest,
@@ -29,17 +27,13 @@ from chorale.api.logprobs import is_scored
 from chorale.api.operator.names import check_model
 from chorale.api.state import ServerState
 from chorale.api.usage import of_choices, of_prompts, usage_object
-from chorale.engine.types import SamplingSpec
 from chorale.errors import ChoraleError, EngineError
 from chorale.turns.events import Fold, PromptScored, TurnEnded, end_error
-from chorale.turns.merge import merged
-from chorale.turns.options import TurnOptions
-from chorale.turns.rules import with_raw_grammar
-from chorale.turns.run import ChoiceEvents, drive
-from chorale.turns.sampling import resolve_sampling
-from chorale.turns.structured import Structured, combine, read_format, read_structured
-
-NEVER = 1 << 30  # tokens: a non-streaming turn is read once, at its end
+from chorale.turns.merge import Sources
+from chorale.turns.request import TurnRequest, check_grammar, turn_request
+from chorale.turns.rules import TurnRules
+from chorale.turns.run import ChoiceEvents, run_raw
+from chorale.turns.structured import read_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +41,38 @@ class Job:
     """One prompt, ready for the engine."""
 
     prompt: CompletionPrompt
-    sampling: SamplingSpec
-    options: TurnOptions
+    turn: TurnRequest
 
 
 async def create(state: ServerState, request: Request) -> Response:
     completion = await read_as(request, state.config, parse_completion)
     check_model(state, completion.model)
     prompts = await encode_prompts(completion.prompt, state.vocab, echo=bool(completion.echo))
-    structured = combine(
-        read_format(completion.response_format, "response_format"),
-        read_structured(completion),
-        "response_format",
-    )
+    answer = read_answer(completion.response_format, completion, "response_format")
+    rules = TurnRules(raw=True, answer=answer.constraint)
     owner = request.state.owner
-    jobs = [await _job(state, completion, prompt, structured, owner) for prompt in prompts]
-    answer = TextAnswer(state.model_names[0], completion, state.vocab)
+    jobs = [await _job(state, completion, prompt, rules, owner) for prompt in prompts]
+    text = TextAnswer(state.model_names[0], completion, state.vocab)
     if completion.stream:
-        return EventStream(stream_text(state, jobs, answer), on_error=last_error)
-    body = await until_disconnect(request, complete_text(state, jobs, answer))
-    return await large_response(lambda: body, heavy=any(is_scored(job.sampling) for job in jobs))
+        return EventStream(stream_text(state, jobs, text), on_error=last_error)
+    body = await until_disconnect(request, complete_text(state, jobs, text))
+    return await large_response(lambda: body, heavy=any(is_scored(job.turn.sampling) for job in jobs))
 
 
 async def _job(
     state: ServerState,
     completion: CompletionRequest,
     prompt: CompletionPrompt,
-    structured: Structured,
+    rules: TurnRules,
     owner: bytes,
 ) -> Job:
-    sampling = resolve_sampling(
+    turn = turn_request(
         completion,
         state.client.info,
         state.vocab,
-        num_prompt_tokens=len(prompt.token_ids),
+        request_id=f"cmpl-{secrets.token_hex(12)}",
+        prompt_token_ids=prompt.token_ids,
+        rules=rules,
         # The engine always samples; a token that was not asked for is thrown away.
         max_tokens=max(1, completion.max_tokens),
         n=completion.n,
@@ -88,41 +80,39 @@ async def _job(
         prompt_logprobs=completion.num_prompt_logprobs,
         prompt_param="prompt",
         logprobs_param="logprobs",
-    )
-    sampling = await with_raw_grammar(state.grammars, structured.constraint, completion, sampling)
-    options = TurnOptions(
-        request_id=f"cmpl-{secrets.token_hex(12)}",
-        stop=tuple(completion.stop or ()),
-        min_tokens=sampling.min_tokens,
-        include_stop=bool(completion.include_stop_str_in_output),
-        stream_interval=state.config.stream_interval if completion.stream else NEVER,
+        stream_interval=state.config.stream_interval if completion.stream else None,
         progress=completion.stream and (completion.return_token_ids or completion.continuous_usage),
-        priority=completion.priority or 0,
         cache_salt=cache_salt(owner, completion.cache_salt),
-        arrival_time=time.time(),
     )
-    return Job(prompt, sampling, options)
+    return Job(prompt, await check_grammar(state.grammars, turn))
 
 
-def _turns(state: ServerState, job: Job, completion: CompletionRequest) -> AsyncGenerator[list[ChoiceEvents]]:
-    raw = RawOptions(skip_special_tokens=completion.skip_special_tokens, discard=completion.max_tokens == 0)
-    eos = frozenset(state.client.info.eos_token_ids)
-    num_prompt_tokens = len(job.prompt.token_ids)
-    choices = [
-        RawChoice(state.vocab, job.options, raw, index, num_prompt_tokens, eos)
-        for index in range(job.sampling.n)
-    ]
-    return drive(state.client, choices, job.prompt.token_ids, job.sampling, job.options)
+async def _turns(
+    state: ServerState, job: Job, completion: CompletionRequest, position: int
+) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:
+    turns = run_raw(
+        state.client,
+        state.vocab,
+        job.turn,
+        skip_special_tokens=completion.skip_special_tokens,
+        discard=completion.max_tokens == 0,
+    )
+    async with aclosing(turns):
+        async for batch in turns:
+            yield position, batch
 
 
 async def _all_turns(
     state: ServerState, jobs: Sequence[Job], completion: CompletionRequest
 ) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:
     """(position of the prompt, events of its choices). The prompts are admitted or refused as one."""
-    places = {job.options.request_id: job.sampling.n for job in jobs}
+    places = {job.turn.request_id: job.turn.sampling.n for job in jobs}
+    sources: Sources[tuple[int, list[ChoiceEvents]]] = Sources()
+    for position, job in enumerate(jobs):
+        sources.add(_turns(state, job, completion, position))
     state.client.reserve(places)
     try:
-        async with aclosing(merged([_turns(state, job, completion) for job in jobs])) as turns:
+        async with aclosing(sources.read()) as turns:
             async for position, batch in turns:
                 yield position, batch
     finally:
@@ -137,7 +127,7 @@ async def complete_text(state: ServerState, jobs: Sequence[Job], answer: TextAns
         async for position, batch in turns:
             for index, events in batch:
                 folds[position][index].add(events)
-    scored = any(is_scored(job.sampling) for job in jobs)
+    scored = any(is_scored(job.turn.sampling) for job in jobs)
     return await beside(lambda: _text_body(jobs, folds, answer), heavy=scored)
 
 

@@ -21,8 +21,8 @@ from chorale.api.http.responses import json_response, read_as
 from chorale.api.responses.by_id import owner_of
 from chorale.api.responses.dialects import dialect_of, translate_items
 from chorale.api.responses.items.input import parse_items
+from chorale.api.responses.items.references import resolve_items
 from chorale.api.responses.pages import PageQuery, check_include, check_names, page_object
-from chorale.api.responses.prepare import resolve_items
 from chorale.api.state import ServerState
 from chorale.errors import NotFoundError
 from chorale.store.protocol import StoredItem

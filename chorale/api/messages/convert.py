@@ -15,9 +15,9 @@ import msgspec
 from chorale.api.limits import SIZES
 from chorale.api.messages.signature import read_signature
 from chorale.errors import RequestError
-from chorale.harmony.messages import DeveloperContent, Message
+from chorale.harmony.messages import FUNCTIONS, DeveloperContent, Message, function_call, tool_result
 from chorale.harmony.vocab import CHANNEL, MESSAGE, Vocabulary
-from chorale.turns.prompt.encode import FUNCTIONS, TOOL_NAME
+from chorale.turns.prompt.encode import tool_name
 
 Block = Mapping[str, Any]
 _ROLES = ("user", "assistant", "system")
@@ -89,22 +89,12 @@ class Converter:
 
     def _call(self, block: Block, path: str) -> Message:
         call_id, name = _string(block, "id", path), block.get("name")
-        if not isinstance(name, str) or TOOL_NAME.fullmatch(name) is None:
-            raise RequestError(
-                f"{path}.name: must be 1 to 64 letters, digits, underscores, dots or dashes",
-                param=f"{path}.name",
-            )
+        name = tool_name(name, f"{path}.name")
         given = block.get("input")
         if not isinstance(given, Mapping):
             raise RequestError(f"{path}.input: must be an object", param=f"{path}.input")
         self._calls[call_id] = name
-        return Message(
-            "assistant",
-            msgspec.json.encode(given).decode(),
-            recipient=f"{FUNCTIONS}.{name}",
-            channel="commentary",
-            content_type="<|constrain|>json",
-        )
+        return function_call(name, msgspec.json.encode(given).decode())
 
     # ------------------------------------------------------------------ user
 
@@ -138,7 +128,7 @@ class Converter:
         text = "\n\n".join(_text(part, f"{path}.content[{index}]") for index, part in enumerate(blocks))
         if block.get("is_error") is True:
             text = f"Error: {text}"
-        return Message("tool", text, name=f"{FUNCTIONS}.{name}", recipient="assistant", channel="commentary")
+        return tool_result(f"{FUNCTIONS}.{name}", text)
 
 
 # --------------------------------------------------------------------------- blocks

@@ -13,23 +13,24 @@ from chorale.api.http.offload import is_heavy
 from chorale.api.http.responses import EventStream, json_response, large_response, read_as, until_disconnect
 from chorale.api.messages.blocks import MessageAnswer, message_body
 from chorale.api.messages.events import EventWriter, error_bytes
-from chorale.api.messages.prepare import Prepared, build_prompt, prepare
+from chorale.api.messages.prepare import build_prompt, prepare
 from chorale.api.messages.request import parse_count, parse_messages
 from chorale.api.operator.names import check_model
 from chorale.api.state import ServerState
-from chorale.turns.events import Fold, OutputEvent, TurnEnded
+from chorale.turns.events import Fold, TurnEnded
+from chorale.turns.request import TurnRequest
 from chorale.turns.run import run_turn
 
 
 async def create(state: ServerState, request: Request) -> Response:
     message = await read_as(request, state.config, parse_messages)
     check_model(state, message.model)
-    prepared = await prepare(state, message, request.state.owner)
+    turn = await prepare(state, message, request.state.owner)
     answer = MessageAnswer.of(state, message)
     headers = {"request-id": request.state.request_id}
     if message.stream:
-        return EventStream(_stream(state, prepared, answer), headers, on_error=error_bytes)
-    body = await until_disconnect(request, _complete(state, prepared, answer))
+        return EventStream(_stream(state, turn, answer), headers, on_error=error_bytes)
+    body = await until_disconnect(request, _complete(state, turn, answer))
     return await large_response(lambda: body, heavy=is_heavy(body), headers=headers)
 
 
@@ -42,34 +43,24 @@ async def count_tokens(state: ServerState, request: Request) -> Response:
     return json_response({"input_tokens": len(prompt.token_ids)}, headers=headers)
 
 
-async def _complete(state: ServerState, prepared: Prepared, answer: MessageAnswer) -> dict[str, Any]:
+async def _complete(state: ServerState, request: TurnRequest, answer: MessageAnswer) -> dict[str, Any]:
     """The body. Raises the ``ChoraleError`` that the turn ended with."""
     fold = Fold()
-    async with aclosing(_turn(state, prepared)) as turn:
+    async with aclosing(run_turn(state.client, state.vocab, request)) as turn:
         async for events in turn:
             fold.add(events)
     _count_repairs(state, fold.ended)
     return message_body(answer, fold)
 
 
-async def _stream(state: ServerState, prepared: Prepared, answer: MessageAnswer) -> AsyncGenerator[bytes]:
-    writer = EventWriter(answer, whole_calls=not prepared.sampling.grammar)
-    async with aclosing(_turn(state, prepared)) as turn:
+async def _stream(state: ServerState, request: TurnRequest, answer: MessageAnswer) -> AsyncGenerator[bytes]:
+    writer = EventWriter(answer, whole_calls=not request.sampling.grammar)
+    async with aclosing(run_turn(state.client, state.vocab, request)) as turn:
         async for events in turn:
             data = writer.feed(events)
             if data:
                 yield data
     _count_repairs(state, writer.ended)
-
-
-def _turn(state: ServerState, prepared: Prepared) -> AsyncGenerator[list[OutputEvent]]:
-    return run_turn(
-        state.client,
-        state.vocab,
-        prompt_token_ids=prepared.prompt_token_ids,
-        sampling=prepared.sampling,
-        options=prepared.options,
-    )
 
 
 def _count_repairs(state: ServerState, ended: TurnEnded | None) -> None:

@@ -1,9 +1,8 @@
-"""From a MessagesRequest to what a turn takes: prompt ids, sampling, options."""
+"""From a MessagesRequest to a TurnRequest."""
 
 from __future__ import annotations
 
 import secrets
-import time
 from dataclasses import dataclass, replace
 
 from chorale.api.http.cache_salt import cache_salt
@@ -13,69 +12,49 @@ from chorale.api.messages.convert import Converter, system_text
 from chorale.api.messages.request import CountRequest, MessagesRequest
 from chorale.api.messages.tools import read_tools
 from chorale.api.state import ServerState
-from chorale.engine.types import SamplingSpec
-from chorale.errors import RequestError
+from chorale.errors import invalid, unsupported
 from chorale.harmony.messages import Conversation, Message
 from chorale.harmony.render import render_conversation
-from chorale.harmony.vocab import CHANNEL, MESSAGE
-from chorale.turns.options import TurnOptions
 from chorale.turns.prompt.effort import reasoning_effort, take_effort
-from chorale.turns.prompt.encode import at, developer_message, system_message
-from chorale.turns.rules import TurnRules, with_grammar
-from chorale.turns.sampling import resolve_sampling
-from chorale.turns.structured import Structured, read_format
+from chorale.turns.prompt.encode import at, open_message, prompt_head
+from chorale.turns.request import TurnRequest, check_grammar, turn_request
+from chorale.turns.rules import TurnRules
+from chorale.turns.structured import read_format
 
-NEVER = 1 << 30  # tokens: a turn that is not streamed is read once, at its end
-# Answers are short of thought when little of it is allowed; from Anthropic's budgets to the model's efforts.
+# Anthropic's thinking budgets to the model's efforts: an answer allowed little thought is a short one.
 _LOW_BUDGET, _HIGH_BUDGET = 2048, 16384
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     token_ids: list[int]
-    prefill: tuple[int, ...]  # the header of a message that the model goes on writing
+    prefill: tuple[int, ...]  # the header of a message that the model goes on with
     rules: TurnRules
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    prompt_token_ids: list[int]
-    sampling: SamplingSpec
-    options: TurnOptions
-
-
-async def prepare(state: ServerState, request: MessagesRequest, owner: bytes) -> Prepared:
+async def prepare(state: ServerState, request: MessagesRequest, owner: bytes) -> TurnRequest:
     """Raises ``RequestError`` for what is wrong, or does not fit the window.
 
     ``owner``: the digest of the caller's key.
     """
     prompt = await build_prompt(state, request)
-    sampling = resolve_sampling(
+    choice = request.tool_choice
+    turn = turn_request(
         request,
         state.client.info,
         state.vocab,
-        num_prompt_tokens=len(prompt.token_ids),
-        max_tokens=request.max_tokens,
-    )
-    sampling = await with_grammar(state.grammars, prompt.rules, request, sampling)
-    choice = request.tool_choice
-    options = TurnOptions(
         request_id=f"msg-{secrets.token_hex(12)}",
-        function_names=prompt.rules.callable_names,
-        stop=tuple(request.stop_sequences or ()),
-        min_tokens=sampling.min_tokens,
-        include_stop=bool(request.include_stop_str_in_output),
+        prompt_token_ids=prompt.token_ids,
+        rules=prompt.rules,
+        max_tokens=request.max_tokens,
+        stop=request.stop_sequences,
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
-        stream_interval=state.config.stream_interval if request.stream else NEVER,
+        stream_interval=state.config.stream_interval if request.stream else None,
         prefill_token_ids=prompt.prefill,
-        ensure_answer=not request.ignore_eos,
-        ignore_eos=bool(request.ignore_eos),
-        progress=request.stream,  # message_start tells the usage so far
-        priority=request.priority or 0,
+        progress=request.stream,  # message_start shows the usage so far
         cache_salt=cache_salt(owner, request.cache_salt),
-        arrival_time=time.time(),
     )
-    return Prepared(prompt.token_ids, sampling, options)
+    return await check_grammar(state.grammars, turn)
 
 
 async def build_prompt(state: ServerState, request: CountRequest) -> Prompt:
@@ -86,7 +65,7 @@ async def build_prompt(state: ServerState, request: CountRequest) -> Prompt:
 
 
 def _build_prompt(state: ServerState, request: CountRequest) -> Prompt:
-    rules, structured = read_rules(request)
+    rules = read_rules(request)
     messages = Converter(state.vocab).convert(request.messages)
     tail = _continued(messages)
     if tail is not None:
@@ -94,11 +73,8 @@ def _build_prompt(state: ServerState, request: CountRequest) -> Prompt:
     instructions, said = take_effort(system_text(request.system) or "")
     default = said or state.config.default_reasoning_effort
     effort = reasoning_effort(_effort(request), "output_config.effort", default)
-    head = [system_message(state.config, effort)]
     tools = [function.tool for function in rules.functions]
-    developer = developer_message(instructions, tools, structured.described)
-    if developer is not None:
-        head.append(developer)
+    head = prompt_head(state.config, effort, instructions, tools, rules.described)
     most = SIZES["prompt_tokens"].max
     with at("messages"):
         prompt = render_conversation(Conversation((*head, *messages)), state.vocab, most=most)
@@ -106,22 +82,23 @@ def _build_prompt(state: ServerState, request: CountRequest) -> Prompt:
     if tail is not None:
         assert tail.channel is not None
         assert isinstance(tail.content, str)
-        header = (CHANNEL, *state.vocab.encode(tail.channel), MESSAGE)
-        # A thought that was omitted has its text in the signature only, which token_ids are of.
-        with at("messages"):
-            prompt += tail.token_ids or (*header, *state.vocab.encode(tail.content, most))
+        header, opened = open_message(tail.channel, tail.content, state.vocab, most)
+        prompt += tail.token_ids or opened  # a thought that was omitted has only its token ids, no text
     return Prompt(prompt, header, rules)
 
 
-def read_rules(request: CountRequest) -> tuple[TurnRules, Structured]:
+def read_rules(request: CountRequest) -> TurnRules:
     """What the turn may look like. Raises ``RequestError``."""
     functions, choice = read_tools(request.tools or [], request.tool_choice)
     given = request.output_config.format if request.output_config is not None else None
     structured = read_format(given, "output_config.format")
-    rules = TurnRules(
-        functions=functions, choice=choice, answer=structured.constraint, thinking_budget=request.budget
+    return TurnRules(
+        functions=functions,
+        choice=choice,
+        answer=structured.constraint,
+        described=structured.described,
+        thinking_budget=request.budget,
     )
-    return rules, structured
 
 
 def _effort(request: CountRequest) -> str | None:
@@ -133,26 +110,24 @@ def _effort(request: CountRequest) -> str | None:
 
 
 def _continued(messages: list[Message]) -> Message | None:
-    """The assistant's message that the request ends with: the model goes on from its text.
+    """Return the assistant's message with which the request ends: the model goes on from its text.
 
-    There may be no message at all: blocks that say nothing here (encrypted by another server) are none.
+    There may be no message at all: blocks that cannot be read here (encrypted by another server) make none.
     """
     if not messages or messages[-1].role != "assistant":
         return None
     last = messages[-1]
     if last.recipient is not None:
-        raise RequestError("messages: a tool_use at the end needs its tool_result", param="messages")
+        raise invalid("messages", "a tool_use at the end needs its tool_result")
     return last
 
 
 def _without_grammar(rules: TurnRules) -> TurnRules:
-    """A grammar holds for whole turns; what only tidies calls is left off when one is continued."""
+    """A grammar covers a whole turn; a turn that is continued goes without the one that only tidies calls."""
     kept = [replace(function, text=None) for function in rules.functions]
     rules = replace(rules, functions=kept)
     if rules.binds:
-        raise RequestError(
-            "messages: an answer cannot be continued together with thinking, a format or a choice of tools",
-            param="messages",
-            code="unsupported_value",
+        raise unsupported(
+            "messages", "an answer cannot be continued together with thinking, a format or a choice of tools"
         )
     return rules

@@ -14,7 +14,8 @@ from chorale.api.messages.request import AnthropicToolChoice
 from chorale.errors import RequestError
 from chorale.grammar import constraint as make
 from chorale.turns.prompt.encode import check_distinct
-from chorale.turns.tools.tool_choice import Function, ToolChoice, read_tool_choice
+from chorale.turns.tools.functions import Function
+from chorale.turns.tools.tool_choice import ToolChoice, read_tool_choice
 
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer"}

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chorale.api import fields, limits
-from chorale.api.chat.prepare import encode, hosted_tools, prepare, read_rules
+from chorale.api.chat.prepare import built_in_tools, encode, prepare, read_rules
 from chorale.api.chat.request import parse_chat
 from chorale.api.http.offload import HEAVY, beside
 from chorale.api.http.responses import json_response, parse_model, read_as, read_json
@@ -20,7 +20,7 @@ from chorale.api.state import ServerState
 from chorale.errors import RequestError
 from chorale.harmony.vocab import Vocabulary
 from chorale.turns.prompt.encode import at
-from chorale.turns.tools.open_tools import close_tools
+from chorale.turns.tools.open_built_in import close_tools
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -82,14 +82,14 @@ async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
         del data["add_generation_prompt"]
     chat = parse_chat(data)
     check_model(state, chat.model)
-    hosted = hosted_tools(chat)
-    if chat.continue_final_message or hosted.wanted or hosted.unserved:
-        prepared = await prepare(state, chat, b"")  # nothing is submitted to the engine
-        await close_tools(prepared.options.tools)
-        token_ids = prepared.prompt_token_ids
+    asked = built_in_tools(chat)
+    if chat.continue_final_message or asked.wanted or asked.unserved:
+        turn = await prepare(state, chat, b"")  # nothing of it reaches the engine
+        await close_tools(turn.tools)
+        token_ids = turn.prompt_token_ids
     else:
-        token_ids = await encode(state, chat, chat.messages, *read_rules(chat))
-    # The last two ids are the generation prompt, <|start|>assistant.
+        token_ids = await encode(state, chat, chat.messages, read_rules(chat))
+    # The last two ids are <|start|>assistant, which asks for the answer.
     return token_ids[:-2] if closed else token_ids
 
 

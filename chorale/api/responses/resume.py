@@ -83,8 +83,7 @@ class Resumer:
         prepared = await prepare(state, fields, stored.owner)
         prepared = replace(
             prepared,
-            response_id=stored.id,
-            options=replace(prepared.options, request_id=stored.id),
+            turn=replace(prepared.turn, request_id=stored.id),
             prompt=replace(prepared.prompt, input=stored.input),
         )
         logger.info("background response %s is begun again", stored.id)

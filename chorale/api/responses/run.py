@@ -19,7 +19,7 @@ from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.responses.translate import Translator
 from chorale.api.state import ServerState
-from chorale.engine.types import GenerateRequest, SamplingSpec
+from chorale.engine.types import SamplingSpec
 from chorale.errors import ChoraleError, EngineError
 from chorale.store.protocol import KEPT, Hold, StoredItem, StoredResponse
 from chorale.turns.events import ItemClosed, OutputEvent, ToolStarted, TurnEnded, Usage
@@ -62,7 +62,7 @@ class Run:
         self._state = state
         self._prepared = prepared
         self.owner = owner
-        self._created = prepared.options.arrival_time if created is None else created
+        self._created = prepared.turn.arrival_time if created is None else created
         self.hold = hold
         self._unstored = unstored
         self.ended: Ended | None = None
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def response_id(self) -> str:
-        return self._prepared.response_id
+        return self._prepared.turn.request_id
 
     @property
     def history(self) -> tuple[StoredItem, ...]:
@@ -128,19 +128,9 @@ class Run:
 
     async def warm_up(self) -> AsyncGenerator[bytes]:
         """The events of a response without output. Its prompt is computed, so that the cache has it."""
-        options, prompt = self._prepared.options, self._prepared.prompt
-        spec = SamplingSpec(max_tokens=0, temperature=0.0)
-        stream = self._state.client.submit(
-            GenerateRequest(
-                request_id=options.request_id,
-                prompt_token_ids=prompt.token_ids,
-                sampling=spec,
-                priority=options.priority,
-                arrival_time=options.arrival_time,
-                cache_salt=options.cache_salt,
-            )
-        )
-        usage = Usage(input_tokens=len(prompt.token_ids))
+        turn = replace(self._prepared.turn, sampling=SamplingSpec(max_tokens=0, temperature=0.0))
+        stream = self._state.client.submit(turn.first_round())
+        usage = Usage(input_tokens=len(turn.prompt_token_ids))
         error: ChoraleError | None = None
         try:
             yield self.translator.start()
@@ -256,13 +246,7 @@ class Run:
     # ------------------------------------------------------------------ inside
 
     def _run_turn(self) -> AsyncGenerator[list[OutputEvent]]:
-        return run_turn(
-            self._state.client,
-            self._state.vocab,
-            prompt_token_ids=self._prepared.prompt.token_ids,
-            sampling=self._prepared.sampling,
-            options=self._prepared.options,
-        )
+        return run_turn(self._state.client, self._state.vocab, self._prepared.turn)
 
     def _ended(self, reason: Any, error: ChoraleError | None) -> TurnEnded:
         """The end of a turn that did not say its own: with the tokens that were seen."""

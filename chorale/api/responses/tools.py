@@ -1,10 +1,10 @@
 """The ``tools`` and ``tool_choice`` of a request: what the model is told, and what is echoed.
 
 Functions are honoured, flat or in Chat's nested shape, and so are the kinds that a client runs
-(``chorale.turns.tools.client_tools``). Every other type is the server's to run, or not served (``toolbox``).
+(``chorale.turns.tools.client_tools``). Every other type is a built-in tool, or not served.
 
-Tools may also stand within the input (``tool_search_output``, ``additional_tools``): the model is told of
-them there, and may call them from then on.
+Tools may also stand within the input (``tool_search_output``, ``additional_tools``): the model reads of them
+there, and may call them from then on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from chorale.errors import RequestError
 from chorale.harmony.messages import ToolDescription
 from chorale.turns.prompt.encode import check_distinct
-from chorale.turns.tools.built_in import without_secrets
+from chorale.turns.tools.built_in_fields import without_secrets
 from chorale.turns.tools.client_tools import (
     custom_tool,
     fixed_tool,
@@ -25,7 +25,8 @@ from chorale.turns.tools.client_tools import (
     prompt_name,
     tool_search,
 )
-from chorale.turns.tools.tool_choice import Function, ToolChoice, read_tool_choice
+from chorale.turns.tools.functions import Function
+from chorale.turns.tools.tool_choice import ToolChoice, read_tool_choice
 
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 _CLIENT_TYPES = frozenset(
@@ -50,19 +51,14 @@ class ToolSet:
     def callable(self) -> tuple[Function, ...]:
         return self.functions + self.loaded
 
-    @property
-    def freeform(self) -> frozenset[str]:
-        """Tools whose calls are their input itself."""
-        return frozenset(function.name for function in self.callable if function.text is not None)
-
 
 def read_tools(
     tools: Sequence[Mapping[str, Any]],
     tool_choice: str | Mapping[str, Any],
     loaded: Sequence[Sequence[Mapping[str, Any]]] = (),
-    hosted: Sequence[str] = (),
+    built_in: Sequence[str] = (),
 ) -> ToolSet:
-    """``loaded``: the declarations within the input; ``hosted``: what the server runs.
+    """``loaded``: the declarations within the input; ``built_in``: the names of the built-in tools.
 
     Raises ``RequestError`` naming the tool by index, or what is wrong with the choice.
     """
@@ -74,7 +70,7 @@ def read_tools(
     for function in functions:
         later.pop(function.name, None)  # clients may list again what was declared already
     everything = [*functions, *later.values()]
-    choice = read_tool_choice(tool_choice, everything, "tool_choice", hosted)
+    choice = read_tool_choice(tool_choice, everything, "tool_choice", built_in)
     echo_choice = tool_choice if isinstance(tool_choice, str) else dict(tool_choice)
     echo = [shown_tool(tool, f"tools[{position}]") for position, tool in enumerate(tools)]
     return ToolSet(tuple(functions), echo, choice, echo_choice, tuple(later.values()), about)
@@ -112,8 +108,8 @@ def _read(tool: Mapping[str, Any], path: str) -> Function | None:
     return None
 
 
-def is_hosted(tool: Mapping[str, Any]) -> bool:
-    """Whether the server would have to run it."""
+def is_built_in(tool: Mapping[str, Any]) -> bool:
+    """Whether the client does not run it."""
     kind = tool.get("type")
     return isinstance(kind, str) and kind not in _CLIENT_TYPES and not (kind == "shell" and _is_local(tool))
 

@@ -1,4 +1,4 @@
-"""From options and conversations to prompt token ids: the parts that Chat and Responses share.
+"""The parts of a prompt that all endpoints share: its head, declared functions, a message to go on with.
 
 The system message holds identity, date and effort; everything that a system or developer message says goes
 into developer messages, and function tools into the first of them. Text is always encoded as ordinary text.
@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from chorale.config import ServerConfig
-from chorale.errors import ContextLengthError, RequestError
+from chorale.errors import ContextLengthError, RequestError, invalid
 from chorale.harmony.messages import (
     DEFAULT_IDENTITY,
+    FUNCTIONS,
     DeveloperContent,
     Message,
     ReasoningEffort,
@@ -24,9 +25,9 @@ from chorale.harmony.messages import (
     ToolDescription,
     ToolNamespace,
 )
+from chorale.harmony.vocab import CHANNEL, MESSAGE, Vocabulary
 from chorale.tools.contract import ToolBox
 
-FUNCTIONS = "functions"
 # Names stand in message headers, where a space or "to=" would be read as structure.
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 AUTHOR_NAME = re.compile(r"[\w.@+-]{1,64}")  # of people: letters of any script
@@ -34,7 +35,7 @@ AUTHOR_NAME = re.compile(r"[\w.@+-]{1,64}")  # of people: letters of any script
 
 @contextmanager
 def at(param: str) -> Iterator[None]:
-    """Names the parameter whose text has more tokens than any window holds."""
+    """Name the parameter in the error of a text with more tokens than any window holds."""
     try:
         yield
     except ContextLengthError as error:
@@ -49,7 +50,7 @@ def current_date(config: ServerConfig) -> str:
 def system_message(
     config: ServerConfig, effort: ReasoningEffort, identity: str | None = None, box: ToolBox | None = None
 ) -> Message:
-    """The system message. ``identity`` None: the model's own; ``box``: the tools that the server runs."""
+    """``identity``: None for the model's own; ``box``: the built-in tools."""
     content = SystemContent(
         model_identity=DEFAULT_IDENTITY if identity is None else identity,
         current_date=current_date(config),
@@ -66,7 +67,7 @@ def developer_message(
     about: str | None = None,
     box: ToolBox | None = None,
 ) -> Message | None:
-    """The first developer message, or None when there is nothing to say in it. ``about``: of the tools."""
+    """The first developer message, or None if it would be empty. ``about``: a note on the functions."""
     servers = box.developer_namespaces if box is not None else ()
     if not instructions and not tools and answer is None and not servers:
         return None
@@ -75,31 +76,59 @@ def developer_message(
     return Message("developer", DeveloperContent(instructions or None, namespaces, formats))
 
 
+def prompt_head(
+    config: ServerConfig,
+    effort: ReasoningEffort,
+    instructions: str | None,
+    tools: Sequence[ToolDescription],
+    answer: ResponseFormat | None = None,
+    *,
+    identity: str | None = None,
+    about: str | None = None,
+    box: ToolBox | None = None,
+) -> list[Message]:
+    """The system message, and the first developer message if it has anything to say."""
+    developer = developer_message(instructions, tools, answer, about, box)
+    system = system_message(config, effort, identity, box)
+    return [system] if developer is None else [system, developer]
+
+
+def open_message(channel: str, text: str, vocab: Vocabulary, most: int) -> tuple[tuple[int, ...], list[int]]:
+    """A message of the assistant that the model goes on with: its header, and all of its ids so far.
+
+    Raises ``ContextLengthError`` for more than ``most`` ids.
+    """
+    header = (CHANNEL, *vocab.encode(channel), MESSAGE)
+    with at("messages"):
+        return header, [*header, *vocab.encode(text, most)]
+
+
+def tool_name(value: object, path: str) -> str:
+    """A name that may stand in a message's header. Raises ``RequestError``."""
+    if not isinstance(value, str) or TOOL_NAME.fullmatch(value) is None:
+        raise invalid(path, "must be 1 to 64 letters, digits, underscores, dots or dashes")
+    return value
+
+
 def function_tool(function: Mapping[str, Any], param: str) -> ToolDescription:
     """One declared function, its name and schema checked. Raises ``RequestError``."""
-    name = function.get("name")
-    if not isinstance(name, str) or TOOL_NAME.fullmatch(name) is None:
-        raise RequestError(
-            f"{param}.name: must be 1 to 64 letters, digits, underscores, dots or dashes",
-            param=f"{param}.name",
-        )
+    name = tool_name(function.get("name"), f"{param}.name")
     description = function.get("description")
     if description is not None and not isinstance(description, str):
-        raise RequestError(f"{param}.description: must be a string", param=f"{param}.description")
+        raise invalid(f"{param}.description", "must be a string")
     if not isinstance(function.get("strict"), bool | None):
-        raise RequestError(f"{param}.strict: must be true or false", param=f"{param}.strict")
+        raise invalid(f"{param}.strict", "must be true or false")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
-        raise RequestError(f"{param}.parameters: must be a JSON Schema object", param=f"{param}.parameters")
+        raise invalid(f"{param}.parameters", "must be a JSON Schema object")
     kind = parameters.get("type") if parameters is not None else None
     if kind is not None and kind != "object" and not (isinstance(kind, list) and "object" in kind):
-        raise RequestError(
-            f"{param}.parameters.type: must be 'object', as arguments are", param=f"{param}.parameters.type"
-        )
+        raise invalid(f"{param}.parameters.type", "must be 'object', as arguments are")
     return ToolDescription(name, description or "", parameters)
 
 
 def check_distinct(tools: Sequence[ToolDescription], param: str) -> None:
+    """Raises ``RequestError`` for a name that is declared twice."""
     seen: set[str] = set()
     for position, tool in enumerate(tools):
         if tool.name in seen:

@@ -18,9 +18,16 @@ from typing import Any
 import msgspec
 
 from chorale.errors import RequestError
-from chorale.harmony.messages import DeveloperContent, Message, ReasoningEffort
+from chorale.harmony.messages import (
+    FUNCTIONS,
+    DeveloperContent,
+    Message,
+    ReasoningEffort,
+    function_call,
+    tool_result,
+)
 from chorale.turns.prompt.effort import take_effort
-from chorale.turns.prompt.encode import AUTHOR_NAME, FUNCTIONS, TOOL_NAME
+from chorale.turns.prompt.encode import AUTHOR_NAME, tool_name
 from chorale.turns.prompt.files import inline_file
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -78,7 +85,7 @@ def to_harmony(
         elif role == "tool":
             converted.append(_tool_result(message, path, calls))
         elif role == "function":
-            converted.append(_result(_function_name(message, f"{path}.name"), message, path))
+            converted.append(_result(tool_name(message.get("name"), f"{path}.name"), message, path))
         else:
             raise RequestError(f"{path}.role: must be one of {', '.join(_ROLES)}", param=f"{path}.role")
     return converted
@@ -138,35 +145,24 @@ def _calls(
 def _call(function: Any, path: str) -> Message:
     if not isinstance(function, Mapping):
         raise RequestError(f"{path}: must be an object with name and arguments", param=path)
-    name = _function_name(function, f"{path}.name")
+    name = tool_name(function.get("name"), f"{path}.name")
     arguments = function.get("arguments")
     if isinstance(arguments, Mapping):  # some clients parse it and forget to write it out again
         arguments = msgspec.json.encode(arguments).decode()
     if not isinstance(arguments, str | None):
         raise RequestError(f"{path}.arguments: must be a string", param=f"{path}.arguments")
-    return Message(
-        "assistant",
-        arguments or "{}",
-        recipient=f"{FUNCTIONS}.{name}",
-        channel="commentary",
-        content_type="<|constrain|>json",
-    )
+    return function_call(name, arguments or "{}")
 
 
 def _custom_call(custom: Any, path: str, freeform: Collection[str]) -> Message:
     if not isinstance(custom, Mapping):
         raise RequestError(f"{path}: must be an object with name and input", param=path)
-    name, text = _function_name(custom, f"{path}.name"), custom.get("input")
+    name, text = tool_name(custom.get("name"), f"{path}.name"), custom.get("input")
     if not isinstance(text, str):
         raise RequestError(f"{path}.input: must be a string", param=f"{path}.input")
     is_text = name in freeform
-    return Message(
-        "assistant",
-        text if is_text else msgspec.json.encode({"input": text}).decode(),
-        recipient=f"{FUNCTIONS}.{name}",
-        channel="commentary",
-        content_type=None if is_text else "<|constrain|>json",
-    )
+    arguments = text if is_text else msgspec.json.encode({"input": text}).decode()
+    return function_call(name, arguments, is_json=not is_text)
 
 
 def _called_name(call: Message) -> str:
@@ -186,13 +182,7 @@ def _tool_result(message: Mapping[str, Any], path: str, calls: Mapping[str, str]
 
 
 def _result(name: str, message: Mapping[str, Any], path: str) -> Message:
-    return Message(
-        "tool",
-        content_text(message, path) or "",
-        name=f"{FUNCTIONS}.{name}",
-        recipient="assistant",
-        channel="commentary",
-    )
+    return tool_result(f"{FUNCTIONS}.{name}", content_text(message, path) or "")
 
 
 # --------------------------------------------------------------------------- text
@@ -246,14 +236,5 @@ def _author(message: Mapping[str, Any], path: str) -> str | None:
     if not isinstance(name, str) or AUTHOR_NAME.fullmatch(name) is None:
         raise RequestError(
             f"{path}.name: must be 1 to 64 letters, digits or any of _ . @ + -", param=f"{path}.name"
-        )
-    return name
-
-
-def _function_name(function: Mapping[str, Any], path: str) -> str:
-    name = function.get("name")
-    if not isinstance(name, str) or TOOL_NAME.fullmatch(name) is None:
-        raise RequestError(
-            f"{path}: must be 1 to 64 letters, digits, underscores, dots or dashes", param=path
         )
     return name

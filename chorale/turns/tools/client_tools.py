@@ -1,7 +1,7 @@
 """Tools that the client runs, other than plain functions: how the model is offered them.
 
 The model knows functions whose arguments are JSON, so that is what all of them become: a custom tool is a
-function of one text, ``input`` (with a grammar: one whose call is that text itself, under the grammar);
+function of one string, ``input`` (with a grammar, a call is that string itself, under the grammar);
 shell, local_shell, apply_patch and tool_search are functions whose arguments are what their items show; the
 tools of a namespace are functions named ``NAMESPACE__NAME``. Calls come back in their own form
 (``CallForm``), so a client sees what it declared.
@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from chorale.errors import RequestError
+from chorale.errors import invalid
 from chorale.grammar import constraint as make
 from chorale.grammar.constraint import Constraint
-from chorale.harmony.messages import ToolDescription
-from chorale.turns.options import CallForm
-from chorale.turns.prompt.encode import FUNCTIONS, TOOL_NAME, function_tool
-from chorale.turns.tools.tool_choice import Function
+from chorale.harmony.messages import FUNCTIONS, ToolDescription
+from chorale.turns.prompt.encode import function_tool, tool_name
+from chorale.turns.tools.functions import CallForm, Function
 
 _STRINGS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 _INPUT = {
@@ -119,22 +118,22 @@ def custom_tool(value: Mapping[str, Any], param: str) -> Function:
 
 
 def _format(value: Any, param: str) -> tuple[Constraint, str] | None:
-    """(what the text must be, what the model is told of it), or None: any text."""
+    """Return what the text must be and what the prompt says of it, or None for any text."""
     if value is None:
         return None
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "text":
         return None
     if kind != "grammar":
-        raise RequestError(f"{param}.type: must be 'text' or 'grammar'", param=f"{param}.type")
+        raise invalid(f"{param}.type", "must be 'text' or 'grammar'")
     nested = value.get("grammar")  # Chat's shape
     if isinstance(nested, Mapping):
         value, param = nested, f"{param}.grammar"
     definition, syntax = value.get("definition"), value.get("syntax")
     if not isinstance(definition, str) or not definition:
-        raise RequestError(f"{param}.definition: must be a string", param=f"{param}.definition")
+        raise invalid(f"{param}.definition", "must be a string")
     if syntax not in ("lark", "regex"):
-        raise RequestError(f"{param}.syntax: must be 'lark' or 'regex'", param=f"{param}.syntax")
+        raise invalid(f"{param}.syntax", "must be 'lark' or 'regex'")
     made = (make.lark if syntax == "lark" else make.regex)(definition, f"{param}.definition")
     what = "this Lark grammar" if syntax == "lark" else "this regular expression"
     return made, f"A call is the input itself, no JSON around it, and matches {what}:\n{definition}"
@@ -149,10 +148,4 @@ def in_namespace(function: Function, namespace: str) -> Function:
 
 def namespace_name(value: Mapping[str, Any], param: str) -> str:
     """Raises ``RequestError``."""
-    name = value.get("name")
-    if not isinstance(name, str) or TOOL_NAME.fullmatch(name) is None:
-        raise RequestError(
-            f"{param}.name: must be 1 to 64 letters, digits, underscores, dots or dashes",
-            param=f"{param}.name",
-        )
-    return name
+    return tool_name(value.get("name"), f"{param}.name")

@@ -13,9 +13,15 @@ from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import Script
 from chorale.tools.contract import CodeOutput, Progress, ToolCall, ToolResult
 from chorale.turns.runaway import MAX_SAME_RESULTS
-from chorale.turns.tools.loop import MAX_UNKNOWN
+from chorale.turns.tools.use import MAX_UNKNOWN
 from tests.support.responses import TOOL
-from tests.support.scripted_tools import Runner, ScriptedService, plain, result, tools_served
+from tests.support.scripted_tools import (
+    Runner,
+    ScriptedService,
+    plain,
+    result,
+    tools_served,
+)
 from tests.support.server import VOCAB, Server, run
 
 THINK = "<|channel|>analysis<|message|>I need a tool.<|end|><|start|>assistant"

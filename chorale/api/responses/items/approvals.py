@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from chorale.api.responses.items.hosted import approvals
 from chorale.errors import RequestError
-from chorale.harmony.messages import Message
+from chorale.harmony.messages import tool_call
 from chorale.harmony.render import render_message
 from chorale.harmony.vocab import Vocabulary
 from chorale.store.protocol import StoredItem
 from chorale.tools.contract import ToolBox
-from chorale.turns.tools.loop import ApprovedCall
+from chorale.turns.tools.turn_tools import ApprovedCall
 
 
 def approved_calls(
@@ -69,11 +69,4 @@ def _recipient(label: str, name: str, box: ToolBox) -> str | None:
 
 def _rendered(recipient: str, arguments: str, vocab: Vocabulary) -> tuple[int, ...]:
     """The call as a model may have written it: without ``<|start|>assistant`` and the terminator."""
-    message = Message(
-        "assistant",
-        arguments,
-        recipient=recipient,
-        channel="commentary",
-        content_type="<|constrain|>json",
-    )
-    return tuple(render_message(message, vocab)[2:-1])
+    return tuple(render_message(tool_call(recipient, arguments), vocab)[2:-1])

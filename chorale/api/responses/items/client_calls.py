@@ -7,15 +7,15 @@ Outputs of every kind become the text of a tool message.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from chorale.harmony.json_text import MAX_CALL_DEPTH, read_object
-from chorale.harmony.messages import Message
+from chorale.harmony.messages import FUNCTIONS, Message, function_call, tool_result
 from chorale.store.protocol import Item, present
 from chorale.turns.events import CLIENT_CALLS, ItemOpened
-from chorale.turns.prompt.encode import FUNCTIONS
 from chorale.turns.tools.client_tools import prompt_name
 
 # Items that answer a call, and so stand behind it.
@@ -30,7 +30,6 @@ OUTPUTS = frozenset(
     }
 )
 TOOL_LISTS = frozenset({"tool_search_output", "additional_tools"})  # items that declare tools
-_JSON = "<|constrain|>json"
 
 
 def is_call(item: Item) -> bool:
@@ -138,14 +137,8 @@ def call_message(item: Item, token_ids: tuple[int, ...] | None, freeform: Collec
     """``freeform``: the tools of this request whose calls are their input itself, by their prompt name."""
     name = called_name(item)
     is_text = item["type"] == "custom_tool_call" and name in freeform
-    return Message(
-        "assistant",
-        item["input"] if is_text else call_text(item),
-        recipient=f"{FUNCTIONS}.{name}",
-        channel="commentary",
-        content_type=None if is_text else _JSON,
-        token_ids=token_ids,
-    )
+    call = function_call(name, item["input"] if is_text else call_text(item), is_json=not is_text)
+    return replace(call, token_ids=token_ids)
 
 
 def output_text(item: Item) -> str:
@@ -168,9 +161,7 @@ def output_text(item: Item) -> str:
 
 def output_message(item: Item, name: str) -> Message:
     """``name``: of the called tool, as ``called_name`` gives it."""
-    return Message(
-        "tool", output_text(item), name=f"{FUNCTIONS}.{name}", recipient="assistant", channel="commentary"
-    )
+    return tool_result(f"{FUNCTIONS}.{name}", output_text(item))
 
 
 def _encode(value: Any) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from chorale.harmony.json_text import read_object
-from chorale.harmony.messages import Message
+from chorale.harmony.messages import JSON_TYPE, Message, tool_result
 from chorale.store.protocol import Item, StoredItem, present
 from chorale.tools.contract import (
     BrowserDetail,
@@ -37,7 +37,6 @@ SOURCES, RESULTS, OUTPUTS = (
 )
 HOSTED_CALLS = frozenset({"web_search_call", "code_interpreter_call", "mcp_call"})
 HOSTED_ITEMS: frozenset[str] = BUILTIN_ITEMS | {"mcp_approval_response"}
-_JSON = "<|constrain|>json"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -198,10 +197,10 @@ def _browser_exchange(item: Item) -> list[Message]:
 
 
 def _exchange(recipient: str, channel: str, content: str, result: str) -> list[Message]:
-    kind = "code" if channel == "analysis" else _JSON
+    kind = "code" if channel == "analysis" else JSON_TYPE
     return [
         Message("assistant", content, recipient=recipient, channel=channel, content_type=kind),
-        Message("tool", result, name=recipient, recipient="assistant", channel=channel),
+        tool_result(recipient, result, channel),
     ]
 
 

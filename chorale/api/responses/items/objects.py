@@ -25,9 +25,9 @@ Status = str  # "in_progress" and the item statuses of chorale.turns.events
 
 def base_object(request: ResponsesRequest, prepared: Prepared, model: str, created: float) -> dict[str, Any]:
     """Every key of a response, as it stands when the turn begins."""
-    sampling = prepared.sampling
+    sampling = prepared.turn.sampling
     return {
-        "id": prepared.response_id,
+        "id": prepared.turn.request_id,
         "object": "response",
         "created_at": int(created),
         "completed_at": None,

@@ -25,6 +25,7 @@ from chorale.api.responses.items.input import item_text
 from chorale.api.responses.tools import read_functions
 from chorale.errors import ContextLengthError, RequestError
 from chorale.harmony.messages import (
+    FUNCTIONS,
     Channel,
     Conversation,
     DeveloperContent,
@@ -37,7 +38,7 @@ from chorale.harmony.vocab import Vocabulary
 from chorale.store.protocol import Item, StoredItem
 from chorale.turns.events import CLIENT_CALLS
 from chorale.turns.prompt.effort import take_effort
-from chorale.turns.prompt.encode import FUNCTIONS, at
+from chorale.turns.prompt.encode import at
 
 Group = list[Message]  # messages that are kept or dropped together
 

@@ -1,7 +1,7 @@
-"""How requests ask for tools that the server runs: ``web_search``, ``code_interpreter`` and ``mcp``.
+"""How requests ask for built-in tools: ``web_search``, ``code_interpreter`` and ``mcp``.
 
-They mean the same on every endpoint. Every other type that no client runs (``file_search``) is not
-served. ``toolbox`` decides what becomes of a tool that is not there.
+They mean the same on every endpoint. Other types that no client runs (``file_search``) are not served.
+``open_built_in.py`` decides what happens if a tool is not available.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from chorale.errors import RequestError
+from chorale.errors import invalid, unsupported
 from chorale.tools.contract import (
     CodeInterpreterRequest,
     McpRequest,
@@ -19,9 +19,14 @@ from chorale.tools.contract import (
     WebSearchRequest,
 )
 
-WEB_SEARCH_TYPES = frozenset(
-    {"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"}
-)
+# Every type that a built-in tool ever had, and its name in ``tool_choice``. MCP servers go by their labels.
+BUILT_IN_NAMES: dict[str, str] = {
+    "web_search": "web_search",
+    "web_search_2025_08_26": "web_search",
+    "web_search_preview": "web_search",
+    "web_search_preview_2025_03_11": "web_search",
+    "code_interpreter": "code_interpreter",
+}
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MEMORY = {"1g": 2**30, "4g": 4 * 2**30, "16g": 16 * 2**30, "64g": 64 * 2**30}
 _Size = Literal["low", "medium", "high"]
@@ -52,18 +57,18 @@ def read_web_search(tool: Mapping[str, Any], path: str) -> WebSearchRequest:
     filters = _object(tool, "filters", path)
     domains = filters.get("allowed_domains") or []
     if not isinstance(domains, list) or not all(isinstance(domain, str) and domain for domain in domains):
-        raise _invalid(f"{path}.filters.allowed_domains", "must be a list of domains")
+        raise invalid(f"{path}.filters.allowed_domains", "must be a list of domains")
     if len(domains) > 100:
-        raise _invalid(f"{path}.filters.allowed_domains", "at most 100 domains")
+        raise invalid(f"{path}.filters.allowed_domains", "at most 100 domains")
     size = tool.get("search_context_size")
     if not isinstance(size, str | None) or size not in _SIZES:
-        raise _invalid(f"{path}.search_context_size", "must be low, medium or high")
+        raise invalid(f"{path}.search_context_size", "must be low, medium or high")
     kinds = tool.get("search_content_types")
     if kinds is not None and not (isinstance(kinds, list) and "text" in kinds):
-        raise _unsupported(f"{path}.search_content_types", "the model takes text only")
+        raise unsupported(f"{path}.search_content_types", "the model takes text only")
     access = tool.get("external_web_access")
     if not isinstance(access, bool | None):
-        raise _invalid(f"{path}.external_web_access", "must be true or false")
+        raise invalid(f"{path}.external_web_access", "must be true or false")
     location = _object(tool, "user_location", path)
     location = _object(location, "approximate", f"{path}.user_location") or location  # Chat's nesting
     return WebSearchRequest(
@@ -79,7 +84,7 @@ def _location(location: Mapping[str, Any], path: str) -> str | None:
     for key in ("city", "region", "country", "timezone"):
         value = location.get(key)
         if not isinstance(value, str | None):
-            raise _invalid(f"{path}.{key}", "must be a string")
+            raise invalid(f"{path}.{key}", "must be a string")
         if value and key != "timezone":
             parts.append(value[:100])
     return ", ".join(parts) or None
@@ -93,14 +98,14 @@ def read_code_interpreter(tool: Mapping[str, Any], path: str) -> CodeInterpreter
     if container is None:
         return CodeInterpreterRequest()
     if not isinstance(container, Mapping) or container.get("type", "auto") != "auto":
-        raise _invalid(f"{path}.container", "must be an id, or an object of type auto")
+        raise invalid(f"{path}.container", "must be an id, or an object of type auto")
     if container.get("file_ids"):
-        raise _unsupported(f"{path}.container.file_ids", "there are no uploaded files here")
+        raise unsupported(f"{path}.container.file_ids", "there are no uploaded files here")
     if _object(container, "network_policy", f"{path}.container").get("type", "disabled") != "disabled":
-        raise _unsupported(f"{path}.container.network_policy", "code has no network here")
+        raise unsupported(f"{path}.container.network_policy", "code has no network here")
     limit = container.get("memory_limit")
     if limit is not None and (not isinstance(limit, str) or limit not in _MEMORY):
-        raise _invalid(f"{path}.container.memory_limit", f"must be one of {', '.join(_MEMORY)}")
+        raise invalid(f"{path}.container.memory_limit", f"must be one of {', '.join(_MEMORY)}")
     return CodeInterpreterRequest(memory_bytes=_MEMORY[limit] if limit is not None else None)
 
 
@@ -108,18 +113,18 @@ def read_mcp(tool: Mapping[str, Any], path: str, *, approvals: bool) -> McpReque
     """``approvals``: the endpoint has them. Raises ``RequestError`` naming the field."""
     for key in tool:
         if key not in _MCP_KEYS:
-            raise _invalid(f"{path}.{str(key)[:64]}", "unknown key of an mcp tool")
+            raise invalid(f"{path}.{str(key)[:64]}", "unknown key of an mcp tool")
     label = tool.get("server_label")
     if not isinstance(label, str) or _LABEL.fullmatch(label) is None or label == "functions":
-        raise _invalid(
+        raise invalid(
             f"{path}.server_label", "must be 1 to 64 letters, digits, underscores or dashes, not 'functions'"
         )
     for key in ("connector_id", "tunnel_id"):
         if tool.get(key) is not None:
-            raise _unsupported(f"{path}.{key}", "is a service of OpenAI's; give a server_url")
+            raise unsupported(f"{path}.{key}", "is a service of OpenAI's; give a server_url")
     callers = tool.get("allowed_callers")
     if callers is not None and not (isinstance(callers, list) and "direct" in callers):
-        raise _unsupported(f"{path}.allowed_callers", "the model calls directly")
+        raise unsupported(f"{path}.allowed_callers", "the model calls directly")
     names, read_only = _read_filter(tool.get("allowed_tools"), f"{path}.allowed_tools")
     url = _text(tool, "server_url", path)
     asked = tool.get("require_approval")
@@ -141,18 +146,18 @@ def read_mcp(tool: Mapping[str, Any], path: str, *, approvals: bool) -> McpReque
 
 
 def _read_filter(value: Any, path: str) -> tuple[frozenset[str] | None, bool | None]:
-    """(names or None: all, read_only or None: either)."""
+    """Return the names (None for all) and ``read_only`` (None for either)."""
     if value is None:
         return None, None
     names, read_only = value, None
     if isinstance(value, Mapping):
         names, read_only = value.get("tool_names"), value.get("read_only")
         if not isinstance(read_only, bool | None):
-            raise _invalid(f"{path}.read_only", "must be true or false")
+            raise invalid(f"{path}.read_only", "must be true or false")
     if names is None:
         return None, read_only
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _invalid(path, "must be a list of names, or an object with tool_names or read_only")
+        raise invalid(path, "must be a list of names, or an object with tool_names or read_only")
     return frozenset(names), read_only
 
 
@@ -160,19 +165,19 @@ def _read_approval(value: Any, path: str, approvals: bool) -> tuple[bool, frozen
     path = f"{path}.require_approval"
     if not approvals:
         if value not in (None, "never"):
-            raise _unsupported(path, "approvals need /v1/responses; 'never' is possible here")
+            raise unsupported(path, "approvals need /v1/responses; 'never' is possible here")
         return False, frozenset(), frozenset()
     if value in (None, "always"):
         return True, frozenset(), frozenset()
     if value == "never":
         return False, frozenset(), frozenset()
     if not isinstance(value, Mapping) or not value.keys() <= {"always", "never"}:
-        raise _invalid(path, "must be 'always', 'never', or an object with lists of tools")
+        raise invalid(path, "must be 'always', 'never', or an object with lists of tools")
     found: dict[str, frozenset[str]] = {}
     for key in ("never", "always"):
         names, read_only = _read_filter(value.get(key), f"{path}.{key}")
         if read_only is not None:
-            raise _unsupported(f"{path}.{key}.read_only", "name the tools")
+            raise unsupported(f"{path}.{key}.read_only", "name the tools")
         found[key] = names or frozenset()
     # Tools that neither list names need an approval, unless only the other list was given.
     return not found["always"] or bool(found["never"]), found["never"], found["always"]
@@ -186,15 +191,12 @@ def _headers(tool: Mapping[str, Any], path: str) -> Mapping[str, str] | None:
     for name, value in headers.items() if fine else ():
         fine = fine and isinstance(value, str) and not re.search(r"[\r\n\0]", f"{name}{value}")
     if not fine:
-        raise _invalid(f"{path}.headers", "must be an object of at most 64 strings, each one line")
+        raise invalid(f"{path}.headers", "must be an object of at most 64 strings, each one line")
     return dict(headers)
 
 
-# --------------------------------------------------------------------------- of one request
-
-
 def without_secrets(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """An mcp tool as it is echoed and stored: what authorizes at the server is neither shown nor kept."""
+    """Return an mcp tool as it is echoed and stored, without what authorizes at the server."""
     shown = {key: value for key, value in tool.items() if key != "authorization"}
     headers = shown.get("headers")
     if isinstance(headers, Mapping):
@@ -203,10 +205,10 @@ def without_secrets(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class HostedTools:
-    """What a request asks the server to run. ``paths``: where each was asked for, for errors.
+class BuiltInRequest:
+    """The built-in tools that a request asks for. ``paths``: the field that asked for each, for errors.
 
-    ``unserved``: tools of types that no server of ours runs.
+    ``unserved``: tools of types that this server never runs.
     """
 
     wanted: RequestTools = field(default_factory=RequestTools)
@@ -217,41 +219,46 @@ class HostedTools:
     def names(self) -> list[str]:
         return [name for name, _ in self.paths]
 
-    def without_web_search(self) -> HostedTools:
+    def without_web_search(self) -> BuiltInRequest:
         paths = tuple(entry for entry in self.paths if entry[0] != "web_search")
         return replace(self, wanted=replace(self.wanted, web_search=None), paths=paths)
 
 
-def read_hosted(tools: Sequence[tuple[str, Mapping[str, Any]]], *, approvals: bool) -> HostedTools:
-    """``tools``: (path, tool) of every type that the client does not run. Raises ``RequestError``."""
+def read_built_in(
+    tools: Sequence[tuple[str, Mapping[str, Any]]], names: Sequence[str], *, approvals: bool
+) -> BuiltInRequest:
+    """``tools``: (path, tool) of every type that the client does not run; ``names``: of the template option
+    ``builtin_tools``; ``approvals``: whether the endpoint has them. Raises ``RequestError``.
+    """
     web: WebSearchRequest | None = None
     code: CodeInterpreterRequest | None = None
     mcp: list[McpRequest] = []
     paths: dict[str, str] = {}
     unserved: list[tuple[str, str]] = []
-    for path, tool in tools:
-        if tool["type"] in WEB_SEARCH_TYPES:
-            name, web = "web_search", read_web_search(tool, path)
-        elif tool["type"] == "code_interpreter":
-            name, code = "code_interpreter", read_code_interpreter(tool, path)
-        elif tool["type"] == "mcp":
+    for path, tool in (*tools, *_named(names, "chat_template_kwargs.builtin_tools")):
+        kind = tool["type"]
+        name = BUILT_IN_NAMES.get(kind)
+        if name == "web_search":
+            web = read_web_search(tool, path)
+        elif name == "code_interpreter":
+            code = read_code_interpreter(tool, path)
+        elif kind == "mcp":
             mcp.append(read_mcp(tool, path, approvals=approvals))
             name = f"mcp:{mcp[-1].server_label}"
+        if name is None:
+            unserved.append((kind, path))
+        elif name in paths:
+            raise invalid(path, f"{name} is declared twice")
         else:
-            unserved.append((tool["type"], path))
-            continue
-        if name in paths:
-            raise _invalid(path, f"{name} is declared twice")
-        paths[name] = path
-    return HostedTools(RequestTools(web, code, tuple(mcp)), tuple(paths.items()), tuple(unserved))
+            paths[name] = path
+    return BuiltInRequest(RequestTools(web, code, tuple(mcp)), tuple(paths.items()), tuple(unserved))
 
 
-def builtin_tools(names: Sequence[str], path: str) -> list[tuple[str, dict[str, Any]]]:
-    """``chat_template_kwargs.builtin_tools`` as tools."""
+def _named(names: Sequence[str], path: str) -> list[tuple[str, dict[str, Any]]]:
     types = {"browser": "web_search", "python": "code_interpreter"}
     for name in names:
         if name not in types:
-            raise _invalid(path, f"{name[:64]!r} is not one of {', '.join(types)}")
+            raise invalid(path, f"{name[:64]!r} is not one of {', '.join(types)}")
     return [(path, {"type": types[name]}) for name in dict.fromkeys(names)]
 
 
@@ -263,20 +270,12 @@ def _object(value: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
     if inner is None:
         return {}
     if not isinstance(inner, Mapping):
-        raise _invalid(f"{path}.{key}", "must be an object")
+        raise invalid(f"{path}.{key}", "must be an object")
     return inner
 
 
 def _text(tool: Mapping[str, Any], key: str, path: str) -> str | None:
     value = tool.get(key)
     if not isinstance(value, str | None):
-        raise _invalid(f"{path}.{key}", "must be a string")
+        raise invalid(f"{path}.{key}", "must be a string")
     return value
-
-
-def _invalid(path: str, message: str) -> RequestError:
-    return RequestError(f"{path}: {message}", param=path)
-
-
-def _unsupported(path: str, message: str) -> RequestError:
-    return RequestError(f"{path}: {message}", param=path, code="unsupported_value")

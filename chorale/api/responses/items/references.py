@@ -1,0 +1,47 @@
+"""Input items as the store knows them: references, and items that the model made."""
+
+from __future__ import annotations
+
+from chorale.api.http.offload import beside
+from chorale.api.responses.items.client_calls import is_call
+from chorale.api.responses.items.hosted import HOSTED_ITEMS
+from chorale.api.responses.items.input import same_output
+from chorale.api.state import ServerState
+from chorale.errors import NotFoundError
+from chorale.store.protocol import Item, StoredItem
+
+HEAVY_ITEMS = 64  # among them may be sealed texts, of which a few kB unpack to megabytes
+
+
+async def resolve_items(
+    state: ServerState, items: list[Item], owner: bytes, path: str = "input"
+) -> list[StoredItem]:
+    """References become the items they name; items the model made get their exact token ids back."""
+    wanted = [
+        item["id"]
+        for item in items
+        if item["type"] in ("item_reference", "reasoning")
+        or is_call(item)
+        or item["type"] in HOSTED_ITEMS
+        or item.get("role") == "assistant"
+    ]
+    found = await state.store.items(wanted, owner) if wanted else {}
+
+    def resolve() -> list[StoredItem]:
+        return [_resolve(item, found.get(item["id"]), f"{path}[{i}]") for i, item in enumerate(items)]
+
+    return await beside(resolve, heavy=len(items) > HEAVY_ITEMS)
+
+
+def _resolve(item: Item, stored: StoredItem | None, path: str) -> StoredItem:
+    if item["type"] == "item_reference":
+        if stored is None:
+            raise NotFoundError(
+                f"{path}: no item with id {item['id'][:128]!r} is stored",
+                param=f"{path}.id",
+                code="item_not_found",
+            )
+        return stored
+    if stored is not None and same_output(stored.item, item):
+        return stored
+    return StoredItem(item)

@@ -1,0 +1,144 @@
+"""Emitter: the events of one choice, its token counts, and when events are due.
+
+Both kinds of choice write to one of these and to nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chorale.engine.types import ChunkTimings, TokenChunk, TokenLogprobs
+from chorale.errors import ChoraleError
+from chorale.turns.events import (
+    Cited,
+    EndReason,
+    ItemClosed,
+    ItemOpened,
+    ItemStatus,
+    OutputEvent,
+    TurnEnded,
+    TurnProgress,
+    Usage,
+)
+from chorale.turns.item import OpenItem
+
+
+class Emitter:
+    """Collects events until ``take``. ``item`` is the open item, if any; ``open`` and ``close`` set it."""
+
+    def __init__(self, num_prompt_tokens: int, interval: int, *, progress: bool) -> None:
+        """``interval``: tokens between two takes after the first; ``progress``: emit ``TurnProgress``."""
+        self.usage = Usage(input_tokens=num_prompt_tokens)
+        self.sampled: list[int] = []  # every sampled token, headers and terminators included
+        self.item: OpenItem | None = None
+        self.ended = False
+        self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        self._interval = interval
+        self._progress = progress
+        self._pending: list[OutputEvent] = []
+        self._num_items = 0
+        self._repairs: dict[str, int] = {}
+        self._timings: ChunkTimings | None = None
+        self._is_urgent = False
+        self._streamed = False  # a delta was made
+        self._num_taken = 0  # sampled tokens at the last take
+
+    def on_chunk(self, chunk: TokenChunk) -> None:
+        """Note what a chunk says beside its tokens; call it before they are added to ``sampled``."""
+        if chunk.num_cached_tokens and not self.sampled:
+            self.usage.cached_tokens = chunk.num_cached_tokens
+        if chunk.timings is not None:
+            self._timings = chunk.timings
+        if chunk.prompt_logprobs is not None:
+            self.prompt_logprobs = tuple(chunk.prompt_logprobs)
+
+    def count_prompt(self, size: int, num_repeated: int) -> None:
+        """A later model call reads all of its prompt; what an earlier one read or wrote counts as cached."""
+        usage = self.usage
+        if not self.sampled:  # only approved calls have run: this is the first model call
+            usage.input_tokens = size
+            return
+        usage.input_tokens += size
+        usage.cached_tokens += num_repeated
+        usage.later_input_tokens += size
+        usage.later_cached_tokens += num_repeated
+
+    def count_repair(self, kind: str) -> None:
+        self._repairs[kind] = self._repairs.get(kind, 0) + 1
+
+    # ------------------------------------------------------------------ events in
+
+    def emit(self, *events: OutputEvent, urgent: bool = False) -> None:
+        """``urgent``: the next take returns them, whatever the interval."""
+        self._pending += events
+        self._is_urgent = self._is_urgent or urgent
+
+    def new_index(self) -> int:
+        self._num_items += 1
+        return self._num_items - 1
+
+    def open(self, item: OpenItem, opened: ItemOpened, *, urgent: bool = False) -> None:
+        self.item = item
+        self.emit(opened, urgent=urgent)
+
+    def close(self, status: ItemStatus, token_ids: tuple[int, ...] = ()) -> None:
+        """Close the open item, after the rest of its text."""
+        self.flush()
+        item, self.item = self.item, None
+        assert item is not None
+        self._pending.append(ItemClosed(item.index, status, token_ids))
+
+    def flush(self) -> None:
+        """Turn the text that the open item has collected into one delta."""
+        item = self.item
+        if item is None:
+            return
+        delta = item.delta()
+        if delta is not None:
+            self._pending.append(delta)
+            self._streamed = True
+        if item.cited:
+            self._pending += [Cited(item.index, citation) for citation in item.take_cited()]
+
+    def end(
+        self,
+        reason: EndReason,
+        stop_reason: str | int | None = None,
+        error: ChoraleError | None = None,
+        tool_state: dict[str, Any] | None = None,
+    ) -> None:
+        """Emit ``TurnEnded``. Every item must be closed."""
+        self.ended = True
+        self.emit(
+            TurnEnded(
+                reason=reason,
+                usage=self.usage,
+                stop_reason=stop_reason,
+                error=error,
+                num_repairs=sum(self._repairs.values()),
+                repairs=dict(self._repairs),
+                output_token_ids=tuple(self.sampled),
+                prompt_logprobs=self.prompt_logprobs,
+                timings=self._timings,
+                tool_state=tool_state,
+            )
+        )
+
+    # ------------------------------------------------------------------ events out
+
+    def take(self) -> list[OutputEvent]:
+        """Return the events that are due: the first text at once, then every ``interval`` tokens."""
+        num_new = len(self.sampled) - self._num_taken
+        if self._streamed and num_new < self._interval and not (self.ended or self._is_urgent):
+            return []
+        self._is_urgent = False
+        self.flush()
+        events = self._pending
+        if not events and not (num_new and self._progress):
+            return events
+        self._pending = []
+        if self._progress:
+            fresh = tuple(self.sampled[self._num_taken :])
+            events.insert(0, TurnProgress(fresh, self.usage.copy()))
+        self._num_taken = len(self.sampled)
+        return events

@@ -1,0 +1,183 @@
+"""RawChoice: one choice of a raw completion. Tokens to text, with no reading of harmony in it.
+
+It emits the same OutputEvents as a harmony choice (one message item), so that streams and bodies are made
+the same way. Its only need is ``Ended``: a raw completion has one round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chorale.engine.types import TokenChunk, TokenLogprobs
+from chorale.errors import ChoraleError
+from chorale.harmony.text import TextDecoder
+from chorale.harmony.vocab import NUM_RANKS, Vocabulary
+from chorale.ids import new_id
+from chorale.turns.emitter import Emitter
+from chorale.turns.events import EndReason, ItemOpened, OutputEvent, PromptScored, chunk_error
+from chorale.turns.item import OpenItem, Token
+from chorale.turns.needs import ENDED, Ended
+from chorale.turns.request import TurnRequest
+from chorale.turns.stops import StopFilter
+
+_MANY = 16  # tokens of a chunk from which on it is cheaper to read them at once
+
+
+class RawChoice:
+    """Feed it the chunks of this choice and ``take`` its events.
+
+    ``discard``: max_tokens was 0, so the one token that the engine samples is not part of the answer.
+    """
+
+    def __init__(
+        self,
+        vocab: Vocabulary,
+        request: TurnRequest,
+        index: int,
+        eos: frozenset[int],
+        *,
+        skip_special_tokens: bool = True,
+        discard: bool = False,
+    ) -> None:
+        self.index = index
+        self._vocab = vocab
+        self._request = request
+        self._eos = eos
+        self._skip_special = skip_special_tokens
+        self._discard = discard
+        self._out = Emitter(len(request.prompt_token_ids), request.stream_interval, progress=request.progress)
+        self._decoder = TextDecoder(vocab)
+        stop, num_early = request.stop, request.sampling.min_tokens
+        self._stops = StopFilter(stop, request.include_stop, num_early) if stop else None
+        self._item: OpenItem | None = None  # opened with the first chunk
+        self._unread: list[Token] = []  # inside a character
+
+    # ------------------------------------------------------------------ tokens in
+
+    def feed(self, chunk: TokenChunk) -> Ended | None:
+        """Take in new tokens. Chunks after the end are ignored."""
+        out = self._out
+        if out.ended:
+            return ENDED
+        out.on_chunk(chunk)
+        if self._item is None:
+            self._open()
+        if not self._discard:
+            self._read(chunk)
+            if out.ended:
+                return ENDED
+        out.usage.output_tokens = len(out.sampled)
+        return None if chunk.finish_reason is None else self._on_finish(chunk)
+
+    def _open(self) -> None:
+        if self._out.prompt_logprobs is not None:
+            self._out.emit(PromptScored(self._out.prompt_logprobs))
+        self._item = OpenItem(self._out.new_index(), "message", self._stops)
+        self._out.open(self._item, ItemOpened(0, new_id("msg"), "message"))
+
+    def _read(self, chunk: TokenChunk) -> None:
+        token_ids, logprobs = chunk.token_ids, chunk.logprobs
+        shown = token_ids
+        if chunk.stop_token_id is not None and not self._shows_stop(chunk.stop_token_id):
+            shown = token_ids[:-1]
+        if self._stops is None and logprobs is None and len(shown) >= _MANY:
+            self._read_many(shown)
+        else:
+            for position, token in enumerate(shown):
+                self._out.sampled.append(token)
+                self._read_one(token, logprobs[position] if logprobs is not None else None)
+                if self._out.ended:
+                    return
+        self._out.sampled.extend(token_ids[len(shown) :])
+
+    def _shows_stop(self, token_id: int) -> bool:
+        if self._vocab.is_special(token_id):
+            return not self._skip_special
+        return self._request.include_stop
+
+    def _read_many(self, token_ids: Sequence[int]) -> None:
+        """The same as one by one, where nothing depends on the text of single tokens."""
+        self._out.sampled.extend(token_ids)
+        start = 0
+        for position in self._hidden(token_ids):
+            self._read_run(token_ids[start:position])
+            self._read_one(token_ids[position], None)
+            start = position + 1
+        self._read_run(token_ids[start:])
+
+    def _hidden(self, token_ids: Sequence[int]) -> list[int]:
+        """Positions of special tokens, if they are not part of the text."""
+        if not self._skip_special or max(token_ids) < NUM_RANKS:
+            return []
+        return [position for position, token in enumerate(token_ids) if token >= NUM_RANKS]
+
+    def _read_run(self, token_ids: Sequence[int]) -> None:
+        text, num_held = self._decoder.feed_all(token_ids)
+        unread: list[Token] = [(token, None) for token in token_ids]
+        if text:
+            num_readable = len(unread) - num_held
+            self._add(text, self._unread + unread[:num_readable])
+            self._unread = unread[num_readable:]
+        else:
+            self._unread += unread
+
+    def _read_one(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        if self._skip_special and self._vocab.is_special(token):
+            text = self._decoder.flush()
+        else:
+            text = self._decoder.feed(token)
+        self._unread.append((token, logprobs))
+        if text:
+            tokens, self._unread = self._unread, []
+            self._add(text, tokens)
+
+    def _add(self, text: str, tokens: list[Token]) -> None:
+        assert self._item is not None
+        matched = self._item.add(text, tokens)
+        if matched is not None:
+            self._end("stop", matched, keep_tail=False)
+
+    # ------------------------------------------------------------------ ends
+
+    def _on_finish(self, chunk: TokenChunk) -> Ended:
+        if chunk.finish_reason == "error":
+            return self.fail(chunk_error(chunk.error))
+        if chunk.finish_reason == "abort":
+            return self._end("abort")
+        if chunk.finish_reason == "length" or self._discard:
+            return self._end("length")
+        token = chunk.stop_token_id
+        return self._end("stop", None if token in self._eos else token)
+
+    def fail(self, error: ChoraleError) -> Ended:
+        """End with an error, after everything that was produced."""
+        return self._end("error", error=error)
+
+    def _end(
+        self,
+        reason: EndReason,
+        stop_reason: str | int | None = None,
+        error: ChoraleError | None = None,
+        *,
+        keep_tail: bool = True,
+    ) -> Ended:
+        out = self._out
+        if out.ended:
+            return ENDED
+        out.usage.output_tokens = len(out.sampled)
+        if self._item is not None:
+            if keep_tail:
+                self._flush_tail(self._item)
+            out.close("completed" if reason == "stop" else "incomplete")
+        out.end(reason, stop_reason, error)
+        return ENDED
+
+    def _flush_tail(self, item: OpenItem) -> None:
+        tail, unread = self._decoder.flush(), self._unread
+        self._unread = []
+        if not (tail or unread) or item.add(tail, unread) is None:
+            item.release()
+
+    def take(self) -> list[OutputEvent]:
+        """Return the events that are due."""
+        return self._out.take()

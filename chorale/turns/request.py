@@ -1,0 +1,185 @@
+"""TurnRequest: everything that a turn is asked for. Built here, from any endpoint's fields.
+
+``turn_request`` resolves sampling and the grammar; ``check_grammar`` compiles the grammar's parts before the
+request reaches an engine. The requests of single rounds are made here as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from chorale.client.base import EngineInfo
+from chorale.engine.types import GenerateRequest, SamplingSpec
+from chorale.errors import unsupported
+from chorale.grammar.checker import GrammarChecker
+from chorale.grammar.frames import MAX_GRAMMAR_BYTES
+from chorale.harmony.vocab import Vocabulary
+from chorale.turns.compaction import Compaction
+from chorale.turns.needs import NextRound
+from chorale.turns.rules import FREE, TurnRules
+from chorale.turns.sampling import SamplingChoices, resolve_sampling
+from chorale.turns.tools.turn_tools import ApprovedCall, TurnTools
+
+NEVER = 1 << 30  # tokens: a turn that is not streamed is read once, at its end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRequest:
+    """``request_id`` is unique among the requests in flight; ``tools`` has no entry, or one a choice."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingSpec
+    rules: TurnRules = FREE
+    stop: tuple[str, ...] = ()  # stop strings, on final text only
+    include_stop: bool = False  # the stop string (or extra stop token) is part of the text
+    parallel_tool_calls: bool = True  # False: the turn ends after the first call
+    stream_interval: int = 1  # tokens per wake-up after the first
+    # The header (after <|start|>assistant) of an open message with which the prompt ends.
+    prefill_token_ids: tuple[int, ...] = ()
+    progress: bool = False  # emit TurnProgress
+    priority: int = 0
+    cache_salt: str = ""
+    arrival_time: float = 0.0
+    tools: tuple[TurnTools, ...] = ()
+    approved: tuple[ApprovedCall, ...] = ()  # run before the first round
+    compaction: Compaction | None = None
+
+    def first_round(self) -> GenerateRequest:
+        """The generation that all choices share."""
+        return self._generate(self.request_id, self.prompt_token_ids, self.sampling)
+
+    def later_round(
+        self, following: NextRound, index: int, number: int, max_model_len: int
+    ) -> GenerateRequest | None:
+        """Return round ``number`` of choice ``index`` alone, or None if it has no room for a token."""
+        first = self.sampling
+        room = max_model_len - len(following.prompt_token_ids)
+        if first.max_tokens is not None:
+            room = min(room, first.max_tokens - following.num_sampled)
+        if room < 1:
+            return None
+        sampling = msgspec.structs.replace(
+            first,
+            n=1,
+            max_tokens=room,
+            min_tokens=max(0, min(first.min_tokens - following.num_sampled, room)),
+            seed=None if first.seed is None else first.seed + index,
+            prompt_logprobs=None,
+            grammar=following.grammar,
+            grammar_context=following.num_own_tokens if following.grammar else 0,
+        )
+        return self._generate(f"{self.request_id}.{index}.{number}", following.prompt_token_ids, sampling)
+
+    def _generate(self, request_id: str, prompt: list[int], sampling: SamplingSpec) -> GenerateRequest:
+        return GenerateRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            priority=self.priority,
+            arrival_time=self.arrival_time or time.time(),
+            cache_salt=self.cache_salt,
+        )
+
+
+class TurnFields(SamplingChoices, Protocol):
+    """What a turn reads of a request's fields, whatever class holds them."""
+
+    @property
+    def stop(self) -> Sequence[str] | None: ...
+    @property
+    def include_stop_str_in_output(self) -> bool | None: ...
+    @property
+    def priority(self) -> int | None: ...
+
+
+def turn_request(
+    fields: TurnFields,
+    info: EngineInfo,
+    vocab: Vocabulary,
+    *,
+    request_id: str,
+    prompt_token_ids: list[int],
+    rules: TurnRules,
+    max_tokens: int | None,
+    n: int = 1,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    prompt_param: str = "messages",
+    logprobs_param: str = "top_logprobs",
+    stop: Sequence[str] | None = None,
+    parallel_tool_calls: bool = True,
+    stream_interval: int | None = None,
+    prefill_token_ids: tuple[int, ...] = (),
+    progress: bool = False,
+    cache_salt: str = "",
+    tools: tuple[TurnTools, ...] = (),
+    approved: Sequence[ApprovedCall] = (),
+    compaction: Compaction | None = None,
+) -> TurnRequest:
+    """``stream_interval`` None: events are read once, at the end; ``stop``: instead of ``fields.stop``.
+
+    Raises ``RequestError`` for what does not fit together, ``ContextLengthError`` for a prompt without room.
+    """
+    start = prompt_token_ids if compaction is None else compaction.answered_prompt(prompt_token_ids)
+    sampling = resolve_sampling(
+        fields,
+        info,
+        vocab,
+        num_prompt_tokens=len(start),
+        max_tokens=max_tokens,
+        n=n,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        prompt_param=prompt_param,
+        logprobs_param=logprobs_param,
+    )
+    if rules.binds:
+        _check_unbound(sampling)
+        sampling = msgspec.structs.replace(sampling, grammar=rules.grammar(sampling.max_tokens))
+    return TurnRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt_token_ids,
+        sampling=sampling,
+        rules=rules,
+        stop=tuple(stop or fields.stop or ()),
+        include_stop=bool(fields.include_stop_str_in_output),
+        parallel_tool_calls=parallel_tool_calls,
+        stream_interval=NEVER if stream_interval is None else stream_interval,
+        prefill_token_ids=prefill_token_ids,
+        progress=progress,
+        priority=fields.priority or 0,
+        cache_salt=cache_salt,
+        arrival_time=time.time(),
+        tools=tools,
+        approved=tuple(approved),
+        compaction=compaction,
+    )
+
+
+def _check_unbound(sampling: SamplingSpec) -> None:
+    """A grammar decides alone when a turn ends, and which tokens it has."""
+    for name in ("min_tokens", "ignore_eos", "allowed_token_ids"):
+        if getattr(sampling, name):
+            raise unsupported(
+                name, "cannot be kept together with structured output, a choice of tools or a budget"
+            )
+
+
+async def check_grammar(checker: GrammarChecker, turn: TurnRequest) -> TurnRequest:
+    """Return ``turn``. Raises ``RequestError`` if a part of its grammar does not compile."""
+    if not turn.sampling.grammar:
+        return turn
+    await checker.check(turn.rules.constraints(turn.sampling.max_tokens))
+    if len(turn.sampling.grammar.encode()) > MAX_GRAMMAR_BYTES:
+        answer = turn.rules.answer
+        raise unsupported(
+            answer.param if answer is not None else "tools",
+            f"the schemas of this request have more than {MAX_GRAMMAR_BYTES} bytes together",
+        )
+    return turn

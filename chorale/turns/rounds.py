@@ -1,0 +1,65 @@
+"""Rounds: the prompts of one choice, and what each of its later rounds starts from."""
+
+from __future__ import annotations
+
+from chorale.harmony.render import ASSISTANT, FINAL
+from chorale.harmony.vocab import CHANNEL, END, MESSAGE, START
+from chorale.turns.emitter import Emitter
+from chorale.turns.needs import NextRound
+from chorale.turns.reader import RoundReader
+from chorale.turns.request import TurnRequest
+from chorale.turns.tools.use import ToolUse
+
+
+class Rounds:
+    """``prompt``: of the round that is being read; only the methods here change it."""
+
+    def __init__(self, request: TurnRequest, out: Emitter, tools: ToolUse | None) -> None:
+        self.prompt = request.prompt_token_ids
+        self._out = out
+        self._tools = tools
+        self._max_tokens = request.sampling.max_tokens
+        self._grammar = request.sampling.grammar
+        self._grammar_start = len(self.prompt)  # the grammar covers what follows in later prompts
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no token is left to generate."""
+        return self._max_tokens is not None and len(self._out.sampled) >= self._max_tokens
+
+    def first(self, prompt: list[int]) -> NextRound:
+        """The request's own round, from another prompt that stands for its own."""
+        self.prompt = prompt
+        self._grammar_start = self._out.usage.input_tokens = len(prompt)
+        return NextRound(prompt, grammar=self._grammar)
+
+    def after_tool(self, prompt: list[int], num_new_tokens: int) -> NextRound:
+        """A round that follows a tool has a grammar of its own, over what is left of the output."""
+        num_sampled = len(self._out.sampled)
+        left = None if self._max_tokens is None else self._max_tokens - num_sampled
+        assert self._tools is not None
+        grammar = self._tools.grammar(left, self._out.usage.reasoning_tokens)
+        return NextRound(prompt, num_new_tokens=num_new_tokens, grammar=grammar, num_sampled=num_sampled)
+
+    def answer(self, reader: RoundReader) -> NextRound:
+        """The prompt so far, closed, and the header of a final message."""
+        sampled = self._out.sampled
+        header = (CHANNEL, FINAL, MESSAGE)
+        prompt = list(self.prompt)
+        if reader.frames_end is not None:
+            prompt += [*sampled[reader.start : reader.frames_end], END, START, ASSISTANT]
+        prompt += header
+        num_own_tokens = len(prompt) - self._grammar_start
+        return NextRound(prompt, header, num_own_tokens, None, self._grammar, len(sampled))
+
+    def skip_to(self, prompt: list[int]) -> None:
+        """The prompt has grown without a generation."""
+        self.prompt = prompt
+
+    def begin(self, following: NextRound) -> None:
+        """Go on with ``following``, which has been submitted."""
+        prompt = self.prompt = following.prompt_token_ids
+        self._grammar = following.grammar
+        if following.num_new_tokens is not None:
+            self._grammar_start = len(prompt)
+            self._out.count_prompt(len(prompt), len(prompt) - following.num_new_tokens)

@@ -1,0 +1,99 @@
+"""Whether the built-in tools that a request asks for are available on this server.
+
+A tool that was asked for and is not available is a 400, on every endpoint, with one exception: coding agents
+declare web search and image generation by default, beside tools of their own. Their requests go on without
+it (logged once) unless ``tool_choice`` demands it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from chorale.errors import RequestError
+from chorale.tools.contract import ToolBox, ToolService
+from chorale.turns.rules import TurnRules
+from chorale.turns.tools.built_in_fields import BuiltInRequest
+
+logger = logging.getLogger(__name__)
+
+OPTIONAL = frozenset({"web_search", "image_generation"})  # types that agents declare by default
+
+
+def check_available(service: ToolService | None, asked: BuiltInRequest, rules: TurnRules) -> BuiltInRequest:
+    """Return what this server runs of it. Raises ``RequestError`` with code ``tool_not_enabled``."""
+    own_tools = bool(rules.functions)  # optional tools may be left out
+    named = rules.choice.built_in
+    wants_search = named is not None and "web_search" in named
+    for kind, path in asked.unserved:
+        if not (own_tools and kind in OPTIONAL):
+            raise _not_served(path, kind)
+        _log_once(kind)
+    asked = replace(asked, unserved=())
+    available = service.available if service is not None else {}
+    missing = dict(service.missing) if service is not None else {}
+    silent = "; ".join(f"--tool-server {entry}: {why}" for entry, why in missing.items() if ":" in entry)
+    places = dict(asked.paths)
+    if asked.wanted.web_search is not None and "browser" not in available:
+        declared = places["web_search"].startswith("tools[")  # no option of its own, which means it
+        if not own_tools or wants_search or not declared:
+            raise _not_enabled(places["web_search"], "web search", missing.get("browser"), silent)
+        _log_once("web_search")
+        asked = asked.without_web_search()
+    if asked.wanted.code_interpreter is not None and "python" not in available:
+        raise _not_enabled(places["code_interpreter"], "the code interpreter", missing.get("python"), silent)
+    for server in asked.wanted.mcp:
+        label = server.server_label
+        if server.server_url is None and label not in available:
+            raise _not_enabled(
+                places[f"mcp:{label}"], f"the MCP server {label!r}", missing.get(label), silent
+            )
+        if server.server_url is not None and "mcp" not in available:
+            place = places[f"mcp:{label}"]
+            raise RequestError(
+                f"{place}.server_url: requests may not name MCP servers by address here (--mcp-requests); "
+                "the operator's own go by their label",
+                param=f"{place}.server_url",
+                code="tool_not_enabled",
+            )
+    return asked
+
+
+def _not_served(path: str, kind: str) -> RequestError:
+    return RequestError(
+        f"{path}: tools of type {kind[:64]!r} are not served here; leave it out, or offer it as a function",
+        param=path,
+        code="tool_not_enabled",
+    )
+
+
+def check_opened(asked: BuiltInRequest, box: ToolBox) -> None:
+    """Raises ``RequestError`` for an enabled tool that the service could not open."""
+    names = {"browser": "web_search", "python": "code_interpreter"}
+    places = dict(asked.paths)
+    for entry in box.unavailable:
+        path = places.get(names.get(entry.kind, f"mcp:{entry.label}"), "tools")
+        raise _not_enabled(path, entry.label, entry.reason)
+
+
+def _not_enabled(path: str, what: str, reason: str | None, silent: str = "") -> RequestError:
+    """``silent``: the servers of ``--tool-server`` that do not answer. What they offer is unknown."""
+    if silent and not reason:
+        message = f"{path}: {what} is not available now: {silent} (asked again every few seconds)"
+        return RequestError(message, param=path, code="tool_not_enabled")
+    why = f" ({reason})" if reason else ""
+    return RequestError(
+        f"{path}: {what} is not enabled on this server{why}; start it with --tool-server demo, or "
+        "--tool-server HOST:PORT of an MCP server",
+        param=path,
+        code="tool_not_enabled",
+    )
+
+
+_logged: set[str] = set()
+
+
+def _log_once(name: str) -> None:
+    if name not in _logged:
+        _logged.add(name)
+        logger.warning("%s is declared by clients, but not enabled: they go on without it", name)

@@ -1,0 +1,65 @@
+"""Function: one tool that the client runs, as the model sees it, and the form of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from chorale.grammar.constraint import Constraint
+from chorale.harmony.messages import FUNCTIONS, ToolDescription
+from chorale.turns.events import ItemKind
+from chorale.turns.prompt.encode import function_tool
+
+FUNCTION_PREFIX: Final = f"{FUNCTIONS}."
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """The form of a call to a client's tool, where it is more than a plain function call.
+
+    ``name`` and ``namespace``: as the client declared them; ``wrapped``: the model writes a JSON object with
+    one string, ``input``, and the client receives that string.
+    """
+
+    kind: ItemKind
+    name: str
+    namespace: str | None = None
+    wrapped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of the prompt.
+
+    ``strict``: its arguments must satisfy its schema; ``param``: the field that holds the schema; ``form``:
+    the form of its calls, None for plain function calls; ``text``: a call is this text instead of JSON.
+    """
+
+    tool: ToolDescription
+    strict: bool = False
+    param: str = "tools"
+    form: CallForm | None = None
+    text: Constraint | None = None
+
+    @classmethod
+    def read(cls, value: Mapping[str, Any], param: str) -> Function:
+        """Raises ``RequestError``."""
+        return cls(function_tool(value, param), value.get("strict") is True, f"{param}.parameters")
+
+    @property
+    def name(self) -> str:
+        """Its name in the prompt, unique within a request."""
+        return self.tool.name
+
+    @property
+    def kind(self) -> str:
+        """The type under which it was declared: ``function``, ``custom``, ``shell``, ..."""
+        kind = "function_call" if self.form is None else self.form.kind
+        return kind.removesuffix("_call").removesuffix("_tool")
+
+    def is_named(self, name: str, namespace: str | None) -> bool:
+        """Whether a client that writes ``name`` means this function."""
+        if self.form is None:
+            return namespace is None and name == self.name
+        return name == self.form.name and namespace in (None, self.form.namespace)

@@ -1,0 +1,78 @@
+"""Runs a call to a built-in tool, and renders its result as the message that the model reads.
+
+Whatever goes wrong within a tool becomes the text of its result; nothing of it fails the turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from chorale.harmony.messages import tool_result
+from chorale.harmony.render import render_message
+from chorale.harmony.vocab import Vocabulary
+from chorale.tools.contract import BrowserDetail, McpDetail, Progress, PythonDetail, SearchAction, ToolResult
+from chorale.turns.needs import CallTool
+from chorale.turns.tools.turn_tools import TurnTools
+
+logger = logging.getLogger(__name__)
+
+MIN_RESULT_TOKENS = 64  # less room than this for a result, and the turn ends for lack of room
+ANSWER_TOKENS = 1024  # of the context window, kept free behind a result (a quarter of a small window)
+_CUT_NOTE = "\n[cut here: the rest does not fit into the context window]"
+
+
+async def run_call(tools: TurnTools, need: CallTool) -> AsyncGenerator[Progress | ToolResult]:
+    """Yield progress as it comes, then one ``ToolResult``."""
+    if need.identity is None:
+        assert need.refusal is not None
+        yield need.refusal
+        return
+    result: ToolResult | None = None
+    try:
+        async with aclosing(tools.box.call(need.call)) as news:
+            async for entry in news:
+                if isinstance(entry, ToolResult):
+                    result = entry
+                    break
+                yield entry
+    except Exception:  # a fault of ours within a tool: the model reads of it, the operator has the log
+        logger.exception("the tool %s failed", need.call.recipient)
+    if result is None:
+        result = _failed(need, "The tool failed and gave no result.")
+    if tools.on_called is not None:
+        tools.on_called(need.identity.kind, result.failed)
+    yield result
+
+
+def room_for_result(need: CallTool, max_model_len: int) -> int:
+    """Tokens that the message of a result may have."""
+    return max_model_len - len(need.prompt_token_ids) - min(ANSWER_TOKENS, max_model_len // 4)
+
+
+def render_result(need: CallTool, result: ToolResult, vocab: Vocabulary, room: int) -> list[int] | None:
+    """Return the message of a result, cut to ``room`` tokens, or None if there is too little room."""
+    message = tool_result(result.author, result.content, need.channel)
+    token_ids = render_message(message, vocab)
+    if len(token_ids) <= room:
+        return token_ids
+    if room < MIN_RESULT_TOKENS:
+        return None
+    overhead = len(render_message(replace(message, content=_CUT_NOTE), vocab)) + 4
+    kept = vocab.decode(vocab.encode(result.content)[: room - overhead]).removesuffix("\ufffd")
+    return render_message(replace(message, content=kept + _CUT_NOTE), vocab)
+
+
+def _failed(need: CallTool, message: str) -> ToolResult:
+    identity, call = need.identity, need.call
+    assert identity is not None
+    detail: BrowserDetail | PythonDetail | McpDetail
+    if identity.kind == "browser":
+        detail = BrowserDetail(SearchAction(""))
+    elif identity.kind == "python":
+        detail = PythonDetail("", call.content, message)
+    else:
+        detail = McpDetail(identity.server_label, identity.name, call.content, None, message)
+    return ToolResult(call.recipient, f"Error: {message}", True, detail)

@@ -1,0 +1,51 @@
+"""TurnTools: the opened built-in tools of one choice. What of them was used is ``ToolUse``'s to count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chorale.tools.contract import McpListing, ToolBox
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovedCall:
+    """A call of an earlier turn that the user approved. ``token_ids``: its message, as the model wrote it."""
+
+    request_id: str
+    recipient: str
+    name: str
+    server_label: str
+    arguments: str
+    token_ids: tuple[int, ...]
+
+
+class TurnTools:
+    """``on_called`` is called after each call with the kind of the tool and whether the call failed.
+
+    ``cites``: citation marks become links; ``listings``: shown as items before anything else.
+    """
+
+    def __init__(
+        self,
+        box: ToolBox,
+        session_key: str,
+        *,
+        max_calls: int | None = None,
+        cites: bool = True,
+        listings: tuple[McpListing, ...] = (),
+        on_called: Callable[[str, bool], None] | None = None,
+    ) -> None:
+        self.box = box
+        self.session_key = session_key
+        self.max_calls = max_calls
+        self.cites = cites
+        self.listings = listings
+        self.on_called = on_called
+        self._closed = False
+
+    async def aclose(self) -> None:
+        """Close the box. Idempotent: the turn closes its tools, and so does a caller that gives it up."""
+        if not self._closed:
+            self._closed = True
+            await self.box.aclose()
