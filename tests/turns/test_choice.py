@@ -1,0 +1,344 @@
+"""What a choice says that it needs next; fed whole it gives what it gives token by token.
+
+No engine and no event loop: a choice is driven by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from chorale.engine.types import FinishReason, SamplingSpec, TokenChunk, TokenLogprobs
+from chorale.errors import EngineError
+from chorale.harmony.messages import ToolDescription
+from chorale.harmony.vocab import CALL, RETURN
+from chorale.tools.contract import CodeInterpreterRequest, CodeOutput, McpRequest, RequestTools, ToolResult
+from chorale.turns.choice import Choice
+from chorale.turns.compaction import Compaction
+from chorale.turns.events import Fold, ToolProgressed, Usage
+from chorale.turns.needs import CallTool, Compact, Ended, Need, NextRound
+from chorale.turns.raw_choice import RawChoice
+from chorale.turns.request import NEVER, TurnRequest
+from chorale.turns.rules import TurnRules
+from chorale.turns.tools.functions import Function
+from chorale.turns.tools.open_built_in import built_in_tools
+from chorale.turns.tools.turn_tools import ApprovedCall, TurnTools
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, VOCAB, ids
+from tests.support.scripted_tools import ScriptedBox, ScriptedService, plain, result
+from tests.turns.test_run_properties import TEXTS, streams
+
+EOS = frozenset({200002, 199999, CALL})
+PROMPT = [1, 2, 3]
+PYTHON = "<|channel|>analysis to=python code<|message|>print(42)<|call|>"
+RESULT = [200006, 5, 6, 200007]  # stands for the message of a result
+
+
+def request(**fields: Any) -> TurnRequest:
+    given: dict[str, Any] = {"request_id": "r", "prompt_token_ids": PROMPT, "sampling": SamplingSpec()}
+    return TurnRequest(**given | fields)
+
+
+def harmony(**fields: Any) -> Choice:
+    return Choice(VOCAB, request(**fields), 0, EOS)
+
+
+def chunk(token_ids: list[int], finish: FinishReason | None = None, **fields: Any) -> TokenChunk:
+    stop = token_ids[-1] if finish == "stop" else None
+    return TokenChunk("r", 0, token_ids, finish, stop, **fields)
+
+
+def with_tools(sampling: SamplingSpec | None = None, **asked: Any) -> tuple[Choice, ScriptedBox]:
+    """A choice whose model may call the python tool, or what ``asked`` says."""
+    wanted = RequestTools(**asked or {"code_interpreter": CodeInterpreterRequest()})
+    box = ScriptedBox(wanted, plain, ScriptedService(), {})
+    rules = TurnRules(built_in=built_in_tools(box))
+    tools = (TurnTools(box, "key"),)
+    return harmony(rules=rules, tools=tools, sampling=sampling or SamplingSpec()), box
+
+
+def folded(choice: Choice | RawChoice) -> Fold:
+    fold = Fold()
+    fold.add(choice.take())
+    return fold
+
+
+# --------------------------------------------------------------------------- Ended, NextRound
+
+
+def test_nothing_is_needed_until_the_answer_has_ended() -> None:
+    choice = harmony()
+    assert choice.start() is None
+    assert choice.feed(chunk(ids(FINAL + "Yes."))) is None
+    assert choice.feed(chunk([RETURN], "stop")) == Ended()
+    assert choice.feed(chunk(ids("more"), "length")) == Ended(), "chunks after the end are ignored"
+    fold = folded(choice)
+    assert fold.text("message") == "Yes."
+    assert fold.ended is not None
+    assert fold.ended.reason == "stop"
+
+
+@pytest.mark.parametrize(("finish", "reason"), [("length", "length"), ("abort", "abort")])
+def test_a_choice_that_is_cut_has_ended(finish: FinishReason, reason: str) -> None:
+    choice = harmony()
+    assert choice.feed(chunk(ids(ANALYSIS + "Hm"), finish)) == Ended()
+    fold = folded(choice)
+    assert fold.ended is not None
+    assert (fold.ended.reason, fold.items[0].status) == (reason, "incomplete")
+
+
+def test_a_turn_without_an_answer_asks_for_one_round_that_begins_with_its_header() -> None:
+    grammar = "a grammar"
+    choice = harmony(sampling=SamplingSpec(grammar=grammar))
+    written = ids(ANALYSIS + "Hm.<|return|>")
+    header = tuple(ids(FINAL))
+    expected = NextRound(
+        [*PROMPT, *ids(ANALYSIS + "Hm." + NEXT), *header],
+        header,
+        num_own_tokens=len(ids(ANALYSIS + "Hm." + NEXT + FINAL)),
+        grammar=grammar,
+        num_sampled=len(written),
+    )
+    assert choice.feed(chunk(written, "stop")) == expected
+    assert choice.feed(chunk(ids("not read"))) == expected, "nothing is read until the round has begun"
+    choice.begin_round(expected)
+    assert choice.feed(chunk(ids("Yes."))) is None
+    assert choice.feed(chunk([RETURN], "stop")) == Ended()
+    assert folded(choice).text("message") == "Yes."
+
+
+def test_an_answer_is_forced_once() -> None:
+    choice = harmony()
+    need = choice.feed(chunk([RETURN], "stop"))
+    assert isinstance(need, NextRound)
+    choice.begin_round(replace(need, prefill_token_ids=()))  # and again the model writes nothing
+    assert choice.feed(chunk([RETURN], "stop")) == Ended()
+
+
+def test_fail_and_end_are_values_too_and_happen_once() -> None:
+    choice = harmony()
+    choice.feed(chunk(ids(FINAL + "Yes")))
+    assert choice.fail(EngineError("lost")) == Ended()
+    assert choice.end("length") == Ended()
+    fold = folded(choice)
+    assert fold.ended is not None
+    assert (fold.ended.reason, fold.items[0].status) == ("error", "incomplete")
+
+
+# --------------------------------------------------------------------------- CallTool
+
+
+def test_a_call_to_a_built_in_tool_is_a_value_and_its_result_the_next_round() -> None:
+    choice, _ = with_tools()
+    written = ids(ANALYSIS + "Hm" + NEXT + PYTHON)
+    need = choice.feed(chunk(written, "stop"))
+    assert isinstance(need, CallTool)
+    assert (need.call.recipient, need.call.content, need.channel) == ("python", "print(42)", "analysis")
+    assert need.identity is not None
+    assert need.refusal is None
+    assert need.prompt_token_ids == [*PROMPT, *written]
+    choice.tool_progressed(CodeOutput("42"))
+    assert any(isinstance(event, ToolProgressed) for event in choice.take()), "progress waits for no tokens"
+    after = choice.tool_done(result(need.call, "42"), RESULT)
+    assert after == NextRound(
+        [*PROMPT, *written, *RESULT, *ids("<|start|>assistant")],
+        num_new_tokens=len(RESULT) + 2,
+        num_sampled=len(written),
+    )
+    choice.begin_round(after)
+    assert choice.feed(chunk(ids(FINAL + "42.<|return|>"), "stop")) == Ended()
+
+
+def test_items_of_a_call_hold_the_call_and_its_result() -> None:
+    choice, _ = with_tools()
+    need = choice.feed(chunk(ids(PYTHON), "stop"))
+    assert isinstance(need, CallTool)
+    choice.tool_done(result(need.call, "42"), RESULT)
+    choice.end("stop")
+    [item] = folded(choice).items
+    assert (item.kind, item.text, item.status) == ("code_interpreter_call", "print(42)", "completed")
+    assert list(item.token_ids) == [*ids(PYTHON), *RESULT[:-1]]
+
+
+def test_a_tool_that_does_not_exist_is_refused_by_the_choice_itself() -> None:
+    choice, _ = with_tools()
+    need = choice.feed(chunk(ids("<|channel|>analysis to=weather code<|message|>x<|call|>"), "stop"))
+    assert isinstance(need, CallTool)
+    assert need.identity is None
+    assert need.refusal is not None
+    assert "weather does not exist" in need.refusal.content
+    assert "python" in need.refusal.content
+
+
+def test_a_call_without_room_for_what_follows_ends_the_turn() -> None:
+    written = ids(PYTHON)
+    choice, _ = with_tools(SamplingSpec(max_tokens=len(written)))
+    assert choice.feed(chunk(written, "stop")) == Ended()
+    fold = folded(choice)
+    assert fold.ended is not None
+    assert (fold.ended.reason, fold.items[0].status) == ("length", "incomplete")
+
+
+def test_a_call_that_needs_approval_ends_the_turn() -> None:
+    choice, _ = with_tools(mcp=(McpRequest("srv"),))
+    written = ids("<|channel|>commentary to=srv.echo <|constrain|>json<|message|>{}<|call|>")
+    assert choice.feed(chunk(written, "stop")) == Ended()
+    assert [item.kind for item in folded(choice).items][-1] == "mcp_approval_request"
+
+
+def test_approved_calls_come_first_one_after_the_other() -> None:
+    choice, _ = with_tools(mcp=(McpRequest("srv"),))
+    approved = tuple(ApprovedCall(f"a{i}", "srv.echo", "echo", "srv", "{}", (7, i)) for i in range(2))
+    choice = Choice(VOCAB, replace(choice._request, approved=approved), 0, EOS)
+    first = choice.start()
+    assert isinstance(first, CallTool)
+    assert first.prompt_token_ids == [*PROMPT, 7, 0, CALL]
+    second = choice.tool_done(result(first.call, "a"), RESULT)
+    assert isinstance(second, CallTool)
+    assert second.prompt_token_ids == [*PROMPT, 7, 0, CALL, *RESULT, *ids("<|start|>assistant"), 7, 1, CALL]
+    after = choice.tool_done(result(second.call, "b"), RESULT)
+    assert isinstance(after, NextRound)
+    choice.begin_round(after)
+    choice.end("stop")
+    fold = folded(choice)
+    assert fold.ended is not None
+    assert fold.ended.usage.input_tokens == len(after.prompt_token_ids), "no model call came before it"
+
+
+# --------------------------------------------------------------------------- Compact
+
+
+def compaction(threshold: int, *, due: bool, alone: bool = False) -> Compaction:
+    first = (8, 8) if due else None
+    return Compaction(threshold, (9,), first, lambda text: f"<{text}>", lambda packed: [4], alone)
+
+
+def test_a_due_summary_comes_before_the_first_round() -> None:
+    choice = harmony(compaction=compaction(1, due=True))
+    need = choice.start()
+    assert need == Compact([8, 8], NextRound(PROMPT))
+    choice.begin_compaction()
+    choice.summary_begun()
+    assert choice.compacted("<s>", [4, 4], Usage(5, 0, 2)) == NextRound([4, 4])
+    choice.begin_round(NextRound([4, 4]))
+    assert choice.feed(chunk(ids(FINAL + "Yes.<|return|>"), "stop")) == Ended()
+    fold = folded(choice)
+    assert [(item.kind, item.text) for item in fold.items] == [("compaction", "<s>"), ("message", "Yes.")]
+    assert fold.ended is not None
+    assert fold.ended.usage.input_tokens == 2 + 5, "of the answer and of the summary"
+
+
+def test_without_room_for_a_summary_the_round_comes_as_it_is() -> None:
+    choice = harmony(compaction=compaction(1, due=True))
+    assert choice.start() == Compact([8, 8], NextRound(PROMPT))
+    assert choice.skip_compaction() == NextRound(PROMPT)
+
+
+def test_a_turn_that_is_a_summary_ends_with_it() -> None:
+    choice = harmony(compaction=compaction(0, due=True, alone=True))
+    choice.start()
+    choice.begin_compaction()
+    assert choice.compacted("<s>", [4], Usage(5, 0, 2)) == Ended()
+
+
+def test_a_prompt_that_a_tool_made_long_is_summarized_before_its_round() -> None:
+    choice, _ = with_tools()
+    choice = Choice(VOCAB, replace(choice._request, compaction=compaction(10, due=False)), 0, EOS)
+    assert choice.start() is None
+    call = choice.feed(chunk(ids(PYTHON), "stop"))
+    assert isinstance(call, CallTool)
+    need = choice.tool_done(result(call.call, "42"), RESULT)
+    assert isinstance(need, Compact)
+    assert need.prompt_token_ids == [*need.following.prompt_token_ids[:-2], 9, *ids("<|start|>assistant")]
+    choice.begin_compaction()
+    after = choice.compacted("<s>", [4] * 9, Usage())
+    assert after == NextRound([4] * 9, num_new_tokens=9, num_sampled=len(ids(PYTHON)))
+
+
+# --------------------------------------------------------------------------- fed whole, fed token by token
+
+
+def told(fold: Fold) -> Any:
+    """Everything but drawn ids."""
+    assert fold.ended is not None
+    items = [
+        (i.kind, i.opened.name, i.text, i.status, i.token_ids, i.content_token_ids, i.logprobs)
+        for i in fold.items
+    ]
+    end = fold.ended
+    return items, end.reason, end.stop_reason, end.usage, end.repairs, end.output_token_ids
+
+
+def drive(choice: Choice | RawChoice, tokens: list[int], size: int, logprobs: bool) -> Any:
+    """Feed ``tokens`` in pieces of ``size``, and answer what the choice needs with fixed words."""
+    fold, need = Fold(), None
+    for start in range(0, len(tokens), size):
+        piece = tokens[start : start + size]
+        scored = [TokenLogprobs(token, -1.0, 1, [], []) for token in piece] if logprobs else None
+        is_last = start + size >= len(tokens)
+        need = choice.feed(chunk(piece, "length" if is_last else None, logprobs=scored))
+        fold.add(choice.take())
+        if need is not None:
+            break
+    need = meet(choice, need, fold)
+    assert need == Ended()
+    fold.add(choice.take())
+    return told(fold)
+
+
+def meet(choice: Choice | RawChoice, need: Need | None, fold: Fold) -> Need | None:
+    while isinstance(choice, Choice) and need is not None and need != Ended():
+        if isinstance(need, CallTool):
+            need = choice.tool_done(need.refusal or ToolResult("t", "done", False, None), RESULT)  # type: ignore[arg-type]
+        else:
+            assert isinstance(need, NextRound)
+            choice.begin_round(need)
+            need = choice.feed(chunk([*ids("forced"), RETURN], "stop"))
+            fold.add(choice.take())
+    return need
+
+
+quick = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+
+
+@quick
+@given(streams(), st.integers(1, 9), st.sampled_from([(), ("STOP",)]), st.booleans(), st.booleans())
+def test_a_choice_fed_whole_is_the_choice_fed_by_tokens(
+    tokens: list[int], size: int, stop: tuple[str, ...], logprobs: bool, tools: bool
+) -> None:
+    def fed(size: int, interval: int) -> Any:
+        functions = [Function(ToolDescription(name)) for name in ("f", "g")]
+        options: dict[str, Any] = {"stop": stop, "stream_interval": interval}
+        if tools:
+            options["tools"] = with_tools()[0]._request.tools
+        return drive(harmony(rules=TurnRules(functions=functions), **options), tokens, size, logprobs)
+
+    tokens = tokens or [RETURN]
+    assert fed(len(tokens), NEVER) == fed(1, 1) == fed(size, 3)
+
+
+PIECES = st.one_of(TEXTS.map(VOCAB.encode), st.lists(st.integers(0, 201087), max_size=4))
+
+
+@quick
+@given(
+    st.lists(PIECES, min_size=1, max_size=12),
+    st.integers(1, 40),
+    st.sampled_from([(), ("STOP",), (" ",)]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_raw_choice_fed_whole_is_the_one_fed_by_tokens(
+    pieces: list[list[int]], size: int, stop: tuple[str, ...], logprobs: bool, skip: bool
+) -> None:
+    tokens = [token for piece in pieces for token in piece] * 2 or [5]
+
+    def fed(size: int, interval: int) -> Any:
+        given = request(stop=stop, stream_interval=interval)
+        choice = RawChoice(VOCAB, given, 0, EOS, skip_special_tokens=skip)
+        return drive(choice, tokens, size, logprobs)
+
+    assert fed(len(tokens), NEVER) == fed(1, 1) == fed(size, 3)
