@@ -17,7 +17,7 @@ from chorale.harmony.vocab import START, Vocabulary
 from chorale.tools.contract import Progress, ToolResult
 from chorale.turns.compaction import Compactor
 from chorale.turns.emitter import Emitter
-from chorale.turns.events import EndReason, ItemStatus, OutputEvent, Usage, chunk_error
+from chorale.turns.events import EndReason, ItemStatus, OutputEvent, ToolProgressed, Usage, chunk_error
 from chorale.turns.item import OpenItem, Token
 from chorale.turns.items import ItemWriter
 from chorale.turns.needs import ENDED, CallTool, Compact, Ended, Need, NextRound
@@ -38,13 +38,13 @@ class Choice:
         self._need: Need | None = None
         self._forced = False  # the answer was forced, since a tool ran
         self._out = Emitter(len(request.prompt_token_ids), request.stream_interval, progress=request.progress)
-        tools, plan = request.tools, request.compaction
+        tools = request.tools
         self._tools = ToolUse(tools[index], request.rules, self._out) if tools else None
-        self._compactor = Compactor(plan, self._out) if plan is not None else None
+        self._compactor = Compactor(request.compaction, self._out)
         self._items = ItemWriter(request, self._out, self._tools)
         self._rounds = Rounds(request, self._out, self._tools)
         self._tool_names = self._items.tool_names
-        self._reader = self._new_reader(request.prefill_token_ids)
+        self._new_round(request.prefill_token_ids)
 
     # ------------------------------------------------------------------ rounds
 
@@ -53,8 +53,8 @@ class Choice:
         if self._tools is not None:
             self._tools.show_listings()
             if self._request.approved:
-                return self._run_approved(0)
-        if self._compactor is not None and self._compactor.is_due_first:
+                return self._run_approved(0, self._rounds.prompt)
+        if self._compactor.is_due_first:
             return self._go_on(self._rounds.first(self._rounds.prompt))
         return None
 
@@ -62,18 +62,15 @@ class Choice:
         """The round that was asked for has been submitted: its chunks follow."""
         self._need = None
         self._rounds.begin(following)
-        self._reader = self._new_reader(following.prefill_token_ids)
+        self._new_round(following.prefill_token_ids)
 
-    def _new_reader(self, prefill: Sequence[int]) -> RoundReader:
+    def _new_round(self, prefill: Sequence[int]) -> None:
         sampled, ignore_eos = self._out.sampled, self._request.sampling.ignore_eos
         self._reader = RoundReader(self._vocab, self._tool_names, sampled, ignore_eos=ignore_eos)
         self._on_events(self._reader.prefill(prefill))
-        return self._reader
 
     def _go_on(self, following: NextRound) -> Need:
-        compactor = self._compactor
-        is_due = compactor is not None and compactor.is_due(following)
-        self._need = compactor.before(following) if compactor is not None and is_due else following
+        self._need = self._compactor.before(following) or following
         return self._need
 
     # ------------------------------------------------------------------ tokens in
@@ -136,7 +133,7 @@ class Choice:
         matched = item.add(text, tokens)
         if matched is not None:
             # The choice is over for us, whatever the engine still sends.
-            self._end("stop", matched, keep_tail=False)
+            self.end("stop", matched, keep_tail=False)
         elif runs_away:
             self._stop_runaway()
 
@@ -159,7 +156,7 @@ class Choice:
             return
         self._items.close("incomplete" if cut else "completed", event.token_ids)
         if self._items.called and not self._request.parallel_tool_calls:
-            self._end("tool_calls")
+            self.end("tool_calls")
 
     # ------------------------------------------------------------------ built-in tools
 
@@ -169,69 +166,52 @@ class Choice:
         out.usage.output_tokens = len(out.sampled)
         if item.kind == "mcp_approval_request":
             self._items.close("completed", token_ids)
-            self._end("stop")
+            self.end("stop")
             return
         assert self._tools is not None
         written = out.sampled[reader.start : reader.frames_end]
         self._need = self._tools.take_call(item, token_ids, [*self._rounds.prompt, *written])
         if self._rounds.is_spent:
-            self._end("length")  # nothing could be said about a result
+            self.end("length")  # nothing could be said about a result
 
-    def _run_approved(self, number: int) -> Need:
+    def _run_approved(self, number: int, prompt: list[int]) -> Need:
         assert self._tools is not None
-        approved = self._request.approved[number]
-        self._need = self._tools.open_approved(approved, number, self._rounds.prompt)
+        self._need = self._tools.open_approved(self._request.approved[number], number, prompt)
         return self._need
 
-    def tool_progressed(self, progress: Progress) -> None:
-        assert self._tools is not None
-        assert isinstance(self._need, CallTool)
-        self._tools.progressed(self._need, progress)
+    def tool_progressed(self, call: CallTool, progress: Progress) -> None:
+        self._out.emit(ToolProgressed(call.index, progress), urgent=True)
 
-    def tool_done(self, result: ToolResult, message: list[int]) -> Need:
+    def tool_done(self, call: CallTool, result: ToolResult, message: list[int]) -> Need:
         """``message``: the result, from ``<|start|>`` to ``<|end|>``, part of the prompt from here on."""
-        call, tools = self._need, self._tools
-        assert isinstance(call, CallTool)
-        assert tools is not None
-        tools.done(call, result, message)
+        assert self._tools is not None
+        self._tools.done(call, result, message)
         self._forced = False
         self._items.new_answer()
         prompt = [*call.prompt_token_ids, *message, START, ASSISTANT]
         if call.approved is not None and call.approved + 1 < len(self._request.approved):
-            self._rounds.skip_to(prompt)
-            return self._run_approved(call.approved + 1)
+            return self._run_approved(call.approved + 1, prompt)
         return self._go_on(self._rounds.after_tool(prompt, len(message) + 2))
 
     # ------------------------------------------------------------------ compaction
 
-    def begin_compaction(self) -> None:
-        """The summary that was asked for is being generated."""
-        assert self._compactor is not None
-        self._compactor.begin()
+    def compaction_progressed(self) -> None:
+        """Called twice: the model begins to think about the summary, and to write it."""
+        self._compactor.progressed()
 
-    def summary_begun(self) -> None:
-        """The model has begun to write the summary itself."""
-        assert self._compactor is not None
-        self._compactor.summary_begun()
-
-    def skip_compaction(self) -> Need:
+    def skip_compaction(self, need: Compact) -> Need:
         """There is no room for a summary; none is tried again."""
-        assert self._compactor is not None
-        assert isinstance(self._need, Compact)
         self._compactor.stop()
-        self._need = self._need.following
+        self._need = need.following
         return self._need
 
-    def compacted(self, packed: str, prompt: list[int], usage: Usage) -> Need:
+    def compacted(self, need: Compact, packed: str, prompt: list[int], usage: Usage) -> Need:
         """``packed``: the text of the item, for which ``prompt`` stands; ``usage``: of the summary."""
-        assert self._compactor is not None
-        assert isinstance(self._need, Compact)
-        following = self._need.following
         self._compactor.done(packed, prompt, usage)
         if self._compactor.ends_turn:
             self._out.usage.input_tokens = 0  # nothing but the summary was generated
-            return self._end("stop")
-        is_first = following.num_new_tokens is None
+            return self.end("stop")
+        is_first = need.following.num_new_tokens is None
         rounds = self._rounds
         self._need = rounds.first(prompt) if is_first else rounds.after_tool(prompt, len(prompt))
         return self._need
@@ -242,12 +222,12 @@ class Choice:
         if chunk.finish_reason == "error":
             return self.fail(chunk_error(chunk.error))
         if chunk.finish_reason == "length" or chunk.finish_reason == "abort":
-            return self._end(chunk.finish_reason)
+            return self.end(chunk.finish_reason)
         extra = chunk.stop_token_id if chunk.stop_token_id not in self._eos else None
         if extra is None and self._wants_answer:
             self._drain("completed")
             return self._need or self._force_answer()  # what was drained may hold a stop string
-        return self._end("tool_calls" if self._items.called else "stop", extra)
+        return self.end("tool_calls" if self._items.called else "stop", extra)
 
     @property
     def _wants_answer(self) -> bool:
@@ -267,11 +247,11 @@ class Choice:
             self._force_answer()  # after the last whole message: the open one is not read again
             self._drain("incomplete")
         else:
-            self._end("length")
+            self.end("length")
         return True
 
     def _drain(self, status: ItemStatus, *, keep_tail: bool = True) -> None:
-        """Close whatever is open. ``keep_tail``: show what the parser still held back."""
+        """Close whatever is open."""
         for event, tokens in self._reader.finish():
             if isinstance(event, MessageEnd):
                 self._items.close(status, event.token_ids)
@@ -279,15 +259,11 @@ class Choice:
                 self._on_event(event, tokens)
         self._items.close(status)
 
-    def end(self, reason: EndReason) -> Ended:
-        """Close what is open and emit ``TurnEnded``. Idempotent."""
-        return self._end(reason)
-
     def fail(self, error: ChoraleError) -> Ended:
         """End with an error, after everything that was produced."""
-        return self._end("error", error=error)
+        return self.end("error", error=error)
 
-    def _end(
+    def end(
         self,
         reason: EndReason,
         stop_reason: str | int | None = None,
@@ -295,13 +271,13 @@ class Choice:
         *,
         keep_tail: bool = True,
     ) -> Ended:
+        """Close what is open and emit ``TurnEnded``. Idempotent. ``keep_tail``: show what was held back."""
         if self._need is ENDED:
             return ENDED
         self._need = ENDED
         out = self._out
         out.usage.output_tokens = len(out.sampled)
-        if self._compactor is not None:
-            out.usage.add(self._compactor.spent)
+        out.usage.add(self._compactor.spent)
         self._drain("completed" if reason in ("stop", "tool_calls") else "incomplete", keep_tail=keep_tail)
         if reason == "stop" and self._items.called:
             reason = "tool_calls"

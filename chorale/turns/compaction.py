@@ -28,6 +28,7 @@ REQUEST = (
 )
 MAX_TOKENS = 8192  # of reasoning and summary: a model that cannot stop must stop
 _MIN_TOKENS = 64  # less room than this for a summary, and the turn goes on without one
+_NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,41 +54,41 @@ class Compaction:
 class Compactor:
     """When one choice is summarized, and the item of each summary. ``spent``: tokens of the summaries."""
 
-    def __init__(self, plan: Compaction, out: Emitter) -> None:
+    def __init__(self, plan: Compaction | None, out: Emitter) -> None:
         self.spent = Usage()
         self._plan = plan
         self._out = out
-        self._threshold = plan.threshold  # tokens of a prompt from which on it is summarized
+        # Tokens of a prompt from which on it is summarized.
+        self._threshold = _NEVER if plan is None else plan.threshold
 
     @property
     def is_due_first(self) -> bool:
-        return self._plan.first_prompt is not None
+        return self._plan is not None and self._plan.first_prompt is not None
 
     @property
     def ends_turn(self) -> bool:
-        return self._plan.alone
+        return self._plan is not None and self._plan.alone
 
-    def is_due(self, following: NextRound) -> bool:
-        """Whether a summary comes before a round; never within a message that was begun for the model."""
-        return not following.prefill_token_ids and len(following.prompt_token_ids) >= self._threshold
-
-    def before(self, following: NextRound) -> Compact:
-        plan = self._plan
+    def before(self, following: NextRound) -> Compact | None:
+        """Return the summary that is due before a round; never within a message begun for the model."""
+        plan, prompt = self._plan, following.prompt_token_ids
+        if plan is None or following.prefill_token_ids or len(prompt) < self._threshold:
+            return None
         if following.num_new_tokens is None and plan.first_prompt is not None:
             return Compact(list(plan.first_prompt), following)
-        return Compact([*following.prompt_token_ids[:-2], *plan.ask, START, ASSISTANT], following)
+        return Compact([*prompt[:-2], *plan.ask, START, ASSISTANT], following)
 
     def stop(self) -> None:
         """There is no room for a summary; none is tried again."""
-        self._threshold = 1 << 62
+        self._threshold = _NEVER
 
-    def begin(self) -> None:
+    def progressed(self) -> None:
+        """Open the item; once it is open, emit an empty delta: the summary is being written."""
+        if self._out.item is not None:
+            self._add("")
+            return
         item = OpenItem(self._out.new_index(), "compaction")
         self._out.open(item, ItemOpened(item.index, new_id("cmp"), "compaction"), urgent=True)
-
-    def summary_begun(self) -> None:
-        """Emit an empty delta: the summary is being written."""
-        self._add("")
 
     def done(self, packed: str, prompt: list[int], usage: Usage) -> None:
         """Close the item. ``packed``: its text, for which ``prompt`` stands; ``usage``: of the summary."""
@@ -95,6 +96,7 @@ class Compactor:
         self._add(packed)
         self._out.close("completed")
         # What cannot be made shorter is not summarized again and again.
+        assert self._plan is not None
         threshold = self._plan.threshold
         self._threshold = max(threshold, len(prompt) + threshold // 2)
 

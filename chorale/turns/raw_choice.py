@@ -135,7 +135,7 @@ class RawChoice:
         assert self._item is not None
         matched = self._item.add(text, tokens)
         if matched is not None:
-            self._end("stop", matched, keep_tail=False)
+            self.end("stop", matched, keep_tail=False)
 
     # ------------------------------------------------------------------ ends
 
@@ -143,17 +143,17 @@ class RawChoice:
         if chunk.finish_reason == "error":
             return self.fail(chunk_error(chunk.error))
         if chunk.finish_reason == "abort":
-            return self._end("abort")
+            return self.end("abort")
         if chunk.finish_reason == "length" or self._discard:
-            return self._end("length")
+            return self.end("length")
         token = chunk.stop_token_id
-        return self._end("stop", None if token in self._eos else token)
+        return self.end("stop", None if token in self._eos else token)
 
     def fail(self, error: ChoraleError) -> Ended:
         """End with an error, after everything that was produced."""
-        return self._end("error", error=error)
+        return self.end("error", error=error)
 
-    def _end(
+    def end(
         self,
         reason: EndReason,
         stop_reason: str | int | None = None,
@@ -161,6 +161,7 @@ class RawChoice:
         *,
         keep_tail: bool = True,
     ) -> Ended:
+        """Close the item and emit ``TurnEnded``. Idempotent. ``keep_tail``: show what was held back."""
         out = self._out
         if out.ended:
             return ENDED

@@ -52,10 +52,6 @@ class Rounds:
         num_own_tokens = len(prompt) - self._grammar_start
         return NextRound(prompt, header, num_own_tokens, None, self._grammar, len(sampled))
 
-    def skip_to(self, prompt: list[int]) -> None:
-        """The prompt has grown without a generation."""
-        self.prompt = prompt
-
     def begin(self, following: NextRound) -> None:
         """Go on with ``following``, which has been submitted."""
         prompt = self.prompt = following.prompt_token_ids

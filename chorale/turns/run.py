@@ -238,12 +238,12 @@ async def _use_tool(job: _Job, choice: Choice, need: CallTool) -> Steps:
             if isinstance(entry, ToolResult):
                 result = entry
             else:
-                choice.tool_progressed(entry)
+                choice.tool_progressed(need, entry)
                 yield _take([choice])
     assert result is not None
     room = room_for_result(need, job.client.info.max_model_len)
     message = await asyncio.to_thread(render_result, need, result, job.vocab, room)
-    settled = choice.end("length") if message is None else choice.tool_done(result, message)
+    settled = choice.end("length") if message is None else choice.tool_done(need, result, message)
     if batch := _take([choice]):
         yield batch
     yield settled
@@ -256,9 +256,9 @@ async def _compact(job: _Job, choice: Choice, need: Compact, number: int) -> Ste
     assert compaction is not None
     sampling = sampling_of_pass(request.sampling, info, len(need.prompt_token_ids))
     if sampling is None:
-        yield choice.skip_compaction()
+        yield choice.skip_compaction(need)
         return
-    choice.begin_compaction()
+    choice.compaction_progressed()
     yield _take([choice])
     summary = TurnRequest(
         request_id=f"{request.request_id}.{choice.index}.{number}.summary",
@@ -274,7 +274,7 @@ async def _compact(job: _Job, choice: Choice, need: Compact, number: int) -> Ste
             fold.add(events)
             if not begun and any(item.kind == "message" for item in fold.items):
                 begun = True
-                choice.summary_begun()
+                choice.compaction_progressed()
                 yield _take([choice])
     assert fold.ended is not None
     text = fold.text("message").strip()
@@ -286,7 +286,7 @@ async def _compact(job: _Job, choice: Choice, need: Compact, number: int) -> Ste
     else:
         packed = compaction.pack(text)
         rebuilt = await asyncio.to_thread(compaction.rebuild, packed)
-        settled = choice.compacted(packed, rebuilt, fold.ended.usage)
+        settled = choice.compacted(need, packed, rebuilt, fold.ended.usage)
     if batch := _take([choice]):
         yield batch
     yield settled

@@ -140,9 +140,9 @@ def test_a_call_to_a_built_in_tool_is_a_value_and_its_result_the_next_round() ->
     assert need.identity is not None
     assert need.refusal is None
     assert need.prompt_token_ids == [*PROMPT, *written]
-    choice.tool_progressed(CodeOutput("42"))
+    choice.tool_progressed(need, CodeOutput("42"))
     assert any(isinstance(event, ToolProgressed) for event in choice.take()), "progress waits for no tokens"
-    after = choice.tool_done(result(need.call, "42"), RESULT)
+    after = choice.tool_done(need, result(need.call, "42"), RESULT)
     assert after == NextRound(
         [*PROMPT, *written, *RESULT, *ids("<|start|>assistant")],
         num_new_tokens=len(RESULT) + 2,
@@ -156,7 +156,7 @@ def test_items_of_a_call_hold_the_call_and_its_result() -> None:
     choice, _ = with_tools()
     need = choice.feed(chunk(ids(PYTHON), "stop"))
     assert isinstance(need, CallTool)
-    choice.tool_done(result(need.call, "42"), RESULT)
+    choice.tool_done(need, result(need.call, "42"), RESULT)
     choice.end("stop")
     [item] = folded(choice).items
     assert (item.kind, item.text, item.status) == ("code_interpreter_call", "print(42)", "completed")
@@ -196,10 +196,10 @@ def test_approved_calls_come_first_one_after_the_other() -> None:
     first = choice.start()
     assert isinstance(first, CallTool)
     assert first.prompt_token_ids == [*PROMPT, 7, 0, CALL]
-    second = choice.tool_done(result(first.call, "a"), RESULT)
+    second = choice.tool_done(first, result(first.call, "a"), RESULT)
     assert isinstance(second, CallTool)
     assert second.prompt_token_ids == [*PROMPT, 7, 0, CALL, *RESULT, *ids("<|start|>assistant"), 7, 1, CALL]
-    after = choice.tool_done(result(second.call, "b"), RESULT)
+    after = choice.tool_done(second, result(second.call, "b"), RESULT)
     assert isinstance(after, NextRound)
     choice.begin_round(after)
     choice.end("stop")
@@ -219,10 +219,11 @@ def compaction(threshold: int, *, due: bool, alone: bool = False) -> Compaction:
 def test_a_due_summary_comes_before_the_first_round() -> None:
     choice = harmony(compaction=compaction(1, due=True))
     need = choice.start()
+    assert isinstance(need, Compact)
     assert need == Compact([8, 8], NextRound(PROMPT))
-    choice.begin_compaction()
-    choice.summary_begun()
-    assert choice.compacted("<s>", [4, 4], Usage(5, 0, 2)) == NextRound([4, 4])
+    choice.compaction_progressed()
+    choice.compaction_progressed()
+    assert choice.compacted(need, "<s>", [4, 4], Usage(5, 0, 2)) == NextRound([4, 4])
     choice.begin_round(NextRound([4, 4]))
     assert choice.feed(chunk(ids(FINAL + "Yes.<|return|>"), "stop")) == Ended()
     fold = folded(choice)
@@ -233,15 +234,17 @@ def test_a_due_summary_comes_before_the_first_round() -> None:
 
 def test_without_room_for_a_summary_the_round_comes_as_it_is() -> None:
     choice = harmony(compaction=compaction(1, due=True))
-    assert choice.start() == Compact([8, 8], NextRound(PROMPT))
-    assert choice.skip_compaction() == NextRound(PROMPT)
+    need = choice.start()
+    assert isinstance(need, Compact)
+    assert choice.skip_compaction(need) == NextRound(PROMPT)
 
 
 def test_a_turn_that_is_a_summary_ends_with_it() -> None:
     choice = harmony(compaction=compaction(0, due=True, alone=True))
-    choice.start()
-    choice.begin_compaction()
-    assert choice.compacted("<s>", [4], Usage(5, 0, 2)) == Ended()
+    need = choice.start()
+    assert isinstance(need, Compact)
+    choice.compaction_progressed()
+    assert choice.compacted(need, "<s>", [4], Usage(5, 0, 2)) == Ended()
 
 
 def test_a_prompt_that_a_tool_made_long_is_summarized_before_its_round() -> None:
@@ -250,11 +253,11 @@ def test_a_prompt_that_a_tool_made_long_is_summarized_before_its_round() -> None
     assert choice.start() is None
     call = choice.feed(chunk(ids(PYTHON), "stop"))
     assert isinstance(call, CallTool)
-    need = choice.tool_done(result(call.call, "42"), RESULT)
+    need = choice.tool_done(call, result(call.call, "42"), RESULT)
     assert isinstance(need, Compact)
     assert need.prompt_token_ids == [*need.following.prompt_token_ids[:-2], 9, *ids("<|start|>assistant")]
-    choice.begin_compaction()
-    after = choice.compacted("<s>", [4] * 9, Usage())
+    choice.compaction_progressed()
+    after = choice.compacted(need, "<s>", [4] * 9, Usage())
     assert after == NextRound([4] * 9, num_new_tokens=9, num_sampled=len(ids(PYTHON)))
 
 
@@ -292,7 +295,7 @@ def drive(choice: Choice | RawChoice, tokens: list[int], size: int, logprobs: bo
 def meet(choice: Choice | RawChoice, need: Need | None, fold: Fold) -> Need | None:
     while isinstance(choice, Choice) and need is not None and need != Ended():
         if isinstance(need, CallTool):
-            need = choice.tool_done(need.refusal or ToolResult("t", "done", False, None), RESULT)  # type: ignore[arg-type]
+            need = choice.tool_done(need, need.refusal or ToolResult("t", "done", False, None), RESULT)  # type: ignore[arg-type]
         else:
             assert isinstance(need, NextRound)
             choice.begin_round(need)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from chorale.tools.contract import McpListing, ToolBox
 
@@ -20,29 +20,20 @@ class ApprovedCall:
     token_ids: tuple[int, ...]
 
 
+@dataclass(slots=True)
 class TurnTools:
     """``on_called`` is called after each call with the kind of the tool and whether the call failed.
 
     ``cites``: citation marks become links; ``listings``: shown as items before anything else.
     """
 
-    def __init__(
-        self,
-        box: ToolBox,
-        session_key: str,
-        *,
-        max_calls: int | None = None,
-        cites: bool = True,
-        listings: tuple[McpListing, ...] = (),
-        on_called: Callable[[str, bool], None] | None = None,
-    ) -> None:
-        self.box = box
-        self.session_key = session_key
-        self.max_calls = max_calls
-        self.cites = cites
-        self.listings = listings
-        self.on_called = on_called
-        self._closed = False
+    box: ToolBox
+    session_key: str
+    max_calls: int | None = None
+    cites: bool = True
+    listings: tuple[McpListing, ...] = ()
+    on_called: Callable[[str, bool], None] | None = None
+    _closed: bool = field(default=False, init=False)
 
     async def aclose(self) -> None:
         """Close the box. Idempotent: the turn closes its tools, and so does a caller that gives it up."""

@@ -15,7 +15,6 @@ from chorale.ids import new_id
 from chorale.tools.contract import (
     CitationStream,
     McpDetail,
-    Progress,
     ToolCall,
     ToolIdentity,
     ToolKind,
@@ -29,7 +28,6 @@ from chorale.turns.events import (
     ItemOpened,
     ItemStatus,
     ToolOutcome,
-    ToolProgressed,
     ToolStarted,
 )
 from chorale.turns.item import OpenItem, WrittenCall
@@ -192,9 +190,6 @@ class ToolUse:
             identity=ToolIdentity("mcp", approved.server_label, approved.name),
             approved=number,
         )
-
-    def progressed(self, call: CallTool, progress: Progress) -> None:
-        self._out.emit(ToolProgressed(call.index, progress), urgent=True)
 
     def done(self, call: CallTool, result: ToolResult, message: list[int]) -> None:
         """Count the call and close its item. ``message``: the result as harmony, ``<|end|>`` included."""
