@@ -32,20 +32,6 @@ class OpenItem:
     it; ``citations``: turns citation marks into links; ``call``: if the text is a call to a built-in tool.
     """
 
-    __slots__ = (
-        "_citations",
-        "_logprobs",
-        "_reader",
-        "_stops",
-        "_texts",
-        "_tokens",
-        "call",
-        "cited",
-        "index",
-        "is_blank",
-        "kind",
-    )
-
     def __init__(
         self,
         index: int,

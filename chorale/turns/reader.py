@@ -18,18 +18,6 @@ Read = Iterable[ReadEvent]
 class RoundReader:
     """One per round. ``sampled`` is the choice's list, to which it adds a token before it feeds it here."""
 
-    __slots__ = (
-        "_ignore_eos",
-        "_parser",
-        "_sampled",
-        "_tool_names",
-        "_unread",
-        "_vocab",
-        "frames_end",
-        "start",
-        "watch",
-    )
-
     def __init__(
         self, vocab: Vocabulary, tool_names: Sequence[str], sampled: list[int], *, ignore_eos: bool
     ) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field
 from chorale.api import fields, limits
 from chorale.api.fields import Metadata, Refusal, StreamOptions, StructuredFields
 from chorale.api.http.body import parse_model
-from chorale.errors import RequestError
+from chorale.errors import RequestError, invalid, unsupported
 
 _STORED = ("metadata", "store")  # harmless where nothing is stored
 HARMLESS: dict[str, str] = {name: why for name, why in fields.HARMLESS.items() if name not in _STORED} | {
@@ -113,18 +113,16 @@ def parse_chat(data: Mapping[str, Any]) -> ChatRequest:
 
 def _check_logprobs(chat: ChatRequest) -> None:
     if chat.top_logprobs and not chat.logprobs:
-        raise RequestError("top_logprobs: needs logprobs to be true", param="top_logprobs")
+        raise invalid("top_logprobs", "needs logprobs to be true")
     if chat.stream and chat.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs: not available when streaming", param="prompt_logprobs")
+        raise invalid("prompt_logprobs", "not available when streaming")
     if chat.stream_options is not None and not chat.stream:
-        raise RequestError("stream_options: only with stream set to true", param="stream_options")
+        raise invalid("stream_options", "only with stream set to true")
 
 
 def _check_formats(chat: ChatRequest) -> None:
     if chat.modalities is not None and chat.modalities != ["text"]:
-        raise RequestError(
-            "modalities: the model writes text only", param="modalities", code="unsupported_value"
-        )
+        raise unsupported("modalities", "the model writes text only")
 
 
 def _check_template(chat: ChatRequest) -> None:
@@ -140,10 +138,10 @@ def _check_template(chat: ChatRequest) -> None:
     names = kwargs.get("builtin_tools") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         path = "chat_template_kwargs.builtin_tools"
-        raise RequestError(f"{path}: must be a list of names", param=path)
+        raise invalid(path, "must be a list of names")
     if not isinstance(kwargs.get("model_identity"), str | None):
         path = "chat_template_kwargs.model_identity"
-        raise RequestError(f"{path}: must be a string", param=path)
+        raise invalid(path, "must be a string")
     for key in chat.reasoning or {}:
         if key not in ("effort", "summary", "generate_summary"):
             raise RequestError(
@@ -152,7 +150,4 @@ def _check_template(chat: ChatRequest) -> None:
                 code="unknown_parameter",
             )
     if chat.add_generation_prompt is not None and chat.add_generation_prompt == chat.continue_final_message:
-        raise RequestError(
-            "add_generation_prompt: must be true, or false together with continue_final_message",
-            param="add_generation_prompt",
-        )
+        raise invalid("add_generation_prompt", "must be true, or false together with continue_final_message")

@@ -17,7 +17,7 @@ from chorale.api.fields import Metadata
 from chorale.api.http.responses import json_response, parse_model, read_as
 from chorale.api.responses.pages import check_names, page_object, read_number
 from chorale.api.state import ServerState
-from chorale.errors import ChoraleError, NotFoundError, RequestError
+from chorale.errors import ChoraleError, NotFoundError, invalid
 from chorale.store.completions import CompletionFilter, StoredCompletion
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ async def list_completions(state: ServerState, request: Request) -> Response:
     )
     page = await state.store.completions.page(request.state.owner, wanted)
     if page is None:
-        raise RequestError(f"after: no stored completion {str(wanted.after)[:128]!r}", param="after")
+        raise invalid("after", f"no stored completion {str(wanted.after)[:128]!r}")
     return json_response(page_object(*page))
 
 
@@ -103,7 +103,7 @@ async def list_messages(state: ServerState, request: Request) -> Response:
     if after is not None:
         places = [number for number, message in enumerate(messages) if message["id"] == after]
         if not places:
-            raise RequestError(f"after: {after[:128]!r} is not a message of this completion", param="after")
+            raise invalid("after", f"{after[:128]!r} is not a message of this completion")
         messages = messages[places[0] + 1 :]
     return json_response(page_object(messages[:limit], len(messages) > limit))
 
@@ -111,7 +111,7 @@ async def list_messages(state: ServerState, request: Request) -> Response:
 def _newest_first(query: Mapping[str, str]) -> bool:
     order = query.get("order", "asc")
     if order not in ("asc", "desc"):
-        raise RequestError("order: must be 'asc' or 'desc'", param="order")
+        raise invalid("order", "must be 'asc' or 'desc'")
     return order == "desc"
 
 

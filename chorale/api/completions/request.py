@@ -10,7 +10,7 @@ from chorale.api import fields, limits
 from chorale.api.fields import Refusal, StreamOptions, StructuredFields
 from chorale.api.http.body import parse_model
 from chorale.api.http.offload import beside, is_heavy
-from chorale.errors import RequestError
+from chorale.errors import RequestError, invalid, unsupported
 from chorale.harmony.vocab import Vocabulary
 from chorale.turns.prompt.encode import at
 
@@ -69,11 +69,11 @@ def parse_completion(data: Mapping[str, Any]) -> CompletionRequest:
     kept = fields.triage(data, CompletionRequest.model_fields, HARMLESS, REFUSED)
     completion = parse_model(CompletionRequest, kept)
     if completion.best_of not in (None, completion.n):
-        raise RequestError("best_of: must equal n", param="best_of", code="unsupported_value")
+        raise unsupported("best_of", "must equal n")
     if completion.stream and completion.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs: not available when streaming", param="prompt_logprobs")
+        raise invalid("prompt_logprobs", "not available when streaming")
     if completion.stream_options is not None and not completion.stream:
-        raise RequestError("stream_options: only with stream set to true", param="stream_options")
+        raise invalid("stream_options", "only with stream set to true")
     return completion
 
 
@@ -101,13 +101,13 @@ def split_prompts(value: Any) -> list[str | list[int]]:
         raise RequestError("prompt: is required", param="prompt", code="missing_required_parameter")
     parts: list[Any] = value if isinstance(value, list) and not _is_ids(value) else [value]
     if not parts or len(parts) > limits.SIZES["prompts"].max:
-        raise RequestError(f"prompt: must hold 1 to {limits.SIZES['prompts'].max} prompts", param="prompt")
+        raise invalid("prompt", f"must hold 1 to {limits.SIZES['prompts'].max} prompts")
     for position, part in enumerate(parts):
         path = "prompt" if parts[0] is value else f"prompt[{position}]"
         if not isinstance(part, str) and not (isinstance(part, list) and _is_ids(part)):
-            raise RequestError(f"{path}: must be a string or a list of token ids", param=path)
+            raise invalid(path, "must be a string or a list of token ids")
         if not part:
-            raise RequestError(f"{path}: must not be empty", param=path)
+            raise invalid(path, "must not be empty")
         if isinstance(part, list):
             _check_ids(part, path)
     return parts
@@ -123,6 +123,4 @@ def _check_ids(ids: list[int], path: str) -> None:
     limit = limits.LIMITS["token_id"]
     if min(ids) < limit.min or max(ids) > limit.max:
         position = next(i for i, token in enumerate(ids) if not limit.min <= token <= limit.max)
-        raise RequestError(
-            f"{path}[{position}]: token ids are {limit.min} to {limit.max}", param=f"{path}[{position}]"
-        )
+        raise invalid(f"{path}[{position}]", f"token ids are {limit.min} to {limit.max}")

@@ -14,7 +14,7 @@ import msgspec
 
 from chorale.api.limits import SIZES
 from chorale.api.messages.signature import read_signature
-from chorale.errors import RequestError
+from chorale.errors import RequestError, invalid
 from chorale.harmony.messages import FUNCTIONS, DeveloperContent, Message, function_call, tool_result
 from chorale.harmony.vocab import CHANNEL, MESSAGE, Vocabulary
 from chorale.turns.prompt.encode import tool_name
@@ -43,7 +43,7 @@ class Converter:
         for position, message in enumerate(messages):
             path, role = f"messages[{position}]", message.get("role")
             if role not in _ROLES:
-                raise RequestError(f"{path}.role: must be one of {', '.join(_ROLES)}", param=f"{path}.role")
+                raise invalid(f"{path}.role", f"must be one of {', '.join(_ROLES)}")
             blocks = blocks_of(message, path)
             if role == "assistant":
                 found += self._assistant(blocks, path)
@@ -92,7 +92,7 @@ class Converter:
         name = tool_name(name, f"{path}.name")
         given = block.get("input")
         if not isinstance(given, Mapping):
-            raise RequestError(f"{path}.input: must be an object", param=f"{path}.input")
+            raise invalid(f"{path}.input", "must be an object")
         self._calls[call_id] = name
         return function_call(name, msgspec.json.encode(given).decode())
 
@@ -119,9 +119,8 @@ class Converter:
         call_id = block.get("tool_use_id")
         name = self._calls.get(call_id) if isinstance(call_id, str) else None
         if name is None:
-            raise RequestError(
-                f"{path}.tool_use_id: {repr(call_id)[:80]} is not the id of a tool_use block before it",
-                param=f"{path}.tool_use_id",
+            raise invalid(
+                f"{path}.tool_use_id", f"{repr(call_id)[:80]} is not the id of a tool_use block before it"
             )
         content = block.get("content")
         blocks = [] if content is None else blocks_of(block, path)
@@ -140,11 +139,11 @@ def blocks_of(message: Block, path: str) -> list[Block]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
-        raise RequestError(f"{path}.content: must be a string or a list of blocks", param=f"{path}.content")
+        raise invalid(f"{path}.content", "must be a string or a list of blocks")
     for index, block in enumerate(content):
         if not isinstance(block, Mapping) or not isinstance(block.get("type"), str):
             place = f"{path}.content[{index}]"
-            raise RequestError(f"{place}: must be an object with a type", param=place)
+            raise invalid(place, "must be an object with a type")
     return content
 
 
@@ -200,7 +199,7 @@ def _titled(heads: Sequence[Any], text: str) -> str:
 def _string(block: Block, key: str, path: str) -> str:
     value = block.get(key)
     if not isinstance(value, str):
-        raise RequestError(f"{path}.{key}: must be a string", param=f"{path}.{key}")
+        raise invalid(f"{path}.{key}", "must be a string")
     return value
 
 

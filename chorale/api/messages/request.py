@@ -11,7 +11,7 @@ from chorale.api import fields, limits
 from chorale.api.fields import Refusal, SamplingFields, StopString
 from chorale.api.http.anthropic_errors import THREAD_UNSUPPORTED
 from chorale.api.http.body import parse_model
-from chorale.errors import RequestError
+from chorale.errors import RequestError, invalid
 
 HARMLESS: dict[str, str] = {
     "metadata": "an end-user label; nothing here depends on it",
@@ -147,6 +147,4 @@ def _check(request: CountRequest) -> None:
         )
     choice = request.tool_choice
     if choice is not None and (choice.name is None) == (choice.type == "tool"):
-        raise RequestError(
-            "tool_choice.name: is needed with type 'tool', and only with it", param="tool_choice.name"
-        )
+        raise invalid("tool_choice.name", "is needed with type 'tool', and only with it")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from chorale.api.messages.request import AnthropicToolChoice
-from chorale.errors import RequestError
+from chorale.errors import invalid, unsupported
 from chorale.grammar import constraint as make
 from chorale.turns.prompt.encode import check_distinct
 from chorale.turns.tools.functions import Function
@@ -89,15 +89,13 @@ def _read(tool: Mapping[str, Any], kind: Any, path: str) -> Function:
     if kind in (None, "custom"):
         schema = tool.get("input_schema")
         if not isinstance(schema, Mapping):
-            raise RequestError(f"{path}.input_schema: must be a JSON Schema", param=f"{path}.input_schema")
+            raise invalid(f"{path}.input_schema", "must be a JSON Schema")
         given = {key: tool.get(key) for key in ("name", "description", "strict")}
         return replace(Function.read({**given, "parameters": schema}, path), param=f"{path}.input_schema")
     found = _DEFINED.get(str(kind).rpartition("_")[0])
     if found is None:
-        raise RequestError(
-            f"{path}.type: tools of type {str(kind)[:64]!r} do not run here; tools of your own do",
-            param=f"{path}.type",
-            code="unsupported_value",
+        raise unsupported(
+            f"{path}.type", f"tools of type {str(kind)[:64]!r} do not run here; tools of your own do"
         )
     description, schema = found
     return Function.read({"name": tool.get("name"), "description": description, "parameters": schema}, path)

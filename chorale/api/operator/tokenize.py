@@ -17,7 +17,7 @@ from chorale.api.http.offload import HEAVY, beside
 from chorale.api.http.responses import json_response, parse_model, read_as, read_json
 from chorale.api.operator.names import check_model
 from chorale.api.state import ServerState
-from chorale.errors import RequestError
+from chorale.errors import invalid
 from chorale.harmony.vocab import Vocabulary
 from chorale.turns.prompt.encode import at
 from chorale.turns.tools.open_built_in import close_tools
@@ -127,4 +127,4 @@ def _decode(state: ServerState, data: dict[str, Any]) -> Response:
     try:
         return json_response({"prompt": state.vocab.decode(parsed.tokens)})
     except ValueError as error:
-        raise RequestError(f"tokens: {error}", param="tokens") from None
+        raise invalid("tokens", f"{error}") from None

@@ -11,7 +11,7 @@ from starlette.datastructures import QueryParams
 
 from chorale.api import limits
 from chorale.api.responses.request import Include
-from chorale.errors import RequestError
+from chorale.errors import RequestError, invalid
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
@@ -29,10 +29,10 @@ class PageQuery:
         check_names(query, "after", "before", "limit", "order", "include", "include[]")
         check_include(query)
         if query.get("before") is not None:
-            raise RequestError("before: page with 'after' and 'order'", param="before")
+            raise invalid("before", "page with 'after' and 'order'")
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
-            raise RequestError("order: must be 'asc' or 'desc'", param="order")
+            raise invalid("order", "must be 'asc' or 'desc'")
         return PageQuery(query.get("after"), read_number(query, "limit", 20), order == "desc")
 
 
@@ -47,9 +47,7 @@ def check_include(query: QueryParams) -> list[str]:
     asked = [*query.getlist("include"), *query.getlist("include[]")]
     for value in asked:
         if value not in get_args(Include):
-            raise RequestError(
-                f"include: {value[:64]!r} is not one of {', '.join(get_args(Include))}", param="include"
-            )
+            raise invalid("include", f"{value[:64]!r} is not one of {', '.join(get_args(Include))}")
     return asked
 
 
@@ -58,13 +56,13 @@ def read_number(query: QueryParams, name: str, default: int) -> int:
     if text is None:
         return default
     value: Any = int(text) if _INTEGER.fullmatch(text) else text
-    return int(limits.checked(name, value, lambda message: RequestError(f"{name}: {message}", param=name)))
+    return int(limits.checked(name, value, lambda message: invalid(name, f"{message}")))
 
 
 def read_flag(query: QueryParams, name: str) -> bool:
     text = query.get(name, "false").lower()
     if text not in (*_TRUE, *_FALSE):
-        raise RequestError(f"{name}: must be true or false", param=name)
+        raise invalid(name, "must be true or false")
     return text in _TRUE
 
 
@@ -74,7 +72,7 @@ def page(items: Sequence[dict[str, Any]], query: PageQuery, what: str) -> dict[s
     if query.after is not None:
         position = next((i for i, item in enumerate(ordered) if item["id"] == query.after), None)
         if position is None:
-            raise RequestError(f"after: {query.after[:128]!r} is not an item of this {what}", param="after")
+            raise invalid("after", f"{query.after[:128]!r} is not an item of this {what}")
         ordered = ordered[position + 1 :]
     return page_object(ordered[: query.limit], len(ordered) > query.limit)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chorale.errors import RequestError
+from chorale.errors import invalid
 from chorale.harmony.messages import ToolDescription
 from chorale.turns.prompt.encode import check_distinct
 from chorale.turns.tools.built_in_fields import without_secrets
@@ -95,7 +95,7 @@ def _read(tool: Mapping[str, Any], path: str) -> Function | None:
     """Returns None if the client does not run it."""
     kind = tool.get("type")
     if not isinstance(kind, str) or not kind:
-        raise RequestError(f"{path}.type: must be a string", param=f"{path}.type")
+        raise invalid(f"{path}.type", "must be a string")
     if kind == "function":
         return Function.read(_flatten(tool, path), path)
     if kind == "custom":
@@ -124,14 +124,14 @@ def _namespace(tool: Mapping[str, Any], path: str) -> tuple[list[Function], list
     name = namespace_name(tool, path)
     members, description = tool.get("tools"), tool.get("description")
     if not isinstance(members, list) or not all(isinstance(member, Mapping) for member in members):
-        raise RequestError(f"{path}.tools: must be a list of tools", param=f"{path}.tools")
+        raise invalid(f"{path}.tools", "must be a list of tools")
     if not isinstance(description, str | None):
-        raise RequestError(f"{path}.description: must be a string", param=f"{path}.description")
+        raise invalid(f"{path}.description", "must be a string")
     found: list[Function] = []
     for position, member in enumerate(members):
         place = f"{path}.tools[{position}]"
         if member.get("type") not in ("function", "custom"):
-            raise RequestError(f"{place}.type: must be 'function' or 'custom'", param=f"{place}.type")
+            raise invalid(f"{place}.type", "must be 'function' or 'custom'")
         function = _read(member, place)
         assert function is not None
         found.append(in_namespace(function, name))
@@ -149,7 +149,7 @@ def _nested(tool: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
     """A tool in Chat's shape as one in that of Responses."""
     inner = tool.get(key)
     if inner is not None and not isinstance(inner, Mapping):
-        raise RequestError(f"{path}.{key}: must be an object", param=f"{path}.{key}")
+        raise invalid(f"{path}.{key}", "must be an object")
     return tool if inner is None else {**tool, **inner}
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import cast
 
-from chorale.errors import RequestError
+from chorale.errors import invalid
 from chorale.harmony.messages import ReasoningEffort
 
 # gpt-oss knows three efforts; the other names of OpenAI's enum go to the nearest.
@@ -35,7 +35,7 @@ def reasoning_effort(value: object, param: str, default: ReasoningEffort = DEFAU
     if value is None:
         return default
     if not isinstance(value, str) or value not in EFFORTS:
-        raise RequestError(f"{param}: must be one of {', '.join(EFFORTS)}", param=param)
+        raise invalid(param, f"must be one of {', '.join(EFFORTS)}")
     return EFFORTS[value]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from chorale.errors import RequestError
+from chorale.errors import RequestError, invalid
 from chorale.harmony.messages import (
     FUNCTIONS,
     DeveloperContent,
@@ -87,7 +87,7 @@ def to_harmony(
         elif role == "function":
             converted.append(_result(tool_name(message.get("name"), f"{path}.name"), message, path))
         else:
-            raise RequestError(f"{path}.role: must be one of {', '.join(_ROLES)}", param=f"{path}.role")
+            raise invalid(f"{path}.role", f"must be one of {', '.join(_ROLES)}")
     return converted
 
 
@@ -121,15 +121,15 @@ def _calls(
     made: list[Message] = []
     tool_calls = message.get("tool_calls") or []
     if not isinstance(tool_calls, list):
-        raise RequestError(f"{path}.tool_calls: must be a list", param=f"{path}.tool_calls")
+        raise invalid(f"{path}.tool_calls", "must be a list")
     for position, call in enumerate(tool_calls):
         call_path = f"{path}.tool_calls[{position}]"
         kind = (call.get("type") or "function") if isinstance(call, Mapping) else None
         if kind not in ("function", "custom"):
-            raise RequestError(f"{call_path}.type: must be 'function' or 'custom'", param=f"{call_path}.type")
+            raise invalid(f"{call_path}.type", "must be 'function' or 'custom'")
         call_id = call.get("id")
         if not isinstance(call_id, str) or not call_id:
-            raise RequestError(f"{call_path}.id: must be a string", param=f"{call_path}.id")
+            raise invalid(f"{call_path}.id", "must be a string")
         read = call.get(kind)
         if kind == "custom":
             call_message = _custom_call(read, f"{call_path}.custom", freeform)
@@ -144,22 +144,22 @@ def _calls(
 
 def _call(function: Any, path: str) -> Message:
     if not isinstance(function, Mapping):
-        raise RequestError(f"{path}: must be an object with name and arguments", param=path)
+        raise invalid(path, "must be an object with name and arguments")
     name = tool_name(function.get("name"), f"{path}.name")
     arguments = function.get("arguments")
     if isinstance(arguments, Mapping):  # some clients parse it and forget to write it out again
         arguments = msgspec.json.encode(arguments).decode()
     if not isinstance(arguments, str | None):
-        raise RequestError(f"{path}.arguments: must be a string", param=f"{path}.arguments")
+        raise invalid(f"{path}.arguments", "must be a string")
     return function_call(name, arguments or "{}")
 
 
 def _custom_call(custom: Any, path: str, freeform: Collection[str]) -> Message:
     if not isinstance(custom, Mapping):
-        raise RequestError(f"{path}: must be an object with name and input", param=path)
+        raise invalid(path, "must be an object with name and input")
     name, text = tool_name(custom.get("name"), f"{path}.name"), custom.get("input")
     if not isinstance(text, str):
-        raise RequestError(f"{path}.input: must be a string", param=f"{path}.input")
+        raise invalid(f"{path}.input", "must be a string")
     is_text = name in freeform
     arguments = text if is_text else msgspec.json.encode({"input": text}).decode()
     return function_call(name, arguments, is_json=not is_text)
@@ -174,9 +174,8 @@ def _tool_result(message: Mapping[str, Any], path: str, calls: Mapping[str, str]
     call_id = message.get("tool_call_id")
     if not isinstance(call_id, str) or call_id not in calls:
         shown = repr(call_id)[:80]
-        raise RequestError(
-            f"{path}.tool_call_id: {shown} is not the id of a tool call in an earlier assistant message",
-            param=f"{path}.tool_call_id",
+        raise invalid(
+            f"{path}.tool_call_id", f"{shown} is not the id of a tool call in an earlier assistant message"
         )
     return _result(calls[call_id], message, path)
 
@@ -193,12 +192,10 @@ def content_text(message: Mapping[str, Any], path: str) -> str | None:
     content = message.get("content")
     if content is None or isinstance(content, str):
         if content is None and message.get("role") not in ("assistant", "tool", "function"):
-            raise RequestError(
-                f"{path}.content: must be a string or a list of parts", param=f"{path}.content"
-            )
+            raise invalid(f"{path}.content", "must be a string or a list of parts")
         return content
     if not isinstance(content, list):
-        raise RequestError(f"{path}.content: must be a string or a list of parts", param=f"{path}.content")
+        raise invalid(f"{path}.content", "must be a string or a list of parts")
     return "".join(_part_text(part, f"{path}.content[{index}]") for index, part in enumerate(content))
 
 
@@ -207,11 +204,11 @@ def _part_text(part: Any, path: str) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping) or not isinstance(kind, str):
-        raise RequestError(f"{path}: must be an object with a type", param=path)
+        raise invalid(path, "must be an object with a type")
     if kind in _TEXT_PARTS or kind == "refusal":
         text = part.get("refusal" if kind == "refusal" else "text")
         if not isinstance(text, str):
-            raise RequestError(f"{path}: a '{kind}' part needs a string", param=path)
+            raise invalid(path, f"a '{kind}' part needs a string")
         return text
     if kind == "file" and isinstance(part.get("file"), Mapping):
         return inline_file(part["file"], path, kind)
@@ -225,7 +222,7 @@ def _part_text(part: Any, path: str) -> str:
 def _optional_text(message: Mapping[str, Any], key: str, path: str) -> str | None:
     value = message.get(key)
     if value is not None and not isinstance(value, str):
-        raise RequestError(f"{path}.{key}: must be a string", param=f"{path}.{key}")
+        raise invalid(f"{path}.{key}", "must be a string")
     return value
 
 
@@ -234,7 +231,5 @@ def _author(message: Mapping[str, Any], path: str) -> str | None:
     if name is None:
         return None
     if not isinstance(name, str) or AUTHOR_NAME.fullmatch(name) is None:
-        raise RequestError(
-            f"{path}.name: must be 1 to 64 letters, digits or any of _ . @ + -", param=f"{path}.name"
-        )
+        raise invalid(f"{path}.name", "must be 1 to 64 letters, digits or any of _ . @ + -")
     return name

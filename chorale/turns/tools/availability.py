@@ -27,7 +27,8 @@ def check_available(service: ToolService | None, asked: BuiltInRequest, rules: T
     wants_search = named is not None and "web_search" in named
     for kind, path in asked.unserved:
         if not (own_tools and kind in OPTIONAL):
-            raise _not_served(path, kind)
+            what = f"tools of type {kind[:64]!r} are not served here"
+            raise _refused(path, f"{what}; leave it out, or offer it as a function")
         _log_once(kind)
     asked = replace(asked, unserved=())
     available = service.available if service is not None else {}
@@ -49,22 +50,12 @@ def check_available(service: ToolService | None, asked: BuiltInRequest, rules: T
                 places[f"mcp:{label}"], f"the MCP server {label!r}", missing.get(label), silent
             )
         if server.server_url is not None and "mcp" not in available:
-            place = places[f"mcp:{label}"]
-            raise RequestError(
-                f"{place}.server_url: requests may not name MCP servers by address here (--mcp-requests); "
-                "the operator's own go by their label",
-                param=f"{place}.server_url",
-                code="tool_not_enabled",
+            raise _refused(
+                f"{places[f'mcp:{label}']}.server_url",
+                "requests may not name MCP servers by address here (--mcp-requests); the operator's own go "
+                "by their label",
             )
     return asked
-
-
-def _not_served(path: str, kind: str) -> RequestError:
-    return RequestError(
-        f"{path}: tools of type {kind[:64]!r} are not served here; leave it out, or offer it as a function",
-        param=path,
-        code="tool_not_enabled",
-    )
 
 
 def check_opened(asked: BuiltInRequest, box: ToolBox) -> None:
@@ -79,15 +70,14 @@ def check_opened(asked: BuiltInRequest, box: ToolBox) -> None:
 def _not_enabled(path: str, what: str, reason: str | None, silent: str = "") -> RequestError:
     """``silent``: the servers of ``--tool-server`` that do not answer. What they offer is unknown."""
     if silent and not reason:
-        message = f"{path}: {what} is not available now: {silent} (asked again every few seconds)"
-        return RequestError(message, param=path, code="tool_not_enabled")
+        return _refused(path, f"{what} is not available now: {silent} (asked again every few seconds)")
     why = f" ({reason})" if reason else ""
-    return RequestError(
-        f"{path}: {what} is not enabled on this server{why}; start it with --tool-server demo, or "
-        "--tool-server HOST:PORT of an MCP server",
-        param=path,
-        code="tool_not_enabled",
-    )
+    remedy = "start it with --tool-server demo, or --tool-server HOST:PORT of an MCP server"
+    return _refused(path, f"{what} is not enabled on this server{why}; {remedy}")
+
+
+def _refused(path: str, message: str) -> RequestError:
+    return RequestError(f"{path}: {message}", param=path, code="tool_not_enabled")
 
 
 _logged: set[str] = set()

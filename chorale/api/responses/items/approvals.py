@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chorale.api.responses.items.hosted import approvals
-from chorale.errors import RequestError
+from chorale.errors import invalid
 from chorale.harmony.messages import tool_call
 from chorale.harmony.render import render_message
 from chorale.harmony.vocab import Vocabulary
@@ -33,9 +33,9 @@ def approved_calls(
         request_id = stored.item["approval_request_id"]
         request = requests.get(request_id)
         if request is None:
-            raise RequestError(f"{path}: no approval request with id {request_id[:128]!r}", param=path)
+            raise invalid(path, f"no approval request with id {request_id[:128]!r}")
         if request_id in answered:
-            raise RequestError(f"{path}: {request_id[:128]!r} is answered twice", param=path)
+            raise invalid(path, f"{request_id[:128]!r} is answered twice")
         answered.add(request_id)
         if stored.item["approve"] and request_id not in called:
             found.append(_call(request, path, box, vocab))
@@ -47,7 +47,7 @@ def _call(request: StoredItem, path: str, box: ToolBox | None, vocab: Vocabulary
     recipient = _recipient(item["server_label"], item["name"], box) if box is not None else None
     if recipient is None:
         shown = f"{item['name']!r} of the MCP server {item['server_label']!r}"
-        raise RequestError(f"{path}: tools does not offer {shown} any more", param=path)
+        raise invalid(path, f"tools does not offer {shown} any more")
     return ApprovedCall(
         request_id=item["id"],
         recipient=recipient,

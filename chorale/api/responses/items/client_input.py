@@ -9,7 +9,7 @@ import msgspec
 
 from chorale.api.responses.items.fields import read_id, read_parts, read_status, read_string
 from chorale.api.responses.tools import shown_tool
-from chorale.errors import RequestError
+from chorale.errors import invalid, unsupported
 from chorale.store.protocol import Item, present
 from chorale.turns.prompt.encode import TOOL_NAME
 
@@ -21,14 +21,14 @@ def _function_call(item: Mapping[str, Any], path: str) -> Item:
     if isinstance(arguments, Mapping):  # some clients parse it and forget to write it out again
         arguments = msgspec.json.encode(arguments).decode()
     if not isinstance(arguments, str | None):
-        raise RequestError(f"{path}.arguments: must be a string", param=f"{path}.arguments")
+        raise invalid(f"{path}.arguments", "must be a string")
     return _call(item, "fc", path) | _name(item, path) | {"arguments": arguments or "{}"}
 
 
 def _custom_tool_call(item: Mapping[str, Any], path: str) -> Item:
     given = item.get("input")
     if not isinstance(given, str):
-        raise RequestError(f"{path}.input: must be a string", param=f"{path}.input")
+        raise invalid(f"{path}.input", "must be a string")
     return _call(item, "ctc", path) | _name(item, path) | {"input": given}
 
 
@@ -49,10 +49,7 @@ def _name(item: Mapping[str, Any], path: str) -> Item:
             continue
         found[key] = read_string(item, key, path)
         if TOOL_NAME.fullmatch(found[key]) is None:
-            raise RequestError(
-                f"{path}.{key}: must be 1 to 64 letters, digits, underscores, dots or dashes",
-                param=f"{path}.{key}",
-            )
+            raise invalid(f"{path}.{key}", "must be 1 to 64 letters, digits, underscores, dots or dashes")
     return found
 
 
@@ -81,14 +78,12 @@ def _apply_patch_call(item: Mapping[str, Any], path: str) -> Item:
     given = _object(item, "operation", path)
     kind = given.get("type")
     if kind not in _OPERATIONS:
-        raise RequestError(
-            f"{path}.operation.type: must be one of {', '.join(_OPERATIONS)}", param=f"{path}.operation.type"
-        )
+        raise invalid(f"{path}.operation.type", f"must be one of {', '.join(_OPERATIONS)}")
     # Empty ones too: a model that named no path hears so from the client, which sends its call back with it.
     operation = {"type": kind}
     for key in ("path",) if kind == "delete_file" else ("path", "diff"):
         if not isinstance(given.get(key), str):
-            raise RequestError(f"{path}.operation.{key}: must be a string", param=f"{path}.operation.{key}")
+            raise invalid(f"{path}.operation.{key}", "must be a string")
         operation[key] = given[key]
     return _call(item, "apc", path) | {"operation": operation}
 
@@ -100,10 +95,8 @@ def _tool_search_call(item: Mapping[str, Any], path: str) -> Item:
 
 def _client_executed(item: Mapping[str, Any], path: str) -> None:
     if item.get("execution", "client") != "client":
-        raise RequestError(
-            f"{path}.execution: only 'client' is supported; deferred tools are loaded at once here",
-            param=f"{path}.execution",
-            code="unsupported_value",
+        raise unsupported(
+            f"{path}.execution", "only 'client' is supported; deferred tools are loaded at once here"
         )
 
 
@@ -134,7 +127,7 @@ def _shell_call_output(item: Mapping[str, Any], path: str) -> Item:
     if isinstance(output, str):  # some clients write all of it as one text
         output = [{"stdout": output, "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
     if not isinstance(output, list) or not all(isinstance(part, Mapping) for part in output):
-        raise RequestError(f"{path}.output: must be a list of outputs", param=f"{path}.output")
+        raise invalid(f"{path}.output", "must be a list of outputs")
     parts = [_shell_output(part, f"{path}.output[{index}]") for index, part in enumerate(output)]
     limit = {"max_output_length": item.get("max_output_length")}
     return _call(item, "sho", path) | {"output": parts} | limit
@@ -143,12 +136,12 @@ def _shell_call_output(item: Mapping[str, Any], path: str) -> Item:
 def _shell_output(part: Mapping[str, Any], path: str) -> Item:
     outcome = part.get("outcome")
     if not isinstance(outcome, Mapping) or outcome.get("type") not in ("exit", "timeout"):
-        raise RequestError(f"{path}.outcome: must be of type 'exit' or 'timeout'", param=f"{path}.outcome")
+        raise invalid(f"{path}.outcome", "must be of type 'exit' or 'timeout'")
     found: Item = {}
     for key in ("stdout", "stderr"):
         text = part.get(key, "")
         if not isinstance(text, str):
-            raise RequestError(f"{path}.{key}: must be a string", param=f"{path}.{key}")
+            raise invalid(f"{path}.{key}", "must be a string")
         found[key] = text
     kept = {"type": outcome["type"]}
     if outcome["type"] == "exit":
@@ -159,9 +152,9 @@ def _shell_output(part: Mapping[str, Any], path: str) -> Item:
 def _apply_patch_call_output(item: Mapping[str, Any], path: str) -> Item:
     status, output = item.get("status"), item.get("output")
     if status not in ("completed", "failed"):
-        raise RequestError(f"{path}.status: must be 'completed' or 'failed'", param=f"{path}.status")
+        raise invalid(f"{path}.status", "must be 'completed' or 'failed'")
     if not isinstance(output, str | None):
-        raise RequestError(f"{path}.output: must be a string", param=f"{path}.output")
+        raise invalid(f"{path}.output", "must be a string")
     return _call(item, "apo", path) | {"status": status} | present(output=output)
 
 
@@ -186,21 +179,21 @@ def _tools(item: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
     """Declarations; ``tools.read_tools`` reads them."""
     tools = item.get("tools")
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise RequestError(f"{path}.tools: must be a list of tools", param=f"{path}.tools")
+        raise invalid(f"{path}.tools", "must be a list of tools")
     return [shown_tool(tool, f"{path}.tools[{index}]") for index, tool in enumerate(tools)]
 
 
 def _object(item: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
     value = item.get(key)
     if not isinstance(value, Mapping):
-        raise RequestError(f"{path}.{key}: must be an object", param=f"{path}.{key}")
+        raise invalid(f"{path}.{key}", "must be an object")
     return value
 
 
 def _strings(given: Mapping[str, Any], key: str, path: str) -> list[str]:
     value = given.get(key)
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise RequestError(f"{path}.{key}: must be a list of strings", param=f"{path}.{key}")
+        raise invalid(f"{path}.{key}", "must be a list of strings")
     return value
 
 

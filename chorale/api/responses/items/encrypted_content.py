@@ -12,7 +12,7 @@ import binascii
 import zlib
 from dataclasses import dataclass
 
-from chorale.errors import RequestError
+from chorale.errors import RequestError, invalid
 
 _VERSION = "chorale1."
 MAX_BYTES = 4 * 2**20  # of UTF-8, all sealed texts of a request together: more fills no context window
@@ -75,7 +75,7 @@ def unseal(sealed: str, path: str, budget: Budget | None = None) -> str | None:
             raise ValueError("cut")
         return data.decode("utf-8", "surrogatepass")
     except (binascii.Error, zlib.error, ValueError):
-        raise RequestError(f"{path}: is damaged", param=path) from None
+        raise invalid(path, "is damaged") from None
 
 
 def _too_long(path: str) -> RequestError:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from chorale.api.responses.items.fields import read_id, read_status, read_string
-from chorale.errors import RequestError
+from chorale.errors import RequestError, invalid
 from chorale.store.protocol import Item, present
 
 
@@ -15,16 +15,16 @@ def _web_search_call(item: Mapping[str, Any], path: str) -> Item:
     if action is None:
         action = {"type": "search", "query": ""}
     if not isinstance(action, Mapping) or action.get("type") not in ("search", "open_page", "find_in_page"):
-        raise _invalid(f"{path}.action", "must be a search, open_page or find_in_page action")
+        raise invalid(f"{path}.action", "must be a search, open_page or find_in_page action")
     for key in ("query", "url", "pattern"):
         if not isinstance(action.get(key), str | None):
-            raise _invalid(f"{path}.action.{key}", "must be a string")
+            raise invalid(f"{path}.action.{key}", "must be a string")
     queries = action.get("queries") or []
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
-        raise _invalid(f"{path}.action.queries", "must be a list of strings")
+        raise invalid(f"{path}.action.queries", "must be a list of strings")
     results = item.get("results")
     if not isinstance(results, list | None):
-        raise _invalid(f"{path}.results", "must be a list")
+        raise invalid(f"{path}.results", "must be a list")
     parsed = {"id": read_id(item, "ws"), "type": "web_search_call", "status": read_status(item)}
     return {**parsed, "action": dict(action)} | ({"results": results} if results is not None else {})
 
@@ -32,9 +32,9 @@ def _web_search_call(item: Mapping[str, Any], path: str) -> Item:
 def _code_interpreter_call(item: Mapping[str, Any], path: str) -> Item:
     code, outputs = item.get("code"), item.get("outputs")
     if not isinstance(code, str | None):
-        raise _invalid(f"{path}.code", "must be a string")
+        raise invalid(f"{path}.code", "must be a string")
     if not isinstance(outputs, list | None):
-        raise _invalid(f"{path}.outputs", "must be a list")
+        raise invalid(f"{path}.outputs", "must be a list")
     for position, output in enumerate(outputs or []):
         if not isinstance(output, Mapping) or not isinstance(output.get("logs"), str):
             raise RequestError(
@@ -56,7 +56,7 @@ def _code_interpreter_call(item: Mapping[str, Any], path: str) -> Item:
 def _mcp_call(item: Mapping[str, Any], path: str) -> Item:
     output = item.get("output")
     if not isinstance(output, str | None):
-        raise _invalid(f"{path}.output", "must be a string")
+        raise invalid(f"{path}.output", "must be a string")
     return {
         "id": read_id(item, "mcp"),
         "type": "mcp_call",
@@ -75,7 +75,7 @@ def _mcp_approval_request(item: Mapping[str, Any], path: str) -> Item:
 def _named(item: Mapping[str, Any], path: str) -> Item:
     arguments = item.get("arguments")
     if not isinstance(arguments, str | None):
-        raise _invalid(f"{path}.arguments", "must be a string")
+        raise invalid(f"{path}.arguments", "must be a string")
     return {
         "server_label": read_string(item, "server_label", path),
         "name": read_string(item, "name", path),
@@ -97,9 +97,9 @@ def _mcp_list_tools(item: Mapping[str, Any], path: str) -> Item:
 def _mcp_approval_response(item: Mapping[str, Any], path: str) -> Item:
     approve, reason = item.get("approve"), item.get("reason")
     if not isinstance(approve, bool):
-        raise _invalid(f"{path}.approve", "must be true or false")
+        raise invalid(f"{path}.approve", "must be true or false")
     if not isinstance(reason, str | None):
-        raise _invalid(f"{path}.reason", "must be a string")
+        raise invalid(f"{path}.reason", "must be a string")
     return {
         "id": read_id(item, "mcpa"),
         "type": "mcp_approval_response",
@@ -117,10 +117,6 @@ PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
     "mcp_approval_request": _mcp_approval_request,
     "mcp_approval_response": _mcp_approval_response,
 }
-
-
-def _invalid(path: str, message: str) -> RequestError:
-    return RequestError(f"{path}: {message}", param=path)
 
 
 _SALIENT = {

@@ -29,7 +29,7 @@ from chorale.api.responses.items.fields import (
     read_type,
     unsupported_part,
 )
-from chorale.errors import RequestError
+from chorale.errors import RequestError, invalid
 from chorale.store.protocol import Item
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -42,9 +42,7 @@ def parse_items(raw: list[dict[str, Any]], path: str = "input") -> list[Item]:
     items = [_parse_item(item, f"{path}[{position}]", budget) for position, item in enumerate(raw)]
     for position, item in enumerate(items[:-1]):
         if item["type"] == "compaction_trigger":
-            raise RequestError(
-                f"{path}[{position}]: a compaction_trigger must be the last item", param=f"{path}[{position}]"
-            )
+            raise invalid(f"{path}[{position}]", "a compaction_trigger must be the last item")
     return items
 
 
@@ -68,7 +66,7 @@ def _parse_item(item: Mapping[str, Any], path: str, budget: Budget) -> Item:
 def _message(item: Mapping[str, Any], path: str) -> Item:
     role = item.get("role")
     if role not in ROLES:
-        raise RequestError(f"{path}.role: must be one of {', '.join(ROLES)}", param=f"{path}.role")
+        raise invalid(f"{path}.role", f"must be one of {', '.join(ROLES)}")
     assert isinstance(role, str)
     parsed: Item = {
         "id": read_id(item, "msg"),
@@ -103,7 +101,7 @@ def _reasoning_texts(parts: Any, path: str) -> list[str]:
     if isinstance(parts, str):
         return [parts]
     if not isinstance(parts, list):
-        raise RequestError(f"{path}: must be a list of parts", param=path)
+        raise invalid(path, "must be a list of parts")
     texts: list[str] = []
     for position, part in enumerate(parts):
         kind = read_type(part, f"{path}[{position}]")
@@ -116,9 +114,7 @@ def _reasoning_texts(parts: Any, path: str) -> list[str]:
 def _compaction(item: Mapping[str, Any], path: str, budget: Budget) -> Item:
     sealed = read_string(item, "encrypted_content", path)
     if unseal(sealed, f"{path}.encrypted_content", budget) is None:
-        raise RequestError(
-            f"{path}.encrypted_content: was not made by this server", param=f"{path}.encrypted_content"
-        )
+        raise invalid(f"{path}.encrypted_content", "was not made by this server")
     return {"id": read_id(item, "cmp"), "type": "compaction", "encrypted_content": sealed}
 
 

@@ -35,7 +35,7 @@ from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.responses.run import Run
 from chorale.api.responses.websocket.lanes import Create, Lanes
 from chorale.api.state import ServerState
-from chorale.errors import ChoraleError, EngineLoadingError, QueueFullError, RequestError
+from chorale.errors import ChoraleError, EngineLoadingError, QueueFullError, RequestError, invalid
 from chorale.store.protocol import KEPT, PreviousResponseNotFoundError, StoredItem
 
 logger = logging.getLogger(__name__)
@@ -217,9 +217,7 @@ def take_lane(data: dict[str, Any]) -> str | None:
     name = data.pop("stream_id", None)
     if name is None or (isinstance(name, str) and _LANE_NAME.fullmatch(name)):
         return name
-    raise RequestError(
-        "stream_id: must be 1 to 256 letters, digits, underscores, hyphens or periods", param="stream_id"
-    )
+    raise invalid("stream_id", "must be 1 to 256 letters, digits, underscores, hyphens or periods")
 
 
 def take_type(data: dict[str, Any]) -> None:
