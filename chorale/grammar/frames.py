@@ -112,7 +112,7 @@ def _think_rule(name: str, text: str) -> str:
 
 def _call_rule(position: int, call: Call) -> str:
     if call.built_in:
-        return _hosted_rule(position, call)
+        return _built_in_rule(position, call)
     recipient = f" to=functions.{call.name}"
     kind = " json_type?" if call.arguments is None or call.arguments.is_json else ""
     channel_first = f'<[{v.CHANNEL}]> "commentary{recipient}"{kind}'
@@ -122,7 +122,7 @@ def _call_rule(position: int, call: Call) -> str:
     return f"call_{position}: {header} {arguments} <[{v.CALL}]>"
 
 
-def _hosted_rule(position: int, call: Call) -> str:
+def _built_in_rule(position: int, call: Call) -> str:
     """Each header is one string: the lexer takes the longest that may stand, and does not go back."""
     channels = ("analysis", "commentary")
     kind = '(json_type | " code")?'

@@ -119,7 +119,7 @@ def fold_events(events: list[dict[str, Any]]) -> dict[str, Any]:
         if kind == "response.output_item.done":
             final = event["item"]
             assert (final["id"], final["type"]) == (item["id"], item["type"])
-            if final["type"] in HOSTED:
+            if final["type"] in BUILT_IN:
                 assert _known_early(item, item) == _known_early(final, item), (
                     "deltas do not add up to the item"
                 )
@@ -140,7 +140,7 @@ def fold_events(events: list[dict[str, Any]]) -> dict[str, Any]:
     return dict(body)
 
 
-HOSTED = {
+BUILT_IN = {
     "web_search_call",
     "code_interpreter_call",
     "mcp_call",
@@ -197,7 +197,7 @@ def _apply(kind: str, event: dict[str, Any], item: dict[str, Any]) -> None:
         item["arguments"] += event["delta"]
     elif kind == "response.mcp_call_arguments.done":
         assert event["arguments"] == item["arguments"]
-    elif kind.split(".")[1] in HOSTED:
+    elif kind.split(".")[1] in BUILT_IN:
         assert kind.split(".")[1] == item["type"]
     elif kind == "response.function_call_arguments.done":
         assert (event["arguments"], event["name"]) == (item["arguments"], item["name"])

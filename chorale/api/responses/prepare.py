@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from chorale.api.http.cache_salt import cache_salt
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.responses.items.approvals import approved_calls
+from chorale.api.responses.items.built_in import BUILT_IN_CALLS
 from chorale.api.responses.items.client_calls import TOOL_LISTS
 from chorale.api.responses.items.compaction import plan, since_compaction
-from chorale.api.responses.items.hosted import HOSTED_CALLS
 from chorale.api.responses.items.input import parse_items
 from chorale.api.responses.items.references import HEAVY_ITEMS, resolve_items
 from chorale.api.responses.items.to_harmony import (
@@ -180,7 +180,7 @@ async def _open_tools(
     items: Sequence[StoredItem],
 ) -> tuple[TurnRules, tuple[TurnTools, ...]]:
     """Tools go on where the last call in the conversation left them, if its response is stored."""
-    calls = [stored.item["id"] for stored in items if stored.item["type"] in HOSTED_CALLS]
+    calls = [stored.item["id"] for stored in items if stored.item["type"] in BUILT_IN_CALLS]
     return await open_tools(
         state.tool_host,
         asked,

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from chorale.api.responses.items.hosted_events import DELTAS, Event, HostedEvents
+from chorale.api.responses.items.built_in_events import DELTAS, BuiltInEvents, Event
 from chorale.api.responses.items.objects import (
     TEXTS,
     ResponseBuilder,
@@ -56,7 +56,7 @@ class _Open:
 
     __slots__ = ("after", "before", "commands", "hosted", "index", "num_cited", "opened", "place")
 
-    def __init__(self, opened: ItemOpened, index: int, hosted: HostedEvents | None) -> None:
+    def __init__(self, opened: ItemOpened, index: int, hosted: BuiltInEvents | None) -> None:
         self.opened = opened
         self.hosted = hosted
         self.commands = CommandReader() if opened.kind == "shell_call" else None
@@ -139,7 +139,7 @@ class Translator:
             return b""
         hosted = None
         if event.kind in BUILTIN_ITEMS:
-            hosted = HostedEvents(self._builder, self._builder.fold.items[event.index], self._num_shown)
+            hosted = BuiltInEvents(self._builder, self._builder.fold.items[event.index], self._num_shown)
         current = self._open = _Open(event, self._num_shown, hosted)
         if hosted is not None:
             return self._events(hosted.open())

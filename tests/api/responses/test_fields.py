@@ -198,12 +198,12 @@ def test_what_agents_declare_by_default_is_left_out_beside_their_own_tools(
 ) -> None:
     async def scenario() -> None:
         async with serve(CALL) as server:
-            hosted: list[dict[str, Any]] = [{"type": "web_search"}, {"type": "image_generation"}]
+            built_in: list[dict[str, Any]] = [{"type": "web_search"}, {"type": "image_generation"}]
             nested = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
             for _ in range(2):
-                status, body = await server.post(input="x", tools=[*hosted, TOOL, nested])
+                status, body = await server.post(input="x", tools=[*built_in, TOOL, nested])
                 assert status == 200
-            assert body["tools"][:2] == hosted
+            assert body["tools"][:2] == built_in
             assert body["tools"][2] == TOOL
             assert body["tools"][3]["name"] == "other"
             assert "type get_weather" in server.prompt()

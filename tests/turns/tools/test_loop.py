@@ -195,8 +195,8 @@ def test_a_demanded_call_is_never_one_that_the_limit_rules_out() -> None:
             grammar = server.client.requests[0].sampling.grammar
             assert f"to=functions.{TOOL['name']}" in grammar
             assert "to=python" not in grammar
-            only_hosted: list[Any] = ["required", {"type": "code_interpreter"}]
-            for choice in only_hosted:
+            only_built_in: list[Any] = ["required", {"type": "code_interpreter"}]
+            for choice in only_built_in:
                 status, body = await server.post(
                     input="x", tools=[CODE], tool_choice=choice, max_tool_calls=0
                 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chorale.api.responses.items.hosted import approvals
+from chorale.api.responses.items.built_in import approvals
 from chorale.errors import invalid
 from chorale.harmony.messages import tool_call
 from chorale.harmony.render import render_message

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from chorale.api.responses.items import (
+    built_in as built_in_items,
+)
+from chorale.api.responses.items import (
+    built_in_input,
     client_calls,
-    hosted_input,
 )
 from chorale.api.responses.items import (
     client_input as client_items,
-)
-from chorale.api.responses.items import (
-    hosted as hosted_items,
 )
 from chorale.api.responses.items.encrypted_content import Budget, unseal
 from chorale.api.responses.items.fields import (
@@ -135,7 +135,7 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
     "item_reference": _item_reference,
     "compaction_trigger": _compaction_trigger,
     **client_items.PARSERS,
-    **hosted_input.PARSERS,
+    **built_in_input.PARSERS,
 }
 
 
@@ -152,8 +152,8 @@ def item_text(item: Item) -> str:
         return ""
     if item["type"] == "compaction":
         return unseal(item["encrypted_content"], "encrypted_content") or ""
-    if item["type"] in hosted_items.HOSTED_ITEMS:
-        return hosted_items.hosted_text(item)
+    if item["type"] in built_in_items.BUILT_IN_INPUT:
+        return built_in_items.built_in_text(item)
     parts = (
         (item.get("content") or item.get("summary") or []) if item["type"] == "reasoning" else item["content"]
     )
@@ -169,8 +169,8 @@ def same_output(stored: Item, given: Item) -> bool:
         return False
     if client_calls.is_call(given):
         return client_calls.same_call(stored, given)
-    if given["type"] in hosted_items.HOSTED_ITEMS:
-        return hosted_input.same_hosted(stored, given)
+    if given["type"] in built_in_items.BUILT_IN_INPUT:
+        return built_in_input.same_built_in(stored, given)
     if given["type"] == "reasoning":
         return item_text(given) in ("", item_text(stored))
     return (

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from chorale.api.logprobs import LogprobsWriter
+from chorale.api.responses.items.built_in import built_in_object
 from chorale.api.responses.items.client_calls import call_object
 from chorale.api.responses.items.compaction import compaction_object
 from chorale.api.responses.items.encrypted_content import seal
-from chorale.api.responses.items.hosted import hosted_object
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
 from chorale.errors import ChoraleError, EngineError, QueueFullError, RequestError
@@ -193,16 +193,16 @@ class ResponseBuilder:
     def item(self, item: FoldedItem) -> Item:
         """A finished item."""
         if item.kind in BUILTIN_ITEMS:
-            return self.hosted(item, item.status or "incomplete")
+            return self.built_in(item, item.status or "incomplete")
         body = item.text if item.kind in TEXTS else [self.part(item)]
         made = item_object(item.opened, item.status or "incomplete", body)
         if item.kind == "reasoning" and "reasoning.encrypted_content" in self._include:
             made["encrypted_content"] = seal(item.text)
         return made
 
-    def hosted(self, item: FoldedItem, status: Status) -> Item:
+    def built_in(self, item: FoldedItem, status: Status) -> Item:
         """An item of a tool that runs here, as it stands."""
-        return hosted_object(item, status, self._include)
+        return built_in_object(item, status, self._include)
 
     def output(self) -> list[StoredItem]:
         """The finished items with their exact tokens, unless a stop string cut the text short of them."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from chorale.api.http.offload import beside
+from chorale.api.responses.items.built_in import BUILT_IN_INPUT
 from chorale.api.responses.items.client_calls import is_call
-from chorale.api.responses.items.hosted import HOSTED_ITEMS
 from chorale.api.responses.items.input import same_output
 from chorale.api.state import ServerState
 from chorale.errors import NotFoundError
@@ -22,7 +22,7 @@ async def resolve_items(
         for item in items
         if item["type"] in ("item_reference", "reasoning")
         or is_call(item)
-        or item["type"] in HOSTED_ITEMS
+        or item["type"] in BUILT_IN_INPUT
         or item.get("role") == "assistant"
     ]
     found = await state.store.items(wanted, owner) if wanted else {}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from chorale.api.limits import SIZES
+from chorale.api.responses.items.built_in import BUILT_IN_CALLS, BUILT_IN_INPUT, approvals, built_in_messages
 from chorale.api.responses.items.client_calls import (
     OUTPUTS,
     call_message,
@@ -20,7 +21,6 @@ from chorale.api.responses.items.client_calls import (
     output_message,
 )
 from chorale.api.responses.items.encrypted_content import unpack
-from chorale.api.responses.items.hosted import HOSTED_CALLS, HOSTED_ITEMS, approvals, hosted_messages
 from chorale.api.responses.items.input import item_text
 from chorale.api.responses.tools import read_functions
 from chorale.errors import ContextLengthError, RequestError
@@ -94,8 +94,8 @@ def to_groups(items: Sequence[StoredItem], freeform: Collection[str] = ()) -> li
         if item["type"] in OUTPUTS:
             _add_output(item, calls)
             continue
-        if item["type"] in HOSTED_ITEMS:
-            if exchange := hosted_messages(stored, answers, called):
+        if item["type"] in BUILT_IN_INPUT:
+            if exchange := built_in_messages(stored, answers, called):
                 groups.append(exchange)
             continue
         if item["type"] == "compaction":
@@ -154,7 +154,7 @@ def preambles(items: Sequence[StoredItem]) -> list[bool]:
         if item["type"] == "message" and item["role"] == "assistant":
             phase = item.get("phase")
             found[position] = phase == "commentary" or (
-                phase is None and following in CLIENT_CALLS | HOSTED_CALLS
+                phase is None and following in CLIENT_CALLS | BUILT_IN_CALLS
             )
         if item["type"] != "reasoning":
             following = item["type"]

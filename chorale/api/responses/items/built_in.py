@@ -1,6 +1,6 @@
-"""Calls of tools that the server ran, as items: written for the client, and brought to harmony.
+"""Calls to built-in tools as items: written for the client, and brought to harmony.
 
-What a tool answered is not part of most of these items, so a call that was stored is replayed from its exact
+The result is not part of most of these items, so a call that was stored is replayed from its exact
 tokens (call and result). One that comes back from a client alone is rendered from what the item still says.
 """
 
@@ -35,15 +35,15 @@ SOURCES, RESULTS, OUTPUTS = (
     "web_search_call.results",
     "code_interpreter_call.outputs",
 )
-HOSTED_CALLS = frozenset({"web_search_call", "code_interpreter_call", "mcp_call"})
-HOSTED_ITEMS: frozenset[str] = BUILTIN_ITEMS | {"mcp_approval_response"}
+BUILT_IN_CALLS = frozenset({"web_search_call", "code_interpreter_call", "mcp_call"})
+BUILT_IN_INPUT: frozenset[str] = BUILTIN_ITEMS | {"mcp_approval_response"}
 _encode = msgspec.json.Encoder().encode
 
 
 # --------------------------------------------------------------------------- for the client
 
 
-def hosted_object(item: FoldedItem, status: str, include: Collection[str]) -> Item:
+def built_in_object(item: FoldedItem, status: str, include: Collection[str]) -> Item:
     """The item as it stands: its text so far, and what came of it if anything has."""
     opened, outcome = item.opened, item.outcome
     if isinstance(outcome, McpListing) or opened.kind == "mcp_list_tools":
@@ -151,7 +151,7 @@ def _code(opened: ItemOpened, text: str, detail: object, include: Collection[str
 # --------------------------------------------------------------------------- to harmony
 
 
-def hosted_messages(
+def built_in_messages(
     stored: StoredItem, answers: Mapping[str, Item], called: Collection[str]
 ) -> list[Message]:
     """``answers``: approval responses by the request that they answer; ``called``: requests whose call is an
@@ -160,7 +160,7 @@ def hosted_messages(
     kind = item["type"]
     if kind == "mcp_approval_request":
         return _unapproved(item, token_ids, answers.get(item["id"]), called)
-    if kind not in HOSTED_CALLS or item["status"] == "incomplete":
+    if kind not in BUILT_IN_CALLS or item["status"] == "incomplete":
         return []  # lists are part of the prompt's head; a call that never ran has nothing to say
     if token_ids is not None:  # the call, <|call|> and the result, to the last token
         return [Message("assistant", "", channel="commentary", token_ids=token_ids)]
@@ -235,6 +235,6 @@ def approvals(items: Sequence[StoredItem]) -> tuple[dict[str, Item], set[str]]:
     return answers, called
 
 
-def hosted_text(item: Item) -> str:
+def built_in_text(item: Item) -> str:
     """Roughly the text that has to be encoded for it."""
     return str(item.get("code") or item.get("arguments") or "") + str(item.get("output") or "")

@@ -1,4 +1,4 @@
-"""Calls of tools that the server ran, as clients send them back: checked, compared with what is stored."""
+"""Calls to built-in tools as clients send them back: checked, and compared with what is stored."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ _SALIENT = {
 }
 
 
-def same_hosted(stored: Item, given: Item) -> bool:
+def same_built_in(stored: Item, given: Item) -> bool:
     """Whether a client sent back what happened here. Optional parts of an action may be missing."""
     for key in _SALIENT.get(given["type"], ()):
         ours, theirs = stored[key], given[key]

@@ -1,4 +1,4 @@
-"""The stream events of tools that run on the server, each in the order of its kind's state machine.
+"""The stream events of built-in tools, each in the order of its kind's state machine.
 
 * ``web_search_call``: added (with the query or address, which is known when the call begins), in_progress,
   searching; completed once the tool has answered, done.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from chorale.api.responses.items.hosted import action_object, action_of_progress
+from chorale.api.responses.items.built_in import action_object, action_of_progress
 from chorale.api.responses.items.objects import ResponseBuilder, is_void
 from chorale.turns.events import (
     FoldedItem,
@@ -32,7 +32,7 @@ DELTAS = {
 }
 
 
-class HostedEvents:
+class BuiltInEvents:
     """One item. ``shown``: its ``output_item.added`` has gone out."""
 
     def __init__(self, builder: ResponseBuilder, item: FoldedItem, output_index: int) -> None:
@@ -93,7 +93,7 @@ class HostedEvents:
 
     def _added(self, fields: dict[str, Any]) -> Event:
         self.shown = True
-        whole = self._builder.hosted(self._item, "in_progress")
+        whole = self._builder.built_in(self._item, "in_progress")
         if self._kind == "mcp_approval_request":
             return self._add(whole)
         if self._kind == "web_search_call":

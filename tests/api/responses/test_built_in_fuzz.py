@@ -1,4 +1,4 @@
-"""Whatever a request says of hosted tools and of their items: an answer, or a 400 that names the place."""
+"""Whatever a request says of built-in tools and of their items: an answer, or a 400 that names the place."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.api.chat.test_hosted_tools import CHAT, USER
-from tests.support.scripted_tools import tools_served
+from tests.api.chat.test_built_in_tools import CHAT, USER
+from tests.support.scripted_tools import Server, tools_served
 from tests.support.server import Server
 from tests.turns.tools.test_loop import FINAL, MCP
 
