@@ -1,6 +1,6 @@
 """Compaction within a turn: a prompt that has grown to a threshold becomes a summary, and the turn goes on.
 
-It happens before a round (the first one, or one after a tool). The summary is a generation of its own, over
+It happens before a round (the first one, or one after a tool). The summary is a separate generation over
 the whole prompt with one more message, so that the prefix cache has all but that message.
 """
 

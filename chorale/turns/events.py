@@ -51,7 +51,7 @@ CLIENT_CALLS: frozenset[ItemKind] = frozenset(
         "tool_search_call",
     }
 )
-# Items of tools that run here: the turn goes on after them. Their text is what the model wrote for the tool.
+# Items of built-in tools: the turn goes on after them. Their text is what the model wrote for the tool.
 BUILTIN_ITEMS: frozenset[ItemKind] = frozenset(
     {"web_search_call", "code_interpreter_call", "mcp_call", "mcp_list_tools", "mcp_approval_request"}
 )
@@ -121,7 +121,7 @@ class ItemClosed:
 
 @dataclass(frozen=True, slots=True)
 class ToolStarted:
-    """The text of a built-in call is whole, and the tool begins to run."""
+    """The text of a call to a built-in tool is complete, and the tool begins to run."""
 
     index: int
 
@@ -136,7 +136,7 @@ class ToolProgressed:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """What came of a built-in item; at most once, before it closes."""
+    """The result of a built-in tool; at most once, before its item closes."""
 
     index: int
     result: ToolResult | McpListing
@@ -152,7 +152,7 @@ class Cited:
 
 @dataclass(frozen=True, slots=True)
 class TurnProgress:
-    """Only when ``TurnOptions.progress`` asks: every token since the last one, headers included."""
+    """Only if ``TurnRequest.progress`` is set: every token since the last one, headers included."""
 
     token_ids: tuple[int, ...]
     usage: Usage  # a copy
@@ -178,7 +178,7 @@ class TurnEnded:
     output_token_ids: tuple[int, ...] = ()  # every sampled token, headers and terminators included
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     timings: ChunkTimings | None = None
-    tool_state: dict[str, Any] | None = None  # what the built-in tools of the next turn need of this one
+    tool_state: dict[str, Any] | None = None  # what the built-in tools of the next turn need
 
 
 OutputEvent = (
@@ -196,14 +196,14 @@ OutputEvent = (
 
 
 def chunk_error(text: str | None) -> ChoraleError:
-    """Of a chunk that ended with an error. A fault of the request is a 400, which clients do not retry."""
+    """Return the error of a chunk that ended with one. A fault of the request is a 400."""
     if text == ALL_FORBIDDEN:
         return RequestError(text, code="unsatisfiable_constraints")
     return EngineError(text or "the engine could not finish the request")
 
 
 def end_error(ended: TurnEnded) -> ChoraleError | None:
-    """The error that a turn ended with; an abort that the client did not ask for is one."""
+    """Return the error that a turn ended with; an abort that the client did not ask for is an error."""
     if ended.reason == "abort":
         return EngineDeadError("the request was aborted before it ended", code="aborted")
     return ended.error if ended.reason == "error" else None

@@ -99,7 +99,7 @@ class ItemWriter:
             name = recipient.removeprefix(FUNCTION_PREFIX)
             if name in self._functions:
                 return "function_call", name, None
-            # Not a tool of this request: its text is kept where a reader finds it, and it is counted.
+            # Not a tool of this request: its text is shown, and the repair is counted.
             self._out.count_repair("undeclared_recipient")
             if self._tools is not None:
                 return "reasoning", None, None  # arguments of a call that cannot run any more

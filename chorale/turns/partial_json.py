@@ -1,7 +1,7 @@
-"""InputReader: the text out of ``{"input": "..."}``, as it is written.
+"""InputReader: the string in ``{"input": "..."}``, as it is written.
 
 Custom tools take free text, and the model knows calls whose arguments are JSON: it is offered a function of
-one text. Should it write the text itself instead, that is the input, to the letter.
+one string. If it writes the string itself instead, that is the input, unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class InputReader:
         return self._decode(text) if self._is_json else text
 
     def finish(self) -> str:
-        """Nothing more comes: what was held back, as far as it is text."""
+        """The call is complete: return what was held back, as far as it is input."""
         held, self._held = self._held, ""
         if self._is_json is None:
             return "" if re.fullmatch(r"\s*(?:\{\s*\}?\s*)?", held) else held

@@ -96,7 +96,7 @@ class RawChoice:
         return self._request.include_stop
 
     def _read_many(self, token_ids: Sequence[int]) -> None:
-        """The same as one by one, where nothing depends on the text of single tokens."""
+        """The same as one by one, for the case that nothing depends on the text of single tokens."""
         self._out.sampled.extend(token_ids)
         start = 0
         for position in self._hidden(token_ids):

@@ -34,7 +34,7 @@ class Rounds:
         return NextRound(prompt, grammar=self._grammar)
 
     def after_tool(self, prompt: list[int], num_new_tokens: int) -> NextRound:
-        """A round that follows a tool has a grammar of its own, over what is left of the output."""
+        """A round that follows a tool; its grammar covers what is left of the output."""
         num_sampled = len(self._out.sampled)
         left = None if self._max_tokens is None else self._max_tokens - num_sampled
         assert self._tools is not None

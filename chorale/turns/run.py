@@ -107,13 +107,13 @@ def run_raw(
 
 
 async def _drive(job: _Job, choices: Sequence[AnyChoice], first: Batches | None) -> Batches:
-    """Read everything that goes on for a turn, and deal with its errors."""
+    """Read every source of a turn until all have ended, and turn errors into events."""
     if first is not None and len(choices) > 1:
         job.sources.add(first)
         first = None
     yielded = False
     try:
-        if first is not None:  # one choice is read without anything between
+        if first is not None:  # a single choice is read directly
             async with aclosing(first):
                 async for batch in first:
                     yielded = True
@@ -137,7 +137,7 @@ async def _drive(job: _Job, choices: Sequence[AnyChoice], first: Batches | None)
 async def _first_round(
     job: _Job, choices: Sequence[Either], go_on: Callable[[Either, Need], Batches] | None = None
 ) -> Batches:
-    """The round that all choices have in common; ``go_on``: what follows for one that needs something."""
+    """The round that all choices share; ``go_on`` reads what follows for a choice that needs something."""
     fed = dict(enumerate(choices))
     stream = job.client.submit(job.request.first_round())
     batch: list[ChoiceEvents] = []

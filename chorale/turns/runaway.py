@@ -13,10 +13,10 @@ from chorale.grammar.frames import MAX_REASONING
 
 MAX_ANALYSIS = MAX_REASONING  # reasoning messages of one round (grammars have the same bound)
 MAX_MESSAGES = 2 * MAX_ANALYSIS  # messages of any kind of one round
-MAX_CALL_BYTES = 256 * 1024  # one call's arguments to a tool that runs here, as UTF-8
+MAX_CALL_BYTES = 256 * 1024  # arguments of one call to a built-in tool, as UTF-8
 LOOP_TOKENS = 2048  # reasoning, or a call, whose last so many tokens repeat a pattern is a loop ...
 LOOP_PERIOD = 128  # ... if the pattern is at most so long
-MAX_SAME_RESULTS = 8  # equal calls with equal results in a row, to a tool that runs here
+MAX_SAME_RESULTS = 8  # equal calls with equal results in a row, to a built-in tool
 MAX_SAME_CALLS = 32  # equal calls in a row, whatever comes back: something may be waited for
 _CHECK_TOKENS = 256  # between two searches for a pattern
 

@@ -24,7 +24,7 @@ class StopFilter:
     def feed(
         self, text: str, tokens: list[tuple[int, TokenLogprobs | None]]
     ) -> tuple[str, list[tuple[int, TokenLogprobs | None]], str | None]:
-        """(text that may be shown, its tokens, the stop string that matched or None)."""
+        """Return the text that may be shown, its tokens, and the stop string that matched or None."""
         for position, (token, logprobs) in enumerate(tokens):
             # Several tokens that became readable together share one character run; the last one carries it.
             self._held.append((token, logprobs, len(text) if position == len(tokens) - 1 else 0))
@@ -36,7 +36,7 @@ class StopFilter:
         return emit, self._release(len(emit)), matched
 
     def flush(self) -> tuple[str, list[tuple[int, TokenLogprobs | None]]]:
-        """The text ended without a stop: everything that was held."""
+        """The text ended without a stop string: return everything that was held back."""
         text = self._stops.flush()
         tokens = [(token, logprobs) for token, logprobs, length in self._held if length >= 0]
         self._held = []

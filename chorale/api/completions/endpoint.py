@@ -105,7 +105,7 @@ async def _turns(
 async def _all_turns(
     state: ServerState, jobs: Sequence[Job], completion: CompletionRequest
 ) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:
-    """(position of the prompt, events of its choices). The prompts are admitted or refused as one."""
+    """Yield the position of a prompt and events of its choices. All prompts are admitted, or none."""
     places = {job.turn.request_id: job.turn.sampling.n for job in jobs}
     sources: Sources[tuple[int, list[ChoiceEvents]]] = Sources()
     for position, job in enumerate(jobs):

@@ -1,9 +1,9 @@
 """Reasoning effort: what a request names, and the line ``Reasoning: high`` of a system or developer message.
 
-gpt-oss reads its effort in harmony's own system message, which clients cannot write; its model card tells
+gpt-oss reads its effort in harmony's own system message, which clients cannot write; its model card asks
 people to put that line into theirs. So a line that holds nothing else moves there: it sets the effort unless
-a field of the request does, and is taken out of the text it stood in. Of several the last one counts. User
-messages are not looked at.
+a field of the request does, and is removed from its message. The last of several counts. User messages are
+not searched.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def reasoning_effort(value: object, param: str, default: ReasoningEffort = DEFAU
 
 
 def take_effort(text: str) -> tuple[str, ReasoningEffort | None]:
-    """(the text without its effort lines, the effort of the last one); the text itself if it has none."""
+    """Return the text without its effort lines, and the effort of the last one (None without any)."""
     found = _LINE.findall(text)
     if not found:
         return text, None

@@ -1,4 +1,4 @@
-"""Text files that stand within a request, read as text. Everything else that a file can be is refused."""
+"""Text files within a request, read as text. Any other kind of file is refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Chat messages (as JSON objects) to harmony messages. Nothing is dropped in silence.
 
-* system and developer texts at the start are joined, in order, into the first developer message's
+* system and developer messages at the start are joined, in order, into the first developer message's
   instructions; later ones become developer messages where they stand.
 * an assistant message becomes, in this order: its reasoning (analysis), its content (final, or commentary
   when calls follow: a preamble), its calls. Which reasoning is rendered is the renderer's rule.
@@ -37,7 +37,7 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 def take_efforts(
     messages: Sequence[Mapping[str, Any]],
 ) -> tuple[Sequence[Mapping[str, Any]], ReasoningEffort | None]:
-    """(the messages without the effort lines of system and developer texts, the effort of the last line)."""
+    """Return the messages without the effort lines of system and developer messages, and the last effort."""
     effort: ReasoningEffort | None = None
     kept: list[Mapping[str, Any]] = list(messages)
     for position, message in enumerate(messages):
@@ -50,7 +50,7 @@ def take_efforts(
 
 
 def split_instructions(messages: Sequence[Mapping[str, Any]]) -> tuple[str | None, int]:
-    """(the leading system and developer texts, joined; how many messages that were)."""
+    """Return the leading system and developer messages, joined, and how many there are."""
     texts: list[str] = []
     count = 0
     for position, message in enumerate(messages):

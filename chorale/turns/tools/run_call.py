@@ -1,6 +1,6 @@
 """Runs a call to a built-in tool, and renders its result as the message that the model reads.
 
-Whatever goes wrong within a tool becomes the text of its result; nothing of it fails the turn.
+A failure within a tool becomes the text of its result; it never fails the turn.
 """
 
 from __future__ import annotations

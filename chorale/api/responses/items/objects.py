@@ -201,7 +201,7 @@ class ResponseBuilder:
         return made
 
     def built_in(self, item: FoldedItem, status: Status) -> Item:
-        """An item of a tool that runs here, as it stands."""
+        """An item of a built-in tool in its present state."""
         return built_in_object(item, status, self._include)
 
     def output(self) -> list[StoredItem]:
