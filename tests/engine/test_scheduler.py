@@ -251,7 +251,7 @@ def test_blocks_of_window_layers_are_given_back_as_the_sequence_moves() -> None:
 
 
 def test_admissions_leave_room_so_that_running_requests_are_seldom_preempted() -> None:
-    """Short prompts with long outputs over a pool that cannot hold them all: 164 with the room, 194 without."""
+    """Short prompts, long outputs, a pool that cannot hold them all: 164 with the room, 194 without."""
     preempted = 0
     for seed in range(3):
         engine = Engine(num_blocks=1000, max_num_seqs=64, max_num_batched_tokens=256, max_model_len=2000)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.api.chat.test_built_in_tools import CHAT, USER
-from tests.support.scripted_tools import Server, tools_served
+from tests.support.scripted_tools import tools_served
 from tests.support.server import Server
 from tests.turns.tools.test_loop import FINAL, MCP
 

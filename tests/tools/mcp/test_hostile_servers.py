@@ -252,7 +252,7 @@ def test_a_body_without_an_end_is_left_after_four_mebibytes() -> None:
         async with serve({"/mcp": endless_json}) as port:
             request = McpRequest("x", f"http://127.0.0.1:{port}/mcp")
             client = client_of(from_request(request), LIMITS, "key", allow_private=True)
-            with pytest.raises(McpFault, match="more than 4194304 bytes"):
+            with pytest.raises(McpError, match="more than 4194304 bytes"):
                 await client.connect()
 
     run(work())
