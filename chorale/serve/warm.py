@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,13 +75,17 @@ def warm(config: EngineConfig, model_config: ModelConfig, target: Target, report
         dtype = DTYPES[resolved.dtype]
         weights = weight_shapes(model_config, TRITON_OPS, dtype=dtype, layers=LAYERS, fp8_activations=fp8)
         model = GptOss(model_config, weights, TRITON_OPS, resolved.limits.max_model_len)
-        precompiler = Precompiler(lambda: pool.start(cpu_count() + 1))
+        start_pool = functools.cache(functools.partial(pool.start, cpu_count() + 1))
+        precompiler = Precompiler(start_pool)
         facts, count = cache_key(model, resolved), 0
         if not precompiler.is_cached(facts, device.torch_device, SOURCES):
             record(precompiler, model, resolved, device, GrammarCache(model_config.vocab_size))
             count = precompiler.num_kernels
             wait(precompiler, count, report)
-            if not precompiler.finish():
+            is_written, processes = precompiler.finish(), start_pool()
+            if processes is not None:
+                processes.join()
+            if not is_written:
                 why = precompiler.errors or [f"{pool.cache_folder()} cannot be written"]
                 raise ChoraleError(f"kernels that were not compiled: {len(precompiler.errors)}; {why[0]}")
     return Warmed(count, time.perf_counter() - began, pool.cache_folder())

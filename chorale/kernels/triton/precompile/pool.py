@@ -92,6 +92,11 @@ class CompilePool:
                     self._free.get_nowait().close()
         threading.Thread(target=self._process.wait, name="compile-pool", daemon=True).start()  # reaps it
 
+    def join(self) -> None:
+        """Close, and wait until all processes have ended."""
+        self.close()
+        self._process.wait()
+
 
 def start(cores: int) -> CompilePool | None:
     """A pool for a machine of ``cores`` cores. Returns None if there is one core, or no process can start."""
