@@ -27,8 +27,8 @@ _STEP = 10  # percent of the kernels after which a line is printed
 
 def run(arguments: list[str]) -> int:
     if not arguments or wants_help(arguments):
-        names = ", ".join(model.name for model in MODELS)
-        print(USAGE + textwrap.fill(names, 78, initial_indent="  ", subsequent_indent="  "))
+        known = ", ".join(model.name for model in MODELS)
+        print(USAGE + textwrap.fill(known, 78, initial_indent="  ", subsequent_indent="  "))
         return 0
     rest, names = take_gpus(arguments)
     engine = merge(rest, os.environ).engine

@@ -127,7 +127,7 @@ class Precompiler:
             is_ours = threading.get_ident() == owner
             return original(self, *args, grid=grid, warmup=warmup or is_ours, **options)
 
-        _async_compile.active_mode.set(self)  # type: ignore[arg-type]  # later launches look here, too
+        _async_compile.active_mode.set(self)  # later launches look here, too
         if self._pool is None:
             self._pool, self._start_pool = self._start_pool(), lambda: None
             self._limit = self._limit if self._pool is None else self._pool.size

@@ -46,8 +46,8 @@ def compile_arguments(compile_: Callable[[], Any]) -> dict[str, Any]:
 
     Raises ``AttributeError`` or ``KeyError`` if that function is of another form.
     """
-    cells: Any = compile_.__closure__  # type: ignore[attr-defined]
-    names = compile_.__code__.co_freevars  # type: ignore[attr-defined]
+    cells: Any = compile_.__closure__
+    names = compile_.__code__.co_freevars
     found = {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
     return {name: found[name] for name in ARGUMENTS}
 
