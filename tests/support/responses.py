@@ -81,6 +81,7 @@ async def serve(
             names=(MODEL, "alias"),
             keys=key_hashes,
             api_key=api_key,
+            strict=True,
         ) as server:
             yield server
     finally:

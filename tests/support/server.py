@@ -38,6 +38,7 @@ class Server:
     client: Any  # as given: ScriptedClient, or an engine's
     state: ServerState
     app: HttpMiddleware
+    strict: bool = False  # every response that ``post`` reads has the SDK's type
 
     @property
     def store(self) -> ResponseStore:
@@ -57,9 +58,9 @@ class Server:
         return VOCAB.decode(self.prompt_ids(index))
 
     async def post(self, path: str = "/v1/responses", **body: Any) -> Any:
-        """(status, JSON). A response is held to the SDK's types."""
+        """(status, JSON)"""
         answer = await self.http.post(path, json={"model": self.state.model_names[0], **body})
-        if answer.status_code == 200 and path == "/v1/responses":
+        if self.strict and answer.status_code == 200:
             STRICT_RESPONSE.validate_json(answer.content, strict=True)
         return answer.status_code, answer.json()
 
@@ -121,6 +122,7 @@ async def served(
     *,
     keys: Iterable[bytes] = (),
     api_key: str = "unused",
+    strict: bool = False,
     on_response: Callable[[httpx2.Response], Awaitable[None]] | None = None,
     **options: Any,
 ) -> AsyncIterator[Server]:
@@ -137,7 +139,7 @@ async def served(
             base_url="http://localhost/v1", api_key=api_key, http_client=http, max_retries=0
         )
         try:
-            yield Server(http, sdk, state.client, state, app)
+            yield Server(http, sdk, state.client, state, app, strict)
         finally:
             await http.aclose()
             await state.background.close(state.store)
