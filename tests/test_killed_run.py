@@ -60,7 +60,7 @@ def check(tests: str, workers: str, in_the_middle: str, place: Path) -> None:
         print("left:", children(), list(place.iterdir()))
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.slow), "2"])
 def test_nothing_is_left_of_a_killed_run(workers: str, place: Path) -> None:
     check("tests/serve/test_supervisor.py", workers, "fake_engine", place)
 

@@ -192,8 +192,17 @@ def short_path() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("command", ["chat demo", "bench startup"])
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        ("chat demo", signal.SIGHUP),
+        ("chat demo", signal.SIGTERM),
+        ("chat demo", signal.SIGKILL),
+        ("bench startup", signal.SIGTERM),
+        pytest.param("bench startup", signal.SIGHUP, marks=pytest.mark.slow),
+        pytest.param("bench startup", signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("when", ["server", "engine"])
 def test_a_server_that_a_command_has_started_ends_with_it(
     command: str, number: signal.Signals, when: str, short_path: Path
