@@ -87,9 +87,9 @@ def attention_case(
     for row, (context, new) in enumerate(rows):
         lowest = max(0, context - new - shape.sliding_window + 1) if group else 0
         for index in range(lowest // block, -(-context // block)):
-            table[row, index] = block = blocks.pop()
+            table[row, index] = place = blocks.pop()
             used = min(block, context - index * block)
-            kv[block, :, :, :used] = randn(2, shape.num_kv_heads, used, shape.head_dim, seed=block).cpu()
+            kv[place, :, :, :used] = randn(2, shape.num_kv_heads, used, shape.head_dim, seed=place).cpu()
     total = sum(new for _, new in rows)
     table = table.to(DEVICE)
     meta = meta_of(rows, (table, table), torch.zeros(total, dtype=torch.int64, device=DEVICE))

@@ -225,7 +225,7 @@ def streaming(hopper: bool) -> list[Variant]:
 def around_the_model(asm: bool) -> list[Variant]:
     """The inputs of a decode step, filters and sampling."""
     numbers = dict.fromkeys(
-        ("rows_ptr", "computed_ptr", "new_token_ptr", "new_block_ptr", "tables_ptr", "keys_ptr"), "*i32"
+        ("rows_ptr", "computed_ptr", "new_token_ptr", "new_block_ptr", "row_tables_ptr", "keys_ptr"), "*i32"
     )
     wide = dict.fromkeys(("last_ptr", "position_ptr", "slot_ptr", "bounds_ptr", "old_bounds_ptr"), "*i64")
     floats = dict.fromkeys(
