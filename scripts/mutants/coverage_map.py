@@ -16,6 +16,7 @@ from coverage import CoverageData
 
 HERE = Path(__file__).resolve().parent
 TABLE = "CONTRIBUTING.md"
+FEW = 8  # test files that import a module directly, and so are about it
 _ROW = re.compile(r"^\| `([\w/.]+)`[^|]*\|([^|]+)\|", re.MULTILINE)
 
 
@@ -42,21 +43,29 @@ def table(root: Path) -> dict[str, list[str]]:
 
 
 def tests_for(root: Path, files: list[str]) -> list[str]:
-    """The tests of ``files``: the longest matching path of the table, and what imports them."""
+    """The tests of ``files``: those of the longest matching path of the table, and those that import the file.
+
+    A file that half of the tests import (``errors.py``) has those of the table only.
+    """
     rows = table(root)
     chosen: set[str] = set()
     for file in files:
         matches = [path for path in rows if file.startswith(path)]
         if matches:
             chosen.update(rows[max(matches, key=len)])
-        module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-        package, _, name = module.rpartition(".")
-        imports = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b")
-        for test in sorted((root / "tests").rglob("test_*.py")):
-            if imports.search(test.read_text("utf-8")):
-                chosen.add(str(test.relative_to(root)))
+        importing = _importing(root, file)
+        if not matches or len(importing) <= FEW:
+            chosen.update(importing)
     folders = tuple(f"{each}/" for each in chosen if not each.endswith(".py"))
     return sorted(each for each in chosen if not each.startswith(folders) and (root / each).exists())
+
+
+def _importing(root: Path, file: str) -> list[str]:
+    module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    package, _, name = module.rpartition(".")
+    imports = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b")
+    tests = sorted((root / "tests").rglob("test_*.py"))
+    return [str(each.relative_to(root)) for each in tests if imports.search(each.read_text("utf-8"))]
 
 
 def measure(root: Path, files: list[str], tests: list[str]) -> CoverageMap:
