@@ -43,7 +43,7 @@ def table(root: Path) -> dict[str, list[str]]:
 
 
 def tests_for(root: Path, files: list[str]) -> list[str]:
-    """The tests of ``files``: those of the longest matching path of the table, and those that import the file.
+    """The tests of ``files``: of the longest matching path of the table, and those that import the file.
 
     A file that half of the tests import (``errors.py``) has those of the table only.
     """
