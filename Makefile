@@ -32,12 +32,14 @@ types: $(VENV)/.installed-dev
 # Everything that CI runs beside the tests.
 check: lint types
 
-# Branch coverage of `make test`, child processes included; fails below the floor in pyproject.toml.
+# Branch coverage of `make test`, child processes included; fails below the floor in pyproject.toml. Not the kernels
+# through Triton's interpreter: they take minutes, and more than twenty if each line is recorded.
 coverage: $(VENV)/.installed-dev
 	rm -rf .coverage
 	mkdir -p .coverage
 	status=0; \
-	$(bin)/python -m coverage run -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(ARGS) || status=$$?; \
+	$(bin)/python -m coverage run -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" \
+		--ignore=tests/kernels/triton $(ARGS) || status=$$?; \
 	$(bin)/python -m coverage combine --quiet && $(bin)/python -m coverage report && exit $$status
 
 # Small faults in the functions that changed since a commit, and whether a test sees each:
