@@ -12,7 +12,7 @@ import torch
 def event_seconds(work: Callable[[], Any], repeats: int) -> float:
     """Returns the median seconds of the work that ``work`` enqueues on the current stream."""
     work()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()

@@ -45,8 +45,9 @@ def share(pace: Pace, number: int, of: int) -> Pace:
     limit = pace.concurrency
     if limit is not None:
         limit = limit // of + (1 if number < limit % of else 0)
-    rates = {"rate": pace.rate / of, "last_rate": pace.last_rate / of}
-    return replace(pace, concurrency=limit, seed=pace.seed + number, **rates)
+    return replace(
+        pace, concurrency=limit, seed=pace.seed + number, rate=pace.rate / of, last_rate=pace.last_rate / of
+    )
 
 
 def _in_processes(

@@ -73,7 +73,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def page(results: Sequence[dict[str, Any]]) -> str:
     """Returns the page: the machine of the first result, then all results grouped by kind."""
-    machine = next((each["machine"] for each in results if each.get("machine")), {})
+    machine: dict[str, Any] = next((each["machine"] for each in results if each.get("machine")), {})
     parts = [f"<h1>Chorale benchmarks</h1>{_machine(machine)}"]
     sections = {
         "serve": _serve,

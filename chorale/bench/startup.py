@@ -70,7 +70,7 @@ def _start(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
     try:
-        headers = {"authorization": f"Bearer {api_key}".encode()} if api_key else {}
+        headers = {b"authorization": f"Bearer {api_key}".encode()} if api_key else {}
         with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=timeout, headers=headers) as client:
             healthy = _wait(client, server, begin, timeout)
             model = client.get("/v1/models").json()["data"][0]["id"]

@@ -67,7 +67,7 @@ def connect(
 ) -> Iterator[Connection]:
     """Connects to ``url``, else to a server at the default address (without ``model``), else starts one."""
     # Stripped, since a key read from a file may end with a line end; as bytes, since it may not be ASCII.
-    headers = {"authorization": f"Bearer {api_key.strip()}".encode()} if api_key else {}
+    headers = {b"authorization": f"Bearer {api_key.strip()}".encode()} if api_key else {}
     if url is None and not serve_arguments and _answers(DEFAULT_URL):
         url = DEFAULT_URL
     if url is not None:

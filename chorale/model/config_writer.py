@@ -15,7 +15,7 @@ GENERATION_CONFIG: dict[str, Any] = {
     "pad_token_id": 199999,
 }
 
-SHAPES: dict[str, dict[str, int]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "20b": {"layers": 24, "experts": 32, "hidden": 2880, "inter": 2880, "heads": 64, "kv_heads": 8},
     "120b": {"layers": 36, "experts": 128, "hidden": 2880, "inter": 2880, "heads": 64, "kv_heads": 8},
 }

@@ -92,7 +92,7 @@ class DeviceReader:
         lane = self._own_lane()
         buffer, copied = lane.next_buffer()
         size = target.shape[0]
-        _read(self._open(path), memoryview(buffer.numpy())[:size], first, path)
+        _read(self._open(path), buffer.numpy().data[:size], first, path)
         with torch.cuda.stream(lane.stream):
             lane.stream.wait_event(free)
             target.copy_(buffer[:size], non_blocking=True)

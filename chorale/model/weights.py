@@ -20,7 +20,7 @@ from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import MXFP4_GROUP, ModelConfig
 from chorale.model.device_reader import Arrival, DeviceReader
 from chorale.model.gpt_oss import LayerWeights, Weights
-from chorale.model.layouts import FLOATS, tensor_specs
+from chorale.model.layouts import FLOATS, Layout, tensor_specs
 
 # (phase, fraction of the phase 0..1, message)
 Progress = Callable[[str, float, str], None]
@@ -105,8 +105,8 @@ class _Shapes:
     """Meta tensors in the types of the published checkpoints. A number on its own is 1."""
 
     def __init__(self, config: ModelConfig) -> None:
-        quark = "quark" if config.expert_input_scales else "published"
-        specs = tensor_specs(config, "dense" if config.dense_experts else quark)
+        packed: Layout = "quark" if config.expert_input_scales else "published"
+        specs = tensor_specs(config, "dense" if config.dense_experts else packed)
         self._specs = {(spec.layer, spec.role): spec for spec in specs}
 
     def has(self, layer: int | None, role: str) -> bool:

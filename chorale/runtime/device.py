@@ -26,11 +26,26 @@ _CPU = torch.device("cpu")
 class Device(Protocol):
     """One accelerator, or the CPU."""
 
-    torch_device: torch.device
-    hardware: Hardware
-    overlap: bool  # a step can run while the host plans the next
-    can_capture: bool  # there are graphs
-    sample_rows: int  # rows that the sampler takes at once
+    @property
+    def torch_device(self) -> torch.device: ...
+
+    @property
+    def hardware(self) -> Hardware: ...
+
+    @property
+    def overlap(self) -> bool:
+        """Whether a step can run while the host plans the next."""
+        ...
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether there are graphs."""
+        ...
+
+    @property
+    def sample_rows(self) -> int:
+        """Rows that the sampler takes at once."""
+        ...
 
     def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:
         """One copy to the device. ``host`` is not written to again by the caller."""

@@ -188,10 +188,11 @@ def _graph_rows(config: EngineConfig, decide: _Decider, seqs: int, can_capture: 
     """Rows of the captured decode steps. A batch of more rows than the last runs without a graph."""
     asked = config.cudagraph_capture_sizes
     most = min(seqs, seqs if config.max_cudagraph_capture_size is None else config.max_cudagraph_capture_size)
+    sizes: tuple[int, ...] = ()
     if config.enforce_eager or most < 1:
-        why, sizes = "asked for", ()
+        why = "asked for"
     elif not can_capture:
-        why, sizes = "the device or the ops have no graphs", ()
+        why = "the device or the ops have no graphs"
     elif asked is not None:
         why, sizes = "asked for", chosen_sizes(asked, most)
     else:

@@ -71,8 +71,9 @@ class Worker:
         self._buffers.start_rows(plan)
         if self._decode_graphs is not None and self._decode_graphs.takes(plan):
             return self._run_decode_graph(self._decode_graphs, plan)
-        padded = None if self._mixed_graphs is None else self._mixed_graphs.padded(plan)
-        hidden = self._forward(plan) if padded is None else self._mixed_graphs.hidden(padded)
+        mixed = self._mixed_graphs
+        padded = None if mixed is None else mixed.padded(plan)
+        hidden = self._forward(plan) if mixed is None or padded is None else mixed.hidden(padded)
         step = self._buffers.sampling_step(plan)
         prompt = self._score_prompts(hidden, step)
         masks = self._grammar.masks(step.sampling.rows)
@@ -110,8 +111,7 @@ class Worker:
         again = np.flatnonzero(self._buffers.rows.needs_resampling[plan.rows])
         if not len(again):
             collect = decode_graphs.collect(launch)
-            fetch = functools.cache(lambda: [collect()])
-            return lambda: _result(plan, entries, [], [], fetch())
+            return lambda: _result(plan, entries, [], [], [collect()])
         positions = plan.num_computed[again].astype(np.int64) + 1
         batch = self._buffers.sampling_of(plan.rows[again], positions)
         is_all = len(again) == len(plan.rows)

@@ -149,7 +149,7 @@ def _default(flag: Flag) -> str:
     room, _, attribute = (flag.target or "").partition(".")
     if room not in ROOMS or flag.kind in ("list", "json"):
         return ""
-    value = {field.name: field.default for field in dataclasses.fields(ROOMS[room])}[attribute]
+    value: Any = {field.name: field.default for field in dataclasses.fields(ROOMS[room])}[attribute]
     if value in (None, "", False):
         return ""
     if value is True:
@@ -187,7 +187,8 @@ class Formatter(argparse.HelpFormatter):
         return f"{shown} {self._format_args(action, self._get_default_metavar_for_optional(action))}"
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        return action.metavar or {int: "N", float: "X", Path: "FILE"}.get(action.type, "TEXT")  # type: ignore[call-overload,no-any-return]
+        names: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
+        return str(action.metavar or names.get(action.type, "TEXT"))
 
     def _format_action(self, action: argparse.Action) -> str:
         shown = copy.copy(action)

@@ -90,8 +90,8 @@ class ReferenceSampler:
             scores.div_(torch.where(heat > 0, heat, 1.0))
             if filters is not None and any(needs.filters):
                 columns = zip(filters.unbind(1), needs.filters, strict=True)
-                chosen = [column if is_used else None for column, is_used in columns]
-                filter_scores(scores, *chosen, most_k=needs.most_k, space=space)
+                top_k, top_p, min_p = (column if is_used else None for column, is_used in columns)
+                filter_scores(scores, top_k, top_p, min_p, most_k=needs.most_k, space=space)
             noise = gumbel_noise(keys, self._steps, space)
             if not needs.all_heat:
                 noise *= heat > 0

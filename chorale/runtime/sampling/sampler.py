@@ -108,6 +108,6 @@ def _filters(batch: SamplingBatch) -> torch.Tensor | None:
 
 def _needs(batch: SamplingBatch) -> Needs:
     """From the host's arrays, so that nothing waits for the device."""
-    uses_k, uses_p, uses_m = batch.filtered.any(axis=0).tolist()
+    uses_k, uses_p, uses_m = np.any(batch.filtered, axis=0).tolist()
     heat = ~batch.greedy
     return Needs(bool(heat.any()), bool(heat.all()), (uses_k, uses_p, uses_m), int(batch.top_ks.max()))

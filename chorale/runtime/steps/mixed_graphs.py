@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,7 +102,8 @@ class MixedGraphRunner:
         room = self._num_appends(plan.num_tokens, len(plan.rows))
         if len(plan.append_row) > room:  # a long prefix was found in the cache
             self._buffers.append_blocks(plan)
-            plan = replace(plan, **dict.fromkeys(_APPENDS, np.zeros(0, np.int32)))
+            nothing: dict[str, Any] = dict.fromkeys(_APPENDS, np.zeros(0, np.int32))
+            plan = replace(plan, **nothing)
         packed, _ = self._buffers.pack(plan, self._padded_appends(plan, room))
         self._inputs[: len(packed)].copy_(packed)
 

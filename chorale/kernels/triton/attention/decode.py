@@ -174,7 +174,7 @@ def _constants(plan: AttentionPlan, group: int) -> dict[str, int]:
 
 
 def _scale(plan: AttentionPlan) -> float:
-    return plan.shape.head_dim**-0.5 * _LOG2E.value
+    return float(plan.shape.head_dim**-0.5 * _LOG2E.value)
 
 
 def _decode(

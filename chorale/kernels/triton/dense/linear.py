@@ -129,7 +129,7 @@ def product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
 
 def chunk_of(depth: int) -> int:
     """Columns of a quarter of a row: what the resident kernels hold at once, four times."""
-    return max(16, triton.next_power_of_2(triton.cdiv(depth, 4)))
+    return int(max(16, triton.next_power_of_2(triton.cdiv(depth, 4))))
 
 
 def project_add(x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torch.Tensor:
