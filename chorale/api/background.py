@@ -1,11 +1,10 @@
-"""Background: the jobs of this process, its heartbeat in the store, and the burial of dead processes.
+"""Background: the jobs of this process, its heartbeat in the store, and the expiry of dead servers.
 
-Each server process is a *worker* in the store. While it owns something there (a background response, the
-hold on a conversation) it adds one to its beat every ``beat_seconds``; a worker whose beat has stood still
-for ``patience`` of our own beats is dead, and the first to notice it puts back or fails what it left. What
-was put back waits for any server on the store that has room for it. No clock is compared with another, and
-time in which we were stopped ourselves does not count: neither a jumping clock nor a machine that was
-suspended buries the living.
+While a server process owns something in the store (a background response, the lease on a conversation) it
+adds one to its beat every ``beat_seconds``. A server whose beat has stood still for ``patience`` of our own
+beats is dead, and the first process to notice it puts back or fails what it left. What was put back waits
+for any server on the store that has room for it. No clock is compared with another, and time in which this
+process was stopped does not count, so that clock jumps and suspends cannot expire a live server.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from chorale.errors import ChoraleError, EngineError, QueueFullError
 from chorale.ids import new_id
 
 if TYPE_CHECKING:
-    from chorale.store.protocol import Hold, ResponseStore
+    from chorale.store.protocol import Lease, ResponseStore
 
 logger = logging.getLogger(__name__)
 
@@ -56,24 +55,24 @@ class Resumer(Protocol):
 
     async def find(self) -> list[str]: ...
 
-    async def take(self, response_id: str, worker: str) -> Job | None: ...
+    async def take(self, response_id: str, server_id: str) -> Job | None: ...
 
 
 class Background:
     """One for each server process. ``watch`` runs as a task for its life; ``close`` at the end."""
 
     def __init__(self, *, beat_seconds: float = 2.0, patience: int = 7) -> None:
-        self.worker = new_id("wrk")
+        self.server_id = new_id("srv")
         self._beat_seconds = beat_seconds
         self._patience = patience
         self._jobs: dict[str, Job] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._starting: set[str] = set()  # begun in the store, or about to be
         self._resuming: set[asyncio.Task[None]] = set()
-        self.closing = False  # nothing new is begun, and what waits is for others
-        self._holds: list[Hold] = []  # that could not be released yet
+        self.closing = False  # nothing new is begun, and what waits is left to other servers
+        self._leases: list[Lease] = []  # that could not be released yet
         self._problem = ""  # of the store, as it was logged
-        self._seen: dict[str, tuple[int, int]] = {}  # other workers: their beat, and how often we saw it
+        self._seen: dict[str, tuple[int, int]] = {}  # other servers: their beat, and how often we saw it
 
     @property
     def num_jobs(self) -> int:
@@ -110,7 +109,7 @@ class Background:
     # ------------------------------------------------------------------ for the life of the process
 
     async def watch(self, store: ResponseStore, resumer: Resumer | None = None) -> None:
-        """Beat, look for those that do not, and resume what waits. Runs until it is cancelled."""
+        """Beat, expire servers that do not, and resume what waits. Runs until it is cancelled."""
         while True:
             try:
                 await self._look(store)
@@ -118,35 +117,37 @@ class Background:
                     await self._resume_waiting(resumer)
                 self._problem = ""
             except ChoraleError as error:
-                if error.message != self._problem:  # said once, however long it lasts
+                if error.message != self._problem:  # logged once, however long it lasts
                     logger.warning("background responses: %s", error)
                 self._problem = error.message
             await asyncio.sleep(self._beat_seconds)
 
     async def _look(self, store: ResponseStore) -> None:
-        await self._release_holds(store)
-        workers = await store.live.workers()
-        if self.worker in workers:
+        await self._release_leases(store)
+        servers = await store.background.servers()
+        if self.server_id in servers:
             mine = set(self._jobs)
-            live = await store.live.beat(self.worker)
-            for response_id in mine - live:  # cancelled or deleted by another process, or we were buried
+            live = await store.background.beat(self.server_id)
+            for response_id in mine - live:  # cancelled or deleted by another process, or we were expired
                 job = self._jobs.get(response_id)
                 if job is not None and not job.is_ending:
                     job.stop()
             if strays := live - mine - set(self._jobs) - self._starting:
-                await store.live.fail(self.worker, strays)  # could not be taken back when they were refused
-        await self._bury_the_dead(store, workers)
+                await store.background.fail(
+                    self.server_id, strays
+                )  # left in the store when they were refused
+        await self._expire_dead(store, servers)
 
-    async def _bury_the_dead(self, store: ResponseStore, workers: dict[str, int]) -> None:
+    async def _expire_dead(self, store: ResponseStore, servers: dict[str, int]) -> None:
         before, self._seen = self._seen, {}
-        for worker, beat in workers.items():
-            if worker == self.worker:
+        for server_id, beat in servers.items():
+            if server_id == self.server_id:
                 continue
-            known, num_times = before.get(worker, (beat, 0))
+            known, num_times = before.get(server_id, (beat, 0))
             num_times = num_times + 1 if known == beat else 1
-            self._seen[worker] = beat, num_times
+            self._seen[server_id] = beat, num_times
             if num_times > self._patience:
-                failed = await store.live.bury(worker, beat)
+                failed = await store.background.expire(server_id, beat)
                 logger.warning("a server process is gone; its background responses failed: %s", failed)
 
     async def _resume_waiting(self, resumer: Resumer) -> None:
@@ -162,7 +163,7 @@ class Background:
 
     async def _resume(self, resumer: Resumer, response_id: str) -> None:
         try:
-            job = await resumer.take(response_id, self.worker)
+            job = await resumer.take(response_id, self.server_id)
             if job is not None:
                 await job.begin()
                 self._jobs[response_id] = job
@@ -179,7 +180,7 @@ class Background:
             task.cancel()
         await asyncio.gather(*self._resuming, return_exceptions=True)
         try:
-            left = await store.live.put_back(self.worker)
+            left = await store.background.put_back(self.server_id)
         except ChoraleError as error:
             logger.warning("background responses could not be left to other servers: %s", error)
             return
@@ -187,23 +188,20 @@ class Background:
             if (job := self._jobs.get(response_id)) is not None:
                 job.leave()
 
-    async def let_go(self, store: ResponseStore, hold: Hold) -> None:
-        """Release a conversation, now or, while the store cannot, with a later heartbeat. Never raises.
-
-        A request does not wait for it longer than for the lock that refused it.
-        """
+    async def release(self, store: ResponseStore, lease: Lease) -> None:
+        """Release a conversation, now or, if the store fails, with a later heartbeat. Never raises."""
         if store.fault is None:
             try:
-                await store.conversations.release(hold)
+                await store.conversations.release(lease)
                 return
             except ChoraleError as error:
-                logger.warning("conversation %s could not be released yet: %s", hold.conversation_id, error)
-        self._holds.append(hold)
+                logger.warning("conversation %s could not be released yet: %s", lease.conversation_id, error)
+        self._leases.append(lease)
 
-    async def _release_holds(self, store: ResponseStore) -> None:
-        while self._holds:
-            await store.conversations.release(self._holds[0])
-            del self._holds[0]
+    async def _release_leases(self, store: ResponseStore) -> None:
+        while self._leases:
+            await store.conversations.release(self._leases[0])
+            del self._leases[0]
 
     async def drain(self) -> None:
         """Wait until every job has ended."""
@@ -222,5 +220,5 @@ class Background:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        with contextlib.suppress(ChoraleError):  # also lets go of the conversations
-            await store.live.bury(self.worker, None)
+        with contextlib.suppress(ChoraleError):  # which also ends the leases
+            await store.background.expire(self.server_id, None)

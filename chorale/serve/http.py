@@ -11,6 +11,7 @@ from pathlib import Path
 from chorale.api.app import create_app
 from chorale.api.http.server import Stop, serve_app
 from chorale.api.operator.metrics import Metrics
+from chorale.api.responses.recovery import recovery
 from chorale.api.state import ServerState
 from chorale.client.remote import RemoteClient
 from chorale.config import ServerConfig
@@ -64,14 +65,14 @@ def _make_state(client: RemoteClient, start: ApiStart, vocab: Vocabulary, tools:
         vocab=vocab,
         tools=tools,
         metrics=Metrics(names[0], process=start.process, share=share, log_stats=log_stats),
-        store=_open_store(start.server),
+        store=_open_store(start.server, vocab),
         model_names=names,
     )
 
 
-def _open_store(config: ServerConfig) -> ResponseStore:
+def _open_store(config: ServerConfig, vocab: Vocabulary) -> ResponseStore:
     """Raises ``ConfigError``: at the start, a store that cannot be opened is the operator's to mend."""
     try:
-        return open_store(config)
+        return open_store(config, recovery(vocab))
     except StoreError as error:
         raise ConfigError(str(error)) from error

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from chorale.store.connection_thread import LOCK_SECONDS, DatabaseWorker
+from chorale.store.connection_thread import LOCK_SECONDS, ConnectionThread
 from chorale.store.database import Database
 from chorale.store.responses import totals
 
@@ -46,7 +46,7 @@ class Access:
         self.clock = clock
         self.bounds = bounds
         self.num_evicted = 0
-        self.writer = DatabaseWorker(
+        self.writer = ConnectionThread(
             "responses-writer",
             lambda: connect(True),
             writes=True,
@@ -57,7 +57,7 @@ class Access:
         )
         self.reader = self.writer
         if not one:
-            self.reader = DatabaseWorker(
+            self.reader = ConnectionThread(
                 "responses-reader", lambda: connect(False), writes=False, lock_seconds=lock_seconds
             )
 
@@ -124,6 +124,7 @@ def _any_older(db: Database, oldest: float) -> bool:
 
 def _unused(db: Database, table: str) -> list[tuple[float, int, int, str]]:
     rows = db.execute(
-        f"SELECT used, seq, num_bytes FROM {table} WHERE worker IS NULL ORDER BY used, seq LIMIT {EVICT_ROWS}"
+        f"SELECT used, seq, num_bytes FROM {table} WHERE server_id IS NULL"
+        f" ORDER BY used, seq LIMIT {EVICT_ROWS}"
     )
     return [(used, seq, num_bytes, table) for used, seq, num_bytes in rows.fetchall()]

@@ -1,63 +1,32 @@
 """SqlCompletions: chat completions that were asked to be stored, in the table and bounds of responses.
 
-A row's body holds the completion as it was sent and the messages that it answers; it has no items, and its
-id is none of a response, so neither is ever taken for the other.
+A row's body holds the completion as it was sent and the messages that it answers. It has no items, and its
+id has another form than a response's, so that neither is taken for the other.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from chorale.store.access import Access
 from chorale.store.database import Database
-from chorale.store.protocol import StoredResponse
+from chorale.store.protocol import CompletionFilter, StoredCompletion, StoredResponse
 from chorale.store.responses import delete_response, find_response, insert_response, to_json
 
 COMPLETION_ID = re.compile(r"chatcmpl-[0-9a-f]{32}")
 _BATCH = 64  # rows looked at for a page, at a time
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCompletion:
-    """``completion``: the object as it was sent, with ``metadata``; ``messages``: the request's own."""
-
-    completion: dict[str, Any]
-    messages: list[dict[str, Any]]
-
-    @property
-    def id(self) -> str:
-        return str(self.completion["id"])
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionFilter:
-    """``after``: the id that a page follows."""
-
-    after: str | None = None
-    limit: int = 20
-    newest_first: bool = False
-    model: str | None = None
-    metadata: Mapping[str, str] | None = None
-
-    def takes(self, completion: Mapping[str, Any]) -> bool:
-        if self.model is not None and completion["model"] != self.model:
-            return False
-        has = completion.get("metadata") or {}
-        return all(has.get(key) == value for key, value in (self.metadata or {}).items())
-
-
 class SqlCompletions:
-    """Coroutines that never block the event loop. ``StoreError`` where the disk fails."""
+    """Implements ``Completions``."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
 
     async def put(self, made: StoredCompletion, owner: bytes) -> None:
-        """Durable when it returns."""
         row = StoredResponse(
             id=made.id,
             owner=owner,
@@ -83,7 +52,6 @@ class SqlCompletions:
     async def update(
         self, completion_id: str, owner: bytes, metadata: dict[str, str]
     ) -> StoredCompletion | None:
-        """With other metadata; None if it is not there."""
         if not COMPLETION_ID.fullmatch(completion_id):
             return None
 
@@ -103,7 +71,6 @@ class SqlCompletions:
         return await self._access.write(job)
 
     async def delete(self, completion_id: str, owner: bytes) -> bool:
-        """Whether it was there."""
         if not COMPLETION_ID.fullmatch(completion_id):
             return False
         return await self._access.write(
@@ -111,7 +78,6 @@ class SqlCompletions:
         )
 
     async def page(self, owner: bytes, wanted: CompletionFilter) -> tuple[list[dict[str, Any]], bool] | None:
-        """(completions, whether more follow); None: there is no completion ``wanted.after``."""
         return await self._access.read(lambda db: self._page(db, owner, wanted))
 
     # ------------------------------------------------------------------ on the threads

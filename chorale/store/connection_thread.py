@@ -46,7 +46,7 @@ class _Stop:
     done: threading.Event = field(default_factory=threading.Event)
 
 
-class DatabaseWorker:
+class ConnectionThread:
     """``connect`` runs here, before the thread starts, so that a bad file or address fails at start-up.
 
     A full or read-only disk (``NoSpaceError``) is none: jobs fail until the database can be opened.

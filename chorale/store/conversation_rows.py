@@ -1,11 +1,10 @@
-"""Statements on conversations: their items, and the hold that lets one request at a time append."""
+"""Statements on conversations: their items, and the lease that lets one request at a time append."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
-from chorale.api.responses.items.client_calls import OUTPUTS, is_call
 from chorale.errors import RequestError
 from chorale.ids import new_id
 from chorale.store.database import Database
@@ -14,8 +13,8 @@ from chorale.store.protocol import (
     LIVE,
     Conversation,
     ConversationLockedError,
-    Hold,
     ItemPage,
+    Lease,
     StoredItem,
     StoredResponse,
     StoreError,
@@ -53,9 +52,9 @@ def find(db: Database, conversation_id: str, owner: bytes, oldest: float) -> tup
     return row[0], Conversation(conversation_id, owner, row[1], json.loads(row[2]))
 
 
-def free_of_holds(db: Database, seq: int) -> None:
+def check_unleased(db: Database, seq: int) -> None:
     """Raises ``ConversationLockedError`` while a request works on it."""
-    if db.execute("SELECT locked FROM conversations WHERE seq = ?", (seq,)).fetchone()[0] is not None:
+    if db.execute("SELECT lease FROM conversations WHERE seq = ?", (seq,)).fetchone()[0] is not None:
         raise ConversationLockedError(
             "Another process is currently operating on this conversation. Please retry in a few seconds.",
             param="conversation",
@@ -112,12 +111,12 @@ def find_own_item(db: Database, seq: int, item_id: str) -> StoredItem | None:
 
 
 def remove_item(db: Database, seq: int, item_id: str, now: float) -> bool:
-    """With a call goes its output: without its call, it would make every later request a 400."""
+    """A call's outputs go with it: an output without its call would make every later request a 400."""
     stored = find_own_item(db, seq, item_id)
     if stored is None:
         return False
     removed = [stored]
-    if is_call(stored.item):
+    if "call_id" in stored.item and not _is_output(stored):
         removed += _outputs_of(db, seq, stored.item["call_id"])
     for gone in removed:
         db.execute(
@@ -135,9 +134,11 @@ def _outputs_of(db: Database, seq: int, call_id: str) -> list[StoredItem]:
         "SELECT item, token_ids FROM conversation_items WHERE conversation_seq = ?", (seq,)
     ).fetchall()
     items = [unpack_item(*row) for row in rows]
-    return [
-        stored for stored in items if stored.item["type"] in OUTPUTS and stored.item["call_id"] == call_id
-    ]
+    return [stored for stored in items if _is_output(stored) and stored.item.get("call_id") == call_id]
+
+
+def _is_output(stored: StoredItem) -> bool:
+    return str(stored.item["type"]).endswith("_output")
 
 
 def load_page(db: Database, seq: int, *, after: str | None, limit: int, newest_first: bool) -> ItemPage:
@@ -159,45 +160,45 @@ def load_page(db: Database, seq: int, *, after: str | None, limit: int, newest_f
     return ItemPage(tuple(unpack_item(*row) for row in rows[:limit]), len(rows) > limit)
 
 
-# --------------------------------------------------------------------------- holds
+# --------------------------------------------------------------------------- leases
 
 
-def take_hold(db: Database, conversation: Conversation, seq: int, token: str, worker: str) -> Hold:
+def take_lease(db: Database, conversation: Conversation, seq: int, token: str, server_id: str) -> Lease:
     """Raises ``ConversationLockedError``."""
-    free_of_holds(db, seq)
+    check_unleased(db, seq)
     end = db.execute(
-        "UPDATE conversations SET locked = ?, worker = ? WHERE seq = ? RETURNING next_position",
-        (token, worker, seq),
+        "UPDATE conversations SET lease = ?, server_id = ? WHERE seq = ? RETURNING next_position",
+        (token, server_id, seq),
     ).fetchone()[0]
-    return Hold(conversation.id, conversation.owner, token, end)
+    return Lease(conversation.id, conversation.owner, token, end)
 
 
-def release_hold(db: Database, hold: Hold, items: Sequence[StoredItem], now: float) -> None:
-    """Append and let go. A conversation that was deleted meanwhile is no error.
+def release_lease(db: Database, lease: Lease, items: Sequence[StoredItem], now: float) -> None:
+    """Append the items and end the lease. A conversation that was deleted meanwhile is not an error.
 
-    Raises ``StoreError`` when there is something to append and the hold is lost: its process was taken for
-    dead, and somebody else may have gone on from the same place.
+    Raises ``StoreError`` if there is something to append and the lease has expired: another request may have
+    gone on from the same place.
     """
-    row = db.execute("SELECT seq, locked FROM conversations WHERE id = ?", (hold.conversation_id,)).fetchone()
+    row = db.execute("SELECT seq, lease FROM conversations WHERE id = ?", (lease.conversation_id,)).fetchone()
     if row is None:
         return
-    seq, locked = row
-    if locked != hold.token:
+    seq, token = row
+    if token != lease.token:
         if items:
-            raise StoreError("this server was taken for dead, and its hold on the conversation is lost")
+            raise StoreError("this server was taken for dead, and its lease on the conversation is lost")
         return
     if items:
         add_items(db, seq, items, now)
-    db.execute("UPDATE conversations SET locked = NULL, worker = NULL WHERE seq = ?", (seq,))
+    db.execute("UPDATE conversations SET lease = NULL, server_id = NULL WHERE seq = ?", (seq,))
 
 
-def finish_hold(db: Database, hold: Hold, response: StoredResponse, now: float) -> None:
+def finish_lease(db: Database, lease: Lease, response: StoredResponse, now: float) -> None:
     """What an ended response leaves in its conversation."""
     assert response.status not in LIVE
     kept = response.status in KEPT
-    release_hold(db, hold, (*response.input, *response.output) if kept else (), now)
+    release_lease(db, lease, (*response.input, *response.output) if kept else (), now)
 
 
-def free_all(db: Database, worker: str) -> None:
-    """Let go of what a dead worker held."""
-    db.execute("UPDATE conversations SET locked = NULL, worker = NULL WHERE worker = ?", (worker,))
+def free_all(db: Database, server_id: str) -> None:
+    """End every lease of a dead server."""
+    db.execute("UPDATE conversations SET lease = NULL, server_id = NULL WHERE server_id = ?", (server_id,))

@@ -10,7 +10,7 @@ from chorale.store import conversation_rows
 from chorale.store.access import Access
 from chorale.store.background import register
 from chorale.store.database import Database
-from chorale.store.protocol import CONVERSATION_ID, Conversation, Hold, ItemPage, StoredItem
+from chorale.store.protocol import CONVERSATION_ID, Conversation, ItemPage, Lease, StoredItem
 from chorale.store.responses import load_conversation, no_conversation
 
 
@@ -86,7 +86,7 @@ class SqlConversations:
 
         def job(db: Database) -> list[StoredItem]:
             seq, _ = self._find(conversation_id, owner, db)
-            conversation_rows.free_of_holds(db, seq)
+            conversation_rows.check_unleased(db, seq)
             added = conversation_rows.add_items(db, seq, items, self._access.clock())
             self._access.evict(db)
             return added
@@ -98,24 +98,24 @@ class SqlConversations:
 
         def job(db: Database) -> Conversation | None:
             seq, found = self._find(conversation_id, owner, db)
-            conversation_rows.free_of_holds(db, seq)
+            conversation_rows.check_unleased(db, seq)
             return found if conversation_rows.remove_item(db, seq, item_id, self._access.clock()) else None
 
         return await self._access.write(job)
 
-    async def take(self, conversation_id: str, owner: bytes, worker: str) -> Hold:
+    async def take(self, conversation_id: str, owner: bytes, server_id: str) -> Lease:
         _check(conversation_id)
 
-        def job(db: Database) -> Hold:
+        def job(db: Database) -> Lease:
             seq, found = self._find(conversation_id, owner, db)
-            register(db, worker)
-            return conversation_rows.take_hold(db, found, seq, new_id("hold"), worker)
+            register(db, server_id)
+            return conversation_rows.take_lease(db, found, seq, new_id("lease"), server_id)
 
         return await self._access.write(job)
 
-    async def release(self, hold: Hold, items: Sequence[StoredItem] = ()) -> None:
+    async def release(self, lease: Lease, items: Sequence[StoredItem] = ()) -> None:
         await self._access.write(
-            lambda db: conversation_rows.release_hold(db, hold, items, self._access.clock())
+            lambda db: conversation_rows.release_lease(db, lease, items, self._access.clock())
         )
 
     def _find(self, conversation_id: str, owner: bytes, db: Database) -> tuple[int, Conversation]:

@@ -1,7 +1,7 @@
 """Database: the little that the store needs of SQL, so that SQLite and PostgreSQL run the same statements.
 
 Statements use ``?`` for parameters, BLOBs for JSON and token ids, and nothing that only one of the two
-knows; what differs (types, triggers, how a write is begun) is in ``sqlite_file`` and ``postgres``.
+knows; what differs (types, triggers, how a write is begun) is in ``sqlite`` and ``postgres``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ class Database(Protocol):
         ...
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> Any: ...
+
+    def columns(self, table: str) -> set[str]:
+        """The names of a table's columns; empty if there is no such table."""
+        ...
 
     def is_busy(self, error: Exception) -> bool:
         """Whether an error of the driver says that a lock was not free in time."""

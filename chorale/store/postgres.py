@@ -15,84 +15,23 @@ from typing import TYPE_CHECKING, Any
 from chorale.errors import ConfigError
 from chorale.store.connection_thread import LOCK_SECONDS
 from chorale.store.protocol import StoreError
+from chorale.store.schema import COUNTED, VERSION, migrate, version
 
 if TYPE_CHECKING:
     import psycopg
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
 _LOCK = 0x63686F72616C65  # "chorale": the advisory lock of writers
 _LOCK_NOT_AVAILABLE = "55P03"
-_BIG = "BIGINT NOT NULL"
-_SCHEMA = f"""
-CREATE TABLE responses (
-    seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    id TEXT NOT NULL UNIQUE,
-    owner BYTEA NOT NULL,
-    previous_id TEXT,
-    created DOUBLE PRECISION NOT NULL,
-    used DOUBLE PRECISION NOT NULL,
-    status TEXT NOT NULL,
-    body BYTEA NOT NULL,
-    num_bytes {_BIG},
-    worker TEXT,
-    num_events {_BIG} DEFAULT 0,
-    conversation_id TEXT,
-    conversation_end {_BIG} DEFAULT 0,
-    request BYTEA,
-    attempts {_BIG} DEFAULT 1
-);
-CREATE INDEX responses_used ON responses (used, seq);
-CREATE INDEX responses_worker ON responses (worker) WHERE worker IS NOT NULL;
-CREATE TABLE items (
-    response_seq BIGINT NOT NULL REFERENCES responses (seq) ON DELETE CASCADE,
-    position {_BIG},
-    is_output INTEGER NOT NULL,
-    id TEXT,
-    item BYTEA NOT NULL,
-    token_ids BYTEA NOT NULL,
-    PRIMARY KEY (response_seq, position)
-);
-CREATE INDEX items_id ON items (id) WHERE id IS NOT NULL;
-CREATE TABLE events (
-    response_seq BIGINT NOT NULL REFERENCES responses (seq) ON DELETE CASCADE,
-    first {_BIG},
-    num_events {_BIG},
-    data BYTEA NOT NULL,
-    PRIMARY KEY (response_seq, first)
-);
-CREATE TABLE workers (id TEXT PRIMARY KEY, beat {_BIG});
-CREATE TABLE conversations (
-    seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    id TEXT NOT NULL UNIQUE,
-    owner BYTEA NOT NULL,
-    created DOUBLE PRECISION NOT NULL,
-    used DOUBLE PRECISION NOT NULL,
-    metadata BYTEA NOT NULL,
-    next_position {_BIG},
-    locked TEXT,
-    worker TEXT,
-    num_bytes {_BIG}
-);
-CREATE INDEX conversations_used ON conversations (used, seq);
-CREATE INDEX conversations_worker ON conversations (worker) WHERE worker IS NOT NULL;
-CREATE TABLE conversation_items (
-    conversation_seq BIGINT NOT NULL REFERENCES conversations (seq) ON DELETE CASCADE,
-    position {_BIG},
-    id TEXT NOT NULL,
-    item BYTEA NOT NULL,
-    token_ids BYTEA NOT NULL,
-    PRIMARY KEY (conversation_seq, position)
-);
-CREATE UNIQUE INDEX conversation_items_id ON conversation_items (id, conversation_seq);
-CREATE TABLE totals (num_responses {_BIG}, num_bytes {_BIG}, num_conversations {_BIG});
-INSERT INTO totals VALUES (0, 0, 0);
-CREATE TABLE schema_version (version INTEGER NOT NULL);
-INSERT INTO schema_version VALUES ({VERSION});
-"""
+_TYPES = {
+    "SERIAL": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "INT": "BIGINT",
+    "FLOAT": "DOUBLE PRECISION",
+    "BYTES": "BYTEA",
+}
 _COUNT = """
-CREATE FUNCTION count_{table}() RETURNS trigger LANGUAGE plpgsql AS $count$ BEGIN
+CREATE OR REPLACE FUNCTION count_{table}() RETURNS trigger LANGUAGE plpgsql AS $count$ BEGIN
     IF TG_OP = 'INSERT' THEN
         UPDATE totals SET num_{table} = num_{table} + 1, num_bytes = num_bytes + NEW.num_bytes;
     ELSIF TG_OP = 'DELETE' THEN
@@ -102,17 +41,10 @@ CREATE FUNCTION count_{table}() RETURNS trigger LANGUAGE plpgsql AS $count$ BEGI
     END IF;
     RETURN NULL;
 END $count$;
+DROP TRIGGER IF EXISTS count_{table} ON {table};
 CREATE TRIGGER count_{table} AFTER INSERT OR DELETE OR UPDATE OF num_bytes ON {table}
     FOR EACH ROW EXECUTE FUNCTION count_{table}();
 """
-# Entry i brings a database from version i + 2 to i + 3. Only ever append.
-_MIGRATIONS = (
-    f"""
-ALTER TABLE responses ADD COLUMN request BYTEA;
-ALTER TABLE responses ADD COLUMN attempts {_BIG} DEFAULT 1;
-""",
-)
-SCRIPT = _SCHEMA + _COUNT.format(table="responses") + _COUNT.format(table="conversations")
 
 
 @functools.cache  # a few dozen statements
@@ -134,7 +66,7 @@ class PostgresDatabase:
             application_name="chorale",
         )
         self.errors: type[Exception] = psycopg.Error
-        # A server that vanished in the middle of a write must not hold the others up for long.
+        # A server that vanished in the middle of a write must not lease the others up for long.
         self._connection.execute("SET idle_in_transaction_session_timeout = '60s'")
         self._connection.execute("SET lock_timeout = '30s'")
         self._connection.execute("SET statement_timeout = '60s'")
@@ -144,16 +76,20 @@ class PostgresDatabase:
         return bool(self._connection.closed)
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
-        return self._connection.execute(_placeholders(sql), parameters)
+        return self._connection.execute(_placeholders(sql), parameters or None)
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> Any:
         cursor = self._connection.cursor()
         cursor.executemany(_placeholders(sql), rows)
         return cursor
 
-    def script(self, sql: str) -> None:
-        """Several statements, without parameters."""
-        self._connection.execute(sql)
+    def columns(self, table: str) -> set[str]:
+        rows = self.execute(
+            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(?) AND attnum > 0"
+            " AND NOT attisdropped",
+            (f"chorale.{table}",),
+        )
+        return {row[0] for row in rows.fetchall()}
 
     def is_busy(self, error: Exception) -> bool:
         return getattr(error, "sqlstate", None) == _LOCK_NOT_AVAILABLE
@@ -204,16 +140,15 @@ def _migrate(database: PostgresDatabase) -> None:
     database.begin(writes=True, seconds=LOCK_SECONDS)
     database.execute("CREATE SCHEMA IF NOT EXISTS chorale")
     database.execute("SET LOCAL search_path TO chorale")
-    if database.execute("SELECT to_regclass('chorale.schema_version')").fetchone()[0] is None:
-        database.script(SCRIPT)
-    version = database.execute("SELECT version FROM schema_version").fetchone()[0]
-    if version > VERSION:
+    try:
+        if (found := version(database)) != VERSION:
+            migrate(database, found, _TYPES, "")
+            for table in COUNTED:
+                database.execute(_COUNT.format(table=table))
+    except ConfigError:
         database.rollback()
         database.close()
-        raise ConfigError(f"the response store has format {version}; this release knows up to {VERSION}")
-    for script in _MIGRATIONS[version - 2 :]:
-        database.script(script)
-    database.execute("UPDATE schema_version SET version = ?", (VERSION,))
+        raise
     database.commit()
 
 

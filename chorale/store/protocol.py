@@ -8,14 +8,11 @@ disturb each other. Every item may carry the harmony token ids behind it, for ex
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from chorale.errors import ChoraleError, NotFoundError, RequestError
-
-if TYPE_CHECKING:
-    from chorale.store.completions import SqlCompletions
 
 Item = dict[str, Any]
 
@@ -26,10 +23,16 @@ def present(**fields: Any) -> Item:
 
 
 RETRY_SECONDS = 5.0  # after which a client may ask again for what the store could not do
-TOOL_STATE = "_tool_state"  # in a stored body: never shown
+# Keys of a stored body that are never shown.
+TOOL_STATE = "_tool_state"
+RENDERING = "_rendering"  # what the events of a background response need beside the shown ones
 RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{32}")
 ITEM_ID = re.compile(r"[a-z]{2,4}_[0-9a-f]{32}")
+RESTARTED = {
+    "code": "server_error",
+    "message": "the server that worked on this response ended before it was done",
+}
 LIVE = ("queued", "in_progress")  # every other status is final
 KEPT = ("completed", "incomplete")  # what other responses said does not go into their conversation
 
@@ -91,8 +94,37 @@ class StoredResponse:
 
     def to_object(self) -> dict[str, Any]:
         """The response object as it was sent."""
-        shown = {key: value for key, value in self.body.items() if key != TOOL_STATE}
+        shown = {key: value for key, value in self.body.items() if key not in (TOOL_STATE, RENDERING)}
         return {**shown, "output": [stored.item for stored in self.output]}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCompletion:
+    """``completion``: the object as it was sent, with ``metadata``; ``messages``: the request's own."""
+
+    completion: dict[str, Any]
+    messages: list[dict[str, Any]]
+
+    @property
+    def id(self) -> str:
+        return str(self.completion["id"])
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionFilter:
+    """``after``: the id that a page follows."""
+
+    after: str | None = None
+    limit: int = 20
+    newest_first: bool = False
+    model: str | None = None
+    metadata: Mapping[str, str] | None = None
+
+    def takes(self, completion: Mapping[str, Any]) -> bool:
+        if self.model is not None and completion["model"] != self.model:
+            return False
+        has = completion.get("metadata") or {}
+        return all(has.get(key) == value for key, value in (self.metadata or {}).items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +139,19 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class EventChunk:
-    """Consecutive events of a stream, numbered from ``first``, as SSE bytes."""
+    """Consecutive events of a background response's turn, in the API's form of them."""
 
-    first: int
+    first: int  # how many events are before it
     num_events: int
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """What follows a place in a stream. A response that is not ``live`` gets no more events."""
+    """What follows a place in the events. A response that is not ``live`` gets no more of them."""
 
     live: bool
-    repeatable: bool  # the response may be begun again after a crash, with other events than its first chunk
-    num_events: int  # of the whole stream so far; 0: this response's events were not kept
+    repeatable: bool  # the response may be resumed after a crash, with other events
     chunks: tuple[EventChunk, ...]
 
 
@@ -129,8 +160,8 @@ class Claimed:
     """A background response that another server began, and that this one now works on."""
 
     response: StoredResponse
-    request: bytes  # as ``LiveResponses.begin`` was given it
-    hold: Hold | None
+    request: bytes  # as ``BackgroundResponses.begin`` got it
+    lease: Lease | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +181,8 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """The right to append to a conversation. ``end``: where its items ended when it was taken."""
+class Lease:
+    """One request's right to append to a conversation. ``end``: where its items ended when it was taken."""
 
     conversation_id: str
     owner: bytes
@@ -174,19 +205,19 @@ class ResponseStore(Protocol):
         ...
 
     @property
-    def live(self) -> LiveResponses: ...
+    def background(self) -> BackgroundResponses: ...
 
     @property
     def conversations(self) -> Conversations: ...
 
     @property
-    def completions(self) -> SqlCompletions: ...
+    def completions(self) -> Completions: ...
 
-    async def put(self, response: StoredResponse, hold: Hold | None = None) -> None:
+    async def put(self, response: StoredResponse, lease: Lease | None = None) -> None:
         """Durable when it returns. The id must be new.
 
-        With ``hold``, input and output go to the end of its conversation in the same moment, if the
-        response completed or is incomplete, and the hold is over.
+        With ``lease``, input and output go to the end of its conversation in the same moment, if the
+        response completed or is incomplete, and the lease is over.
         """
         ...
 
@@ -220,84 +251,97 @@ class ResponseStore(Protocol):
         ...
 
 
-class LiveResponses(Protocol):
-    """Responses that are stored before they have ended, each owned by one *worker*: a server process.
+class Recover(Protocol):
+    """Ends a response whose server is gone, or that is cancelled from elsewhere, by its events so far."""
 
-    A status moves forward: queued, in_progress, and one final status. A response whose worker dies is
-    ``queued`` again, without an owner and with the events of its beginning only, if it may be repeated and
-    has been begun less than ``MAX_ATTEMPTS`` times; else it has failed. Methods that return whether they did
-    it answer False when the response is not this worker's any more: ended from elsewhere, or deleted.
+    def __call__(
+        self, response: StoredResponse, chunks: Sequence[bytes], status: str
+    ) -> tuple[StoredResponse, bytes, int]:
+        """Returns the ended response, and the data and number of the events that end it."""
+        ...
+
+
+def without_output(
+    response: StoredResponse, chunks: Sequence[bytes], status: str
+) -> tuple[StoredResponse, bytes, int]:
+    """A ``Recover`` that reads no events: the response ends with no output."""
+    body = {**response.body, "status": status, "error": RESTARTED if status == "failed" else None}
+    return replace(response, status=status, body=body), b"", 0
+
+
+class BackgroundResponses(Protocol):
+    """Responses that are stored before they have ended, each owned by one server process.
+
+    A status moves forward: queued, in_progress, and one final status. A response whose server dies is
+    ``queued`` again, without an owner and without events, if it may be resumed and has been begun less than
+    ``MAX_ATTEMPTS`` times; else it has failed. A method that returns whether it did it returns False when
+    the response is not this server's any more: ended from elsewhere, or deleted.
     """
 
-    async def begin(
-        self, response: StoredResponse, worker: str, events: EventChunk, request: bytes | None = None
-    ) -> None:
-        """``events``: those of the beginning. ``request``: what ``claim`` gives to another worker, if the
-        response may be repeated."""
+    async def begin(self, response: StoredResponse, server_id: str, request: bytes | None = None) -> None:
+        """``request``: what ``claim`` gives to another server, if the response may be resumed."""
         ...
 
     async def append(
-        self, response_id: str, worker: str, status: str, events: EventChunk, *, repeatable: bool = True
+        self, response_id: str, server_id: str, status: str, events: EventChunk, *, repeatable: bool = True
     ) -> bool:
-        """``repeatable`` False: from here on the response may not be begun again."""
+        """``repeatable`` False: from here on the response may not be resumed."""
         ...
 
     async def settle(self, response_id: str, owner: bytes) -> None:
-        """A reader is to be shown more than the beginning: the response may not be begun again."""
+        """A reader is about to get events: the response may not be resumed."""
         ...
 
     async def waiting(self) -> list[tuple[str, str]]:
-        """Responses without a worker that wait to be begun again: (id, model)."""
+        """Responses that wait for a server to resume them: (id, model)."""
         ...
 
-    async def claim(self, response_id: str, worker: str) -> Claimed | None:
-        """Become the worker of a waiting response. None: another one was faster, or it is gone."""
+    async def claim(self, response_id: str, server_id: str) -> Claimed | None:
+        """Take a waiting response. Returns None if another server was faster, or it is gone."""
         ...
 
-    async def unclaim(self, response_id: str, worker: str) -> None:
-        """Give a claimed response back that could not be begun; it counts as not tried."""
+    async def unclaim(self, response_id: str, server_id: str) -> None:
+        """Give back a claimed response that could not be begun. The attempt does not count."""
         ...
 
-    async def put_back(self, worker: str) -> list[str]:
-        """In an orderly end: leave the worker's responses that may be repeated to others; their ids."""
+    async def put_back(self, server_id: str) -> list[str]:
+        """At an orderly end, leave the server's resumable responses to others. Returns their ids."""
         ...
 
     async def finish(
-        self, response: StoredResponse, worker: str, events: EventChunk, hold: Hold | None = None
+        self, response: StoredResponse, server_id: str, events: EventChunk, lease: Lease | None = None
     ) -> bool: ...
 
     async def end(self, response_id: str, owner: bytes, status: str) -> StoredResponse | None:
         """End it from anywhere as ``cancelled`` or ``failed``; one that has ended stays as it is."""
         ...
 
-    async def events(self, response_id: str, owner: bytes, after: int) -> EventPage | None:
-        """Some of the events after number ``after``: none only if there are none yet."""
+    async def events(self, response_id: str, owner: bytes, start: int) -> EventPage | None:
+        """Some of the events from number ``start`` on, which begins a chunk."""
         ...
 
-    async def beat(self, worker: str) -> set[str]:
-        """Show that the worker lives; returns the ids of its live responses."""
+    async def beat(self, server_id: str) -> set[str]:
+        """Show that the server lives. Returns the ids of its live responses."""
         ...
 
-    async def fail(self, worker: str, response_ids: set[str]) -> None:
-        """Fail live responses of a worker that it does not work on."""
+    async def fail(self, server_id: str, response_ids: set[str]) -> None:
+        """Fail live responses of a server that it does not work on."""
         ...
 
-    async def workers(self) -> dict[str, int]:
-        """Every worker that may own something, and its count of beats."""
+    async def servers(self) -> dict[str, int]:
+        """Every server that may own something, and its count of beats."""
         ...
 
-    async def bury(self, worker: str, beat: int | None) -> list[str]:
-        """Put back or fail what a dead worker owns, unless it has shown life since beat ``beat``.
+    async def expire(self, server_id: str, beat: int | None) -> list[str]:
+        """Put back or fail what a dead server owns, unless it has shown life since beat ``beat``.
 
-        Returns the ids of those that failed.
-
-        A worker buries itself (None) when its process ends in order.
+        Returns the ids of those that failed. A process that ends in order expires itself (None).
         """
         ...
 
 
 class Conversations(Protocol):
-    """Raises ``ConversationNotFoundError`` for an unknown id, ``ConversationLockedError`` while held."""
+    """Raises ``ConversationNotFoundError`` for an unknown id, ``ConversationLockedError`` during a lease."""
 
     async def create(
         self, owner: bytes, metadata: dict[str, str], items: Sequence[StoredItem]
@@ -329,8 +373,32 @@ class Conversations(Protocol):
         """Without the item; None if it was not there."""
         ...
 
-    async def take(self, conversation_id: str, owner: bytes, worker: str) -> Hold: ...
+    async def take(self, conversation_id: str, owner: bytes, server_id: str) -> Lease: ...
 
-    async def release(self, hold: Hold, items: Sequence[StoredItem] = ()) -> None:
-        """End the hold, after appending ``items``. A conversation that is gone is no error."""
+    async def release(self, lease: Lease, items: Sequence[StoredItem] = ()) -> None:
+        """End the lease, after appending ``items``. A conversation that is gone is not an error."""
+        ...
+
+
+class Completions(Protocol):
+    """Chat completions that were asked to be stored."""
+
+    async def put(self, made: StoredCompletion, owner: bytes) -> None:
+        """Durable when it returns."""
+        ...
+
+    async def get(self, completion_id: str, owner: bytes) -> StoredCompletion | None: ...
+
+    async def update(
+        self, completion_id: str, owner: bytes, metadata: dict[str, str]
+    ) -> StoredCompletion | None:
+        """Returns it with other metadata; None if it is not there."""
+        ...
+
+    async def delete(self, completion_id: str, owner: bytes) -> bool:
+        """Returns whether it was there."""
+        ...
+
+    async def page(self, owner: bytes, wanted: CompletionFilter) -> tuple[list[dict[str, Any]], bool] | None:
+        """Returns (completions, whether more follow), or None if there is no completion ``wanted.after``."""
         ...

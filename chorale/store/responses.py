@@ -87,13 +87,13 @@ def find_item(db: Database, item_id: str, owner: bytes, oldest: float) -> Stored
 # --------------------------------------------------------------------------- responses
 
 
-def insert_response(db: Database, response: StoredResponse, now: float, worker: str | None = None) -> int:
+def insert_response(db: Database, response: StoredResponse, now: float, server_id: str | None = None) -> int:
     """Write the response and its items; returns its ``seq``. What it continues is marked as used."""
     body = to_json(response.body)
     inputs, outputs = list(map(item_row, response.input)), list(map(item_row, response.output))
     size = len(body) + ROW_BYTES + sum(map(row_size, inputs)) + sum(map(row_size, outputs))
     seq = db.execute(
-        "INSERT INTO responses (id, owner, previous_id, created, used, status, body, num_bytes, worker,"
+        "INSERT INTO responses (id, owner, previous_id, created, used, status, body, num_bytes, server_id,"
         " conversation_id, conversation_end) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq",
         (
             response.id,
@@ -104,7 +104,7 @@ def insert_response(db: Database, response: StoredResponse, now: float, worker: 
             response.status,
             body,
             size,
-            worker,
+            server_id,
             response.conversation_id,
             response.conversation_end,
         ),

@@ -1,151 +1,170 @@
-"""The tables of the response store in SQLite, and how an older file becomes a newer one.
+"""The tables of the response store, for SQLite and PostgreSQL, and how an older store becomes a newer one.
 
 ``responses`` holds one row a response, ``items`` one row an input or output item with its token ids,
-``events`` the stream of a background response in compressed pieces. ``worker`` is the server process that
-a response is running in, NULL once it has ended; ``workers`` holds their heartbeats. A conversation has its
-items in ``conversation_items``; ``locked`` is the token of the request that may change it. The totals are
-kept by triggers, so the bounds are exact with several server processes on one file, and cost no scan.
-``request`` is the body of a background response that may be begun again after a crash, NULL once it may not;
-``attempts`` counts how often it was begun.
-``used`` is when a response was written or last continued: eviction takes the longest unused first.
+``events`` the log of a background response in compressed chunks. ``server_id`` is the server process that a
+response is running in, NULL once it has ended; ``servers`` holds their heartbeats. A conversation has its
+items in ``conversation_items``; ``lease`` is the token of the request that may append to it. ``totals`` is
+kept by triggers, so that a bound costs nothing to check. ``request`` is what another server needs to resume
+a response, NULL once it may not be resumed; ``attempts`` counts how often it was begun. ``used`` is when a
+response was written or last continued: eviction takes the longest unused first.
+
+A store is brought up to date by comparison: old names are replaced, then tables and columns that are missing
+are added. A new column therefore needs a default. Raise ``VERSION`` with every change.
 """
 
 from __future__ import annotations
 
-import sqlite3
+from collections.abc import Mapping
 
 from chorale.errors import ConfigError
+from chorale.store.database import Database
 
-_VERSION_1 = """
-CREATE TABLE responses (
-    seq INTEGER PRIMARY KEY,
-    id TEXT NOT NULL UNIQUE,
-    owner BLOB NOT NULL,
-    previous_id TEXT,
-    created REAL NOT NULL,
-    used REAL NOT NULL,
-    status TEXT NOT NULL,
-    body BLOB NOT NULL,
-    num_bytes INTEGER NOT NULL
-);
-CREATE INDEX responses_used ON responses (used);
-CREATE TABLE items (
-    response_seq INTEGER NOT NULL REFERENCES responses (seq) ON DELETE CASCADE,
-    position INTEGER NOT NULL,
-    is_output INTEGER NOT NULL,
-    id TEXT,
-    item BLOB NOT NULL,
-    token_ids BLOB NOT NULL,
-    PRIMARY KEY (response_seq, position)
-) WITHOUT ROWID;
-CREATE INDEX items_id ON items (id) WHERE id IS NOT NULL;
-CREATE TABLE totals (num_responses INTEGER NOT NULL, num_bytes INTEGER NOT NULL);
-INSERT INTO totals VALUES (0, 0);
-CREATE TRIGGER responses_added AFTER INSERT ON responses BEGIN
-    UPDATE totals SET num_responses = num_responses + 1, num_bytes = num_bytes + NEW.num_bytes;
-END;
-CREATE TRIGGER responses_removed AFTER DELETE ON responses BEGIN
-    UPDATE totals SET num_responses = num_responses - 1, num_bytes = num_bytes - OLD.num_bytes;
-END;
-"""
+VERSION = 4  # 4: ``events`` holds output events, before it held rendered ones; new names
 
-_VERSION_2 = """
-ALTER TABLE responses ADD COLUMN worker TEXT;
-ALTER TABLE responses ADD COLUMN num_events INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE responses ADD COLUMN conversation_id TEXT;
-ALTER TABLE responses ADD COLUMN conversation_end INTEGER NOT NULL DEFAULT 0;
-CREATE INDEX responses_worker ON responses (worker) WHERE worker IS NOT NULL;
-CREATE TABLE events (
-    response_seq INTEGER NOT NULL REFERENCES responses (seq) ON DELETE CASCADE,
-    first INTEGER NOT NULL,
-    num_events INTEGER NOT NULL,
-    data BLOB NOT NULL,
-    PRIMARY KEY (response_seq, first)
-) WITHOUT ROWID;
-CREATE TABLE workers (id TEXT PRIMARY KEY, beat INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE conversations (
-    seq INTEGER PRIMARY KEY,
-    id TEXT NOT NULL UNIQUE,
-    owner BLOB NOT NULL,
-    created REAL NOT NULL,
-    used REAL NOT NULL,
-    metadata BLOB NOT NULL,
-    next_position INTEGER NOT NULL,
-    locked TEXT,
-    worker TEXT,
-    num_bytes INTEGER NOT NULL
-);
-CREATE INDEX conversations_used ON conversations (used);
-CREATE INDEX conversations_worker ON conversations (worker) WHERE worker IS NOT NULL;
-CREATE TABLE conversation_items (
-    conversation_seq INTEGER NOT NULL REFERENCES conversations (seq) ON DELETE CASCADE,
-    position INTEGER NOT NULL,
-    id TEXT NOT NULL,
-    item BLOB NOT NULL,
-    token_ids BLOB NOT NULL,
-    PRIMARY KEY (conversation_seq, position)
-) WITHOUT ROWID;
-CREATE UNIQUE INDEX conversation_items_id ON conversation_items (id, conversation_seq);
-ALTER TABLE totals ADD COLUMN num_conversations INTEGER NOT NULL DEFAULT 0;
-CREATE TRIGGER responses_resized AFTER UPDATE OF num_bytes ON responses BEGIN
-    UPDATE totals SET num_bytes = num_bytes + NEW.num_bytes - OLD.num_bytes;
-END;
-CREATE TRIGGER conversations_added AFTER INSERT ON conversations BEGIN
-    UPDATE totals SET num_conversations = num_conversations + 1, num_bytes = num_bytes + NEW.num_bytes;
-END;
-CREATE TRIGGER conversations_removed AFTER DELETE ON conversations BEGIN
-    UPDATE totals SET num_conversations = num_conversations - 1, num_bytes = num_bytes - OLD.num_bytes;
-END;
-CREATE TRIGGER conversations_resized AFTER UPDATE OF num_bytes ON conversations BEGIN
-    UPDATE totals SET num_bytes = num_bytes + NEW.num_bytes - OLD.num_bytes;
-END;
-"""
-
-_VERSION_3 = """
-ALTER TABLE responses ADD COLUMN request BLOB;
-ALTER TABLE responses ADD COLUMN attempts INTEGER NOT NULL DEFAULT 1;
-"""
-
-# Entry i brings a file from version i to i + 1. Only ever append: files in the field have run the others.
-MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3)
+_COUNT = "INT NOT NULL DEFAULT 0"
+# Table to its columns, then constraints. Types are in ``Types``; the others are the same in both databases.
+TABLES: dict[str, dict[str, str]] = {
+    "responses": {
+        "seq": "SERIAL",
+        "id": "TEXT NOT NULL UNIQUE",
+        "owner": "BYTES NOT NULL",
+        "previous_id": "TEXT",
+        "created": "FLOAT NOT NULL",
+        "used": "FLOAT NOT NULL",
+        "status": "TEXT NOT NULL",
+        "body": "BYTES NOT NULL",
+        "num_bytes": "INT NOT NULL",
+        "server_id": "TEXT",
+        "num_events": _COUNT,
+        "conversation_id": "TEXT",
+        "conversation_end": _COUNT,
+        "request": "BYTES",
+        "attempts": "INT NOT NULL DEFAULT 1",
+    },
+    "items": {
+        "response_seq": "INT NOT NULL REFERENCES responses (seq) ON DELETE CASCADE",
+        "position": "INT NOT NULL",
+        "is_output": "INT NOT NULL",
+        "id": "TEXT",
+        "item": "BYTES NOT NULL",
+        "token_ids": "BYTES NOT NULL",
+        "PRIMARY KEY": "(response_seq, position)",
+    },
+    "events": {
+        "response_seq": "INT NOT NULL REFERENCES responses (seq) ON DELETE CASCADE",
+        "first": "INT NOT NULL",
+        "num_events": "INT NOT NULL",
+        "data": "BYTES NOT NULL",
+        "PRIMARY KEY": "(response_seq, first)",
+    },
+    "servers": {"id": "TEXT NOT NULL", "beat": "INT NOT NULL", "PRIMARY KEY": "(id)"},
+    "conversations": {
+        "seq": "SERIAL",
+        "id": "TEXT NOT NULL UNIQUE",
+        "owner": "BYTES NOT NULL",
+        "created": "FLOAT NOT NULL",
+        "used": "FLOAT NOT NULL",
+        "metadata": "BYTES NOT NULL",
+        "next_position": "INT NOT NULL",
+        "lease": "TEXT",
+        "server_id": "TEXT",
+        "num_bytes": "INT NOT NULL",
+    },
+    "conversation_items": {
+        "conversation_seq": "INT NOT NULL REFERENCES conversations (seq) ON DELETE CASCADE",
+        "position": "INT NOT NULL",
+        "id": "TEXT NOT NULL",
+        "item": "BYTES NOT NULL",
+        "token_ids": "BYTES NOT NULL",
+        "PRIMARY KEY": "(conversation_seq, position)",
+    },
+    "totals": {"num_responses": _COUNT, "num_bytes": _COUNT, "num_conversations": _COUNT},
+    "schema_version": {"version": "INT NOT NULL"},
+}
+COUNTED = ("responses", "conversations")  # whose rows and bytes ``totals`` sums up
+_INDEXES = (
+    "INDEX IF NOT EXISTS responses_used ON responses (used, seq)",
+    "INDEX IF NOT EXISTS responses_server ON responses (server_id) WHERE server_id IS NOT NULL",
+    "INDEX IF NOT EXISTS items_id ON items (id) WHERE id IS NOT NULL",
+    "INDEX IF NOT EXISTS conversations_used ON conversations (used, seq)",
+    "INDEX IF NOT EXISTS conversations_server ON conversations (server_id) WHERE server_id IS NOT NULL",
+    "UNIQUE INDEX IF NOT EXISTS conversation_items_id ON conversation_items (id, conversation_seq)",
+)
+# Names up to format 3: a table's own, and those of its columns.
+_OLD_TABLES = {"workers": "servers"}
+_OLD_COLUMNS = {
+    "responses": {"worker": "server_id"},
+    "conversations": {"worker": "server_id", "locked": "lease"},
+}
+_OLD_INDEXES = ("responses_worker", "conversations_worker", "responses_used", "conversations_used")
 
 
-def migrate(connection: sqlite3.Connection) -> None:
-    """Create the tables or bring them up to date. Raises ``ConfigError`` for a file from a newer release."""
-    if _version(connection) == len(MIGRATIONS):
-        return  # nothing is written: the disk may be full
-    connection.execute("BEGIN IMMEDIATE")
-    connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)")
-    row = connection.execute("SELECT version FROM schema_version").fetchone()
-    version = int(row[0]) if row is not None else 0
-    if version > len(MIGRATIONS):
-        connection.execute("ROLLBACK")
-        raise ConfigError(
-            f"the response store has format {version}; this release knows up to {len(MIGRATIONS)}"
-        )
-    for script in MIGRATIONS[version:]:
-        for statement in _statements(script):
-            connection.execute(statement)
-    connection.execute("DELETE FROM schema_version")
-    connection.execute("INSERT INTO schema_version VALUES (?)", (len(MIGRATIONS),))
-    connection.execute("COMMIT")
+def migrate(db: Database, found: int, types: Mapping[str, str], suffix: str) -> None:
+    """Bring the tables to ``VERSION``, in the transaction of the caller, who makes the triggers afterwards.
+
+    ``found``: the format of the store, 0 for one without tables. ``types``: of columns, by our names.
+    ``suffix``: of tables with a primary key of two columns. Raises ``ConfigError`` for a newer format.
+    """
+    if found > VERSION:
+        raise ConfigError(f"the response store has format {found}; this release knows up to {VERSION}")
+    if 0 < found < 4:
+        _rename(db)
+    for table, columns in TABLES.items():
+        known = db.columns(table)
+        if not known:
+            db.execute(f"CREATE TABLE {table} ({_columns(columns, types)}){_suffix(columns, suffix)}")
+        for name in columns.keys() - known - {"PRIMARY KEY"} if known else ():
+            db.execute(f"ALTER TABLE {table} ADD COLUMN {_columns({name: columns[name]}, types)}")
+    for index in _INDEXES:
+        db.execute(f"CREATE {index}")
+    if found == 0:
+        db.execute("INSERT INTO totals VALUES (0, 0, 0)")
+    elif found < 4:
+        _empty_waiting(db)
+    db.execute("DELETE FROM schema_version")
+    db.execute("INSERT INTO schema_version VALUES (?)", (VERSION,))
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    """0 for a file without tables."""
-    table = "SELECT 1 FROM sqlite_master WHERE name = 'schema_version'"
-    if connection.execute(table).fetchone() is None:
+def version(db: Database) -> int:
+    """The format of the store; 0 without tables."""
+    if not db.columns("schema_version"):
         return 0
-    row = connection.execute("SELECT version FROM schema_version").fetchone()
+    row = db.execute("SELECT version FROM schema_version").fetchone()
     return int(row[0]) if row is not None else 0
 
 
-def _statements(script: str) -> list[str]:
-    """Split a script: ``executescript`` would commit, and a migration must be all or nothing."""
-    statements, current = [], ""
-    for line in script.splitlines(keepends=True):
-        current += line
-        if sqlite3.complete_statement(current):
-            statements.append(current.strip())
-            current = ""
-    return [statement for statement in statements if statement]
+def _rename(db: Database) -> None:
+    for index in _OLD_INDEXES:
+        db.execute(f"DROP INDEX IF EXISTS {index}")
+    for old, new in _OLD_TABLES.items():
+        if db.columns(old):
+            db.execute(f"ALTER TABLE {old} RENAME TO {new}")
+    for table, names in _OLD_COLUMNS.items():
+        known = db.columns(table)
+        for old, new in names.items():
+            if old in known:
+                db.execute(f"ALTER TABLE {table} RENAME COLUMN {old} TO {new}")
+
+
+def _empty_waiting(db: Database) -> None:
+    """Up to format 3, a response that waited for a server kept the rendered events of its beginning."""
+    for seq, size in db.execute(
+        "SELECT seq, SUM(length(data) + 64) FROM responses JOIN events ON response_seq = seq"
+        " WHERE server_id = 'waiting' GROUP BY seq"
+    ).fetchall():
+        db.execute("DELETE FROM events WHERE response_seq = ?", (seq,))
+        db.execute(
+            "UPDATE responses SET num_events = 0, num_bytes = num_bytes - ? WHERE seq = ?", (int(size), seq)
+        )
+
+
+def _columns(columns: Mapping[str, str], types: Mapping[str, str]) -> str:
+    made = []
+    for name, declared in columns.items():
+        kind, _, rest = declared.partition(" ")
+        made.append(f"{name} {types.get(kind, kind)} {rest}")
+    return ", ".join(made)
+
+
+def _suffix(columns: Mapping[str, str], suffix: str) -> str:
+    return suffix if "PRIMARY KEY" in columns else ""

@@ -12,10 +12,17 @@ from pathlib import Path
 
 from chorale.store.connection_thread import LOCK_SECONDS
 from chorale.store.protocol import NoSpaceError, StoreError
-from chorale.store.schema import migrate
+from chorale.store.schema import COUNTED, VERSION, migrate, version
 
 logger = logging.getLogger(__name__)
 
+_TYPES = {"SERIAL": "INTEGER PRIMARY KEY", "INT": "INTEGER", "FLOAT": "REAL", "BYTES": "BLOB"}
+# What a change of a counted table does to ``totals``, by the event of its trigger.
+_TRIGGERS = {
+    "added AFTER INSERT": "num_{table} = num_{table} + 1, num_bytes = num_bytes + NEW.num_bytes",
+    "removed AFTER DELETE": "num_{table} = num_{table} - 1, num_bytes = num_bytes - OLD.num_bytes",
+    "resized AFTER UPDATE OF num_bytes": "num_bytes = num_bytes + NEW.num_bytes - OLD.num_bytes",
+}
 MEMORY = ":memory:"
 # Larger files are not read through at start (10 GiB would take a minute); a damaged page in them is found
 # when it is read, and only the response on it is lost.
@@ -33,6 +40,9 @@ class SqliteDatabase(sqlite3.Connection):
     def is_busy(self, error: Exception) -> bool:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+    def columns(self, table: str) -> set[str]:
+        return {row[1] for row in self.execute(f"PRAGMA table_info({table})").fetchall()}
 
     def begin(self, writes: bool, seconds: float) -> None:
         self.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
@@ -57,10 +67,30 @@ def connect(path: str, *, migrating: bool) -> SqliteDatabase:
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA foreign_keys=ON")
         if migrating:
-            migrate(connection)
+            _migrate(connection)
     except sqlite3.Error as error:
         raise _fault(Path(path), error) from error
     return connection
+
+
+def _migrate(connection: SqliteDatabase) -> None:
+    if version(connection) == VERSION:
+        return  # nothing is written: the disk may be full
+    connection.begin(writes=True, seconds=LOCK_SECONDS)
+    try:
+        migrate(connection, version(connection), _TYPES, " WITHOUT ROWID")
+        for table in COUNTED:
+            for event, change in _TRIGGERS.items():
+                verb, _, when = event.partition(" ")
+                connection.execute(f"DROP TRIGGER IF EXISTS {table}_{verb}")
+                connection.execute(
+                    f"CREATE TRIGGER {table}_{verb} {when} ON {table}"
+                    f" BEGIN UPDATE totals SET {change.format(table=table)}; END"
+                )
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
 
 
 def is_read_only(folder: Path) -> bool:
@@ -87,7 +117,7 @@ def _fault(path: Path, error: Exception) -> StoreError:
 
 
 def prepare_file(path: Path) -> tuple[int, bool]:
-    """Make the folder and the file (readable by us alone), check it, and hold a lock on it.
+    """Make the folder and the file (readable by us alone), check it, and lease a lock on it.
 
     The first process to open a file checks it under an exclusive lock; others wait for that and skip it.
     Returns the lock's file descriptor, and whether it is exclusive: nobody else has the file open then.

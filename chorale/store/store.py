@@ -18,22 +18,24 @@ from typing import Any
 
 from chorale.config import ServerConfig
 from chorale.store.access import Access, Bounds
-from chorale.store.background import SqlLive, all_workers, bury, count_live
+from chorale.store.background import SqlBackground, all_servers, count_live, expire
 from chorale.store.completions import SqlCompletions
 from chorale.store.connection_thread import LOCK_SECONDS
-from chorale.store.conversation_rows import finish_hold
+from chorale.store.conversation_rows import finish_lease
 from chorale.store.conversations import SqlConversations
 from chorale.store.database import Database
 from chorale.store.protocol import (
     ITEM_ID,
     RESPONSE_ID,
-    Hold,
+    Lease,
     NoSpaceError,
+    Recover,
     ResponseStore,
     StoredItem,
     StoredResponse,
     StoreError,
     StoreStats,
+    without_output,
 )
 from chorale.store.repeats import free_conversations
 from chorale.store.responses import (
@@ -71,7 +73,7 @@ def default_path() -> Path:
     return Path(base) / "chorale" / "responses.sqlite3"
 
 
-def open_store(config: ServerConfig) -> ResponseStore:
+def open_store(config: ServerConfig, recover: Recover = without_output) -> ResponseStore:
     """The store that the configuration names. Blocks for the check of the file.
 
     A default place that cannot be written gives a store in memory and one warning; a place that the
@@ -85,16 +87,16 @@ def open_store(config: ServerConfig) -> ResponseStore:
     if place is not None and is_postgres(place):
         from chorale.store.postgres import connect as connect_postgres
 
-        return SqlStore(Access(partial(connect_postgres, place), bounds))
+        return SqlStore(Access(partial(connect_postgres, place), bounds), recover)
     if place is not None:
-        return _warned(SqliteStore(place, bounds))
+        return _warned(SqliteStore(place, bounds, recover))
     try:
         if is_read_only(default_path().parent):
             raise StoreError(f"{default_path().parent} is on a read-only disk")
-        return _warned(SqliteStore(str(default_path()), bounds))
+        return _warned(SqliteStore(str(default_path()), bounds, recover))
     except (StoreError, OSError) as error:
         logger.warning("responses are kept in memory only: %s", error)
-        return SqliteStore(MEMORY, bounds)
+        return SqliteStore(MEMORY, bounds, recover)
 
 
 def _warned(store: SqliteStore) -> SqliteStore:
@@ -111,10 +113,10 @@ def is_postgres(place: str) -> bool:
 class SqlStore:
     """Implements ``ResponseStore`` on any ``Database``."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, recover: Recover = without_output) -> None:
         self._access = access
         self._num_failed_puts = 0
-        self.live = SqlLive(access)
+        self.background = SqlBackground(access, recover)
         self.conversations = SqlConversations(access)
         self.completions = SqlCompletions(access)
 
@@ -122,9 +124,9 @@ class SqlStore:
     def fault(self) -> str | None:
         return self._access.writer.fault
 
-    async def put(self, response: StoredResponse, hold: Hold | None = None) -> None:
+    async def put(self, response: StoredResponse, lease: Lease | None = None) -> None:
         try:
-            await self._access.write(partial(self._put, response, hold))
+            await self._access.write(partial(self._put, response, lease))
         except StoreError:
             self._num_failed_puts += 1
             raise
@@ -168,11 +170,11 @@ class SqlStore:
 
     # ------------------------------------------------------------------ on the threads
 
-    def _put(self, response: StoredResponse, hold: Hold | None, db: Database) -> None:
+    def _put(self, response: StoredResponse, lease: Lease | None, db: Database) -> None:
         now = self._access.clock()
         insert_response(db, response, now)
-        if hold is not None:
-            finish_hold(db, hold, response, now)
+        if lease is not None:
+            finish_lease(db, lease, response, now)
         self._access.evict(db)
 
     def _delete(self, response_id: str, owner: bytes, db: Database) -> bool:
@@ -197,12 +199,13 @@ class SqliteStore(SqlStore):
         self,
         path: str = MEMORY,
         bounds: Bounds | None = None,
+        recover: Recover = without_output,
         *,
         clock: Callable[[], float] = time.time,
         idle_seconds: float = 60.0,
         lock_seconds: float = LOCK_SECONDS,
     ) -> None:
-        self._file = _File(path)
+        self._file = _File(path, recover)
         super().__init__(
             Access(
                 self._file.connect,
@@ -210,9 +213,10 @@ class SqliteStore(SqlStore):
                 clock=clock,
                 idle_seconds=idle_seconds,
                 one=path == MEMORY,  # a database in memory belongs to its one connection
-                begin=self._file.bury,
+                begin=self._file.expire,
                 lock_seconds=lock_seconds,
-            )
+            ),
+            recover,
         )
 
     async def close(self) -> None:
@@ -223,13 +227,14 @@ class SqliteStore(SqlStore):
 class _File:
     """The file of a ``SqliteStore``, locked from its first opening to ``close``.
 
-    The first process that opens a file finds nobody alive in it: what its workers left has failed.
+    No other server is alive when the first process opens a file: what the servers before it left is expired.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, recover: Recover) -> None:
         self._path = path
+        self._recover = recover
         self._lock_fd = -1
-        self._dead: list[str] = []  # workers that were there before us
+        self._dead: list[str] = []  # servers that were there before us
 
     def connect(self, first: bool) -> Database:
         if self._path == MEMORY or self._lock_fd >= 0:
@@ -240,7 +245,7 @@ class _File:
         try:
             database = connect(self._path, migrating=True)
             if alone:
-                self._dead = all_workers(database)
+                self._dead = all_servers(database)
                 share_file(lock_fd)
         except BaseException:
             os.close(lock_fd)
@@ -248,9 +253,9 @@ class _File:
         self._lock_fd = lock_fd
         return database
 
-    def bury(self, db: Database) -> None:
-        for worker in self._dead:
-            bury(db, worker)
+    def expire(self, db: Database) -> None:
+        for server_id in self._dead:
+            expire(db, server_id, self._recover)
 
     def close(self) -> None:
         if self._lock_fd >= 0:

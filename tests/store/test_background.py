@@ -11,26 +11,19 @@ from typing import Any
 import pytest
 
 from chorale.api.background import Background
-from chorale.api.responses.replay import frame, read_frames
-from chorale.store.background import RESTARTED
-from chorale.store.protocol import EventChunk, ResponseStore, StoredItem, StoredResponse
+from chorale.api.responses.event_log import LogEvent, TurnBegan, join, pack, read_chunk
+from chorale.store.protocol import RESTARTED, EventChunk, ResponseStore, StoredItem, StoredResponse
 from chorale.store.store import Bounds, SqliteStore
 from chorale.testing.scripted_client import Script
+from chorale.turns.events import ItemClosed, ItemDelta, ItemOpened
 from tests.api.responses.test_background import HANGS, ended, resume
 from tests.store.test_store import make, opened
 from tests.support.responses import HELLO, fold_events, serve, tokens
 from tests.support.server import run
 from tests.support.sse import parse_sse
 
-ITEM = {
-    "id": "msg_" + "1" * 32,
-    "type": "message",
-    "status": "in_progress",
-    "role": "assistant",
-    "content": [],
-}
-PART: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-DELTA = {"item_id": ITEM["id"], "output_index": 0, "content_index": 0, "logprobs": []}
+OPENED = ItemOpened(0, "msg_" + "1" * 32, "message", phase="final_answer")
+HALF = (TurnBegan(), OPENED, ItemDelta(0, "Half a", (1, 2)))
 
 
 @pytest.fixture(params=["file", "postgres"])
@@ -46,30 +39,20 @@ def queued() -> StoredResponse:
     return replace(made, status="queued", body={**made.body, "status": "queued"}, output=())
 
 
-def events(first: int, *fields: dict[str, Any]) -> EventChunk:
-    frames = [frame(entry.pop("kind"), first + i, **entry) for i, entry in enumerate(map(dict, fields))]
-    return EventChunk(first, len(frames), b"".join(frames))
+def events(first: int, *made: LogEvent) -> EventChunk:
+    packed = [data for event in made if (data := pack(event)) is not None]
+    return EventChunk(first, len(packed), join(packed))
 
 
-async def begun(store: ResponseStore, worker: str = "wrk_a") -> StoredResponse:
+async def begun(store: ResponseStore, server_id: str = "srv_a") -> StoredResponse:
     response = queued()
-    await store.live.begin(response, worker, events(0, {"kind": "response.created", "response": {}}))
+    await store.background.begin(response, server_id)
     return response
 
 
-async def said(store: ResponseStore, response: StoredResponse, worker: str = "wrk_a") -> bool:
+async def said(store: ResponseStore, response: StoredResponse, server_id: str = "srv_a") -> bool:
     """Half a message."""
-    return await store.live.append(
-        response.id,
-        worker,
-        "in_progress",
-        events(
-            1,
-            {"kind": "response.output_item.added", "output_index": 0, "item": ITEM},
-            {"kind": "response.content_part.added", **DELTA, "part": PART},
-            {"kind": "response.output_text.delta", **DELTA, "delta": "Half a"},
-        ),
-    )
+    return await store.background.append(response.id, server_id, "in_progress", events(0, *HALF))
 
 
 def test_a_life(place: str) -> None:
@@ -83,29 +66,27 @@ def test_a_life(place: str) -> None:
         found = await store.get(response.id, b"")
         assert found is not None
         assert found.status == found.body["status"] == "in_progress"
-        page = await store.live.events(response.id, b"", 1)
+        page = await store.background.events(response.id, b"", 0)
         assert page is not None
-        assert (page.live, page.num_events) == (True, 4)
-        assert [e["sequence_number"] for e in read_frames(page.chunks[0].data)] == [1, 2, 3]
+        assert page.live
+        assert read_chunk(page.chunks[0].data) == list(HALF)
         size = (await store.stats()).num_bytes
         assert (await store.stats()).num_live == 1
         output = (StoredItem({"id": "msg_" + "2" * 32, "type": "message"}, (5, 6)),)
         done = replace(response, status="completed", body={"id": response.id}, output=output)
-        last = events(4, {"kind": "response.completed", "response": {}})
-        assert await store.live.finish(done, "wrk_a", last)
+        last = events(3, ItemClosed(0))
+        assert await store.background.finish(done, "srv_a", last)
         assert await store.get(response.id, b"") == done
         assert (await store.stats()).num_bytes > size
         assert (await store.stats()).num_live == 0
         assert not await said(store, response)
-        assert not await store.live.finish(done, "wrk_a", events(5))
-        for after, number in ((-1, 5), (3, 1), (4, 0), (99, 0)):
-            page = await store.live.events(response.id, b"", after)
+        assert not await store.background.finish(done, "srv_a", events(4))
+        for start, number in ((0, 4), (3, 1), (4, 0), (99, 0)):
+            page = await store.background.events(response.id, b"", start)
             assert page is not None
             assert not page.live
-            num = sum(chunk.num_events for chunk in page.chunks if chunk.first + chunk.num_events > after + 1)
-            assert num >= number
-            assert bool(num) == bool(number)
-        assert await store.live.events(response.id, b"else", -1) is None
+            assert sum(chunk.num_events for chunk in page.chunks) == number
+        assert await store.background.events(response.id, b"else", 0) is None
         assert await store.delete(response.id, b"")
         assert (await store.stats()).num_bytes == 0
         await store.close()
@@ -118,20 +99,20 @@ def test_whoever_ends_it_first_has_ended_it(place: str) -> None:
         ours, theirs = opened(place), opened(place)
         response = await begun(ours)
         await said(ours, response)
-        ended_body = await theirs.live.end(response.id, b"", "cancelled")
+        ended_body = await theirs.background.end(response.id, b"", "cancelled")
         assert ended_body is not None
         assert ended_body.status == ended_body.body["status"] == "cancelled"
         (item,) = ended_body.output
         assert item.item["status"] == "incomplete"
         assert item.item["content"][0]["text"] == "Half a"
         assert not await said(ours, response)
-        assert not await ours.live.finish(replace(response, status="completed"), "wrk_a", events(4))
-        assert await theirs.live.end(response.id, b"", "cancelled") == ended_body
-        assert await theirs.live.end(response.id, b"else", "cancelled") is None
-        page = await ours.live.events(response.id, b"", 3)
+        assert not await ours.background.finish(replace(response, status="completed"), "srv_a", events(3))
+        assert await theirs.background.end(response.id, b"", "cancelled") == ended_body
+        assert await theirs.background.end(response.id, b"else", "cancelled") is None
+        page = await ours.background.events(response.id, b"", 3)
         assert page is not None
-        kinds = [e["type"] for chunk in page.chunks for e in read_frames(chunk.data)]
-        assert kinds == ["response.output_item.done", "response.incomplete"]
+        closing = [event for chunk in page.chunks for event in read_chunk(chunk.data)]
+        assert closing == [ItemClosed(0, "incomplete")]
         await ours.close()
         await theirs.close()
 
@@ -141,13 +122,13 @@ def test_whoever_ends_it_first_has_ended_it(place: str) -> None:
 def test_the_dead_are_buried_and_the_living_are_not(place: str) -> None:
     async def scenario() -> None:
         store = opened(place)
-        dead, alive = await begun(store, "wrk_dead"), await begun(store, "wrk_alive")
+        dead, alive = await begun(store, "srv_dead"), await begun(store, "srv_alive")
         conversation = await store.conversations.create(b"", {}, ())
-        await store.conversations.take(conversation.id, b"", "wrk_dead")
-        assert await store.live.workers() == {"wrk_dead": 0, "wrk_alive": 0}
-        assert await store.live.beat("wrk_alive") == {alive.id}
-        assert await store.live.bury("wrk_alive", 0) == []  # it has shown life since
-        assert await store.live.bury("wrk_dead", 0) == [dead.id]
+        await store.conversations.take(conversation.id, b"", "srv_dead")
+        assert await store.background.servers() == {"srv_dead": 0, "srv_alive": 0}
+        assert await store.background.beat("srv_alive") == {alive.id}
+        assert await store.background.expire("srv_alive", 0) == []  # it has shown life since
+        assert await store.background.expire("srv_dead", 0) == [dead.id]
         found = await store.get(dead.id, b"")
         assert found is not None
         assert found.body["error"] == RESTARTED
@@ -155,7 +136,7 @@ def test_the_dead_are_buried_and_the_living_are_not(place: str) -> None:
         still = await store.get(alive.id, b"")
         assert still is not None
         assert still.status == "queued"
-        await store.conversations.take(conversation.id, b"", "wrk_alive")  # free again
+        await store.conversations.take(conversation.id, b"", "srv_alive")  # free again
         await store.close()
 
     run(scenario)
@@ -169,16 +150,16 @@ def test_two_watches_bury_only_who_stopped_beating(place: str) -> None:
             asyncio.create_task(watch.watch(store)) for watch, store in zip(watches, stores, strict=True)
         ]
         for watch, store in zip(watches, stores, strict=True):
-            await store.live.begin(queued(), watch.worker, events(0))
+            await store.background.begin(queued(), watch.server_id)
             # A job would keep its response from being failed as a stray.
-            watch._starting.update(await store.live.beat(watch.worker))
+            watch._starting.update(await store.background.beat(watch.server_id))
         await asyncio.sleep(3)
-        assert set(await stores[0].live.workers()) == {watch.worker for watch in watches}
+        assert set(await stores[0].background.servers()) == {watch.server_id for watch in watches}
         tasks[1].cancel()
         async with asyncio.timeout(10):
-            while watches[1].worker in await stores[0].live.workers():
+            while watches[1].server_id in await stores[0].background.servers():
                 await asyncio.sleep(0.05)
-        assert set(await stores[0].live.workers()) == {watches[0].worker}
+        assert set(await stores[0].background.servers()) == {watches[0].server_id}
         tasks[0].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for store in stores:
@@ -203,7 +184,7 @@ def test_the_first_to_open_a_file_fails_what_was_running(tmp_path: Path) -> None
         found = await third.get(response.id, b"")
         assert found is not None
         assert found.status == "failed"
-        assert await third.live.workers() == {}
+        assert await third.background.servers() == {}
         await third.close()
 
     run(scenario)
@@ -225,7 +206,7 @@ def test_what_runs_is_not_evicted() -> None:
 def test_a_refused_response_that_could_not_be_taken_back_is_failed() -> None:
     async def scenario() -> None:
         store, watch = SqliteStore(), Background(beat_seconds=0.02)
-        stray = await begun(store, watch.worker)
+        stray = await begun(store, watch.server_id)
         task = asyncio.create_task(watch.watch(store))
         async with asyncio.timeout(5):
             while (found := await store.get(stray.id, b"")) is None or found.status != "failed":

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from chorale.errors import ConfigError
-from chorale.store.completions import CompletionFilter, StoredCompletion
-from chorale.store.protocol import StoreError
+from chorale.store.protocol import CompletionFilter, StoredCompletion, StoreError
 from tests.store.test_store import make, opened
 from tests.support.responses import HELLO, serve
 from tests.support.server import run

@@ -1,4 +1,4 @@
-"""Random operations on the store against a model of it: transitions, holds, totals, nothing left behind."""
+"""Random operations on the store against a model of it: transitions, leases, totals, nothing left behind."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from chorale.api.responses.event_log import TurnBegan, TurnFailed
 from chorale.ids import new_id
-from chorale.store.protocol import ConversationLockedError, Hold, StoredItem, StoredResponse, StoreError
+from chorale.store.protocol import ConversationLockedError, Lease, StoredItem, StoredResponse, StoreError
 from chorale.store.store import SqliteStore
 from tests.store.test_background import events, queued
 from tests.store.test_store import make
 
-WORKERS = ("wrk_a", "wrk_b")
+SERVERS = ("srv_a", "srv_b")
 PICK = st.integers(0, 10**6)
 
 
@@ -26,10 +27,10 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.store = SqliteStore()
-        self.live: dict[str, tuple[StoredResponse, str, int]] = {}  # id -> row, worker, events
+        self.live: dict[str, tuple[StoredResponse, str, int]] = {}  # id -> row, server_id, events
         self.final: dict[str, dict[str, Any]] = {}
         self.conversations: dict[str, list[str]] = {}
-        self.holds: dict[str, tuple[Hold, str]] = {}
+        self.leases: dict[str, tuple[Lease, str]] = {}
 
     def teardown(self) -> None:
         self.run(self.store.close())
@@ -43,36 +44,35 @@ class StoreMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ responses
 
-    @rule(worker=st.sampled_from(WORKERS))
-    def begin(self, worker: str) -> None:
+    @rule(server_id=st.sampled_from(SERVERS))
+    def begin(self, server_id: str) -> None:
         response = queued()
-        first = events(0, {"kind": "response.created", "response": {}})
-        self.run(self.store.live.begin(response, worker, first))
-        self.live[response.id] = (response, worker, 1)
+        self.run(self.store.background.begin(response, server_id))
+        self.live[response.id] = (response, server_id, 0)
 
     @precondition(lambda self: self.live or self.final)
-    @rule(number=PICK, worker=st.sampled_from(WORKERS))
-    def append(self, number: int, worker: str) -> None:
+    @rule(number=PICK, server_id=st.sampled_from(SERVERS))
+    def append(self, number: int, server_id: str) -> None:
         response_id = self.pick([*self.live, *self.final], number)
         response, owner, num_events = self.live.get(response_id, (None, None, 0))
-        more = events(num_events, {"kind": "response.in_progress", "response": {"id": response_id}})
-        done = self.run(self.store.live.append(response_id, worker, "in_progress", more))
-        assert done == (worker == owner)
+        more = events(num_events, TurnFailed(None, response_id, None))
+        done = self.run(self.store.background.append(response_id, server_id, "in_progress", more))
+        assert done == (server_id == owner)
         if done:
             assert response is not None
-            self.live[response_id] = (response, worker, num_events + 1)
+            self.live[response_id] = (response, server_id, num_events + 1)
 
     @precondition(lambda self: self.live or self.final)
-    @rule(number=PICK, worker=st.sampled_from(WORKERS))
-    def finish(self, number: int, worker: str) -> None:
+    @rule(number=PICK, server_id=st.sampled_from(SERVERS))
+    def finish(self, number: int, server_id: str) -> None:
         response_id = self.pick([*self.live, *self.final], number)
         response, owner, num_events = self.live.get(response_id, (make(), None, 0))
         output = (StoredItem({"id": new_id("msg"), "type": "message"}, (1,)),)
         ended = replace(response, id=response_id, status="completed", output=output)
         ended = replace(ended, body={**response.body, "id": response_id, "status": "completed"})
-        last = events(num_events, {"kind": "response.completed", "response": {}})
-        assert self.run(self.store.live.finish(ended, worker, last)) == (worker == owner)
-        if worker == owner:
+        last = events(num_events, TurnBegan())
+        assert self.run(self.store.background.finish(ended, server_id, last)) == (server_id == owner)
+        if server_id == owner:
             del self.live[response_id]
             self.final[response_id] = ended.to_object()
 
@@ -80,31 +80,31 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(number=PICK, status=st.sampled_from(["cancelled", "failed"]))
     def end(self, number: int, status: str) -> None:
         response_id = self.pick([*self.live, *self.final], number)
-        ended = self.run(self.store.live.end(response_id, b"", status))
+        ended = self.run(self.store.background.end(response_id, b"", status))
         if self.live.pop(response_id, None) is not None:
             assert ended.status == status
             self.final[response_id] = ended.to_object()
         assert ended.to_object() == self.final[response_id]
 
-    @rule(worker=st.sampled_from(WORKERS))
-    def bury(self, worker: str) -> None:
-        known = self.run(self.store.live.workers())
-        if worker not in known:
-            assert not [1 for _, owner, _ in self.live.values() if owner == worker]
+    @rule(server_id=st.sampled_from(SERVERS))
+    def expire(self, server_id: str) -> None:
+        known = self.run(self.store.background.servers())
+        if server_id not in known:
+            assert not [1 for _, owner, _ in self.live.values() if owner == server_id]
             return
-        failed = self.run(self.store.live.bury(worker, known[worker]))
-        mine = {response_id for response_id, (_, owner, _) in self.live.items() if owner == worker}
+        failed = self.run(self.store.background.expire(server_id, known[server_id]))
+        mine = {response_id for response_id, (_, owner, _) in self.live.items() if owner == server_id}
         assert set(failed) == mine
         for response_id in mine:
             del self.live[response_id]
             self.final[response_id] = self.run(self.store.get(response_id, b"")).to_object()
             assert self.final[response_id]["status"] == "failed"
-        self.holds = {key: held for key, held in self.holds.items() if held[1] != worker}
+        self.leases = {key: held for key, held in self.leases.items() if held[1] != server_id}
 
-    @rule(worker=st.sampled_from(WORKERS))
-    def beat(self, worker: str) -> None:
-        mine = {response_id for response_id, (_, owner, _) in self.live.items() if owner == worker}
-        assert self.run(self.store.live.beat(worker)) == mine
+    @rule(server_id=st.sampled_from(SERVERS))
+    def beat(self, server_id: str) -> None:
+        mine = {response_id for response_id, (_, owner, _) in self.live.items() if owner == server_id}
+        assert self.run(self.store.background.beat(server_id)) == mine
 
     @precondition(lambda self: self.live or self.final)
     @rule(number=PICK)
@@ -122,35 +122,35 @@ class StoreMachine(RuleBasedStateMachine):
         self.conversations[made.id] = []
 
     @precondition(lambda self: self.conversations)
-    @rule(number=PICK, worker=st.sampled_from(WORKERS))
-    def take(self, number: int, worker: str) -> None:
+    @rule(number=PICK, server_id=st.sampled_from(SERVERS))
+    def take(self, number: int, server_id: str) -> None:
         conversation_id = self.pick(self.conversations, number)
         try:
-            hold = self.run(self.store.conversations.take(conversation_id, b"", worker))
+            lease = self.run(self.store.conversations.take(conversation_id, b"", server_id))
         except ConversationLockedError:
-            assert conversation_id in self.holds
+            assert conversation_id in self.leases
             return
-        assert conversation_id not in self.holds
-        assert hold.end == len(self.conversations[conversation_id])
-        self.holds[conversation_id] = (hold, worker)
+        assert conversation_id not in self.leases
+        assert lease.end == len(self.conversations[conversation_id])
+        self.leases[conversation_id] = (lease, server_id)
 
-    @precondition(lambda self: self.holds)
+    @precondition(lambda self: self.leases)
     @rule(number=PICK, keep=st.booleans())
     def put_in_conversation(self, number: int, keep: bool) -> None:
-        conversation_id = self.pick(self.holds, number)
-        hold, _ = self.holds.pop(conversation_id)
+        conversation_id = self.pick(self.leases, number)
+        lease, _ = self.leases.pop(conversation_id)
         response = replace(make(), status="completed" if keep else "failed", conversation_id=conversation_id)
         response = replace(response, input=(StoredItem({"id": new_id("msg"), "type": "message"}),))
-        self.run(self.store.put(response, hold))
+        self.run(self.store.put(response, lease))
         self.final[response.id] = response.to_object()
         if keep:
             added = [stored.item["id"] for stored in (*response.input, *response.output)]
             self.conversations[conversation_id] += added
-        try:  # a hold ends once
-            self.run(self.store.conversations.release(hold, response.input))
+        try:  # a lease ends once
+            self.run(self.store.conversations.release(lease, response.input))
         except StoreError:
             return
-        raise AssertionError("a hold was used twice")
+        raise AssertionError("a lease was used twice")
 
     @precondition(lambda self: self.conversations)
     @rule(number=PICK)
@@ -158,7 +158,7 @@ class StoreMachine(RuleBasedStateMachine):
         conversation_id = self.pick(self.conversations, number)
         self.run(self.store.conversations.delete(conversation_id, b""))
         del self.conversations[conversation_id]
-        self.holds.pop(conversation_id, None)
+        self.leases.pop(conversation_id, None)
 
     # ------------------------------------------------------------------ what always holds
 
@@ -167,8 +167,8 @@ class StoreMachine(RuleBasedStateMachine):
         for response_id, body in self.final.items():
             assert self.run(self.store.get(response_id, b"")).to_object() == body
         for response_id, (_, _, num_events) in self.live.items():
-            page = self.run(self.store.live.events(response_id, b"", -1))
-            assert (page.live, page.num_events) == (True, num_events)
+            page = self.run(self.store.background.events(response_id, b"", 0))
+            assert (page.live, sum(chunk.num_events for chunk in page.chunks)) == (True, num_events)
         for conversation_id, ids in self.conversations.items():
             history = self.run(self.store.conversations.history(conversation_id, b""))
             assert [stored.item["id"] for stored in history] == ids

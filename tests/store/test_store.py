@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from responses_helpers import VOCAB
 
+from chorale.api.responses.recovery import recovery
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError, ContextLengthError
 from chorale.ids import new_id
 from chorale.store import store as store_module
 from chorale.store.protocol import PreviousResponseNotFoundError, StoredItem, StoredResponse, StoreError
-from chorale.store.schema import MIGRATIONS
+from chorale.store.schema import VERSION
 from chorale.store.store import Bounds, ResponseStore, SqliteStore, open_store
 
 Test = Callable[[], Coroutine[Any, Any, None]]
@@ -56,7 +58,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def opened(path: str) -> ResponseStore:
-    return open_store(ServerConfig(response_store=path))
+    return open_store(ServerConfig(response_store=path), recovery(VOCAB))
 
 
 def test_round_trip(path: str) -> None:
@@ -340,7 +342,7 @@ def test_a_newer_file_is_refused_not_destroyed(tmp_path: Path) -> None:
     file = tmp_path / "r.sqlite3"
     connection = sqlite3.connect(file)
     connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL)")
-    connection.execute("INSERT INTO schema_version VALUES (?)", (len(MIGRATIONS) + 1,))
+    connection.execute("INSERT INTO schema_version VALUES (?)", (VERSION + 1,))
     connection.commit()
     connection.close()
     with pytest.raises(ConfigError, match="format"):

@@ -10,6 +10,7 @@ from typing import Any
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from chorale.api.responses.recovery import recovery
 from chorale.client.base import EngineClient, EngineInfo
 from chorale.config import ServerConfig
 from chorale.engine.types import GenerateRequest
@@ -77,7 +78,7 @@ async def serve(
         async with served(
             client if engine is None else engine,
             settings=config or ServerConfig(system_start_date="2026-01-02"),
-            store=store if store is not None else SqliteStore(),
+            store=store if store is not None else SqliteStore(recover=recovery(VOCAB)),
             names=(MODEL, "alias"),
             keys=key_hashes,
             api_key=api_key,

@@ -18,7 +18,7 @@ from chorale.api.http.responses import json_response, parse_model, read_as
 from chorale.api.responses.pages import check_names, page_object, read_number
 from chorale.api.state import ServerState
 from chorale.errors import ChoraleError, NotFoundError, invalid
-from chorale.store.completions import CompletionFilter, StoredCompletion
+from chorale.store.protocol import CompletionFilter, StoredCompletion
 
 logger = logging.getLogger(__name__)
 

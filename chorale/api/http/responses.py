@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 
 from chorale.api.http.body import parse_model, read_as, read_json
 from chorale.api.http.offload import beside
+from chorale.api.http.sse import encode
 from chorale.api.http.stream import EventStream, until_disconnect
 from chorale.errors import ChoraleError
 
@@ -29,15 +29,13 @@ __all__ = [
     "until_disconnect",
 ]
 
-_encode = msgspec.json.Encoder().encode
-
 
 def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Encodes dicts, lists, dataclasses and msgspec structs as JSON.
 
     A float that is not finite becomes null.
     """
-    return Response(_encode(data), status, headers, media_type="application/json")
+    return Response(encode(data), status, headers, media_type="application/json")
 
 
 async def large_response(

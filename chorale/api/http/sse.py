@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -10,12 +12,33 @@ from chorale.errors import ChoraleError
 
 DONE = b"data: [DONE]\n\n"
 PLACEHOLDER = "\x00text\x00"
-_encode = msgspec.json.Encoder().encode
-_ENCODED_PLACEHOLDER = _encode(PLACEHOLDER)
+encode = msgspec.json.Encoder().encode
+_ENCODED_PLACEHOLDER = encode(PLACEHOLDER)
+_COMMENT = b": waiting\n\n"
+
+Frame = tuple[bytes, bytes]  # an event's name and its JSON
+
+
+def frame(kind: bytes, data: bytes) -> bytes:
+    """A named event; ``data`` is its JSON."""
+    return b"event: %s\ndata: %s\n\n" % (kind, data)
+
+
+async def framed(source: AsyncGenerator[list[Frame]], last: bytes = b"") -> AsyncGenerator[bytes]:
+    """The frames of each wake-up as bytes, then ``last``. Closing it closes ``source``.
+
+    An empty list becomes a comment, so that a client that waits for the first event has its headers.
+    """
+    async with aclosing(source):
+        async for frames in source:
+            yield b"".join([frame(kind, data) for kind, data in frames]) or _COMMENT
+        if last:
+            yield last
 
 
 def event(data: Any) -> bytes:
-    return b"data: " + _encode(data) + b"\n\n"
+    """An event without a name."""
+    return b"data: " + encode(data) + b"\n\n"
 
 
 def error_event(error: ChoraleError) -> bytes:
@@ -39,4 +62,4 @@ class Template:
         self._pieces = event(data).split(_ENCODED_PLACEHOLDER)
 
     def fill(self, text: str) -> bytes:
-        return _encode(text).join(self._pieces)
+        return encode(text).join(self._pieces)

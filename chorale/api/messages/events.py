@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-
 from chorale.api.http.anthropic_errors import error_body
+from chorale.api.http.sse import encode, frame
 from chorale.api.messages.blocks import MessageAnswer, call_input, opened_block, stops, usage_object
 from chorale.api.messages.signature import write_signature
 from chorale.errors import ChoraleError
@@ -27,8 +26,6 @@ from chorale.turns.events import (
     Usage,
     end_error,
 )
-
-_encode = msgspec.json.Encoder().encode
 
 
 class EventWriter:
@@ -86,8 +83,8 @@ class EventWriter:
         index = self._num_blocks
         out.append(_event("content_block_start", index=index, content_block=opened_block(opened)))
         kind, key = _delta_of(opened)
-        head = _encode({"type": "content_block_delta", "index": index, "delta": {"type": kind}})[:-2]
-        self._before = b'event: content_block_delta\ndata: %s,"%s":' % (head, key.encode())
+        head = encode({"type": "content_block_delta", "index": index, "delta": {"type": kind}})[:-2]
+        self._before = b'%s,"%s":' % (head, key.encode())
 
     def _on_delta(self, delta: ItemDelta, out: list[bytes]) -> None:
         opened = self._opened
@@ -104,7 +101,10 @@ class EventWriter:
             return
         if not self._started:
             self._start(opened, out)
-        out.append(b"%s%s}}\n\n" % (self._before, _encode(delta.text)))
+        out.append(self._delta(delta.text))
+
+    def _delta(self, text: str) -> bytes:
+        return frame(b"content_block_delta", b"%s%s}}" % (self._before, encode(text)))
 
     def _on_closed(self, out: list[bytes]) -> None:
         opened, self._opened = self._opened, None
@@ -113,8 +113,8 @@ class EventWriter:
         index = self._num_blocks
         self._num_blocks += 1
         if self._whole_calls and opened.kind in CLIENT_CALLS:
-            given, self._call = _encode(call_input("".join(self._call))), []
-            out.append(b"%s%s}}\n\n" % (self._before, _encode(given.decode())))
+            given, self._call = encode(call_input("".join(self._call))), []
+            out.append(self._delta(given.decode()))
         if opened.kind == "reasoning":
             delta = {"type": "signature_delta", "signature": write_signature(self._thought)}
             out.append(_event("content_block_delta", index=index, delta=delta))
@@ -140,8 +140,8 @@ def _delta_of(opened: ItemOpened) -> tuple[str, str]:
 
 
 def error_bytes(error: ChoraleError) -> bytes:
-    return b"event: error\ndata: %s\n\n" % _encode(error_body(error))
+    return frame(b"error", encode(error_body(error)))
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
+    return frame(kind.encode(), encode({"type": kind, **fields}))

@@ -1,8 +1,8 @@
 """Job: one background response, from ``queued`` in the store to its end there. It has no connection.
 
-Two tasks: one reads the turn into a bounded buffer, the other writes the buffer to the store, a piece at a
-time. Readers of the stream read the store, so an event that somebody saw is never lost, and a stream looks
-the same live, resumed, from another process and after the end.
+Two tasks: one reads the turn into a bounded buffer, the other writes the buffer to the store, a chunk at a
+time. Streams are rendered from the events in the store, so an event that a client saw is never lost, and a
+stream looks the same live, resumed, from another process and after the end.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterable
 
+from chorale.api.responses.event_log import LogEvent, join, pack
 from chorale.api.responses.run import Run
 from chorale.errors import ChoraleError
 from chorale.store.protocol import EventChunk, ResponseStore, StoreError
@@ -28,23 +30,23 @@ class Job:
         self,
         run: Run,
         store: ResponseStore,
-        worker: str,
+        server_id: str,
         flush_seconds: float = 0.05,
         *,
         request: bytes | None = None,
         resumed: bool = False,
     ) -> None:
-        """``request``: what another server needs to begin it again. ``resumed``: it is one that was begun."""
+        """``request``: what another server needs to resume it. ``resumed``: another server began it."""
         self._run = run
         self._store = store
-        self._live = store.live
-        self._worker = worker
+        self._rows = store.background
+        self._server_id = server_id
         self._flush_seconds = flush_seconds
         self._request = request
         self._resumed = resumed
         self._left = False  # to another server
         self._acted = asyncio.Event()  # the store knows that a tool may have changed something
-        self._pending: list[bytes] = []
+        self._pending: list[bytes] = []  # packed events that are not written yet
         self._num_pending_bytes = 0
         self._num_written = 0
         self._more = asyncio.Event()
@@ -69,14 +71,12 @@ class Job:
 
     async def begin(self) -> None:
         """Store the response as queued, then hand it to the engine. Raises what either refuses."""
-        row = self._run.wait()
-        self._add(self._run.translator.queue())
-        beginning = self._take()
-        if self._resumed:  # its row and its first events are there
+        row = self._run.queued_row()
+        if self._resumed:
             await self._begin_again()
             return
         try:
-            await self._live.begin(row, self._worker, beginning, self._request)
+            await self._rows.begin(row, self._server_id, self._request)
             await self._run.start()
         except StoreError:
             await self._run.close()
@@ -92,7 +92,7 @@ class Job:
             await self._run.start()
         except BaseException:
             await self._run.close()
-            await self._live.unclaim(self.response_id, self._worker)
+            await self._rows.unclaim(self.response_id, self._server_id)
             await self._run.release()
             raise
 
@@ -116,7 +116,7 @@ class Job:
     async def run(self) -> None:
         """Until the end is in the store, or the response is not ours any more."""
         self._produce = asyncio.create_task(self._read_turn())
-        # Not in the task itself: one that is cancelled before it begins runs nothing of its own.
+        # Not in the task itself: one that is cancelled before it begins runs no code.
         self._produce.add_done_callback(lambda _: self._more.set())
         if self._stopped is not None or self._left:
             self._produce.cancel()
@@ -135,8 +135,8 @@ class Job:
     # ------------------------------------------------------------------ the turn
 
     async def _read_turn(self) -> None:
-        async for piece in self._run.pieces(begin=True):
-            self._add(piece)
+        async for events in self._run.events():
+            self._add(events)
             self._more.set()
             if self._run.acts:  # before the tool runs: a server that dies then must not repeat it
                 await self._acted.wait()
@@ -159,23 +159,22 @@ class Job:
         return True
 
     async def _append(self) -> bool:
-        chunk = self._take()
+        acts, chunk = self._run.acts, self._chunk()
         if not chunk.num_events:
             return True
         for delay in (*_RETRY_SECONDS, None):
             try:
-                acts = self._run.acts
-                ours = await self._live.append(
-                    self.response_id, self._worker, "in_progress", chunk, repeatable=not acts
+                ours = await self._rows.append(
+                    self.response_id, self._server_id, "in_progress", chunk, repeatable=not acts
                 )
             except StoreError as error:
                 if delay is None or self._stopped is not None:
-                    self._give_back(chunk)
                     self.stop(error)
                     return True
                 logger.warning("events of %s could not be stored: %s", self.response_id, error)
                 await asyncio.sleep(delay)
             else:
+                self._drop(chunk)
                 if acts:
                     self._acted.set()
                 self._notify()
@@ -186,24 +185,22 @@ class Job:
         await asyncio.gather(produce, return_exceptions=True)
         await self._run.close()
         status = self._cut(produce)
-        ended = self._run.conclude(status)
-        self._add(self._run.translator.finish(ended.body))
-        chunk = self._take()
+        ended, chunk = self._run.conclude(status), self._chunk()
         attempt = 0
         while True:
             try:
-                if await self._live.finish(ended.record, self._worker, chunk, self._run.hold):
-                    self._run.hold = None
+                if await self._rows.finish(ended.record, self._server_id, chunk, self._run.lease):
+                    self._run.lease = None
                 return
             except StoreError as error:
-                # It stays in progress for its readers, and ours, until the store works again; a restart of
-                # this process fails it.
+                # It stays in progress for its readers until the store works again; a restart of this
+                # process fails it.
                 logger.error("the end of %s could not be stored: %s", self.response_id, error)
                 await asyncio.sleep(_RETRY_SECONDS[min(attempt, len(_RETRY_SECONDS) - 1)])
                 attempt += 1
 
     def _cut(self, produce: asyncio.Task[None]) -> str | None:
-        """Close what the turn left open, if it did not come to its own end. The status to end with."""
+        """Close what the turn left open, if it was cut short. Returns the status to end with, if any."""
         error: ChoraleError | None = None
         if not produce.cancelled() and (fault := produce.exception()) is not None:
             logger.error("response %s failed", self.response_id, exc_info=fault)
@@ -219,24 +216,27 @@ class Job:
 
     # ------------------------------------------------------------------ the buffer
 
-    def _add(self, piece: bytes) -> None:
-        self._pending.append(piece)
-        self._num_pending_bytes += len(piece)
+    def _add(self, events: list[LogEvent]) -> None:
+        self._run.fold(events)
+        packed = [data for event in events if (data := pack(event)) is not None]
+        self._pending += packed
+        self._num_pending_bytes += _size(packed)
 
-    def _take(self) -> EventChunk:
-        """Everything that is not written yet. Pieces and the translator's count are of one moment."""
-        first, num_events = self._num_written, self._run.translator.num_events - self._num_written
-        data = b"".join(self._pending)
-        self._num_written += num_events
-        self._pending, self._num_pending_bytes = [], 0
+    def _chunk(self) -> EventChunk:
+        """Everything that is not written yet."""
+        return EventChunk(self._num_written, len(self._pending), join(self._pending))
+
+    def _drop(self, chunk: EventChunk) -> None:
+        """Forget what is written."""
+        self._num_pending_bytes -= _size(self._pending[: chunk.num_events])
+        del self._pending[: chunk.num_events]
+        self._num_written += chunk.num_events
         self._room.set()
-        return EventChunk(first, num_events, data)
-
-    def _give_back(self, chunk: EventChunk) -> None:
-        self._pending.insert(0, chunk.data)
-        self._num_pending_bytes += len(chunk.data)
-        self._num_written = chunk.first
 
     def _notify(self) -> None:
         self._written.set()
         self._written = asyncio.Event()
+
+
+def _size(packed: Iterable[bytes]) -> int:
+    return sum(map(len, packed))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from chorale.api.http.offload import is_heavy
 from chorale.api.http.responses import EventStream, json_response, large_response
-from chorale.api.responses.delivery import http_stream
-from chorale.api.responses.dialects import dialect_of, translate_body, translate_items, with_summary
+from chorale.api.http.sse import DONE, Frame, framed
+from chorale.api.responses.dialects import dialect_of, translate_body, translate_items
 from chorale.api.responses.follow import follow
 from chorale.api.responses.pages import PageQuery, check_include, check_names, page, read_flag, read_number
+from chorale.api.responses.translate import RenderOptions
 from chorale.api.state import ServerState
 from chorale.errors import NotFoundError, RequestError
 from chorale.store.protocol import StoredResponse
@@ -34,9 +36,8 @@ async def retrieve(state: ServerState, request: Request) -> Response:
             raise RequestError("'starting_after' needs 'stream=true'", param="starting_after")
         body = (await _stored(state, request)).to_object()
         return await large_response(lambda: translate_body(body, dialect), heavy=is_heavy(body))
-    dialect = with_summary(dialect, (await _stored(state, request)).body["reasoning"])
-    source = follow(state, _id(request), owner_of(request), after)
-    return EventStream(http_stream(source, dialect, obfuscate))
+    options = RenderOptions(dialect, obfuscate, after)
+    return event_stream(follow(state, _id(request), owner_of(request), options), options)
 
 
 async def cancel(state: ServerState, request: Request) -> Response:
@@ -50,7 +51,7 @@ async def cancel(state: ServerState, request: Request) -> Response:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await job.ended()
-    ended = await state.store.live.end(stored.id, stored.owner, "cancelled")
+    ended = await state.store.background.end(stored.id, stored.owner, "cancelled")
     if ended is None:
         raise _not_found(stored.id)
     return json_response(translate_body(ended.to_object(), dialect_of(request, state.config)))
@@ -76,6 +77,11 @@ async def input_items(state: ServerState, request: Request) -> Response:
 
 
 # --------------------------------------------------------------------------- shared
+
+
+def event_stream(source: AsyncGenerator[list[Frame]], options: RenderOptions) -> EventStream:
+    """Open Responses ends a stream with ``[DONE]``, OpenAI does not."""
+    return EventStream(framed(source, DONE if options.dialect == "open-responses" else b""))
 
 
 def owner_of(request: Request) -> bytes:

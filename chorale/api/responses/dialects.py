@@ -1,8 +1,7 @@
 """Dialects: other forms of an answer, for clients that do not know all of OpenAI's.
 
 ``open-responses``: the event names of openresponses.org, and its form of the error event. ``summary``:
-reasoning as the summary, which is all that some clients show. Events are made and stored once, in OpenAI's
-form; these functions translate whole SSE frames, and response objects, on their way to one client.
+reasoning as the summary, which is all that some clients show.
 """
 
 from __future__ import annotations
@@ -10,25 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
-import msgspec
 from starlette.requests import Request
 
 from chorale.config import ServerConfig
 from chorale.errors import RequestError
 
 Dialect = Literal["openai", "open-responses", "summary"]
+Event = tuple[str, dict[str, Any]]  # (type, fields)
 HEADER = "x-responses-dialect"
 
-_encode, _decode = msgspec.json.Encoder().encode, msgspec.json.Decoder().decode
-# A frame's first line and the start of its second. No text can hold them: JSON has no line breaks.
-_OPEN_NAMES = tuple(
-    (
-        f'event: response.reasoning_text.{end}\ndata: {{"type":"response.reasoning_text.{end}"'.encode(),
-        f'event: response.reasoning.{end}\ndata: {{"type":"response.reasoning.{end}"'.encode(),
-    )
-    for end in ("delta", "done")
-)
-_ERROR = b"event: error\ndata: "
+_OPEN_NAMES = {f"response.reasoning_text.{end}": f"response.reasoning.{end}" for end in ("delta", "done")}
 _REQUEST_CODES = ("unsatisfiable_constraints", "context_length_exceeded", "invalid_value", "response_deleted")
 _SUMMARY_NAMES = {
     "response.reasoning_text.delta": "response.reasoning_summary_text.delta",
@@ -52,7 +42,7 @@ def dialect_of(request: Request, config: ServerConfig) -> Dialect:
 def with_summary(dialect: Dialect, reasoning: Mapping[str, Any]) -> Dialect:
     """``summary`` for a response whose request asked for summaries: OpenAI gives them to no other.
 
-    ``reasoning``: of the request or the response. A dialect that was asked for stays.
+    ``reasoning``: the object of that name in the response. A dialect that was asked for stays.
     """
     return "summary" if dialect == "openai" and reasoning.get("summary") else dialect
 
@@ -68,47 +58,31 @@ def translate_items(items: Sequence[dict[str, Any]], dialect: Dialect) -> list[d
     return [_as_summary(item) for item in items] if dialect == "summary" else list(items)
 
 
-def translate_piece(piece: bytes, dialect: Dialect) -> bytes:
-    """SSE bytes of whole frames."""
+def translate_event(kind: str, fields: dict[str, Any], dialect: Dialect) -> Event:
+    """An event of a stream, without its number."""
     if dialect == "open-responses":
-        for ours, theirs in _OPEN_NAMES:
-            piece = piece.replace(ours, theirs)
-        if _ERROR in piece:
-            piece = b"\n\n".join(map(_frame_with_error, piece.split(b"\n\n")))
-    elif dialect == "summary" and b"reasoning" in piece:
-        piece = b"\n\n".join(map(_frame_as_summary, piece.split(b"\n\n")))
-    return piece
+        return _OPEN_NAMES.get(kind, kind), _nested(fields) if kind == "error" else fields
+    return _event_as_summary(kind, fields) if dialect == "summary" else (kind, fields)
 
 
-def _frame_with_error(frame: bytes) -> bytes:
+def _nested(error: dict[str, Any]) -> dict[str, Any]:
     """The error event with its payload one level down."""
-    if not frame.startswith(_ERROR):
-        return frame
-    event = _decode(frame.removeprefix(_ERROR))
-    kind = "invalid_request_error" if event["code"] in _REQUEST_CODES else "server_error"
-    error = {"type": kind, **{key: event[key] for key in ("code", "message", "param")}}
-    return _ERROR + _encode({"type": "error", "error": error, "sequence_number": event["sequence_number"]})
+    kind = "invalid_request_error" if error["code"] in _REQUEST_CODES else "server_error"
+    return {"error": {"type": kind, **error}}
 
 
-def _frame_as_summary(frame: bytes) -> bytes:
-    _, _, data = frame.partition(b"\ndata: ")
-    if b"reasoning" not in frame or not data:
-        return frame
-    event = _decode(data)
-    _event_as_summary(event)
-    return b"event: %s\ndata: %s" % (event["type"].encode(), _encode(event))
-
-
-def _event_as_summary(event: dict[str, Any]) -> None:
-    if "response" in event:
-        event["response"] = translate_body(event["response"], "summary")
-    elif "item" in event:
-        event["item"] = _as_summary(event["item"])
-    elif event["type"].startswith("response.reasoning_text.") or _is_reasoning(event.get("part")):
-        event["type"] = _SUMMARY_NAMES[event["type"]]
-        event["summary_index"] = event.pop("content_index")
-        if "part" in event:
-            event["part"] = {**event["part"], "type": "summary_text"}
+def _event_as_summary(kind: str, fields: dict[str, Any]) -> Event:
+    if "response" in fields:
+        return kind, {**fields, "response": translate_body(fields["response"], "summary")}
+    if "item" in fields:
+        return kind, {**fields, "item": _as_summary(fields["item"])}
+    part = fields.get("part")
+    if not (kind.startswith("response.reasoning_text.") or (part and part["type"] == "reasoning_text")):
+        return kind, fields
+    renamed = {"summary_index" if key == "content_index" else key: value for key, value in fields.items()}
+    if part:
+        renamed["part"] = {**part, "type": "summary_text"}
+    return _SUMMARY_NAMES[kind], renamed
 
 
 def _as_summary(item: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +90,3 @@ def _as_summary(item: dict[str, Any]) -> dict[str, Any]:
         return item
     summary = [{**part, "type": "summary_text"} for part in item["content"]]
     return {**item, "summary": [*item["summary"], *summary], "content": []}
-
-
-def _is_reasoning(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "reasoning_text"

@@ -15,17 +15,17 @@ from chorale.api.http.responses import EventStream, json_response, large_respons
 from chorale.api.operator.models import check_model
 from chorale.api.responses import by_id
 from chorale.api.responses.background_job import Job
-from chorale.api.responses.by_id import owner_of
+from chorale.api.responses.by_id import event_stream, owner_of
 from chorale.api.responses.compact import compact
-from chorale.api.responses.delivery import http_stream
-from chorale.api.responses.dialects import dialect_of, translate_body, with_summary
+from chorale.api.responses.dialects import dialect_of, translate_body
 from chorale.api.responses.follow import follow
 from chorale.api.responses.prepare import build_prompt, prepare
 from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.responses.resume import packed_request
 from chorale.api.responses.run import Run
+from chorale.api.responses.translate import RenderOptions
 from chorale.api.state import ServerState
-from chorale.store.protocol import Hold, StoredItem
+from chorale.store.protocol import Lease, StoredItem
 
 
 def routes(state: ServerState) -> list[Route]:
@@ -42,26 +42,23 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def create(state: ServerState, request: Request) -> Response:
-    asked = dialect_of(request, state.config)
+    dialect = dialect_of(request, state.config)
     fields, kept = await read_as(request, state.config, _parse_kept)
     _checked(state, fields)
-    dialect = with_summary(asked, {"summary": fields.reasoning.summary_asked})
     run = await begin(state, fields, owner_of(request))
-    obfuscate = bool(fields.stream_options and fields.stream_options.include_obfuscation)
+    options = RenderOptions(dialect, fields.obfuscates)
     if fields.background:
         await _launch(state, run, kept)
         if not fields.stream:
             return json_response(run.base)  # it has no output yet
-        source = follow(state, run.response_id, run.owner, -1)
-    elif fields.stream:
-        source = run.stream()
-    else:
-        try:
-            body = await until_disconnect(request, run.complete())
-            return await large_response(lambda: translate_body(body, dialect), heavy=is_heavy(body))
-        finally:
-            await run.release()
-    return _Stream(EventStream(http_stream(source, dialect, obfuscate)), None if fields.background else run)
+        return event_stream(follow(state, run.response_id, run.owner, options), options)
+    if fields.stream:
+        return _Stream(event_stream(run.stream(options), options), run)
+    try:
+        body = await until_disconnect(request, run.complete())
+        return await large_response(lambda: translate_body(body, dialect), heavy=is_heavy(body))
+    finally:
+        await run.release()
 
 
 async def count_tokens(state: ServerState, request: Request) -> Response:
@@ -74,15 +71,14 @@ async def count_tokens(state: ServerState, request: Request) -> Response:
 class _Stream(Response):
     """A stream, and the release of its run's conversation at the end, even if it was never begun."""
 
-    def __init__(self, stream: EventStream, run: Run | None) -> None:
+    def __init__(self, stream: EventStream, run: Run) -> None:
         self._stream, self._run = stream, run
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._stream(scope, receive, send)
         finally:
-            if self._run is not None:
-                await self._run.release()
+            await self._run.release()
 
 
 async def _read(state: ServerState, request: Request) -> ResponsesRequest:
@@ -107,27 +103,27 @@ async def begin(
     owner: bytes,
     history: tuple[StoredItem, ...] | None = None,
 ) -> Run:
-    """Everything before the engine: the hold on the conversation, and the prompt.
+    """Everything before the engine: the lease on the conversation, and the prompt.
 
-    ``history``: what the previous response stands for, where the store does not have it.
+    ``history``: the items behind the previous response, where the store does not have them.
     """
     if fields.background:
         state.background.check_room(_room(state))  # before the work
-    hold: Hold | None = None
+    lease: Lease | None = None
     if fields.conversation is not None:
-        worker = state.background.worker
-        hold = await state.store.conversations.take(fields.conversation.id, owner, worker)
+        server_id = state.background.server_id
+        lease = await state.store.conversations.take(fields.conversation.id, owner, server_id)
     try:
         prepared = await prepare(state, fields, owner, history)
-        return Run(state, fields, prepared, owner, hold, unstored=history is not None)
+        return Run(state, fields, prepared, owner, lease, unstored=history is not None)
     except BaseException:
-        if hold is not None:
-            await state.background.let_go(state.store, hold)
+        if lease is not None:
+            await state.background.release(state.store, lease)
         raise
 
 
 async def _launch(state: ServerState, run: Run, request: bytes | None) -> None:
-    job = Job(run, state.store, state.background.worker, request=request)
+    job = Job(run, state.store, state.background.server_id, request=request)
     try:
         await state.background.launch(job, _room(state))
     except BaseException:

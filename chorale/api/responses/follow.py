@@ -1,90 +1,103 @@
-"""follow: the event stream of a background response, from any event on, live until its end."""
+"""follow: the event stream of a background response, rendered from the store, live until its end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
-from chorale.api.responses.replay import frame
+from chorale.api.http.sse import Frame
+from chorale.api.responses.event_log import is_rendered, read_chunk
+from chorale.api.responses.items.objects import ResponseBuilder
+from chorale.api.responses.translate import RenderOptions, Translator
 from chorale.api.state import ServerState
-from chorale.errors import NotFoundError, RequestError
-from chorale.store.protocol import EventChunk, StoreError
+from chorale.errors import EngineError, NotFoundError, RequestError
+from chorale.store.protocol import StoredResponse, StoreError
 
 POLL_SECONDS = 0.2  # how often the store is asked about a response that another process works on
-_TERMINALS = tuple(f"event: response.{status}\n".encode() for status in ("completed", "incomplete", "failed"))
-_OWN_POLL_SECONDS = 5.0  # ours tells us; this is only against being told nothing
+_OWN_POLL_SECONDS = 5.0  # a job of this process notifies its readers; this is a safety net
 
 
-async def follow(state: ServerState, response_id: str, owner: bytes, after: int) -> AsyncGenerator[bytes]:
-    """SSE bytes of every event after number ``after`` (-1: all), to the terminal one.
+async def follow(
+    state: ServerState, response_id: str, owner: bytes, options: RenderOptions
+) -> AsyncGenerator[list[Frame]]:
+    """The frames of every event from ``options.start_after`` to the terminal one. Some lists are empty.
 
     Raises ``NotFoundError``, or ``RequestError`` for a response whose events are not kept, before the
-    first piece. A response that is deleted meanwhile ends its streams with an ``error`` event.
+    first list. A response that is deleted meanwhile ends its streams with an ``error`` event.
     """
-    begun = ended = False
+    stored = await state.store.get(response_id, owner)
+    if stored is None:
+        raise _not_found(response_id)
+    if not stored.body.get("background"):
+        raise RequestError(
+            "'stream': only background responses keep their events and can be resumed",
+            param="stream",
+            code="unsupported_value",
+        )
+    translator = Translator(ResponseBuilder.of_stored(stored, state.vocab), options)
+    rows, num_read = state.store.background, 0
+    started = rendered = begun = False
     while True:
         job = state.background.find(response_id)
         written = job.written() if job is not None else None
-        page = await state.store.live.events(response_id, owner, after)
+        page = await rows.events(response_id, owner, num_read)
         if page is None:
-            if begun:
-                if not ended:
-                    yield _deleted(after + 1)
-                return
-            raise NotFoundError(f"no response with id {response_id[:128]!r}", param="response_id")
-        if not page.num_events:
-            raise RequestError(
-                "'stream': only background responses keep their events and can be resumed",
-                param="stream",
-                code="unsupported_value",
-            )
-        if page.repeatable and any(chunk.first > 0 for chunk in page.chunks):
-            # What a reader has seen must stay true: the response is not begun again from here on.
+            if not begun:
+                raise _not_found(response_id)
+            yield translator.error(_deleted())
+            return
+        if not started:
+            started = True
+            rendered = bool(page.chunks) and is_rendered(page.chunks[0].data)
+            if not rendered and (frames := translator.start()):
+                begun = True
+                yield frames
+        if page.repeatable and page.chunks:
+            # What a reader has seen must stay true: the response is not resumed from here on.
             with contextlib.suppress(StoreError):
-                await state.store.live.settle(response_id, owner)
+                await rows.settle(response_id, owner)
                 continue
+            page, written = replace(page, chunks=()), None
+        if page.chunks:
+            num_read = page.chunks[-1].first + page.chunks[-1].num_events
+            if frames := translator.feed(event for chunk in page.chunks for event in read_chunk(chunk.data)):
+                begun = True
+                yield frames
+        elif not page.live:
+            if not rendered and (frames := await _terminal(state, stored, translator)):
+                yield frames
+            return
+        elif state.background.closing and state.background.find(response_id) is None:
+            yield translator.error(_stopping(translator))
+            return
+        else:
             if not begun:
                 begun = True
-                yield b": waiting\n\n"
-            await asyncio.sleep(POLL_SECONDS)
-            continue
-        for chunk in page.chunks:
-            begun = True
-            ended = any(terminal in chunk.data for terminal in _TERMINALS)
-            yield _later_than(chunk, after)
-            after = chunk.first + chunk.num_events - 1
-        if page.chunks:
-            continue
-        if not page.live:
-            return
-        if state.background.closing and state.background.find(response_id) is None:
-            yield _stopping(after + 1)
-            return
-        if not begun:
-            begun = True
-            yield b": waiting\n\n"  # so that the client has its headers
-        await _wait(written)
+                yield []  # so that the client has its headers
+            await _wait(written)
 
 
-def _deleted(number: int) -> bytes:
+async def _terminal(state: ServerState, stored: StoredResponse, translator: Translator) -> list[Frame]:
+    ended = await state.store.get(stored.id, stored.owner)
+    return translator.error(_deleted()) if ended is None else translator.finish(ended.to_object())
+
+
+def _not_found(response_id: str) -> NotFoundError:
+    return NotFoundError(f"no response with id {response_id[:128]!r}", param="response_id")
+
+
+def _deleted() -> NotFoundError:
     """A stream that just stops looks like a broken connection, which clients resume."""
-    message = "the response was deleted before it ended"
-    return frame("error", number, code="response_deleted", message=message, param=None)
+    return NotFoundError("the response was deleted before it ended", code="response_deleted")
 
 
-def _stopping(number: int) -> bytes:
+def _stopping(translator: Translator) -> EngineError:
     """The response waits for a server; this one is about to close the connection."""
-    message = f"this server stops; resume the stream with starting_after={number - 1}"
-    return frame("error", number, code="server_restarted", message=message, param=None)
-
-
-def _later_than(chunk: EventChunk, after: int) -> bytes:
-    """The chunk's events after number ``after``. Events are frames that end with an empty line."""
-    num_known = after + 1 - chunk.first
-    if num_known <= 0:
-        return chunk.data
-    return chunk.data.split(b"\n\n", num_known)[num_known]
+    last = translator.next_number - 1
+    message = f"this server stops; resume the stream with starting_after={last}"
+    return EngineError(message, code="server_restarted")
 
 
 async def _wait(written: asyncio.Event | None) -> None:

@@ -176,6 +176,10 @@ class ResponsesRequest(StructuredFields):
         """What was asked for, under OpenAI's name for it or vLLM's."""
         return self.reasoning.effort or self.reasoning_effort or self.chat_template_kwargs.reasoning_effort
 
+    @property
+    def obfuscates(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_obfuscation)
+
     def compact_threshold(self, max_model_len: int) -> int | None:
         """Prompt tokens from which on the conversation is summed up; None: never."""
         if not self.context_management:

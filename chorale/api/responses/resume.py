@@ -1,7 +1,7 @@
-"""Resumer: background responses that another server left behind, begun again here.
+"""Resumer: background responses that another server left behind, resumed here.
 
-Their request is read and prepared as if it came now; id, input items, conversation and the events of the
-beginning are those that the client knows.
+Their request is read and prepared as if it came now; id, input items, conversation and the response object
+are those that the client knows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SECRETS = ("authorization", "headers")  # of MCP tools: they are not stored
 
 
 def packed_request(data: Mapping[str, Any]) -> bytes | None:
-    """The body of a request, as it is kept for another server. None: it may not be kept."""
+    """The body of a request, as it is kept for another server. Returns None if it may not be kept."""
     tools = data.get("tools") or ()
     if any(isinstance(tool, Mapping) and any(tool.get(name) for name in _SECRETS) for tool in tools):
         return None
@@ -51,29 +51,31 @@ class Resumer:
         if state.client.status.state != "ready" or state.lifecycle.draining:
             return []
         model = state.model_names[0]
-        return [response_id for response_id, named in await state.store.live.waiting() if named == model]
+        return [
+            response_id for response_id, named in await state.store.background.waiting() if named == model
+        ]
 
     @property
     def room(self) -> int:
         """How many background responses may run in this process."""
         return max(1, self._state.config.max_background_responses // self._state.config.api_server_count)
 
-    async def take(self, response_id: str, worker: str) -> Job | None:
-        """Claim a response and prepare its job. None: another server has it, or it cannot be begun."""
-        live = self._state.store.live
-        claimed = await live.claim(response_id, worker)
+    async def take(self, response_id: str, server_id: str) -> Job | None:
+        """Claim a response and prepare its job. Returns None if it is gone, or cannot be begun."""
+        rows = self._state.store.background
+        claimed = await rows.claim(response_id, server_id)
         if claimed is None:
             return None
         try:
-            return Job(await self._run(claimed), self._state.store, worker, resumed=True)
+            return Job(await self._run(claimed), self._state.store, server_id, resumed=True)
         except (EngineError, QueueFullError, StoreError) as error:
             logger.warning("background response %s waits on: %s", response_id, error)
-            await live.unclaim(response_id, worker)
+            await rows.unclaim(response_id, server_id)
         except ChoraleError as error:
             logger.warning("background response %s cannot be begun again: %s", response_id, error)
-            await live.fail(worker, {response_id})
+            await rows.fail(server_id, {response_id})
         except BaseException:  # this server stops
-            await live.unclaim(response_id, worker)
+            await rows.unclaim(response_id, server_id)
             raise
         return None
 
@@ -87,4 +89,4 @@ class Resumer:
             prompt=replace(prepared.prompt, input=stored.input),
         )
         logger.info("background response %s is begun again", stored.id)
-        return Run(state, fields, prepared, stored.owner, claimed.hold, created=stored.created)
+        return Run(state, fields, prepared, stored.owner, claimed.lease, begun=stored)

@@ -1,28 +1,36 @@
 """One response from its prompt to its end, streamed or not. The only place that knows both.
 
 ``complete`` and ``stream`` serve a request that waits for its answer, and store it at the end. A background
-``Job`` uses ``start``, ``pieces`` and ``conclude``, and keeps the store itself.
+``Job`` uses ``start``, ``events`` and ``conclude``, and writes to the store itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from chorale.api.http.sse import Frame
 from chorale.api.logprobs import LogprobsWriter
-from chorale.api.responses.items.objects import ResponseBuilder, base_object, end_error, error_object
+from chorale.api.responses.event_log import LogEvent, TurnBegan, TurnFailed
+from chorale.api.responses.items.objects import (
+    ResponseBuilder,
+    base_object,
+    close_items,
+    end_error,
+    error_object,
+)
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
-from chorale.api.responses.translate import Translator
+from chorale.api.responses.translate import RenderOptions, Translator
 from chorale.api.state import ServerState
 from chorale.engine.types import SamplingSpec
 from chorale.errors import ChoraleError, EngineError
-from chorale.store.protocol import KEPT, Hold, StoredItem, StoredResponse
-from chorale.turns.events import ItemClosed, OutputEvent, ToolStarted, TurnEnded, Usage
+from chorale.store.protocol import KEPT, Lease, StoredItem, StoredResponse
+from chorale.turns.events import OutputEvent, ToolStarted, TurnEnded, Usage
 from chorale.turns.run import run_turn
 
 logger = logging.getLogger(__name__)
@@ -40,12 +48,12 @@ class Ended:
 
 
 class Run:
-    """Use ``stream``, ``complete``, or the three verbs of a background job, once.
+    """Use ``stream``, ``complete``, or the verbs of a background job, once. Call ``release`` in any case.
 
-    ``hold``: the conversation that the response is a part of. Call ``release`` whatever happened.
-    ``created``: of a response that was created earlier than now.
-    ``unstored``: the response before it is not in the store; what that stands for is stored with this one.
-    ``ended``: what it came to, once ``stream``, ``warm_up`` or ``complete`` is through.
+    ``lease``: on the conversation that the response is a part of.
+    ``begun``: the row of a response that another server began; this one is shown as that one was.
+    ``unstored``: the response before it is not in the store; its conversation is stored with this one.
+    ``ended``: the finished response, once ``stream``, ``warm_up`` or ``complete`` is through.
     """
 
     def __init__(
@@ -54,32 +62,27 @@ class Run:
         request: ResponsesRequest,
         prepared: Prepared,
         owner: bytes,
-        hold: Hold | None = None,
+        lease: Lease | None = None,
         *,
         unstored: bool = False,
-        created: float | None = None,
+        begun: StoredResponse | None = None,
     ) -> None:
         self._state = state
         self._prepared = prepared
         self.owner = owner
-        self._created = prepared.turn.arrival_time if created is None else created
-        self.hold = hold
+        self._created = prepared.turn.arrival_time if begun is None else begun.created
+        self.lease = lease
         self._unstored = unstored
         self.ended: Ended | None = None
         with_logprobs = request.num_logprobs is not None
+        model = state.model_names[0]
         self._builder = ResponseBuilder(
-            base_object(
-                request,
-                prepared,
-                state.model_names[0],
-                self._created,
-            ),
+            base_object(request, prepared, model, self._created) if begun is None else begun.to_object(),
             LogprobsWriter(state.vocab) if with_logprobs else None,
             request.top_logprobs,
             hide_reasoning=not request.include_reasoning,
             include=request.include,
         )
-        self.translator = Translator(self._builder)
         self.acts = False  # a tool was started that may change something outside of the turn
         self._turn: AsyncGenerator[list[OutputEvent]] | None = None
         self._first: asyncio.Future[list[OutputEvent]] | None = None
@@ -111,29 +114,32 @@ class Run:
             raise error  # nobody knows this response's id: it is not stored
         return await self._keep(self.conclude())
 
-    async def stream(self) -> AsyncGenerator[bytes]:
-        """SSE bytes, one piece a wake-up. Raises before the first piece only (full queue, no engine).
+    async def stream(self, options: RenderOptions) -> AsyncGenerator[list[Frame]]:
+        """The frames of each wake-up. Raises before the first ones only (full queue, no engine).
 
-        The first piece goes out once the engine has the request, before it has a token.
+        Those are sent once the engine has the request, before it has a token.
         """
+        translator = Translator(self._builder, options)
         try:
             await self.start()
-            yield self.translator.start()
-            async with aclosing(self.pieces()) as pieces:
-                async for piece in pieces:
-                    yield piece
-            yield await self._last_piece()
+            yield translator.start()
+            async with aclosing(self.events()) as turn:
+                async for events in turn:
+                    if frames := translator.feed(events):
+                        yield frames
+            yield await self._last_frames(translator)
         finally:
             await self.close()
 
-    async def warm_up(self) -> AsyncGenerator[bytes]:
+    async def warm_up(self, options: RenderOptions) -> AsyncGenerator[list[Frame]]:
         """The events of a response without output. Its prompt is computed, so that the cache has it."""
+        translator = Translator(self._builder, options)
         turn = replace(self._prepared.turn, sampling=SamplingSpec(max_tokens=0, temperature=0.0))
         stream = self._state.client.submit(turn.first_round())
         usage = Usage(input_tokens=len(turn.prompt_token_ids))
         error: ChoraleError | None = None
         try:
-            yield self.translator.start()
+            yield translator.start()
             async for chunk in (chunk async for chunks in stream for chunk in chunks):
                 usage.cached_tokens += chunk.num_cached_tokens
                 if chunk.finish_reason in ("abort", "error"):
@@ -143,14 +149,14 @@ class Run:
         finally:
             await stream.aclose()
         self._builder.fold.add([TurnEnded("stop" if error is None else "error", usage, error=error)])
-        yield await self._last_piece()
+        yield await self._last_frames(translator)
 
     async def release(self) -> None:
         """Let go of the conversation and the tools, if nothing else has. Nothing is added to it."""
         await self._prepared.prompt.close()
-        hold, self.hold = self.hold, None
-        if hold is not None:
-            await self._state.background.let_go(self._state.store, hold)
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            await self._state.background.release(self._state.store, lease)
 
     # ------------------------------------------------------------------ verbs of a background job
 
@@ -163,39 +169,32 @@ class Run:
         if self._first.done() and self._first.exception() is not None:
             await self._first
 
-    async def pieces(self, *, begin: bool = False) -> AsyncGenerator[bytes]:
-        """The events of the turn, as they come. An error before the first one arrives here too.
+    async def events(self) -> AsyncGenerator[list[LogEvent]]:
+        """The events of the turn, as they come; whoever reads them folds them.
 
-        With ``begin``, ``response.in_progress`` comes first: once the turn has begun to say something.
+        An error is an event here, also one before the first token.
         """
         assert self._turn is not None
         assert self._first is not None
         try:
-            events: list[OutputEvent] = await self._first
+            first = await self._first
         except ChoraleError as early:
-            self._builder.fold.add([self._ended("error", early)])
-            yield self.translator.error(early)
+            yield [self._ended("error", early), TurnFailed.of(early)]
             return
-        if begin:
-            self._builder.base["status"] = "in_progress"
-        data = (self.translator.begin() if begin else b"") + self._feed(events)
-        if data:
-            yield data
+        yield [TurnBegan(), *first]
         async for events in self._turn:
-            data = self._feed(events)
-            if data:
-                yield data
+            yield list(events)
         ended = self._builder.fold.ended
         if ended is not None and (error := end_error(ended)) is not None:
-            yield self.translator.error(error)
+            yield [TurnFailed.of(error)]
 
-    def _feed(self, events: list[OutputEvent]) -> bytes:
-        data = self.translator.feed(events)
-        items = self._builder.fold.items
-        self.acts = self.acts or any(
-            isinstance(event, ToolStarted) and items[event.index].kind in _ACTING for event in events
-        )
-        return data
+    def fold(self, events: Sequence[LogEvent]) -> None:
+        """Take in events that are not translated."""
+        for event in events:
+            if isinstance(event, OutputEvent):
+                self._builder.fold.add((event,))
+                if isinstance(event, ToolStarted):
+                    self.acts = self.acts or self._builder.fold.items[event.index].kind in _ACTING
 
     async def close(self) -> None:
         """Stop the turn where it is: the engine forgets it. Idempotent."""
@@ -205,15 +204,10 @@ class Run:
         if self._turn is not None:
             await self._turn.aclose()
 
-    def cut(self, error: ChoraleError | None) -> bytes:
-        """End the response after ``close``: cancelled, or failed with ``error``. Events of what was open."""
-        fold = self._builder.fold
-        if fold.ended is not None:
-            return b""
-        still_open = [i for i, item in enumerate(fold.items) if item.status is None]
-        events: list[OutputEvent] = [ItemClosed(index, "incomplete") for index in still_open]
-        events.append(self._ended("error" if error is not None else "abort", error))
-        return self.translator.feed(events)
+    def cut(self, error: ChoraleError | None) -> list[LogEvent]:
+        """The events that end the response after ``close``: cancelled, or failed with ``error``."""
+        closing: list[LogEvent] = close_items(self._builder.fold)
+        return [*closing, self._ended("error" if error is not None else "abort", error)]
 
     def conclude(self, status: str | None = None) -> Ended:
         """The finished object and its row. ``status`` is "cancelled" where the turn cannot know it."""
@@ -231,8 +225,8 @@ class Run:
         self.ended = Ended(body, self._in_conversation(record))
         return self.ended
 
-    def wait(self) -> StoredResponse:
-        """The row of a response that has not begun, and does not yet."""
+    def queued_row(self) -> StoredResponse:
+        """The row to store while the response is queued."""
         body = self._builder.base
         body["status"] = "queued"
         record = self._builder.stored(body, self._prepared.prompt.input, [], self.owner, self._created)
@@ -240,7 +234,7 @@ class Run:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the turn came to an end of its own."""
+        """Whether the turn has ended."""
         return self._builder.fold.ended is not None
 
     # ------------------------------------------------------------------ inside
@@ -249,7 +243,7 @@ class Run:
         return run_turn(self._state.client, self._state.vocab, self._prepared.turn)
 
     def _ended(self, reason: Any, error: ChoraleError | None) -> TurnEnded:
-        """The end of a turn that did not say its own: with the tokens that were seen."""
+        """The end of a turn that was cut short: its usage is the tokens that were seen."""
         usage = Usage(input_tokens=len(self._prepared.prompt.token_ids))
         for item in self._builder.fold.items:
             usage.output_tokens += len(item.content_token_ids)
@@ -258,37 +252,37 @@ class Run:
         return TurnEnded(reason, usage, error=error)
 
     def _in_conversation(self, record: StoredResponse) -> StoredResponse:
-        if self.hold is None:
+        if self.lease is None:
             return record
-        return replace(record, conversation_id=self.hold.conversation_id, conversation_end=self.hold.end)
+        return replace(record, conversation_id=self.lease.conversation_id, conversation_end=self.lease.end)
 
-    async def _last_piece(self) -> bytes:
+    async def _last_frames(self, translator: Translator) -> list[Frame]:
         """The terminal event. A conversation that could not be written fails its response."""
         try:
-            return self.translator.finish(await self._keep(self.conclude()))
+            return translator.finish(await self._keep(self.conclude()))
         except ChoraleError as error:
-            said = self.translator.error(error)
-            return said + self.translator.finish(failed_body(self.conclude().body, error))
+            failed = failed_body(self.conclude().body, error)
+            return [*translator.error(error), *translator.finish(failed)]
 
     async def _keep(self, ended: Ended) -> dict[str, Any]:
-        """Store the response before anybody sees its end: who has read it once can read it again.
+        """Store the response before its end is sent, so that what was read once can be read again.
 
-        A store that fails does not fail the response: it is answered with ``store`` false, and counted.
-        Within a conversation it does: the next turn would not know of this one.
+        A store that fails does not fail the response, which is answered with ``store`` false, and counted.
+        Within a conversation it does, because the next turn would not know of this one.
         """
-        body, hold = ended.body, self.hold
+        body, lease = ended.body, self.lease
         store = self._state.store
         try:
             if body["store"]:
-                await store.put(ended.record, hold)
-            elif hold is not None:
+                await store.put(ended.record, lease)
+            elif lease is not None:
                 kept = (*ended.record.input, *ended.record.output) if body["status"] in KEPT else ()
-                await store.conversations.release(hold, kept)
-            self.hold = None
+                await store.conversations.release(lease, kept)
+            self.lease = None
         except ChoraleError as error:
             self._state.metrics.series.count("chorale:response_store_failures")
             logger.warning("response %s could not be stored: %s", body["id"], error)
-            if hold is not None:
+            if lease is not None:
                 raise
             self._builder.base["store"] = body["store"] = False
         return body

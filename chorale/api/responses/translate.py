@@ -1,18 +1,23 @@
-"""OutputEvents to Responses SSE events: one sequence counter, one terminal event, no ``[DONE]``.
+"""OutputEvents to Responses events: one sequence counter, one terminal event.
 
 Order of an item: ``output_item.added``, ``content_part.added`` (messages and reasoning), deltas, the text's
 ``done``, ``content_part.done``, ``output_item.done``. Ids are those of the events, so added, done, terminal
-and stored objects cannot disagree. A delta costs one string encoding and one join.
+and stored objects cannot disagree. An event is rendered from it and those before it alone, however they were
+batched, so that the stream of a background response is the same each time. A delta costs one string encoding
+and one join.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from chorale.api.responses.items.built_in_events import DELTAS, BuiltInEvents, Event
+from chorale.api.http.sse import Frame, encode
+from chorale.api.responses.dialects import Dialect, Event, translate_event, with_summary
+from chorale.api.responses.event_log import LogEvent, Rendered, TurnBegan, TurnFailed
+from chorale.api.responses.items.built_in_events import DELTAS, BuiltInEvents
 from chorale.api.responses.items.objects import (
     TEXTS,
     ResponseBuilder,
@@ -36,8 +41,6 @@ from chorale.turns.events import (
     ToolStarted,
 )
 
-_encode = msgspec.json.Encoder().encode
-
 _DELTA = {
     "message": "response.output_text.delta",
     "reasoning": "response.reasoning_text.delta",
@@ -49,14 +52,25 @@ _DELTA = {
 _AFTER_TEXT = dict.fromkeys(_DELTA, b',"sequence_number":') | {
     "message": b',"logprobs":[],"sequence_number":'
 }
+_BLOCK = 64  # bytes: obfuscated events are a multiple of this long
+_AROUND = len(b'event: \ndata: ,"obfuscation":""')
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """How one client gets a stream. ``obfuscate``: deltas hide how long their text is."""
+
+    dialect: Dialect = "openai"
+    obfuscate: bool = False
+    start_after: int = -1  # the number of the last event that the client has
 
 
 class _Open:
     """An item that is being streamed: where it stands, and the constant bytes of its deltas."""
 
-    __slots__ = ("after", "before", "commands", "hosted", "index", "num_cited", "opened", "place")
+    __slots__ = ("after", "before", "commands", "hosted", "index", "kind", "num_cited", "opened", "place")
 
-    def __init__(self, opened: ItemOpened, index: int, hosted: BuiltInEvents | None) -> None:
+    def __init__(self, opened: ItemOpened, index: int, hosted: BuiltInEvents | None, dialect: Dialect) -> None:
         self.opened = opened
         self.hosted = hosted
         self.commands = CommandReader() if opened.kind == "shell_call" else None
@@ -66,180 +80,208 @@ class _Open:
         if opened.kind in ("message", "reasoning"):
             self.place["content_index"] = 0
         kind = _DELTA.get(opened.kind)
-        self.before = self.after = b""  # no deltas: what it wrote is seen in the finished item
+        self.kind = self.before = self.after = b""  # no deltas: what it wrote is seen in the finished item
         if kind is not None:
-            head = _encode({"type": kind, **self.place})[:-1]
-            self.before = b'event: %s\ndata: %s,"delta":' % (kind.encode(), head)
+            kind, place = translate_event(kind, self.place, dialect)
+            self.kind = kind.encode()
+            self.before = b'%s,"delta":' % encode({"type": kind, **place})[:-1]
             self.after = _AFTER_TEXT[opened.kind]
 
 
 class Translator:
-    """Feed it each wake-up's events, in order; it returns the bytes to send."""
+    """Feed it each wake-up's events, in order; it returns the frames to send."""
 
-    def __init__(self, builder: ResponseBuilder) -> None:
+    def __init__(self, builder: ResponseBuilder, options: RenderOptions | None = None) -> None:
+        options = options or RenderOptions()
         self._builder = builder
+        self._dialect = with_summary(options.dialect, builder.base.get("reasoning") or {})
+        self._obfuscate = options.obfuscate
+        self._start_after = options.start_after
         self._sequence = 0
+        self._frames: list[Frame] = []
         self._open: _Open | None = None
         self._num_shown = 0
 
     @property
-    def num_events(self) -> int:
-        return self._sequence
+    def next_number(self) -> int:
+        return max(self._sequence, self._start_after + 1)
 
-    def start(self) -> bytes:
-        """``response.created`` and ``response.in_progress``."""
-        return self._lifecycle("created", "in_progress")
+    def start(self) -> list[Frame]:
+        """``response.created``, and ``response.queued`` or ``response.in_progress``, as the base stands."""
+        self._lifecycle("created", self._builder.base["status"])
+        return self._take()
 
-    def queue(self) -> bytes:
-        """``response.created`` and ``response.queued``, of a background response."""
-        return self._lifecycle("created", "queued")
-
-    def begin(self) -> bytes:
-        """``response.in_progress``, when a background response has its first token."""
-        return self._lifecycle("in_progress")
-
-    def _lifecycle(self, *names: str) -> bytes:
-        base = self._builder.base
-        return b"".join(self._event(f"response.{name}", response=base) for name in names)
-
-    def feed(self, events: Sequence[OutputEvent]) -> bytes:
+    def feed(self, events: Iterable[LogEvent]) -> list[Frame]:
         """Everything but the terminal event, which ``finish`` makes."""
-        self._builder.fold.add(events)
-        parts: list[bytes] = []
         for event in events:
-            if isinstance(event, ItemDelta):
-                parts.append(self._on_delta(event))
-            elif isinstance(event, ItemOpened):
-                parts.append(self._on_opened(event))
-            elif isinstance(event, ItemClosed):
-                parts.append(self._on_closed(event))
-            elif isinstance(event, Cited):
-                parts.append(self._on_cited(event))
-            elif isinstance(event, ToolStarted | ToolProgressed | ToolOutcome):
-                parts.append(self._on_tool(event))
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            if isinstance(event, TurnBegan):
+                self._begin()
+            elif isinstance(event, TurnFailed):
+                self._emit("error", code=event.code, message=event.message, param=event.param)
+            elif isinstance(event, Rendered):
+                self._emit(event.kind, **event.fields)
+            else:
+                self._builder.fold.add((event,))
+                self._on_output(event)
+        return self._take()
 
-    def finish(self, body: dict[str, Any]) -> bytes:
+    def finish(self, body: dict[str, Any]) -> list[Frame]:
         """The terminal event, chosen by the status. ``body`` is what a GET will answer.
 
         OpenAI's events have none for a cancelled response: it ends as an incomplete one.
         """
         name = "incomplete" if body["status"] == "cancelled" else body["status"]
-        return self._event(f"response.{name}", response=body)
+        self._emit(f"response.{name}", response=body)
+        return self._take()
 
-    def error(self, error: ChoraleError) -> bytes:
-        """The flat ``error`` event: no ``error`` key, which OpenAI's SDK would raise on."""
-        return self._event("error", code=error.code, message=error.message, param=error.param)
+    def error(self, error: ChoraleError) -> list[Frame]:
+        """The flat ``error`` event: no ``error`` key, which OpenAI's SDK would raise on.
+
+        Unlike the turn's own events, it is sent whatever number the client asked to start after.
+        """
+        self._sequence = self.next_number
+        self._emit("error", code=error.code, message=error.message, param=error.param)
+        return self._take()
+
+    # ------------------------------------------------------------------ frames
+
+    def _take(self) -> list[Frame]:
+        frames, self._frames = self._frames, []
+        return frames
+
+    def _emit(self, kind: str, /, **fields: Any) -> None:
+        number = self._sequence
+        self._sequence = number + 1
+        if number > self._start_after:
+            kind, fields = translate_event(kind, fields, self._dialect)
+            self._push(kind.encode(), encode({"type": kind, **fields, "sequence_number": number}))
+
+    def _emit_all(self, events: Iterable[Event]) -> None:
+        for kind, fields in events:
+            self._emit(kind, **fields)
+
+    def _push(self, kind: bytes, data: bytes) -> None:
+        if self._obfuscate and kind.endswith(b".delta"):
+            num_missing = -(len(kind) + len(data) + _AROUND) % _BLOCK
+            noise = secrets.token_hex(_BLOCK // 2).encode()[:num_missing]
+            data = b'%s,"obfuscation":"%s"}' % (data[:-1], noise)
+        self._frames.append((kind, data))
+
+    def _lifecycle(self, *names: str) -> None:
+        for name in names:
+            self._emit(f"response.{name}", response=self._builder.base)
+
+    def _begin(self) -> None:
+        """``response.in_progress``; the stream of a response that was not queued began with it."""
+        if self._builder.base["status"] == "queued":
+            self._builder.base["status"] = "in_progress"
+            self._lifecycle("in_progress")
 
     # ------------------------------------------------------------------ items
 
-    def _on_opened(self, event: ItemOpened) -> bytes:
+    def _on_output(self, event: OutputEvent) -> None:
+        if isinstance(event, ItemDelta):
+            self._on_delta(event)
+        elif isinstance(event, ItemOpened):
+            self._on_opened(event)
+        elif isinstance(event, ItemClosed):
+            self._on_closed(event)
+        elif isinstance(event, Cited):
+            self._on_cited(event)
+        elif isinstance(event, ToolStarted | ToolProgressed | ToolOutcome):
+            current = self._open
+            if current is not None and current.hosted is not None:
+                self._emit_all(current.hosted.on_tool(event))
+
+    def _on_opened(self, event: ItemOpened) -> None:
         if not self._builder.shows(event):
             self._open = None
-            return b""
+            return
         hosted = None
         if event.kind in BUILTIN_ITEMS:
             hosted = BuiltInEvents(self._builder, self._builder.fold.items[event.index], self._num_shown)
-        current = self._open = _Open(event, self._num_shown, hosted)
+        current = self._open = _Open(event, self._num_shown, hosted, self._dialect)
         if hosted is not None:
-            return self._events(hosted.open())
+            self._emit_all(hosted.open())
+            return
         self._num_shown += 1
         empty: Any = "" if event.kind in TEXTS else []
-        added = self._event(
-            "response.output_item.added",
-            output_index=current.index,
-            item=item_object(event, "in_progress", empty),
-        )
-        if event.kind in TEXTS:
-            return added
-        part = reasoning_text("") if event.kind == "reasoning" else output_text("", [])
-        return added + self._event("response.content_part.added", **current.place, part=part)
+        item = item_object(event, "in_progress", empty)
+        self._emit("response.output_item.added", output_index=current.index, item=item)
+        if event.kind not in TEXTS:
+            part = reasoning_text("") if event.kind == "reasoning" else output_text("", [])
+            self._emit("response.content_part.added", **current.place, part=part)
 
-    def _on_delta(self, event: ItemDelta) -> bytes:
+    def _on_delta(self, event: ItemDelta) -> None:
         current = self._open
         if current is None:
-            return b""
+            return
         if event.logprobs and self._builder.wants_logprobs and current.opened.kind == "message":
             logprobs = self._builder.logprobs(event.logprobs)
-            return self._event(
-                "response.output_text.delta", **current.place, delta=event.text, logprobs=logprobs
-            )
+            self._emit("response.output_text.delta", **current.place, delta=event.text, logprobs=logprobs)
+            return
         if current.opened.kind == "compaction":
-            return b"" if event.text else self._event("response.compaction.compacting", **current.place)
+            if not event.text:
+                self._emit("response.compaction.compacting", **current.place)
+            return
         if current.commands is not None:
-            return self._told(current, current.commands.feed(event.text))
+            self._tell(current, current.commands.feed(event.text))
+            return
         if current.hosted is not None:
             current.hosted.write(event.text)
-        if not event.text or not current.before:
-            return b""
+        if not event.text or not current.kind:
+            return
         number = self._sequence
         self._sequence = number + 1
-        return b"%s%s%s%d}\n\n" % (current.before, _encode(event.text), current.after, number)
+        if number > self._start_after:
+            data = b"%s%s%s%d}" % (current.before, encode(event.text), current.after, number)
+            self._push(current.kind, data)
 
-    def _told(self, current: _Open, news: Iterable[News]) -> bytes:
-        return self._events(
-            (kind, {"output_index": current.index, **fields}) for kind, fields in map(event_of, news)
-        )
+    def _tell(self, current: _Open, news: Iterable[News]) -> None:
+        for kind, fields in map(event_of, news):
+            self._emit(kind, output_index=current.index, **fields)
 
-    def _on_closed(self, event: ItemClosed) -> bytes:
+    def _on_closed(self, event: ItemClosed) -> None:
         current, self._open = self._open, None
         if current is None:
-            return b""
+            return
         if current.hosted is not None:
-            closing = self._events(current.hosted.close(event))
+            self._emit_all(current.hosted.close(event))
             self._num_shown += current.hosted.shown
-            return closing
+            return
         item = self._builder.fold.items[event.index]
         if is_void(item):
-            return b""
+            return
         shown = self._builder.item(item)
-        told = b""
         if current.commands is not None:
-            told = self._told(current, current.commands.finish(shown["action"]["commands"]))
-        told += self._text_done(current, item.text)
-        return told + self._event("response.output_item.done", output_index=current.index, item=shown)
+            self._tell(current, current.commands.finish(shown["action"]["commands"]))
+        self._end_text(current, item.text)
+        self._emit("response.output_item.done", output_index=current.index, item=shown)
 
-    def _on_cited(self, event: Cited) -> bytes:
+    def _on_cited(self, event: Cited) -> None:
         current = self._open
         if current is None:
-            return b""
+            return
         current.num_cited += 1
-        return self._event(
+        self._emit(
             "response.output_text.annotation.added",
             **current.place,
             annotation_index=current.num_cited - 1,
             annotation=annotation(event.citation),
         )
 
-    def _on_tool(self, event: OutputEvent) -> bytes:
-        current = self._open
-        if current is None or current.hosted is None:
-            return b""
-        return self._events(current.hosted.on_tool(event))
-
-    def _events(self, events: Iterable[Event]) -> bytes:
-        return b"".join([self._event(kind, **fields) for kind, fields in events])
-
-    def _text_done(self, current: _Open, text: str) -> bytes:
-        item = self._builder.fold.items[current.opened.index]
-        place = current.place
+    def _end_text(self, current: _Open, text: str) -> None:
+        item, place = self._builder.fold.items[current.opened.index], current.place
         if item.kind == "function_call":
-            return self._event(
-                "response.function_call_arguments.done", **place, name=current.opened.name, arguments=text
-            )
-        if item.kind == "custom_tool_call":
-            return self._event("response.custom_tool_call_input.done", **place, input=text)
-        if item.kind in TEXTS:
-            return b""
-        part = self._builder.part(item)
-        if item.kind == "reasoning":
-            done = self._event("response.reasoning_text.done", **place, text=text)
-        else:
-            done = self._event("response.output_text.done", **place, text=text, logprobs=part["logprobs"])
-        return done + self._event("response.content_part.done", **place, part=part)
-
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        number = self._sequence
-        self._sequence = number + 1
-        data = _encode({"type": kind, **fields, "sequence_number": number})
-        return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
+            name = current.opened.name
+            self._emit("response.function_call_arguments.done", **place, name=name, arguments=text)
+        elif item.kind == "custom_tool_call":
+            self._emit("response.custom_tool_call_input.done", **place, input=text)
+        elif item.kind not in TEXTS:
+            part = self._builder.part(item)
+            if item.kind == "reasoning":
+                self._emit("response.reasoning_text.done", **place, text=text)
+            else:
+                logprobs = part["logprobs"]
+                self._emit("response.output_text.done", **place, text=text, logprobs=logprobs)
+            self._emit("response.content_part.done", **place, part=part)

@@ -29,7 +29,7 @@ import httpx2
 import pytest
 
 from chorale.api.background import STOPPED
-from chorale.store.background import RESTARTED
+from chorale.store.protocol import RESTARTED
 from tests.support.ports import free_port
 
 SCRIPT = "tests.support.serve.serve_fake"
@@ -342,5 +342,5 @@ def num_resumed(folder: Path) -> int:
 def owners(store: str) -> set[str]:
     """The workers that have live responses."""
     with contextlib.closing(sqlite3.connect(store)) as connection:
-        rows = connection.execute("SELECT DISTINCT worker FROM responses WHERE worker IS NOT NULL")
+        rows = connection.execute("SELECT DISTINCT server_id FROM responses WHERE server_id IS NOT NULL")
         return {row[0] for row in rows}

@@ -278,12 +278,12 @@ def test_the_end_of_the_process_fails_what_runs() -> None:
             made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
             while (await server.sdk.responses.retrieve(made.id)).status != "in_progress":
                 await asyncio.sleep(0.01)
-            await store.live.settle(made.id, b"")  # a reader has seen of it: it cannot be begun again
+            await store.background.settle(made.id, b"")  # a reader has seen of it: it cannot be begun again
             await server.app.state.background.close(store)
             body = (await server.sdk.responses.retrieve(made.id)).to_dict()
             assert body["status"] == "failed"
             assert body["error"] == {"code": "server_error", "message": STOPPED}
-            assert await store.live.workers() == {}
+            assert await store.background.servers() == {}
             assert fold_events(await resume(server, made.id))["status"] == "failed"
 
     run(scenario)

@@ -29,9 +29,9 @@ async def check(token_ids: list[int], step: int, cut: str, seed: int) -> None:
         if cut == "cancel":
             await server.sdk.responses.cancel(made["id"])
         elif cut == "elsewhere":  # as another server on the same store would
-            await server.store.live.end(made["id"], b"", "cancelled")
+            await server.store.background.end(made["id"], b"", "cancelled")
         elif cut == "stop":
-            await server.store.live.settle(made["id"], b"")
+            await server.store.background.settle(made["id"], b"")
             await server.app.state.background.close(server.store)
         body = await ended(server, made["id"])
         events = await resume(server, made["id"])

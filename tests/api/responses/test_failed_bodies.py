@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from chorale.api.responses.replay import Replay, read_frames
+from chorale.api.responses.event_log import join, pack, read_chunk
+from chorale.api.responses.items.objects import ResponseBuilder
+from chorale.api.responses.recovery import recovery
+from chorale.api.responses.translate import Translator
 from chorale.errors import ChoraleError, ContextLengthError, EngineDeadError, EngineError, QueueFullError
-from chorale.store.background import RESTARTED
+from chorale.store.protocol import RESTARTED
 from chorale.testing.scripted_client import Script
-from tests.support.responses import TOOL
+from tests.support.responses import TOOL, VOCAB
 from tests.support.scripted_tools import tools_served
 from tests.support.server import run
 from tests.support.sse import parse_sse
@@ -91,16 +95,22 @@ def test_a_server_that_dies_within_an_item(kind: str) -> None:
 
     async def scenario() -> None:
         async with tools_served(THINK + LASTS[kind], FINAL) as server:
-            events = parse_sse(await server.stream(input="x", tools=TOOLS))
-        for end in range(2, len(events)):
-            replay = Replay()
-            for event in json.loads(json.dumps(events[:end])):
-                replay.add(event)
-            closing = [event for piece in replay.close(end) for event in read_frames(piece)]
-            base = events[0]["response"]
-            failed = {**base, "status": "failed", "error": RESTARTED, "output": replay.output()}
-            last = {"type": "response.failed", "response": failed, "sequence_number": end + len(closing)}
-            check_events([*closing, last])
+            made = await server.respond(input="x", tools=TOOLS, background=True)
+            await server.state.background.drain()
+            page = await server.state.store.background.events(made["id"], b"", 0)
+            stored = await server.state.store.get(made["id"], b"")
+        assert page is not None
+        assert stored is not None
+        log = [event for chunk in page.chunks for event in read_chunk(chunk.data)]
+        for end in range(len(log)):
+            told = join([data for event in log[:end] if (data := pack(event)) is not None])
+            begun = replace(stored, output=())
+            failed, closing, _ = recovery(VOCAB)(begun, [told], "failed")
+            translator = Translator(ResponseBuilder.of_stored(failed, VOCAB))
+            frames = translator.start() + translator.feed(log[:end] + read_chunk(closing))
+            frames += translator.finish(failed.to_object())
+            body = check_events([json.loads(data) for _, data in frames])
+            assert body["error"] == RESTARTED
 
     run(scenario)
 

@@ -14,8 +14,7 @@ import pytest
 
 from chorale.api.background import Background
 from chorale.api.responses.resume import Resumer, packed_request
-from chorale.store.background import RESTARTED
-from chorale.store.protocol import ResponseStore
+from chorale.store.protocol import RESTARTED, ResponseStore
 from chorale.store.repeats import MAX_ATTEMPTS, WAITING
 from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script
@@ -59,7 +58,7 @@ def rows(path: Path) -> Iterator[tuple[Any, ...]]:
     import sqlite3
 
     with contextlib.closing(sqlite3.connect(path)) as database:
-        yield from database.execute("SELECT status, worker, attempts, request IS NULL FROM responses")
+        yield from database.execute("SELECT status, server_id, attempts, request IS NULL FROM responses")
 
 
 def test_after_a_crash_they_are_queued_and_another_server_ends_them(tmp_path: Path) -> None:
@@ -102,13 +101,13 @@ def test_one_that_was_begun_often_enough_fails(tmp_path: Path) -> None:
             found = await store.get(made, b"")
             assert found is not None
             if attempt < MAX_ATTEMPTS + 1 and found.status == "queued":
-                assert await store.live.claim(made, f"wrk_{attempt}") is not None
+                assert await store.background.claim(made, f"wrk_{attempt}") is not None
             await store.close()  # without a word, as a crash would
         store = SqliteStore(str(path))
         found = await store.get(made, b"")
         assert found is not None
         assert (found.status, found.body["error"]) == ("failed", RESTARTED)
-        assert await store.live.waiting() == []
+        assert await store.background.waiting() == []
         await store.close()
 
     run(scenario)
@@ -138,7 +137,7 @@ def test_what_a_reader_has_seen_is_not_contradicted(tmp_path: Path) -> None:
                 _first_events(server, made[1]["id"], 4), 10
             )  # created, queued, in_progress, an item
             assert before[2] == "response.in_progress"
-            await store.live.bury(server.app.state.background.worker, None)
+            await store.background.expire(server.app.state.background.server_id, None)
             found = await store.get(made[1]["id"], b"")
             assert found is not None
             assert (found.status, found.body["error"]) == ("failed", RESTARTED)
@@ -151,13 +150,13 @@ def test_what_a_reader_has_seen_is_not_contradicted(tmp_path: Path) -> None:
 
 async def _first_events(server: Server, response_id: str, number: int) -> list[str]:
     kinds: list[str] = []
-    page_after = -1
     state = server.app.state
     from chorale.api.responses.follow import follow
+    from chorale.api.responses.translate import RenderOptions
 
-    async with contextlib.aclosing(follow(state, response_id, b"", page_after)) as pieces:
-        async for piece in pieces:
-            kinds += [line[7:].decode() for line in piece.split(b"\n") if line.startswith(b"event: ")]
+    async with contextlib.aclosing(follow(state, response_id, b"", RenderOptions())) as stream:
+        async for frames in stream:
+            kinds += [kind.decode() for kind, _ in frames]
             if len(kinds) >= number:
                 break
     return kinds
@@ -201,7 +200,7 @@ def test_one_that_waits_can_be_ended_and_frees_its_conversation(tmp_path: Path, 
             else:
                 assert (await server.http.delete(one)).status_code == 200
             assert (await server.post(input="b", conversation=conversation))[0] == 200
-            assert await server.store.live.waiting() == []
+            assert await server.store.background.waiting() == []
 
     run(scenario)
 
@@ -263,9 +262,9 @@ def test_a_postgresql_of_the_release_before_is_brought_up_to_date(database: str)
         store = SqlStore(Access(lambda first: connect(database, first), Bounds()))
         async with serving(store, HANGS, watched=False) as server:
             _, made = await server.post(input="go", background=True)
-            await store.live.bury(server.app.state.background.worker, None)
-            assert [waiting for waiting, _ in await store.live.waiting()] == [made["id"]]
-            claims = await asyncio.gather(*(store.live.claim(made["id"], f"wrk_{i}") for i in range(4)))
+            await store.background.expire(server.app.state.background.server_id, None)
+            assert [waiting for waiting, _ in await store.background.waiting()] == [made["id"]]
+            claims = await asyncio.gather(*(store.background.claim(made["id"], f"wrk_{i}") for i in range(4)))
             assert sum(claimed is not None for claimed in claims) == 1
         with psycopg.connect(database) as connection:
             found = connection.execute("SELECT version FROM chorale.schema_version").fetchone()

@@ -42,8 +42,8 @@ def test_a_drain(tmp_path: Path, script: Script, hurry: bool, status: str) -> No
             assert found is not None
             assert found.status == status
             assert found.body["error"] is None
-            assert (await reopened.live.waiting() != []) == (status == "queued")
-            assert await reopened.live.workers() == {}
+            assert (await reopened.background.waiting() != []) == (status == "queued")
+            assert await reopened.background.servers() == {}
             await reopened.close()
 
     run(scenario)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-import msgspec
-
+from chorale.api.http.sse import encode
 from chorale.harmony.json_text import read_object
 from chorale.harmony.messages import JSON_TYPE, Message, tool_result
 from chorale.store.protocol import Item, StoredItem, present
@@ -37,7 +36,6 @@ SOURCES, RESULTS, OUTPUTS = (
 )
 BUILT_IN_CALLS = frozenset({"web_search_call", "code_interpreter_call", "mcp_call"})
 BUILT_IN_INPUT: frozenset[str] = BUILTIN_ITEMS | {"mcp_approval_response"}
-_encode = msgspec.json.Encoder().encode
 
 
 # --------------------------------------------------------------------------- for the client
@@ -180,7 +178,7 @@ def _mcp_recipient(item: Item) -> tuple[str, str]:
 def _mcp_text(item: Item) -> str:
     if item["output"] is not None:
         return str(item["output"])
-    return f"Error: {_encode(item['error']).decode()}" if item["error"] else "[the output was not kept]"
+    return f"Error: {encode(item['error']).decode()}" if item["error"] else "[the output was not kept]"
 
 
 def _browser_exchange(item: Item) -> list[Message]:
@@ -192,8 +190,8 @@ def _browser_exchange(item: Item) -> list[Message]:
     else:
         name, arguments = "search", {"query": action.get("query") or " ".join(action.get("queries") or [])}
     found = item.get("results") or action.get("sources")
-    text = _encode(found).decode() if found else "[the result was not kept]"
-    return _exchange(f"browser.{name}", "analysis", _encode(arguments).decode(), text)
+    text = encode(found).decode() if found else "[the result was not kept]"
+    return _exchange(f"browser.{name}", "analysis", encode(arguments).decode(), text)
 
 
 def _exchange(recipient: str, channel: str, content: str, result: str) -> list[Message]:

@@ -14,9 +14,19 @@ from chorale.api.responses.items.encrypted_content import seal
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
 from chorale.errors import ChoraleError, EngineError, QueueFullError, RequestError
-from chorale.store.protocol import TOOL_STATE, Item, StoredItem, StoredResponse
+from chorale.harmony.vocab import Vocabulary
+from chorale.store.protocol import RENDERING, TOOL_STATE, Item, StoredItem, StoredResponse
 from chorale.tools.contract import UrlCitation
-from chorale.turns.events import BUILTIN_ITEMS, CLIENT_CALLS, Fold, FoldedItem, ItemOpened, TurnEnded, Usage
+from chorale.turns.events import (
+    BUILTIN_ITEMS,
+    CLIENT_CALLS,
+    Fold,
+    FoldedItem,
+    ItemClosed,
+    ItemOpened,
+    TurnEnded,
+    Usage,
+)
 from chorale.turns.structured import DEFAULT_NAME
 
 TEXTS = CLIENT_CALLS | {"compaction"}  # kinds that have no content parts
@@ -153,6 +163,11 @@ def is_void(item: FoldedItem) -> bool:
     return item.kind in ("mcp_approval_request", "compaction") and item.status != "completed"
 
 
+def close_items(fold: Fold) -> list[Any]:
+    """The events that close what a turn left open, as incomplete."""
+    return [ItemClosed(i, "incomplete") for i, item in enumerate(fold.items) if item.status is None]
+
+
 class ResponseBuilder:
     """The fold of one response's events, and every object that is made of it. One writer: its run."""
 
@@ -170,6 +185,20 @@ class ResponseBuilder:
         self._num_top = num_top
         self._hide_reasoning = hide_reasoning
         self._include = include
+
+    @staticmethod
+    def of_stored(stored: StoredResponse, vocab: Vocabulary) -> ResponseBuilder:
+        """For the events of a background response that began before: its base is that of its beginning."""
+        begun = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
+        base = {**stored.to_object(), **begun, "status": "queued", "output": []}
+        asked = stored.body.get(RENDERING) or {}
+        return ResponseBuilder(
+            base,
+            LogprobsWriter(vocab) if asked.get("logprobs") else None,
+            base.get("top_logprobs", 0),
+            hide_reasoning=bool(asked.get("hide_reasoning")),
+            include=asked.get("include") or (),
+        )
 
     @property
     def wants_logprobs(self) -> bool:
@@ -242,6 +271,12 @@ class ResponseBuilder:
         kept = {**body, "output": []}
         if ended is not None and ended.tool_state is not None:
             kept[TOOL_STATE] = ended.tool_state
+        if self.base.get("background"):
+            kept[RENDERING] = {
+                "logprobs": self.wants_logprobs,
+                "hide_reasoning": self._hide_reasoning,
+                "include": list(self._include),
+            }
         return StoredResponse(
             id=body["id"],
             owner=owner,

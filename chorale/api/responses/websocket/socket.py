@@ -17,7 +17,6 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
@@ -26,13 +25,14 @@ from chorale.api.http.body import THREAD_BYTES, parse_bytes
 from chorale.api.http.middleware import CLIENT_LEFT
 from chorale.api.http.offload import beside
 from chorale.api.http.responses import error_response
+from chorale.api.http.sse import encode
 from chorale.api.http.websocket import GOING_AWAY
 from chorale.api.operator.names import check_model
-from chorale.api.responses.delivery import deliver
-from chorale.api.responses.dialects import dialect_of, with_summary
+from chorale.api.responses.dialects import dialect_of
 from chorale.api.responses.endpoint import begin
 from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.responses.run import Run
+from chorale.api.responses.translate import RenderOptions
 from chorale.api.responses.websocket.lanes import Create, Lanes
 from chorale.api.state import ServerState
 from chorale.errors import ChoraleError, EngineLoadingError, QueueFullError, RequestError, invalid
@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS = 1024  # of one HTTP process
 MAX_SECONDS = 3600.0  # of one connection
 _LANE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")  # as the OpenAI SDK has it
-_encode = msgspec.json.Encoder().encode
 
 
 def routes(state: ServerState) -> list[BaseRoute]:
@@ -153,12 +152,13 @@ class Session:
         check_model(self._state, fields.model)
         run = await begin(self._state, fields, self._owner, self._known(fields.previous_response_id))
         try:
-            obfuscate = bool(fields.stream_options and fields.stream_options.include_obfuscation)
-            source = run.stream() if generate else run.warm_up()
-            dialect = with_summary(self._dialect, {"summary": fields.reasoning.summary_asked})
-            async with aclosing(deliver(source, dialect, obfuscate)) as pieces:
-                async for piece in pieces:
-                    await self._send_events(piece, create.lane)
+            options = RenderOptions(self._dialect, fields.obfuscates)
+            async with aclosing(run.stream(options) if generate else run.warm_up(options)) as stream:
+                async for frames in stream:
+                    for kind, data in frames:
+                        # The terminal event says why, and is the one that clients wait for.
+                        if kind != b"error":
+                            await self._send_event(data, create.lane)
         finally:
             await run.release()
         self._remember(run, create.lane, fields.previous_response_id)
@@ -183,14 +183,6 @@ class Session:
 
     # ------------------------------------------------------------------ out
 
-    async def _send_events(self, piece: bytes, lane: str | None) -> None:
-        """``piece``: whole SSE frames."""
-        for frame in piece.split(b"\n\n"):
-            name, _, data = frame.partition(b"\ndata: ")
-            # The terminal event says why, and is the one that clients wait for.
-            if data and name != b"event: error":
-                await self._send_event(data, lane)
-
     async def _fail(self, error: ChoraleError, lane: str | None) -> None:
         told: dict[str, Any] = error.to_dict()
         retry_after = error_response(error).headers.get("retry-after")
@@ -198,11 +190,11 @@ class Session:
             told["headers"] = {"retry-after": retry_after}
         # OpenAI's status on a WebSocket, where this is a cache that has not got it; over HTTP it is a 404.
         status = 400 if error.code == PreviousResponseNotFoundError.default_code else error.status
-        await self._send_event(_encode({"type": "error", "status": status, "error": told}), lane)
+        await self._send_event(encode({"type": "error", "status": status, "error": told}), lane)
 
     async def _send_event(self, data: bytes, lane: str | None) -> None:
         if lane is not None:
-            data = b'%s,"stream_id":%s}' % (data[:-1], _encode(lane))
+            data = b'%s,"stream_id":%s}' % (data[:-1], encode(lane))
         await self._send({"type": "websocket.send", "text": data.decode()})
 
 

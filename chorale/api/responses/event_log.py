@@ -1,0 +1,161 @@
+"""The event log of a background response: what its turn wrote, from which each reader's stream is rendered.
+
+A chunk of the log is one msgpack array: the version of this form, then an array for each event, which is a
+tag and the event's fields in their order. A class in ``_CLASSES`` may get new fields, at its end and with a
+default; its tag never changes. ``TurnEnded`` is not logged: the response's row holds the end.
+
+Stores of format 3 and older held server-sent events instead; they are read as ``Rendered``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgspec
+
+from chorale.engine.types import TokenLogprobs
+from chorale.errors import ChoraleError
+from chorale.tools import contract as tools
+from chorale.turns.events import (
+    Cited,
+    ItemClosed,
+    ItemDelta,
+    ItemOpened,
+    OutputEvent,
+    PromptScored,
+    ToolOutcome,
+    ToolProgressed,
+    ToolStarted,
+    TurnEnded,
+    TurnProgress,
+)
+
+_VERSION = 1
+_RENDERED = b"event: "
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+_decode_json = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class TurnBegan:
+    """The turn has its first events: the response is in progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFailed:
+    """The ``error`` event of the stream, before its terminal event."""
+
+    code: str | None
+    message: str
+    param: str | None
+
+    @staticmethod
+    def of(error: ChoraleError) -> TurnFailed:
+        return TurnFailed(error.code, error.message, error.param)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """An event of a stream that an older version rendered when it stored it."""
+
+    kind: str
+    fields: dict[str, Any]
+
+
+LogEvent = OutputEvent | TurnBegan | TurnFailed | Rendered
+
+_NOT_LOGGED = (TurnEnded, TurnProgress, PromptScored)
+_DELTA = 0  # the tag of ItemDelta, of which there is one for each token
+_CLASSES: dict[str, type[Any]] = {
+    "began": TurnBegan,
+    "failed": TurnFailed,
+    "opened": ItemOpened,
+    "closed": ItemClosed,
+    "cited": Cited,
+    "citation": tools.UrlCitation,
+    "tool_started": ToolStarted,
+    "tool_progressed": ToolProgressed,
+    "tool_outcome": ToolOutcome,
+    "search_started": tools.SearchStarted,
+    "page_opening": tools.PageOpening,
+    "find_started": tools.FindStarted,
+    "code_started": tools.CodeStarted,
+    "code_output": tools.CodeOutput,
+    "mcp_progress": tools.McpProgress,
+    "result": tools.ToolResult,
+    "browser": tools.BrowserDetail,
+    "python": tools.PythonDetail,
+    "mcp": tools.McpDetail,
+    "search": tools.SearchAction,
+    "open_page": tools.OpenPageAction,
+    "find": tools.FindAction,
+    "source": tools.Source,
+    "listing": tools.McpListing,
+    "mcp_tool": tools.McpToolInfo,
+}
+_TAGS = {cls: tag for tag, cls in _CLASSES.items()}
+_FIELDS = {cls: [field.name for field in fields(cls)] for cls in _TAGS}
+
+
+def pack(event: LogEvent) -> bytes | None:
+    """One event of a chunk. Returns None for one that is not logged."""
+    if isinstance(event, ItemDelta):
+        return _encode((_DELTA, event.index, event.text, event.token_ids, event.logprobs))
+    return None if isinstance(event, _NOT_LOGGED) else _encode(_plain(event))
+
+
+def join(packed: list[bytes]) -> bytes:
+    """A chunk of packed events: an array whose length takes four bytes."""
+    return b"\xdd%s%s%s" % ((len(packed) + 1).to_bytes(4, "big"), _encode(_VERSION), b"".join(packed))
+
+
+def read_chunk(data: bytes) -> list[LogEvent]:
+    if is_rendered(data):
+        return list(_rendered(data))
+    version, *events = _decode(data)
+    assert version == _VERSION, "the format of the store guards against newer ones"
+    return [_delta(event) if event[0] == _DELTA else _object(event) for event in events]
+
+
+def is_rendered(data: bytes) -> bool:
+    return data.startswith(_RENDERED)
+
+
+def _plain(value: Any) -> Any:
+    """An object as [tag, fields ...], and the objects in its fields the same."""
+    tag = _TAGS.get(type(value))
+    if tag is not None:
+        return [tag, *(_plain(getattr(value, name)) for name in _FIELDS[type(value)])]
+    if isinstance(value, tuple) and value and type(value[0]) in _TAGS:
+        return [_plain(entry) for entry in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _object(plain: list[Any]) -> Any:
+    return _CLASSES[plain[0]](*map(_field, plain[1:]))
+
+
+def _field(plain: Any) -> Any:
+    """Lists are made by ``_plain`` alone: an object, objects, or numbers. No class has a field of strings."""
+    if not isinstance(plain, list):
+        return plain
+    if plain and isinstance(plain[0], str):
+        return _object(plain)
+    return tuple(map(_object, plain)) if plain and isinstance(plain[0], list) else tuple(plain)
+
+
+def _delta(plain: list[Any]) -> ItemDelta:
+    _, index, text, token_ids, logprobs = plain
+    return ItemDelta(index, text, tuple(token_ids), tuple(TokenLogprobs(*entry) for entry in logprobs))
+
+
+def _rendered(data: bytes) -> Iterator[Rendered]:
+    for frame in data.split(b"\n\n"):
+        _, _, text = frame.partition(b"\ndata: ")
+        if text:
+            event = _decode_json(text)
+            del event["sequence_number"]
+            yield Rendered(event.pop("type"), event)

@@ -1,0 +1,43 @@
+"""recovery: how a background response ends when its own server cannot end it, by the fold of its events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from chorale.api.responses.event_log import Rendered, is_rendered, join, pack, read_chunk
+from chorale.api.responses.items.objects import ResponseBuilder, close_items
+from chorale.api.responses.rendered import RenderedStream
+from chorale.harmony.vocab import Vocabulary
+from chorale.store.protocol import RESTARTED, Recover, StoredItem, StoredResponse
+from chorale.turns.events import OutputEvent
+
+Ended = tuple[StoredResponse, bytes, int]
+
+
+def recovery(vocab: Vocabulary) -> Recover:
+    """What a server's store is opened with."""
+    return partial(_recover, vocab)
+
+
+def _recover(vocab: Vocabulary, response: StoredResponse, chunks: Sequence[bytes], status: str) -> Ended:
+    """End as ``status`` what is in progress. Items that are open become incomplete."""
+    error = RESTARTED if status == "failed" else None
+    body: dict[str, Any] = {**response.body, "status": status, "error": error}
+    events = [event for chunk in chunks for event in read_chunk(chunk)]
+    if chunks and is_rendered(chunks[0]):
+        stream = RenderedStream(event for event in events if isinstance(event, Rendered))
+        data, num_events = stream.end(body)
+        output = [StoredItem(item) for item in stream.output()]
+        return replace(response, status=status, body=body, output=tuple(output)), data, num_events
+    builder = ResponseBuilder.of_stored(response, vocab)
+    builder.fold.add(event for event in events if isinstance(event, OutputEvent))
+    closing = close_items(builder.fold)
+    builder.fold.add(closing)
+    output = builder.output()
+    if output:  # its tokens may go on behind a stop string
+        output[-1] = StoredItem(output[-1].item)
+    packed = [made for event in closing if (made := pack(event)) is not None]
+    return replace(response, status=status, body=body, output=tuple(output)), join(packed), len(packed)
