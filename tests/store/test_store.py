@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from responses_helpers import VOCAB
 
 from chorale.api.responses.recovery import recovery
 from chorale.config import ServerConfig
@@ -23,6 +22,7 @@ from chorale.store import store as store_module
 from chorale.store.protocol import PreviousResponseNotFoundError, StoredItem, StoredResponse, StoreError
 from chorale.store.schema import VERSION
 from chorale.store.store import Bounds, ResponseStore, SqliteStore, open_store
+from tests.support.responses import VOCAB
 
 Test = Callable[[], Coroutine[Any, Any, None]]
 

@@ -1,0 +1,197 @@
+"""Background streams are rendered from their log: the same bytes live, resumed, and after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale.api.http.sse import frame
+from chorale.api.responses.event_log import (
+    _CLASSES,
+    LogEvent,
+    TurnBegan,
+    TurnFailed,
+    join,
+    pack,
+    read_chunk,
+)
+from chorale.api.responses.follow import follow
+from chorale.api.responses.items.objects import ResponseBuilder
+from chorale.api.responses.recovery import recovery
+from chorale.api.responses.translate import RenderOptions, Translator
+from chorale.engine.types import TokenLogprobs
+from chorale.store.store import SqliteStore
+from chorale.testing.scripted_client import Script
+from chorale.tools import contract as tools
+from chorale.turns.events import (
+    Cited,
+    ItemClosed,
+    ItemDelta,
+    ItemOpened,
+    ToolOutcome,
+    ToolProgressed,
+    ToolStarted,
+    TurnEnded,
+    Usage,
+)
+from tests.support.responses import HELLO, TOOL, VOCAB, fold_events, parse_sse, run, serve, tokens
+from tests.support.scripted_tools import run as run_tools
+from tests.support.scripted_tools import served
+from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB
+
+SOURCE = tools.Source("https://a.example", "A", "about")
+SCHEMA = {"type": "object", "": ["opened", 0], "properties": {"x": {"enum": [["closed", 1], "opened"]}}}
+ALL: list[LogEvent] = [
+    TurnBegan(),
+    TurnFailed("code", "ü\ud7ff\n\n", None),
+    ItemOpened(0, "msg_1", "message", phase="commentary"),
+    ItemDelta(0, "a\n\n☃", (1, 2), (TokenLogprobs(1, float("-inf"), 9, [2, 3], [-0.5, float("-inf")]),)),
+    ItemClosed(0, "incomplete", tuple(range(300))),
+    ItemClosed(1),
+    Cited(0, tools.UrlCitation(0, 3, "https://a.example", "A")),
+    ToolStarted(2),
+    *(
+        ToolProgressed(2, progress)
+        for progress in (
+            tools.SearchStarted("q"),
+            tools.PageOpening(None),
+            tools.FindStarted("p", "u"),
+            tools.CodeStarted("c"),
+            tools.CodeOutput("4"),
+            tools.McpProgress("m", 0.5),
+        )
+    ),
+    *(
+        ToolOutcome(2, tools.ToolResult("browser.search", "text", False, detail))
+        for detail in (
+            tools.BrowserDetail(tools.SearchAction("q", (SOURCE, SOURCE))),
+            tools.BrowserDetail(tools.SearchAction("q")),
+            tools.BrowserDetail(tools.OpenPageAction(None)),
+            tools.BrowserDetail(tools.FindAction("p", None)),
+            tools.PythonDetail("c", "1", "logs"),
+            tools.McpDetail("s", "n", "{}", None, "broken"),
+        )
+    ),
+    ToolOutcome(3, tools.McpListing("s", (tools.McpToolInfo("n", None, SCHEMA, {"readOnlyHint": True}),))),
+]
+
+
+def packed(events: list[LogEvent]) -> list[bytes]:
+    return [data for event in events if (data := pack(event)) is not None]
+
+
+def test_every_event_comes_back_as_it_was() -> None:
+    assert read_chunk(join(packed(ALL))) == ALL
+    seen = {type(event) for event in ALL} - {ItemDelta}
+    inner = {cls for cls in _CLASSES.values() if cls.__module__ == tools.__name__}
+    assert seen | inner == set(_CLASSES.values()), "a class without a case"
+    assert pack(TurnEnded("stop", Usage())) is None
+
+
+async def whole_log(server: Any, response_id: str) -> tuple[Any, list[LogEvent]]:
+    stored = await server.state.store.get(response_id, b"")
+    page = await server.state.store.background.events(response_id, b"", 0)
+    return stored, [event for chunk in page.chunks for event in read_chunk(chunk.data)]
+
+
+@pytest.mark.parametrize("more", [{}, {"include": ["message.output_text.logprobs"]}])
+def test_live_resumed_and_rendered_later_are_the_same_bytes(more: dict[str, Any]) -> None:
+    """Whatever the batches are in which the events were written and read."""
+
+    async def scenario() -> None:
+        rounds = (f"{THINK}{SEARCH}", PYTHON, ECHO, FINAL)
+        async with served(*rounds) as server:
+            live = await server.stream(input="x", tools=[WEB, CODE, MCP, TOOL], background=True, **more)
+            body = fold_events(parse_sse(live))
+            assert [item["type"] for item in body["output"]].count("code_interpreter_call") == 1
+            path = f"/v1/responses/{body['id']}?stream=true"
+            assert (await server.http.get(path)).content == live
+            frames = live.split(b"\n\n")
+            for number in range(0, len(frames) - 1, 5):
+                resumed = await server.http.get(f"{path}&starting_after={number}")
+                assert resumed.content == b"\n\n".join(frames[number + 1 :])
+            stored, log = await whole_log(server, body["id"])
+            for size in (1, 2, 7, len(log)):
+                translator = Translator(ResponseBuilder.of_stored(stored, VOCAB))
+                made = translator.start()
+                for start in range(0, len(log), size):
+                    made += translator.feed(log[start : start + size])
+                made += translator.finish(stored.to_object())
+                assert b"".join(frame(*entry) for entry in made) == live
+
+    run_tools(scenario)
+
+
+def test_what_was_read_before_a_crash_begins_what_is_read_after_it(tmp_path: Path) -> None:
+    place = str(tmp_path / "r.sqlite3")
+
+    async def scenario() -> None:
+        before: list[bytes] = []
+        store = SqliteStore(place, recover=recovery(VOCAB))
+        async with serve(Script(tokens(HELLO)[:13], hang=True), store=store) as server:
+            _, made = await server.post(input="x", background=True, metadata={"a": "b"})
+            async with aclosing(follow(server.app.state, made["id"], b"", RenderOptions())) as stream:
+                async with asyncio.timeout(10):
+                    async for frames in stream:
+                        before += [frame(*entry) for entry in frames]
+                        if b"Hi" in before[-1]:
+                            break
+            await store.close()  # the server is gone, without a word
+        again: list[bytes] = []
+        for _ in range(2):
+            store = SqliteStore(place, recover=recovery(VOCAB))
+            async with serve(HELLO, store=store) as server:
+                answer = await server.http.get(f"/v1/responses/{made['id']}?stream=true")
+                again.append(answer.content)
+        assert again[0] == again[1]
+        assert again[0].startswith(b"".join(before))
+        body = fold_events(parse_sse(again[0]))
+        assert (body["status"], body["output"][-1]["status"]) == ("failed", "incomplete")
+        assert body["output"][-1]["content"][0]["text"].startswith("Hi")
+
+    run(scenario)
+
+
+def test_a_resumed_response_is_shown_as_it_was_created(tmp_path: Path) -> None:
+    """Another server may have other defaults; what the client was shown stays."""
+    from chorale.api.responses.resume import Resumer
+    from chorale.config import ServerConfig
+
+    async def scenario() -> None:
+        place = str(tmp_path / "r.sqlite3")
+        store = SqliteStore(place)
+        async with serve(Script([], hang=True), store=store) as server:
+            made = (await server.post(input="x", background=True))[1]
+            await server.app.state.background.put_back(store)
+        store = SqliteStore(place)
+        config = ServerConfig(system_start_date="2026-01-02", default_reasoning_effort="high")
+        async with serve(HELLO, store=store, config=config) as server:
+            state = server.app.state
+            job = await Resumer(state).take(made["id"], state.background.server_id)
+            assert job is not None
+            await state.background.launch(job, 1)
+            events = parse_sse((await server.http.get(f"/v1/responses/{made['id']}?stream=true")).content)
+            assert events[0]["response"] == made
+            last = events[-1]["response"]
+            same = {key: value for key, value in made.items() if last[key] == value}
+            assert made.keys() - same.keys() == {"status", "output", "completed_at", "usage"}
+
+    run(scenario)
+
+
+def test_log_of_a_response_is_smaller_than_its_stream() -> None:
+    async def scenario() -> None:
+        long = "<|channel|>final<|message|>" + "".join(f"{i} words, " for i in range(300)) + "<|return|>"
+        async with served(long) as server:
+            live = await server.stream(input="x", background=True)
+            made = json.loads(live.partition(b"data: ")[2].partition(b"\n")[0])["response"]
+            page = await server.state.store.background.events(made["id"], b"", 0)
+            assert page is not None
+            assert sum(len(chunk.data) for chunk in page.chunks) < len(live) / 5
+
+    run_tools(scenario)
