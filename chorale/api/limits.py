@@ -144,9 +144,7 @@ SIZES: dict[str, Size] = {
     "json_containers": Size(65_536, "containers", "objects and arrays in a body"),
     "json_members": Size(16_384, "members", "members of one object in a body"),
     "json_escapes": Size(2_097_152, "escapes", "backslash sequences in the strings of a body"),
-    "thought_tokens": Size(
-        1_048_576, "ids", "tokens of thinking blocks replayed from signatures, per request"
-    ),
+    "thought_tokens": Size(1_048_576, "ids", "tokens of reasoning that a request brings back"),
     "prompt_scores": Size(
         262_144, "entries", "prompt tokens x (prompt_logprobs, or logprobs with echo, + 1)"
     ),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chorale.api.messages.request import MessagesRequest
-from chorale.api.messages.signature import write_signature
+from chorale.api.reasoning_tokens import write_reasoning
 from chorale.api.state import ServerState
 from chorale.errors import EngineError
 from chorale.harmony.json_text import MAX_CALL_DEPTH, read_object
@@ -107,7 +107,7 @@ def _block(answer: MessageAnswer, item: FoldedItem) -> dict[str, Any] | None:
     block = opened_block(item.opened)
     if item.kind == "reasoning":
         block["thinking"] = "" if answer.omits_thinking else item.text
-        block["signature"] = write_signature(item.content_token_ids)
+        block["signature"] = write_reasoning(item.content_token_ids)
     elif item.kind in CLIENT_CALLS:
         block["input"] = call_input(item.text)
     else:

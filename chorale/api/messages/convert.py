@@ -12,11 +12,10 @@ from typing import Any
 
 import msgspec
 
-from chorale.api.limits import SIZES
-from chorale.api.messages.signature import read_signature
+from chorale.api.reasoning_tokens import ReasoningReader
 from chorale.errors import RequestError, invalid
 from chorale.harmony.messages import FUNCTIONS, DeveloperContent, Message, function_call, tool_result
-from chorale.harmony.vocab import CHANNEL, MESSAGE, Vocabulary
+from chorale.harmony.vocab import Vocabulary
 from chorale.turns.prompt.encode import tool_name
 
 Block = Mapping[str, Any]
@@ -35,7 +34,7 @@ class Converter:
     def __init__(self, vocab: Vocabulary) -> None:
         self._vocab = vocab
         self._calls: dict[str, str] = {}  # tool_use id -> tool name
-        self._num_thought_tokens = 0  # read from signatures
+        self._reasoning = ReasoningReader(vocab)
 
     def convert(self, messages: Sequence[Block]) -> list[Message]:
         """Raises ``RequestError`` naming message and block."""
@@ -73,18 +72,9 @@ class Converter:
     def _thinking(self, block: Block, path: str) -> list[Message]:
         """From the signature where that is ours and says the same, else from the text."""
         text = _string(block, "thinking", path)
-        tokens = read_signature(block["signature"]) if isinstance(block.get("signature"), str) else ()
-        self._num_thought_tokens += len(tokens)
-        if self._num_thought_tokens > SIZES["thought_tokens"].max:
-            raise RequestError(
-                f"{path}.signature: the thinking blocks of a request may hold "
-                f"{SIZES['thought_tokens'].max} tokens together",
-                param=f"{path}.signature",
-                code="above_max_value",
-            )
-        if tokens and text in ("", self._vocab.decode(tokens)):
-            header = (CHANNEL, *self._vocab.encode("analysis"), MESSAGE)
-            return [Message("assistant", text, channel="analysis", token_ids=(*header, *tokens))]
+        read = self._reasoning.read(block.get("signature"), text, f"{path}.signature")
+        if read is not None:
+            return [Message("assistant", text, channel="analysis", token_ids=read[1])]
         return [Message("assistant", text, channel="analysis")] if text else []
 
     def _call(self, block: Block, path: str) -> Message:

@@ -13,7 +13,7 @@ from typing import Any
 from chorale.api.http.anthropic_errors import error_body
 from chorale.api.http.sse import encode, frame
 from chorale.api.messages.blocks import MessageAnswer, call_input, opened_block, stops, usage_object
-from chorale.api.messages.signature import write_signature
+from chorale.api.reasoning_tokens import write_reasoning
 from chorale.errors import ChoraleError
 from chorale.turns.events import (
     CLIENT_CALLS,
@@ -116,7 +116,7 @@ class EventWriter:
             given, self._call = encode(call_input("".join(self._call))), []
             out.append(self._delta(given.decode()))
         if opened.kind == "reasoning":
-            delta = {"type": "signature_delta", "signature": write_signature(self._thought)}
+            delta = {"type": "signature_delta", "signature": write_reasoning(self._thought)}
             out.append(_event("content_block_delta", index=index, delta=delta))
         out.append(_event("content_block_stop", index=index))
 

@@ -21,7 +21,7 @@ from chorale.api.http import body, offload
 from chorale.api.http import responses as http
 from chorale.api.http.offload import HEAVY, is_heavy
 from chorale.api.limits import SIZES
-from chorale.api.messages.signature import read_signature, write_signature
+from chorale.api.reasoning_tokens import read_reasoning, write_reasoning
 from chorale.harmony.bpe import SLICE, LinearEncoder
 from tests.support.scripted import playing
 from tests.support.server import run, served
@@ -280,14 +280,14 @@ def test_a_long_answer_is_encoded_beside_the_loop(
 
 def test_a_signature_longer_than_any_thought_is_not_read() -> None:
     ids = [100_000] * 131_072
-    assert read_signature(write_signature(ids)) == tuple(ids)
-    assert read_signature(write_signature([*ids, 100_000])) == ()
-    assert read_signature(write_signature([1] * 131_073)) == ()
+    assert read_reasoning(write_reasoning(ids)) == tuple(ids)
+    assert read_reasoning(write_reasoning([*ids, 100_000])) == ()
+    assert read_reasoning(write_reasoning([1] * 131_073)) == ()
 
 
 def test_signatures_of_a_request_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SIZES, "thought_tokens", replace(SIZES["thought_tokens"], max=1_000))
-    thinking = {"type": "thinking", "thinking": "", "signature": write_signature([1000] * 400)}
+    thinking = {"type": "thinking", "thinking": "", "signature": write_reasoning([1000] * 400)}
 
     def body(count: int) -> dict[str, Any]:
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [thinking] * count}]

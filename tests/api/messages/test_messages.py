@@ -158,11 +158,11 @@ def test_an_omitted_thought_is_replayed_from_its_signature() -> None:
 
 
 def test_a_forged_signature_is_text_at_most() -> None:
-    from chorale.api.messages.signature import read_signature, write_signature
+    from chorale.api.reasoning_tokens import read_reasoning, write_reasoning
 
-    assert read_signature(write_signature(ids("abc"))) == tuple(ids("abc"))
-    for bad in (write_signature([200006]), write_signature([1 << 40]), "cho1.@@", "cho1.gA==", "other", ""):
-        assert read_signature(bad) == ()
+    assert read_reasoning(write_reasoning(ids("abc"))) == tuple(ids("abc"))
+    for bad in (write_reasoning([200006]), write_reasoning([1 << 40]), "cho1.@@", "cho1.gA==", "other", ""):
+        assert read_reasoning(bad) == ()
 
 
 def test_stop_sequences_and_limits() -> None:

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chorale.api.reasoning_tokens import read_reasoning, write_reasoning
 from chorale.api.responses.items.encrypted_content import MAX_BYTES, seal, unseal
 from chorale.errors import RequestError
 from chorale.testing.scripted_client import Script
 from chorale.turns.compaction import MAX_TOKENS
-from tests.support.responses import CALL, HELLO, MODEL, TOOL, fold_events, serve, tokens
+from tests.support.responses import CALL, HELLO, MODEL, TOOL, VOCAB, fold_events, serve, tokens
 from tests.support.server import run
 
 SUMMARY = "<|channel|>final<|message|>They said hi. <|return|>"
@@ -130,7 +131,7 @@ def test_stateless_clients_bring_reasoning_back_sealed(stream: bool) -> None:
             else:
                 _, first = await server.post(input="weather?", **ask)
             reasoning, call = first["output"]
-            assert unseal(reasoning["encrypted_content"], "x") == "Need weather."
+            assert VOCAB.decode(read_reasoning(reasoning["encrypted_content"])) == "Need weather."
             kept = {"type": "reasoning", "summary": [], "encrypted_content": reasoning["encrypted_content"]}
             result = {"type": "function_call_output", "call_id": call["call_id"], "output": "21"}
             user = {"role": "user", "content": "weather?"}
@@ -176,5 +177,59 @@ def test_the_sdk_refuses_nothing() -> None:
                     model=MODEL,
                     input=[{"type": "compaction", "encrypted_content": "chorale1.!"}],
                 )
+
+    run(scenario)
+
+
+def test_reasoning_comes_back_as_the_same_tokens() -> None:
+    """Also where its text would be encoded in another way: what the model wrote is replayed to the token."""
+    odd = [*VOCAB.encode("Ne"), *VOCAB.encode("ed"), *VOCAB.encode(" wea"), *VOCAB.encode("ther.")]
+    assert odd != VOCAB.encode("Need weather.")
+    item: dict[str, Any] = {"type": "reasoning", "summary": [], "encrypted_content": write_reasoning(odd)}
+    shown = [{"type": "reasoning_text", "text": "Need weather."}]
+
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            rest = [
+                {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "21"},
+            ]
+            user = {"role": "user", "content": "weather?"}
+
+            async def prompt(**fields: Any) -> list[int]:
+                status, body = await server.post(
+                    input=[user, {**item, **fields}, *rest], tools=[TOOL], store=False
+                )
+                assert status == 200, body
+                return server.prompt()
+
+            def has(prompt: list[int], wanted: list[int]) -> bool:
+                return any(prompt[i : i + len(wanted)] == wanted for i in range(len(prompt)))
+
+            assert has(await prompt(), odd)
+            assert has(await prompt(content=shown), odd)
+            changed = await prompt(content=[{"type": "reasoning_text", "text": "Changed."}])
+            assert has(changed, VOCAB.encode("Changed."))
+            assert not has(changed, odd)
+            old = await prompt(encrypted_content=seal("Need weather."))
+            assert has(old, VOCAB.encode("Need weather."))
+            for forged in (write_reasoning([*odd, 200012]), write_reasoning(odd)[:-3]):
+                assert not has(await prompt(encrypted_content=forged), odd)
+                assert server.prompt().count(200012) == 1, "that of the call"
+
+    run(scenario)
+
+
+def test_the_reasoning_of_a_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from chorale.api import limits
+
+    monkeypatch.setitem(limits.SIZES, "thought_tokens", limits.Size(5, "ids", ""))
+
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            item = {"type": "reasoning", "summary": [], "encrypted_content": write_reasoning([1, 2, 3])}
+            assert (await server.post(input=[item, {"role": "user", "content": "x"}]))[0] == 200
+            status, body = await server.post(input=[item, item, {"role": "user", "content": "x"}])
+            assert (status, body["error"]["param"]) == (400, "input[1].encrypted_content")
 
     run(scenario)

@@ -1,8 +1,8 @@
-"""Text as ``encrypted_content``: what a client keeps for a server that stores nothing.
+"""Text as ``encrypted_content``: the summary of a conversation, kept by the client.
 
-Sealed is not secret: what is inside was shown to the same client, or is its own conversation. The form is a
-version, then base64 of the compressed text. It holds text only, never token ids: a client can write such a
-string itself, and what it writes must not reach the model as anything but ordinary text.
+Nothing is encrypted: what is inside was shown to the same client, or is its own conversation. The form is a
+version, then base64 of the compressed text. Older versions wrote reasoning in this form, too, and it is
+still read; now ``api.reasoning_tokens`` writes that.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from chorale.api.logprobs import LogprobsWriter
+from chorale.api.reasoning_tokens import write_reasoning
 from chorale.api.responses.items.built_in import built_in_object
 from chorale.api.responses.items.client_calls import call_object
 from chorale.api.responses.items.compaction import compaction_object
-from chorale.api.responses.items.encrypted_content import seal
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
 from chorale.errors import ChoraleError, EngineError, QueueFullError, RequestError
@@ -226,7 +226,7 @@ class ResponseBuilder:
         body = item.text if item.kind in TEXTS else [self.part(item)]
         made = item_object(item.opened, item.status or "incomplete", body)
         if item.kind == "reasoning" and "reasoning.encrypted_content" in self._include:
-            made["encrypted_content"] = seal(item.text)
+            made["encrypted_content"] = write_reasoning(item.content_token_ids)
         return made
 
     def built_in(self, item: FoldedItem, status: Status) -> Item:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from chorale.api.http.offload import beside
+from chorale.api.http.offload import beside, is_heavy
+from chorale.api.reasoning_tokens import ReasoningReader
 from chorale.api.responses.items.built_in import BUILT_IN_INPUT
 from chorale.api.responses.items.client_calls import is_call
-from chorale.api.responses.items.input import same_output
+from chorale.api.responses.items.input import item_text, same_output
 from chorale.api.state import ServerState
 from chorale.errors import NotFoundError
 from chorale.store.protocol import Item, StoredItem
@@ -28,12 +29,15 @@ async def resolve_items(
     found = await state.store.items(wanted, owner) if wanted else {}
 
     def resolve() -> list[StoredItem]:
-        return [_resolve(item, found.get(item["id"]), f"{path}[{i}]") for i, item in enumerate(items)]
+        reasoning = ReasoningReader(state.vocab)
+        return [
+            _resolve(item, found.get(item["id"]), f"{path}[{i}]", reasoning) for i, item in enumerate(items)
+        ]
 
-    return await beside(resolve, heavy=len(items) > HEAVY_ITEMS)
+    return await beside(resolve, heavy=len(items) > HEAVY_ITEMS or is_heavy(items))
 
 
-def _resolve(item: Item, stored: StoredItem | None, path: str) -> StoredItem:
+def _resolve(item: Item, stored: StoredItem | None, path: str, reasoning: ReasoningReader) -> StoredItem:
     if item["type"] == "item_reference":
         if stored is None:
             raise NotFoundError(
@@ -44,4 +48,10 @@ def _resolve(item: Item, stored: StoredItem | None, path: str) -> StoredItem:
         return stored
     if stored is not None and same_output(stored.item, item):
         return stored
+    if item["type"] == "reasoning":
+        text = item_text(item)
+        read = reasoning.read(item.get("encrypted_content"), text, f"{path}.encrypted_content")
+        if read is not None:
+            content = item["content"] if text else [{"type": "reasoning_text", "text": read[0]}]
+            return StoredItem({**item, "content": content}, read[1])
     return StoredItem(item)
