@@ -1,4 +1,4 @@
-"""What a stored response costs: durable puts a second, and the translator's CPU per streamed token.
+"""What a stored response costs: durable puts a second, CPU and bytes of a background stream, CPU of a delta.
 
 Run: ``python benchmarks/response_store.py [FOLDER]`` (the folder's disk is what is measured). On a 2-core
 virtual machine with a virtio disk, synchronous=FULL, clients in one event loop: 3,300 puts/s with one client
@@ -10,19 +10,32 @@ programs kept both cores busy. One commit a put in a bare loop gave 5,220 a seco
 from __future__ import annotations
 
 import asyncio
+import json
+import sqlite3
 import sys
 import tempfile
 import time
 
+import httpx2
+from starlette.routing import Router
+
+from chorale.api.http.auth import authenticate_routes
+from chorale.api.operator.metrics import Metrics
+from chorale.api.responses import routes
 from chorale.api.responses.items.objects import ResponseBuilder
 from chorale.api.responses.translate import Translator
+from chorale.api.state import ServerState
+from chorale.config import ServerConfig
+from chorale.harmony.vocab import Vocabulary, load_vocabulary
 from chorale.ids import new_id
 from chorale.store.protocol import StoredItem, StoredResponse
 from chorale.store.store import SqliteStore
+from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns.events import ItemDelta, ItemOpened
 
 NUM_PUTS = 3000
 NUM_DELTAS = 200_000
+NUM_TOKENS, NUM_STREAMS = 2000, 5
 
 
 def make_response() -> StoredResponse:
@@ -61,8 +74,42 @@ async def measure_puts(folder: str | None, num_clients: int) -> None:
     print(f"{num_clients:3} clients: {NUM_PUTS / total:8.0f} puts/s   p50 {p50:.2f} ms   p99 {p99:.2f} ms")
 
 
+async def measure_stream(folder: str | None, vocab: Vocabulary) -> None:
+    """A background response with a reader: CPU of the HTTP process, and bytes in the store."""
+    words = "".join(f"{number} words, " for number in range(NUM_TOKENS // 4))
+    script = vocab.encode_with_special(f"<|channel|>final<|message|>{words}<|return|>")
+    engine = ScriptedClient(lambda request, index: Script(script))
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        store = SqliteStore(f"{place}/responses.sqlite3")
+        config = ServerConfig(system_start_date="2026-01-02")
+        state = ServerState(engine, config, vocab, Metrics("m"), store, ("m",))
+        routing = Router(authenticate_routes(routes(state), ()))
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(routing), base_url="http://x") as http:
+            body = {"input": "hello", "background": True, "stream": True}
+            seconds, read = [], []
+            for _ in range(NUM_STREAMS):
+                start = time.process_time()
+                answer = await http.post("/v1/responses", json=body)
+                seconds.append(time.process_time() - start)
+                path = f"/v1/responses/{json.loads(answer.text.split(chr(10))[1][6:])['response']['id']}"
+                start = time.process_time()
+                assert (await http.get(f"{path}?stream=true")).content == answer.content
+                read.append(time.process_time() - start)
+        await state.background.drain()
+        num_bytes = (await store.stats()).num_bytes / NUM_STREAMS / len(script)
+        size = sqlite3.connect(f"{place}/responses.sqlite3").execute("SELECT SUM(length(data)) FROM events")
+        stored = size.fetchone()[0] / NUM_STREAMS / len(script)
+        await engine.close()
+        await store.close()
+    print(
+        f"background stream of {len(script)} tokens: {stored:.1f} bytes of events a token in the store"
+        f" ({num_bytes:.1f} with the row), {min(seconds) * 1e3:.0f} ms live, "
+        f"{min(read) * 1e3:.0f} ms read again"
+    )
+
+
 def measure_deltas() -> None:
-    translator = Translator(ResponseBuilder({"id": "resp_x"}, None, 0, False))
+    translator = Translator(ResponseBuilder({"id": "resp_x", "status": "in_progress"}, None, 0, False))
     translator.start()
     translator.feed([ItemOpened(0, new_id("msg"), "message", phase="final_answer")])
     wakeups = [[ItemDelta(0, " hello", (24912,))] for _ in range(NUM_DELTAS)]
@@ -76,3 +123,4 @@ if __name__ == "__main__":
     for clients in (1, 16, 64):
         asyncio.run(measure_puts(sys.argv[1] if len(sys.argv) > 1 else None, clients))
     measure_deltas()
+    asyncio.run(measure_stream(sys.argv[1] if len(sys.argv) > 1 else None, load_vocabulary()))

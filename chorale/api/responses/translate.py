@@ -114,7 +114,10 @@ class Translator:
     def feed(self, events: Iterable[LogEvent]) -> list[Frame]:
         """Everything but the terminal event, which ``finish`` makes."""
         for event in events:
-            if isinstance(event, TurnBegan):
+            if isinstance(event, ItemDelta):
+                self._builder.fold.add((event,))
+                self._on_delta(event)
+            elif isinstance(event, TurnBegan):
                 self._begin()
             elif isinstance(event, TurnFailed):
                 self._emit("error", code=event.code, message=event.message, param=event.param)
@@ -180,9 +183,7 @@ class Translator:
     # ------------------------------------------------------------------ items
 
     def _on_output(self, event: OutputEvent) -> None:
-        if isinstance(event, ItemDelta):
-            self._on_delta(event)
-        elif isinstance(event, ItemOpened):
+        if isinstance(event, ItemOpened):
             self._on_opened(event)
         elif isinstance(event, ItemClosed):
             self._on_closed(event)
