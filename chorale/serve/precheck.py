@@ -20,7 +20,7 @@ from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.hub import DEMO, find_folder, has_weights
 from chorale.runtime.hardware import Hardware, available_memory, has_cuda_driver, why_no_cuda
 from chorale.runtime.resolve import check_model, resolve
-from chorale.store.schema import MIGRATIONS
+from chorale.store.schema import VERSION
 from chorale.store.sqlite import MEMORY
 from chorale.store.store import default_path, is_postgres
 
@@ -115,6 +115,5 @@ def _check_format(path: Path) -> None:
             row = connection.execute("SELECT version FROM schema_version").fetchone()
     except sqlite3.Error:
         return
-    if row is not None and row[0] > len(MIGRATIONS):
-        known = len(MIGRATIONS)
-        raise ConfigError(f"response store {path}: has format {row[0]}; this release knows up to {known}")
+    if row is not None and row[0] > VERSION:
+        raise ConfigError(f"response store {path}: has format {row[0]}; this release knows up to {VERSION}")
