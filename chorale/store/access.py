@@ -1,4 +1,4 @@
-"""Access: the two threads on one database, its bounds, and eviction. What every part of the store shares."""
+"""ConnectionPool: the two threads on one database, its bounds, and eviction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Bounds:
 class Access:
     """``connect(first)`` opens a connection; the writer's is the first. ``one``: there is only one.
 
-    ``begin``: a job that comes before every other write. ``lock_seconds``: how long a job waits for locks.
+    ``begin``: a job that runs before every other write. ``lock_seconds``: how long a job waits for locks.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Access:
     # ------------------------------------------------------------------ on the threads
 
     def oldest(self) -> float:
-        """What is unused since before this is gone, evicted already or not."""
+        """Returns the time before which unused rows have expired, evicted already or not."""
         return self.clock() - self.bounds.ttl
 
     def tidy(self, db: Database) -> None:
@@ -88,7 +88,7 @@ class Access:
     def evict(self, db: Database) -> int:
         """Remove up to ``EVICT_ROWS`` of what is over a bound, longest unused first; returns how many.
 
-        What is running or held stays.
+        Running responses and leased conversations stay.
         """
         num_responses, size, num_conversations = totals(db)
         num = num_responses + num_conversations

@@ -49,8 +49,8 @@ class _Stop:
 class ConnectionThread:
     """``connect`` runs here, before the thread starts, so that a bad file or address fails at start-up.
 
-    A full or read-only disk (``NoSpaceError``) is none: jobs fail until the database can be opened.
-    ``first``: a job that is done once, before any other, as soon as the database lets it.
+    A full or read-only disk (``NoSpaceError``) is accepted: jobs fail until the database can be opened.
+    ``first``: a job that runs once, before any other, as soon as the database can be opened.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class ConnectionThread:
             return group, None
 
     def _run_idle(self) -> None:
-        """Housekeeping. It is tried again, and a write that fails for the same reason says so."""
+        """Run the housekeeping job. Its errors are dropped; the next write reports them."""
         if self._idle is None:
             return
         try:
@@ -145,8 +145,8 @@ class ConnectionThread:
                 connection.rollback()
 
     def _execute(self, group: list[_Pending]) -> None:
-        """Do the jobs, and hand their results or errors back. While a lock is not free, those wait on whose
-        deadline has not passed."""
+        """Do the jobs, and hand their results or errors back. Jobs whose deadline has not passed are retried
+        while a lock is not free."""
         while waiting := self._attempt(group):
             group = waiting
             time.sleep(_BUSY_SECONDS)  # some locks are refused without a wait
@@ -206,7 +206,7 @@ class ConnectionThread:
             raise
 
     def _failed(self, group: list[_Pending], error: StoreError) -> None:
-        """The database could not: so say the jobs, and so does ``fault``."""
+        """Fail the jobs with the database's error, and keep its message in ``fault``."""
         self.fault = error.message
         _give_up(group, error)
 
@@ -243,7 +243,7 @@ def _resolve(group: list[_Pending]) -> None:
         try:
             loop.call_soon_threadsafe(_settle, members)
         except RuntimeError:
-            pass  # that loop has ended; nobody waits any more
+            pass  # that loop has ended, and its waiters with it
 
 
 def _settle(group: list[_Pending]) -> None:

@@ -123,6 +123,6 @@ class SqlConversations:
 
 
 def _check(conversation_id: str) -> None:
-    """Ids of another form are not looked up."""
+    """Raises ``ConversationNotFoundError`` for ids of another form, without a look-up."""
     if not CONVERSATION_ID.fullmatch(conversation_id):
         raise no_conversation(conversation_id)

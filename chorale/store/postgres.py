@@ -108,7 +108,7 @@ class PostgresDatabase:
         self._connection.rollback()
 
     def give_back(self, num_evicted: int) -> None:
-        """PostgreSQL's autovacuum does."""
+        """Does nothing: PostgreSQL's autovacuum returns the space."""
 
     def close(self) -> None:
         self._connection.close()

@@ -1,4 +1,4 @@
-"""What is kept of responses and conversations, and the face of the place that keeps them.
+"""What is stored of responses and conversations, and the interface of the store.
 
 A stored response holds its own new input and its output, never its history: that is the chain of
 ``previous_id``, or the beginning of its conversation. Branches therefore share their past and cannot
@@ -18,7 +18,7 @@ Item = dict[str, Any]
 
 
 def present(**fields: Any) -> Item:
-    """The fields that have a value. For keys that are left out, not null, where there is none."""
+    """The fields that have a value, for objects that leave a key out where it has none."""
     return {key: value for key, value in fields.items() if value is not None}
 
 
@@ -34,11 +34,11 @@ RESTARTED = {
     "message": "the server that worked on this response ended before it was done",
 }
 LIVE = ("queued", "in_progress")  # every other status is final
-KEPT = ("completed", "incomplete")  # what other responses said does not go into their conversation
+KEPT = ("completed", "incomplete")  # only these are appended to their conversation
 
 
 class StoreError(ChoraleError):
-    """The store could not do it now (disk full, locked, unreachable), and may be able to later.
+    """The store failed now (disk full, locked, unreachable), and may work later.
 
     A request that can do without the store is still answered; see the endpoint. Others get a 503.
     """
@@ -52,7 +52,7 @@ class StoreError(ChoraleError):
 
 
 class NoSpaceError(StoreError):
-    """The disk is full or read-only: the server runs without storing, and tries again with each write."""
+    """The disk is full or read-only: the server runs without storing, and retries with each write."""
 
 
 class PreviousResponseNotFoundError(NotFoundError):
@@ -64,7 +64,7 @@ class ConversationNotFoundError(NotFoundError):
 
 
 class ConversationLockedError(RequestError):
-    """Another request works on the conversation (OpenAI's status, code and param for it)."""
+    """Another request works on the conversation (with OpenAI's status, code and param)."""
 
     default_code = "conversation_locked"
 
@@ -82,7 +82,7 @@ class StoredResponse:
     """``body`` is the response object without its ``output`` (an empty list stands there)."""
 
     id: str
-    owner: bytes  # hash of the API key, or empty: nobody else's requests see it
+    owner: bytes  # hash of the API key, or empty; only its own requests see it
     previous_id: str | None
     created: float  # time.time()
     status: str
@@ -224,7 +224,7 @@ class ResponseStore(Protocol):
     async def get(self, response_id: str, owner: bytes) -> StoredResponse | None: ...
 
     async def chain(self, response_id: str, owner: bytes) -> list[StoredItem]:
-        """Input and output items of the response and of all before it, oldest first.
+        """Returns the input and output items of the response and of all before it, oldest first.
 
         Raises ``PreviousResponseNotFoundError`` when it, or one before it, is not there any more,
         ``RequestError`` when it has not ended, and ``ContextLengthError`` when the chain is beyond any
@@ -233,15 +233,15 @@ class ResponseStore(Protocol):
         ...
 
     async def items(self, item_ids: list[str], owner: bytes) -> dict[str, StoredItem]:
-        """Those of the items that are stored, by id."""
+        """Returns those of the items that are stored, by id."""
         ...
 
     async def tool_state(self, item_id: str, owner: bytes) -> dict[str, Any] | None:
-        """What the tools of the response that made this item left to those of the next."""
+        """Returns the state that the tools of the response with this item left to the next response."""
         ...
 
     async def delete(self, response_id: str, owner: bytes) -> bool:
-        """Whether it was there."""
+        """Returns whether it was there."""
         ...
 
     async def stats(self) -> StoreStats: ...
@@ -354,7 +354,7 @@ class Conversations(Protocol):
     async def delete(self, conversation_id: str, owner: bytes) -> None: ...
 
     async def history(self, conversation_id: str, owner: bytes) -> list[StoredItem]:
-        """Every item, oldest first. Raises ``ContextLengthError`` when they are beyond any window."""
+        """Returns every item, oldest first. Raises ``ContextLengthError`` when they are beyond any window."""
         ...
 
     async def page(
@@ -366,11 +366,11 @@ class Conversations(Protocol):
     async def append(
         self, conversation_id: str, owner: bytes, items: Sequence[StoredItem]
     ) -> list[StoredItem]:
-        """The items as they are now: one whose id was taken has a new one."""
+        """Returns the items as they are stored: one whose id was taken has a new one."""
         ...
 
     async def remove(self, conversation_id: str, owner: bytes, item_id: str) -> Conversation | None:
-        """Without the item; None if it was not there."""
+        """Returns the conversation without the item; None if the item was not there."""
         ...
 
     async def take(self, conversation_id: str, owner: bytes, server_id: str) -> Lease: ...

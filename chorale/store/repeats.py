@@ -15,7 +15,7 @@ from chorale.store.protocol import Claimed, Lease
 from chorale.store.responses import COLUMNS, ROW_BYTES, load, to_json
 
 WAITING = "waiting"
-MAX_ATTEMPTS = 2  # a response that takes its server down must not do so for ever
+MAX_ATTEMPTS = 2  # so that a response that crashes its server does so a bounded number of times
 _MOST_WAITING = 16  # of one look
 
 
@@ -105,7 +105,7 @@ def claim(db: Database, response_id: str, server_id: str) -> Claimed | None:
 
 
 def unclaim(db: Database, response_id: str, server_id: str) -> None:
-    """Give a claimed response back, with nothing done for it. The attempt does not count."""
+    """Give back a claimed response that was not begun. The attempt does not count."""
     row = db.execute(
         "SELECT seq, conversation_id FROM responses WHERE id = ? AND server_id = ?", (response_id, server_id)
     ).fetchone()
@@ -114,7 +114,7 @@ def unclaim(db: Database, response_id: str, server_id: str) -> None:
 
 
 def free_conversations(db: Database) -> None:
-    """Let go of conversations whose waiting response was ended or deleted."""
+    """End the leases of conversations whose waiting response was ended or deleted."""
     db.execute(
         "UPDATE conversations SET lease = NULL, server_id = NULL WHERE server_id = ? AND id NOT IN"
         " (SELECT conversation_id FROM responses WHERE server_id = ? AND conversation_id IS NOT NULL)",

@@ -1,4 +1,4 @@
-"""The file under the response store: how it is opened, checked, moved aside when damaged, and locked."""
+"""SQLite under the response store: a file is opened, checked, moved aside when damaged, and locked."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def prepare_file(path: Path) -> tuple[int, bool]:
     """Make the folder and the file (readable by us alone), check it, and lease a lock on it.
 
     The first process to open a file checks it under an exclusive lock; others wait for that and skip it.
-    Returns the lock's file descriptor, and whether it is exclusive: nobody else has the file open then.
+    Returns the lock's file descriptor, and whether it is exclusive (no other process has the file).
     ``share_file`` lets the others in. Raises ``StoreError``, or ``NoSpaceError`` when the disk is full.
     """
     try:

@@ -192,7 +192,8 @@ class SqlStore:
 class SqliteStore(SqlStore):
     """``path`` is a file or ``":memory:"``.
 
-    A full or read-only disk is no error: nothing is stored (``fault`` says why) until it has space again.
+    A full or read-only disk is not an error: nothing is stored (``fault`` says why) until it has space again.
+    ``recover`` ends the responses of dead servers; the default keeps no output of them.
     """
 
     def __init__(

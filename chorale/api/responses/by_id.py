@@ -20,7 +20,7 @@ from chorale.api.state import ServerState
 from chorale.errors import NotFoundError, RequestError
 from chorale.store.protocol import StoredResponse
 
-_CANCEL_SECONDS = 5.0  # for our own job to store its end; then the store is told to end it as it stands
+_CANCEL_SECONDS = 5.0  # for our own job to store its end; then it is ended in the store
 _STREAM_ONLY = ("starting_after", "include_obfuscation")
 
 
@@ -58,7 +58,7 @@ async def cancel(state: ServerState, request: Request) -> Response:
 
 
 async def delete(state: ServerState, request: Request) -> Response:
-    """Forget it; what still runs of it is stopped."""
+    """Delete it; if it still runs, stop it."""
     response_id = _id(request)
     if not await state.store.delete(response_id, owner_of(request)):
         raise _not_found(response_id)
@@ -85,7 +85,7 @@ def event_stream(source: AsyncGenerator[list[Frame]], options: RenderOptions) ->
 
 
 def owner_of(request: Request) -> bytes:
-    """Whose responses these are: the digest of the caller's key, left by the guard of the route."""
+    """Returns the digest of the caller's key, which the route's authentication left in the request."""
     owner = request.state.owner
     assert isinstance(owner, bytes)
     return owner

@@ -111,7 +111,7 @@ class Run:
             await turn.aclose()
         ended = self._builder.fold.ended
         if ended is not None and (error := end_error(ended)) is not None:
-            raise error  # nobody knows this response's id: it is not stored
+            raise error  # no client knows this response's id: it is not stored
         return await self._keep(self.conclude())
 
     async def stream(self, options: RenderOptions) -> AsyncGenerator[list[Frame]]:
@@ -132,7 +132,7 @@ class Run:
             await self.close()
 
     async def warm_up(self, options: RenderOptions) -> AsyncGenerator[list[Frame]]:
-        """The events of a response without output. Its prompt is computed, so that the cache has it."""
+        """The events of a response without output, whose prompt is computed into the prefix cache."""
         translator = Translator(self._builder, options)
         turn = replace(self._prepared.turn, sampling=SamplingSpec(max_tokens=0, temperature=0.0))
         stream = self._state.client.submit(turn.first_round())
@@ -152,7 +152,7 @@ class Run:
         yield await self._last_frames(translator)
 
     async def release(self) -> None:
-        """Let go of the conversation and the tools, if nothing else has. Nothing is added to it."""
+        """End the lease and close the tools, if that is still to be done. No item is appended."""
         await self._prepared.prompt.close()
         lease, self.lease = self.lease, None
         if lease is not None:
@@ -170,7 +170,7 @@ class Run:
             await self._first
 
     async def events(self) -> AsyncGenerator[list[LogEvent]]:
-        """The events of the turn, as they come; whoever reads them folds them.
+        """The events of the turn, as they come. The caller folds them.
 
         An error is an event here, also one before the first token.
         """

@@ -20,7 +20,7 @@ _MAX_SEALED = MAX_BYTES * 4 // 3 + 4096  # characters: no text within the bound 
 
 
 class Budget:
-    """How many bytes the sealed texts of one request may still unpack to."""
+    """The bytes that the strings of one request may still unpack to."""
 
     __slots__ = ("left",)
 
@@ -54,9 +54,9 @@ def seal(text: str) -> str:
 
 
 def unseal(sealed: str, path: str, budget: Budget | None = None) -> str | None:
-    """The text; None for what another server sealed. Never unpacks more than ``budget`` has left.
+    """Returns the text, or None for a string of another server. Unpacks no more than ``budget`` has left.
 
-    Raises ``RequestError`` for one of ours that is damaged, or longer.
+    Raises ``RequestError`` for a string of ours that is damaged or too long.
     """
     if not sealed.startswith(_VERSION):
         return None
@@ -80,7 +80,7 @@ def unseal(sealed: str, path: str, budget: Budget | None = None) -> str | None:
 
 def _too_long(path: str) -> RequestError:
     return RequestError(
-        f"{path}: the sealed texts of a request may hold {MAX_BYTES // 2**20} MiB together",
+        f"{path}: the encrypted_content of a request may hold {MAX_BYTES // 2**20} MiB together",
         param=path,
         code="string_above_max_length",
     )
