@@ -23,7 +23,9 @@ from chorale.store.schema import VERSION
 from chorale.store.store import open_store
 from chorale.testing.scripted_client import Script
 from tests.api.responses.test_background import ended, resume
-from tests.support.responses import HELLO, VOCAB, Server, fold_events, parse_sse, run, serve, tokens
+from tests.support.responses import HELLO, VOCAB, Server, fold_events, serve, tokens
+from tests.support.server import run
+from tests.support.sse import parse_sse
 
 DATA = Path(__file__).parent / "data"
 LOST = ("acted", "half_call", "seen")  # in progress when the server was killed, and not to be resumed

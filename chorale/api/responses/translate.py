@@ -70,7 +70,9 @@ class _Open:
 
     __slots__ = ("after", "before", "commands", "hosted", "index", "kind", "num_cited", "opened", "place")
 
-    def __init__(self, opened: ItemOpened, index: int, hosted: BuiltInEvents | None, dialect: Dialect) -> None:
+    def __init__(
+        self, opened: ItemOpened, index: int, hosted: BuiltInEvents | None, dialect: Dialect
+    ) -> None:
         self.opened = opened
         self.hosted = hosted
         self.commands = CommandReader() if opened.kind == "shell_call" else None

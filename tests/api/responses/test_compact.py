@@ -201,7 +201,7 @@ def test_reasoning_comes_back_as_the_same_tokens() -> None:
                     input=[user, {**item, **fields}, *rest], tools=[TOOL], store=False
                 )
                 assert status == 200, body
-                return server.prompt()
+                return list(server.client.requests[-1].prompt_token_ids)
 
             def has(prompt: list[int], wanted: list[int]) -> bool:
                 return any(prompt[i : i + len(wanted)] == wanted for i in range(len(prompt)))
@@ -215,7 +215,7 @@ def test_reasoning_comes_back_as_the_same_tokens() -> None:
             assert has(old, VOCAB.encode("Need weather."))
             for forged in (write_reasoning([*odd, 200012]), write_reasoning(odd)[:-3]):
                 assert not has(await prompt(encrypted_content=forged), odd)
-                assert server.prompt().count(200012) == 1, "that of the call"
+                assert server.client.requests[-1].prompt_token_ids.count(200012) == 1, "that of the call"
 
     run(scenario)
 

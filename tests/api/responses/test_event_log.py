@@ -39,9 +39,10 @@ from chorale.turns.events import (
     TurnEnded,
     Usage,
 )
-from tests.support.responses import HELLO, TOOL, VOCAB, fold_events, parse_sse, run, serve, tokens
-from tests.support.scripted_tools import run as run_tools
-from tests.support.scripted_tools import served
+from tests.support.responses import HELLO, TOOL, VOCAB, fold_events, serve, tokens
+from tests.support.scripted_tools import tools_served
+from tests.support.server import run
+from tests.support.sse import parse_sse
 from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB
 
 SOURCE = tools.Source("https://a.example", "A", "about")
@@ -105,7 +106,7 @@ def test_live_resumed_and_rendered_later_are_the_same_bytes(more: dict[str, Any]
 
     async def scenario() -> None:
         rounds = (f"{THINK}{SEARCH}", PYTHON, ECHO, FINAL)
-        async with served(*rounds) as server:
+        async with tools_served(*rounds) as server:
             live = await server.stream(input="x", tools=[WEB, CODE, MCP, TOOL], background=True, **more)
             body = fold_events(parse_sse(live))
             assert [item["type"] for item in body["output"]].count("code_interpreter_call") == 1
@@ -124,7 +125,7 @@ def test_live_resumed_and_rendered_later_are_the_same_bytes(more: dict[str, Any]
                 made += translator.finish(stored.to_object())
                 assert b"".join(frame(*entry) for entry in made) == live
 
-    run_tools(scenario)
+    run(scenario)
 
 
 def test_what_was_read_before_a_crash_begins_what_is_read_after_it(tmp_path: Path) -> None:
@@ -187,11 +188,11 @@ def test_a_resumed_response_is_shown_as_it_was_created(tmp_path: Path) -> None:
 def test_log_of_a_response_is_smaller_than_its_stream() -> None:
     async def scenario() -> None:
         long = "<|channel|>final<|message|>" + "".join(f"{i} words, " for i in range(300)) + "<|return|>"
-        async with served(long) as server:
+        async with tools_served(long) as server:
             live = await server.stream(input="x", background=True)
             made = json.loads(live.partition(b"data: ")[2].partition(b"\n")[0])["response"]
             page = await server.state.store.background.events(made["id"], b"", 0)
             assert page is not None
             assert sum(len(chunk.data) for chunk in page.chunks) < len(live) / 5
 
-    run_tools(scenario)
+    run(scenario)
