@@ -70,9 +70,9 @@ class Compactor:
         return self._plan is not None and self._plan.alone
 
     def before(self, following: NextRound) -> Compact | None:
-        """Return the summary that is due before a round; never within a message begun for the model."""
+        """Return the summary that is due before a round, or None."""
         plan, prompt = self._plan, following.prompt_token_ids
-        if plan is None or following.prefill_token_ids or len(prompt) < self._threshold:
+        if plan is None or len(prompt) < self._threshold:
             return None
         if following.num_new_tokens is None and plan.first_prompt is not None:
             return Compact(list(plan.first_prompt), following)

@@ -19,7 +19,7 @@ from chorale.harmony.vocab import CALL, RETURN
 from chorale.tools.contract import CodeInterpreterRequest, CodeOutput, McpRequest, RequestTools, ToolResult
 from chorale.turns.choice import Choice
 from chorale.turns.compaction import Compaction
-from chorale.turns.events import Fold, ToolProgressed, Usage
+from chorale.turns.events import Fold, ItemDelta, ToolProgressed, Usage
 from chorale.turns.needs import CallTool, Compact, Ended, Need, NextRound
 from chorale.turns.raw_choice import RawChoice
 from chorale.turns.request import NEVER, TurnRequest
@@ -57,7 +57,8 @@ def with_tools(sampling: SamplingSpec | None = None, **asked: Any) -> tuple[Choi
     box = ScriptedBox(wanted, plain, ScriptedService(), {})
     rules = TurnRules(built_in=built_in_tools(box))
     tools = (TurnTools(box, "key"),)
-    return harmony(rules=rules, tools=tools, sampling=sampling or SamplingSpec()), box
+    given = sampling or SamplingSpec()
+    return harmony(rules=rules, tools=tools, sampling=given, stream_interval=NEVER), box
 
 
 def folded(choice: Choice | RawChoice) -> Fold:
@@ -107,7 +108,10 @@ def test_a_turn_without_an_answer_asks_for_one_round_that_begins_with_its_header
     choice.begin_round(expected)
     assert choice.feed(chunk(ids("Yes."))) is None
     assert choice.feed(chunk([RETURN], "stop")) == Ended()
-    assert folded(choice).text("message") == "Yes."
+    fold = folded(choice)
+    assert fold.text("message") == "Yes."
+    assert fold.ended is not None
+    assert list(fold.ended.output_token_ids) == [*written, *ids("Yes."), RETURN]
 
 
 def test_an_answer_is_forced_once() -> None:
@@ -140,6 +144,7 @@ def test_a_call_to_a_built_in_tool_is_a_value_and_its_result_the_next_round() ->
     assert need.identity is not None
     assert need.refusal is None
     assert need.prompt_token_ids == [*PROMPT, *written]
+    choice.take()
     choice.tool_progressed(need, CodeOutput("42"))
     assert any(isinstance(event, ToolProgressed) for event in choice.take()), "progress waits for no tokens"
     after = choice.tool_done(need, result(need.call, "42"), RESULT)
@@ -150,6 +155,11 @@ def test_a_call_to_a_built_in_tool_is_a_value_and_its_result_the_next_round() ->
     )
     choice.begin_round(after)
     assert choice.feed(chunk(ids(FINAL + "42.<|return|>"), "stop")) == Ended()
+
+
+def test_a_forced_answer_is_not_summarized_first() -> None:
+    choice = harmony(compaction=compaction(1, due=False))
+    assert isinstance(choice.feed(chunk([RETURN], "stop")), NextRound)
 
 
 def test_items_of_a_call_hold_the_call_and_its_result() -> None:
@@ -245,6 +255,9 @@ def test_a_turn_that_is_a_summary_ends_with_it() -> None:
     assert isinstance(need, Compact)
     choice.compaction_progressed()
     assert choice.compacted(need, "<s>", [4], Usage(5, 0, 2)) == Ended()
+    fold = folded(choice)
+    assert fold.ended is not None
+    assert fold.ended.usage == Usage(5, 0, 2), "of the summary alone"
 
 
 def test_a_prompt_that_a_tool_made_long_is_summarized_before_its_round() -> None:
@@ -323,7 +336,44 @@ def test_a_choice_fed_whole_is_the_choice_fed_by_tokens(
     assert fed(len(tokens), NEVER) == fed(1, 1) == fed(size, 3)
 
 
-PIECES = st.one_of(TEXTS.map(VOCAB.encode), st.lists(st.integers(0, 201087), max_size=4))
+PIECES = st.one_of(
+    TEXTS.map(VOCAB.encode),
+    st.lists(st.integers(0, 201087), max_size=4),
+    st.lists(st.sampled_from([200006, 200008, 201000]), min_size=1, max_size=2),
+)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_many_raw_tokens_at_once_are_what_they_are_one_by_one(skip: bool) -> None:
+    """Special tokens, a character cut by one of them, and one that is never whole."""
+    half = VOCAB.encode("🧑‍🚀")[:2]
+    tokens = [
+        *VOCAB.encode("Some words, and " * 4),
+        200006,
+        *half,
+        200008,
+        *VOCAB.encode("more of them"),
+        *half,
+    ]
+
+    def fed(size: int) -> Any:
+        choice = RawChoice(VOCAB, request(stream_interval=1), 0, EOS, skip_special_tokens=skip)
+        return drive(choice, tokens, size, logprobs=False)
+
+    assert fed(len(tokens)) == fed(1)
+    [item], *_ = fed(len(tokens))
+    assert item[2].count("\ufffd") == 2
+    assert ("<|start|>" in item[2]) is not skip
+    assert item[5] == tokens
+
+
+def test_tokens_of_one_character_go_out_with_its_text() -> None:
+    first, *rest = VOCAB.encode("🧑")
+    assert rest, "a character of several tokens"
+    choice = RawChoice(VOCAB, request(), 0, EOS)
+    choice.feed(chunk([*VOCAB.encode("word " * 20), first]))
+    [delta] = [event for event in choice.take() if isinstance(event, ItemDelta)]
+    assert list(delta.token_ids) == VOCAB.encode("word " * 20)
 
 
 @quick
