@@ -23,6 +23,12 @@ from chorale.turns.stops import StopFilter
 _MANY = 16  # tokens of a chunk from which on it is cheaper to read them at once
 
 
+def _special_places(token_ids: Sequence[int]) -> list[int]:
+    if max(token_ids) < NUM_RANKS:
+        return []
+    return [position for position, token in enumerate(token_ids) if token >= NUM_RANKS]
+
+
 class RawChoice:
     """Feed it the chunks of this choice and ``take`` its events.
 
@@ -99,17 +105,11 @@ class RawChoice:
         """The same as one by one, for the case that nothing depends on the text of single tokens."""
         self._out.sampled.extend(token_ids)
         start = 0
-        for position in self._hidden(token_ids):
+        for position in _special_places(token_ids):
             self._read_run(token_ids[start:position])
             self._read_one(token_ids[position], None)
             start = position + 1
         self._read_run(token_ids[start:])
-
-    def _hidden(self, token_ids: Sequence[int]) -> list[int]:
-        """Positions of special tokens, if they are not part of the text."""
-        if not self._skip_special or max(token_ids) < NUM_RANKS:
-            return []
-        return [position for position, token in enumerate(token_ids) if token >= NUM_RANKS]
 
     def _read_run(self, token_ids: Sequence[int]) -> None:
         text, num_held = self._decoder.feed_all(token_ids)
