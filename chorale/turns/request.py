@@ -20,7 +20,7 @@ from chorale.grammar.checker import GrammarChecker
 from chorale.grammar.frames import MAX_GRAMMAR_BYTES
 from chorale.harmony.vocab import Vocabulary
 from chorale.turns.compaction import Compaction
-from chorale.turns.needs import NextRound
+from chorale.turns.needs import Compact, NextRound
 from chorale.turns.rules import FREE, TurnRules
 from chorale.turns.sampling import SamplingChoices, resolve_sampling
 from chorale.turns.tools.turn_tools import ApprovedCall, TurnTools
@@ -75,6 +75,17 @@ class TurnRequest:
             grammar_context=following.num_own_tokens if following.grammar else 0,
         )
         return self._generate(f"{self.request_id}.{index}.{number}", following.prompt_token_ids, sampling)
+
+    def summary_round(self, need: Compact, suffix: str, sampling: SamplingSpec) -> TurnRequest:
+        """The turn that writes a summary: nothing of this one but its place in the queue and the cache."""
+        return TurnRequest(
+            request_id=f"{self.request_id}.{suffix}",
+            prompt_token_ids=need.prompt_token_ids,
+            sampling=sampling,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            arrival_time=self.arrival_time,
+        )
 
     def _generate(self, request_id: str, prompt: list[int], sampling: SamplingSpec) -> GenerateRequest:
         return GenerateRequest(

@@ -260,14 +260,7 @@ async def _compact(job: _Job, choice: Choice, need: Compact, number: int) -> Ste
         return
     choice.compaction_progressed()
     yield _take([choice])
-    summary = TurnRequest(
-        request_id=f"{request.request_id}.{choice.index}.{number}.summary",
-        prompt_token_ids=need.prompt_token_ids,
-        sampling=sampling,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        arrival_time=request.arrival_time,
-    )
+    summary = request.summary_round(need, f"{choice.index}.{number}.summary", sampling)
     fold, begun = Fold(), False
     async with aclosing(run_turn(job.client, job.vocab, summary)) as turn:
         async for events in turn:
