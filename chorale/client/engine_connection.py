@@ -1,7 +1,8 @@
 """EngineConnection: one client's sockets to the engine process, read by the event loop directly.
 
-``zmq.asyncio`` makes a future for each message; here the loop watches the sockets' descriptors and one
-callback drains whatever has come, so a step's message costs one wake-up. Works on asyncio and uvloop.
+``zmq.asyncio`` makes a future for each message. Here the loop watches the sockets' descriptors, and one
+callback reads everything that has arrived, so a step's message costs one wake-up. Works on asyncio and
+uvloop.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from chorale.client.wire import (
 )
 
 log = logging.getLogger(__name__)
-RECONNECT_MS = 50  # a new engine is found this soon after it binds
-LINGER_MS = 200  # what close() may still send (aborts, goodbye)
+RECONNECT_MS = 50  # a new engine is found within this time after it binds
+LINGER_MS = 200  # time in which close() may still send aborts and Unregister
 
 
 class EngineConnection:
-    """``on_gone`` is called when the engine process's end of the socket closes, however it died.
+    """Calls ``on_gone`` when the engine process's end of the socket closes, for whatever reason.
 
-    Callbacks run on the event loop. Messages that arrived before the end are delivered before ``on_gone``.
+    Callbacks run on the event loop. Messages that arrived before that are delivered before ``on_gone``.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class EngineConnection:
         self._watch(self._monitor, self._drain_monitor)
 
     def connect(self) -> None:
-        """A fresh connection for requests; whatever was queued on an older one is dropped."""
+        """Open a new connection for requests; messages queued on an older one are dropped."""
         self.disconnect()
         self._dealer = self._context.socket(zmq.DEALER)
         self._dealer.setsockopt(zmq.LINGER, 0)
@@ -82,7 +83,7 @@ class EngineConnection:
             dealer.close()
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message for the engine; dropped when there is no connection (its streams fail anyway)."""
+        """Queue a message for the engine. Without a connection it is dropped; its streams fail anyway."""
         if self._dealer is None:
             return
         self._dealer.send(encode(message), zmq.NOBLOCK)
@@ -100,7 +101,7 @@ class EngineConnection:
             try:
                 message = decode_from_engine(data)
             except DECODE_ERRORS as error:
-                log.error("dropped a message of the engine that does not decode: %s", error)
+                log.error("dropped a message from the engine that cannot be decoded: %s", error)
                 continue
             self._on_message(message)
 
@@ -113,7 +114,7 @@ class EngineConnection:
             try:
                 beat = decode_heartbeat(data)
             except DECODE_ERRORS as error:
-                log.error("dropped a heartbeat that does not decode: %s", error)
+                log.error("dropped a heartbeat that cannot be decoded: %s", error)
                 continue
             self._on_heartbeat(beat)
 
@@ -132,7 +133,7 @@ class EngineConnection:
 
     def _watch(self, socket: zmq.Socket[bytes], drain: Callable[[], None]) -> None:
         self._loop.add_reader(socket.fileno(), drain)
-        self._loop.call_soon(drain)  # what came before the descriptor was watched makes no edge
+        self._loop.call_soon(drain)  # messages that arrived earlier signal no edge
 
     def _unwatch(self, socket: zmq.Socket[bytes]) -> None:
         self._loop.remove_reader(socket.fileno())
@@ -146,4 +147,4 @@ class EngineConnection:
         self._heartbeats.disable_monitor()
         self._monitor.close(0)
         self._heartbeats.close(0)
-        self._context.term()  # waits for what lingers, LINGER_MS at most
+        self._context.term()  # waits for pending messages, at most LINGER_MS

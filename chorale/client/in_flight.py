@@ -1,10 +1,9 @@
-"""InFlightRequests: the requests of one client that are in the engine. Admission, delivery, and how fast they
-end.
+"""InFlightRequests: one client's requests in the engine: admission, delivery, and completion rate.
 
 A choice is admitted against ``capacity``. A request of several parts reserves places for all of them first,
-so that it is admitted or refused as a whole and never meets a queue that it has filled itself.
+so that it is admitted or refused as a whole and cannot fill the queue against itself.
 
-Pure bookkeeping on the event loop's thread: no sockets here, and no clock but the one that is passed in.
+Pure bookkeeping on the event loop's thread: no sockets, and only the clock that is passed in.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def total_capacity(max_num_seqs: int, max_queued_requests: int | None) -> int:
 
 
 class InFlightRequest:
-    """One request: its stream, which choices are still open, since when its reader is behind."""
+    """One request: its stream, the choices still open, and since when its reader has been behind."""
 
     __slots__ = ("behind_since", "open_choices", "stream")
 
@@ -40,8 +39,8 @@ class InFlightRequest:
 class InFlightRequests:
     """``capacity`` counts the choices of this client, ``most`` those that one request may have.
 
-    Both are None until the engine has said how many it can run. ``most`` is above ``capacity`` where several
-    processes share an engine: an idle one admits what the whole server can hold.
+    Both are None until the engine reports how many it can run. ``most`` exceeds ``capacity`` if several
+    processes share an engine: an idle process admits as much as the whole server can hold.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -141,14 +140,14 @@ class InFlightRequests:
             del self._entries[request_id]
 
     def remove(self, request_id: str) -> InFlightRequest | None:
-        """Forget a request whose consumer or engine left; later chunks of it are dropped."""
+        """Forget a request that its consumer left or its engine lost; its later chunks are dropped."""
         entry = self._entries.pop(request_id, None)
         if entry is not None:
             self.num_in_flight -= len(entry.open_choices)
         return entry
 
     def leave(self, request_id: str, index: int | None) -> bool:
-        """Forget a request, or one choice of it, that its consumer has left. False: it was not open."""
+        """Forget a request, or one choice of it, that its consumer left. Returns False if it was not open."""
         if index is None:
             return self.remove(request_id) is not None
         entry = self._entries.get(request_id)
@@ -158,7 +157,7 @@ class InFlightRequests:
         return True
 
     def abort(self, request_id: str) -> bool:
-        """End a request's stream with finish_reason "abort", at once. False: unknown."""
+        """End a request's stream with finish_reason "abort", at once. Returns False if it is unknown."""
         entry = self.remove(request_id)
         if entry is None:
             return False
@@ -167,13 +166,13 @@ class InFlightRequests:
         return True
 
     def fail_all(self, make_error: Callable[[], ChoraleError]) -> None:
-        """The engine is gone: every stream ends with its own error object."""
+        """End every stream, each with its own error object, because the engine is lost."""
         entries, self._entries, self.num_in_flight = list(self._entries.values()), {}, 0
         for entry in entries:
             entry.stream.fail(make_error())
 
     def tick(self) -> None:
-        """Update the completion rate. Called about twice a second."""
+        """Update the completion rate. Call about twice a second."""
         now = self._clock()
         elapsed, self._ticked = now - self._ticked, now
         if elapsed > 0:
@@ -181,7 +180,7 @@ class InFlightRequests:
             self._ended_per_second = RATE_MEMORY * self._ended_per_second + (1 - RATE_MEMORY) * rate
 
     def slow_readers(self, max_pending_tokens: int, patience: float) -> list[str]:
-        """Requests whose reader has left more than ``max_pending_tokens`` unread for ``patience`` seconds."""
+        """Requests with more than ``max_pending_tokens`` unread tokens for ``patience`` seconds."""
         now, slow = self._clock(), []
         for request_id, entry in self._entries.items():
             if entry.stream.num_pending_tokens <= max_pending_tokens:

@@ -1,7 +1,7 @@
 """LocalClient: an EngineClient whose engine runs in a thread of this process, for ``LLM`` and tests.
 
-The thread owns the engine: it takes submissions and aborts from a queue between two steps, and hands each
-step's chunks to the event loop in one call. Streams and counts belong to the event loop.
+The thread owns the engine. Between two steps it takes requests and aborts from a queue, and passes each
+step's chunks to the event loop in one call. The event loop owns streams and counts.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ Message = GenerateRequest | tuple[str, int | None] | None
 
 
 class LocalClient:
-    """See ``client.base.EngineClient``. One event loop at a time: a new one when nothing is in flight."""
+    """See ``client.base.EngineClient``. Another event loop may be used once nothing is in flight."""
 
     def __init__(self, core: Core, info: EngineInfo, *, max_queued_requests: int | None = None) -> None:
-        """``max_queued_requests``: choices that may wait beyond ``max_num_seqs``; None: four times it."""
+        """``max_queued_requests``: choices that may wait beyond ``max_num_seqs``; None: four times as
+        many."""
         self._core, self._info = core, info
         self._in_flight = InFlightRequests(time.monotonic)
         self._in_flight.set_capacity(total_capacity(info.max_num_seqs, max_queued_requests))
@@ -81,7 +82,7 @@ class LocalClient:
             self._messages.put((request_id, None))
 
     async def close(self) -> None:
-        """Stop the engine's thread after the step that it is in. What is in flight fails. Idempotent."""
+        """Stop the engine's thread after its current step. Requests in flight fail. Idempotent."""
         if self._status.state == "draining":
             return
         alive = self._status.state == "ready"
@@ -94,7 +95,7 @@ class LocalClient:
         self._core.shutdown()
 
     def _left(self, request_id: str, index: int | None) -> None:
-        """A consumer closed its stream early, or left one choice of it."""
+        """Called when a consumer closes its stream early, or leaves one choice of it."""
         if self._in_flight.leave(request_id, index):
             self._messages.put((request_id, index))
 
@@ -145,9 +146,9 @@ class LocalClient:
             self._call(self._deliver, chunks, core.stats())
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
-        """Run on the event loop; a loop that has been closed has nobody left to tell."""
+        """Run ``function`` on the event loop, unless the loop is closed."""
         loop = self._loop
         assert loop is not None
         if not loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # it was closed between the question and the call
+            with contextlib.suppress(RuntimeError):  # closed in between
                 loop.call_soon_threadsafe(function, *args)

@@ -4,8 +4,8 @@ Its state follows the engine's beats (``wire.Heartbeat``) and the socket's end:
 
     loading ──beat "ready"──► ready ──socket closed, or silence──► dead ──beat of a new engine──► loading ...
 
-Engine death fails every stream at once with ``EngineDeadError``. A new engine process has a new
-``engine_id``; whatever an older one said or was told is ignored.
+When the engine dies, every stream fails at once with ``EngineDeadError``. A new engine process has a new
+``engine_id``; messages from and for an older one are ignored.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ MIN_RETRY_AFTER = 1.0  # seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """Seconds and tokens that bound a client's patience."""
+    """Time limits of a client, and bounds on unread tokens."""
 
     ping_interval: float = 0.5  # the engine drops a client that is silent for EngineStart.client_timeout
-    engine_silence: float = 10.0  # no beat of a ready engine: taken for dead, if nobody killed it before
+    engine_silence: float = 10.0  # without a heartbeat for this long, a ready engine counts as dead
     max_pending_tokens: int = 4096  # unread tokens of one request ...
     slow_reader_patience: float = 60.0  # ... and for how long, until it is aborted
 
@@ -75,11 +75,11 @@ class RemoteClient:
         self._status = EngineStatus("loading", phase="start")
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
-        self._engine_id = ""  # of the engine that requests are sent to; "" while there is none
-        self._died_id = ""  # of the engine whose last words came; its heart beats on until it has ended
+        self._engine_id = ""  # engine that requests are sent to; "" while there is none
+        self._died_id = ""  # engine that reported its failure; its heartbeats go on until it ends
         self._last_heartbeat = clock()
         self._died_at: float | None = None
-        self._restart_seconds = MIN_RETRY_AFTER  # how long the engine took to come back, at last
+        self._restart_seconds = MIN_RETRY_AFTER  # duration of the most recent restart
         self._ticker: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ EngineClient
@@ -140,10 +140,10 @@ class RemoteClient:
         self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
 
     def mark_failed(self, message: str) -> None:
-        """The supervisor gave up: no engine will come back."""
+        """Called when the supervisor gives up: no engine will be started again."""
         self._lose_engine("failed", message)
 
-    # ------------------------------------------------------------------ what the engine says
+    # ------------------------------------------------------------------ messages from the engine
 
     def _heartbeat(self, beat: Heartbeat) -> None:
         self._last_heartbeat = self._clock()
@@ -151,7 +151,7 @@ class RemoteClient:
             return
         self._stats = beat.stats
         if beat.state == "loading":
-            if self._engine_id:  # a new process, and its predecessor's end went unnoticed
+            if self._engine_id:  # a new process; the end of the earlier one went unnoticed
                 self._lose_engine("dead", "the engine restarted")
             self._set_status(EngineStatus("loading", beat.phase, beat.progress, beat.message))
             return
@@ -196,26 +196,28 @@ class RemoteClient:
         self._fail_all(message)
 
     def _fail_all(self, message: str) -> None:
-        """Every stream ends with an error. What the engine still has of them, if there is one, is aborted:
-        a request may have crossed the engine's ``ClientExpired`` on its way."""
+        """End every stream with an error and abort its request in the engine, if there is one.
+
+        A request and the engine's ``ClientExpired`` may have been sent at the same time.
+        """
         if request_ids := self._in_flight.ids():
             self._connection.send(Abort(request_ids))
         self._in_flight.fail_all(
             lambda: EngineDeadError(f"{message}; please retry", retry_after=self._restart_seconds)
         )
 
-    # ------------------------------------------------------------------ our own doings
+    # ------------------------------------------------------------------ internals
 
     def _require_engine(self) -> None:
         if self._engine_id:
             return
         if self._status.state == "loading":
             raise EngineLoadingError("the engine is loading", retry_after=self._restart_seconds)
-        message = self._status.message or "there is no engine"
+        message = self._status.message or "no engine is running"
         raise EngineDeadError(message, retry_after=self._restart_seconds)
 
     def _left(self, request_id: str, index: int | None) -> None:
-        """A consumer closed its stream early, or left one choice of it."""
+        """Called when a consumer closes its stream early, or leaves one choice of it."""
         if self._in_flight.leave(request_id, index):
             self._connection.send(Abort([request_id], index))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from chorale.engine.types import TokenChunk
 from chorale.errors import ChoraleError
 
-# (request id, choice or None for all): the consumer leaves before the end.
+# (request id, choice or None for all): called when the consumer leaves before the end.
 OnClose = Callable[[str, int | None], None]
 
 
@@ -37,7 +37,7 @@ class RequestStream:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens that arrived and were not read: how far behind a slow reader is."""
+        """Tokens that arrived and were not read yet."""
         return sum(len(chunk.token_ids) for chunk in self._pending)
 
     def push(self, chunk: TokenChunk) -> None:
@@ -47,7 +47,7 @@ class RequestStream:
         self._wake()
 
     def fail(self, error: ChoraleError) -> None:
-        """End the stream with an error, after whatever is pending was read."""
+        """End the stream with an error, once the pending chunks are read."""
         self._error = error
         self._open.clear()
         self._wake()
@@ -77,7 +77,7 @@ class RequestStream:
         return pending
 
     async def aclose(self) -> None:
-        """Leave early: aborts the request unless it has already ended. Idempotent."""
+        """Leave early: abort the request unless it has ended. Idempotent."""
         if self._finished:
             return
         self._finished = True
@@ -85,7 +85,7 @@ class RequestStream:
             self._on_close(self.request_id, None)
 
     def drop(self, index: int) -> None:
-        """Leave one choice early: it is aborted unless it has already ended. Idempotent."""
+        """Leave one choice early: abort it unless it has ended. Idempotent."""
         if index in self._open and not self._finished:
             self._open.discard(index)
             self._on_close(self.request_id, index)

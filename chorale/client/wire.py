@@ -8,7 +8,7 @@ and
 * ``beats``: the engine's PUB, driven by a thread of its own. A ``Heartbeat`` is complete in itself (state,
   progress, info, stats, how long the current step has been running), so a late subscriber needs no replay.
 
-Everything is msgpack of typed structs; what does not decode is dropped, never interpreted.
+Messages are msgpack of typed structs. A message that cannot be decoded is dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag="register"):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """``engine_id``: the engine that the client meant; what was queued for a dead one is not run."""
+    """``engine_id``: the engine that the request is meant for; a later engine does not run it."""
 
     engine_id: str
     request: GenerateRequest
@@ -50,7 +50,7 @@ class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
 
 
 class Unregister(msgspec.Struct, frozen=True, array_like=True, tag="unregister"):
-    """The client leaves: whatever it has in flight is aborted."""
+    """The client disconnects; its requests in flight are aborted."""
 
 
 ToEngine = Register | Submit | Abort | Ping | Unregister
@@ -60,21 +60,21 @@ ToEngine = Register | Submit | Abort | Ping | Unregister
 
 
 class StepMessage(msgspec.Struct, array_like=True, tag="step"):
-    """One step's chunks of one client."""
+    """The chunks of one step for one client."""
 
     engine_id: str
     step: StepOutputs
 
 
 class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="engine_failed"):
-    """Last words of an engine whose step failed; the process ends right after."""
+    """A step failed; the engine process ends right after this message."""
 
     engine_id: str
     message: str
 
 
 class ClientExpired(msgspec.Struct, frozen=True, array_like=True, tag="client_expired"):
-    """To a client that was silent for too long: whatever it had in flight before this has been aborted."""
+    """Sent to a client that was silent for too long. Its requests in flight have been aborted."""
 
     engine_id: str
     message: str
@@ -84,7 +84,7 @@ FromEngine = StepMessage | EngineFailed | ClientExpired
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The engine's whole public state. Sent at every change of it, and at least every 250 ms."""
+    """The engine's whole public state. Sent at every change, and at least every 250 ms."""
 
     engine_id: str
     pid: int
@@ -98,7 +98,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     info: EngineInfo | None = None  # from "ready" on
 
 
-# What decoding raises for what is no such message; a tag that is not UTF-8 is no error of msgspec's own.
+# Exceptions of decoding. For a tag that is not UTF-8, msgspec raises UnicodeDecodeError.
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 encode = msgspec.msgpack.Encoder().encode

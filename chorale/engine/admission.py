@@ -1,4 +1,4 @@
-"""From GenerateRequest to sequences: validation, seeds, limits. Client-controlled content never raises."""
+"""From GenerateRequest to sequences: validation, seeds, limits. Client input never raises."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Admission:
         self._arrivals = count()
 
     def refusal(self, request: GenerateRequest) -> str | None:
-        """Why the request cannot be served, or None."""
+        """Return the reason why the request cannot be served, or None."""
         prompt, limits = request.prompt_token_ids, self._limits
         if not prompt:
             return "the prompt is empty"
@@ -44,7 +44,7 @@ class Admission:
         return sampling_fault(request.sampling, limits.vocab_size)
 
     def accept(self, request: GenerateRequest, now: float) -> RequestState:
-        """The sequences of a request that ``refusal`` let pass."""
+        """Make the sequences of a request for which ``refusal`` returned None."""
         state = RequestState(
             request=request,
             prompt=np.array(request.prompt_token_ids, np.int32),

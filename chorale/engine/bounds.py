@@ -1,6 +1,5 @@
-"""What a SamplingSpec may hold. Clients have checked it all; the engine does not take their word for it.
-
-An id outside of the vocabulary or a NaN would fault on the device, and a fault there ends every request.
+"""Checks of SamplingSpec. Clients check requests too, but the engine does not rely on it: an id outside the
+vocabulary or a NaN would fault on the device, and such a fault ends every request.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def sampling_fault(sampling: SamplingSpec, vocab_size: int) -> str | None:
-    """The first thing in ``sampling`` that the device could not do, or None."""
+    """Return the first reason why the device cannot serve ``sampling``, or None."""
     for name, (low, high) in _RANGES.items():
         value = getattr(sampling, name)
         if value is not None and not low <= value <= high:

@@ -1,4 +1,4 @@
-"""TokenChunks: what the engine says about a sequence. Pure functions of the sequence and its new token."""
+"""Construction of TokenChunks from a sequence and its new token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from chorale.engine.types import ChunkTimings, FinishReason, TokenChunk, TokenLo
 
 
 def first_fields(sequence: Sequence, chunk: TokenChunk) -> None:
-    """What comes with the first chunk of a choice."""
+    """Set the fields that only the first chunk of a choice has."""
     request = sequence.request
     chunk.num_cached_tokens = request.num_cached_tokens
     if sequence.sampling.prompt_logprobs is not None:
@@ -31,7 +31,7 @@ def token_chunk(
     finish: FinishReason | None,
     now: float,
 ) -> TokenChunk:
-    """A chunk with whatever a plain decode step does not carry."""
+    """A chunk with log-probabilities, a finish reason, or both."""
     chunk = TokenChunk(sequence.request_id, sequence.index, token_ids, finish, logprobs=logprobs)
     if finish == "stop":
         chunk.stop_token_id = token_ids[-1]

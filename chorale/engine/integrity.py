@@ -1,4 +1,4 @@
-"""check_integrity: everything the engine's parts must agree on, asserted from first principles."""
+"""check_integrity: asserts that the engine's parts agree with each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from chorale.engine.sequence import Sequence, Status
 
 
 def check_integrity(engine: EngineState) -> None:
-    """Raise AssertionError at the first contradiction."""
+    """Raises AssertionError at the first contradiction."""
     sequences = [sequence for state in engine.requests.values() for sequence in state.sequences]
     _check_blocks(engine, sequences)
     _check_rows(engine, sequences)
@@ -31,7 +31,7 @@ def _check_blocks(engine: EngineState, sequences: list[Sequence]) -> None:
 
 
 def _check_rows(engine: EngineState, sequences: list[Sequence]) -> None:
-    """Each row is free, running or retiring; exactly one of them."""
+    """Each row is exactly one of free, running and retiring."""
     rows, num_rows = engine.rows, len(engine.rows.sequences)
     retiring = [row for record in engine.in_flight for row in record.retiring]
     everything = rows.free + list(engine.running) + retiring
@@ -47,7 +47,7 @@ def _check_rows(engine: EngineState, sequences: list[Sequence]) -> None:
     for row in range(num_rows):
         owner = engine.running.get(row)
         if rows.decoding[row]:
-            assert owner is not None, f"row {row} decodes for nobody"
+            assert owner is not None, f"row {row} decodes without a sequence"
             assert owner.status is Status.DECODE
     prefills = [sequence for sequence in engine.running.values() if sequence.status is Status.PREFILL]
     assert sorted(map(id, prefills)) == sorted(map(id, engine.prefills)), "prefills are not the PREFILL ones"
@@ -58,12 +58,12 @@ def _check_queue(engine: EngineState, sequences: list[Sequence]) -> None:
     assert sorted(map(id, waiting)) == sorted(map(id, engine.waiting.live())), "the queue is not the WAITING"
     assert len(waiting) == len(engine.waiting), "the queue miscounts"
     held = [sequence for sequence in sequences if sequence.status is Status.WAITING_FOR_PREFIX]
-    assert len(held) == engine.num_waiting_for_prefix, "held choices are miscounted"
+    assert len(held) == engine.num_waiting_for_prefix, "choices that wait for a prefix are miscounted"
     for sequence in held:
         state = sequence.request
         leader = state.sequences[state.leader]
-        assert leader.is_running or leader.status is Status.WAITING, f"{sequence} is held for ever"
-        assert not state.prompt_done, f"{sequence} is held for ever"
+        assert leader.is_running or leader.status is Status.WAITING, f"{sequence} waits for ever"
+        assert not state.prompt_done, f"{sequence} waits for ever"
     for state in engine.requests.values():
         alive = sum(sequence.status is not Status.ENDED for sequence in state.sequences)
         assert alive == state.num_unfinished > 0, f"{state.request.request_id} miscounts its choices"

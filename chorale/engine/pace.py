@@ -1,27 +1,27 @@
 """PromptPace: how many prompt tokens a step may compute while streams run.
 
-A stream gets one token a step, so what the prompt chunks of a step take delays every stream. While streams
-run, the chunks of a step together may take
+A stream gets one token a step, so the time of a step's prompt chunks delays every stream. While streams run,
+the chunks of a step together may take
 
-* ``prompt_delay`` seconds, or as long as the streams' own tokens take, if that is longer;
-* more in proportion to the number of prompts that wait, if these are more than ``_FEW``: a burst is read
-  about as fast as if no stream ran;
+* ``prompt_delay`` seconds, or as long as the streams' own tokens take, whichever is longer; * proportionally
+more if more than ``_FEW`` prompts wait, so that a burst is read about as fast as if no stream
+  ran;
 * never more than ``max_prompt_delay``.
 
-Whatever was learned, such a step may compute ``least_chunk`` prompt tokens, and more where many wait: fewer
-would save little where a step's fixed part is most of its time. A further prompt gets time only if a least
-chunk fits into what is left. So a device whose least chunk takes about the bound reads one prompt a step
-while few wait. Far into a prompt, where attention takes most of the time, the least chunk is shorter.
+Whatever was learned, such a step may compute ``least_chunk`` prompt tokens, and more if many prompts wait:
+fewer would save little where the fixed part of a step takes most of its time. A further prompt gets time only
+if a least chunk fits into what is left. So a device whose least chunk takes about the bound reads one prompt
+a step while few wait. Far into a prompt, where attention takes most of the time, the least chunk is shorter.
 
-What a token costs is learned from steps that have run. Costs rise only by steps of at least the least chunk:
-in shorter ones the fixed part counts most, and a bound that shrank by it would lead to shorter ones still.
-Without streams the token budget is the only bound.
+The cost of a token is learned from past steps. Costs rise only through steps of at least the least chunk: in
+shorter ones the fixed part dominates, and a bound that shrank because of it would lead to shorter ones still.
+Without streams, the token budget is the only bound.
 
-The cost of a prompt token grows with its position, because attention reads all tokens before it: costs are
-kept by position, in ranges that double. A range that has no measurement takes the lowest bound that its
+The cost of a prompt token grows with its position, because attention reads all tokens before it. Costs are
+kept by position, in ranges that double. A range without a measurement takes the lowest bound that its
 neighbours give: a lower range's cost times the ratio of the positions (the cost grows at most in proportion
-to the position), or a higher range's cost. Chunks of which every position is scored (``prompt_logprobs``)
-cost many times as much and have costs of their own.
+to the position), or a higher range's cost. Chunks whose every position is scored (``prompt_logprobs``) cost
+many times as much and are counted separately.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from chorale.engine.plan import StepRecord
 from chorale.engine.types import EngineLimits
 
 _RANGE = 1024  # positions of the first range; each further one ends at twice the position
-_FEW = 8  # so many prompts may wait before the bound grows in proportion to their number
-_LEAST_LEFT = 1 / 16  # of the bound: with less left, no further prompt gets a chunk in this step
-_PROMPTS, _MOST_CHUNKS = 4, 4  # a least chunk more for so many prompts that wait, up to so many chunks
-_TAIL = 1.25  # a prompt that ends within so much more than its chunk is finished
-_MOST = 4.0  # what one step may seem to differ by from what is known: it may have waited for a graph
-_FLAT = 16_384  # positions up to here: attention is a small part, and the least chunk is a whole one
+_FEW = 8  # the bound grows in proportion to the number of waiting prompts above this
+_LEAST_LEFT = 1 / 16  # of the bound; with less left, no further prompt gets a chunk in this step
+_PROMPTS, _MOST_CHUNKS = 4, 4  # one more least chunk for every 4 waiting prompts, up to 4
+_TAIL = 1.25  # a prompt that ends within this multiple of its chunk is finished
+_MOST = 4.0  # factor by which one step may change a cost: it may have waited for a graph
+_FLAT = 16_384  # up to this position attention is a small part, and the least chunk is not shortened
 
 
 class PromptPace:
-    """``begin`` opens a step, ``fit`` and ``spend`` are for its chunks, ``observe`` for its time."""
+    """Call ``begin`` for a step, ``fit`` and ``spend`` for its chunks, ``observe`` with its time."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._delay = limits.prompt_delay
@@ -53,21 +53,21 @@ class PromptPace:
         self._costs: tuple[dict[int, float], dict[int, float]] = ({}, {})  # plain, scored: range -> seconds
         self._decodes: dict[int, float] = {}  # bit length of the number of rows -> seconds of a step
         self._left = math.inf
-        self._granted = 0.0  # tokens; those of chunks with a smaller least chunk count the more
+        self._num_scheduled = 0.0  # tokens; tokens of chunks with a smaller least chunk count more
 
     def begin(self, num_streams: int, num_prompts: int) -> None:
-        """Open a step's account. ``num_prompts``: those that are not computed, whether admitted or not."""
+        """Begin planning a step. ``num_prompts`` counts prompts not computed yet, admitted or not."""
         self._bound = math.inf
         self._least = self._least_chunk * min(max(1, num_prompts // _PROMPTS), _MOST_CHUNKS)
         if num_streams and self._delay:
             wanted = max(self._delay * max(1.0, num_prompts / _FEW), self._alone(num_streams))
             self._bound = min(wanted, self._max_delay)
-        self._left, self._granted = self._bound, 0.0
+        self._left, self._num_scheduled = self._bound, 0.0
 
     @property
     def is_open(self) -> bool:
-        """Whether another prompt may have a chunk in this step. The first always may."""
-        if self._granted < self._least or self._bound == math.inf:
+        """Whether another prompt may get a chunk in this step. The first always may."""
+        if self._num_scheduled < self._least or self._bound == math.inf:
             return True
         return self._left > max(self._bound * _LEAST_LEFT, self._least_chunk * self.cost(0))
 
@@ -78,19 +78,19 @@ class PromptPace:
         """
         if self._left == math.inf:
             return wanted
-        least = max(1, int((self._least - self._granted) * _share(start, scored)))
-        # A chunk seldom ends further on, and where it does its own steps correct the cost.
+        least = max(1, int((self._least - self._num_scheduled) * _share(start, scored)))
+        # Chunks seldom end further on; where they do, their own steps correct the cost.
         count = max(least, int(self._left / self.cost(start + min(wanted, _RANGE), scored=scored)))
         return wanted if wanted <= count * _TAIL else min(wanted, count)
 
     def spend(self, start: int, count: int, *, scored: bool) -> None:
-        """A chunk was granted."""
-        self._granted += count / _share(start, scored)
+        """Count a chunk that was scheduled."""
+        self._num_scheduled += count / _share(start, scored)
         if self._left != math.inf:
             self._left -= count * self.cost(start + count, scored=scored)
 
     def cost(self, position: int, *, scored: bool = False) -> float:
-        """Seconds of a prompt token at ``position``: an estimate, rather too high than too low."""
+        """Estimated seconds of a prompt token at ``position``, rather too high than too low."""
         own, costs = _range_of(position), self._costs[scored]
         if own in costs:
             return costs[own]
@@ -98,13 +98,13 @@ class PromptPace:
         return min(bounds, default=self._first_cost * 2.0**own)
 
     def observe(self, record: StepRecord, seconds: float) -> None:
-        """``record`` ran for ``seconds``."""
+        """Learn from a step that ran for ``seconds``."""
         if not self._delay or seconds <= 0:
             return
         rows = record.num_decodes
         if not record.chunks:
             known = self._decodes.get(rows.bit_length(), seconds)
-            # Quickly down: a first step may have waited for a graph or a kernel.
+            # Adapt quickly downwards: a first step may have waited for a graph or a kernel.
             weight = 0.75 if seconds < known else 0.25
             self._decodes[rows.bit_length()] = known + weight * (min(seconds, _MOST * known) - known)
             return
@@ -117,23 +117,23 @@ class PromptPace:
         total = sum(expected.values())
         tokens = record.plan.num_tokens
         spent = self._prompt_seconds(seconds, rows, (tokens - rows) / tokens, total)
-        # Every step has a fixed part, so a token of a short chunk costs more. Within the bound that may be.
+        # Every step has a fixed part, so tokens of short chunks cost more: ignore that within the bound.
         if spent < total or (spent > self._delay and tokens - rows >= self._least_chunk):
             for scored, place in expected:
                 self._correct(scored, place, spent / total)
 
     def _prompt_seconds(self, seconds: float, rows: int, share: float, expected: float) -> float:
-        """What the prompts' ``share`` of a step's tokens took.
+        """Seconds that the prompts' ``share`` of a step's tokens took.
 
-        Known if such a number of rows has decoded alone. Else it is at least the share of the time, and at
-        most what fewer rows alone leave; in between, what was expected.
+        Known if about as many rows have decoded alone. Otherwise it is at least the share of the time, and at
+        most what fewer rows alone leave over; in between, the expected value is used.
         """
         if rows.bit_length() in self._decodes:
             return max(seconds - self._decodes[rows.bit_length()], seconds * share / 2)
         return min(max(expected, seconds * share), seconds - min(self._alone(rows), seconds / 2))
 
     def _alone(self, rows: int) -> float:
-        """Seconds of a step of so many decoding rows alone: rather too low; 0 if none was measured."""
+        """Seconds of a step that only decodes ``rows`` rows, rather too low; 0 if none was measured."""
         length = rows.bit_length()
         return max((seconds for other, seconds in self._decodes.items() if other <= length), default=0.0)
 

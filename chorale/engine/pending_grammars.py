@@ -1,5 +1,4 @@
-"""PendingGrammarQueue: requests whose grammars are being compiled, beside the steps. Then they enter the
-queue."""
+"""PendingGrammarQueue: requests whose grammars are being compiled while steps run."""
 
 from __future__ import annotations
 
@@ -8,11 +7,11 @@ from concurrent.futures import Future
 
 from chorale.engine.types import GenerateRequest, GrammarService
 
-PATIENCE = 0.01  # seconds that an idle engine waits for a compiler before it looks at its inbox again
+PATIENCE = 0.01  # seconds that an idle engine waits for a compiler before it reads its inbox again
 
 
 class PendingGrammarQueue:
-    """In order of arrival; a request that is ready does not wait for one that is not."""
+    """Requests in order of arrival. A compiled one does not wait for an earlier one that is not."""
 
     def __init__(self, service: GrammarService | None) -> None:
         self._service = service
@@ -25,10 +24,10 @@ class PendingGrammarQueue:
         return request_id in self._pending
 
     def add(self, request: GenerateRequest) -> str | None:
-        """Start compiling; or say why this engine cannot."""
+        """Start compiling. Returns the reason if this engine cannot serve the request, else None."""
         sampling = request.sampling
         if self._service is None:
-            return "this engine has no grammars"
+            return "this engine does not support grammars"
         if not 0 <= sampling.grammar_context <= len(request.prompt_token_ids):
             return "grammar_context is longer than the prompt"
         start = len(request.prompt_token_ids) - sampling.grammar_context
@@ -37,7 +36,8 @@ class PendingGrammarQueue:
         return None
 
     def take_ready(self, *, wait: bool) -> list[tuple[GenerateRequest, str | None]]:
-        """Those that may enter, with None; those that cannot be served, with the reason."""
+        """Remove the compiled requests and return them, each with None or the reason why it cannot be
+        served."""
         if wait:
             futures = [future for _, future in self._pending.values()]
             concurrent.futures.wait(futures, PATIENCE, concurrent.futures.FIRST_COMPLETED)
@@ -61,6 +61,6 @@ class PendingGrammarQueue:
 
 
 def _reason(future: Future[str | None]) -> str | None:
-    """A compiler that raises all the same ends this request, not the engine."""
+    """The result of a compilation. If the compiler raised, this request ends, not the engine."""
     error = future.exception()
     return future.result() if error is None else f"the grammar cannot be used: {type(error).__name__}"

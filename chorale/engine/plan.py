@@ -1,4 +1,4 @@
-"""PlanBuilder: collects what one step will do, and turns it into a StepPlan of arrays."""
+"""PlanBuilder: collects the parts of one step and turns them into a StepPlan of arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ScheduledChunk:
 
 @dataclass(slots=True)
 class StepRecord:
-    """A step in flight: its plan, and what happened to its rows since it was made."""
+    """A step in flight: its plan, and what has happened to its rows since."""
 
     plan: StepPlan
     num_decodes: int  # the first entries
@@ -39,7 +39,7 @@ class StepRecord:
 
 
 class PlanBuilder:
-    """Filled by the scheduler between two plans; ``build`` empties it."""
+    """Filled by the scheduler between two plans and emptied by ``build``."""
 
     __slots__ = ("_appends", "chunks", "starts")
 
@@ -49,7 +49,8 @@ class PlanBuilder:
         self._appends: list[int] = []  # flat: row, group, logical block, block
 
     def append_blocks(self, sequence: Sequence, first: int) -> None:
-        """The blocks of both groups from logical block ``first`` on, where they are still held."""
+        """Add the blocks of both groups from logical block ``first`` on, as far as the sequence holds
+        them."""
         blocks, row = sequence.blocks, sequence.row
         appends, window_start = self._appends, blocks.window_start
         for index in range(first, len(blocks.full)):
@@ -58,7 +59,7 @@ class PlanBuilder:
                 appends += (row, WINDOW, index, blocks.window[index - window_start])
 
     def drop(self, row: int) -> None:
-        """The row's sequence was preempted before the plan was built: forget all of it."""
+        """Remove everything about a row whose sequence was preempted before the plan was built."""
         self.starts = [start for start in self.starts if start.row != row]
         self.chunks = [chunk for chunk in self.chunks if chunk.sequence.row != row]
         table = np.array(self._appends, np.int32).reshape(-1, 4)

@@ -1,7 +1,7 @@
-"""Sequence: one choice of one request, from arrival to its last token. Written by the scheduler alone.
+"""Sequence: one choice of one request, from arrival to its last token.
 
 A request with n > 1 becomes n sequences. One of them, the leader, computes the prompt; the others are
-WAITING_FOR_PREFIX until it has, then find the prompt's whole blocks in the prefix index.
+WAITING_FOR_PREFIX until it has, and then find the prompt's whole blocks in the prefix index.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_TOKENS: IntArray = np.zeros(0, np.int32)
 class Status(enum.IntEnum):
     WAITING_FOR_PREFIX = 0  # waits for a sibling to compute the shared prompt
     WAITING = 1  # in the queue, holds nothing
-    PREFILL = 2  # has a row; known tokens are left to compute
+    PREFILL = 2  # has a row; tokens are left to compute
     DECODE = 3  # has a row; one token at a time
     ENDED = 4
 
@@ -36,16 +36,16 @@ class RequestState:
     arrival: float
     sequences: list[Sequence] = field(default_factory=list)
     num_unfinished: int = 0
-    is_scheduled: bool = False  # a choice has been admitted once
-    num_cached_tokens: int = 0  # of that admission; later hits may be on the request's own blocks
-    num_recomputed_tokens: int = 0  # beyond these, what was cached and is computed again all the same
+    is_scheduled: bool = False  # a choice was admitted once
+    num_cached_tokens: int = 0  # at that admission; later hits may be on the request's own blocks
+    num_recomputed_tokens: int = 0  # not counted above: cached, but computed again
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     prompt_done: bool = False  # the leader has computed the prompt once
-    leader: int = 0  # index of the choice that computes it, while the others are WAITING_FOR_PREFIX
+    leader: int = 0  # index of the choice that computes the prompt
 
 
 class Sequence:
-    """Tokens, status and place of one choice. How far it is computed stands in ``RowTable``."""
+    """Tokens, status and row of one choice. ``RowTable`` holds how many of its tokens are computed."""
 
     __slots__ = (
         "block_hashes",
@@ -116,7 +116,7 @@ class Sequence:
         """Make ``block_hashes`` cover the whole blocks of the first ``num_tokens`` tokens. No-op if
         unshared."""
         root, num_blocks = self.request.root, num_tokens // block_size
-        if not self.block_hashes:  # a sibling's prompt is this one's
+        if not self.block_hashes:  # siblings have the same prompt
             self.block_hashes = self.request.sequences[0].block_hashes[: self.num_prompt // block_size]
         start = len(self.block_hashes) * block_size
         if root is None or start >= num_blocks * block_size:

@@ -1,4 +1,4 @@
-"""What crosses the engine's two boundaries, and nothing else.
+"""The messages across the engine's two boundaries.
 
 Towards the client: ``GenerateRequest`` in, ``TokenChunk``s out, bundled as one ``StepOutputs`` message a
 step. Towards the device: ``StepPlan`` in, ``StepResult`` out, through the ``Executor`` protocol.
@@ -32,7 +32,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20  # alternatives at each position
 
-# ``TokenChunk.error`` of a request that left itself nothing to sample: its fault, not the engine's.
+# ``TokenChunk.error`` of a request whose own constraints forbid every token. Not an engine failure.
 ALL_FORBIDDEN = "every token was forbidden by the request's own constraints (grammar, allowed ids, bad words)"
 
 
@@ -52,7 +52,7 @@ class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that are never completed
     min_tokens: int = 0  # no stop id is sampled before this many output tokens
     max_tokens: int | None = None  # None: up to max_model_len
     ignore_eos: bool = False  # the model's own stop ids do not stop; ``stop_token_ids`` still do
@@ -60,8 +60,8 @@ class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     seed: int | None = None  # None: drawn by the engine. Choice ``i`` of n uses ``seed + i``.
     logprobs: int | None = None  # top alternatives per sampled token (0: the sampled one only)
     prompt_logprobs: int | None = None  # the same for each prompt token but the first
-    # What the output must be, as the grammar service reads it; "": anything. The last ``grammar_context``
-    # prompt tokens already belong to it (a turn that goes on after a break).
+    # Grammar of the output, in the grammar service's form; "": no constraint. The last ``grammar_context``
+    # prompt tokens are already part of the output (a turn that continues).
     grammar: str = ""
     grammar_context: int = 0
 
@@ -98,7 +98,7 @@ class ChunkTimings(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenChunk(msgspec.Struct, array_like=True, gc=False):
-    """New tokens of one choice. The final chunk carries ``finish_reason``; it may carry no tokens.
+    """New tokens of one choice. The final chunk carries ``finish_reason`` and may have no tokens.
 
     ``token_ids`` includes the stop token that ended the choice (its id is also ``stop_token_id``), so
     that the harmony parser sees the terminator. ``num_cached_tokens``/``prompt_logprobs`` come with the
@@ -119,7 +119,7 @@ class TokenChunk(msgspec.Struct, array_like=True, gc=False):
 
 
 class EngineStats(msgspec.Struct, array_like=True):
-    """A snapshot after a step. Gauges as they are; counters count since the engine process started."""
+    """A snapshot after a step: gauges, and counters since the engine process started."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -133,16 +133,18 @@ class EngineStats(msgspec.Struct, array_like=True):
     num_steps: int = 0
     last_step_tokens: int = 0
     last_step_seconds: float = 0.0
-    num_deferred: int = 0  # of those that wait: for a grammar, or for a sibling to compute their prompt
-    # Of ``prompt_tokens``: those whose keys and values were there, and, beyond these, those that were there
-    # but had to be computed again, because the last token's logits are needed.
+    num_deferred: int = (
+        0  # waiting requests that wait for a grammar, or for a sibling to compute their prompt
+    )
+    # Of ``prompt_tokens``: those whose keys and values were cached, and, not counted among these, those that
+    # were cached but recomputed because the last token's logits are needed.
     cached_prompt_tokens: int = 0
     recomputed_prompt_tokens: int = 0
-    num_corrupted: int = 0  # sequences that ended because their logits were no numbers
+    num_corrupted: int = 0  # sequences that ended because their logits were not finite
 
 
 class StepOutputs(msgspec.Struct, array_like=True):
-    """One message a step: every row's new tokens of one client, and the stats."""
+    """One message a step: the new tokens of one client's requests, and the stats."""
 
     chunks: list[TokenChunk]
     stats: EngineStats
@@ -160,7 +162,7 @@ class CacheGroup(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Everything the scheduler must know, as numbers. Built once, after the device was measured."""
+    """The numbers that the scheduler works with. Built once, after the device was measured."""
 
     num_blocks: int
     block_size: int
@@ -173,7 +175,7 @@ class EngineLimits:
     async_scheduling: bool = False  # the next step is planned before the last one's result is read
     eos_token_ids: tuple[int, ...] = (200002, 199999, 200012)
     vocab_size: int = 201088
-    seed: int = 0  # from which the seeds of unseeded requests are drawn
+    seed: int = 0  # source of the seeds of requests that name none
     prompt_delay: float = 0.0  # seconds that prompts may add to a step of running streams; 0: no bound
     max_prompt_delay: float = 0.0  # the same where many prompts wait; at least prompt_delay
     least_chunk: int = 1  # tokens that such a step computes of a prompt, however long they take
@@ -181,7 +183,7 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class RowStart:
-    """A sequence takes a row of the device buffers: on admission, and again after a preemption.
+    """Assigns a row of the device buffers to a sequence: on admission, and again after a preemption.
 
     ``token_ids`` holds prompt and earlier output, for penalties, bad words and min_tokens; the plan's
     ``token_ids`` are what is computed.
@@ -215,7 +217,7 @@ class StepPlan:
     append_group: IntArray  # [A] CacheGroup
     append_index: IntArray  # [A] logical block: position // block_size
     append_block: IntArray  # [A] block id in the pool
-    prompt_logprob_rows: frozenset[int] = field(default_factory=frozenset)  # rows that want them now
+    prompt_logprob_rows: frozenset[int] = field(default_factory=frozenset)  # rows that need them in this step
 
     @property
     def num_tokens(self) -> int:
@@ -233,30 +235,31 @@ class StepResult:
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # Entry -> one per computed prompt token: the logprob of the *next* prompt token at that position.
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    # Entry -> why it gave no token although its plan asked for one: that sequence ends, the others go on.
+    # Entry -> why it has no token although the plan asked for one. That sequence ends, the others go on.
     errors: dict[int, str] = field(default_factory=dict)
-    # Those of ``errors`` whose logits were sound: what the request itself forbids left no token.
+    # Entries of ``errors`` whose logits were finite: the request's own constraints left no token.
     forbidden: frozenset[int] = frozenset()
-    seconds: float = 0.0  # how long the device was at it; 0: not measured
+    seconds: float = 0.0  # how long the device worked on it; 0: not measured
 
 
 class GrammarService(Protocol):
-    """Compiles grammars beside the steps. The rows' masks are the executor's own business."""
+    """Compiles grammars while steps run. The executor makes the rows' masks."""
 
     def prepare(self, sampling: SamplingSpec, context: Sequence[int]) -> Future[str | None]:
-        """Make ``sampling.grammar`` ready for rows that start; ``context``: the tokens that it begins with.
+        """Compile ``sampling.grammar`` for rows that start. ``context``: the tokens that the output begins
+        with.
 
-        The result is None, or why the request cannot be served. Never raises.
+        The result is None, or the reason why the request cannot be served. Never raises.
         """
         ...
 
     def close(self) -> None:
-        """Let its threads end."""
+        """End its threads."""
         ...
 
 
 class StepHandle(Protocol):
-    """A step that has been handed to the device."""
+    """A step that is running on the device, or has run."""
 
     def result(self) -> StepResult:
         """Wait for the device. Raises ``EngineError`` if the step failed."""
@@ -264,17 +267,17 @@ class StepHandle(Protocol):
 
 
 class Executor(Protocol):
-    """Owns the device side. One local implementation; a multi-rank one has the same face.
-
-    ``execute`` returns as soon as the work is enqueued, so that the next plan can be made meanwhile;
-    results are collected in the order of execution.
+    """Owns the device. ``execute`` returns as soon as the work is enqueued, so that the next plan can be made
+    meanwhile. Results are collected in the order of execution.
     """
 
     def execute(self, plan: StepPlan) -> StepHandle: ...
 
     def use_idle_time(self) -> bool:
-        """Do a piece of what can be done before it is needed; False: there is nothing. Called between steps
-        when no request is there. Raises ``EngineError``."""
+        """Prepare one thing before it is needed. Returns False if nothing is left to prepare.
+
+        Called between steps while there are no requests. Raises ``EngineError``.
+        """
         ...
 
     def shutdown(self) -> None: ...

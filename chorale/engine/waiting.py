@@ -1,4 +1,4 @@
-"""WaitingQueue: sequences without a row, best key first. Removal is lazy, so that an abort is O(1)."""
+"""WaitingQueue: sequences that wait for a row, best key first. Removal is lazy, so an abort is O(1)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def is_live(entry: Entry) -> bool:
 
 
 class WaitingQueue:
-    """A heap of WAITING sequences. One that ended while it waited is skipped when it surfaces."""
+    """A heap of WAITING sequences. Sequences that ended while they waited are skipped at the top."""
 
     __slots__ = ("_heap", "_num_dead", "_num_live")
 
@@ -38,13 +38,16 @@ class WaitingQueue:
         return self._heap[0][1] if self._heap else None
 
     def pop(self) -> Sequence:
-        """Take out the sequence that ``head`` named."""
+        """Remove and return the sequence that ``head`` returned."""
         self._num_live -= 1
         return heapq.heappop(self._heap)[1]
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence, which is WAITING, is about to end. Its entry stays in the heap until it surfaces,
-        or until such entries are the majority: clients that come and go must not fill the memory."""
+        """Drop a WAITING sequence that is about to end.
+
+        Its entry stays in the heap until it reaches the top or such entries are the majority, so that clients
+        that come and go do not fill the memory.
+        """
         self._num_live -= 1
         self._num_dead += 1
         if self._num_dead > self._num_live + 16:

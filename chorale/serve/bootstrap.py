@@ -1,7 +1,7 @@
-"""How a child process of the server starts and how its life is tied to its parent's.
+"""How a child process of the server starts, and how it ends with its parent.
 
-The configuration comes as msgpack on stdin: never in argv, where every user of the machine can read it.
-Children are found by nobody: their sockets are in a directory that only this user can enter.
+The configuration comes as msgpack on standard input, never in argv, which every user of the machine can read.
+Sockets live in a directory with mode 0700, so no other user can connect.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from chorale.folders import Folder, folder_for_sockets
 from chorale.processes import die_with_parent
 from chorale.serve import logs
 
-# Exit codes, after sysexits.h where it has a name for it.
+# Exit codes; from sysexits.h where it defines one.
 EXIT_OK = 0
-EXIT_FAILED = 1  # gave up after repeated deaths, or the HTTP server failed
-EXIT_CONFIG = 2  # what the operator asked for cannot run; trying again would not help
+EXIT_FAILED = 1  # gave up after repeated crashes, or the HTTP server failed
+EXIT_CONFIG = 2  # the configuration cannot run; a restart would not help
 EXIT_STEP = 70  # EX_SOFTWARE: an engine step raised
-SECRET_VARIABLES = ("CHORALE_API_KEY", "VLLM_API_KEY")  # no child has a use for them
-# Keys of search services: the HTTP processes use them, the engine does not.
+SECRET_VARIABLES = ("CHORALE_API_KEY", "VLLM_API_KEY")  # removed from every child's environment
+# Keys of search services, for the HTTP processes only.
 TOOL_KEY_VARIABLES = (
     "EXA_API_KEY",
     "YDC_API_KEY",
@@ -49,7 +49,7 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig
     parent_pid: int
     heartbeat_interval: float = 0.2
-    client_timeout: float = 10.0  # a client silent for so long has its requests aborted
+    client_timeout: float = 10.0  # requests of a client that is silent for this long are aborted
     log_level: str = "info"
 
 
@@ -62,23 +62,23 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
     api_key_hashes: tuple[bytes, ...]
     socket_fds: tuple[int, ...]
     parent_pid: int
-    process: int = 0  # which of the API processes this is
+    process: int = 0  # index of this API process
 
 
 class Failure(msgspec.Struct, frozen=True):
     """Why an engine process ended, left in ``directory`` for the supervisor."""
 
     message: str
-    deterministic: bool  # starting again would fail again
+    deterministic: bool  # a restart would fail again
 
 
 StartT = TypeVar("StartT", EngineStart, ApiStart)
 
 
 def read_start(stream: BinaryIO, type_: type[StartT]) -> StartT:
-    """What the parent wrote; from here on this process ends with it.
+    """Read what the parent wrote, and end this process when the parent ends.
 
-    Raises ``msgspec.DecodeError`` if the parent wrote something else.
+    Raises ``msgspec.DecodeError`` if the message is not a ``type_``.
     """
     start = msgspec.msgpack.decode(stream.read(), type=type_)
     die_with_parent(start.parent_pid)
@@ -86,19 +86,19 @@ def read_start(stream: BinaryIO, type_: type[StartT]) -> StartT:
 
 
 def make_directory() -> Folder:
-    """A new private folder for the sockets, where their paths are short enough.
+    """Make a private folder for the sockets, where their paths are short enough.
 
-    Folders that killed servers have left are removed. Raises ``ConfigError`` if no place will do.
+    Removes the folders of killed servers. Raises ``ConfigError`` if no directory is suitable.
     """
     places = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")
     folder = folder_for_sockets(places, "engine")
     if folder is not None:
         return folder
-    raise ConfigError("no directory for the engine's sockets: set TMPDIR to a short path that is writable")
+    raise ConfigError("no directory for the engine's sockets: set TMPDIR to a short, writable path")
 
 
 def check_directory(directory: str | Path) -> None:
-    """Refuse to put sockets where another user could reach them."""
+    """Raises ``ConfigError`` if another user could reach sockets in ``directory``."""
     status = os.stat(directory)
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
         raise ConfigError(f"{directory} must belong to this user and have mode 0700")
@@ -112,7 +112,7 @@ def write_failure(directory: str | Path, failure: Failure) -> None:
 
 
 def take_failure(directory: str | Path) -> Failure | None:
-    """The last engine's reason, if it left one; removed, so that it is read once."""
+    """Return and remove the reason that the last engine process left, if any."""
     path = Path(directory) / FAILURE_FILE
     try:
         data = path.read_bytes()
@@ -123,13 +123,13 @@ def take_failure(directory: str | Path) -> Failure | None:
 
 
 def configure_logging(level: str, name: str) -> None:
-    """Lines on stderr, which a child shares with its parent."""
+    """Log lines to stderr, which a child shares with its parent."""
     form = f"%(asctime)s %(levelname)s {name}[{os.getpid()}] %(name)s: %(message)s"
     logs.configure_logging(level, form)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where the platform has it; None means asyncio's own, which runs the same code."""
+    """Return uvloop's loop factory where it is installed, else None for asyncio's own."""
     try:
         import uvloop
     except ImportError:
@@ -138,5 +138,5 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def inherited_sockets(fds: tuple[int, ...]) -> list[socket.socket]:
-    """The listening sockets behind inherited descriptors; family and type are read from the kernel."""
+    """Return the listening sockets of inherited descriptors; the kernel knows their family and type."""
     return [socket.socket(fileno=fd) for fd in fds]

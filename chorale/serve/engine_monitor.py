@@ -37,18 +37,21 @@ OnStatus = Callable[[EngineStatus, EngineInfo | None], None]
 
 
 async def spawn(command: Sequence[str], start: msgspec.Struct, *, pass_fds: Sequence[int] = ()) -> Process:
-    """Start a child of ours and hand it ``start`` on stdin. It has its own session: a terminal's Ctrl-C
-    reaches the supervisor only. API keys are not left in its environment."""
+    """Start a child process and send it ``start`` on standard input.
+
+    It has its own session, so a terminal's Ctrl-C reaches only the supervisor. API keys are removed from its
+    environment.
+    """
     hidden = SECRET_VARIABLES + (TOOL_KEY_VARIABLES if isinstance(start, EngineStart) else ())
     environment = {k: v for k, v in os.environ.items() if k not in hidden}
-    # OpenMP's waiting threads must sleep: spinning, they take the core of the HTTP side.
+    # OpenMP's waiting threads must sleep: spinning threads would take the core of the HTTP side.
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     process = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, env=environment, start_new_session=True, pass_fds=tuple(pass_fds)
     )
     stdin = process.stdin
     if stdin is not None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: seen by whoever waits
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has exited, which the caller notices when it waits
             stdin.write(msgspec.msgpack.encode(start))
             await stdin.drain()
         stdin.close()
@@ -70,7 +73,7 @@ async def end(process: Process, grace: float) -> int:
 
 
 class EngineMonitor:
-    """One engine process at a time. ``run`` returns the exit code once stopped, or once it has given up."""
+    """Keeps one engine process running. ``run`` returns the exit code when stopped or after giving up."""
 
     def __init__(
         self,
@@ -103,13 +106,13 @@ class EngineMonitor:
             failure = take_failure(self._start.directory)
             if failure is None:
                 failure = Failure(hang_reason or f"the engine process {_manner(code)}", deterministic=False)
-            if failure.deterministic:  # the operator's own mistake: told once, by whoever shows the status
+            if failure.deterministic:  # a configuration error, which the status reports
                 return self._give_up(failure, EXIT_CONFIG)
             log.error("%s", failure.message)
             delay = self._restart_policy.add(time.monotonic(), was_ready=self._was_ready)
             if delay is None:
                 return self._give_up(failure, EXIT_FAILED)
-            self._last = None  # every death is told, also one that is like the last
+            self._last = None  # report every crash, even one like the last
             self._report_status(
                 EngineStatus("dead", message=f"{failure.message}; restarting in {delay:.1f} s")
             )

@@ -46,7 +46,7 @@ from chorale.serve.engine_socket import EngineServerSocket
 from chorale.serve.heartbeat import HeartbeatThread
 
 log = logging.getLogger(__name__)
-_NVIDIA = "/dev/nvidiactl"  # there is a driver, and so perhaps a GPU
+_NVIDIA = "/dev/nvidiactl"  # exists where an NVIDIA driver is loaded
 
 Build = Callable[[EngineConfig, Progress], tuple[Core, EngineInfo]]
 
@@ -121,9 +121,9 @@ class EngineInbox:
 
 
 def run_engine_process(start: EngineStart, build: Build) -> int:
-    """Load with ``build``, serve until SIGTERM, return the exit code. Runs in the process's main thread."""
+    """Load with ``build``, serve until SIGTERM, and return the exit code. Runs in the main thread."""
     configure_logging(start.log_level, "engine")
-    # SIGUSR1: the supervisor asks a hung engine where it is. A terminal's signals are the supervisor's.
+    # SIGUSR1 makes a hung engine dump its stacks. The supervisor handles a terminal's signals.
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
     check_directory(start.directory)
     engine_id = uuid.uuid4().hex[:16]
@@ -170,7 +170,7 @@ def _serve(
     try:
         run_engine_loop(core, inbox)
     except Exception as error:
-        log.exception("a step failed: the engine process ends")
+        log.exception("a step failed; the engine process ends")
         message = f"the engine failed ({type(error).__name__})"
         write_failure(start.directory, Failure(f"{message}: {error}", deterministic=False))
         server_socket.announce_failure(message)
@@ -185,14 +185,16 @@ def _serve(
 
 
 def open_cuda() -> None:
-    """Start the driver and the context that torch will use, while torch is imported. Best effort."""
+    """Initialise the driver and torch's CUDA context while torch is being imported. Best effort."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return  # no NVIDIA GPU
     context = ctypes.c_void_p()
     if driver.cuInit(0) == 0:
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)  # never released: torch's life is ours
+        driver.cuDevicePrimaryCtxRetain(
+            ctypes.byref(context), 0
+        )  # never released: torch uses it until this process ends
 
 
 def main() -> int:

@@ -1,5 +1,4 @@
-"""EngineServerSocket: the engine's side of the socket. Who is connected, who owns which request, who gets
-what."""
+"""EngineServerSocket: the engine's end of the socket: connected clients, owners of requests, delivery."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ FAILURE_LINGER_MS = 500
 
 
 class _Owner:
-    """One request in the engine: whose it is, and how many of its choices have not ended."""
+    """One request in the engine: its client, and how many of its choices have not ended."""
 
     __slots__ = ("client", "num_open")
 
@@ -37,7 +36,7 @@ class _Owner:
 
 
 class EngineServerSocket:
-    """Owns the ROUTER. Main thread only. ``on_orphans`` gets the requests of a client that has vanished."""
+    """Owns the ROUTER. Main thread only. ``on_orphans`` is called with the requests of a vanished client."""
 
     def __init__(
         self,
@@ -53,8 +52,8 @@ class EngineServerSocket:
         self._on_orphans, self._clock = on_orphans, clock
         self._context = zmq.Context()
         self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that died raises
-        self._router.setsockopt(zmq.SNDHWM, 0)  # a slow client must not hold up the step of the others
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a vanished client raises
+        self._router.setsockopt(zmq.SNDHWM, 0)  # a slow client must not delay the others' steps
         self._router.setsockopt(zmq.RCVHWM, 0)
         self._router.setsockopt(zmq.LINGER, FAILURE_LINGER_MS)
         self._router.bind(engine_address(directory))
@@ -68,27 +67,27 @@ class EngineServerSocket:
     # ------------------------------------------------------------------ in
 
     def wait(self, timeout: float) -> None:
-        """Block until a message or a signal comes, ``timeout`` seconds at most."""
+        """Block until a message or a signal arrives, for at most ``timeout`` seconds."""
         self._poller.poll(round(timeout * 1000))
 
     def receive(self) -> Iterator[tuple[bytes, ToEngine]]:
-        """Everything that has arrived, with its sender."""
+        """Yield every message that has arrived, with its sender."""
         while True:
             try:
                 client, data = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             except ValueError:
-                log.error("dropped a message that has not two parts")
+                log.error("dropped a message that does not have two parts")
                 continue
             self._last_seen[client] = self._clock()
             try:
                 yield client, decode_to_engine(data)
             except DECODE_ERRORS as error:
-                log.error("dropped a client's message that does not decode: %s", error)
+                log.error("dropped a client's message that cannot be decoded: %s", error)
 
     def own(self, client: bytes, request_id: str, num_choices: int) -> bool:
-        """Note whose request it is. False: the id is taken by a request in flight."""
+        """Record the client of a request. Returns False if a request in flight has the same id."""
         if request_id in self._owners:
             return False
         self._owners[request_id] = _Owner(client, num_choices)
@@ -99,14 +98,14 @@ class EngineServerSocket:
         return owner is not None and owner.client == client
 
     def disown(self, client: bytes, request_id: str) -> bool:
-        """Forget a request; later chunks of it go nowhere. False: not this client's."""
+        """Forget a request and drop its later chunks. Returns False if it is not this client's."""
         if not self.owns(client, request_id):
             return False
         del self._owners[request_id]
         return True
 
     def drop(self, client: bytes) -> None:
-        """The client has left or died."""
+        """Forget a client that has disconnected or vanished, and its requests."""
         self._last_seen.pop(client, None)
         orphans = [request_id for request_id, owner in self._owners.items() if owner.client == client]
         for request_id in orphans:
@@ -115,12 +114,13 @@ class EngineServerSocket:
             self._on_orphans(orphans)
 
     def expire_silent_clients(self) -> None:
-        """Call after ``receive``: pings that came during a long step count as signs of life."""
+        """Drop clients that were silent for too long. Call after ``receive``, which reads the pings of a long
+        step."""
         oldest = self._clock() - self._client_timeout
         for client in [client for client, seen in self._last_seen.items() if seen < oldest]:
             message = f"the server process was silent for {self._client_timeout:.0f} s"
             log.warning("%s: its requests are aborted", message)
-            # It may only have been stopped for a while, and would wait for their tokens for ever.
+            # If it was only suspended, it would otherwise wait for these tokens for ever.
             self._send(client, ClientExpired(self._engine_id, message))
             self.drop(client)
 
@@ -148,7 +148,7 @@ class EngineServerSocket:
         return parts
 
     def refuse(self, client: bytes, request: GenerateRequest, reason: str, stats: EngineStats) -> None:
-        """End a request that the engine did not take: an error for each choice."""
+        """End a request that the engine did not accept, with an error for each choice."""
         chunks = [
             TokenChunk(request.request_id, index, [], finish_reason="error", error=reason)
             for index in range(request.sampling.n)
@@ -156,7 +156,7 @@ class EngineServerSocket:
         self._send(client, StepMessage(self._engine_id, StepOutputs(chunks, stats)))
 
     def announce_failure(self, message: str) -> None:
-        """Tell every client that this engine ends now."""
+        """Report to every client that this engine ends."""
         for client in list(self._last_seen):
             self._send(client, EngineFailed(self._engine_id, message))
 
@@ -164,7 +164,7 @@ class EngineServerSocket:
         try:
             self._router.send_multipart([client, encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            log.warning("a client is gone (%s): its requests are aborted", error)
+            log.warning("a client has disconnected (%s): its requests are aborted", error)
             self.drop(client)
 
     def close(self) -> None:

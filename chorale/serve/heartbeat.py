@@ -1,7 +1,8 @@
-"""HeartbeatThread: the thread of the engine process that beats, whatever the main thread is doing.
+"""HeartbeatThread: sends heartbeats from the engine process, whatever its main thread is doing.
 
-A beat carries how long the current step has been running. So a step that hangs is seen, while one that is
-merely long (and releases the interpreter lock, as device work does) is not mistaken for a dead process.
+A heartbeat carries how long the current step has been running. A step that hangs is therefore noticed, while
+a step that is merely long (and releases the interpreter lock, as device work does) does not look like a dead
+process.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from chorale.processes import parent_is_alive
 from chorale.serve.bootstrap import EXIT_FAILED
 
 NUM_STEPS_REMEMBERED = 1024
-MIN_GAP = 0.02  # seconds between beats, however fast the progress moves
+MIN_GAP = 0.02  # least seconds between heartbeats, however fast the progress changes
 LAST_HEARTBEAT_LINGER_MS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class _Public:
-    """The part of a beat that the main thread sets; replaced as a whole, so the thread needs no lock."""
+    """The part of a heartbeat that the main thread sets. It is replaced as a whole, so no lock is needed."""
 
     state: str = "loading"
     phase: str = "start"
@@ -37,7 +38,7 @@ class _Public:
 
 
 class HeartbeatThread:
-    """Owns the PUB socket. The main thread only assigns plain attributes, which is atomic."""
+    """Owns the PUB socket. The main thread only assigns attributes, which is atomic."""
 
     def __init__(self, directory: str, engine_id: str, interval: float, parent_pid: int) -> None:
         self._address = heartbeat_address(directory)
@@ -79,7 +80,7 @@ class HeartbeatThread:
         self._step_started = None
 
     def stop(self) -> None:
-        """One last beat, then the end of the thread."""
+        """Send a last heartbeat and end the thread."""
         self._stopping = True
         self._wake.set()
         self._thread.join()
@@ -92,7 +93,7 @@ class HeartbeatThread:
         while not self._stopping:
             socket.send(encode(self._heartbeat()))
             if not parent_is_alive(self._parent_pid):
-                os._exit(EXIT_FAILED)  # the main thread may be inside a step that never ends
+                os._exit(EXIT_FAILED)  # the main thread may be in a step that never ends
             self._wake.wait(self._interval)
             self._wake.clear()
             time.sleep(MIN_GAP)

@@ -25,33 +25,33 @@ from chorale.serve.watch import RestartPolicy, WatchLimits
 
 log = logging.getLogger(__name__)
 API_COMMAND = (sys.executable, "-m", "chorale.serve.api_process")
-SETTLED = 10.0  # seconds after which an API process has surely been ready
-CUT_GRACE = 5.0  # seconds that an API process gets, once told to cut what is running
+SETTLED = 10.0  # seconds after which an API process counts as having been ready
+CUT_GRACE = 5.0  # seconds that an API process has to cut running requests
 
 
 class HttpFrontend(Protocol):
-    """``run`` serves until drained; raises what made it fail. The drain is that of ``api.server``."""
+    """``run`` serves until drained, and raises what made it fail."""
 
     async def run(self) -> None: ...
 
     def drain(self) -> None:
-        """Once: let what is running finish. Twice: cut it. May be called again at any time."""
+        """First call: let running requests finish. Second call: cut them."""
         ...
 
     def fail(self, message: str) -> None:
-        """The engine will not come back."""
+        """Report that no engine will be started again."""
         ...
 
 
 class InProcessFrontend:
-    """The HTTP server on the supervisor's own event loop. It listens for signals itself: ``stop``."""
+    """The HTTP server on the supervisor's event loop. It handles signals itself, through ``stop``."""
 
     def __init__(self, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
         self._start, self._sockets, self._stop = start, sockets, stop
         self._client: RemoteClient | None = None
 
     async def run(self) -> None:
-        # Here, because the engine process has been spawned by now: it starts while this one imports.
+        # Imported here, so that the engine process starts meanwhile.
         http = await asyncio.to_thread(importlib.import_module, "chorale.serve.http")
         self._client = client = http.make_client(self._start)
         client.start()
@@ -61,7 +61,7 @@ class InProcessFrontend:
             await client.close()
 
     def drain(self) -> None:
-        """Nothing to do: the supervisor's ``stop`` is the server's own."""
+        """Does nothing: the supervisor and the server share ``stop``."""
 
     def fail(self, message: str) -> None:
         if self._client is not None:
@@ -69,7 +69,7 @@ class InProcessFrontend:
 
 
 class MultiProcessFrontend:
-    """N API processes. Each connects to the engine itself; one that dies is started again."""
+    """N API processes. Each connects to the engine itself; one that exits is restarted."""
 
     def __init__(
         self,
@@ -107,12 +107,12 @@ class MultiProcessFrontend:
             if self._num_drains:
                 return
             log.error("API process %d ended with code %d", process.pid, code)
-            if code == EXIT_CONFIG:  # it has said why, and would again
-                raise ConfigError("an API process cannot run as it is configured")
+            if code == EXIT_CONFIG:  # it has logged the reason; a restart would fail again
+                raise ConfigError("an API process cannot run with this configuration")
             now = time.monotonic()
             delay = self._restart_policy.add(now, was_ready=now - started > SETTLED)
             if delay is None:
-                raise ChoraleError("the API processes died too often")
+                raise ChoraleError("the API processes crashed too often")
             await asyncio.sleep(delay)
 
     def drain(self) -> None:
@@ -121,7 +121,7 @@ class MultiProcessFrontend:
             self._terminate(process)
 
     def fail(self, message: str) -> None:
-        """The processes have seen the engine's end themselves; they are about to be stopped."""
+        """Does nothing: the processes notice the engine's end themselves and are about to be stopped."""
 
     @staticmethod
     def _terminate(process: Process) -> None:
@@ -138,7 +138,7 @@ def make_frontend(
 
 
 def share(sockets: list[socket.socket]) -> tuple[int, ...]:
-    """Descriptors that children may inherit."""
+    """Make the sockets inheritable and return their descriptors."""
     for listener in sockets:
         os.set_inheritable(listener.fileno(), True)
     return tuple(listener.fileno() for listener in sockets)

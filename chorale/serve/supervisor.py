@@ -1,10 +1,10 @@
 """The supervisor: the process that the operator started, above the engine process and the HTTP side.
 
-    supervisor ──spawns──► engine process          (watched by its beats, restarted with back-off)
+    supervisor ──spawns──► engine process          (watched by its heartbeats, restarted with back-off)
         └─ HTTP server in this process, or ──spawns──► N API processes on one listening socket
 
 ``run`` is called by the command line and returns the process's exit code: 0 after a drain, 1 when it gave up,
-2 when what was asked for cannot run.
+2 when the configuration cannot run.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from chorale.serve.http_frontend import CUT_GRACE, make_frontend, share
 from chorale.serve.watch import WatchLimits
 
 log = logging.getLogger(__name__)
-FAILURE_SHOWN = 0.5  # seconds in which clients still get their error, after the engine failed for good
+FAILURE_SHOWN = 0.5  # seconds in which clients can still read the error after the engine has failed for good
 DRAIN_SLACK = 10.0  # the server's grace for balancers, and its time to write terminal events
 ENGINE_STOP_SLACK = 2.0  # beyond the engine's own grace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callbacks:
-    """What the command line wants to hear; called on the supervisor's event loop, so they must not block."""
+    """Callbacks for the command line, called on the supervisor's event loop. They must not block."""
 
     on_status: OnStatus | None = None  # (EngineStatus, EngineInfo | None) at each change
     on_listening: Callable[[list[socket.socket]], None] | None = None
@@ -60,11 +60,11 @@ def run(
     limits: WatchLimits | None = None,
     engine_command: Sequence[str] = ENGINE_COMMAND,
 ) -> int:
-    """Serve until a stop signal or failure; the exit code. Must be called in the main thread.
+    """Serve until a stop signal or a failure, and return the exit code. Call in the main thread.
 
-    ``api_key_hashes``: ``auth.hash_key`` of each key; the keys themselves go nowhere. ``on_status`` hears of
-    loading progress, of "ready" with the ``EngineInfo``, of deaths, and of "failed" with the message that the
-    operator needs. Raises ``ConfigError`` if the address cannot be listened on.
+    ``api_key_hashes``: ``auth.hash_key`` of each key; the keys themselves stay here. ``on_status`` is called
+    with the progress of loading, with "ready" and the ``EngineInfo``, after crashes, and with "failed" and
+    the message for the operator. Raises ``ConfigError`` if the address cannot be listened on.
     """
     settle_signals()
     sockets = bind_sockets(server_config)
@@ -110,7 +110,7 @@ def _starts(
 
 
 class Supervisor:
-    """One run of the server. ``run`` starts both sides and ends both, in every case."""
+    """One run of the server. ``run`` starts the engine and the HTTP side, and always ends both."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Supervisor:
         return code
 
     async def _verdict(self, engine: asyncio.Task[int], frontend: asyncio.Task[None]) -> int:
-        """The exit code, from what ended first."""
+        """Return the exit code, by what ended first."""
         if self._stop.asked.is_set():
             return EXIT_OK
         if not engine.done():
@@ -162,16 +162,16 @@ class Supervisor:
             return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
         error = engine.exception()
         if error is not None:
-            log.error("the engine could not be watched", exc_info=error)
+            log.error("the engine monitor failed", exc_info=error)
         failure = self._engine_monitor.failure
         self._frontend.fail(failure.message if failure is not None else "the engine failed")
         await asyncio.sleep(FAILURE_SHOWN)
         self._stop()
-        self._stop()  # nothing that is running can finish
+        self._stop()  # without an engine, no running request can finish
         return EXIT_FAILED if error is not None else engine.result()
 
     async def _drain(self, frontend: asyncio.Task[None]) -> None:
-        """Let what is running finish, in ``shutdown_timeout`` seconds at most; a second signal cuts it."""
+        """Let running requests finish within ``shutdown_timeout`` seconds; a second signal cuts them."""
         if self._callbacks.on_stopping is not None:
             self._callbacks.on_stopping()
         self._frontend.drain()
@@ -182,7 +182,7 @@ class Supervisor:
         if not frontend.done():
             self._frontend.drain()
             await asyncio.wait([frontend], timeout=CUT_GRACE)
-        self._catch_signals()  # the HTTP server took them, and gave them up when it ended
+        self._catch_signals()  # the HTTP server took them over and released them when it ended
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()

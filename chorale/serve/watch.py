@@ -1,4 +1,4 @@
-"""When is an engine process hung, and when has it died too often? Decisions only, no processes."""
+"""Decides when an engine process hangs and when it has crashed too often. Starts no processes itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chorale.client.wire import Heartbeat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchLimits:
-    """Seconds, counts and factors of the watch. The defaults are for serving; tests shorten them."""
+    """Limits of the engine monitor, times in seconds. The defaults are for serving; tests shorten them."""
 
     heartbeat_timeout: float = (
         5.0  # no beat while serving: the process is stopped, or never gives up its lock
@@ -18,16 +18,20 @@ class WatchLimits:
     loading_heartbeat_timeout: float = 120.0  # importing torch from a cold disk holds the lock for long
     step_timeout: float | None = None  # None: 30 s on an accelerator, 600 s on a CPU (a long prefill chunk)
     step_p99_factor: float = 20.0
-    max_failed_starts: int = 5  # deaths of processes that were never ready: trying on would not help
-    max_deaths: int = 20  # of any kind: something kills every engine, a request that is sent again, say
-    deaths_window: float = 300.0  # in which both are counted
+    max_failed_starts: int = (
+        5  # crashes of processes that were never ready, after which a restart would not help
+    )
+    max_deaths: int = (
+        20  # of any kind: something crashes every engine, for example a request that is sent again
+    )
+    deaths_window: float = 300.0  # window in which both are counted
     backoff: float = 0.1  # before the first restart; doubles with each failed start in the window
     max_backoff: float = 10.0
     kill_grace: float = 5.0  # from SIGTERM to SIGKILL
     dump_grace: float = 0.5  # from the stack dump of a hung engine to SIGKILL
 
     def step_limit(self, beat: Heartbeat) -> float:
-        """How long the current step may run."""
+        """Seconds that the current step may run."""
         floor = self.step_timeout
         if floor is None:
             on_cpu = beat.info is None or beat.info.device.lower().startswith("cpu")
@@ -37,7 +41,7 @@ class WatchLimits:
 
 @dataclass(slots=True)
 class LastHeartbeat:
-    """The last beat of one engine process, and when it came (monotonic seconds)."""
+    """The last heartbeat of one engine process, and its monotonic time."""
 
     limits: WatchLimits
     heard_at: float
@@ -47,7 +51,7 @@ class LastHeartbeat:
         self.beat, self.heard_at = beat, now
 
     def hang_reason(self, now: float) -> str | None:
-        """Why the process counts as hung; None while it is well."""
+        """Return why the process counts as hung, or None if it does not."""
         beat, silence = self.beat, now - self.heard_at
         loading = beat is None or beat.state == "loading"
         limit = self.limits.loading_heartbeat_timeout if loading else self.limits.heartbeat_timeout
@@ -60,9 +64,9 @@ class LastHeartbeat:
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """The deaths in the window; decides between a restart and giving up.
+    """Decides between a restart and giving up, by the crashes in the window.
 
-    A process that never gets ready is a loop that no restart ends. One that was ready had a good start: ten
+    A process that never becomes ready would be restarted for ever. One that was ready had a good start: ten
     kills in as many minutes do not end a server that recovers from each.
     """
 
@@ -70,7 +74,7 @@ class RestartPolicy:
     _deaths: deque[tuple[float, bool]] = field(default_factory=deque)  # when, and whether it was ready
 
     def add(self, now: float, *, was_ready: bool) -> float | None:
-        """Count a death. Returns the seconds to wait before a restart, or None: no restart."""
+        """Count a crash. Returns the seconds to wait before a restart, or None for no restart."""
         limits, deaths = self.limits, self._deaths
         deaths.append((now, was_ready))
         while now - deaths[0][0] > limits.deaths_window:

@@ -110,7 +110,7 @@ def test_the_context_is_the_end_of_the_prompt() -> None:
 def test_an_engine_without_grammars_says_so() -> None:
     core = EngineCore(LIMITS, FakeExecutor(LIMITS, FakeModel(eos_token_ids=())))
     core.add_request(request("r", "g"))
-    assert finished(core) == {"r": "this engine has no grammars"}
+    assert finished(core) == {"r": "this engine does not support grammars"}
 
 
 def test_a_failed_step_ends_held_requests_too() -> None:

@@ -1,10 +1,10 @@
-"""BlockPool: which blocks are free, who holds the others, and which hold a known prefix.
+"""BlockPool: free blocks, reference counts, and the prefix index.
 
 One pool of equal blocks serves both cache groups. Every operation is O(1). A block is in exactly one state:
 
     owned        refs > 0: in that many block tables
     cached-free  refs == 0, in the prefix index: a hit revives it, an allocation may evict it (oldest first)
-    plain-free   refs == 0, holds nothing that anyone could ask for
+    plain-free   refs == 0, not in the prefix index
 
 The pool knows block ids and block_hashes; it never sees tokens or sequences.
 """
@@ -32,7 +32,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that ``allocate`` can give, cached ones included."""
+        """Number of blocks that ``allocate`` can return, cached ones included."""
         return len(self._plain) + len(self._cached)
 
     @property
@@ -43,7 +43,8 @@ class BlockPool:
         return self._refs[block]
 
     def allocate(self) -> int:
-        """A block for new content. The caller has checked ``num_free``; raises KeyError if there is none."""
+        """Return a block for new content. The caller has checked ``num_free``; raises KeyError if none is
+        free."""
         if self._plain:
             block = self._plain.pop()
         else:
@@ -53,13 +54,13 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """One more holder of a block that ``find`` named."""
+        """Add a holder to a block that ``find`` returned."""
         if self._refs[block] == 0:
             del self._cached[block]
         self._refs[block] += 1
 
     def release(self, block: int) -> None:
-        """One holder fewer. The last one's release makes the block the youngest of the free ones."""
+        """Remove a holder. Without holders, the block becomes the youngest free one."""
         refs = self._refs[block] - 1
         if refs < 0:
             raise ValueError(f"block {block} released more often than held")
@@ -74,7 +75,7 @@ class BlockPool:
         return self._index[group].get(block_hash)
 
     def publish(self, group: CacheGroup, block_hash: bytes, block: int) -> None:
-        """Make an owned, fully written block findable.
+        """Add an owned, fully written block to the prefix index.
 
         If another block already holds the same content the index keeps that one: moving it would strand
         the holders' blocks, and both are equally good.
@@ -85,7 +86,7 @@ class BlockPool:
             self._key[block] = (group, block_hash)
 
     def unpublish(self, group: CacheGroup, block_hash: bytes) -> None:
-        """Nobody finds this block any more; its holders keep it. Unknown block_hashes are ignored."""
+        """Remove a block from the prefix index; its holders keep it. Unknown hashes are ignored."""
         block = self._index[group].pop(block_hash, None)
         if block is None:
             return
@@ -95,7 +96,7 @@ class BlockPool:
             self._plain.append(block)
 
     def forget_all(self) -> None:
-        """Empty the prefix index: the device's blocks can no longer be trusted."""
+        """Empty the prefix index, because the device's blocks can no longer be trusted."""
         for index in self._index:
             index.clear()
         self._key = [None] * self.num_blocks

@@ -1,8 +1,8 @@
 """HybridCache: two block tables a sequence over one pool of equal blocks.
 
 Half of the layers attend to everything (FULL), half to the last ``window`` tokens (WINDOW). A sequence
-writes each new token into a block of either group; WINDOW blocks that no later query can see are given back
-as it moves on, and keep their content until they are evicted, so that they can serve prefix hits.
+writes each new token into a block of each group. WINDOW blocks that no later query can see are released as it
+moves on, and keep their content until they are evicted, so that they can serve prefix hits.
 
 Index arithmetic, with ``bs`` the block size and ``W`` the window (a token sees itself and W - 1 before):
 the query at position p reads WINDOW positions [p - (W - 1), p]. Once ``c`` tokens are computed, the next
@@ -36,7 +36,7 @@ class BlockTables:
 
 
 class HybridCache:
-    """All changes to block tables go through here; ``pool`` is the one writer of ids and counts."""
+    """The only writer of block tables; ``pool`` is the only writer of ids and counts."""
 
     __slots__ = ("block_size", "max_window_blocks", "pool", "window")
 
@@ -44,12 +44,12 @@ class HybridCache:
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self.window = window
-        # Blocks that W consecutive positions can touch, in the worst alignment.
+        # Most blocks that W consecutive positions can touch.
         self.max_window_blocks = -(-(window - 1) // block_size) + 1
 
     @property
     def capacity(self) -> int:
-        """Tokens that one sequence can hold when it has the pool to itself and moves a token at a time."""
+        """Tokens that one sequence can hold if it has the pool to itself and grows a token at a time."""
         num_blocks, window_blocks = self.pool.num_blocks, self.max_window_blocks
         full_blocks = num_blocks - window_blocks if num_blocks >= 2 * window_blocks else num_blocks // 2
         return full_blocks * self.block_size
@@ -58,13 +58,13 @@ class HybridCache:
         return -(-num_tokens // self.block_size)
 
     def first_window_block(self, num_computed: int) -> int:
-        """The first logical block that the query at ``num_computed``, or a later one, can see."""
+        """First logical block that the query at ``num_computed``, or a later one, can see."""
         return max(0, num_computed - self.window + 1) // self.block_size
 
     # ------------------------------------------------------------------ prefix hits
 
     def lookup(self, block_hashes: Sequence[bytes]) -> int:
-        """The longest prefix, in blocks, that both groups can serve; ``block_hashes`` bounds it.
+        """Return the length, in blocks, of the longest prefix of ``block_hashes`` that both groups can serve.
 
         FULL must have every block of it, WINDOW those that the query after it can see. The walk down the
         window blocks visits each once: a missing block at i rules out every prefix that needs it, so the
@@ -82,10 +82,10 @@ class HybridCache:
         return end
 
     def blocks_to_admit(self, block_hashes: Sequence[bytes], hit: int, num_tokens: int) -> int:
-        """Free blocks that a sequence of ``num_tokens`` takes after a hit of ``hit`` blocks.
+        """Free blocks that a sequence of ``num_tokens`` needs after a hit of ``hit`` blocks.
 
-        Counts FULL blocks for all of it, the WINDOW blocks it ends up with, and blocks of the hit that nobody
-        holds now (they leave the free list when they are shared).
+        Counts FULL blocks for all tokens, the WINDOW blocks held at the end, and blocks of the hit that no
+        sequence holds now, because they leave the free list when they are shared.
         """
         full = self.blocks_for(num_tokens)
         first = self.first_window_block(hit * self.block_size)
@@ -101,7 +101,7 @@ class HybridCache:
         return full - hit + window + idle
 
     def attach_prefix(self, blocks: BlockTables, block_hashes: Sequence[bytes], hit: int) -> None:
-        """Take a share of the blocks of a hit that ``lookup`` found."""
+        """Attach the blocks of a hit that ``lookup`` found to a sequence's tables."""
         blocks.window_start = self.first_window_block(hit * self.block_size)
         blocks.num_published = hit
         for index in range(hit):
@@ -118,7 +118,7 @@ class HybridCache:
     # ------------------------------------------------------------------ growth and release
 
     def room(self, blocks: BlockTables, num_computed: int) -> int:
-        """New tokens that fit in the sequence's own blocks and the free ones."""
+        """Number of new tokens that fit in the sequence's own blocks and the free ones."""
         slack = len(blocks.full) * self.block_size - num_computed
         return slack + self.pool.num_free // 2 * self.block_size
 
@@ -135,10 +135,10 @@ class HybridCache:
         return first
 
     def commit(self, blocks: BlockTables, num_computed: int, block_hashes: Sequence[bytes]) -> None:
-        """``num_computed`` tokens are really in the cache now: publish whole blocks, free unseen ones.
+        """Publish the whole blocks of the first ``num_computed`` tokens, which are in the cache now, and
+        release window blocks that are no longer visible.
 
-        ``block_hashes`` covers the whole blocks, or is empty for a sequence whose blocks are not to be
-        shared.
+        ``block_hashes`` covers the whole blocks; it is empty for a sequence whose blocks are not shared.
         """
         publish, start = self.pool.publish, blocks.window_start
         for index in range(blocks.num_published, min(len(block_hashes), num_computed // self.block_size)):
@@ -154,14 +154,14 @@ class HybridCache:
             blocks.window_start = start + unseen
 
     def invalidate(self, block_hashes: Sequence[bytes]) -> None:
-        """Take the blocks of a prefix out of the index, whoever wrote them and whoever holds them."""
+        """Remove the blocks of a prefix from the index, whichever sequence wrote or holds them."""
         for group in CacheGroup:
             for block_hash in block_hashes:
                 self.pool.unpublish(group, block_hash)
 
     def release(self, blocks: BlockTables) -> None:
-        """Give everything back. Last blocks first: they become the oldest of the free ones, so a prefix is
-        evicted from its end, where fewer requests share it."""
+        """Release all blocks, the last ones first: these become the oldest free blocks, so a prefix is
+        evicted from its end, which fewer requests share."""
         for table in (blocks.window, blocks.full):
             for block in reversed(table):
                 self.pool.release(block)
