@@ -17,7 +17,7 @@ from chorale.engine.types import MAX_LOGPROBS, EngineStats, GenerateRequest, Tok
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine tells its clients once it is ready."""
+    """Facts about the engine, sent to its clients once it is ready."""
 
     model: str  # folder or hub id that was loaded
     revision: str | None = None

@@ -5,7 +5,7 @@ Two unix sockets in one private directory (mode 0700):
 * ``engine``: each client's DEALER to the engine's ROUTER. Requests go up; one ``StepMessage`` message a step
 and
   client comes down, holding that client's chunks only.
-* ``beats``: the engine's PUB, driven by a thread of its own. A ``Heartbeat`` is complete in itself (state,
+* ``beats``: the engine's PUB, driven by a separate thread. A ``Heartbeat`` is complete in itself (state,
   progress, info, stats, how long the current step has been running), so a late subscriber needs no replay.
 
 Messages are msgpack of typed structs. A message that cannot be decoded is dropped.
@@ -46,7 +46,7 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
-    """Sign of life; a client that stops sending them loses its requests, and is told (``ClientExpired``)."""
+    """Keep-alive. A client that stops sending it gets ``ClientExpired`` and its requests are aborted."""
 
 
 class Unregister(msgspec.Struct, frozen=True, array_like=True, tag="unregister"):

@@ -59,7 +59,8 @@ def export_demo(folder: str | Path) -> Path:
 
 
 def _write(folder: Path) -> None:
-    """Expand the archive beside ``folder`` and rename it there; whoever comes second keeps the first's."""
+    """Expand the archive beside ``folder`` and rename it there; if another process was faster, keep its
+    folder."""
     # Imported here: the demo's name and notice are read where torch is not.
     from chorale.demo.archive import check_hash, expand
 

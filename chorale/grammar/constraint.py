@@ -87,9 +87,9 @@ def regex(pattern: str, param: str) -> Constraint:
 
 
 def choice(texts: Sequence[str], param: str) -> Constraint:
-    """One of ``texts``, to the letter."""
+    """Allow exactly one of ``texts``."""
     if not texts or not all(texts):
-        raise _refusal("the choices must be texts, none of them empty", param)
+        raise _refusal("the choices must be non-empty strings", param)
     return _lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts), param)
 
 

@@ -59,7 +59,7 @@ def tokenizer() -> LLTokenizer:
 
 
 def warm() -> threading.Thread:
-    """Build the tokenizer in a thread of its own."""
+    """Build the tokenizer in a separate thread."""
     thread = threading.Thread(target=tokenizer, name="grammar-tokenizer", daemon=True)
     thread.start()
     return thread

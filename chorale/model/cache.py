@@ -76,7 +76,7 @@ def _is_gpt_oss(folder: Path, name: str) -> bool:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the configuration and all the weights that the index names are there."""
+    """Whether the configuration and all weights that the index names exist."""
     for place in (folder, folder / "original"):
         if not (place / "config.json").is_file():
             continue
@@ -95,7 +95,7 @@ def _total(folder: Path) -> int | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where there is none."""
+    """Return the file's JSON object, or an empty one if there is none."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):

@@ -77,7 +77,7 @@ def _open_files(folder: Path) -> tuple[list[SafetensorsFile], dict[str, Safetens
     where: dict[str, SafetensorsFile] = {}
     for name in names:
         if not (folder / name).is_file():
-            problem = f"named by {INDEX_NAME} but missing" if listed else "not a file, or a link to none"
+            problem = f"named by {INDEX_NAME} but missing" if listed else "not a file, or a broken link"
             raise CheckpointError(f"{folder / name}: {problem}")
         file = SafetensorsFile(folder / name)
         files.append(file)

@@ -1,4 +1,4 @@
-"""Typed reads from a JSON object, each fault naming file and key."""
+"""Typed reads from a JSON object. Errors name the file and the key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chorale.errors import ModelConfigError
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the published ones have about 2 KB
 MAX_COUNT = 2**31 - 1
-MAX_NUMBER = 1e30  # a whole number of JSON may be too large for a float, and sums of these must not overflow
+MAX_NUMBER = 1e30  # a JSON integer may be too large for a float, and sums of these must not overflow
 
 
 class Fields:
@@ -25,10 +25,10 @@ class Fields:
         return ModelConfigError(f"{self.where}: {key}: {problem}", param=key)
 
     def count(self, key: str, *aliases: str, default: int | None = None) -> int:
-        """A whole number, at least 1. Aliases are looked up when ``key`` is absent."""
+        """Return an integer, at least 1. Aliases are looked up when ``key`` is absent."""
         name, value = self._find(key, aliases, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
-            raise self.error(name, f"must be a positive whole number, not {_show(value)}")
+            raise self.error(name, f"must be a positive integer, not {_show(value)}")
         return value
 
     def number(
@@ -68,7 +68,7 @@ def read_json_object(path: Path) -> Mapping[str, Any]:
     """Parse a small JSON file. Raises ``ModelConfigError`` naming it."""
     try:
         if not path.is_file():  # a pipe would be waited for
-            raise ModelConfigError(f"{path}: not a file, or a link to none")
+            raise ModelConfigError(f"{path}: not a file, or a broken link")
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ModelConfigError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
         value = json.loads(path.read_bytes())

@@ -53,7 +53,7 @@ class Weights:
 
 
 class GptOss:
-    """The model: pure functions of a batch and the KV pool, no state of its own but the weights."""
+    """The model: pure functions of a batch and the KV pool, no state but the weights."""
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, max_len: int | None = None) -> None:
         """``max_len``: longest sequence that will be run (the rotary table's rows); None: the model's."""
@@ -86,7 +86,7 @@ class GptOss:
         return self.run(batch, kv)
 
     def run(self, batch: ForwardBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
-        """``forward`` without its inference mode: what a trainer differentiates, with ops of its own."""
+        """``forward`` without its inference mode: for a trainer, which brings other ops."""
         ops, eps = self.ops, self.config.rms_norm_eps
         plan = ops.plan_attention(batch.attention, self.shape, kv[0].shape[3])
         rope = self.rope.index_select(0, batch.attention.positions)  # [T, D]: cos | sin

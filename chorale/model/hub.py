@@ -75,7 +75,7 @@ def find_folder(model: str) -> Path | None:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether there are files of weights, in either layout."""
+    """Whether the folder has weight files, in either layout."""
     return any(folder.glob("*.safetensors")) or any(folder.glob("original/*.safetensors"))
 
 
@@ -182,7 +182,7 @@ def _fetch(
 
 
 def _explain(fault: Exception, revision: str | None) -> str:
-    """What went wrong and what to do, in one line. The hub's own texts run over many."""
+    """Explain a hub error and what to do, in one line; the hub's own messages have many."""
     from huggingface_hub import errors
 
     if isinstance(fault, errors.HFValidationError):
@@ -231,7 +231,7 @@ def _progress_bar(progress: Progress | None) -> Any:
 
 
 class _Reporter:
-    """Throttles, and turns bytes into a fraction and a line."""
+    """Throttles progress reports, and turns bytes into a fraction and a line."""
 
     _INTERVAL = 0.1  # seconds
 

@@ -1,6 +1,7 @@
-"""Device: what the hardware can do, decided once. The only file of the runtime that tells a CPU from a GPU.
+"""Device: the hardware's capabilities, decided once. The only module of the runtime that distinguishes CPU
+and GPU.
 
-Everything else asks for a capability (``overlap``, ``sample_rows``) or for a transfer.
+All others ask for a capability (``overlap``, ``sample_rows``) or a transfer.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Device(Protocol):
 
     @property
     def can_capture(self) -> bool:
-        """Whether there are graphs."""
+        """Whether graphs are supported."""
         ...
 
     @property
@@ -48,40 +49,42 @@ class Device(Protocol):
         ...
 
     def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:
-        """One copy to the device. ``host`` is not written to again by the caller."""
+        """Copy to the device. The caller does not write to ``host`` afterwards."""
         ...
 
     def download(self, tensors: Sequence[torch.Tensor]) -> Callable[[], Arrays]:
-        """Start copies to the host; the returned function waits for them."""
+        """Start copies to the host. Returns a function that waits for them."""
         ...
 
     def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory of the host that copies to and from the device can use in the background."""
+        """Allocate host memory that can be copied to and from the device in the background."""
         ...
 
     def send(self, memory: torch.Tensor) -> torch.Tensor:
-        """What is in some ``host_memory``, on the device; copied in the background, so not written to again
-        before a later result has been waited for."""
+        """Copy some ``host_memory`` to the device in the background.
+
+        The caller does not write to it before it has waited for a later result.
+        """
         ...
 
     def mark(self) -> Callable[[], None]:
-        """A point in the device's work; the returned function waits until it is reached."""
+        """Mark this point in the device's work. Returns a function that waits until it is reached."""
         ...
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        """What repeats ``step``, which reads and writes static memory alone, without the host's work.
+        """Return a function that repeats ``step`` without the host's work. ``step`` uses static memory only.
 
-        Runs it once, beforehand. Its own allocations are shared with other captured steps, so they mean
-        nothing between two of them.
+        Runs ``step`` once first. Its own allocations are shared with other captured steps, so they do not
+        keep their content between two steps.
         """
         ...
 
     def free_memory(self) -> int:
-        """Bytes that could be allocated now."""
+        """Bytes that can be allocated now."""
         ...
 
     def trim(self) -> None:
-        """Give memory that is kept for reuse back, so that one large allocation can have it."""
+        """Release memory that is kept for reuse, so that one large allocation can use it."""
         ...
 
 
@@ -172,7 +175,8 @@ class CudaDevice:
 
 
 class Graphs:
-    """Captures on a stream of its own, into one pool: graphs run one after the other, so they can share."""
+    """Captures graphs on a separate stream, into one memory pool: graphs run in turn, so they can share
+    it."""
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
@@ -184,11 +188,11 @@ class Graphs:
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            step()  # kernels are compiled and loaded, libraries take their work space
-            # Other threads may go on using the device meanwhile. Not torch.cuda.graph: that collects garbage
-            # and empties the allocator's cache, which takes longer than the capture.
+            step()  # compiles and loads kernels, and lets libraries allocate their workspace
+            # Other threads may use the device meanwhile. torch.cuda.graph would collect garbage and empty the
+            # allocator's cache, which takes longer than the capture.
             collects = gc.isenabled()
-            gc.disable()  # what a collection frees may need the device, which a capture does not allow
+            gc.disable()  # a collection may free device memory, which a capture does not allow
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 step()
@@ -205,7 +209,7 @@ def _nothing() -> None:
 
 
 def default_threads(num_parameters: int) -> int:
-    """CPU threads when nobody said: all cores for a large model, all but one for a small one.
+    """Default number of CPU threads: all cores for a large model, all but one for a small one.
 
     A small model's steps take milliseconds, and each parallel section waits for its slowest thread: with the
     HTTP side on the same two cores, a 256-wide step took 140 ms on two threads and 17 on one.

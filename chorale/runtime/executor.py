@@ -13,27 +13,27 @@ from chorale.runtime.worker import Worker
 
 
 class LocalExecutor:
-    """``execute`` hands a plan to the worker. On a CPU the step has then run; on a GPU it is enqueued."""
+    """Passes plans to the worker. When ``execute`` returns, a CPU has run the step; a GPU has it enqueued."""
 
     def __init__(self, worker: Worker, *, overlaps: bool = False) -> None:
-        """``overlaps``: the device still computes when ``execute`` has returned."""
+        """``overlaps``: the device still computes after ``execute`` returns."""
         self._worker: Worker | None = worker
         self._later: deque[Callable[[Worker], None]] = deque()
         self._timer = StepTimer(overlaps=overlaps)
 
     def execute(self, plan: StepPlan) -> StepHandle:
-        """Never raises: whatever goes wrong is raised by the handle's ``result``."""
+        """Never raises: errors are raised by the handle's ``result``."""
         if self._worker is None:
             return LocalStep(plan.step_id, _shut_down)
         began = time.perf_counter()
         try:
             fetch = self._worker.run(plan)
-        except Exception as error:  # any fault of the device or the model fails this step, and is not lost
+        except Exception as error:  # raised again by the handle's ``result``
             return LocalStep(plan.step_id, _raising(error))
         return LocalStep(plan.step_id, self._timer.timed(fetch, began))
 
     def later(self, action: Callable[[Worker], None]) -> None:
-        """Something for ``use_idle_time``."""
+        """Queue an action for ``use_idle_time``."""
         self._later.append(action)
 
     def use_idle_time(self) -> bool:
@@ -43,7 +43,7 @@ class LocalExecutor:
         return True
 
     def prepare(self, action: Callable[[Worker], None]) -> None:
-        """Do something before it is needed. Raises ``EngineError``."""
+        """Run an action now. Raises ``EngineError``."""
         if self._worker is None:
             raise EngineError("the executor was shut down")
         try:
@@ -54,12 +54,12 @@ class LocalExecutor:
             raise EngineError(f"a step could not be prepared ({type(error).__name__}: {error})") from error
 
     def shutdown(self) -> None:
-        """Let go of the device's memory. Steps already executed can still be read."""
+        """Release the device's memory. Results of executed steps can still be read."""
         self._worker = None
 
 
 class LocalStep:
-    """A step on its way."""
+    """A step in flight."""
 
     __slots__ = ("_fetch", "_step_id")
 
@@ -77,16 +77,17 @@ class LocalStep:
 
 
 class StepTimer:
-    """How long the device is at each step."""
+    """Measures how long the device works on each step."""
 
     def __init__(self, *, overlaps: bool) -> None:
         self._overlaps = overlaps
-        self._finished = 0.0  # the step before
+        self._finished = 0.0  # when the previous step finished
 
     def timed(self, fetch: Callable[[], StepResult], began: float) -> Callable[[], StepResult]:
-        """``fetch`` of a step that the host began to launch at ``began`` and has just launched.
+        """Return ``fetch`` with the step's seconds added. The host launched the step from ``began`` until
+        now.
 
-        Steps run one after the other: one that was launched while another ran begins at the other's end.
+        Steps run in turn: a step launched while another ran begins when that one ends.
         """
         launched = time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""Hardware: the few numbers about a machine that decide sizes. Torch-free, so that the CLI can use it."""
+"""Hardware: the numbers of a machine that decide sizes. Torch-free, so that the CLI can use it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """``total_bytes`` and ``free_bytes`` are of the memory that holds weights and KV blocks."""
+    """``total_bytes`` and ``free_bytes`` of the memory that holds weights and KV blocks."""
 
     kind: Literal["cpu", "cuda"]
     name: str
@@ -37,7 +37,7 @@ def has_cuda_driver() -> bool:
 
 
 def why_no_cuda() -> str | None:
-    """Why PyTorch will find no CUDA device; None where one may be found."""
+    """Return why PyTorch cannot find a CUDA device, or None if it may find one."""
     try:
         build = importlib.metadata.version("torch").partition("+")[2]
     except importlib.metadata.PackageNotFoundError:

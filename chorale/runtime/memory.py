@@ -1,4 +1,4 @@
-"""Memory arithmetic: what weights, activations and KV blocks take, and how much the pool may have.
+"""Memory arithmetic: the sizes of weights, activations and KV blocks, and of the KV pool.
 
 Torch-free, so that ``chorale fit`` can answer before anything is downloaded. All sizes are bytes.
 """
@@ -19,20 +19,20 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, E4M3: 1}
 # Above this many parameters a CPU computes in bfloat16: float32 copies of the 20b's dense weights alone would
 # take 7 GB on top of its experts.
 SMALL_PARAMETERS = 500_000_000
-CPU_SHARE = 0.25  # of the memory left beside the weights: a CPU host has other work
+CPU_SHARE = 0.25  # of the memory left after the weights: a CPU host has other work
 CPU_MOST = 16 * GIB
 LOGIT_ROWS = 256  # rows of logits at once: 206 MB; the head is no slower in pieces of this size
-KEPT_ROWS = 64  # graphs of up to so many rows leave their logits behind; copying more would be felt
+KEPT_ROWS = 64  # graphs of up to this many rows keep their logits; copying more would take too long
 GRAPH_BYTES = 4 * 2**20  # of one captured step beside its tensors
-LEFT_OUT = 192  # places without a slot in an expert's last tile, at most (GroupedTile.most_left_out)
-# Compiled kernels, libraries' work spaces, and what the allocator cannot use of what it holds.
+LEFT_OUT = 192  # most places without a pair in an expert's last tile (GroupedTile.most_left_out)
+# Compiled kernels, libraries' workspaces, and fragmentation of the allocator's memory.
 CUDA_RESERVE = 7 * GIB // 4
 CPU_TOKENS = 4096  # of every row; a CPU does not keep more sequences than that busy at length
 
 
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
-    """The blocks of one pool. A block serves either cache group: ``block_size`` tokens of all KV slots."""
+    """The blocks of one pool. A block serves either cache group: ``block_size`` tokens of all KV tensors."""
 
     block_size: int
     bytes_per_block: int
@@ -40,7 +40,7 @@ class KvGeometry:
 
     @property
     def window_blocks(self) -> int:
-        """Blocks that the window's tokens can touch, in the worst alignment."""
+        """Most blocks that the window's tokens can touch."""
         return -(-(self.sliding_window - 1) // self.block_size) + 1
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -74,7 +74,7 @@ def weight_bytes(model: ModelConfig, dtype: str) -> int:
 
 
 def token_bytes(model: ModelConfig, dtype: str) -> int:
-    """Weights that one token of one sequence reads: all but the embedding and experts not chosen."""
+    """Bytes of weights that one token of one sequence reads: all but the embedding and unchosen experts."""
     idle = model.num_expert_parameters * (1 - model.num_experts_per_tok / model.num_local_experts)
     packed = DTYPE_BYTES[dtype] if model.dense_experts else 0.5 + 1 / MXFP4_GROUP
     embedding = model.vocab_size * model.hidden_size * DTYPE_BYTES[dtype]
@@ -82,10 +82,10 @@ def token_bytes(model: ModelConfig, dtype: str) -> int:
 
 
 def activation_bytes(model: ModelConfig, num_tokens: int, num_rows: int, dtype: str) -> int:
-    """An upper estimate for one step: hidden states and expert work by token, logits and noise by row."""
+    """Upper estimate for one step: hidden states and expert work by token, logits and noise by row."""
     decoded = 3 * model.hidden_size * model.intermediate_size * DTYPE_BYTES[dtype]  # one expert, unpacked
     rows = min(num_rows, LOGIT_ROWS)
-    # A tile's places without a slot, of two of the expert layer's tensors at once.
+    # A tile's places without a pair, of two of the expert layer's tensors at once.
     left_out = model.num_local_experts * LEFT_OUT * (model.hidden_size + model.intermediate_size) * 2
     return num_tokens * _token_bytes(model) + left_out + rows * model.vocab_size * 4 * 2 + 2 * decoded
 
@@ -95,7 +95,7 @@ def _token_bytes(model: ModelConfig) -> int:
 
 
 def processor_bytes(model: ModelConfig, num_rows: int) -> int:
-    """What rows may ask for beside the step: counts of output tokens, for penalties (logits processors)."""
+    """Bytes of the rows' logits processors: counts of output tokens, for penalties."""
     return num_rows * model.vocab_size * 4
 
 
@@ -118,7 +118,7 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class PoolRequest:
-    """What the pool's size depends on. ``fixed`` is what weights and activations take."""
+    """Inputs of the pool's size. ``fixed``: bytes of weights and activations."""
 
     geometry: KvGeometry
     max_num_seqs: int
@@ -169,7 +169,7 @@ def _check_memory(size: PoolSize, per_block: int, hardware: Hardware) -> None:
 
 
 def check_rows(rows: int, max_model_len: int, block_size: int, hardware: Hardware) -> None:
-    """Raises ``ConfigError`` if the block tables of so many rows (``Buffers``) are more than all memory."""
+    """Raises ``ConfigError`` if the block tables of ``rows`` rows (``Buffers``) exceed the total memory."""
     each = len(CacheGroup) * (-(-max_model_len // block_size) + 1) * 4
     if rows * each > hardware.total_bytes:
         raise ConfigError(
@@ -214,7 +214,7 @@ def check_one_fits(
 def _ways_to_fit(
     config: EngineConfig, needed: int, per_block: int, kv_dtype: str, hardware: Hardware
 ) -> list[str]:
-    """How the pool comes to ``needed`` blocks, by what has decided its size (see ``size_pool``)."""
+    """Ways to a pool of ``needed`` blocks, by what decided its size (see ``size_pool``)."""
     if config.num_gpu_blocks_override is not None:  # whatever the blocks' bytes are, and the memory's
         return [f"--num-gpu-blocks-override {needed}, or none"]
     total = needed * per_block
@@ -229,7 +229,7 @@ def _ways_to_fit(
 
 
 def gib(num_bytes: int) -> str:
-    """For messages: "3.25 GiB", "12.0 MiB"."""
+    """Format bytes for messages: "3.25 GiB", "12.0 MiB"."""
     if abs(num_bytes) >= GIB // 10:
         return f"{num_bytes / GIB:.2f} GiB"
     return f"{num_bytes / 2**20:.1f} MiB"

@@ -62,7 +62,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Everything that was open. ``notes``: one line each for what is less than was asked or usual."""
+    """The resolved settings. ``notes``: one line for each that is less than requested or usual."""
 
     limits: EngineLimits
     dtype: str
@@ -76,7 +76,7 @@ class Resolved:
 
 
 class _Decider:
-    """Collects decisions; ``pick`` keeps what the operator said."""
+    """Collects decisions; a value that the operator named is kept."""
 
     def __init__(self) -> None:
         self.decisions: list[Decision] = []
@@ -84,18 +84,18 @@ class _Decider:
 
     def pick(self, name: str, asked: int | None, default: int, reason: str) -> int:
         value = default if asked is None else asked
-        self.decisions.append(Decision(name, value, reason if asked is None else "asked for", asked is None))
+        self.decisions.append(Decision(name, value, reason if asked is None else "requested", asked is None))
         return value
 
     def seconds(self, name: str, asked: float | None, default: float, reason: str) -> float:
         value = default if asked is None else asked
-        self.decisions.append(Decision(name, value, reason if asked is None else "asked for", asked is None))
+        self.decisions.append(Decision(name, value, reason if asked is None else "requested", asked is None))
         return value
 
     def name(self, name: str, asked: str, default: str, reason: str) -> str:
         auto = asked == "auto"
         value = default if auto else asked
-        self.decisions.append(Decision(name, value, reason if auto else "asked for", auto))
+        self.decisions.append(Decision(name, value, reason if auto else "requested", auto))
         return value
 
 
@@ -108,9 +108,9 @@ def resolve(
     can_capture: bool = False,
     supports_fp8_kv: bool = True,
 ) -> Resolved:
-    """Raises ``ConfigError`` for what cannot run, with computed ways out.
+    """Raises ``ConfigError`` for settings that cannot run, with computed alternatives.
 
-    ``can_capture``: device and ops allow CUDA graphs. ``supports_fp8_kv``: the ops take them.
+    ``can_capture``: device and ops allow CUDA graphs. ``supports_fp8_kv``: the ops accept an fp8 KV cache.
     """
     check_model(config, model)
     decide = _Decider()
@@ -148,7 +148,7 @@ def resolve(
     graph_rows = _graph_rows(config, decide, seqs, can_capture)
     mixed_graphs = bool(graph_rows) and config.mixed_cuda_graphs
     if graph_rows and not mixed_graphs:
-        decide.decisions.append(Decision("mixed_cuda_graphs", False, "asked for", chosen=False))
+        decide.decisions.append(Decision("mixed_cuda_graphs", False, "requested", chosen=False))
     fixed = weight_bytes(model, dtype) + activation_bytes(model, tokens, seqs, dtype)
     if not cpu:
         fixed += (
@@ -190,15 +190,15 @@ def _graph_rows(config: EngineConfig, decide: _Decider, seqs: int, can_capture: 
     most = min(seqs, seqs if config.max_cudagraph_capture_size is None else config.max_cudagraph_capture_size)
     sizes: tuple[int, ...] = ()
     if config.enforce_eager or most < 1:
-        why = "asked for"
+        why = "requested"
     elif not can_capture:
         why = "the device or the ops have no graphs"
     elif asked is not None:
-        why, sizes = "asked for", chosen_sizes(asked, most)
+        why, sizes = "requested", chosen_sizes(asked, most)
     else:
         why, sizes = "decode steps, captured when first needed", row_sizes(most)
     text = f"{len(sizes)} sizes up to {sizes[-1]} rows" if sizes else "none"
-    decide.decisions.append(Decision("cuda_graphs", text, why, why != "asked for"))
+    decide.decisions.append(Decision("cuda_graphs", text, why, why != "requested"))
     return sizes
 
 
@@ -214,7 +214,9 @@ def _graph_bytes(config: EngineConfig, model: ModelConfig, sizes: tuple[int, ...
 def _kv_dtype(config: EngineConfig, decide: _Decider, dtype: str, supports_fp8_kv: bool) -> str:
     asked = cache_dtype(config.kv_cache_dtype)
     if asked == E4M3 and not supports_fp8_kv:
-        raise ConfigError(f"--kv-cache-dtype {config.kv_cache_dtype}: this op back end has no fp8 blocks")
+        raise ConfigError(
+            f"--kv-cache-dtype {config.kv_cache_dtype}: this op back end does not support an fp8 KV cache"
+        )
     return decide.name("kv_cache_dtype", asked, dtype, "as dtype")
 
 
@@ -250,12 +252,12 @@ def _pool(
 
 
 def _async_scheduling(config: EngineConfig, decide: _Decider, can_overlap: bool) -> bool:
-    reason = "the device runs beside the host" if can_overlap else "the device is the host itself"
+    reason = "the device works while the host plans" if can_overlap else "the device is the host itself"
     return bool(decide.pick("async_scheduling", config.async_scheduling, can_overlap, reason))
 
 
 def _max_logprobs(config: EngineConfig, decide: _Decider) -> int:
-    """-1 is vLLM's word for no limit."""
+    """Resolve max_logprobs; -1 means no limit, as in vLLM."""
     if 0 <= config.max_logprobs <= MAX_LOGPROBS:
         return config.max_logprobs
     decide.notes.append(
@@ -265,13 +267,15 @@ def _max_logprobs(config: EngineConfig, decide: _Decider) -> int:
 
 
 def check_ranks(config: EngineConfig) -> None:
-    """What this version does not do, on whatever machine: known before anything is downloaded."""
+    """Raises ``ConfigError`` for what this version does not support, before anything is downloaded."""
     if config.tensor_parallel_size != 1:
-        raise ConfigError(f"--tensor-parallel-size {config.tensor_parallel_size} is not served: {ONE_DEVICE}")
+        raise ConfigError(
+            f"--tensor-parallel-size {config.tensor_parallel_size} is not supported: {ONE_DEVICE}"
+        )
 
 
 def check_sizes(config: EngineConfig) -> None:
-    """Numbers that mean nothing, whatever the model and the machine."""
+    """Raises ``ConfigError`` for numbers that are invalid for any model and machine."""
     least = {
         "max_model_len": 2,  # a token, and one after it
         "max_num_seqs": 1,
@@ -287,7 +291,7 @@ def check_sizes(config: EngineConfig) -> None:
 
 
 def check_model(config: EngineConfig, model: ModelConfig) -> None:
-    """Raises ``ConfigError`` for what no machine can run, and what this version does not do."""
+    """Raises ``ConfigError`` for what no machine can run or this version does not support."""
     check_ranks(config)
     check_sizes(config)
     if model.vocab_size > VOCAB_SIZE:

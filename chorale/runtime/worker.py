@@ -1,9 +1,9 @@
-"""Worker: one rank. It owns the model, the KV pool, the buffers and the sampler, and runs whole steps.
+"""Worker: one rank. Owns the model, the KV pool, the buffers and the sampler, and runs whole steps.
 
 ``run`` enqueues a step and returns a function that waits for its results. Steps in which every row computes
-one token run in static memory, as a graph where possible (``decode_graphs.py``). Nothing in between waits
-for the device, so a worker of a GPU can be a step ahead of the host. Only rows with a grammar make it wait,
-for the step before (``grammar.py``), once the forward pass is enqueued.
+one token run in static memory, as a graph where possible (``decode_graphs.py``). Nothing in between waits for
+the device, so with a GPU the worker can be a step ahead. Only rows with a grammar make it wait for the step
+before (``grammar.py``), once the forward pass is enqueued.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BAD_LOGITS = "the model gave no finite logits for this sequence"
 
 @dataclass(frozen=True, slots=True)
 class PendingLogprobs:
-    """Log-probabilities that were enqueued: for which entry, how many alternatives at each position."""
+    """Enqueued log-probabilities of one entry, with ``num_top`` alternatives at each position."""
 
     entry: int
     num_top: int
@@ -44,7 +44,7 @@ class PendingLogprobs:
 
 
 class Worker:
-    """The only writer of everything on its device."""
+    """The only writer of its device's memory."""
 
     def __init__(
         self,
@@ -57,15 +57,15 @@ class Worker:
         decode_graphs: DecodeGraphRunner | None = None,
         mixed_graphs: MixedGraphRunner | None = None,
     ) -> None:
-        """``decode_graphs`` and ``mixed_graphs`` take the steps that they can; None: every step is launched
-        anew."""
+        """``decode_graphs`` and ``mixed_graphs`` run the steps that they can; None: every step is
+        launched."""
         self._device, self._model, self._kv = device, model, kv
         self._buffers, self._sampler, self._grammar = buffers, sampler, grammar
         self._decode_graphs, self._mixed_graphs = decode_graphs, mixed_graphs
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Enqueue one step; the returned function waits for it."""
+        """Enqueue one step. Returns a function that waits for its result."""
         for start in plan.starts:
             self._grammar.start(start)
         self._buffers.start_rows(plan)
@@ -89,13 +89,14 @@ class Worker:
 
     @torch.inference_mode()
     def capture_decode(self, rows: int, longest: int, filtered: bool = False) -> None:
-        """Make the graph of a decode step now; it would be made when first needed."""
+        """Capture the graph of a decode step before it is needed."""
         if self._decode_graphs is not None:
             self._decode_graphs.graph(rows, longest, filtered)
 
     @torch.inference_mode()
     def try_size(self, num_tokens: int, rows: int = MIXED_ROWS[0]) -> None:
-        """A forward pass of so many dummy tokens, captured if it can be: its kernels are compiled then."""
+        """Run a forward pass of ``num_tokens`` dummy tokens, captured if possible, which compiles its
+        kernels."""
         if self._mixed_graphs is None:
             return
         if num_tokens in self._mixed_graphs.sizes:
@@ -105,7 +106,7 @@ class Worker:
             self._forward(plan)
 
     def _run_decode_graph(self, decode_graphs: DecodeGraphRunner, plan: StepPlan) -> Callable[[], StepResult]:
-        """A step in static memory. Rows that need resampling are sampled again from its logits."""
+        """Run a decode step in static memory. Rows that need resampling are sampled again from its logits."""
         launch = decode_graphs.launch(plan)
         entries = np.arange(len(plan.rows))
         again = np.flatnonzero(self._buffers.rows.needs_resampling[plan.rows])
@@ -127,31 +128,31 @@ class Worker:
         return lambda: _result(plan, entries, wanted, [], fetch())
 
     def _forward(self, plan: StepPlan) -> torch.Tensor:
-        """Hidden states [T, H], launched kernel by kernel."""
+        """Return hidden states [T, H], launched kernel by kernel."""
         return self._model.hidden(self._buffers.fill(plan), self._kv)
 
     def _score_prompts(self, hidden: torch.Tensor, step: StepBatch) -> list[PendingLogprobs]:
-        """The prompts' log-probabilities.
+        """Enqueue the prompts' log-probabilities.
 
-        Prompt positions go through the head a few at a time: all of them at once would be gigabytes.
+        A few positions at a time go through the head: all at once would take gigabytes.
         """
         prompt = []
-        for wish in step.prompt:
-            places = torch.arange(wish.first, wish.first + len(wish.targets), device=hidden.device)
+        for request in step.prompt:
+            places = torch.arange(request.first, request.first + len(request.targets), device=hidden.device)
             for index, targets in zip(
-                places.split(_PROMPT_ROWS_AT_ONCE), wish.targets.split(_PROMPT_ROWS_AT_ONCE), strict=True
+                places.split(_PROMPT_ROWS_AT_ONCE), request.targets.split(_PROMPT_ROWS_AT_ONCE), strict=True
             ):
                 logits = self._model.logits(hidden, index)
-                tensors = gather_in_parts(logits, targets, wish.num_top, self._device.sample_rows)
-                prompt.append(PendingLogprobs(wish.entry, wish.num_top, tensors))
+                tensors = gather_in_parts(logits, targets, request.num_top, self._device.sample_rows)
+                prompt.append(PendingLogprobs(request.entry, request.num_top, tensors))
         return prompt
 
     def _choose(
         self, logits_of: LogitsOf, batch: SamplingBatch, entries: npt.NDArray[np.int64], masks: Masks | None
     ) -> tuple[torch.Tensor, list[PendingLogprobs]]:
-        """Tokens [N] of a batch, remembered; and their log-probabilities where they are wanted.
+        """Sample tokens [N] of a batch, store them, and enqueue their log-probabilities where requested.
 
-        A few rows at a time: a thousand rows of logits would be nearly a gigabyte.
+        A few rows at a time: the logits of a thousand rows would take nearly a gigabyte.
         """
         if len(batch) <= LOGIT_ROWS:
             return self._choose_some(logits_of(slice(None)), batch, entries, masks)
@@ -161,9 +162,9 @@ class Worker:
             places = np.arange(some.start, some.stop)
             own = batch.at(places, torch.arange(some.start, some.stop, device=batch.row_index.device))
             own_masks = None if masks is None else masks.at(places)
-            chosen, wishes = self._choose_some(logits_of(some), own, entries[some], own_masks)
+            chosen, pending = self._choose_some(logits_of(some), own, entries[some], own_masks)
             tokens.append(chosen)
-            wanted += wishes
+            wanted += pending
         return torch.cat(tokens), wanted
 
     def _choose_some(
@@ -180,7 +181,10 @@ class Worker:
         return tokens, wanted
 
     def _remember(self, tokens: torch.Tensor, batch: SamplingBatch) -> None:
-        """The next plan may name these tokens with -1. A bad row's token is never used, but must be one."""
+        """Store the tokens on the device, where the next plan refers to them by -1.
+
+        Rows without a valid token store 0; it is never read.
+        """
         known = tokens.clamp(min=0)
         self._buffers.last_token.index_copy_(0, batch.row_index, known)
         for place, processors in batch.processors.items():
@@ -190,7 +194,9 @@ class Worker:
         tensors = [tokens]
         for part in wanted:
             tensors.extend(part.tensors.tensors())
-        return functools.cache(self._device.download(tensors))  # the grammar may read it before the caller
+        return functools.cache(
+            self._device.download(tensors)
+        )  # cached, because the grammar may read the result before the caller
 
 
 def _result(
@@ -200,7 +206,8 @@ def _result(
     prompt: list[PendingLogprobs],
     arrays: Arrays,
 ) -> StepResult:
-    """Fetched arrays as a StepResult: tokens of ``entries``, tensors of ``wanted``, those of ``prompt``."""
+    """Make a StepResult of the fetched arrays: tokens of ``entries``, tensors of ``wanted`` and
+    ``prompt``."""
     tokens = arrays[0].astype(np.int32)
     token_ids = np.full((len(plan.rows), 1), NO_TOKEN, np.int32)
     token_ids[entries, 0] = tokens

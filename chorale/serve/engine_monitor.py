@@ -1,4 +1,4 @@
-"""EngineMonitor: starts the engine process, watches it, kills it when it hangs, restarts it when it dies."""
+"""EngineMonitor: starts the engine process, kills it when it hangs, and restarts it when it ends."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ async def spawn(command: Sequence[str], start: msgspec.Struct, *, pass_fds: Sequ
     )
     stdin = process.stdin
     if stdin is not None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has exited, which the caller notices when it waits
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # it has exited, which the caller notices when it waits
             stdin.write(msgspec.msgpack.encode(start))
             await stdin.drain()
         stdin.close()
@@ -131,11 +133,11 @@ class EngineMonitor:
         return self._stopping.is_set()
 
     async def _run_once(self) -> tuple[int, str | None]:
-        """(exit code, hang_reason if it was killed for hanging) of one engine process."""
+        """Run one engine process. Returns its exit code, and why it hung if it was killed for that."""
         self._was_ready = False
         try:
             process = await spawn(self._command, self._start)
-        except OSError as error:  # no memory for a fork, no descriptor: it counts as a death, and may pass
+        except OSError as error:  # no memory to fork, or no descriptors: counts as a crash, and may pass
             return EXIT_FAILED, f"the engine process could not be started: {error}"
         self.pid = process.pid
         watching = asyncio.ensure_future(self._watch())
@@ -156,7 +158,7 @@ class EngineMonitor:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if process.returncode is None:  # we were cancelled: leave no orphan
+            if process.returncode is None:  # this task was cancelled: leave no orphan
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
 
@@ -167,7 +169,7 @@ class EngineMonitor:
             process.kill()
 
     async def _watch(self) -> str:
-        """Follow the heartbeats of the process that was just started; returns the hang_reason if it hangs."""
+        """Follow the heartbeats of the process that was just started; returns why it hangs."""
         last_heartbeat = LastHeartbeat(self._limits, time.monotonic())
         with zmq.Context() as context, context.socket(zmq.SUB) as heartbeats:
             heartbeats.setsockopt(zmq.LINGER, 0)
@@ -175,7 +177,7 @@ class EngineMonitor:
             heartbeats.subscribe(b"")
             heartbeats.connect(heartbeat_address(self._start.directory))
             while True:
-                # Beats are read before the silence is judged: our own loop may have been held up.
+                # This loop may have been delayed: read heartbeats before judging the silence.
                 self._read_heartbeats(heartbeats, last_heartbeat)
                 hang_reason = last_heartbeat.hang_reason(time.monotonic())
                 if hang_reason is not None:

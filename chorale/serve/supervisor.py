@@ -155,7 +155,9 @@ class Supervisor:
             return EXIT_OK
         if not engine.done():
             error = frontend.exception()
-            said = error is None or isinstance(error, ChoraleError)  # then where it was raised adds nothing
+            said = error is None or isinstance(
+                error, ChoraleError
+            )  # its message is enough, without a traceback
             log.error(
                 "the HTTP side ended%s", f": {error}" if error else "", exc_info=None if said else error
             )

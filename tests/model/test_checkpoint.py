@@ -188,7 +188,7 @@ def test_a_link_to_nothing(folder: Path) -> None:
     (folder / INDEX_NAME).unlink()
     (folder / SHARD).unlink()
     (folder / SHARD).symlink_to("../../blobs/removed")
-    assert f"{SHARD}: not a file, or a link to none" in complaint(folder)
+    assert f"{SHARD}: not a file, or a broken link" in complaint(folder)
 
 
 def test_a_clone_without_lfs(folder: Path) -> None:

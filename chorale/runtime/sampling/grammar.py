@@ -1,14 +1,14 @@
-"""Grammars of rows: compiled beside the steps, one matcher a row, masks filled while the device computes.
+"""Grammars of rows: compiled while steps run, one matcher a row, masks filled while the device computes.
 
-A row's mask for step n + 1 needs the token of step n. The worker enqueues the forward pass of n + 1 first
-(it finds that token on the device), then asks here for masks: only now, and only if such rows are in the
-step, is the result of step n awaited, the matchers are moved on, and the masks filled and sent. On a GPU the
-host thus fills masks while the device is in the forward pass, at either overlap depth; rows without a
+A row's mask for step n + 1 needs the token of step n. The worker enqueues the forward pass of n + 1 first (it
+finds that token on the device) and then asks for masks. Only then, and only if such rows are in the step,
+does the host wait for the result of step n, advance the matchers, and fill and send the masks. On a GPU the
+host thus fills masks while the device runs the forward pass, with or without async scheduling; rows without a
 grammar cost nothing.
 
-A matcher belongs to a row from its ``RowStart``, which tells all the tokens that it has so far: a preempted
-sequence gets a new matcher, moved to where it was. What a step in flight sampled for the old one is fed to
-the old one, which nobody asks any more.
+A row gets a new matcher with its ``RowStart``, which holds all tokens so far: the matcher of a preempted
+sequence is advanced to where it was. A token that a step in flight sampled for the old matcher goes to the
+old matcher, which is no longer used.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class GrammarCache:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="grammar")
 
     def warm(self) -> None:
-        """Begin to build the tokenizer, in a thread, which holds the interpreter's lock for most of a second.
+        """Start building the tokenizer in a thread, which holds the interpreter's lock for most of a second.
 
-        Not needed: a grammar that comes first waits for it, or builds it.
+        Optional: the first grammar otherwise builds it.
         """
         if self._vocab_size == VOCAB_SIZE:
             warm_tokenizer()
@@ -68,14 +68,14 @@ class GrammarCache:
             return f"grammars need the harmony vocabulary of {VOCAB_SIZE} tokens"
         try:
             matcher = self.matcher(grammar)
-        except Exception as error:  # whatever the compiler says is about this request alone
+        except Exception as error:  # errors of the compiler concern this request alone
             return f"the grammar cannot be used: {error}"
         if not matcher.consume_tokens(context):
-            return "the prompt's end does not fit its grammar"
+            return "the end of the prompt does not match the grammar"
         return None
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """One of its own, at the start. Raises ``ValueError`` if it does not compile."""
+        """Return a new matcher at its start. Raises ``ValueError`` if the grammar does not compile."""
         with self._lock:
             found = self._compiled.get(grammar)
             if found is not None:
@@ -96,7 +96,7 @@ class GrammarCache:
 
 
 def weight(grammar: str) -> int:
-    """Bytes that the compiled grammar is counted with."""
+    """Estimated bytes of the compiled grammar."""
     return _ENTRY_BYTES + _PER_BYTE * len(grammar)
 
 
@@ -108,7 +108,7 @@ class _Row:
     unread: tuple[Fetch, int] | None = None
 
     def catch_up(self) -> LLMatcher | None:
-        """Feed the token that was sampled last. Waits for its step."""
+        """Feed the token that was sampled last, waiting for its step."""
         if self.unread is not None:
             fetch, place = self.unread
             self.unread = None
@@ -126,7 +126,8 @@ class Masks:
     octets: torch.Tensor
 
     def at(self, places: npt.NDArray[np.int64]) -> Masks | None:
-        """Those of some ascending places of the batch, numbered by their order; None if there are none."""
+        """Return the masks of some ascending places of the batch, numbered by their order; None if there are
+        none."""
         found = np.flatnonzero(np.isin(self.places, places))
         if not len(found):
             return None
@@ -135,13 +136,13 @@ class Masks:
 
 
 def allow_all_masks(device: Device, count: int) -> Masks:
-    """For so many places, masks that forbid nothing."""
+    """Make ``count`` masks that allow every token."""
     words = np.full((count, MASK_WORDS), -1, np.int32)
     return Masks(np.arange(count), device.upload(words).view(torch.uint8))
 
 
 class GrammarRows:
-    """The matchers of the rows. Written by the worker's thread alone."""
+    """The matchers of the rows, used by the worker's thread only."""
 
     def __init__(self, device: Device, cache: GrammarCache) -> None:
         self._device, self._cache = device, cache
@@ -151,7 +152,7 @@ class GrammarRows:
         self._num_filled = 0
 
     def start(self, start: RowStart) -> None:
-        """A sequence takes a row: its matcher is moved past the tokens that it has."""
+        """Set up a row's matcher and advance it past the tokens that the sequence has."""
         self._rows.pop(start.row, None)
         sampling = start.sampling
         if not sampling.grammar:
@@ -159,16 +160,16 @@ class GrammarRows:
         try:
             matcher: LLMatcher | None = self._cache.matcher(sampling.grammar)
         except ValueError:
-            matcher = None  # was compiled before admission, so: never
+            matcher = None  # cannot happen: it was compiled before admission
         known = start.token_ids[start.num_prompt_tokens - sampling.grammar_context :].tolist()
         if matcher is not None and not matcher.consume_tokens(known):
             matcher = None
         self._rows[start.row] = _Row(matcher)
 
     def masks(self, rows: npt.NDArray[np.int32]) -> Masks | None:
-        """For the sampled ``rows`` of a step; None if none of them has a grammar.
+        """Return the masks of the sampled ``rows`` of a step, or None if none of them has a grammar.
 
-        A row whose matcher has failed gets an empty mask, and so no token.
+        A row whose matcher has failed gets an empty mask, and therefore no token.
         """
         if not self._rows:
             return None
@@ -208,7 +209,7 @@ class GrammarRows:
                 words[index] = 0
 
     def sampled(self, rows: npt.NDArray[np.int32], fetch: Fetch) -> None:
-        """A step sampled these rows; ``fetch`` waits for its results, tokens first."""
+        """Note that a step sampled these rows. ``fetch`` waits for its results, tokens first."""
         if self._rows:
             for place, row in enumerate(rows.tolist()):
                 if row in self._rows:

@@ -1,8 +1,8 @@
-"""LogitsProcessors: what one row does to its logits before temperature, and the device state that this needs.
+"""LogitsProcessors: what one row applies to its logits before temperature, and the device state for it.
 
-Exists only for rows that ask for it: biases, allowed ids, bad words, min_tokens, penalties. The tokens of
-such a row are kept on the device too (``history``), because a step may be sampled before the host has read
-the step before it. Lengths are always known to the host, so nothing here waits for the device.
+Exists only for rows that need it: biases, allowed ids, bad words, min_tokens, penalties. The tokens of such a
+row are kept on the device too (``history``), because a step may be sampled before the host has read the
+result of the step before it. The host always knows the lengths, so nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from chorale.engine.types import RowStart, SamplingSpec
 
-FIRST_ROOM = 256  # tokens after the prompt, before the history has to grow
+FIRST_ROOM = 256  # tokens after the prompt before the history must grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class BadWords:
 
 
 class LogitsProcessors:
-    """One writer of one row's history, counts and constraints. Built from its ``RowStart``."""
+    """One row's history, counts and constraints. Built from its ``RowStart``."""
 
     __slots__ = (
         "_allowed",
@@ -91,7 +91,7 @@ class LogitsProcessors:
         )
 
     def apply(self, logits: torch.Tensor, num_tokens: int) -> None:
-        """Edit ``logits`` [V] in place, for the token at position ``num_tokens``.
+        """Change ``logits`` [V] in place, for the token at position ``num_tokens``.
 
         Order: logit_bias, allowed_token_ids, bad_words, min_tokens, penalties.
         """
@@ -124,7 +124,7 @@ class LogitsProcessors:
         logits.index_copy_(0, seen, values)
 
     def record(self, token_id: torch.Tensor, position: int) -> None:
-        """Remember the token [1] int64 that was sampled for ``position``."""
+        """Record the token [1] int64 that was sampled for ``position``."""
         if position >= len(self._history):
             self._history = _longer(self._history, 2 * position + 1, self._limit)
         self._history[position : position + 1] = token_id
@@ -133,8 +133,8 @@ class LogitsProcessors:
 
 
 def _longer(history: torch.Tensor, wanted: int, limit: int) -> torch.Tensor:
-    """history with zeros after it. It grows with its sequence: a thousand rows of the model's length at once
-    would be a gigabyte, and nobody has counted it."""
+    """Extend a history with zeros. It grows with its sequence: a thousand rows of the model's length would
+    take a gigabyte that ``memory.py`` does not count."""
     return F.pad(history, (0, max(0, min(wanted, limit) - len(history))))
 
 

@@ -1,7 +1,7 @@
-"""Log-probabilities of the model's own distribution: before processors, filters and temperature (vLLM's
+"""Log-probabilities of the model's distribution before logits processors, filters and temperature (vLLM's
 default).
 
-Computed only for the rows that ask. Everything stays on the device until the step's results are fetched.
+Computed only for the rows that request them. They stay on the device until the step's results are fetched.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""RowSamplingState: the sampling parameters of every row, by row number, set when a sequence takes the row.
+"""RowSamplingState: the sampling parameters of every row, set when a sequence takes the row.
 
-Columns for what every row has; objects, in a dict, only for the rows that need more.
+Columns for parameters that every row has; objects, in a dict, for the rows that need more.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ IntRows = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsSpec:
-    """A row that wants prompt_logprobs: its prompt, and how many alternatives."""
+    """A row's request for prompt_logprobs: its prompt, and the number of alternatives."""
 
     token_ids: IntRows
     num_top: int
 
 
 class RowSamplingState:
-    """One writer of its arrays; ``columns`` gathers those of a step."""
+    """Owns the sampling parameters by row; the methods gather those of a step."""
 
     def __init__(self, num_rows: int, vocab_size: int, max_len: int, device: torch.device) -> None:
         self._vocab_size, self._max_len, self._device = vocab_size, max_len, device
@@ -44,7 +44,7 @@ class RowSamplingState:
         self._prompts: dict[int, PromptLogprobsSpec] = {}
 
     def start(self, start: RowStart) -> None:
-        """A sequence takes a row: on admission, and again after a preemption."""
+        """Set a row's parameters: on admission, and again after a preemption."""
         row, spec = start.row, start.sampling
         self.greedy[row] = greedy = spec.temperature < GREEDY_BELOW
         self.num_logprobs[row] = -1 if spec.logprobs is None else spec.logprobs
@@ -70,7 +70,7 @@ class RowSamplingState:
             self._prompts[start.row] = PromptLogprobsSpec(prompt, spec.prompt_logprobs)
 
     def prompt_logprobs_spec(self, row: int) -> PromptLogprobsSpec:
-        """Raises ``KeyError`` for a row that never asked."""
+        """Return a row's PromptLogprobsSpec. Raises ``KeyError`` if the row has none."""
         return self._prompts[row]
 
     def processors_of(self, rows: IntRows) -> dict[int, LogitsProcessors]:

@@ -1,19 +1,19 @@
-"""Sampler: from logits to one token a row, on the device, every row by itself.
+"""Sampler: from logits to one token a row, on the device, each row independently.
 
-In order, on a copy of the row's logits:
+In this order, on a copy of the row's logits:
 
- 1. ids that are no tokens (reserved, ``<|startoftext|>``, padding) become -inf, and so does what the row's
-    grammar does not allow (``grammar.py``)
- 2. the row's processors: logit_bias, allowed_token_ids, bad_words, min_tokens, penalties
+ 1. ids that are not tokens (reserved, ``<|startoftext|>``, padding) and ids that the row's grammar does not
+    allow (``grammar.py``) become -inf
+ 2. the row's logits processors: logit_bias, allowed_token_ids, bad_words, min_tokens, penalties
  3. division by temperature
  4. top_k, then top_p within it, then min_p
  5. plus Gumbel noise f(seed, position, token id), and the largest wins
 
-Temperature 0 leaves out 3 to 5. ``Ops.make_sampler`` does all but 2; rows with processors (see
-``logits_processors.py``) take the plain torch of ``kernels/reference/sampling.py`` on every device, so which
-way a row goes depends on the row alone. A row's token is a function of its own logits, parameters, seed and
-position: batch and chunking cannot change it. A row with a NaN or infinite logit, or with every token
-forbidden, gives no token and does not affect the others.
+Temperature 0 skips 3 to 5. ``Ops.make_sampler`` does all but 2. Rows with logits processors (see
+``logits_processors.py``) use the plain torch of ``kernels/reference/sampling.py`` on every device, so the
+implementation that samples a row depends on that row alone. A row's token is a function of its own logits,
+parameters, seed and position; batch and chunking cannot change it. A row with a NaN or infinite logit, or
+with every token forbidden, gets no token and does not affect the others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RESERVED_IDS = (199998, 200000, 200001, 200004, 200009, 200010, 200011, *range(2
 
 
 class Sampler:
-    """Samples a step's rows; ``draw`` is the part that a graph may hold."""
+    """Samples a step's rows; ``draw`` is the part that a graph may contain."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ def _filters(batch: SamplingBatch) -> torch.Tensor | None:
 
 
 def _needs(batch: SamplingBatch) -> Needs:
-    """From the host's arrays, so that nothing waits for the device."""
+    """Computed from the host's arrays, so that nothing waits for the device."""
     uses_k, uses_p, uses_m = np.any(batch.filtered, axis=0).tolist()
     heat = ~batch.greedy
     return Needs(bool(heat.any()), bool(heat.all()), (uses_k, uses_p, uses_m), int(batch.top_ks.max()))

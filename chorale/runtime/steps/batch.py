@@ -1,4 +1,4 @@
-"""What one step hands from the buffers to the model and the sampler: frozen, all of it decided beforehand."""
+"""What the buffers pass to the model and the sampler in one step: frozen, everything decided beforehand."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from chorale.runtime.sampling.logits_processors import LogitsProcessors
 class SamplingBatch:
     """How to choose N tokens, one for each sampled row.
 
-    Host arrays say which work a row needs (so that it can be left out); the tensors are what the device
-    computes with. ``positions`` are of the tokens to be sampled.
+    Host arrays show which work a row needs, so that the rest can be skipped; the device computes with the
+    tensors. ``positions`` are those of the tokens to be sampled.
     """
 
     rows: npt.NDArray[np.int32]  # [N] device row
@@ -59,7 +59,8 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Entry ``entry`` wants log-probabilities of ``targets`` given the tokens ``first`` ... of the step."""
+    """Request for log-probabilities of ``targets``, given the tokens from ``first`` on; for entry
+    ``entry``."""
 
     entry: int
     first: int  # place of the first token in the step

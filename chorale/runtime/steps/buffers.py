@@ -1,8 +1,8 @@
-"""Buffers: what the device remembers between steps, by row, and how a plan of numbers becomes a batch.
+"""Buffers: device state by row that lasts between steps, and the conversion of a plan into a batch.
 
-Rows persist: block tables are appended to, the last sampled token stays on the device (a plan names it with
--1), and a step copies two small arrays of int32 to the device. Rows of the batch are the plan's entries.
-There is one row more than sequences can have: ``spare_row``, for a graph's dummies (``decode_graphs.py``).
+Rows persist: block tables are appended to, and the last sampled token stays on the device (a plan refers to
+it by -1). A step copies two small int32 arrays to the device. Rows of the batch are the plan's entries. There
+is one row more than sequences can have: ``spare_row``, for a graph's dummy rows (``decode_graphs.py``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Int32 = npt.NDArray[np.int32]
 
 
 class Buffers:
-    """One writer of block tables, last tokens and sampling columns; ``fill`` is called once a step."""
+    """Owns block tables, last tokens and sampling parameters. ``fill`` is called once a step."""
 
     def __init__(
         self, device: Device, *, num_rows: int, max_len: int, block_size: int, vocab_size: int
@@ -39,16 +39,16 @@ class Buffers:
         )
 
     def start_rows(self, plan: StepPlan) -> None:
-        """Take the rows that start. Before anything else of the plan."""
+        """Set up the rows that start. Call before anything else for the plan."""
         for start in plan.starts:
             self.rows.start(start)
 
     def append_blocks(self, plan: StepPlan) -> None:
-        """The blocks that rows gained, on their own: ``lay_out`` does it in passing."""
+        """Append only the blocks that rows gained, which ``lay_out`` otherwise does."""
         self._append(self._upload(appends_of(plan)).take(4))
 
     def sampling_of(self, rows: Int32, positions: npt.NDArray[np.int64]) -> SamplingBatch:
-        """How to choose the tokens at ``positions`` of some rows."""
+        """Make the SamplingBatch for the tokens at ``positions`` of some rows."""
         return self._sampling_batch(rows, positions, self._upload(self._sampling_arrays(rows, positions)))
 
     def fill(self, plan: StepPlan) -> ForwardBatch:
@@ -59,7 +59,7 @@ class Buffers:
         return self.lay_out(packed, lengths, num_blocks, int(plan.num_new.max()), longest)
 
     def pack(self, plan: StepPlan, appends: Sequence[Int32]) -> tuple[torch.Tensor, tuple[int, ...]]:
-        """What ``lay_out`` takes, uploaded, and the lengths of its parts.
+        """Upload the input of ``lay_out``. Returns it with the lengths of its parts.
 
         ``appends``: those of the plan, or others in their place.
         """
@@ -72,7 +72,8 @@ class Buffers:
         return packed, tuple(len(array) for array in arrays)
 
     def sampling_step(self, plan: StepPlan) -> StepBatch:
-        """What follows the forward pass. Not needed before it, so the device need not wait for it."""
+        """Make the part of the batch that is used after the forward pass, so that the device need not wait
+        for it."""
         entries = np.flatnonzero(plan.samples)
         query_start = query_starts(plan)
         rows, last = plan.rows[entries], query_start[1:][entries] - 1
@@ -93,7 +94,7 @@ class Buffers:
         max_query_len: int,
         max_context_len: int,
     ) -> ForwardBatch:
-        """Append blocks, and say what the model reads. Work of the device alone: a graph may hold it."""
+        """Append blocks and make the model's input. Runs on the device only, so a graph may contain it."""
         parts = _Parts(packed, lengths)
         self._append(parts.take(4))
         tokens, positions, token_rows, query_start, context_lens, rows = parts.take(6)
@@ -104,7 +105,7 @@ class Buffers:
         tables = self.block_tables[:, :, :num_blocks].index_select(1, rows)  # [2, R, blocks]
         return ForwardBatch(
             token_ids=token_ids,
-            logits_index=token_ids[:0],  # whoever samples knows them
+            logits_index=token_ids[:0],  # the sampling step has its own
             attention=AttentionMeta(
                 positions=positions,
                 query_start=query_start,
@@ -123,7 +124,7 @@ class Buffers:
 
     def _upload(self, arrays: Sequence[Int32]) -> _Parts:
         host = np.concatenate(arrays, dtype=np.int32)
-        # A chunk amid a prompt samples nothing, and there is no pinned memory of no size.
+        # A chunk within a prompt samples nothing, and pinned memory cannot have size 0.
         packed = self._device.upload(host) if len(host) else self._nothing
         return _Parts(packed, [len(array) for array in arrays])
 
@@ -153,21 +154,21 @@ class Buffers:
         )
 
     def _prompt_logprobs(self, plan: StepPlan, query_start: Int32) -> list[PromptLogprobs]:
-        """The last prompt token predicts the first output token, which is no prompt token."""
-        wishes: list[PromptLogprobs] = []
+        """The last prompt token has no target: it predicts the first output token."""
+        requests: list[PromptLogprobs] = []
         if not plan.prompt_logprob_rows:
-            return wishes
+            return requests
         for entry, row in enumerate(plan.rows.tolist()):
             if row not in plan.prompt_logprob_rows:
                 continue
-            wish = self.rows.prompt_logprobs_spec(row)
+            spec = self.rows.prompt_logprobs_spec(row)
             start = int(plan.num_computed[entry])
-            targets = wish.token_ids[start + 1 : start + 1 + int(plan.num_new[entry])]
+            targets = spec.token_ids[start + 1 : start + 1 + int(plan.num_new[entry])]
             if len(targets):
                 device_targets = self._device.upload(np.ascontiguousarray(targets, np.int32)).long()
                 first = int(query_start[entry])
-                wishes.append(PromptLogprobs(entry, first, device_targets, wish.num_top))
-        return wishes
+                requests.append(PromptLogprobs(entry, first, device_targets, spec.num_top))
+        return requests
 
 
 def query_starts(plan: StepPlan) -> Int32:
@@ -183,7 +184,7 @@ def appends_of(plan: StepPlan) -> tuple[Int32, ...]:
 
 
 class _Parts:
-    """Several arrays that travelled as one; ``take`` hands out their places on the device, in order."""
+    """Several arrays uploaded as one; ``take`` returns their parts in order."""
 
     __slots__ = ("_tensors",)
 

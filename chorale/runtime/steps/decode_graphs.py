@@ -1,11 +1,11 @@
-"""Decode steps in static memory: what a graph holds, and the few numbers that change between its replays.
+"""Decode steps in static memory: what a graph contains, and the numbers that change between its replays.
 
 In such a step every row computes one token and samples the next. The host packs eleven int32 a row into
-pinned memory; one copy brings them over; everything else, from token ids to the sampled token, happens in the
-graph. Rows that need more than temperature and filters (processors, a grammar, log-probabilities) are sampled
-again after it.
+pinned memory and copies them in one transfer; everything else, from token ids to the sampled token, happens
+in the graph. Rows that need more than temperature and filters (logits processors, a grammar,
+log-probabilities) are sampled again after it.
 
-Padding: dummy rows are one more row of the buffers, whose one block is one more block of the pool.
+Padding: dummy rows use an extra row of the buffers, whose one block is an extra block of the pool.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from chorale.runtime.steps.graph_sizes import context_sizes, pick
 
 ROW, COMPUTED, TOKEN, FULL_BLOCK, WINDOW_BLOCK, KEY_A, KEY_B, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(11)
 NUM_COLUMNS = 11
-# Batches of more than ``MANY_ROWS`` run in a captured size up to ``NEAR`` times theirs, for ``PATIENCE``
-# steps, before their own is captured: a dummy row costs little there, a capture as much as many of them.
+# Batches of more than ``MANY_ROWS`` rows run in a captured size up to ``NEAR`` times theirs for ``PATIENCE``
+# steps before their own size is captured: there, a dummy row costs little, and a capture as much as many.
 MANY_ROWS, NEAR, PATIENCE = 8, 1.5, 64
 Int32 = npt.NDArray[np.int32]
 
@@ -43,7 +43,7 @@ def is_decode(plan: StepPlan) -> bool:
 
 
 class Packer:
-    """From a plan to the columns of its step. Owns a scratch array, hence one user."""
+    """Packs a plan into the columns of its step. Owns a scratch array, so it is not reentrant."""
 
     def __init__(self, rows: RowSamplingState, spare_row: int, block_size: int) -> None:
         self._rows, self._block_size = rows, block_size
@@ -69,7 +69,7 @@ class Packer:
         return not len(plan.append_row) or self._pack_blocks(plan, columns)
 
     def dummies(self, size: int) -> Int32:
-        """Columns of a step of dummy rows only."""
+        """Return the columns of a step of dummy rows only."""
         return np.repeat(self._padding, size, axis=1)
 
     def _pack_blocks(self, plan: StepPlan, columns: Int32) -> bool:
@@ -93,7 +93,7 @@ class StagingBuffers:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that is enqueued: ``count`` rows, run as ``size``."""
+    """An enqueued step of ``count`` rows, run in capture size ``size``."""
 
     staging: StagingBuffers
     count: int
@@ -101,9 +101,9 @@ class LaunchedStep:
 
 
 class DecodeGraphRunner:
-    """The one owner of static memory and graphs. ``launch`` enqueues a step; its result is in ``tokens``.
+    """Owns static memory and graphs. ``launch`` enqueues a step; its result is in ``tokens``.
 
-    ``device.capture`` decides what a graph is; a device without graphs may run the step itself.
+    ``device.capture`` makes the graph; a device without graphs may run the step itself.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class DecodeGraphRunner:
     # ------------------------------------------------------------------ a step
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Enqueue everything but the way back. ``tokens`` is then [rows], on the device."""
+        """Enqueue a step without its download. ``tokens`` then holds [rows] on the device."""
         filtered = bool(self._buffers.rows.filters[plan.rows].any())
         size = self._size_for(len(plan.rows), filtered)
         longest = int(plan.num_computed.max()) + 1
@@ -170,10 +170,11 @@ class DecodeGraphRunner:
         return LaunchedStep(staging, len(plan.rows), size)
 
     def _size_for(self, count: int, filtered: bool) -> int:
-        """The next larger size; or, for the first steps that would need its graph, a captured one near it.
+        """Return the next larger size; or, for the first steps that would need its graph, a captured size
+        near it.
 
         Capturing takes as long as several steps, and every row waits. A batch whose requests end one after
-        the other passes a size in a few steps, and would pay that for each.
+        the other passes a size within a few steps and would pay for each capture.
         """
         size = pick(self._sizes, count)
         if size <= MANY_ROWS or (size, self._longest, filtered) in self._graphs:
@@ -185,7 +186,7 @@ class DecodeGraphRunner:
         return size
 
     def collect(self, launch: LaunchedStep) -> Callable[[], npt.NDArray[np.int64]]:
-        """Enqueue the tokens' way back; the returned function waits for them, and is called once."""
+        """Enqueue the download of the tokens. Returns a function that waits for them; call it once."""
         staging, count = launch.staging, launch.count
         staging.tokens[:count].copy_(self.tokens[:count], non_blocking=True)
         wait = self._device.mark()
@@ -193,7 +194,7 @@ class DecodeGraphRunner:
         def finish() -> npt.NDArray[np.int64]:
             wait()
             found: npt.NDArray[np.int64] = staging.tokens[:count].numpy().copy()
-            self._free.append(staging)  # the device is done with all of it
+            self._free.append(staging)  # the device has finished with it
             return found
 
         return finish
@@ -227,12 +228,12 @@ class DecodeGraphRunner:
         return found
 
     def _make_dummies(self, size: int) -> None:
-        """Capturing runs the step, which must touch no real row."""
+        """Fill the input with dummy rows: capturing runs the step, which must not touch real rows."""
         columns = self._packer.dummies(size)
         self._inputs[: columns.size].copy_(self._device.upload(columns.ravel()))
 
     def _step(self, size: int, longest: int, filtered: bool) -> Callable[[], None]:
-        """Reads and writes static memory alone."""
+        """Return the step that a graph contains. It uses static memory only."""
         columns = self._inputs[: NUM_COLUMNS * size].view(NUM_COLUMNS, size)
         given = DecodeInputs(columns[ROW], columns[COMPUTED], columns[TOKEN], columns[FULL_BLOCK:KEY_A])
         keys, floats = columns[KEY_A : KEY_B + 1].t(), columns[TEMPERATURE:].view(torch.float32)

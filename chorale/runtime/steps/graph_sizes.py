@@ -1,7 +1,7 @@
-"""Sizes of captured steps: a batch runs in the next larger one, filled up with dummy rows. Torch-free.
+"""Capture sizes: a batch runs in the next larger size, padded with dummy rows. Torch-free.
 
-Of decode steps up to eight rows every size has its graph: there a dummy row costs as much as a real one,
-because its experts are read for it alone. Above, at most an eighth is dummies.
+Decode steps of up to eight rows have a graph for every size, because a dummy row costs as much as a real one
+there: its experts are read for it alone. Above, at most an eighth of the rows are dummies.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def row_sizes(most: int) -> tuple[int, ...]:
 
 
 def chosen_sizes(asked: Sequence[int], most: int) -> tuple[int, ...]:
-    """Sizes that the operator named, without those that no batch reaches. Raises ``ConfigError``."""
+    """Return the sizes that the operator named, capped at ``most``. Raises ``ConfigError``."""
     if not asked or min(asked) < 1:
-        raise ConfigError("--cudagraph-capture-sizes: needs numbers of rows from 1 up")
+        raise ConfigError("--cudagraph-capture-sizes: needs numbers of rows, each at least 1")
     return tuple(sorted({min(size, most) for size in asked}))
 
 

@@ -1,10 +1,9 @@
-"""Forward passes of small mixed steps in static memory, as graphs where there are graphs.
+"""Forward passes of small mixed steps in static memory, as graphs where the device supports them.
 
-A step of a few hundred prompt tokens takes the device less time than the host needs to launch it kernel by
-kernel. Such a plan is padded to a size for which there is a graph: a dummy row computes the tokens that are
-missing, further dummy rows compute none. The host's numbers go over in one copy; what they mean (tokens that
-never left the device, slots, tables) is worked out in the graph, as in a decode step. Sampling is not its
-business.
+The device runs a step of a few hundred prompt tokens faster than the host can launch it kernel by kernel.
+Such a plan is padded to a capture size: a dummy row computes the missing tokens, further dummy rows compute
+none. The host's numbers are copied in one transfer; the graph derives from them what the model reads (tokens
+that never left the device, slots, tables), as in a decode step. Sampling happens elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _APPENDS = ("append_group", "append_row", "append_index", "append_block")
 
 
 def pad_plan(plan: StepPlan, num_tokens: int, num_rows: int, spare_row: int) -> StepPlan:
-    """The plan with dummy rows at its end: the first computes what is missing to ``num_tokens``."""
+    """Append dummy rows to a plan. The first computes the tokens missing to ``num_tokens``."""
     missing = num_rows - len(plan.rows)
     new = np.zeros(missing, np.int32)
     new[0] = num_tokens - plan.num_tokens
@@ -45,14 +44,14 @@ def _extended(array: IntArray, more: IntArray) -> IntArray:
 
 
 def dummy_plan(num_tokens: int, spare_row: int) -> StepPlan:
-    """One dummy row that computes ``num_tokens`` and samples none: to try a size out."""
+    """Make a plan of one dummy row that computes ``num_tokens`` and samples none, to warm up a size."""
     none = np.zeros(0, np.int32)
     empty = StepPlan(-1, (), none, none, none, np.zeros(0, np.bool_), none, none, none, none, none)
     return pad_plan(empty, num_tokens, 1, spare_row)
 
 
 class MixedGraphRunner:
-    """The one owner of its static memory and graphs."""
+    """Owns the static memory and graphs of mixed steps."""
 
     def __init__(
         self, device: Device, model: GptOss, kv: Sequence[torch.Tensor], buffers: Buffers, longest: int
@@ -75,14 +74,14 @@ class MixedGraphRunner:
         return len(self._graphs)
 
     def padded(self, plan: StepPlan) -> StepPlan | None:
-        """The plan in a size for which there is a graph, or can be; None: too large."""
+        """Return the plan padded to a capture size, or None if it is too large."""
         if not self.sizes or plan.num_tokens > self.sizes[-1] or len(plan.rows) >= MIXED_ROWS[-1]:
             return None
         tokens, rows = pick(self.sizes, plan.num_tokens), pick(MIXED_ROWS, len(plan.rows) + 1)
         return pad_plan(plan, tokens, rows, self._buffers.spare_row)
 
     def hidden(self, plan: StepPlan) -> torch.Tensor:
-        """[T, H] of a plan that ``padded`` made, until the next one."""
+        """Return the hidden states [T, H] of a plan that ``padded`` returned; valid until the next call."""
         tokens, rows = plan.num_tokens, len(plan.rows)
         replay = self.graph(tokens, rows)
         self._fill(plan)
@@ -90,7 +89,7 @@ class MixedGraphRunner:
         return self._hidden[:tokens]
 
     def graph(self, tokens: int, rows: int) -> Callable[[], None]:
-        """Captured when first asked for."""
+        """Return the graph of a size, capturing it on first use."""
         found = self._graphs.get((tokens, rows))
         if found is None:
             spare = self._buffers.spare_row
@@ -100,7 +99,7 @@ class MixedGraphRunner:
 
     def _fill(self, plan: StepPlan) -> None:
         room = self._num_appends(plan.num_tokens, len(plan.rows))
-        if len(plan.append_row) > room:  # a long prefix was found in the cache
+        if len(plan.append_row) > room:  # a long prefix hit
             self._buffers.append_blocks(plan)
             nothing: dict[str, Any] = dict.fromkeys(_APPENDS, np.zeros(0, np.int32))
             plan = replace(plan, **nothing)
@@ -108,7 +107,7 @@ class MixedGraphRunner:
         self._inputs[: len(packed)].copy_(packed)
 
     def _padded_appends(self, plan: StepPlan, room: int) -> list[IntArray]:
-        """Those that are missing give the dummy row the block that it has."""
+        """Pad the appends with entries that give the dummy row its own block again."""
         dummy = (0, self._buffers.spare_row, 0, self._dummy_block)
         missing = room - len(plan.append_row)
         return [
@@ -117,11 +116,11 @@ class MixedGraphRunner:
         ]
 
     def _num_appends(self, tokens: int, rows: int) -> int:
-        """At most: the blocks of the tokens, and one that each row had begun, or begins; in both groups."""
+        """Most appends: the blocks of the tokens, and one more for each row, in both groups."""
         return 2 * (tokens // self._buffers.block_size + 2 * rows)
 
     def _lengths(self, tokens: int, rows: int) -> tuple[int, ...]:
-        """Of the parts of ``Buffers.lay_out``."""
+        """Lengths of the parts of ``Buffers.lay_out``."""
         return (*[self._num_appends(tokens, rows)] * 4, tokens, tokens, tokens, rows + 1, rows, rows)
 
     def _step(self, tokens: int, rows: int) -> Callable[[], None]:

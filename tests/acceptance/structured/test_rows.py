@@ -161,7 +161,7 @@ def test_a_turn_goes_on_within_its_grammar(checkpoint: Path) -> None:
         [replace_prompt(going_on, [5, *begun]), replace_prompt(wrong, [5, *begun])],
     )
     assert VOCAB.decode(answers["a"][0][:-1]) in ("defx", "defy")
-    assert answers["b"][1] == "the prompt's end does not fit its grammar"
+    assert answers["b"][1] == "the end of the prompt does not match the grammar"
 
 
 def replace_prompt(given: GenerateRequest, prompt: list[int]) -> GenerateRequest:
