@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMeta:
-    """Who attends to what in this step. One instance a step, shared by all layers.
+    """Positions, contexts and block tables of a step. One instance a step, shared by all layers.
 
     ``block_tables`` and ``slots`` are indexed by ``CacheGroup`` (0 full, 1 window). Entry ``p`` of a row's
     table is the block of positions ``p * block_size ...``. Entries past the row's context, and window entries
-    wholly behind the window, may hold anything: they are never read. KV pools start as zeros.
+    wholly behind the window, are never read and may hold anything. KV pools start as zeros.
     """
 
     positions: torch.Tensor  # [T] int64, position of each new token in its sequence
@@ -53,7 +53,7 @@ class ForwardBatch:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What every layer's attention has in common."""
+    """What the attention of all layers has in common."""
 
     num_heads: int  # Nq
     num_kv_heads: int  # Nkv
@@ -98,7 +98,7 @@ class ExpertTensors:
     down_blocks: torch.Tensor | None = None  # [E, H, I / 32, 16] uint8
     down_scales: torch.Tensor | None = None  # [E, H, I / 32] uint8
     fp8_activations: bool = False  # products of many tokens may round their inputs to e4m3
-    # If they do: what inputs are divided by beforehand, as the checkpoint says. None: the back end decides.
+    # Then the checkpoint's divisors of the inputs. None: the back end chooses them.
     gate_up_input_scale: float | None = None
     down_input_scale: float | None = None
     gate_up: torch.Tensor | None = None  # [E, H, 2 I]
@@ -106,7 +106,7 @@ class ExpertTensors:
 
 
 NO_FINITE_LOGITS = -1  # instead of a token: the row's logits were not finite
-NOTHING_ALLOWED = -2  # they were, but every token was forbidden
+NOTHING_ALLOWED = -2  # the logits were finite, but every token was forbidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,8 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class SamplingInputs:
-    """How to draw N tokens. ``kernels/reference`` defines keys (``noise.py``), filters (``filters.py``)."""
+    """Parameters for sampling N tokens. ``kernels/reference`` defines keys (``noise.py``) and filters
+    (``filters.py``)."""
 
     keys: torch.Tensor  # [N, 2] int32, of any strides
     temperature: torch.Tensor  # [N] float32; 0: greedy
@@ -132,7 +133,7 @@ class SamplingInputs:
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """What the host says about a step in which N rows compute one token each."""
+    """The host's numbers for a step in which N rows compute one token each."""
 
     rows: torch.Tensor  # [N] int32 device row
     num_computed: torch.Tensor  # [N] int32: the position of the new token
@@ -142,7 +143,7 @@ class DecodeInputs:
 
 @dataclass(frozen=True, slots=True)
 class DecodeState:
-    """Memory that stays where it is: what rows remember (read, appended to), and what the model reads.
+    """Memory with fixed addresses: row state (read and appended to), and the model's input (written).
 
     The written tensors may be longer than N; their first N are meant.
     """
@@ -221,13 +222,13 @@ class Precompiler(Protocol):
 class Ops:
     """One back end. ``kernels/reference/`` says what each callable means, exactly.
 
-    kv (one tensor per layer slot): [num_blocks, 2, Nkv, block_size, D]; index 1 is K (0) or V (1). ``plan``
-    is what ``plan_attention`` returned for this step; ``group`` is a ``CacheGroup``.
+    kv (one tensor for a layer of each group): [num_blocks, 2, Nkv, block_size, D]; index 1 is K (0) or V (1).
+    ``plan`` is the result of ``plan_attention`` for this step; ``group`` is a ``CacheGroup``.
     """
 
     name: str
 
-    # (meta, shape, block_size) -> plan. Once a step: whatever attention can work out for all layers.
+    # (meta, shape, block_size) -> plan. Once a step: everything that all layers' attention can share.
     plan_attention: Callable[[AttentionMeta, AttentionShape, int], Any]
 
     # (embedding [V, H], token_ids [T]) -> x [T, H]
@@ -254,7 +255,8 @@ class Ops:
 
     # (normed, expert_ids, gates, experts, x, the next layer's QkvWeights, eps)
     # -> (new x: x + sum of gate * expert(normed), its norm for the next layer's qkv_rope_cache)
-    # May reuse x. The last layer has no next one (None). None is returned if qkv_rope_cache shall norm.
+    # May reuse x. For the last layer, the next one's weights are None. Returns None for the norm if
+    # qkv_rope_cache is to compute it.
     moe: Callable[
         [torch.Tensor, torch.Tensor, torch.Tensor, Any, torch.Tensor, QkvWeights | None, float],
         tuple[torch.Tensor, torch.Tensor | None],
@@ -278,7 +280,7 @@ class Ops:
     # kv may be float8_e4m3fn: scale 1, written saturating (``kernels/reference/kv_elements.py``).
     supports_fp8_kv: bool = False
 
-    # A step of one new token a row never waits for the host, so that it can be captured in a graph.
+    # A step of one new token a row never waits for the host, so it can be captured in a graph.
     capturable: bool = False
 
     # (what starts the processes that compile) -> precompiler of this op set. Raises ``RuntimeError`` if it

@@ -269,9 +269,7 @@ def _max_logprobs(config: EngineConfig, decide: _Decider) -> int:
 def check_ranks(config: EngineConfig) -> None:
     """Raises ``ConfigError`` for what this version does not support, before anything is downloaded."""
     if config.tensor_parallel_size != 1:
-        raise ConfigError(
-            f"--tensor-parallel-size {config.tensor_parallel_size} is not supported: {ONE_DEVICE}"
-        )
+        raise ConfigError(f"--tensor-parallel-size {config.tensor_parallel_size} is not served: {ONE_DEVICE}")
 
 
 def check_sizes(config: EngineConfig) -> None:

@@ -1,4 +1,4 @@
-"""Cells of a KV block in plain torch: what ``kernels/triton/kv_elements.py`` must agree with.
+"""KV elements in plain torch: the specification of ``kernels/triton/kv_elements.py``.
 
 A block holds bfloat16, float32, or e4m3 with a scale of 1: one byte a value, three bits of mantissa, values
 beyond +-448 become +-448 (the format has no infinity, so anything else would be NaN), NaN stays NaN.

@@ -1,8 +1,8 @@
-"""Cells of a KV block: written and read in bfloat16, float32 or e4m3 (one byte, scale 1).
+"""KV elements: the numbers of a KV block, in bfloat16, float32 or e4m3 (one byte, scale 1).
 
-e4m3 cells are a pointer to ``float8e4nv`` where Triton converts that type itself (NVIDIA from 8.9 on), and
-to ``uint8`` elsewhere, with the conversions written out below: the same bytes either way. Values beyond
-+-448 become +-448, NaN stays NaN. Which of the three it is, is known when a kernel is compiled.
+e4m3 elements are read through a pointer to ``float8e4nv`` where Triton converts that type itself (NVIDIA from
+8.9 on), and to ``uint8`` elsewhere, with the conversions written out below; both give the same bytes. Values
+beyond +-448 become +-448, NaN stays NaN. The type is fixed when a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ _LARGEST = tl.constexpr(448.0)
 
 @triton.jit
 def to_kv_element(x, kind: tl.constexpr):
-    """x float32 -> ``kind``, what a block of that type holds."""
+    """x float32 -> an element of type ``kind``."""
     if kind == tl.uint8:
-        cell = _encode(x)
+        element = _to_e4m3_bits(x)
     elif kind == tl.float8e4nv:
-        cell = tl.clamp(x, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL).to(kind)
+        element = tl.clamp(x, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL).to(kind)
     else:
-        cell = x.to(kind)
-    return cell
+        element = x.to(kind)
+    return element
 
 
 @triton.jit
-def from_kv_element(cell, TYPE: tl.constexpr):
-    """What a block holds -> TYPE, exactly; other cells than e4m3's stay what they are."""
-    if cell.dtype == tl.uint8:
-        value = _decode(cell).to(TYPE)
-    elif cell.dtype == tl.float8e4nv:
-        value = cell.to(TYPE)
+def from_kv_element(element, TYPE: tl.constexpr):
+    """An element -> TYPE, exactly. Elements of other types than e4m3 are returned unchanged."""
+    if element.dtype == tl.uint8:
+        value = _from_e4m3_bits(element).to(TYPE)
+    elif element.dtype == tl.float8e4nv:
+        value = element.to(TYPE)
     else:
-        value = cell
+        value = element
     return value
 
 
 @triton.jit
 def query_of(q, kind: tl.constexpr):
-    """q for products with cells of ``kind``: in that type, or as it is if they are e4m3."""
+    """q for products with elements of ``kind``: converted to that type, or unchanged if they are e4m3."""
     if kind == tl.uint8 or kind == tl.float8e4nv:
         value = q
     else:
@@ -51,7 +51,7 @@ def query_of(q, kind: tl.constexpr):
 
 
 @triton.jit
-def _encode(x):
+def _to_e4m3_bits(x):
     """float32 -> e4m3 bits, to the nearest, ties to even."""
     bits = x.to(tl.int32, bitcast=True)
     size = tl.minimum(bits & 0x7FFFFFFF, 0x43E00000)  # of 448: patterns of positive floats are in order
@@ -65,9 +65,9 @@ def _encode(x):
 
 
 @triton.jit
-def _decode(cell):
+def _from_e4m3_bits(element):
     """e4m3 bits -> float32. An exponent of 8 bits instead of 4 is 120 too small."""
-    bits = cell.to(tl.int32)
+    bits = element.to(tl.int32)
     size = bits & 0x7F
     value = (size << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
     value = tl.where(size == 0x7F, float("nan"), value)
@@ -75,12 +75,12 @@ def _decode(cell):
 
 
 def kernel_view(kv: torch.Tensor) -> torch.Tensor:
-    """A pool as kernels take it: e4m3 as bytes where Triton has no such type."""
+    """Return a pool as kernels read it: e4m3 as bytes where Triton lacks the type."""
     if kv.dtype == torch.float8_e4m3fn and not converts_e4m3(kv.device):
         return kv.view(torch.uint8)
     return kv
 
 
 def converts_e4m3(device: torch.device) -> bool:
-    """Whether Triton has e4m3 there."""
+    """Whether Triton supports e4m3 on the device."""
     return capability_of(device) >= 89

@@ -1,10 +1,10 @@
 """Programmatic dependent launch: a kernel starts while the one before it still runs, and waits inside.
 
 Every kernel launched with ``dependent`` calls ``wait_for_previous`` before it reads or writes anything that
-another kernel of the step touches; what it reads before that (weights) travels while its predecessor ends.
-Small kernels let their successor start as soon as all their own programs run. Those that stream weights do
-not: programs that only wait would take their place on the multiprocessors (measured: 27.3 against 26.1
-microseconds a layer without its experts, one token, H200).
+another kernel of the step touches; what it reads before that (weights) is loaded while its predecessor
+finishes. Small kernels let their successor start as soon as all their own programs run. Kernels that stream
+weights do not: waiting programs would occupy the multiprocessors (measured: 27.3 against 26.1 microseconds a
+layer without its experts, one token, H200).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from chorale.kernels.triton.tuning import H200, ArchTuning, arch_tuning
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr, LAUNCH_DEPENDENTS: tl.constexpr = True):
-    """Nothing before this line may depend on an earlier kernel, or be read by one."""
+    """Wait for the previous kernel. Nothing before this call may depend on an earlier kernel, or be read by
+    one."""
     if PDL:
         gdc_wait()
         if LAUNCH_DEPENDENTS:
@@ -69,10 +70,11 @@ def tuning_of(device: torch.device) -> ArchTuning:
 
 
 def is_hopper(device: torch.device) -> bool:
-    """Compute capability 9.0, whose matrix instructions later chips do not have."""
+    """Whether the device has compute capability 9.0, whose matrix instructions later GPUs do not have."""
     return capability_of(device) == 90
 
 
 def dependent(x: torch.Tensor) -> dict[str, bool]:
-    """Launch arguments for a kernel with a constexpr ``PDL``: on Hopper and later, off elsewhere."""
+    """Return launch arguments of a kernel with a constexpr ``PDL``: on for Hopper and later, off
+    elsewhere."""
     return {"PDL": True, "launch_pdl": True} if capability_of(x.device) >= 90 else {"PDL": False}
