@@ -28,7 +28,7 @@ _ROWS_AT_ONCE = 4096  # of 512 float32: they stay in the cache
 
 
 def check_hash(archive: Path, sha256: str) -> None:
-    """Raises ``CheckpointError`` naming both hashes if the archive is not the one that was built."""
+    """Raises ``CheckpointError`` naming both hashes if the archive is not the expected one."""
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != sha256:
         raise CheckpointError(f"{archive}: sha256 is {found}, expected {sha256}; reinstall chorale")

@@ -1,4 +1,4 @@
-"""The sizes of the demo model. Torch-free, so that a start can be judged before torch is imported."""
+"""The sizes of the demo model. Torch-free, so that settings can be checked before torch is imported."""
 
 from __future__ import annotations
 

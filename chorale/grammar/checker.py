@@ -1,4 +1,4 @@
-"""GrammarChecker: constraints of requests are compiled here first, in threads of the HTTP process.
+"""GrammarChecker: compiles constraints of requests beforehand, in threads of the HTTP process.
 
 What does not compile, or not in time, is a 400 that names the field and the keyword; the engine only ever
 sees grammars whose parts have compiled under the same limits. Results are remembered by text.
@@ -45,7 +45,7 @@ class GrammarChecker:
                 )
 
     async def _compile(self, constraint: Constraint) -> str | None:
-        """Why it cannot be used, or None."""
+        """Return why a constraint cannot be used, or None."""
         if self._num_pending >= MAX_PENDING:
             raise QueueFullError("too many grammars are being compiled; try again", retry_after=1)
         if self._threads is None:

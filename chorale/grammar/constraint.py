@@ -1,4 +1,5 @@
-"""Constraint: what one text of a turn must be, as a grammar of its own; checked where no compiler is needed.
+"""Constraint: what one text of a turn must match, as a separate grammar; with the checks that need no
+compiler.
 
 JSON is written without free whitespace: at most one space, or one line break with its indentation, where
 JSON allows any, so that no generation can spend its tokens on blanks.
@@ -94,7 +95,7 @@ def choice(texts: Sequence[str], param: str) -> Constraint:
 
 
 def lark(grammar: str, param: str) -> Constraint:
-    """A Lark grammar (llguidance's dialect) over ordinary text; special tokens are not its business."""
+    """A Lark grammar (llguidance's dialect) over ordinary text, without special tokens."""
     if "<" in _LARK_TEXT.sub("", grammar):
         raise _refusal("special tokens (<...>) cannot be named in a grammar", param)
     return _lark(grammar, param)
@@ -113,7 +114,7 @@ def _refusal(message: str, param: str) -> RequestError:
 
 
 def check_size(body: str, param: str) -> None:
-    """Raises ``RequestError`` for what is too long to be compiled, or is not text."""
+    """Raises ``RequestError`` if the text is too long to compile or not valid Unicode."""
     if len(body.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise _refusal(f"longer than {MAX_BYTES} bytes", param)
     if any(0xD800 <= ord(char) <= 0xDFFF for char in body):
@@ -121,7 +122,7 @@ def check_size(body: str, param: str) -> None:
 
 
 def _in_known_dialect(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The compiler looks ``$schema`` up in the few that it has, to the letter. Others mean the newest."""
+    """Write a known ``$schema`` in the compiler's exact spelling, and drop others: these mean the newest."""
     if "$schema" not in schema:
         return schema
     rest = {name: value for name, value in schema.items() if name != "$schema"}
@@ -154,7 +155,7 @@ def _keyword(key: str, value: Any) -> Any:
 
 
 def _depth(value: Any, limit: int) -> int:
-    """Containers within containers, at most ``limit``."""
+    """Return the nesting depth of containers, at most ``limit``."""
     if limit <= 0 or not isinstance(value, Mapping | list):
         return 0
     inner = value.values() if isinstance(value, Mapping) else value

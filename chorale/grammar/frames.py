@@ -62,7 +62,7 @@ class Frames:
 
 
 def turn_grammar(frames: Frames) -> str:
-    """The grammar of what follows ``<|start|>assistant``, up to ``<|return|>`` or ``<|call|>``."""
+    """Return the grammar of what follows ``<|start|>assistant``, up to ``<|return|>`` or ``<|call|>``."""
     rules = [*_reasoning_rules(frames), _PIECES]
     entries = []
     ends = []
@@ -81,7 +81,7 @@ def turn_grammar(frames: Frames) -> str:
 
 
 def raw_grammar(constraint: Constraint) -> str:
-    """The grammar of a text that is the constraint's from its first token on."""
+    """Return the grammar of a text that the constraint covers from its first token on."""
     return _listed("start: @answer", [constraint.entry("answer")])
 
 

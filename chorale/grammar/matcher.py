@@ -53,7 +53,7 @@ def _tokenizer() -> LLTokenizer:
 
 
 def tokenizer() -> LLTokenizer:
-    """The one of this process. Thread-safe: late comers wait for the first."""
+    """Return this process's tokenizer. Thread-safe: later callers wait for the first."""
     with _lock:
         return _tokenizer()
 
@@ -66,7 +66,8 @@ def warm() -> threading.Thread:
 
 
 def compile_grammar(grammar: str) -> LLMatcher:
-    """A matcher at the grammar's start. Raises ``ValueError`` with the compiler's words, in one line."""
+    """Return a matcher at the grammar's start. Raises ``ValueError`` with the compiler's message in one
+    line."""
     matcher = LLMatcher(tokenizer(), grammar, log_level=0, limits=_LIMITS)
     if matcher.is_error():
         raise ValueError(explain(matcher.get_error()))
@@ -126,7 +127,7 @@ def to_lark(grammar: str) -> str:
 
 
 def explain(error: str) -> str:
-    """The gist of an llguidance error, without its place in our text."""
+    """Return the core of an llguidance error, without positions in the translated grammar."""
     lines = error.strip().splitlines() or ["cannot be compiled"]
     line = lines[0]
     if line.endswith(":"):  # of a regex: the pattern and a pointer follow, then the reason

@@ -1,4 +1,4 @@
-"""Reading a message header, however the model wrote it.
+"""Reading of message headers, well formed or not.
 
 A header is a list of segments: the text before any marker, then one per ``<|channel|>`` or
 ``<|constrain|>``. Every list of segments has a reading; what was odd about it comes back as repairs.
@@ -43,7 +43,7 @@ class Header:
 
 
 class ToolNames:
-    """The declared full tool names; finds the one that a damaged name means."""
+    """The declared full tool names, with a search for the one that a damaged name means."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(dict.fromkeys(names))
@@ -163,7 +163,7 @@ class _Reader:
         return Header(channel, recipient, self.content_type, tuple(self.repairs))
 
     def _recipient(self) -> str | None:
-        """The last valid recipient; if none is, the last that looks like a name."""
+        """Return the last valid recipient, or else the last that looks like a name."""
         if len(self.recipients) > 1:
             self.repairs["duplicate_recipient"] = None
         fallback = None
@@ -182,7 +182,7 @@ class _Reader:
 
 
 def read_header(segments: Sequence[Segment], names: ToolNames) -> Header:
-    """The best reading of a header without its author. Total."""
+    """Return the best reading of a header without its author. Never raises."""
     reader = _Reader(names)
     for marker, text in segments:
         parts = _SPELLED_MARKER.split(text)

@@ -1,4 +1,4 @@
-"""JSON that a model or a foreign server wrote: read so that every string of it can be written again."""
+"""Reading JSON from a model or a foreign server so that every string in it can be written again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def loads(text: str | bytes, *, strict: bool = True, max_depth: int = MAX_DEPTH)
 
 
 def read_object(text: str, *, strict: bool = True, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
-    """The object that a model wrote; an empty one for anything else, as of a call that was cut."""
+    """Parse an object that a model wrote. Returns an empty one for anything else, such as a truncated
+    call."""
     try:
         value = loads(text, strict=strict, max_depth=max_depth)
     except (ValueError, RecursionError):

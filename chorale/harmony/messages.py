@@ -162,7 +162,7 @@ RepairKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """The stream was not well formed here and was read as best it could be. Counted, never raised."""
+    """A place where the stream was malformed and got its best reading. Counted, never raised."""
 
     kind: RepairKind
 

@@ -1,4 +1,4 @@
-"""Text from tokens, a little at a time: UTF-8 that is split over tokens, and stop strings over deltas."""
+"""Incremental text: UTF-8 split across tokens, and stop strings split across deltas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TextDecoder:
         self._decode, self._state = decoder.decode, decoder.getstate
 
     def feed(self, token_id: int) -> str:
-        """Text that became readable ("" inside a character). Raises ``TokenIdError``."""
+        """Return the text completed by a token ("" inside a character). Raises ``TokenIdError``."""
         return self._decode(self._vocab.token_bytes(token_id))
 
     def feed_all(self, token_ids: Sequence[int]) -> tuple[str, int]:
@@ -35,7 +35,7 @@ class TextDecoder:
         return text, num_held
 
     def flush(self) -> str:
-        """U+FFFD for a character that never became whole, else "". The decoder can be used again."""
+        """Return U+FFFD for an incomplete character, else "". The decoder can be used again."""
         return self._decode(b"", True)
 
 
@@ -69,11 +69,11 @@ class StopStrings:
         return self._hold(buffer), None
 
     def pass_over(self, text: str) -> str:
-        """What can be shown now of text in which no stop string may end, though one may begin."""
+        """Return what can be shown now of text in which no stop string may end, though one may begin."""
         return self._hold(self._held + text)
 
     def flush(self) -> str:
-        """What was held back, once no more text comes."""
+        """Return the text held back, at the end of the stream."""
         held, self._held = self._held, ""
         return held
 
@@ -107,6 +107,7 @@ class StopStrings:
 
 
 def encode_words(words: Iterable[str], vocab: Vocabulary) -> tuple[tuple[int, ...], ...]:
-    """Each word as it begins a text and as it follows a space: those are different tokens. No duplicates."""
+    """Encode each word as at the start of a text and as after a space, which are different tokens. No
+    duplicates."""
     spellings = (text for word in words for text in (word, f" {word.lstrip()}"))
     return tuple(dict.fromkeys(ids for text in spellings if (ids := tuple(vocab.encode(text)))))

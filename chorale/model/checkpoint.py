@@ -1,4 +1,4 @@
-"""A checkpoint folder: which files, which layout, and whether every tensor is what it must be.
+"""A checkpoint folder: its files, its layout, and a check of every tensor.
 
 Opening checks everything that can be checked without reading weights: the index, each file's header, and
 each tensor's presence, shape and dtype against the layout's table. Faults are ``CheckpointError``s that name
@@ -59,7 +59,7 @@ class Checkpoint:
 
 
 def _weights_folder(folder: Path) -> Path:
-    """The folder itself; its ``original/`` only when it holds no safetensors of its own."""
+    """Return the folder, or its ``original/`` if it has no safetensors files itself."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")
     for candidate in (folder, folder / "original"):
@@ -112,7 +112,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def _is_plain(name: str) -> bool:
-    """255 bytes are what file systems take."""
+    """File systems allow names of up to 255 bytes."""
     fits = name.isprintable() and len(name.encode()) <= 255
     return fits and Path(name).name == name and name.endswith(".safetensors")
 

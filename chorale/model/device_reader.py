@@ -26,7 +26,7 @@ _PIECE = 16 * 2**20  # bytes
 
 @dataclass(slots=True)
 class _Lane:
-    """One thread's way: two pieces of pinned memory, one filled while the other is copied."""
+    """One thread's buffers: two pieces of pinned memory, one filled while the other is copied."""
 
     stream: torch.cuda.Stream
     buffers: list[torch.Tensor]  # 2 x [piece] uint8
@@ -41,7 +41,8 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A tensor on its way. ``wait`` makes the current stream wait, not the host (beyond the reading)."""
+    """A tensor being read. ``wait`` blocks the host until it is read, and the current stream until it is
+    copied."""
 
     tensor: torch.Tensor
     pieces: Sequence[Future[torch.cuda.Event]]
@@ -66,7 +67,7 @@ class DeviceReader:
         self._files: dict[Path, int] = {}
 
     def start(self, layer: int | None, role: str) -> Arrival:
-        """Begin to read a tensor, in the file's dtype."""
+        """Start reading a tensor, in the file's dtype."""
         file, name = self._checkpoint.place(layer, role)
         entry, (begin, end) = file.entries[name], file.span(name)
         tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device=self._device)
@@ -80,7 +81,7 @@ class DeviceReader:
         return Arrival(tensor, pieces)
 
     def close(self) -> None:
-        """Waits for what was started."""
+        """Wait for everything that was started."""
         self._pool.shutdown()
         for descriptor in self._files.values():
             os.close(descriptor)
@@ -124,7 +125,7 @@ def _pieces(begin: int, end: int, size: int) -> list[tuple[int, int]]:
 
 
 def _read(descriptor: int, target: memoryview, offset: int, path: Path) -> None:
-    """Fill ``target``. Raises ``CheckpointError`` if the file has become shorter or cannot be read."""
+    """Fill ``target``. Raises ``CheckpointError`` if the file was truncated or cannot be read."""
     filled = 0
     while filled < len(target):
         try:

@@ -122,7 +122,7 @@ def _spec(layer: int | None, role: str, name: str, letters: str, sizes: dict[str
 
 
 def detect_layout(names: Iterable[str]) -> Layout | None:
-    """By the names of the expert tensors; None when there are none that we know."""
+    """Return the layout by the names of the expert tensors, or None if they are unknown."""
     markers: tuple[tuple[Layout, str], ...] = (
         ("published", _MXFP4_TABLE[0][1]),
         ("reference", _MXFP4_TABLE[0][2]),

@@ -1,4 +1,4 @@
-"""Short names of the two models that Chorale is made for, as people of other engines write them."""
+"""Short names of the two models that Chorale serves, as other engines spell them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""``quantization_config`` of a checkpoint: which of them these layouts can hold. Torch-free.
+"""``quantization_config`` of a checkpoint, and which kinds are supported. Torch-free.
 
 ``mxfp4`` is OpenAI's own. ``quark`` is what AMD's quantizer writes, and one of its kinds is read: MXFP4
 weights of the experts and, for their inputs, one e4m3 scale a matrix (amd/gpt-oss-120b-w-mxfp4-a-fp8). Other
-kinds are refused here, by the key that tells them apart, before any weight is read.
+kinds are refused here, by the key that distinguishes them, before any weight is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _UNREAD = ("layer_quant_config", "layer_type_quant_config", "kv_cache_quant_conf
 
 
 def read_quantization(fields: Fields) -> bool:
-    """Whether experts bring e4m3 scales of their inputs. Raises ``ModelConfigError`` for what is not read."""
+    """Whether experts bring e4m3 scales of their inputs. Raises ``ModelConfigError`` for unsupported
+    kinds."""
     value = fields.raw.get(_KEY)
     if value is None:
         return False
@@ -36,7 +37,7 @@ def read_quantization(fields: Fields) -> bool:
 
 
 def quark_json(exclude: list[str]) -> dict[str, Any]:
-    """The ``quantization_config`` of such a checkpoint."""
+    """Return the ``quantization_config`` of a checkpoint by quark."""
     return {
         "quant_method": "quark",
         "exclude": exclude,

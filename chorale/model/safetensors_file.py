@@ -1,4 +1,4 @@
-"""One safetensors file, memory-mapped, its header distrusted.
+"""One memory-mapped safetensors file. Its header is checked before use.
 
 The format: 8 bytes little-endian header length, a JSON header ``{name: {dtype, shape, data_offsets}}``, then
 the data. Before any tensor is handed out the header must prove: its length fits the file, every entry has
@@ -91,7 +91,7 @@ def _read_header(path: Path, read: Any, size: int) -> tuple[dict[str, Any], int]
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON lets a key appear twice, and readers disagree which one counts."""
+    """Refuse duplicate keys, which JSON allows and readers interpret differently."""
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("a key appears twice")
@@ -120,7 +120,7 @@ def _check_entries(path: Path, header: dict[str, Any], data_size: int) -> dict[s
 
 
 def check_name(path: Path, name: str) -> None:
-    """A tensor's name stands in messages, which are one line and go to terminals."""
+    """Refuse names that cannot be shown in a one-line message on a terminal."""
     if not name.isprintable() or len(name) > _MAX_NAME:
         raise CheckpointError(f"{path}: {name[:80]!r} is not the name of a tensor")
 

@@ -92,7 +92,7 @@ def weight_shapes(
 
 
 class _Source(Protocol):
-    """Where tensors come from: each on the device, in the file's dtype, asked for once."""
+    """Source of tensors: each is read once, to the device, in the file's dtype."""
 
     def has(self, layer: int | None, role: str) -> bool: ...
 
@@ -138,7 +138,7 @@ class _Mapped:
 
 
 class _Streamed:
-    """Read in the order in which ``_load`` asks, a few layers ahead of it."""
+    """Reads tensors in ``_load``'s order, a few layers ahead."""
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
         self._checkpoint = checkpoint
@@ -168,7 +168,7 @@ class _Streamed:
 
 
 class _Loader:
-    """Reads roles of one checkpoint in the dtypes that packing wants."""
+    """Reads tensors of one checkpoint by role, in the dtypes that packing needs."""
 
     def __init__(
         self, source: _Source, config: ModelConfig, ops: Ops, dtype: torch.dtype, fp8_activations: bool
@@ -219,7 +219,7 @@ class _Loader:
         )
 
     def stacked(self, layer: int, role: str) -> torch.Tensor:
-        """A tensor of all experts, put together where each has its own."""
+        """Return one tensor for all experts, stacked if the checkpoint has one for each."""
         if self.source.has(layer, role):
             return self.source.read(layer, role)
         each = [self.source.read(layer, f"{role}/{n}") for n in range(self.config.num_local_experts)]
@@ -227,7 +227,7 @@ class _Loader:
         return whole.unflatten(-1, (-1, MXFP4_GROUP // 2)) if role.endswith(".blocks") else whole
 
     def input_scale(self, layer: int, name: str) -> float | None:
-        """What a layer's inputs of one product are divided by to become e4m3: its experts' largest."""
+        """Return the divisor of a layer's e4m3 inputs of one product: the largest of its experts'."""
         role = f"{name}.input_scale"
         if not self.source.has(layer, f"{role}/0"):
             return None

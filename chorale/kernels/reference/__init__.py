@@ -1,1 +1,1 @@
-"""The reference op set: plain torch, the specification of every op, and what a CPU runs."""
+"""The reference op set in plain torch: the specification of every op, and the CPU back end."""

@@ -27,7 +27,7 @@ _SMALLEST_BUCKET = 16  # blocks; decodes shorter than this share one batch
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """RowGroup of one group whose keys are gathered together.
+    """Rows of one cache group whose keys are gathered together.
 
     ``chunks`` indexes kv viewed as [num_blocks * 2 * Nkv, block_size * D] and yields K then V in the order
     [2, rows, Nkv, blocks]. Of the gathered positions ``first:last`` are used.
@@ -46,7 +46,7 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What all layers of a step share."""
+    """The part of attention that all layers of a step share."""
 
     shape: AttentionShape
     block_size: int
@@ -240,7 +240,7 @@ def _prefill(
 
 
 def _hidden(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """[queries, keys] bool, True where a query must not look. The last query is at the last key."""
+    """[queries, keys] bool, True where a query must not attend. The last query is at the last key."""
     if num_queries == 1:
         return None  # the keys were cut to exactly what it sees
     query = torch.arange(num_keys - num_queries, num_keys, device=device).unsqueeze(1)

@@ -58,7 +58,8 @@ def filter_scores(
     most_k: int,
     space: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    """Lower whatever a filter removes from ``scores`` [N, V] (logits over temperature) by ``-NEGLIGIBLE``.
+    """Lower the entries that a filter removes from ``scores`` [N, V] (logits over temperature) by
+    ``-NEGLIGIBLE``.
 
     Each filter is [N] float32, or None if no row uses it: ``top_k`` (V or more: off), ``top_p`` (1 or more:
     off; mass is measured within the top k), ``min_p`` (0: off; relative to the most likely token).
@@ -80,7 +81,7 @@ def filter_scores(
 
 
 def _kth_largest(scores: torch.Tensor, k: torch.Tensor, most_k: int, room: torch.Tensor) -> torch.Tensor:
-    """[N, 1]. Either way finds the same value, so the choice, made for several rows, is seen by none."""
+    """[N, 1]. Both methods find the same value, so choosing one for several rows changes no result."""
     if most_k > SMALL_K:
         return reach_threshold(scores, None, k, room)
     place = k.long().clamp(max=most_k) - 1  # rows that do not use top_k are put right by the caller

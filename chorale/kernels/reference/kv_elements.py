@@ -12,7 +12,7 @@ LARGEST_E4M3 = 448.0
 
 
 def write_kv(kv: torch.Tensor, block: torch.Tensor, offset: torch.Tensor, values: torch.Tensor) -> None:
-    """kv [num_blocks, 2, Nkv, block_size, D]: cell (block[t], offset[t]) = values[t], [T, 2, Nkv, D]."""
+    """kv [num_blocks, 2, Nkv, block_size, D]: element (block[t], offset[t]) = values[t], [T, 2, Nkv, D]."""
     if kv.dtype == torch.float8_e4m3fn:
         values = values.clamp(-LARGEST_E4M3, LARGEST_E4M3).to(kv.dtype).view(torch.uint8)
         kv = kv.view(torch.uint8)

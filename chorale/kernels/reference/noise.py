@@ -38,7 +38,7 @@ def row_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) ->
 
 
 def wrap_seed(seed: int) -> int:
-    """Any Python integer as the 64 bits that the hash takes."""
+    """Reduce any Python integer to the 64 bits that the hash takes."""
     return seed & _MASK64
 
 

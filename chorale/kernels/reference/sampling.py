@@ -18,7 +18,7 @@ from chorale.kernels.reference.noise import gumbel_noise, token_steps
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What some rows of a batch need, so that the rest can be left out. It changes no row's token."""
+    """The work that some rows of a batch need; skipping the rest changes no token."""
 
     heat: bool  # some row has a temperature
     all_heat: bool  # every row has one
@@ -80,7 +80,8 @@ class ReferenceSampler:
         filters: torch.Tensor | None,
         needs: Needs,
     ) -> torch.Tensor:
-        """[N] int64 tokens. ``scores`` [N, V], which it overwrites, are the ``logits`` after all edits.
+        """[N] int64 tokens. ``scores`` [N, V], which are overwritten, are the ``logits`` after all logits
+        processors.
 
         A row without a token gets ``NO_FINITE_LOGITS`` or ``NOTHING_ALLOWED``. Never waits for the device.
         """
