@@ -1,1 +1,1 @@
-"""Built-in tools and MCP, as a library: knows harmony's recipients, nothing of the HTTP endpoints."""
+"""Built-in tools and MCP as a library. Depends on harmony's recipients, not on the HTTP endpoints."""

@@ -1,4 +1,4 @@
-"""A tool call's JSON arguments, read kindly: models write numbers as strings and leave things out."""
+"""Lenient parsing of a tool call's JSON arguments: models write numbers as strings and omit fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_LEN = 256 * 1024
 
 
 class Arguments:
-    """Raises ``ToolError`` whose text tells the model what to write instead."""
+    """The arguments of a call. Raises ``ToolError`` with a message that helps the model to correct them."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -37,7 +37,7 @@ class Arguments:
         return self._values.get(name) in (True, "true", "True", 1)
 
     def number(self, name: str, default: int) -> int:
-        """A whole number; "3" and 3.0 count as 3."""
+        """Returns an integer; accepts "3" and 3.0 as 3."""
         value = self._values.get(name)
         if value is None or value == "":
             return default
@@ -45,14 +45,14 @@ class Arguments:
             try:
                 value = float(value)
             except ValueError:
-                raise ToolError(f"`{name}` must be a number, not a string") from None
+                raise ToolError(f"`{name}` must be an integer, not a string") from None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e9:
-            raise ToolError(f"`{name}` must be a whole number")
+            raise ToolError(f"`{name}` must be an integer")
         return int(value)
 
 
 def parse_object(content: str) -> dict[str, Any]:
-    """A JSON object; empty text is an empty one. Raises ``ToolError``."""
+    """Parses a JSON object; empty text is an empty object. Raises ``ToolError``."""
     if not content.strip():
         return {}
     if len(content) > _MAX_LEN:

@@ -1,4 +1,4 @@
-"""The tools of one response: routes a call to the tool that owns its recipient. Implements ``ToolBox``."""
+"""The tools of one response. Routes each call to the tool of its recipient. Implements ``ToolBox``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class SystemTool(Protocol):
-    """A browser or a python, ours or a server's."""
+    """A browser or python tool, built-in or on an MCP server."""
 
     @property
     def namespace(self) -> ToolNamespace: ...
@@ -110,7 +110,7 @@ class Box:
     async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
         name = call.recipient.partition(".")[0]
         if name == "python" and name in self._system:
-            call = ToolCall("python", call.content, call.call_id)  # "python.run" and its like
+            call = ToolCall("python", call.content, call.call_id)  # for recipients such as "python.run"
         elif call.recipient not in self.recipients:
             yield self._unknown(call)
             return
@@ -119,7 +119,7 @@ class Box:
             async with contextlib.aclosing(tool.call(call)) as events:
                 async for event in events:
                     yield event
-        except Exception as error:  # a fault of ours: the response goes on, the log has the trace
+        except Exception as error:  # a bug: the response continues, and the log has the traceback
             logger.exception("the tool %s failed", call.recipient)
             yield self._broken(call, f"Error: the tool failed ({type(error).__name__})")
 

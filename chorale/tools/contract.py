@@ -1,10 +1,10 @@
-"""What the tool loop of the API sees: frozen values and three protocols. No tool is implemented here.
+"""The contract between the tool loop and the tools: frozen values and three protocols.
 
-A ``ToolService`` lives as long as the HTTP process. It opens one ``ToolBox`` for each response; what must
-outlive the response (browser cursors, the id of a python session) leaves as ``ToolBox.state()`` and comes
-back through ``ToolService.open(state=...)``. A call never raises for a tool's fault: whatever goes wrong
-becomes the text of a ``ToolResult`` with ``failed=True``, which the model reads. Closing the generator of a
-call aborts it.
+A ``ToolService`` exists for the life of the HTTP process and opens a ``ToolBox`` for each response. State
+that must survive the response (browser cursors, the id of a python session) is returned by
+``ToolBox.state()`` and passed to ``ToolService.open(state=...)`` later. A call never raises because of a
+failing tool: every failure becomes the text of a ``ToolResult`` with ``failed=True``, which the model reads.
+Closing the generator of a call aborts the call.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from chorale.harmony.messages import ToolNamespace
 ToolKind = Literal["browser", "python", "mcp"]
 
 
-# --------------------------------------------------------------------------- what a request asks for
+# --------------------------------------------------------------------------- requested tools
 
 
 @dataclass(frozen=True, slots=True)
 class WebSearchRequest:
-    """``{"type": "web_search", ...}`` and its older names."""
+    """A ``{"type": "web_search", ...}`` tool, including its older type names."""
 
-    allowed_domains: tuple[str, ...] = ()  # empty: any; a domain covers its subdomains
+    allowed_domains: tuple[str, ...] = ()  # empty: all domains; a domain includes its subdomains
     context_size: Literal["low", "medium", "high"] = "medium"
-    external_access: bool = True  # False: only pages that are cached or offline
-    user_location: str | None = None  # "Paris, FR": a hint for back ends that take one
+    external_access: bool = True  # False: only cached or offline pages
+    user_location: str | None = None  # "Paris, FR": a hint for back ends that support it
 
 
 @dataclass(frozen=True, slots=True)
 class CodeInterpreterRequest:
-    """``{"type": "code_interpreter", "container": ...}``. ``container_id`` None: the chain's own session."""
+    """A ``{"type": "code_interpreter", ...}`` tool. ``container_id`` None: the session of the chain."""
 
     container_id: str | None = None
     memory_bytes: int | None = None  # lowers the operator's limit, never raises it
@@ -41,18 +41,18 @@ class CodeInterpreterRequest:
 
 @dataclass(frozen=True, slots=True)
 class McpRequest:
-    """``{"type": "mcp", ...}``. Without ``server_url`` the label names one of the operator's servers."""
+    """A ``{"type": "mcp", ...}`` tool. Without ``server_url``, the label names a configured server."""
 
     server_label: str
     server_url: str | None = None
     headers: Mapping[str, str] | None = None
     authorization: str | None = None  # OAuth access token, sent as "Authorization: Bearer ..."
     allowed_tools: frozenset[str] | None = None  # None: all of them
-    read_only: bool | None = None  # allowed_tools.read_only: only tools that say readOnlyHint
-    # Names that need no approval; True: all need it; False: none does.
+    read_only: bool | None = None  # allowed_tools.read_only: only tools with readOnlyHint
+    # Whether all tools require approval, before the exceptions below.
     require_approval: bool = True
-    never_approve: frozenset[str] = frozenset()  # names that run without approval although require_approval
-    always_approve: frozenset[str] = frozenset()  # names that need approval although not require_approval
+    never_approve: frozenset[str] = frozenset()  # names that never require approval
+    always_approve: frozenset[str] = frozenset()  # names that always require approval
     description: str | None = None
 
 
@@ -68,16 +68,16 @@ class RequestTools:
         return self.web_search is not None or self.code_interpreter is not None or bool(self.mcp)
 
 
-# --------------------------------------------------------------------------- a call and what comes of it
+# --------------------------------------------------------------------------- calls and results
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """What the model wrote. ``content`` is raw: JSON arguments, or the code itself for ``python``."""
+    """A call by the model. ``content`` is unparsed: JSON arguments, or code for ``python``."""
 
     recipient: str  # "browser.search", "python", "deepwiki.ask_question"
     content: str
-    call_id: str  # the API's item id; ours only for logs and for progress tokens
+    call_id: str  # the API's item id, used for logs and progress tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class SearchStarted:
 
 @dataclass(frozen=True, slots=True)
 class PageOpening:
-    url: str | None  # None: a scroll in a page without address (search results)
+    url: str | None  # None: scrolling in a page without an address (search results)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,12 @@ class CodeStarted:
 
 @dataclass(frozen=True, slots=True)
 class CodeOutput:
-    text: str  # in order; the pieces of a call, joined, are ``PythonDetail.logs``
+    text: str  # the concatenated pieces of a call are ``PythonDetail.logs``
 
 
 @dataclass(frozen=True, slots=True)
 class McpProgress:
-    """``notifications/progress`` or a log line of the server."""
+    """A ``notifications/progress`` message or log line of the server."""
 
     message: str
     progress: float | None = None
@@ -144,7 +144,7 @@ class FindAction:
 
 @dataclass(frozen=True, slots=True)
 class BrowserDetail:
-    """For ``web_search_call``. Malformed arguments still give an action, of the recipient's kind."""
+    """For ``web_search_call``. Malformed arguments also produce an action of the recipient's kind."""
 
     action: SearchAction | OpenPageAction | FindAction
 
@@ -171,9 +171,9 @@ class McpDetail:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The last thing a call yields. ``content`` is what the model reads, never empty."""
+    """The last value that a call yields. ``content``: the text for the model, never empty."""
 
-    author: str  # the tool's full name: author of the harmony message
+    author: str  # the tool's full name, the author of the harmony message
     content: str
     failed: bool
     detail: BrowserDetail | PythonDetail | McpDetail
@@ -184,7 +184,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class UrlCitation:
-    """Offsets are code points of the rewritten text; ``end_index`` is exclusive."""
+    """A citation. Offsets count code points of the rewritten text; ``end_index`` is exclusive."""
 
     start_index: int
     end_index: int
@@ -194,21 +194,21 @@ class UrlCitation:
 
 @dataclass(frozen=True, slots=True)
 class CitedText:
-    """A piece of the rewritten text; with a citation, the citation covers exactly this piece."""
+    """A piece of the rewritten text. A citation covers exactly its piece."""
 
     text: str
     citation: UrlCitation | None = None
 
 
 class CitationStream(Protocol):
-    """One text part, piece by piece. The pieces joined are the same however the input was cut."""
+    """Rewrites one text part incrementally, with the same result however the input is split."""
 
     def feed(self, text: str) -> list[CitedText]:
-        """What may be shown now. A trailing part of a possible citation mark is held back."""
+        """Returns text that can be shown now. Holds back a possible beginning of a citation mark."""
         ...
 
     def finish(self) -> list[CitedText]:
-        """What was held back, as it stands."""
+        """Returns the text that was held back, unchanged."""
         ...
 
 
@@ -217,10 +217,10 @@ class CitationStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolIdentity:
-    """What a recipient is, known as soon as the header of the call is."""
+    """The tool behind a recipient, known as soon as the header of a call is complete."""
 
     kind: ToolKind
-    server_label: str  # "browser" and "python" for the built-in ones
+    server_label: str  # "browser" or "python" for the built-in tools
     name: str  # "search", "python", "ask_question"
     needs_approval: bool = False
 
@@ -235,7 +235,9 @@ class McpToolInfo:
 
 @dataclass(frozen=True, slots=True)
 class McpListing:
-    """For ``mcp_list_tools``: one for each McpRequest, also when the server failed (``error``)."""
+    """The tools of a server, for ``mcp_list_tools``: one per McpRequest, even if the server failed
+    (``error``).
+    """
 
     server_label: str
     tools: tuple[McpToolInfo, ...]
@@ -244,7 +246,7 @@ class McpListing:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A tool that the request enabled and this server does not have. The API refuses or drops it."""
+    """A requested tool that this server does not have. The API refuses or drops it."""
 
     kind: ToolKind
     label: str
@@ -252,21 +254,21 @@ class Unavailable:
 
 
 class ToolBox(Protocol):
-    """The tools of one response. Used by one task at a time; close it on every path."""
+    """The tools of one response. For one task at a time; must always be closed."""
 
     @property
     def system_namespaces(self) -> tuple[ToolNamespace, ...]:
-        """For the system message: ``browser`` and ``python``."""
+        """Returns the namespaces of the system message: ``browser`` and ``python``."""
         ...
 
     @property
     def developer_namespaces(self) -> tuple[ToolNamespace, ...]:
-        """For the developer message, one a server: MCP tools. Never named "functions"."""
+        """Returns the namespaces of the developer message, one per MCP server. None is named "functions"."""
         ...
 
     @property
     def recipients(self) -> frozenset[str]:
-        """Every recipient that ``call`` takes: "browser.search", "python", "label.tool"."""
+        """Returns all recipients that ``call`` accepts: "browser.search", "python", "label.tool"."""
         ...
 
     @property
@@ -277,28 +279,30 @@ class ToolBox(Protocol):
 
     @property
     def container_id(self) -> str | None:
-        """Of the python session, known from the start; None without python."""
+        """Returns the id of the python session, or None without python."""
         ...
 
     def owns(self, recipient: str) -> bool:
-        """Whether a call to it is run here. Also true of slips ("browser.serach"): the call then
-        fails with a text that tells the model what there is."""
+        """Returns whether a recipient belongs to these tools.
+
+        Also True for misspelled recipients ("browser.serach"), whose calls fail with a list of the tools.
+        """
         ...
 
     def identify(self, recipient: str) -> ToolIdentity:
-        """For a recipient that ``owns`` accepts. Raises ``KeyError`` otherwise."""
+        """Returns the identity of a recipient that ``owns`` accepts. Raises ``KeyError`` for others."""
         ...
 
     def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
-        """Progress, then one ``ToolResult``. ``aclose()`` of the generator aborts the call."""
+        """Yields progress, then one ``ToolResult``. ``aclose()`` of the generator aborts the call."""
         ...
 
     def citation_stream(self) -> CitationStream:
-        """A rewriter that knows the cursors of this moment and of later calls alike."""
+        """Returns a rewriter that knows the cursors of earlier and later calls."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What the next response of the chain needs, as plain JSON values, a few kB to 256 kB."""
+        """Returns the state for the next response of the chain as JSON values, a few kB to 256 kB."""
         ...
 
     async def aclose(self) -> None: ...
@@ -309,25 +313,28 @@ class ToolService(Protocol):
 
     @property
     def available(self) -> Mapping[str, str]:
-        """Tool ("browser", "python", "mcp", an operator's label) to one line for the banner."""
+        """Returns a line for the banner per tool ("browser", "python", "mcp", a configured label)."""
         ...
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """Tool that was asked for but cannot run, to the reason and its remedy."""
+        """Returns the reason and remedy per requested tool that cannot run."""
         ...
 
     async def open(
         self, request: RequestTools, *, session_key: str, state: Mapping[str, Any] | None = None
     ) -> ToolBox:
-        """``session_key``: unguessable, one for a chain of responses (a python session belongs to it).
-        Reaches the MCP servers of the request; their failures are in ``listings``, never raised."""
+        """Opens the tools of one response and connects to its MCP servers, whose failures are in
+        ``listings``.
+
+        ``session_key``: an unguessable key of the chain of responses, which identifies its python session.
+        """
         ...
 
     async def aclose(self) -> None: ...
 
 
 def cite(stream: CitationStream, text: str) -> tuple[str, tuple[UrlCitation, ...]]:
-    """A whole text at once, through a fresh stream."""
+    """Rewrites a complete text through a fresh stream. Returns the text and its citations."""
     pieces = stream.feed(text) + stream.finish()
     return "".join(p.text for p in pieces), tuple(p.citation for p in pieces if p.citation is not None)

@@ -1,10 +1,10 @@
-"""The one exception of the tools: its text is written for the model, which reads it and goes on."""
+"""The exception of the tools. Its message is written for the model, which reads it and continues."""
 
 from __future__ import annotations
 
 
 class ToolError(Exception):
-    """A call that cannot be served. Never leaves ``ToolBox.call``."""
+    """A call that failed. Never leaves ``ToolBox.call``."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
-"""What the operator asked for, made real once at start: a search back end, a sandbox, a list of servers.
+"""Applies the operator's tool options at start: selects a search back end, a sandbox, and MCP servers.
 
-"auto" and ``--tool-server demo`` take what the environment offers; a tool that cannot be had is left out with
-its reason, and one that was asked for by name says so in the banner.
+"auto" and ``--tool-server demo`` use what is available. An unavailable tool is left out, with a reason for
+the banner if it was requested by name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SEED_NAMES = {"uv": "dangerously_use_uv", "docker": "docker", "dangerously_use_
 
 @dataclass(slots=True)
 class Found:
-    """One line for each tool that there is, and for each that there is not."""
+    """A line for each available tool and for each missing one."""
 
     available: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ def choose_backend(
     found: Found,
     service_fetcher: Fetcher,
 ) -> SearchBackend | None:
-    """Raises ``ConfigError`` for a named service without its key or address."""
+    """Selects the search service. Raises ``ConfigError`` for a named service without key or address."""
     wanted = config.browser or ("auto" if "demo" in config.servers else "none")
     if wanted == "none":
         return None
@@ -54,16 +54,16 @@ def choose_backend(
         wanted = _first_service(config, environment)
     if wanted == "offline":
         pages = load_folder(config.offline_pages or SAMPLE_PAGES)
-        where = config.offline_pages or "the sample inside"
+        where = config.offline_pages or "the built-in sample"
         found.available["browser"] = f"offline, {len(pages)} pages of {where}"
         return pages
     service = SERVICES[wanted]
     key = environment.get(service.environment, "") if service.environment else ""
     if service.environment and not key:
-        raise ConfigError(f"--browser-tool {wanted} needs its key in {service.environment}")
+        raise ConfigError(f"--browser-tool {wanted} requires a key in {service.environment}")
     if not (config.search_url or service.url):
         raise ConfigError(
-            f"--browser-tool {wanted} needs its address: --browser-tool-url http://HOST:PORT/search"
+            f"--browser-tool {wanted} requires an address: --browser-tool-url http://HOST:PORT/search"
         )
     _check_address(config.search_url)
     found.available["browser"] = f"{wanted}, pages from the web"
@@ -79,7 +79,7 @@ def _check_address(url: str | None) -> None:
 
 
 def _first_service(config: ToolConfig, environment: Mapping[str, str]) -> BrowserOption:
-    """A SearXNG whose address is known, else the first service whose key is set, else the folder."""
+    """Returns SearXNG if its address is set, else the first service with a key, else the offline pages."""
     if config.search_url:
         return "searxng"
     keyed: tuple[BrowserOption, ...] = ("exa", "you", "brave", "tavily")
@@ -88,7 +88,7 @@ def _first_service(config: ToolConfig, environment: Mapping[str, str]) -> Browse
 
 
 def fetchers(config: ToolConfig, resolve: Resolve = system_resolve) -> tuple[Fetcher, Fetcher]:
-    """(for pages: judged addresses, for the search service: the operator's own choice of address)."""
+    """Returns a fetcher for pages, with checked addresses, and one for the configured search service."""
     limits = FetchLimits(config.fetch_timeout, config.fetch_bytes)
     pages = Fetcher(AddressPolicy(allow_private=config.allow_private_hosts), limits, resolve=resolve)
     return pages, Fetcher(AddressPolicy(allow_private=True), limits)
@@ -97,10 +97,10 @@ def fetchers(config: ToolConfig, resolve: Resolve = system_resolve) -> tuple[Fet
 async def choose_sandbox(
     config: ToolConfig, environment: Mapping[str, str], found: Found, *, patient: bool = False
 ) -> SessionPool | None:
-    """The first sandbox that passes its self-test.
+    """Selects the first sandbox that passes its self-test.
 
-    The WebAssembly interpreter is compiled at its first use, which takes seconds. Unless ``patient``, that
-    and the self-test then go on beside the server's start, and the first call waits for them.
+    The WebAssembly interpreter is compiled on first use, which takes seconds. Unless ``patient``, compilation
+    and self-test then run in the background, and the first call waits for them.
     """
     wanted = _wanted_sandbox(config, environment)
     if wanted == "none":
@@ -117,7 +117,7 @@ async def choose_sandbox(
         except (SandboxMissing, OSError) as error:
             reasons.append(str(error))
         else:
-            found.available["python"] = sandbox.describe + ("; being compiled" if later else "")
+            found.available["python"] = sandbox.describe + ("; compiling" if later else "")
             first = prove(sandbox) if later else None
             return SessionPool(sandbox, max_sessions=config.python_sessions, first=first)
     found.missing["python"] = "; ".join(reasons)

@@ -1,4 +1,4 @@
-"""The end of a child process: it and its group are killed, its pipes are closed, and it is waited for."""
+"""Termination of child processes: kills the process group, closes the pipes, and waits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _LOOK_SECONDS, _MAX_LOOKS = 0.005, 400  # two seconds; a killed process ends in 
 
 
 def kill_group(process: asyncio.subprocess.Process) -> None:
-    """For processes started with ``start_new_session``: also what one that has ended left in its group.
+    """Kills the group of a process started with ``start_new_session``, even if the process itself has ended.
 
-    A number is not given away while a group bears it: if a process has it again, the group is not ours.
+    A process id is not reused while a group has it: if a new process has the id, the group is gone.
     """
     if process.returncode is not None and _exists(process.pid):
         return
@@ -32,11 +32,11 @@ def _exists(pid: int) -> bool:
 
 
 async def end_process(process: asyncio.subprocess.Process) -> None:
-    """Afterwards nothing of it is left, also when a pipe is full or a grandchild holds its other end.
+    """Ends a process completely, even if a pipe is full or a grandchild holds its other end.
 
-    asyncio waits for the pipes before it reports the exit, and a reader that stopped reading never sees their
-    end: the transport is closed first. Not before the exit is known, however: closing collects the exit
-    status too, and asyncio's own collector would then complain about a process that it does not find.
+    asyncio waits for the pipes before it reports the exit, and a paused reader never sees their end, so the
+    transport must be closed first. It must not be closed before the exit is known, however: closing also
+    collects the exit status, and asyncio's child watcher would then warn about an unknown process.
     """
     kill_group(process)
     transport = getattr(process, "_transport", None)
@@ -47,4 +47,4 @@ async def end_process(process: asyncio.subprocess.Process) -> None:
             await asyncio.sleep(_LOOK_SECONDS)
         transport.close()
     await process.wait()
-    await asyncio.sleep(0)  # lets the transports of the pipes hear that they are closed
+    await asyncio.sleep(0)  # lets the pipe transports process their closing

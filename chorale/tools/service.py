@@ -1,4 +1,4 @@
-"""The tools of an HTTP process: chosen once at start, opened anew for each response."""
+"""The built-in tools of an HTTP process: selected once at start, opened for each response."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from chorale.tools.options import Found, choose_backend, choose_sandbox, fetcher
 from chorale.tools.python.tool import PythonTool, SessionPool, new_container_id
 
 _CONTAINER = re.compile(r"cntr_[0-9a-f]{16,64}")
-_MAX_SERVERS = 16  # of one request
-_SEEK_SECONDS = 15.0  # between two questions to a --tool-server that did not answer
-_LISTING_SECONDS = 300.0  # how long an operator's server is not asked again what it has
+_MAX_SERVERS = 16  # MCP servers per request
+_SEEK_SECONDS = 15.0  # interval between attempts to reach a --tool-server
+_LISTING_SECONDS = 300.0  # time for which a configured server's list of tools is reused
 
 CountTokens = Callable[[str], int]
 
 
 class BuiltinToolService:
-    """Implements ``ToolService``. Made by ``start_tools``."""
+    """Implements ``ToolService``. Created by ``start_tools``."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class BuiltinToolService:
         self._backend = backend
         self._pool = pool
         self._fetchers = page_fetchers
-        self._servers = dict(servers)  # label, or "browser"/"python", to where it is
+        self._servers = dict(servers)  # label, or "browser"/"python", -> server
         self._instructions: dict[str, str] = {}
         self._listings: dict[str, tuple[float, McpListing]] = {}
         self._cache = PageCache()
@@ -139,7 +139,7 @@ class BuiltinToolService:
     async def _toolsets(
         self, requests: tuple[McpRequest, ...], session_key: str
     ) -> tuple[list[McpToolset], list[McpListing]]:
-        """Servers are asked side by side: the slowest one is the wait. Cancelled, none stays connected."""
+        """Connects to servers concurrently. If cancelled, closes all connections."""
         asked = [
             asyncio.create_task(self._open_server(request, session_key, n))
             for n, request in enumerate(requests)
@@ -170,7 +170,7 @@ class BuiltinToolService:
         client: McpClient | None = None
         try:
             if number >= _MAX_SERVERS:
-                raise McpError(f"no more than {_MAX_SERVERS} MCP servers can be used at once")
+                raise McpError(f"at most {_MAX_SERVERS} MCP servers can be used at once")
             namespace_name(request.server_label)
             client = self._client(self._server_of(request), session_key)
             listing = allowed(await self._list(request, client), request)
@@ -187,14 +187,14 @@ class BuiltinToolService:
     def _server_of(self, request: McpRequest) -> Server:
         if request.server_url is None:
             if request.server_label not in self._servers:
-                raise McpError(f"this server knows no MCP server {request.server_label!r}; give a server_url")
+                raise McpError(f"unknown MCP server {request.server_label!r}; set server_url")
             return self._servers[request.server_label]
         if not self._config.mcp_requests:
-            raise McpError("requests may not name MCP servers by address here")
+            raise McpError("MCP servers by address are disabled on this server")
         return from_request(request)
 
     async def _list(self, request: McpRequest, client: McpClient) -> McpListing:
-        """The operator's servers are asked now and then; a request's server always."""
+        """Lists a server's tools. The list of a configured server is reused for a while."""
         kept = self._listings.get(request.server_label) if request.server_url is None else None
         if kept is not None and time.monotonic() - kept[0] < _LISTING_SECONDS:
             return kept[1]
@@ -208,7 +208,7 @@ class BuiltinToolService:
         return client_of(server, self._limits, session_key, allow_private=self._config.allow_private_hosts)
 
     async def find_servers(self, entries: tuple[str, ...]) -> None:
-        """Ask each of ``--tool-server`` for its name; those that do not answer are asked again later."""
+        """Asks each ``--tool-server`` for its name; retries those that do not respond later."""
         silent = [entry for entry in entries if not await self._find(entry)]
         if silent:
             self._seeker = asyncio.create_task(self._seek(silent))
@@ -256,7 +256,7 @@ class BuiltinToolService:
 
 
 def container_id(wanted: str | None) -> str:
-    """A new one, or the one a request names. A name of the client's own choice becomes a harmless one."""
+    """Returns a new id, or the one that a request names; other names are replaced by a derived id."""
     if wanted is None or wanted == "auto":
         return new_container_id()
     if _CONTAINER.fullmatch(wanted):
@@ -267,16 +267,17 @@ def container_id(wanted: str | None) -> str:
 async def start_tools(
     config: ToolConfig, environment: Mapping[str, str], count: CountTokens, *, patient: bool = False
 ) -> BuiltinToolService:
-    """``environment`` holds the keys of search services; ``count`` says how many tokens a text is.
+    """Starts the tools. ``environment``: holds the keys of search services. ``count``: counts tokens of a
+    text.
 
-    ``patient``: also wait for what would go on in the background while a server starts.
+    ``patient``: wait for work that would otherwise run in the background.
 
-    A tool that cannot run is in ``missing``. Raises ``ConfigError`` for what can never run as it was asked.
+    A tool that cannot run is listed in ``missing``. Raises ``ConfigError`` for invalid options.
     """
     found = Found()
     entries = tuple(entry for entry in config.servers if entry != "demo")
     for entry in entries:
-        from_flag(entry)  # refused before anything is started
+        from_flag(entry)  # raises before anything is started
     page_fetchers = fetchers(config)
     try:
         backend = await asyncio.to_thread(choose_backend, config, environment, found, page_fetchers[1])
@@ -293,14 +294,14 @@ async def start_tools(
         else:
             found.available[label] = "MCP program" if not hasattr(server, "urls") else "MCP server"
     if config.mcp_requests:
-        found.available["mcp"] = "servers that a request names"
+        found.available["mcp"] = "servers named by a request"
     service = BuiltinToolService(config, count, found, backend, pool, page_fetchers, servers)
     await service.find_servers(entries)
     return service
 
 
 async def probe_tools(config: ToolConfig, environment: Mapping[str, str], *, patient: bool = False) -> Found:
-    """What ``start_tools`` would find, for the banner and ``chorale tools check``. Raises ``ConfigError``."""
+    """Tests the tools for the banner and ``chorale tools check``. Raises ``ConfigError``."""
     service = await start_tools(config, environment, len, patient=patient)
     await service.aclose()
     return Found(dict(service.available), dict(service.missing))

@@ -70,7 +70,7 @@ class AuthenticatedRoute:
             digest = self._known(key)
             if digest is not None:
                 return digest
-        raise AuthenticationError("a valid API key is required: Authorization: Bearer KEY")
+        raise AuthenticationError("a valid API key is needed: Authorization: Bearer KEY")
 
     def _known(self, key: bytes) -> bytes | None:
         """Returns the digest of a valid key, else None."""

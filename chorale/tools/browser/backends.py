@@ -1,4 +1,4 @@
-"""Search services over plain HTTP. Each is a request, and where its hits stand in the answer.
+"""Search services over HTTP, each defined by its request and the location of hits in its response.
 
 Sources: SearXNG search API (``format=json``), Exa ``/search``, You.com ``/v1/search``, Brave Web Search,
 Tavily ``/search``. Keys come from the operator's environment and go to that service only.
@@ -36,26 +36,26 @@ class SearchBackend(Protocol):
     def name(self) -> str: ...
 
     async def search(self, query: str, topn: int, options: WebSearchRequest) -> list[Hit]:
-        """At most ``topn`` hits, within the allowed domains. Raises ``ToolError``."""
+        """Returns at most ``topn`` hits within the allowed domains. Raises ``ToolError``."""
         ...
 
     async def page(self, url: str) -> Page | None:
-        """A page that the back end holds itself; None: it is fetched from the network."""
+        """Returns a page that the back end holds itself, or None for pages of the network."""
         ...
 
     @property
     def online(self) -> bool:
-        """Whether pages that it does not hold may be fetched."""
+        """Returns whether other pages may be fetched from the network."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SearchService:
-    """How one service is asked. ``hits`` picks (url, title, snippet) records out of the decoded answer."""
+    """A search service. ``hits`` extracts (url, title, snippet) records from the decoded response."""
 
     name: str
     url: str
-    environment: str  # variable that holds the key; empty: no key is needed
+    environment: str  # environment variable with the key; empty: no key is required
     request: Callable[[str, int, WebSearchRequest, str], _Request]
     hits: Callable[[Any], list[tuple[Any, Any, Any]]]
 
@@ -69,13 +69,13 @@ class _Request:
 
 
 def _sites(query: str, options: WebSearchRequest) -> str:
-    """The query with ``site:`` terms, for services without a field for domains."""
+    """Adds ``site:`` terms to the query, for services without a field for domains."""
     sites = " OR ".join(f"site:{domain}" for domain in options.allowed_domains[:20])
     return f"{query} ({sites})" if sites else query
 
 
 def _country(options: WebSearchRequest) -> str | None:
-    """The two-letter code that a location ends with ("Paris, FR"), for services that take one."""
+    """Returns the two-letter country code at the end of a location ("Paris, FR")."""
     last = (options.user_location or "").rpartition(",")[2].strip()
     return last.upper() if len(last) == 2 and last.isascii() and last.isalpha() else None
 
@@ -166,7 +166,7 @@ SERVICES: dict[str, SearchService] = {
 
 
 class HttpSearch:
-    """One of ``SERVICES``. ``url`` replaces the service's own (a SearXNG of one's own, a proxy)."""
+    """A search back end over one of ``SERVICES``. ``url`` replaces the service's default address."""
 
     def __init__(self, service: SearchService, fetcher: Fetcher, key: str, url: str | None = None) -> None:
         self._service = service
@@ -195,12 +195,12 @@ class HttpSearch:
         try:
             answer = loads(fetched.body)
         except (ValueError, RecursionError):
-            raise ToolError("the search service answered with something that is not JSON") from None
+            raise ToolError("the search service's response is not JSON") from None
         return usable(self._service.hits(answer), topn, options)
 
 
 def usable(records: list[tuple[Any, Any, Any]], topn: int, options: WebSearchRequest) -> list[Hit]:
-    """Records with an address that can be opened and is allowed, each address once."""
+    """Returns hits for valid and allowed addresses, without duplicates."""
     hits: dict[str, Hit] = {}
     for url, title, snippet in records:
         if not isinstance(url, str) or len(hits) >= topn:

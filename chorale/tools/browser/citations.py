@@ -1,7 +1,7 @@
-"""【cursor†L5-L9】 in the model's text becomes ``([domain](url))`` with a ``url_citation``, piece by piece.
+"""Incremental rewriting of 【cursor†L5-L9】 to ``([domain](url))`` with a ``url_citation``.
 
-A mark with a cursor that nobody knows stays as the model wrote it. The pieces joined do not depend on how
-the text was cut: what could still become a mark is held back, never more than ``_MAX_MARK`` characters.
+A mark with an unknown cursor is left unchanged. The result does not depend on how the input is split: a
+possible beginning of a mark is held back, up to ``_MAX_MARK`` characters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from chorale.tools.browser.page import Link
 from chorale.tools.contract import CitedText, UrlCitation
 from chorale.tools.net.urls import domain_of
 
-# (cursor, line) -> what is cited, or None. The line is None when the mark names none.
+# (cursor, line) -> the cited link, or None. The line is None if the mark has none.
 Lookup = Callable[[int, int | None], Link | None]
 
 _MAX_MARK = 256
@@ -24,12 +24,12 @@ _MARKDOWN = str.maketrans({"(": "%28", ")": "%29", " ": "%20", "<": "%3C", ">": 
 
 
 class CitationRewriter:
-    """One text part. Implements ``CitationStream``."""
+    """Rewrites one text part. Implements ``CitationStream``."""
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
         self._held = ""
-        self._num_chars = 0  # of the rewritten text so far
+        self._num_chars = 0  # length of the rewritten text so far
 
     def feed(self, text: str) -> list[CitedText]:
         text = self._held + text

@@ -1,7 +1,7 @@
-"""The browser's cursors: pages in the order in which they were shown, and how they outlive a response.
+"""The browser's cursors: the pages in the order in which they were shown, saved between responses.
 
-A search or find page is kept whole (it is small); of a web page the state keeps address and title, and its
-text is fetched again when the model goes back to it in a later response.
+The saved state contains search and find pages in full, since they are small. For a web page it contains the
+address and title; the text is fetched again when the model returns to it in a later response.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from chorale.tools.browser.page import Link, Page
 from chorale.tools.errors import ToolError
 
-MAX_PAGES = 256  # cursors of a chain
-_MAX_STATE_TEXT = 128 * 1024  # characters of search and find pages in a state, the newest first
+MAX_PAGES = 256  # cursors per chain of responses
+_MAX_STATE_TEXT = 128 * 1024  # characters of search and find pages in a state; the newest are kept
 
 
 @dataclass(slots=True)
 class Entry:
-    """One cursor. ``page`` is None after a restore, until it is needed."""
+    """One cursor. ``page`` is None after a restore until it is loaded."""
 
     url: str
     title: str
@@ -34,7 +34,7 @@ class History:
         return len(self._entries)
 
     def add(self, page: Page) -> int:
-        """The new page's cursor. Raises ``ToolError`` when the chain has too many."""
+        """Adds a page and returns its cursor. Raises ``ToolError`` if there are too many pages."""
         if len(self._entries) >= MAX_PAGES:
             raise ToolError(f"no more than {MAX_PAGES} pages can be shown in one conversation")
         self._entries.append(Entry(page.url, page.title, page))
@@ -44,7 +44,10 @@ class History:
         self._entries.pop()
 
     def entry(self, cursor: int) -> Entry:
-        """-1 is the newest. Raises ``ToolError`` with the cursors that there are."""
+        """Returns the entry of a cursor; -1 is the newest.
+
+        Raises ``ToolError`` with the available cursors.
+        """
         if not self._entries:
             raise ToolError("No pages to access!")
         if cursor == -1:
@@ -57,7 +60,7 @@ class History:
         return self._entries[cursor]
 
     def cited(self, cursor: int, line: int | None) -> Link | None:
-        """What ``【cursor†Lline】`` refers to. On a search page: the result that the line belongs to."""
+        """Returns what ``【cursor†Lline】`` refers to: on a search page, the result at that line."""
         if not 0 <= cursor < len(self._entries):
             return None
         entry = self._entries[cursor]
@@ -66,7 +69,7 @@ class History:
         return Link(entry.url, entry.title) if entry.url else None
 
     def state(self) -> list[dict[str, Any]]:
-        """JSON values. Old search pages lose their text before the state grows too large."""
+        """Returns the state as JSON values. Old search pages lose their text to limit its size."""
         kept, room = [], _MAX_STATE_TEXT
         for entry in reversed(self._entries):
             record: dict[str, Any] = {"url": entry.url, "title": entry.title}
@@ -80,7 +83,7 @@ class History:
 
     @classmethod
     def restored(cls, state: Any) -> History:
-        """Whatever a state holds that is not ours is skipped: it may come from another version."""
+        """Restores a state. Skips invalid entries, since another version may have written it."""
         records = state if isinstance(state, list) else []
         return cls([_entry(record) for record in records[:MAX_PAGES] if isinstance(record, Mapping)])
 
@@ -97,7 +100,7 @@ def _entry(record: Mapping[str, Any]) -> Entry:
 
 
 def _result_at(page: Page, line: int | None) -> Link | None:
-    """The last result whose mark stands at or above the line; the first when no line is named."""
+    """Returns the last result at or above the line, or the first result without a line."""
     lines = page.lines()
     found = None
     for text in lines[: (line if line is not None else len(lines)) + 1]:

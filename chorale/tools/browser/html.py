@@ -1,6 +1,6 @@
-"""Documents to pages: HTML (by lxml, linear on hostile input), Markdown, plain text, JSON.
+"""Conversion of documents to pages: HTML (with lxml, linear on hostile input), Markdown, plain text and JSON.
 
-Links become 【id†text†domain】 and keep their order; scripts, styles and hidden parts go away.
+Links become 【id†text†domain】 in their original order. Scripts, styles and hidden parts are removed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BLOCKS = frozenset({
     "thead", "tr", "ul",
 })  # fmt: skip
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
-_MAX_TEXT = 2**20  # characters of a page that are kept
+_MAX_TEXT = 2**20  # most characters of a page
 _MAX_LINKS = 2000
 _MD_LINK = re.compile(
     r"(?<!!)\[([^\[\]\n]{1,300})\]\(\s*<?([^\s()<>]{1,2000})>?(?:\s+\"[^\"\n]{0,200}\")?\s*\)"
@@ -37,7 +37,7 @@ _TEXT_TYPES = ("application/json", "application/xml", "application/javascript", 
 
 
 def page_of(fetched: Fetched) -> Page:
-    """Raises ``ToolError`` for a status that is not 2xx and for what is not text."""
+    """Converts a response to a page. Raises ``ToolError`` for a status other than 2xx and for binary data."""
     if not 200 <= fetched.status < 300:
         raise ToolError(f"the server answered with status {fetched.status}")
     kind = fetched.content_type
@@ -56,7 +56,7 @@ def page_of(fetched: Fetched) -> Page:
 
 
 def source_of(fetched: Fetched) -> Page:
-    """The body itself, whatever its type says, as long as it is text."""
+    """Returns the body as a plain-text page, whatever its type. Raises ``ToolError`` for binary data."""
     if b"\0" in fetched.body[:4096]:
         raise ToolError("this is binary data, not text")
     return text_page(_decode(fetched.body, fetched.charset), fetched.url, f"Source of {fetched.url}")
@@ -68,7 +68,7 @@ def text_page(text: str, url: str, title: str = "") -> Page:
 
 
 def markdown_page(text: str, url: str) -> Page:
-    """Inline links get ids; the rest of Markdown reads well as it is."""
+    """Converts Markdown: inline links get ids, the rest is unchanged."""
     collected = _Links(url)
     out, end = [], 0
     text = text[:_MAX_TEXT]
@@ -83,7 +83,7 @@ def markdown_page(text: str, url: str) -> Page:
 
 
 def html_page(body: bytes, url: str, charset: str | None = None) -> Page:
-    """The reading order of the document, one block a line."""
+    """Converts HTML to text in reading order, one block per line."""
     root = _parse(body, charset)
     if root is None:
         return Page(url, escape(url), _with_url(url, ""))
@@ -99,7 +99,7 @@ def html_page(body: bytes, url: str, charset: str | None = None) -> Page:
 
 
 def _parse(body: bytes, charset: str | None) -> Any:
-    """The header's charset wins, then the document's own (lxml reads it), then UTF-8."""
+    """Parses HTML with the header's charset, else the document's own (lxml reads it), else UTF-8."""
     if charset and _is_codec(charset):
         body = body.decode(charset, errors="replace").encode("utf-8", errors="replace")
     known = None if not charset and _declares_charset(body) else "utf-8"
@@ -112,12 +112,12 @@ def _parse(body: bytes, charset: str | None) -> Any:
         raise ToolError(f"the page cannot be parsed: {error}") from None
 
 
-# Python's own: they do not replace what is damaged, make halves of surrogate pairs, or take quadratic time.
+# Python codecs that do not replace invalid bytes, produce lone surrogates, or take quadratic time.
 _NOT_OF_PAGES = frozenset({"idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape", "utf-7"})
 
 
 def _is_codec(name: str) -> bool:
-    """Whether pages are written in it; "hex" and its like are codecs too, and are not."""
+    """Returns whether a name is a text encoding; Python also has codecs such as "hex"."""
     try:
         b"a".decode(name)
         return codecs.lookup(name).name not in _NOT_OF_PAGES
@@ -151,17 +151,17 @@ def _base_url(root: Any, url: str) -> str:
 
 
 class _Links:
-    """Ids in order of appearance; the same address keeps its id."""
+    """Numbers links in order of appearance; equal addresses share an id."""
 
     def __init__(self, base: str) -> None:
         self._base = parse_url(base)
         self._own = domain_of(base)
-        self._read: dict[str, tuple[int, str] | None] = {}  # href to (id, domain), None: leads nowhere
+        self._read: dict[str, tuple[int, str] | None] = {}  # href -> (id, domain); None: cannot be opened
         self._ids: dict[str, int] = {}
         self.links: dict[int, Link] = {}
 
     def mark(self, href: str, text: str) -> str:
-        """The mark for a link, or only its text when it leads nowhere that can be opened."""
+        """Returns the mark of a link, or only its text if it cannot be opened."""
         title = " ".join(text.split())[:200]
         if href not in self._read:
             if len(self._read) >= _MAX_LINKS:
@@ -184,7 +184,7 @@ class _Links:
 
 
 class _Writer:
-    """Collects text while the tree is walked. Inline text runs together; blocks begin new lines."""
+    """Collects text during the walk over the tree. Inline text is joined; blocks begin new lines."""
 
     def __init__(self, base: str) -> None:
         self.links = _Links(base)
@@ -249,7 +249,7 @@ class _Writer:
             self._line.append(self.links.mark(href, text))
 
     def _break(self, *, keep_empty: bool = False) -> None:
-        """End the line; inside a link a block boundary is only a space."""
+        """Ends the line; inside a link a block boundary is only a space."""
         if self._anchors:
             self._line.append(" ")
             return
@@ -267,7 +267,7 @@ class _Writer:
         return "\n".join(self._spaced())
 
     def _spaced(self) -> Iterator[str]:
-        """A blank line above each heading."""
+        """Yields the lines with a blank line above each heading."""
         for line in self._lines:
             if line.startswith("#"):
                 yield ""

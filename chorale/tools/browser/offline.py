@@ -1,6 +1,7 @@
-"""A folder of pages (html, md, txt) as a small web: for tests, demonstrations and machines without network.
+"""A folder of pages (html, md, txt) as an offline web, for tests, demonstrations and machines without
+network.
 
-The index is BM25 over words, in memory, built once. A page's address is its ``<link rel="canonical">``, the
+The in-memory index (BM25 over words) is built once. A page's address is its ``<link rel="canonical">``, the
 ``url:`` of its front matter, or ``https://offline.invalid/`` and its path.
 """
 
@@ -40,7 +41,7 @@ class _Entry:
 
 
 class OfflinePages:
-    """Implements ``SearchBackend`` over the pages of a folder."""
+    """A ``SearchBackend`` over the pages of a folder."""
 
     def __init__(self, pages: list[Page]) -> None:
         self._by_url = {_same(page.url): page for page in pages}
@@ -88,15 +89,15 @@ class OfflinePages:
 
 
 def load_folder(folder: str | Path) -> OfflinePages:
-    """Raises ``ConfigError`` when the folder is missing or holds no page."""
+    """Loads a folder. Raises ``ConfigError`` if it is missing or contains no page."""
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(f"the offline folder {folder} does not exist")
     files = [path for path in sorted(root.rglob("*")) if path.suffix.lower() in _SUFFIXES and path.is_file()]
     if not files:
-        raise ConfigError(f"the offline folder {folder} holds no {', '.join(_SUFFIXES)} file")
+        raise ConfigError(f"the offline folder {folder} contains no {', '.join(_SUFFIXES)} file")
     if len(files) > _MAX_FILES:
-        raise ConfigError(f"the offline folder {folder} holds more than {_MAX_FILES} pages")
+        raise ConfigError(f"the offline folder {folder} contains more than {_MAX_FILES} pages")
     return OfflinePages([_read(path, root) for path in files])
 
 
@@ -130,7 +131,7 @@ def _fields(front: str) -> dict[str, str]:
 
 
 def _same(url: str) -> str:
-    """Addresses that mean the same page: the fragment and a last slash do not count."""
+    """Normalises an address: drops the fragment and a trailing slash."""
     return url.partition("#")[0].rstrip("/")
 
 
@@ -141,12 +142,12 @@ def _words(text: str) -> list[str]:
 def _index(page: Page) -> _Entry:
     counts = Counter(_words(plain(page.text)))
     for word in _words(page.title):
-        counts[word] += 3  # a title says more than a line of text
+        counts[word] += 3  # words of the title have more weight
     return _Entry(page, counts, sum(counts.values()))
 
 
 def _snippet(page: Page, words: list[str]) -> str:
-    """The lines around the best match."""
+    """Returns the lines around the best match."""
     lines = [plain(line).strip(" #*") for line in page.lines()]
     lines = [line for line in lines if line and not line.startswith("URL: ")]
     scores = [len(set(_words(line)) & set(words)) for line in lines]

@@ -1,6 +1,6 @@
-"""A page as the model sees it: wrapped lines with numbers, links with ids. Pure values and functions.
+"""Pages as shown to the model: numbered, wrapped lines and links with ids. Pure values and functions.
 
-Source of the display: the gpt-oss reference browser, which is what the model was trained with.
+The format is that of the gpt-oss reference browser, with which the model was trained.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from chorale.tools.errors import ToolError
 WIDTH = 80
 MAX_FIND_RESULTS = 50
 _FIND_LINES = 4
-_FIND_CONTEXT = 4  # a link of a find page opens this many lines above its match
+_FIND_CONTEXT = 4  # number of lines shown above a match that is opened from a find page
 
-# The brackets of links and citations are ours: page text never contains them.
+# Brackets of links and citations, which are removed from page text.
 _ESCAPES = str.maketrans({"【": "〖", "】": "〗", "†": "‡", "\u200b": None, "\r": None, "\x00": None})
 
 CountTokens = Callable[[str], int]
@@ -26,14 +26,14 @@ CountTokens = Callable[[str], int]
 class Link:
     url: str
     title: str = ""
-    loc: int | None = None  # line to open at: links of a find page
+    loc: int | None = None  # line at which to open the page, for links of a find page
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     """``text`` may contain 【id†title†domain】 marks whose ids are keys of ``links``."""
 
-    url: str  # empty: search results
+    url: str  # empty for search results
     title: str
     text: str
     kind: Literal["web", "search", "find"] = "web"
@@ -44,18 +44,18 @@ class Page:
 
 
 def escape(text: str) -> str:
-    """Text of others, without the characters that mean something in our display."""
+    """Removes the characters with a meaning in the display from untrusted text."""
     return text.translate(_ESCAPES)
 
 
 def link_mark(number: int, title: str, domain: str = "") -> str:
-    """``【3†Title†example.org】``; the domain is left out within a page's own site."""
+    """Returns ``【3†Title†example.org】``; the domain is omitted for links within a site."""
     shown = " ".join(escape(title).split()) or domain or "link"
     return f"【{number}†{shown}†{domain}】" if domain else f"【{number}†{shown}】"
 
 
 def wrap(text: str) -> list[str]:
-    """Lines of at most 80 columns, broken at spaces; a longer word is cut. Linear in the text."""
+    """Wraps text at spaces to lines of at most 80 columns, splitting longer words. Takes linear time."""
     return [piece for line in text.split("\n") for piece in (_wrap_line(line) if line else ("",))]
 
 
@@ -70,7 +70,7 @@ def _wrap_line(line: str) -> Iterator[str]:
 
 
 def display(page: Page, cursor: int, loc: int, num_lines: int, view_tokens: int, count: CountTokens) -> str:
-    """The window that begins at line ``loc``. Raises ``ToolError`` when there is no such line."""
+    """Returns the window that begins at line ``loc``. Raises ``ToolError`` if there is no such line."""
     lines = page.lines()
     if not 0 <= loc < len(lines):
         raise ToolError(
@@ -85,7 +85,7 @@ def display(page: Page, cursor: int, loc: int, num_lines: int, view_tokens: int,
 
 
 def _window(lines: list[str], loc: int, num_lines: int, view_tokens: int, count: CountTokens) -> list[str]:
-    """Numbered lines from ``loc`` on: as many as asked for, and never more than the token budget."""
+    """Returns numbered lines from ``loc``: at most ``num_lines``, within the token budget."""
     last = len(lines) if num_lines <= 0 else min(len(lines), loc + num_lines)
     shown: list[str] = []
     budget = view_tokens
@@ -103,7 +103,7 @@ def _shorten(url: str, limit: int = 1024) -> str:
 
 
 def find(page: Page, pattern: str) -> Page:
-    """Exact matches, case ignored, as a page whose links open the original at the match."""
+    """Returns a page of case-insensitive matches whose links open the original page at the match."""
     wanted = pattern.lower()
     lines = page.lines()
     chunks: list[str] = []
@@ -124,7 +124,7 @@ def find(page: Page, pattern: str) -> Page:
 
 
 def plain(line: str) -> str:
-    """A line whose link marks are reduced to their titles. A mark that the wrap cut stays cut."""
+    """Reduces the link marks in a line to their titles. A mark split by wrapping is unchanged."""
     parts = line.split("【")
     out = [parts[0]]
     for part in parts[1:]:

@@ -1,7 +1,7 @@
-"""``browser.search``, ``browser.open``, ``browser.find``: one conversation's browser.
+"""``browser.search``, ``browser.open`` and ``browser.find``: the browser of a conversation.
 
-Pages of the web are text of strangers: they are escaped when they are read, shown in numbered lines, and
-never interpreted. Fetched pages are shared by all conversations in a small cache.
+Web pages are untrusted: their text is escaped when it is parsed, shown in numbered lines, and never
+interpreted. All conversations share a small cache of fetched pages.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Action = SearchAction | OpenPageAction | FindAction
 
 
 class PageCache:
-    """Pages by address, bounded by bytes and age. Safe to share: pages are values."""
+    """A cache of pages by address, with limits on size and age. Pages are immutable and can be shared."""
 
     def __init__(self, max_bytes: int = 32 * 2**20, seconds: float = 900.0) -> None:
         self._pages: OrderedDict[str, tuple[float, Page]] = OrderedDict()
@@ -75,7 +75,7 @@ class PageCache:
 
 
 class Browser:
-    """The tool of one conversation. ``count`` says how many tokens a text is."""
+    """The tool of a conversation. ``count``: counts the tokens of a text."""
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class Browser:
         return self.history.cited(cursor, line)
 
     async def aclose(self) -> None:
-        """Nothing is held: fetchers and cache are the service's."""
+        """Does nothing: the service owns the fetchers and the cache."""
 
     async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
-        """Total: a fault is a failed result whose action is what could be read of the arguments."""
+        """Runs a call. A failure becomes a failed result with the action as far as it could be parsed."""
         verb = call.recipient.partition(".")[2]
         action: Action = _empty_action(verb)
         try:
@@ -129,11 +129,11 @@ class Browser:
         else:
             yield ToolResult(call.recipient, shown, False, BrowserDetail(action))
 
-    # ------------------------------------------------------------------ the three verbs
+    # ------------------------------------------------------------------ search, open, find
 
     async def _search(self, query: str, arguments: Arguments) -> tuple[SearchAction, str]:
         if self._backend.online and not self._options.external_access:
-            raise ToolError("searching the web is switched off for this request")
+            raise ToolError("web search is disabled for this request")
         asked = arguments.number("topn", 10)
         topn = max(1, min(asked if asked > 0 else 10, MAX_RESULTS))
         hits = await self._backend.search(query, topn, self._options)
@@ -142,7 +142,7 @@ class Browser:
         return SearchAction(query, tuple(Source(h.url, h.title, h.snippet) for h in hits)), shown
 
     def _target(self, arguments: Arguments) -> Link:
-        """What ``open`` is asked to show: an address, a link of a page, or a page again (scrolling)."""
+        """Returns the target of ``open``: an address, a link on a page, or a shown page (scrolling)."""
         where = arguments.raw("id", -1)
         if isinstance(where, str) and not where.lstrip("-").isdigit():
             return Link(str(parse_url(where)))
@@ -196,19 +196,19 @@ class Browser:
         return entry.page
 
     async def _load(self, url: str, *, fresh: bool) -> Page:
-        """From the back end's own pages, the cache, or the network."""
+        """Loads a page from the back end's own pages, the cache, or the network."""
         if not in_domains(parse_url(url).host, self._options.allowed_domains):
             raise ToolError(f"{domain_of(url)} is outside the allowed domains")
         known = await self._backend.page(url)
         if known is None and not (fresh and self._options.external_access):
             known = self._cache.get(url)
         if known is not None:
-            # Another conversation may have been led elsewhere by a redirect that this one must not follow.
+            # Another conversation may have followed a redirect that is not allowed in this one.
             if not in_domains(parse_url(known.url).host, self._options.allowed_domains):
                 raise ToolError(f"{domain_of(known.url)} is outside the allowed domains")
             return known
         if not (self._backend.online and self._options.external_access):
-            raise ToolError(f"Error fetching URL `{url[:1000]}`: there is no access to the network here")
+            raise ToolError(f"Error fetching URL `{url[:1000]}`: network access is disabled")
         try:
             fetched = await self._fetcher.get(url, domains=self._options.allowed_domains)
             page = await asyncio.to_thread(page_of, fetched)
@@ -218,7 +218,7 @@ class Browser:
         return page
 
     async def _source(self, url: str) -> Page:
-        """The text of a page as its server sent it, never from a cache."""
+        """Loads the text of a page as its server sent it, never from a cache."""
         if not (url and self._backend.online and self._options.external_access):
             raise ToolError("the source of this page is not available")
         fetched = await self._fetcher.get(url, domains=self._options.allowed_domains)
@@ -229,7 +229,7 @@ class Browser:
 
 
 def results_page(query: str, hits: list[Hit]) -> Page:
-    """Search results in the reference's form: a heading, then one item for each hit."""
+    """Formats search results like the reference browser: a heading, then an item per hit."""
     lines = ["", "# Search Results", ""]
     for number, hit in enumerate(hits):
         domain = domain_of(hit.url)

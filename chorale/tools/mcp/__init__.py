@@ -1,1 +1,1 @@
-"""The Model Context Protocol: a bounded client of foreign servers, and our own tools as servers."""
+"""The Model Context Protocol: a client for untrusted servers, and servers of the built-in tools."""

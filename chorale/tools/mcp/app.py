@@ -1,7 +1,7 @@
-"""The HTTP face of a ``ToolServer``: streamable HTTP at /mcp, the older SSE pair at /sse, /health.
+"""HTTP endpoints of a ``ToolServer``: streamable HTTP at /mcp, the older SSE transport at /sse, and /health.
 
-Bound to a loopback address it answers to local names only, and never to a web page of another origin: a
-rebound DNS name in a browser must not reach an interpreter.
+On a loopback address it accepts only local host names and origins: DNS rebinding in a browser must not give
+access to an interpreter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOCAL = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
 def create_app(server: ToolServer, *, host: str, key: str | None) -> ASGIApp:
-    """``host``: the address it is bound to; ``key``: what clients must send as a bearer token."""
+    """Builds the app. ``host``: its listening address. ``key``: the bearer token that clients must send."""
     face = _Face(server)
     app = Starlette(
         routes=[
@@ -42,7 +42,7 @@ def create_app(server: ToolServer, *, host: str, key: str | None) -> ASGIApp:
             Route("/health", _health, methods=["GET"]),
         ]
     )
-    return _Door(app, local=host in _LOCAL, key=key)
+    return _AccessCheck(app, local=host in _LOCAL, key=key)
 
 
 async def _health(_request: Request) -> Response:
@@ -51,15 +51,15 @@ async def _health(_request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """An open SSE connection, and the calls whose answers go there."""
+    """An open SSE connection and its running calls."""
 
     session: str
     queue: asyncio.Queue[Message] = field(default_factory=lambda: asyncio.Queue(maxsize=1024))
     calls: set[asyncio.Task[None]] = field(default_factory=set)
 
 
-class _Door:
-    """Who may come in: the key, and on a loopback address only local names and origins."""
+class _AccessCheck:
+    """Checks the key and, on a loopback address, that host name and origin are local."""
 
     def __init__(self, app: ASGIApp, *, local: bool, key: str | None) -> None:
         self._app = app
@@ -81,11 +81,11 @@ class _Door:
             names = [_hostname(f"//{request.headers.get('host', '')}")]
             names += [_hostname(origin)] if origin is not None else []
             if any(name not in ("localhost", "127.0.0.1", "::1") for name in names):
-                return Response("this server answers to local names only", 403)
+                return Response("this server accepts local host names only", 403)
         if self._digest is not None and request.url.path != "/health":
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(hashlib.sha256(given.encode()).digest(), self._digest):
-                return Response("a bearer token is needed", 401, {"www-authenticate": "Bearer"})
+                return Response("a bearer token is required", 401, {"www-authenticate": "Bearer"})
         return None
 
 
@@ -105,7 +105,7 @@ class _Face:
 
     async def streamable(self, request: Request) -> Response:
         if request.method == "GET":
-            return Response("there is no stream of the server's own", 405, {"allow": "POST, DELETE"})
+            return Response("this server offers no GET stream", 405, {"allow": "POST, DELETE"})
         session = request.headers.get("mcp-session-id", "")
         if request.method == "DELETE":
             await self._server.end(_session(request, session))
@@ -125,7 +125,7 @@ class _Face:
         messages = [answer async for answer in answers]
         return Response(encode(messages[-1]), 200, headers, "application/json")
 
-    # ------------------------------------------------------------------ the older pair
+    # ------------------------------------------------------------------ the older SSE transport
 
     async def sse(self, request: Request) -> Response:
         if len(self._streams) >= _MAX_STREAMS:
@@ -149,14 +149,14 @@ class _Face:
         finally:
             del self._streams[name]
             for call in stream.calls:
-                call.cancel()  # nobody reads its answer: it would wait for room in the queue for good
+                call.cancel()  # its answer would wait for room in the queue forever
             if "x-session-id" not in request.headers:
                 await self._server.end(session)
 
     async def messages(self, request: Request) -> Response:
         stream = self._streams.get(request.query_params.get("session_id", ""))
         if stream is None:
-            return Response("there is no such stream", 404)
+            return Response("unknown session_id", 404)
         message = await _read(request)
         if isinstance(message, Response):
             return message
@@ -172,7 +172,7 @@ class _Face:
 
 
 async def _read(request: Request) -> Message | Response:
-    """One message of a bounded body; or the refusal."""
+    """Reads one message from a body of limited size. Returns it or an error response."""
     body = b""
     async for chunk in request.stream():
         body += chunk
@@ -188,7 +188,7 @@ async def _read(request: Request) -> Message | Response:
 
 
 def _session(request: Request, otherwise: str) -> str:
-    """``x-session-id`` is vLLM's; a client that sends none has the session of its connection."""
+    """Returns the session: the one named in vLLM's ``x-session-id`` header, else that of the connection."""
     named = request.headers.get("x-session-id")
     return f"named {named[:256]}" if named else f"own {otherwise}"
 

@@ -1,7 +1,7 @@
-"""A browser or a python that is somebody's MCP server, seen by the model as the built-in one.
+"""Browser and python tools on MCP servers, presented to the model as the built-in tools.
 
-vLLM's convention: a server of ``--tool-server`` whose ``serverInfo.name`` is "browser" or "python" takes the
-place of the built-in tool. Its tools are called with the model's own arguments; python gets ``{"code"}``.
+By vLLM's convention, a ``--tool-server`` whose ``serverInfo.name`` is "browser" or "python" replaces the
+built-in tool. Its tools receive the model's arguments unchanged; python receives ``{"code"}``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ _MAX_CURSORS = 256
 
 
 class RemotePython:
-    """``container_id`` names the server's session for the API; the server sees only ``x-session-id``."""
+    """python on an MCP server.
+
+    ``container_id`` identifies the session in the API, ``x-session-id`` to the server.
+    """
 
     def __init__(
         self, client: McpClient, container_id: str, instructions: str, *, cleans_up: bool = False
@@ -82,7 +85,7 @@ class RemotePython:
 
 
 class RemoteBrowser:
-    """Keeps what citations need: the address behind each cursor, read from the displays."""
+    """The browser on an MCP server. Parses the address of each cursor from the displays, for citations."""
 
     def __init__(self, client: McpClient, state: Any, *, cleans_up: bool = False) -> None:
         self._client = client
@@ -143,7 +146,7 @@ class RemoteBrowser:
         return OpenPageAction(where if isinstance(where, str) and "://" in where else url)
 
     def _after(self, action: Any, outcome: CallOutcome) -> SearchAction | OpenPageAction | FindAction:
-        """The action with what the answer tells: sources of a search, the address of a page."""
+        """Completes the action from the outcome: the sources of a search, the address of a page."""
         header = _HEADER.match(outcome.text)
         if header is not None:
             link = Link(header.group(3) or "", header.group(2))
@@ -164,7 +167,7 @@ class RemoteBrowser:
 
 
 def _sources(outcome: CallOutcome) -> tuple[Source, ...]:
-    """Our own servers say them; of others only titles and domains are known."""
+    """Returns the sources of a search. Servers other than Chorale's report only titles and domains."""
     told = outcome.meta.get("sources")
     if isinstance(told, list):
         records = [r for r in told if isinstance(r, dict) and isinstance(r.get("url"), str)]
@@ -178,7 +181,7 @@ def _sources(outcome: CallOutcome) -> tuple[Source, ...]:
 async def _run(
     client: McpClient, name: str, arguments: Mapping[str, Any], token: str
 ) -> AsyncGenerator[McpProgress | CallOutcome, None]:
-    """A call, after a connection if there is none; after a fault the next call connects anew."""
+    """Calls a tool, connecting first if necessary. After an error the next call reconnects."""
     try:
         if not client.connected:
             await client.connect()
@@ -194,7 +197,7 @@ CLEANUP = "cleanup_session"
 
 
 async def _end(client: McpClient, cleans_up: bool) -> None:
-    """vLLM's convention: a server that lists ``cleanup_session`` keeps what it holds until that is called."""
+    """Closes the client, after ``cleanup_session`` if the server lists it (vLLM's convention)."""
     if cleans_up and client.connected:
         with contextlib.suppress(ToolError, TimeoutError):
             async with asyncio.timeout(5), contextlib.aclosing(client.call(CLEANUP, {}, CLEANUP)) as items:

@@ -1,4 +1,4 @@
-"""A session with one MCP server: handshake, list of tools, calls. Bounded in time, size and number."""
+"""A session with an MCP server: handshake, list of tools and calls, with limits on time, size and number."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from chorale.tools.mcp.wire import VERSIONS, McpError, Message, notification, re
 from chorale.version import __version__
 
 _MAX_PAGES = 20
-_MAX_NUMBER = 2.0**53  # of progress; what is beyond, or infinite, says nothing
+_MAX_NUMBER = 2.0**53  # limit of progress values; others are ignored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpLimits:
-    """What a foreign server may cost us. Seconds, bytes, counts."""
+    """Limits for an untrusted server, in seconds, bytes and counts."""
 
-    connect_seconds: float = 10.0  # handshake and list of tools together
+    connect_seconds: float = 10.0  # for the handshake and the list of tools together
     call_seconds: float = 60.0
     max_tools: int = 128
-    max_schema_bytes: int = 32 * 1024  # of one tool
-    max_listing_bytes: int = 256 * 1024  # of all schemas and descriptions together
+    max_schema_bytes: int = 32 * 1024  # schema of one tool
+    max_listing_bytes: int = 256 * 1024  # all schemas and descriptions together
     max_description_len: int = 4096
-    max_result_len: int = 64 * 1024  # characters that the model reads
+    max_result_len: int = 64 * 1024  # characters shown to the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ServerInfo:
 
 
 class McpClient:
-    """``transports`` are tried in turn until one is understood by the server."""
+    """A client that tries ``transports`` in order until the server supports one."""
 
     def __init__(self, transports: list[Callable[[], Transport]], limits: McpLimits) -> None:
         self._makers = transports
@@ -59,7 +59,7 @@ class McpClient:
         return self._transport is not None
 
     async def connect(self) -> None:
-        """Raises ``McpError``; the client is closed then."""
+        """Connects. On failure closes the client and raises ``McpError``."""
         try:
             async with asyncio.timeout(self._limits.connect_seconds):
                 await self._connect()
@@ -93,7 +93,7 @@ class McpClient:
         )
         version = answer.get("protocolVersion")
         if version not in VERSIONS:
-            raise McpError(f"the server speaks only revision {str(version)[:40]!r} of the protocol")
+            raise McpError(f"the server supports only revision {str(version)[:40]!r} of the protocol")
         transport.agreed(str(version))
         named = answer.get("serverInfo")
         name = named.get("name") if isinstance(named, dict) else None
@@ -105,7 +105,7 @@ class McpClient:
         await transport.notify(notification("notifications/initialized"))
 
     async def list_tools(self) -> tuple[McpToolInfo, ...]:
-        """Tools whose name and schema can be used, in the server's order. Raises ``McpError``."""
+        """Returns the tools with usable names and schemas, in the server's order. Raises ``McpError``."""
         try:
             async with asyncio.timeout(self._limits.connect_seconds):
                 return await self._list_tools()
@@ -139,7 +139,7 @@ class McpClient:
     async def call(
         self, name: str, arguments: Mapping[str, Any], token: str
     ) -> AsyncGenerator[McpProgress | CallOutcome, None]:
-        """Progress as it comes, then the outcome. Raises ``McpError``."""
+        """Yields progress, then the outcome. Raises ``McpError``."""
         notes: asyncio.Queue[McpProgress] = asyncio.Queue(maxsize=256)
 
         def on_note(message: Message) -> None:
@@ -185,11 +185,11 @@ class McpClient:
 
 
 def _ignore(_message: Message) -> None:
-    """Notifications outside of a call mean nothing to us."""
+    """Ignores notifications outside a call."""
 
 
 def read_tool(record: Any, limits: McpLimits) -> McpToolInfo | None:
-    """None for what is not a tool we can offer: no name, no object schema, a schema beyond the bound."""
+    """Parses a tool. Returns None without a name or an object schema, or if the schema is too large."""
     if not isinstance(record, dict) or not isinstance(record.get("name"), str) or not record["name"]:
         return None
     schema = record.get("inputSchema")
@@ -235,7 +235,7 @@ def _number(value: Any) -> float | None:
 
 
 def read_outcome(result: Mapping[str, Any], limits: McpLimits) -> CallOutcome:
-    """A result's parts as one text; what is not text is named, not shown."""
+    """Joins the parts of a result into one text, with a note for parts that are not text."""
     parts = result.get("content")
     texts = [_part(part) for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     structured = result.get("structuredContent")

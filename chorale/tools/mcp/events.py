@@ -1,4 +1,4 @@
-"""Server-sent events, read piece by piece, with a bound on the size of one event."""
+"""An incremental parser of server-sent events with a limit on the size of an event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Event:
 
 
 class EventReader:
-    """``feed`` returns the events that are complete. Line ends: LF, CR LF; a BOM is skipped."""
+    """Parses events. Accepts LF and CR LF; skips a BOM."""
 
     def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -25,7 +25,7 @@ class EventReader:
         self._first = True
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Raises ``McpError`` when an event grows beyond the bound."""
+        """Returns the complete events. Raises ``McpError`` for an event above the limit."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         self._check(len(self._rest))
         events = []

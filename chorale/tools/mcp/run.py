@@ -1,4 +1,4 @@
-"""One tool server as a process: chooses the tool, listens, ends on a signal."""
+"""Runs a tool server: starts the tool, listens, and ends on a signal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def serve_tool(
     key: str | None,
     say: Callable[[str], None],
 ) -> int:
-    """Raises ``ConfigError`` when the tool or the port cannot be had. Returns an exit code."""
+    """Runs the server and returns an exit code. Raises ``ConfigError`` for an unavailable tool or port."""
     vocab = await asyncio.to_thread(load_vocabulary)
     service = await start_tools(config, environment, lambda text: len(vocab.encode(text)))
     try:

@@ -1,7 +1,7 @@
-"""Our browser and python as MCP servers, for other engines: the protocol without HTTP.
+"""The browser and python tools as MCP servers for other engines: the protocol without HTTP.
 
-A session is what a client calls one (``x-session-id``, the streamable HTTP session, or the SSE connection).
-It has its own cursors or its own interpreter, and ends when it is idle, closed, or one too many.
+The client determines the session (``x-session-id``, the streamable HTTP session, or the SSE connection). Each
+session has its own cursors or interpreter. It ends when it is closed, idle, or displaced by newer ones.
 """
 
 from __future__ import annotations
@@ -47,11 +47,13 @@ class _Session:
     def __init__(self, box: ToolBox) -> None:
         self.box = box
         self.used = time.monotonic()
-        self.lock = asyncio.Lock()  # calls of one session take turns: cursors and variables have an order
+        self.lock = (
+            asyncio.Lock()
+        )  # calls of a session run one at a time, since they share cursors or variables
 
 
 class ToolServer:
-    """``answer`` takes one JSON-RPC message and yields what goes back, the response last."""
+    """An MCP server. ``answer`` takes a JSON-RPC message and yields the replies, the response last."""
 
     def __init__(self, name: ServerName, service: ToolService) -> None:
         self.name = name
@@ -60,7 +62,7 @@ class ToolServer:
         self._opening = asyncio.Lock()
 
     async def answer(self, message: Message, session: str) -> AsyncGenerator[Message, None]:
-        """Nothing at all for a notification."""
+        """Yields the replies to a message, none for a notification."""
         number, method = message.get("id"), message.get("method")
         params = message.get("params")
         params = params if isinstance(params, dict) else {}
@@ -82,7 +84,7 @@ class ToolServer:
             key = {"resources/list": "resources", "prompts/list": "prompts"}.get(method, "resourceTemplates")
             yield success(number, {key: []})
         else:
-            yield failure(number, METHOD_NOT_FOUND, f"there is no method {method[:80]}")
+            yield failure(number, METHOD_NOT_FOUND, f"unknown method {method[:80]}")
 
     # ------------------------------------------------------------------ methods
 
@@ -112,7 +114,7 @@ class ToolServer:
         call = self._tool_call(name, arguments, str(number))
         if call is None:
             yield failure(
-                number, INVALID_PARAMS, f"there is no tool {str(name)[:80]}, or its arguments are no object"
+                number, INVALID_PARAMS, f"unknown tool {str(name)[:80]}, or its arguments are not an object"
             )
             return
         meta = params.get("_meta")
@@ -157,7 +159,7 @@ class ToolServer:
             return found
 
     async def _sweep(self) -> None:
-        """Sessions that are idle, and the longest unused beyond the bound; none whose call is running."""
+        """Ends idle sessions and, above the limit, the least recently used; never one with a running call."""
         limit = time.monotonic() - _IDLE_SECONDS
         for key, session in list(self._sessions.items()):
             too_many = len(self._sessions) > _MAX_SESSIONS
@@ -187,7 +189,7 @@ _PYTHON: dict[str, Any] = {
 
 
 def _result(result: ToolResult) -> dict[str, Any]:
-    """``_meta.sources``: what a search found, for clients that make citations of it."""
+    """Returns the MCP result. ``_meta.sources`` lists search results, for clients with citations."""
     body: dict[str, Any] = {"content": [{"type": "text", "text": result.content}], "isError": result.failed}
     detail = result.detail
     if isinstance(detail, BrowserDetail) and isinstance(detail.action, SearchAction) and not result.failed:

@@ -1,7 +1,7 @@
-"""Where MCP servers are: from the operator's flags and file, or from a request; and how each is reached.
+"""Addresses of MCP servers, from the operator's flags and file or from a request.
 
-A request's server is reached under the rules of the browser's fetches (no private addresses); an operator's
-server may be anywhere. Programs (stdio) come from the operator's file only.
+A request's server is subject to the rules of the browser's fetches (no private addresses); a configured
+server may have any address. Only the operator's file can name programs (stdio).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _OURS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """``urls`` are tried in order: (address, whether it is the older SSE pair)."""
+    """A server over HTTP. ``urls`` are tried in order: (address, whether it is the older SSE transport)."""
 
     urls: tuple[tuple[str, bool], ...]
     headers: Mapping[str, str] = field(default_factory=dict)
-    trusted: bool = False  # named by the operator: any address will do
+    trusted: bool = False  # configured by the operator: any address is allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ Server = HttpServer | StdioServer
 
 
 def fault_of(server: Server) -> str | None:
-    """Why an operator's program can never start here; of an address that is known only once it is asked."""
+    """Returns why a configured program cannot start, else None. Addresses are not checked."""
     if not isinstance(server, StdioServer):
         return None
     program, places = server.argv[0], os.get_exec_path(dict(server.environment))
@@ -66,7 +66,7 @@ def fault_of(server: Server) -> str | None:
 
 
 def session_header(session_key: str) -> str:
-    """What a server sees of the key: enough to keep a session, not enough to guess the key."""
+    """Derives a session id for a server that does not reveal the key."""
     return hashlib.sha256(b"chorale mcp session " + session_key.encode()).hexdigest()[:32]
 
 
@@ -78,7 +78,7 @@ def client_of(
     allow_private: bool,
     resolve: Resolve = system_resolve,
 ) -> McpClient:
-    """Not connected yet."""
+    """Returns a client that is not connected yet."""
     if isinstance(server, StdioServer):
         program = server
         return McpClient([lambda: Stdio(program.argv, program.environment)], limits)
@@ -93,7 +93,7 @@ def client_of(
 
 
 def from_request(request: McpRequest) -> HttpServer:
-    """A request's own server. Raises ``McpError`` for headers or an address that will not do."""
+    """Returns the server of a request. Raises ``McpError`` for invalid headers or an invalid address."""
     url = request.server_url or ""
     try:
         parse_url(url)
@@ -109,7 +109,7 @@ def from_request(request: McpRequest) -> HttpServer:
 
 
 def from_flag(entry: str) -> HttpServer:
-    """``host:port`` as vLLM's ``--tool-server`` takes it, or a whole address. Raises ``ConfigError``."""
+    """Parses ``host:port``, as in vLLM's ``--tool-server``, or a complete address. Raises ``ConfigError``."""
     try:
         if "://" in entry:
             parse_url(entry)
@@ -125,15 +125,16 @@ def from_flag(entry: str) -> HttpServer:
 
 
 def _guesses(url: str) -> tuple[tuple[str, bool], ...]:
-    """An address that ends in /sse is the older pair; any other may turn out to be."""
+    """Returns the transports to try: the older one for an address that ends in /sse, else both."""
     older = url.split("?")[0].rstrip("/").endswith("/sse")
     return ((url, older), (url, not older))
 
 
 def read_mcp_config(path: str, environment: Mapping[str, str]) -> dict[str, Server]:
-    """The operator's file: ``{"mcpServers": {label: {"command", "args", "env"} or {"url", "headers"}}}``.
+    """Reads the operator's file: ``{"mcpServers": {label: {"command", "args", "env"} or {"url",
+    "headers"}}}``.
 
-    ``${NAME}`` in values is taken from the environment, so that the file holds no secret. Raises
+    ``${NAME}`` in values is replaced from the environment, so that the file needs no secrets. Raises
     ``ConfigError``.
     """
     try:
@@ -144,7 +145,7 @@ def read_mcp_config(path: str, environment: Mapping[str, str]) -> dict[str, Serv
         raise ConfigError(f"--mcp-config {path}: not valid JSON: {error}") from None
     servers = loaded.get("mcpServers") if isinstance(loaded, dict) else None
     if not isinstance(servers, dict):
-        raise ConfigError(f'--mcp-config {path}: an object with "mcpServers" is expected')
+        raise ConfigError(f'--mcp-config {path}: must be an object with "mcpServers"')
     found = {}
     for label, entry in servers.items():
         try:
@@ -156,12 +157,12 @@ def read_mcp_config(path: str, environment: Mapping[str, str]) -> dict[str, Serv
 
 def _entry(label: str, entry: Any, environment: Mapping[str, str]) -> Server:
     if namespace_name(label) != label:
-        raise ValueError("a label has letters, digits, - and _ only, and is none of the built-in names")
+        raise ValueError("a label may contain letters, digits, - and _ only, and must not be a built-in name")
     if not isinstance(entry, dict):
-        raise ValueError("an object is expected")
+        raise ValueError("must be an object")
     unknown = entry.keys() - {"command", "args", "env", "url", "headers", "type"}
     if unknown or ("command" in entry) == ("url" in entry):
-        raise ValueError("either command (with args, env) or url (with headers, type) is expected")
+        raise ValueError("must have either command (with args, env) or url (with headers, type)")
     if "url" in entry:
         url = _filled(entry["url"], environment)
         parse_url(url)
@@ -190,7 +191,7 @@ def _strings(entry: Mapping[str, Any], field_name: str, environment: Mapping[str
 def _filled(value: Any, environment: Mapping[str, str]) -> str:
     def replace(match: re.Match[str]) -> str:
         if match.group(1) not in environment:
-            raise ValueError(f"the environment has no {match.group(1)}")
+            raise ValueError(f"the environment variable {match.group(1)} is not set")
         return environment[match.group(1)]
 
     if not isinstance(value, str):
@@ -199,7 +200,7 @@ def _filled(value: Any, environment: Mapping[str, str]) -> str:
 
 
 def namespace_name(label: str) -> str:
-    """The label as a harmony namespace. Raises ``McpError`` when nothing usable is left of it."""
+    """Converts a label to a harmony namespace. Raises ``McpError`` if no valid character is left."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", label)[:64]
     if not name.strip("_-") or name.lower() in RESERVED:
         raise McpError(f"{label[:80]!r} cannot be the label of a server")

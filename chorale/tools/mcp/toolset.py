@@ -1,4 +1,4 @@
-"""One MCP server's tools in a conversation: what the model is told of them, and how a call becomes one."""
+"""An MCP server's tools in a conversation: their description for the model, and calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EMPTY = "[the tool returned nothing]"
 
 
 class McpToolset:
-    """Made from a listing, connected or not: the client connects (again) when a call needs it."""
+    """The tools of a listing. The client (re)connects when a call requires it."""
 
     def __init__(self, request: McpRequest, listing: McpListing, client: McpClient) -> None:
         self._request = request
@@ -50,7 +50,7 @@ class McpToolset:
         return frozenset(f"{self.name}.{name}" for name in self._tools)
 
     def real_name(self, name: str) -> str:
-        """The server's own name of a tool that the model knows as ``name``."""
+        """Returns the server's name of a tool that the model knows as ``name``."""
         tool = self._tools.get(name)
         return tool.name if tool is not None else name
 
@@ -61,7 +61,7 @@ class McpToolset:
         return request.require_approval or real in request.always_approve
 
     async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
-        """Total: whatever the server does becomes a result."""
+        """Calls a tool. Every failure of the server becomes a result."""
         name = self.real_name(call.recipient.partition(".")[2])
         try:
             arguments = parse_object(call.content)
@@ -72,7 +72,7 @@ class McpToolset:
                     yield item if isinstance(item, McpProgress) else self._result(call, name, item)
         except ToolError as fault:
             if isinstance(fault, McpError):
-                await self._client.aclose()  # the next call starts with a fresh connection
+                await self._client.aclose()  # the next call opens a new connection
             text = f"Error: {fault.message}"
             detail = McpDetail(self.label, name, call.content, None, fault.message)
             yield ToolResult(call.recipient, text, True, detail)
@@ -88,7 +88,7 @@ class McpToolset:
 
 
 def allowed(listing: McpListing, request: McpRequest) -> McpListing:
-    """The listing without the tools that the request leaves out, or that name themselves alike."""
+    """Returns the listing without tools that the request excludes and without duplicate names."""
     kept: dict[str, McpToolInfo] = {}
     for tool in listing.tools:
         if request.allowed_tools is not None and tool.name not in request.allowed_tools:
@@ -100,10 +100,10 @@ def allowed(listing: McpListing, request: McpRequest) -> McpListing:
 
 
 def safe_name(name: str) -> str:
-    """A tool's name as part of a harmony recipient."""
+    """Converts a tool's name to a valid part of a harmony recipient."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
 
 
 def _parameters(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """None for a tool without arguments: the model is shown ``() => any``."""
+    """Returns the schema, or None without arguments, for which the model sees ``() => any``."""
     return schema if schema.get("properties") or schema.get("type") != "object" else None

@@ -1,7 +1,7 @@
-"""How messages travel to an MCP server: streamable HTTP, the older SSE pair, or a program's pipes.
+"""Transports to an MCP server: streamable HTTP, the older SSE transport, or the pipes of a program.
 
-A transport answers one question: send this request, hand its notifications to ``on_note``, return its
-response. Deadlines are the caller's (``asyncio.timeout``); sizes are bounded here.
+A transport sends a request, passes notifications to ``on_note``, and returns the response. Callers set
+deadlines (``asyncio.timeout``); transports limit sizes.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from chorale.tools.mcp.wire import (
     success,
 )
 from chorale.tools.net.addresses import AddressPolicy
-from chorale.tools.net.transport import AddressRefused, JudgingTransport, Resolve, system_resolve
+from chorale.tools.net.transport import AddressRefused, FilteringTransport, Resolve, system_resolve
 from chorale.tools.net.urls import join_url, parse_url
 from chorale.tools.processes import end_process
 
 OnNote = Callable[[Message], None]
 _ACCEPT = "application/json, text/event-stream"
 _MAX_REDIRECTS = 3
-_IDLE_SECONDS = 300.0  # between two chunks; calls have their own, shorter deadlines
+_IDLE_SECONDS = 300.0  # between two chunks; calls have shorter deadlines
 
 
 class Transport(Protocol):
     async def request(self, message: Message, on_note: OnNote) -> Message:
-        """The response to it. Raises ``McpError``."""
+        """Sends a request and returns its response. Raises ``McpError``."""
         ...
 
     async def notify(self, message: Message) -> None: ...
 
     def agreed(self, version: str) -> None:
-        """Told once, after ``initialize``: some transports send the revision with each message."""
+        """Sets the agreed revision after ``initialize``; some transports send it with each message."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class NotThisTransport(McpError):
-    """The address does not speak this transport; another one may be tried."""
+    """The address does not support this transport; another one may be tried."""
 
 
 def http_client(
@@ -61,7 +61,7 @@ def http_client(
 ) -> httpx2.AsyncClient:
     encoded = {name.encode("ascii"): value.encode("latin-1") for name, value in headers.items()}
     return httpx2.AsyncClient(
-        transport=JudgingTransport(policy, resolve=resolve, max_connections=8),
+        transport=FilteringTransport(policy, resolve=resolve, max_connections=8),
         headers={b"accept-encoding": b"identity"} | encoded,
         timeout=httpx2.Timeout(10.0, read=_IDLE_SECONDS),
         follow_redirects=False,
@@ -71,7 +71,10 @@ def http_client(
 
 @contextlib.asynccontextmanager
 async def _sent(client: httpx2.AsyncClient, request: httpx2.Request) -> Any:
-    """The response, its headers read; network failures become ``McpError`` without internals."""
+    """Sends a request and yields the response.
+
+    Network errors become ``McpError`` without internal details.
+    """
     try:
         response = await client.send(request, stream=True)
     except AddressRefused as error:
@@ -92,7 +95,7 @@ async def _sent(client: httpx2.AsyncClient, request: httpx2.Request) -> Any:
 
 
 class StreamableHttp:
-    """Revision 2025-03-26 and later: each message is a POST to one address."""
+    """Streamable HTTP, revision 2025-03-26 and later: each message is a POST to one address."""
 
     def __init__(self, client: httpx2.AsyncClient, url: str) -> None:
         self._client = client
@@ -106,7 +109,7 @@ class StreamableHttp:
     async def request(self, message: Message, on_note: OnNote) -> Message:
         async with self._post(message) as response:
             if response.status_code == 404 and self._session is not None:
-                raise McpError("the server has forgotten this session")
+                raise McpError("the server has ended this session")
             if response.status_code in (400, 404, 405, 406, 415) and message["method"] == "initialize":
                 raise NotThisTransport(f"the server answered with status {response.status_code}")
             self._session = response.headers.get("mcp-session-id", self._session)
@@ -141,7 +144,7 @@ class StreamableHttp:
 
     @contextlib.asynccontextmanager
     async def _post(self, message: Message) -> Any:
-        """One POST, after at most three redirects to the same host."""
+        """Sends a POST and follows at most three redirects to the same host."""
         for _ in range(_MAX_REDIRECTS + 1):
             request = self._client.build_request(
                 "POST", self._url, content=encode(message), headers=self._headers()
@@ -162,7 +165,7 @@ class StreamableHttp:
         return headers
 
     async def aclose(self) -> None:
-        """Tells the server that the session is over, if it wants to know."""
+        """Ends the session on the server, if it has one."""
         if self._session is not None:
             with contextlib.suppress(McpError, TimeoutError):
                 async with asyncio.timeout(2):
@@ -173,8 +176,10 @@ class StreamableHttp:
 
 
 class Duplex:
-    """Transports with one stream of incoming messages: a task reads it and hands each response to its
-    waiter. Subclasses say how a message is sent and call ``_received`` and ``_ended``."""
+    """A transport with one stream of incoming messages, which a task dispatches to the waiting requests.
+
+    Subclasses send messages and call ``_received`` and ``_ended``.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[Any, tuple[asyncio.Future[Message], OnNote]] = {}
@@ -185,7 +190,7 @@ class Duplex:
         raise NotImplementedError
 
     def agreed(self, version: str) -> None:
-        """These transports do not name the revision again."""
+        """Does nothing: these transports do not repeat the revision."""
 
     async def request(self, message: Message, on_note: OnNote) -> Message:
         if self._fault is not None:
@@ -211,7 +216,7 @@ class Duplex:
 
     def _received(self, message: Message) -> None:
         if is_response(message):
-            number = message.get("id")  # anything at all: an object cannot be looked up
+            number = message.get("id")  # of any type; an unhashable one cannot be looked up
             waiting = self._waiting.get(number) if isinstance(number, int) else None
             if waiting is not None and not waiting[0].done():
                 waiting[0].set_result(message)
@@ -234,11 +239,11 @@ class Duplex:
         for future, _ in self._waiting.values():
             if not future.done():
                 future.set_exception(self._fault)
-                future.exception()  # seen: whoever failed to send the question has the fault already
+                future.exception()  # retrieved, since the sender has raised the error already
 
 
 class SsePair(Duplex):
-    """Revision 2024-11-05, which vLLM's ``--tool-server`` speaks: a GET stream names an address for POSTs."""
+    """The transport of revision 2024-11-05, used by vLLM: a GET stream announces an address for POSTs."""
 
     def __init__(self, client: httpx2.AsyncClient, url: str) -> None:
         super().__init__()
@@ -287,12 +292,15 @@ class SsePair(Duplex):
             self._reader.cancel()
             await asyncio.gather(self._reader, *self._replies, return_exceptions=True)
         if self._endpoint is not None and self._endpoint.done() and not self._endpoint.cancelled():
-            self._endpoint.exception()  # seen: whoever waited for it has the fault
+            self._endpoint.exception()  # retrieved, since the waiting request has raised the error already
         await self._client.aclose()
 
 
 class Stdio(Duplex):
-    """A program of the operator's, one message a line. Its stderr goes nowhere: it may hold secrets."""
+    """A configured program, with one message per line.
+
+    Its stderr is discarded, since it may contain secrets.
+    """
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         super().__init__()
@@ -303,7 +311,7 @@ class Stdio(Duplex):
 
     async def _start(self) -> asyncio.subprocess.Process:
         if self._process is None:
-            if self._fault is not None:  # closed: a reply that is still on its way starts no second program
+            if self._fault is not None:  # closed: a late reply must not start a second program
                 raise self._fault
             try:
                 self._process = await asyncio.create_subprocess_exec(
@@ -330,7 +338,7 @@ class Stdio(Duplex):
             raise McpError("the server's program ended")
         except McpError as fault:
             self._ended(fault)
-        except ValueError:  # a line beyond the limit of the stream
+        except ValueError:  # a line above the limit of the stream
             self._ended(McpError(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes"))
 
     async def _send(self, message: Message) -> None:
@@ -351,19 +359,19 @@ class Stdio(Duplex):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await process.wait()
-            await end_process(process)  # and what the program left behind
+            await end_process(process)  # also ends its children
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, *self._replies, return_exceptions=True)
 
 
 def reply_to(message: Message) -> Message | None:
-    """What we answer to a server's own request: a ping is answered, the rest is not offered."""
+    """Returns the reply to a server's request: pings are answered, others are refused."""
     if "id" not in message or "method" not in message:
         return None
     if message["method"] == "ping":
         return success(message["id"], {})
-    return failure(message["id"], METHOD_NOT_FOUND, "this client offers no such method")
+    return failure(message["id"], METHOD_NOT_FOUND, "method not supported by this client")
 
 
 def _matching(messages: list[Message], number: int, on_note: OnNote) -> Message:
@@ -374,7 +382,7 @@ def _matching(messages: list[Message], number: int, on_note: OnNote) -> Message:
         elif "method" in message and "id" not in message:
             on_note(message)
     if found is None:
-        raise McpError("the server answered a request that was not asked")
+        raise McpError("the server sent a response without a request")
     return found
 
 
@@ -389,7 +397,7 @@ async def _bounded(response: httpx2.Response) -> bytes:
 
 
 def _same_host(base: httpx2.URL, location: str) -> httpx2.URL:
-    """Headers may carry the user's token: they go to no other host."""
+    """Resolves a redirect. Refuses other hosts, since the headers may contain the user's token."""
     try:
         target = join_url(base, location)
     except ToolError as fault:

@@ -1,4 +1,4 @@
-"""JSON-RPC as MCP uses it: messages, their bounds, and the protocol revisions that we speak.
+"""JSON-RPC as used by MCP: messages, their limits, and the supported protocol revisions.
 
 Source: modelcontextprotocol.io, revisions 2024-11-05 to 2025-11-25 (those with the ``initialize`` handshake;
 servers of the stateless revision 2026-07-28 that are built with the public SDKs accept the handshake too).
@@ -25,7 +25,7 @@ Message = dict[str, Any]
 
 
 class McpError(ToolError):
-    """The server failed, refused or lied. ``code`` is JSON-RPC's, when the server sent one."""
+    """A server failed, refused a request, or violated the protocol. ``code``: the JSON-RPC code, if sent."""
 
     def __init__(self, message: str, code: int | None = None) -> None:
         super().__init__(message)
@@ -55,21 +55,21 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | str) -> list[Message]:
-    """The messages in a body (older revisions batch them). Raises ``McpError`` on anything else."""
+    """Parses the messages in a body (older revisions have batches). Raises ``McpError`` for anything else."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise McpError(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes")
     try:
         value = loads(data)
     except (ValueError, RecursionError):
-        raise McpError("the server sent something that is not JSON") from None
+        raise McpError("the server sent a message that is not JSON") from None
     messages = value if isinstance(value, list) else [value]
     if not all(isinstance(message, dict) for message in messages):
-        raise McpError("the server sent something that is not a JSON-RPC message")
+        raise McpError("the server sent a message that is not JSON-RPC")
     return messages
 
 
 def result_of(message: Message) -> dict[str, Any]:
-    """The result of a response. Raises ``McpError`` with the server's own error."""
+    """Returns the result of a response. Raises ``McpError`` with the server's error."""
     error = message.get("error")
     if error is not None:
         text = error.get("message") if isinstance(error, dict) else None

@@ -1,1 +1,1 @@
-"""Going out: which addresses may be reached, and fetches that are bounded in time and size."""
+"""Outgoing requests: allowed addresses, and fetches with limits on time and size."""

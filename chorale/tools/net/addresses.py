@@ -1,7 +1,7 @@
-"""Which addresses a fetch may reach. A name is never judged, only the addresses that it resolved to.
+"""The policy of allowed addresses. It checks the addresses that a name resolved to, never the name.
 
-Refused: everything that is not a public unicast address, whatever the notation, and public addresses that
-cloud providers answer themselves. An IPv6 address that carries an IPv4 address is judged by both.
+Refuses everything but public unicast addresses, in any notation, and also public addresses of cloud
+providers' internal services. For an IPv6 address that embeds an IPv4 address, both are checked.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Beyond what ``is_global`` knows. Azure's host agent has a public address; the rest are tunnels and
-# translation prefixes, documentation, and ranges that Python versions disagree about.
+# In addition to what ``is_global`` excludes. Azure's host agent has a public address; the rest are tunnels
+# and translation prefixes, documentation, and ranges that Python versions disagree about.
 _REFUSED: tuple[Network, ...] = tuple(
     ipaddress.ip_network(text)
     for text in (
@@ -38,12 +38,15 @@ _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 
 @dataclass(frozen=True, slots=True)
 class AddressPolicy:
-    """``allow_private`` lifts every refusal: only for hosts that the operator named or vouched for."""
+    """The policy.
+
+    ``allow_private`` allows every address, for hosts that the operator configured or trusts.
+    """
 
     allow_private: bool = False
 
     def allows(self, text: str) -> bool:
-        """``text``: an address as the resolver gave it; a zone ("%eth0") makes it refused."""
+        """Returns whether an address from the resolver is allowed; one with a zone ("%eth0") is not."""
         try:
             address = ipaddress.ip_address(text)
         except ValueError:
@@ -64,7 +67,7 @@ def is_public(address: Address) -> bool:
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address that traffic really goes to: mapped, compatible, 6to4 and NAT64 forms."""
+    """Returns the embedded IPv4 destination of mapped, compatible, 6to4 and NAT64 addresses."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     if address.sixtofour is not None:

@@ -1,4 +1,4 @@
-"""One bounded GET or POST: judged addresses at every redirect, a deadline, a size after decompression."""
+"""GET and POST with limits: addresses checked at every redirect, a deadline, a decompressed size."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import httpx2
 
 from chorale.tools.errors import ToolError
 from chorale.tools.net.addresses import AddressPolicy
-from chorale.tools.net.transport import AddressRefused, JudgingTransport, Resolve, system_resolve
+from chorale.tools.net.transport import AddressRefused, FilteringTransport, Resolve, system_resolve
 from chorale.tools.net.urls import in_domains, join_url, parse_url
 from chorale.version import __version__
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 5
-_MAX_RATIO = 50  # decompressed over received, checked beyond the first 64 kB
+_MAX_RATIO = 50  # ratio of decompressed to received bytes, checked after the first 64 kB
 _RATIO_FLOOR = 64 * 1024
 USER_AGENT = f"Mozilla/5.0 (compatible; chorale/{__version__})"
 
@@ -40,7 +40,7 @@ class Fetched:
 
 
 class Fetcher:
-    """Shared by the browser and its back ends. ``aclose`` when the server ends."""
+    """An HTTP client shared by the browser and its back ends. Must be closed with ``aclose``."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Fetcher:
     ) -> None:
         self.limits = limits
         self._client = httpx2.AsyncClient(
-            transport=JudgingTransport(policy, resolve=resolve),
+            transport=FilteringTransport(policy, resolve=resolve),
             headers={"user-agent": user_agent, "accept-encoding": "gzip"},
             timeout=limits.seconds,
             follow_redirects=False,
@@ -60,7 +60,7 @@ class Fetcher:
         )
 
     async def get(self, url: str, *, domains: tuple[str, ...] = ()) -> Fetched:
-        """Follows up to five redirects, each judged anew and held to ``domains``. Raises ``ToolError``."""
+        """Fetches a URL with up to five redirects, each checked against ``domains``. Raises ``ToolError``."""
         target = parse_url(url)
         async with _deadline(self.limits.seconds):
             for _ in range(_MAX_REDIRECTS + 1):
@@ -84,7 +84,7 @@ class Fetcher:
         params: Mapping[str, Any] | None = None,
         json: Any = None,
     ) -> Fetched:
-        """A request to a service of the operator's choice. Not redirected: it may carry a key."""
+        """Sends a request to a configured service. Follows no redirects, since it may carry a key."""
         parse_url(url)
         async with _deadline(self.limits.seconds):
             request = self._client.build_request(method, url, headers=headers, params=params, json=json)
@@ -94,7 +94,7 @@ class Fetcher:
         raise ToolError("the search service answered with a redirect")
 
     async def _send(self, request: httpx2.Request) -> Fetched | str:
-        """The answer, or the location of a redirect."""
+        """Returns the response, or the location of a redirect."""
         try:
             response = await self._client.send(request, stream=True)
             try:
@@ -105,7 +105,7 @@ class Fetcher:
             finally:
                 await response.aclose()
         except AddressRefused as error:
-            raise ToolError(f"{error}: it is not opened") from None
+            raise ToolError(f"{error}: access refused") from None
         except httpx2.TimeoutException:
             raise ToolError(f"{request.url.host} did not answer in time") from None
         except httpx2.HTTPError as error:
@@ -131,7 +131,7 @@ class Fetcher:
 
 @contextlib.asynccontextmanager
 async def _deadline(seconds: float) -> AsyncIterator[None]:
-    """``asyncio.timeout`` whose failure is a ``ToolError``."""
+    """``asyncio.timeout`` that raises a ``ToolError``."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -140,13 +140,13 @@ async def _deadline(seconds: float) -> AsyncIterator[None]:
 
 
 class BoundedBody:
-    """Collects a body, decompressed piece by piece, so that a bomb is stopped before it is in memory."""
+    """Collects a body and decompresses it incrementally, so that decompression bombs are stopped early."""
 
     def __init__(self, encoding: str, max_bytes: int) -> None:
         name = encoding.strip().lower()
         if name not in ("", "identity", "gzip", "x-gzip", "deflate"):
-            raise ToolError(f"the body has an encoding that was not asked for ({name[:40]!r})")
-        # 32 + MAX_WBITS: gzip or zlib, told apart by the header
+            raise ToolError(f"the body has an encoding that was not requested ({name[:40]!r})")
+        # 32 + MAX_WBITS: gzip or zlib, detected by the header
         self._inflate = zlib.decompressobj(32 + zlib.MAX_WBITS) if name not in ("", "identity") else None
         self._max_bytes = max_bytes
         self._parts: list[bytes] = []
@@ -154,7 +154,7 @@ class BoundedBody:
         self._num_bytes = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Raises ``ToolError`` once the body is too large, too dense or not what it says."""
+        """Adds a chunk. Raises ``ToolError`` if the body is too large, expands too much or is invalid."""
         self._num_received += len(chunk)
         if self._inflate is None:
             self._keep(chunk)

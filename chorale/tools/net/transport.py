@@ -1,8 +1,8 @@
-"""An httpx2 transport that connects only to addresses that were judged.
+"""An httpx2 transport that connects only to allowed addresses.
 
-The name is resolved once, the answers are filtered by the policy, and the socket is opened to one of the
-addresses that passed: a name that changes its answer between check and use (DNS rebinding) gains nothing.
-TLS still checks the certificate against the name.
+It resolves the name once, filters the addresses by the policy, and connects to one of the remaining
+addresses, which prevents DNS rebinding between check and use. TLS still checks the certificate against the
+name.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MAX_ADDRESSES = 4
 
 
 class AddressRefused(httpx2.ConnectError):
-    """The host resolves to no address that may be reached."""
+    """The host has no allowed address."""
 
 
 async def system_resolve(host: str, port: int) -> Sequence[str]:
-    """Numeric addresses in the order of the system's resolver."""
+    """Returns numeric addresses in the order of the system's resolver."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
@@ -81,9 +81,11 @@ class _JudgingBackend(httpcore2.AsyncNetworkBackend):
         return allowed
 
 
-class JudgingTransport(httpx2.AsyncBaseTransport):
-    """For ``httpx2.AsyncClient(transport=...)``. Proxies of the environment are not read: they would
-    resolve names themselves."""
+class FilteringTransport(httpx2.AsyncBaseTransport):
+    """A transport for ``httpx2.AsyncClient``.
+
+    Ignores proxy variables, since proxies resolve names themselves.
+    """
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class _Stream(httpx2.AsyncByteStream):
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """httpcore2's exceptions as the httpx2 ones that callers know."""
+    """Translates httpcore2's exceptions to those of httpx2."""
     try:
         yield
     except httpcore2.ConnectTimeout as error:

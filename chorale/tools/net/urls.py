@@ -1,4 +1,4 @@
-"""One reading of a URL for checks, requests and redirects alike: two parsers that disagree are a hole."""
+"""URL parsing for checks, requests and redirects alike: two differing parsers would be a vulnerability."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\]")
 
 
 def parse_url(text: str) -> httpx2.URL:
-    """An absolute http(s) URL without user information. Raises ``ToolError`` saying what is wrong."""
+    """Parses an absolute http(s) URL without user information. Raises ``ToolError`` with the reason."""
     text = text.strip()
     if len(text) > MAX_URL_LEN:
         raise ToolError(f"the URL is longer than {MAX_URL_LEN} characters")
@@ -27,16 +27,16 @@ def parse_url(text: str) -> httpx2.URL:
     if url.scheme not in ("http", "https"):
         raise ToolError(f"only http and https addresses can be opened, not {url.scheme or 'a bare name'!r}")
     if not url.host:
-        raise ToolError("the URL names no host")
+        raise ToolError("the URL has no host")
     if url.userinfo:
-        raise ToolError("a URL with a user name or password is not opened")
+        raise ToolError("a URL with a user name or password is not allowed")
     if port is not None and not 0 < port < 65536:
-        raise ToolError(f"{port} is not a port")
+        raise ToolError(f"{port} is not a valid port")
     return url
 
 
 def join_url(base: httpx2.URL, location: str) -> httpx2.URL:
-    """A redirect's or a link's target, read by the same rules."""
+    """Resolves the target of a redirect or link by the same rules."""
     if _FORBIDDEN.search(location.strip()):
         raise ToolError("the target URL contains a space, a backslash or a control character")
     try:
@@ -46,7 +46,7 @@ def join_url(base: httpx2.URL, location: str) -> httpx2.URL:
 
 
 def domain_of(url: str) -> str:
-    """The host, for display; empty when there is none."""
+    """Returns the host for display, empty if there is none."""
     try:
         return httpx2.URL(url).host
     except (httpx2.InvalidURL, ValueError, UnicodeError):
@@ -54,14 +54,14 @@ def domain_of(url: str) -> str:
 
 
 def in_domains(host: str, domains: tuple[str, ...]) -> bool:
-    """Whether ``host`` is one of ``domains`` or below one. No domains: every host is."""
+    """Returns whether ``host`` is in or below one of ``domains``. Without domains, every host is."""
     lowered = _ascii(host.lower().rstrip("."))
     wanted = [_ascii(domain.lower().strip().strip(".")) for domain in domains]
     return not wanted or any(lowered == domain or lowered.endswith("." + domain) for domain in wanted)
 
 
 def _ascii(host: str) -> str:
-    """An international name in the form that the network knows: "xn--" and its letters mean the same host."""
+    """Converts an international name to its ASCII form ("xn--")."""
     if host.isascii():
         return host
     try:

@@ -1,1 +1,1 @@
-"""The ``python`` tool: a persistent interpreter in a sandbox, one for a chain of responses."""
+"""The ``python`` tool: a persistent interpreter in a sandbox, one per chain of responses."""

@@ -1,9 +1,9 @@
-"""The interpreter inside the sandbox. It is sent there as text and never imported by the server.
+"""The interpreter inside the sandbox. Its source is sent into the sandbox and never imported by the server.
 
-Runs with any Python since 3.8 and the standard library alone. One line of JSON on stdin announces a cell
-(``{"nonce", "length", "seconds"}``), its bytes follow; what the cell prints goes to stdout, errors included,
-then NUL, the nonce, one letter (k: done, e: raised, t: out of time) and NUL. Code from the model may forge
-all of this; it only deceives itself, and the server believes nothing but the end of its own waiting.
+Runs on Python 3.8 or newer with the standard library alone. A line of JSON on stdin announces a cell
+(``{"nonce", "length", "seconds"}``), followed by its bytes. Output and errors go to stdout, then NUL, the
+nonce, a letter (k: done, e: raised, t: out of time) and NUL. Code from the model can forge all of this, but
+affects only its own results: the server relies on nothing but its own timeouts.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import types
 
 
 class OutOfTime(BaseException):
-    """Raised in the running cell by the timer; not an Exception, so that few handlers swallow it."""
+    """Raised in the running cell by the timer. Not an Exception, so that few handlers catch it."""
 
 
 class Cells(code.InteractiveInterpreter):
     def __init__(self) -> None:
-        # A module, and the one that is found by its name: pickle, multiprocessing, unittest and
-        # ``from __main__ import`` look there for what a cell defined.
+        # A real module, registered by name: pickle, multiprocessing, unittest and
+        # ``from __main__ import`` look up definitions of cells there.
         self.module = sys.modules["__main__"] = types.ModuleType("__main__")
         super().__init__(vars(self.module))
         self.status = "k"
@@ -40,13 +40,16 @@ class Cells(code.InteractiveInterpreter):
 
     def showtraceback(self) -> None:
         if sys.exc_info()[0] is OutOfTime:
-            self.status = "t"  # the server says so in its own words
+            self.status = "t"  # the server reports it
             return
         self.status = "e"
         super().showtraceback()
 
     def run_cell(self, source: str) -> str:
-        """Statements, then the value of a last expression, as a notebook shows it. Returns the letter."""
+        """Runs a cell and prints the value of a final expression, as in a notebook.
+
+        Returns the status letter.
+        """
         self.status = "k"
         self.count += 1
         name = f"<cell {self.count}>"
@@ -75,7 +78,7 @@ def out_of_time(_signal: int, _frame: object) -> None:
 
 
 def set_timer(seconds: float) -> None:
-    """WebAssembly has no signals: there the server's own clock ends the session."""
+    """Sets the timer of a cell. WebAssembly has no signals: there the server ends the session."""
     if hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, out_of_time)
         signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -96,7 +99,7 @@ def run(cells: Cells, source: str, seconds: float) -> str:
             return "e"
     except OutOfTime:
         return "t"
-    except BaseException:  # a stderr or an excepthook of the code's own failed: the variables are still good
+    except BaseException:  # the code's own stderr or excepthook failed: the variables are intact
         os.write(1, traceback.format_exc().encode("utf-8", "backslashreplace"))
         return "e"
     finally:
@@ -104,10 +107,10 @@ def run(cells: Cells, source: str, seconds: float) -> str:
 
 
 def apply_limits(limits: dict[str, int]) -> None:
-    """What the sandbox itself does not bound. A limit that cannot be set is one that is already lower."""
+    """Sets limits that the sandbox does not. A limit that cannot be set is already lower."""
     try:
         import resource
-    except ImportError:  # WebAssembly: its host bounds all of it
+    except ImportError:  # WebAssembly: the host sets all limits
         return
 
     wanted = {
@@ -126,16 +129,16 @@ def apply_limits(limits: dict[str, int]) -> None:
 
 
 def end_others() -> None:
-    """After a cell ran out of time: its processes would go on without anybody waiting for them."""
+    """Ends the processes of a cell that has run out of time."""
     try:
-        os.kill(-1, signal.SIGKILL)  # everything in this pid namespace but its init and this process
+        os.kill(-1, signal.SIGKILL)  # all processes in this pid namespace except its init and this process
     except OSError:
         pass
 
 
 def take_requests() -> io.BufferedReader:
-    """Standard input, which the code then finds empty; its errors go where its output goes."""
-    if sys.platform == "wasi":  # cannot make a second number for a pipe; 1 and 2 are the same one there
+    """Takes over standard input, so that the code finds it empty, and redirects stderr to stdout."""
+    if sys.platform == "wasi":  # cannot duplicate a pipe; 1 and 2 are the same pipe there
         requests = os.fdopen(0, "rb", closefd=False)
         sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BytesIO())
         os.chdir("/mnt/data")
@@ -161,13 +164,13 @@ def main() -> None:
         source = requests.read(request["length"]).decode("utf-8", "replace")
         status = run(cells, source, request["seconds"])
         if os.getpid() != own_pid:
-            os._exit(0)  # a fork that ran off the end of its cell
+            os._exit(0)  # a forked child reached the end of its cell
         if status == "t" and limits["own_pids"]:
             end_others()
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except Exception:  # closed, or something that is no stream: the code may put anything there
+            except Exception:  # closed, or replaced by the code with something else
                 pass
         os.write(1, b"\0" + request["nonce"].encode() + status.encode() + b"\0")
 

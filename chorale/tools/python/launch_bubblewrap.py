@@ -1,7 +1,7 @@
-"""Bubblewrap: namespaces of their own, a read-only system, bounded tmpfs, a system-call filter.
+"""Bubblewrap: separate namespaces, a read-only system, size-limited tmpfs, a system-call filter.
 
-A server that runs as root starts it as another user: what is "nobody" inside would otherwise be root outside,
-and the kernel judges the files of /proc by that.
+A server that runs as root starts it as another user: "nobody" inside would otherwise be root outside, which
+the kernel checks for files in /proc.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from chorale.tools.python.launch import (
 )
 from chorale.tools.python.seccomp import deny_list
 
-# Settings of the machine that /proc shows: read-only whatever the user outside may do.
+# Kernel settings in /proc, read-only regardless of the outer user's rights.
 _PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "tty", "mtrr", "asound")
-# A program in between, as uvloop starts none as another user. It imports nothing once it is the other user,
-# who may not be able to read its library.
+# An intermediate program, since uvloop cannot start processes as another user. It imports nothing after the
+# change of user, who may be unable to read the library.
 _BECOME = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
 _AS_NOBODY = f"import os, sys; {_BECOME}; os.execv(sys.argv[1], sys.argv[1:])"
 
 
 def bubblewrap(limits: SandboxLimits) -> SandboxLaunch | None:
-    """None if the server is root and no interpreter can be read by another user."""
+    """Returns the start, or None if the server is root and other users can read no interpreter."""
     as_root = os.geteuid() == 0
     python = _interpreter(for_others=as_root)
     if python is None:
@@ -72,7 +72,7 @@ def _system(base: Path) -> list[str]:
 
 
 def _devices_and_files(limits: SandboxLimits) -> list[str]:
-    """/dev is a tmpfs without a bound, so it becomes read-only once what belongs there is in it."""
+    """Returns options for devices and files. /dev is an unlimited tmpfs and thus remounted read-only."""
     argv = ["--proc", "/proc"]
     for name in _PROC_READ_ONLY:
         argv += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
@@ -92,7 +92,7 @@ def _devices_and_files(limits: SandboxLimits) -> list[str]:
 
 
 def _interpreter(*, for_others: bool) -> Path | None:
-    """This server's, or the system's if the sandbox's user cannot read that."""
+    """Returns this server's interpreter, or the system's if the sandbox's user cannot read the former."""
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     own = Path(os.path.realpath(sys.base_prefix)) / "bin" / name
     if not for_others or _readable_by_others(own):

@@ -1,4 +1,4 @@
-"""docker, podman, and docker with gVisor's kernel: a container without rights, network or lasting files."""
+"""docker, podman, and docker with gVisor: a container without privileges, network or persistent files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chorale.tools.python.launch import (
 
 
 def container(kind: str, limits: SandboxLimits, name: str, image: str) -> SandboxLaunch:
-    """tmpfs and shared memory are counted by the container's cgroup, as its processes are."""
+    """Returns the start. The container's cgroup counts tmpfs and shared memory like its processes."""
     program = "podman" if kind == "podman" else "docker"
     disk = f"rw,nosuid,nodev,size={limits.disk_bytes}"
     argv = [

@@ -1,4 +1,4 @@
-"""A process of this user on this machine: limits, but no isolation. Named for what it is."""
+"""An ordinary process of this user with limits but without isolation, hence its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPython on WebAssembly in a process of its own, which gives up its rights before any code arrives."""
+"""CPython on WebAssembly in a separate process that drops its privileges before it receives code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chorale.tools.python.launch import GUEST, SandboxLaunch, SandboxLimits, guest_limits
 
-_RUNTIME_BYTES = 96 * 2**20  # the process without the code's own memory and files: 60 MiB measured
+_RUNTIME_BYTES = 96 * 2**20  # the process without the code's memory and files: 60 MiB measured
 _START = "import sys; sys.path[:] = {path!r}; from chorale.tools.python.wasm.host import main; main()"
 
 
@@ -27,12 +27,12 @@ def wasm(limits: SandboxLimits) -> SandboxLaunch:
     root = str(Path(__file__).resolve().parents[3])
     path = [root, *(entry for entry in sys.path if os.path.isabs(entry) and entry != root)]
     argv = (sys.executable, "-I", "-u", "-c", _START.format(path=path), json.dumps(start))
-    wanted = ("HOME", "XDG_CACHE_HOME", "TMPDIR")  # where the compiled interpreter is kept
+    wanted = ("HOME", "XDG_CACHE_HOME", "TMPDIR")  # they determine where the compiled interpreter is cached
     environment = {name: os.environ[name] for name in wanted if name in os.environ}
     return SandboxLaunch(
         argv,
         environment,
         watch_bytes=limits.memory_bytes + _RUNTIME_BYTES,
         own_timer=False,
-        start_seconds=600.0,  # the first one compiles, behind other work
+        start_seconds=600.0,  # the first start compiles, at low priority
     )

@@ -1,4 +1,4 @@
-"""Memory of a process and everything below it, from /proc. Zero where there is no /proc."""
+"""Memory use of a process and its descendants, from /proc. Zero without /proc."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 _MAX_PROCESSES = 4096
 _TMPFS = ("tmp", "mnt/data", "dev/shm")
-_INODE_BYTES = 1024  # of the kernel, roughly, with the name
+_INODE_BYTES = 1024  # kernel memory of a file with its name, approximately
 
 
 def tree_bytes(pid: int) -> int:
-    """Memory in use; a page that forked processes share is counted once (proportional set size).
+    """Returns the memory in use. Pages that forked processes share count once (proportional set size).
 
-    Files of the sandbox's own tmpfs are memory too, and no process's: they are added.
+    Includes files in the sandbox's tmpfs, which are memory of no process.
     """
     waiting, total, seen = [pid], 0, 0
     outside = _root_of(os.getpid())
@@ -30,7 +30,7 @@ def tree_bytes(pid: int) -> int:
                 inside.add(root)
                 total += _tmpfs_bytes(current)
         except (OSError, ValueError, IndexError):
-            continue  # it ended meanwhile
+            continue  # the process has ended
     return total
 
 
@@ -45,13 +45,13 @@ def _own_bytes(pid: int) -> int:
 
 
 def _root_of(pid: int) -> tuple[int, int]:
-    """Which file system a process has as its root: the sandbox's differs from the server's."""
+    """Identifies the root file system of a process: the sandbox's differs from the server's."""
     status = os.stat(f"/proc/{pid}/root")
     return status.st_dev, status.st_ino
 
 
 def _tmpfs_bytes(pid: int) -> int:
-    """Their contents, and what the kernel keeps for each file, however empty."""
+    """Returns the size of the contents plus the kernel's overhead per file."""
     total, seen = 0, set()
     for place in _TMPFS:
         path = f"/proc/{pid}/root/{place}"

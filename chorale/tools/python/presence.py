@@ -1,4 +1,4 @@
-"""Whether what a kind of sandbox needs is on this machine, asked before anything is started in it."""
+"""Checks that the requirements of a sandbox are installed, before anything is started in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REMEDIES = {"bwrap": "apt install bubblewrap", "uv": "pip install uv"}
 
 
 async def check_program(sandbox: Sandbox) -> None:
-    """Whether the sandbox's program, daemon, runtime and image are there. Raises ``SandboxMissing``."""
+    """Checks the sandbox's program, daemon, runtime and image. Raises ``SandboxMissing``."""
     kind = sandbox.kind
     if kind == "wasm":
         try:
@@ -22,7 +22,7 @@ async def check_program(sandbox: Sandbox) -> None:
         except interpreter.ModuleMissing as missing:
             raise SandboxMissing(f"wasm: {missing}") from None
         if sandbox.limits.network:
-            raise SandboxMissing("wasm: it has no network (leave --python-tool-network out)")
+            raise SandboxMissing("wasm: network access is not supported (remove --python-tool-network)")
         return
     program = _PROGRAMS.get(kind, kind)
     if shutil.which(program) is None:
@@ -38,14 +38,12 @@ async def _check_image(sandbox: Sandbox, program: str) -> None:
         program, "info", "--format", "{{json .Runtimes}}" if kind == "gvisor" else "{{.ID}}"
     )
     if code != 0 and program != "podman":
-        raise SandboxMissing(f"{kind}: the docker daemon does not answer ({_last_line(text)})")
+        raise SandboxMissing(f"{kind}: the docker daemon does not respond ({_last_line(text)})")
     if kind == "gvisor" and "runsc" not in text:
         raise SandboxMissing("gvisor: docker has no runtime runsc (see gvisor.dev/docs/user_guide/install)")
     code, _ = await _ask(program, "image", "inspect", sandbox.image)
     if code != 0:
-        raise SandboxMissing(
-            f"{kind}: the image {sandbox.image} is not here ({program} pull {sandbox.image})"
-        )
+        raise SandboxMissing(f"{kind}: the image {sandbox.image} is missing ({program} pull {sandbox.image})")
 
 
 async def _ask(*argv: str) -> tuple[int, str]:

@@ -1,7 +1,7 @@
-"""The self-test of a sandbox: an interpreter in it computes, and what docs/tools.md promises holds.
+"""The self-test of a sandbox: an interpreter must work in it, and the guarantees of docs/tools.md must hold.
 
-Run once before a kind is used. The attempts change nothing if they succeed: files are opened for writing with
-names of their own and removed, settings are only asked for access.
+It runs once before a kind is used. Its attempts change nothing even if they succeed: files get unique names
+and are removed, and settings are only tested for access.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _PROOF = Path(__file__).with_name("proof_inside.py")
 
 
 async def prove(sandbox: Sandbox) -> None:
-    """Raises ``SandboxMissing`` with what does not hold."""
+    """Runs the self-test. Raises ``SandboxMissing`` with the guarantees that do not hold."""
     session = Session(sandbox, f"cntr_{secrets.token_hex(24)}")
     try:
         await session.start()
         if await _output(session, "6 * 7") != "42\n":
-            raise SandboxMissing(f"{sandbox.kind}: the sandbox does not compute")
+            raise SandboxMissing(f"{sandbox.kind}: the interpreter does not work")
         if sandbox.kind == "dangerously_use_uv":
-            return  # promises nothing
+            return  # no guarantees
         with _secret_file() as secret:
             async with _listening() as port:
                 facts = _facts(sandbox, secret, port)
@@ -42,7 +42,7 @@ async def prove(sandbox: Sandbox) -> None:
 
 
 def _facts(sandbox: Sandbox, secret: str, port: int) -> dict[str, Any]:
-    """What the attempts need to know of the server's side."""
+    """Returns the facts about the server that the attempts need."""
     return {
         "secret_file": secret,
         "port": None if sandbox.limits.network else port,
@@ -60,9 +60,11 @@ def _judge(sandbox: Sandbox, output: str) -> None:
         broken = json.loads(lines[-1])["broken"]
     except (IndexError, ValueError, KeyError, TypeError):
         words = lines[-1][:200] if lines else "no output"
-        raise SandboxMissing(f"{sandbox.kind}: the self-test did not end ({words})") from None
+        raise SandboxMissing(f"{sandbox.kind}: the self-test did not finish ({words})") from None
     if broken:
-        raise SandboxMissing(f"{sandbox.kind}: refused, as the sandbox does not hold: {'; '.join(broken)}")
+        raise SandboxMissing(
+            f"{sandbox.kind}: refused, since the sandbox is not secure here: {'; '.join(broken)}"
+        )
 
 
 async def _output(session: Session, code: str) -> str:
@@ -77,7 +79,7 @@ async def _output(session: Session, code: str) -> str:
 
 @contextlib.contextmanager
 def _secret_file() -> Iterator[str]:
-    """A file that every user of this machine may read."""
+    """Creates a file that every user of this machine can read."""
     fd, name = tempfile.mkstemp(prefix="chorale-proof-")
     try:
         os.write(fd, b"secret")

@@ -13,7 +13,7 @@ broken = []
 
 
 def refused(what, attempt):
-    """An attempt that must fail with an error."""
+    """Records an attempt that does not fail."""
     try:
         attempt()
     except (OSError, ImportError, AttributeError, ValueError, OverflowError):
@@ -63,7 +63,7 @@ def writable_settings():
 
 
 def status(name):
-    """A field of this process's status; None where the kernel or the sandbox does not tell."""
+    """Returns a field of this process's status, or None if it is not available."""
     try:
         lines = open("/proc/self/status").read().splitlines()
     except OSError:
@@ -73,7 +73,7 @@ def status(name):
 
 refused("a file of the server's machine can be read", lambda: open(FACTS["secret_file"]))
 for folder in ("/", "/etc/", "/usr/", "/dev/", "/sys/", "/proc/"):
-    refused("a file can be made in " + folder, lambda: create(folder + FACTS["unique"]))
+    refused("a file can be created in " + folder, lambda: create(folder + FACTS["unique"]))
 settings = sorted(writable_settings())
 if settings:
     broken.append("%d settings of the kernel can be written, %s among them" % (len(settings), settings[0]))
@@ -81,24 +81,24 @@ if FACTS["port"] is not None:
     refused("a port of the server's machine can be reached", connect)
 seen = sorted(set(os.environ) & set(FACTS["names"]))
 if seen:
-    broken.append("variables of the server's environment are seen: " + ", ".join(seen[:3]))
+    broken.append("variables of the server's environment are visible: " + ", ".join(seen[:3]))
 if hasattr(os, "kill") and FACTS["pid"] > 1000:
-    refused("a process of the server is seen", lambda: os.kill(FACTS["pid"], 0))
+    refused("a process of the server is visible", lambda: os.kill(FACTS["pid"], 0))
 if hasattr(os, "setuid"):
     refused("the code can become root", lambda: os.setuid(0))
-refused("the code can make a user namespace", make_namespace)
-refused("files in /mnt/data are not bounded", fill)
+refused("the code can create a user namespace", make_namespace)
+refused("files in /mnt/data have no size limit", fill)
 if hasattr(os, "statvfs"):
     for place in ("/tmp", "/mnt/data", "/dev/shm"):
         if os.path.isdir(place) and os.access(place, os.W_OK):
             found = os.statvfs(place)
             if found.f_blocks * found.f_frsize > FACTS["disk_bytes"] + 2**20:
-                broken.append(place + " is not bounded")
+                broken.append(place + " has no limit")
 for name in ("CapEff", "CapPrm", "CapBnd"):
     if int(status(name) or "0", 16):
         broken.append("the code has capabilities (" + name + ")")
 if status("NoNewPrivs") == "0":
-    broken.append("a program can gain rights by being started")
+    broken.append("a program can gain privileges when it is started")
 if FACTS["call_filter"] and status("Seccomp") == "0":
     broken.append("there is no system-call filter")
 print(json.dumps({"broken": broken}))

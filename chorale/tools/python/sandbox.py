@@ -1,6 +1,6 @@
-"""What a sandbox is asked for, and how its interpreter is started: one function a kind.
+"""The kinds of sandbox and the start of their interpreters, with one function per kind.
 
-Nothing here is decided by the model: code reaches the sandbox on the interpreter's standard input only.
+The model has no influence on this: code reaches the sandbox only through the interpreter's standard input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chorale.tools.python.wasm.module import PYTHON as WASM_PYTHON
 
 SandboxKind = Literal["docker", "podman", "gvisor", "bubblewrap", "wasm", "dangerously_use_uv"]
 KINDS: tuple[SandboxKind, ...] = ("gvisor", "docker", "podman", "bubblewrap", "wasm", "dangerously_use_uv")
-# "auto" tries these in order; what runs on the host without isolation is never chosen for anybody.
+# "auto" tries these in order; it never selects a kind without isolation.
 SAFE_KINDS: tuple[SandboxKind, ...] = ("gvisor", "docker", "podman", "bubblewrap", "wasm")
 
 DEFAULT_IMAGE = "python:3.11"
@@ -30,7 +30,7 @@ _WASM_NOTE = (
 
 
 class SandboxMissing(Exception):
-    """The sandbox cannot run here; the text says what to do about it."""
+    """The sandbox cannot run here. The message contains a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,14 @@ class Sandbox:
     image: str = DEFAULT_IMAGE
 
     def with_memory(self, memory_bytes: int | None) -> Sandbox:
-        """Lower memory for one session; a request cannot raise it."""
+        """Lowers the memory limit of a session; a request cannot raise it."""
         if memory_bytes is None or memory_bytes >= self.limits.memory_bytes:
             return self
         return replace(self, limits=replace(self.limits, memory_bytes=max(memory_bytes, 64 * 2**20)))
 
     def launch(self, name: str, directory: str) -> SandboxLaunch:
-        """``name``: unique, for the container; ``directory``: an empty one, used without isolation only.
+        """Returns the start. ``name``: unique, for the container; ``directory``: empty, used without
+        isolation only.
 
         Raises ``SandboxMissing``.
         """
@@ -54,7 +55,7 @@ class Sandbox:
             launch = bubblewrap(self.limits)
             if launch is None:
                 raise SandboxMissing(
-                    "bubblewrap: this server runs as root, and the sandbox as another user, who can read no "
+                    "bubblewrap: this server runs as root, and the sandbox as another user, who cannot read "
                     "python3 here: install python3 in /usr, or run the server as another user"
                 )
             return launch
@@ -66,7 +67,7 @@ class Sandbox:
 
     @property
     def describe(self) -> str:
-        """For the banner."""
+        """Returns a line for the banner."""
         limits = self.limits
         where = f", image {self.image}" if self.kind in ("docker", "podman", "gvisor") else ""
         if self.kind == "wasm":
@@ -77,5 +78,5 @@ class Sandbox:
 
     @property
     def note_for_model(self) -> str:
-        """What the model has to know beyond the tool's usual description; empty if nothing."""
+        """Returns additional information for the model, possibly empty."""
         return _WASM_NOTE if self.kind == "wasm" else ""

@@ -1,7 +1,7 @@
-"""System-call filters for the sandboxes, assembled here: classic BPF programs for x86-64 and arm64.
+"""System-call filters of the sandboxes: classic BPF programs for x86-64 and arm64.
 
-Written by hand because the library for it has no wheel that carries the library itself, and because the list
-below is all that is wanted of it. A refused call returns EPERM, so that code inside sees an ordinary error.
+Assembled here because no wheel contains libseccomp, and little of it would be needed. A refused call returns
+EPERM, an ordinary error for the code inside.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import platform
 import struct
 import sys
 
-# name: (x86-64, arm64). Calls that reach the kernel beyond files, memory and processes of the sandbox, and
-# those whose memory the limits do not see (memfd_create and the shared memory of System V).
+# name: (x86-64, arm64). Calls that affect the kernel beyond files, memory and processes of the sandbox, and
+# those whose memory escapes the limits (memfd_create and System V shared memory).
 _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bpf": (321, 280), "chroot": (161, 51),
     "clock_adjtime": (305, 266), "clock_settime": (227, 112), "create_module": (174, None),
@@ -34,7 +34,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "unshare": (272, 97), "userfaultfd": (323, 282), "uselib": (134, None), "ustat": (136, None),
     "vhangup": (153, 58), "vmsplice": (278, 75),
 }  # fmt: skip
-# All that a WebAssembly runtime needs once its code is in memory and its pipes are open.
+# All calls that a WebAssembly runtime needs once its code is loaded and its pipes are open.
 _ENOUGH_FOR_WASM: dict[str, tuple[int | None, int | None]] = {
     "brk": (12, 214), "clock_getres": (229, 114), "clock_gettime": (228, 113), "clock_nanosleep": (230, 115),
     "close": (3, 57), "exit": (60, 93), "exit_group": (231, 94), "fstat": (5, 80), "futex": (202, 98),
@@ -48,7 +48,7 @@ _ENOUGH_FOR_WASM: dict[str, tuple[int | None, int | None]] = {
     "sysinfo": (99, 179), "time": (201, None), "write": (1, 64), "writev": (20, 66),
 }  # fmt: skip
 _SOCKET, _CLONE, _CLONE3, _IOCTL = (41, 198), (56, 220), (435, 435), (16, 29)
-_LAST_KNOWN = 462  # calls that are newer than this list are answered as if the kernel did not have them
+_LAST_KNOWN = 462  # newer calls return ENOSYS, as if the kernel did not have them
 _X32_BIT = 0x4000_0000
 _NEW_NAMESPACES = 0x7E02_0080  # every CLONE_NEW* flag
 _FAMILIES = (1, 2, 10, 16)  # local, IPv4, IPv6, netlink (for the list of interfaces)
@@ -67,7 +67,7 @@ def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def _load_argument(number: int) -> bytes:
-    """The low half, on machines that store it first."""
+    """Loads the low half of an argument, on little-endian machines."""
     return _op(_LOAD, _ARGUMENTS + 8 * number)
 
 
@@ -78,7 +78,7 @@ def _machine() -> tuple[int, int] | None:
 
 
 def _start(column: int, architecture: int) -> bytes:
-    """Refuses calls of another architecture, among them the 32-bit ones of x86, and loads the number."""
+    """Refuses calls of another architecture, including 32-bit x86, and loads the call number."""
     program = _op(_LOAD, _ARCHITECTURE) + _op(_EQUAL, architecture, 1, 0) + _op(_RETURN, _ERROR | _EPERM)
     program += _op(_LOAD, _NUMBER)
     if column == 0:
@@ -87,13 +87,13 @@ def _start(column: int, architecture: int) -> bytes:
 
 
 def _when(number: int, *body: bytes) -> bytes:
-    """``body`` for this call only; the body returns or loads the number again."""
+    """Applies ``body`` to one call. The body must return or reload the number."""
     inside = b"".join(body)
     return _op(_EQUAL, number, 0, len(inside) // 8) + inside
 
 
 def deny_list() -> bytes | None:
-    """For programs in namespaces. None on a machine without a table here."""
+    """Returns the filter for programs in namespaces, or None on an unknown architecture."""
     machine = _machine()
     if machine is None:
         return None
@@ -104,7 +104,9 @@ def deny_list() -> bytes | None:
     for numbers in _REFUSED.values():
         if (number := numbers[column]) is not None:
             program += _when(number, refuse)
-    program += _when(_CLONE3[column], _op(_RETURN, _ERROR | _ENOSYS))  # its flags lie in memory: use clone
+    program += _when(
+        _CLONE3[column], _op(_RETURN, _ERROR | _ENOSYS)
+    )  # its flags are in memory, so make programs use clone
     program += _when(_CLONE[column], _load_argument(0), _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1), refuse, again)
     families = [_op(_EQUAL, f, len(_FAMILIES) - n, 0) for n, f in enumerate(_FAMILIES)]
     program += _when(
@@ -116,7 +118,7 @@ def deny_list() -> bytes | None:
 
 
 def allow_list() -> bytes | None:
-    """For a WebAssembly runtime: reads and writes of open pipes, memory, time; nothing opens or starts."""
+    """Returns the filter of a WebAssembly runtime: open pipes, memory and time only."""
     machine = _machine()
     if machine is None:
         return None

@@ -1,7 +1,6 @@
-"""One interpreter and the calls to it, one after another. The owner of its process, its pipes and its end.
+"""A session: one interpreter and its calls, one at a time. Owns the process, its pipes and its termination.
 
-Output is read to the end whatever its size, so that a loud program cannot stall; only the first and the last
-part of it are kept.
+All output is read, so that a program cannot stall; only the first and the last part are kept.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from chorale.tools.python.sandbox import Sandbox, SandboxMissing
 from chorale.tools.python.visible import Visible
 
 MAX_CODE_BYTES = 2**20
-_GRACE_SECONDS = 1.5  # after a call's time, for the guest's own timer to have ended it
+_GRACE_SECONDS = 1.5  # after a call's time limit, for the guest's timer to end it
 _CHUNK = 64 * 1024
-_MAX_TOTAL_BYTES = 2**30  # a call that prints more than this is ended
+_MAX_TOTAL_BYTES = 2**30  # a call that prints more is ended
 _WATCH_SECONDS = 0.25
 _IDLE_WATCH_SECONDS = 2.0
 
@@ -37,7 +36,7 @@ _LETTERS: dict[bytes, EndKind] = {b"k": "done", b"e": "raised", b"t": "out_of_ti
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a call ended. ``alive``: whether the variables are still there."""
+    """How a call ended. ``alive``: whether the variables still exist."""
 
     kind: EndKind
     alive: bool
@@ -53,7 +52,7 @@ class Session:
         self._watcher: asyncio.Task[None] | None = None
         self._over_memory = False
         self._closing: asyncio.Task[None] | None = None
-        self.lock = asyncio.Lock()  # calls of branches that share a session take turns
+        self.lock = asyncio.Lock()  # branches that share a session call one at a time
 
     @property
     def alive(self) -> bool:
@@ -61,8 +60,8 @@ class Session:
         return self._closing is None and process is not None and process.returncode is None
 
     async def start(self) -> None:
-        """Raises ``SandboxMissing`` with the sandbox's own words when no interpreter answers."""
-        if self.sandbox.kind == "dangerously_use_uv":  # the others have their files inside
+        """Starts the interpreter. Raises ``SandboxMissing`` with the sandbox's message on failure."""
+        if self.sandbox.kind == "dangerously_use_uv":  # other kinds have their files inside
             self._directory = tempfile.mkdtemp(prefix="chorale-python-")
         launch = self._launch = self.sandbox.launch(
             self.container_id.replace("cntr_", "chorale-"), self._directory or ""
@@ -70,14 +69,14 @@ class Session:
         self._process = await _started(launch)
         ends = [item async for item in self._exchange("", launch.start_seconds) if isinstance(item, End)]
         if ends[-1].kind != "done":
-            words = await self._complaint()
+            words = await self._last_error()
             await self.close()
-            raise SandboxMissing(f"{self.sandbox.kind}: the sandbox does not start ({words})")
+            raise SandboxMissing(f"{self.sandbox.kind}: the sandbox cannot be started ({words})")
         if launch.watch_bytes is not None:
             self._watcher = asyncio.create_task(self._watch(launch.watch_bytes))
 
     async def run(self, code: str) -> AsyncGenerator[str | End, None]:
-        """Output as it comes, then one ``End``. Leaving the generator early kills the session."""
+        """Yields output as it arrives, then one ``End``. Closing the generator early kills the session."""
         finished = False
         try:
             async for item in self._exchange(code, self.sandbox.limits.seconds):
@@ -131,7 +130,7 @@ class Session:
         yield End(kind, kept.letter is not None)
 
     async def _watch(self, max_bytes: int) -> None:
-        """The host's own bound on memory, over all processes of the session together."""
+        """Enforces the host's memory limit over all processes of the session."""
         process = self._process
         while process is not None and process.returncode is None:
             if await asyncio.to_thread(tree_bytes, process.pid) > max_bytes:
@@ -140,8 +139,8 @@ class Session:
                 return
             await asyncio.sleep(_WATCH_SECONDS if self.lock.locked() else _IDLE_WATCH_SECONDS)
 
-    async def _complaint(self) -> str:
-        """The last line that the sandbox's program wrote to stderr."""
+    async def _last_error(self) -> str:
+        """Returns the last line of the program's stderr."""
         self._kill()
         stderr = self._process.stderr if self._process is not None else None
         data = b""
@@ -159,9 +158,9 @@ class Session:
             kill_group(self._process)
 
     async def close(self) -> None:
-        """Idempotent. Afterwards no process, container, pipe or file of the session is left.
+        """Ends the session and removes its process, container, pipes and files. Idempotent.
 
-        The work goes on when whoever asked for it is cancelled; asking again waits for it.
+        Continues if the caller is cancelled; a second call waits for the first.
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
@@ -194,7 +193,7 @@ async def _started(launch: SandboxLaunch) -> asyncio.subprocess.Process:
             stderr=asyncio.subprocess.PIPE,
             env=dict(launch.environment),
             cwd=launch.directory or "/",
-            start_new_session=True,  # a process group of its own: killed whole
+            start_new_session=True,  # a separate process group, which is killed as a whole
             limit=_CHUNK,
             pass_fds=() if filter_fd is None else (filter_fd,),
         )
@@ -204,7 +203,7 @@ async def _started(launch: SandboxLaunch) -> asyncio.subprocess.Process:
 
 
 def _pipe_with(data: bytes) -> int:
-    """The end to read of a pipe that holds these few bytes and ends."""
+    """Returns the read end of a pipe that contains ``data``."""
     reader, writer = os.pipe()
     with open(writer, "wb") as file:
         file.write(data)
@@ -226,9 +225,9 @@ async def _kill_container(launch: SandboxLaunch) -> None:
 
 
 class KeptOutput:
-    """Bytes of a call to text: the first three quarters of the budget at once, the last quarter at the end.
+    """Decodes output: shows three quarters of the budget immediately, and the last quarter at the end.
 
-    Looks for NUL, nonce, letter, NUL, which ends the call; what follows belongs to nobody and is dropped.
+    Detects NUL, nonce, letter, NUL, the end of the call, and drops what follows.
     """
 
     def __init__(self, max_bytes: int, nonce: bytes) -> None:
@@ -244,7 +243,7 @@ class KeptOutput:
         self._show = Visible().text
 
     def feed(self, chunk: bytes) -> str:
-        """Text that may be shown now."""
+        """Adds output. Returns text that can be shown now."""
         self.num_bytes += len(chunk)
         data = self._held + chunk
         place = data.find(self._mark)
@@ -258,7 +257,7 @@ class KeptOutput:
         return self._keep(data)
 
     def _partial(self, data: bytes) -> int:
-        """Where a mark may have begun at the end of the data."""
+        """Returns the position of a possible incomplete end mark."""
         start = data.rfind(b"\0", max(0, len(data) - len(self._mark)))
         return start if start >= 0 and self._mark.startswith(data[start:]) else len(data)
 
@@ -271,7 +270,7 @@ class KeptOutput:
         return self._show(self._decode(head))
 
     def finish(self) -> str:
-        """The end of the output, after a note of what was left out."""
+        """Returns the end of the output, after a note about omitted bytes."""
         held = self._keep(self._held) if self.letter is None else ""
         self._held = b""
         note = ""

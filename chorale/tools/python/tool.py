@@ -1,4 +1,4 @@
-"""The ``python`` tool of one conversation, and the sessions of all of them."""
+"""The ``python`` tool of a conversation, and the pool of all sessions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _FRESH = "[a new session: variables and files of earlier calls are gone]\n"
 
 
 class SessionPool:
-    """Sessions by container id. Idle ones are ended after a while, the oldest when there are too many.
+    """Sessions by container id. Ends idle sessions, and the oldest if there are too many.
 
-    ``first`` runs at once, in the background; no session starts before it has ended. If it raises
-    ``SandboxMissing``, every session fails with that.
+    ``first`` runs in the background at once, and sessions wait for it. If it raises ``SandboxMissing``, every
+    session fails with that error.
     """
 
     def __init__(
@@ -50,10 +50,15 @@ class SessionPool:
         return len(self._sessions)
 
     async def take(self, container_id: str, memory_bytes: int | None) -> tuple[Session, bool]:
-        """The session and whether it is new. Raises ``SandboxMissing``; ends the longest unused for room."""
+        """Returns the session and whether it is new.
+
+        May end the least recently used. Raises ``SandboxMissing``.
+        """
         if self._first is not None:
             await asyncio.shield(self._first)
-        starting = self._starting.setdefault(container_id, asyncio.Lock())  # two branches start one session
+        starting = self._starting.setdefault(
+            container_id, asyncio.Lock()
+        )  # two branches must start a session only once
         async with starting:
             found = self._sessions.pop(container_id, None)
             if found is not None and found[1].alive:
@@ -62,7 +67,7 @@ class SessionPool:
             self._num_starting += 1
             try:
                 if found is not None:
-                    await found[1].close()  # it died between two calls: its directory is still there
+                    await found[1].close()  # it died between two calls, and its directory still exists
                 return await self._start(container_id, memory_bytes), True
             finally:
                 self._num_starting -= 1
@@ -88,13 +93,13 @@ class SessionPool:
             await self._end(idle, self._sessions[idle][1])
 
     def forget(self, container_id: str) -> None:
-        """After a session has closed itself."""
+        """Removes a session that has closed itself."""
         found = self._sessions.get(container_id)
         if found is not None and not found[1].alive:
             del self._sessions[container_id]
 
     async def _end(self, container_id: str, session: Session) -> None:
-        """The session stays listed until it is gone, so that ``aclose`` waits for it too."""
+        """Ends a session, which stays listed until it has ended so that ``aclose`` waits for it."""
         await session.close()
         self.forget(container_id)
 
@@ -120,14 +125,14 @@ class SessionPool:
 
 
 class PythonTool:
-    """``container_id`` is unguessable: whoever knows it may use the session."""
+    """The tool. ``container_id`` is unguessable and grants access to the session."""
 
     def __init__(
         self, pool: SessionPool, container_id: str, *, known: bool = False, memory_bytes: int | None = None
     ) -> None:
         self._pool = pool
         self.container_id = container_id
-        self._known = known  # an earlier response of the chain used the session
+        self._known = known  # whether an earlier response of the chain used the session
         self._memory_bytes = memory_bytes
         self.namespace = python_tool(stateful=True, note=pool.sandbox.note_for_model)
         self.recipients = frozenset({RECIPIENT})
@@ -136,11 +141,11 @@ class PythonTool:
         return None
 
     def state(self) -> Any:
-        """Only of a session that was used: an unused one would be called lost by the next response."""
+        """Returns the state of a used session; an unused one would later be reported as lost."""
         return {"container": self.container_id} if self._known else None
 
     async def aclose(self) -> None:
-        """The session stays with the pool, for the next response of the chain."""
+        """Does nothing: the session stays in the pool for the next response of the chain."""
 
     async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
         code = call.content

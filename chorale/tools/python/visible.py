@@ -1,14 +1,14 @@
-"""Control characters of a program's output, written out so that they do nothing where the text is shown."""
+"""Escaping of control characters in a program's output."""
 
 from __future__ import annotations
 
 _KEPT = {"\n", "\t"}
-# C0, DEL and C1: ESC, CSI and their like would colour, move or retitle an operator's terminal.
+# C0, DEL and C1, since ESC, CSI etc. would control an operator's terminal.
 _WRITTEN = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in _KEPT}
 
 
 class Visible:
-    """A carriage return ends a line, as a progress bar's does; with a newline after it the two are one."""
+    """Escapes incrementally. A carriage return, alone or with a newline, ends a line."""
 
     def __init__(self) -> None:
         self._after_return = False

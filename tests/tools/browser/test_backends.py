@@ -159,7 +159,7 @@ def test_a_folder_of_pages(tmp_path: Path) -> None:
 def test_folders_that_cannot_be_served(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load_folder(tmp_path / "none")
-    with pytest.raises(ConfigError, match="holds no"):
+    with pytest.raises(ConfigError, match="contains no"):
         load_folder(tmp_path)
     (tmp_path / "a.md").write_text("---\nurl: file:///etc/passwd\n---\nx")
     with pytest.raises(ConfigError, match=r"a\.md"):

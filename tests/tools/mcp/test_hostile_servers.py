@@ -211,16 +211,16 @@ async def nothing(writer: asyncio.StreamWriter, _head: bytes) -> None:
         (answer("404 Not Found"), "status 404"),
         (answer(body=b"<html>"), "not JSON"),
         (answer(body=b"[" * 100_000), "not JSON"),
-        (rpc({"jsonrpc": "2.0", "id": 99, "result": HELLO}), "not asked"),
+        (rpc({"jsonrpc": "2.0", "id": 99, "result": HELLO}), "without a request"),
         (rpc({"jsonrpc": "2.0", "id": 1, "error": {"code": -1, "message": "no"}}), "error: no"),
-        (rpc(3), "not a JSON-RPC message"),
+        (rpc(3), "not JSON-RPC"),
         (answer(body=b"x" * (5 * 2**20)), "more than 4194304 bytes"),
         (answer("307 Temporary Redirect", location="http://169.254.169.254/"), "another host"),
         (answer("307 Temporary Redirect", location="http://127.0.0.1:9/mcp"), "another host"),
         (answer("307 Temporary Redirect", location="/mcp"), "circles"),
         (endless_event, "more than 4194304 bytes"),
         (nothing, "no handshake within 2 s"),
-        (answer(content_type="text/event-stream", body=b"data: 1\n\n"), "not a JSON-RPC message"),
+        (answer(content_type="text/event-stream", body=b"data: 1\n\n"), "not JSON-RPC"),
         (answer(content_type="text/event-stream", body=b": bye\n\n"), "ended the stream"),
     ],
 )
@@ -367,7 +367,7 @@ def test_filters_and_approvals(tmp_path: Path) -> None:
         assert box.recipients == {"local.a_b", "local.echo"}
         assert not box.identify("local.echo").needs_approval
         unknown = await service.open(RequestTools(mcp=(McpRequest("other"),)), session_key="k")
-        assert "knows no MCP server 'other'" in (unknown.listings[0].error or "")
+        assert "unknown MCP server 'other'" in (unknown.listings[0].error or "")
         read_only = McpRequest("local", read_only=True)
         assert (await service.open(RequestTools(mcp=(read_only,)), session_key="k")).recipients == frozenset()
         await box.aclose()
@@ -445,12 +445,12 @@ def test_a_server_that_died_is_reached_again(tmp_path: Path) -> None:
         ("{", "not valid JSON"),
         ("[]", "mcpServers"),
         ('{"mcpServers": {"python": {"command": "x"}}}', "cannot be the label"),
-        ('{"mcpServers": {"a b": {"command": "x"}}}', "a label has"),
+        ('{"mcpServers": {"a b": {"command": "x"}}}', "a label may contain"),
         ('{"mcpServers": {"a": {}}}', "either command"),
         ('{"mcpServers": {"a": {"command": "x", "url": "http://e.org/"}}}', "either command"),
         ('{"mcpServers": {"a": {"command": "x", "cwd": "/"}}}', "either command"),
         ('{"mcpServers": {"a": {"url": "file:///x"}}}', "only http"),
-        ('{"mcpServers": {"a": {"command": "x", "env": {"K": "${NOT_SET}"}}}}', "no NOT_SET"),
+        ('{"mcpServers": {"a": {"command": "x", "env": {"K": "${NOT_SET}"}}}}', "NOT_SET is not set"),
         ('{"mcpServers": {"a": {"command": 3}}}', "not a string"),
         ('{"mcpServers": {"a": {"command": "x", "args": "run.py"}}}', "args must be a list"),
         ('{"mcpServers": {"a": {"command": "x", "args": 5}}}', "args must be a list"),

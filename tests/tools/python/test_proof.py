@@ -1,4 +1,4 @@
-"""The self-test refuses a sandbox that does not hold, and says what does not."""
+"""The self-test refuses a sandbox that is not secure here, and names what is missing."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def test_an_interpreter_without_a_sandbox_is_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(SandboxMissing) as refused:
         run(prove(Sandbox("bubblewrap", LIMITS)))
     for what in (
-        "bubblewrap: refused, as the sandbox does not hold: ",
+        "bubblewrap: refused, since the sandbox is not secure here: ",
         "a file of the server's machine can be read",
         "a port of the server's machine can be reached",
-        "variables of the server's environment are seen",
-        "a process of the server is seen",
+        "variables of the server's environment are visible",
+        "a process of the server is visible",
     ):
         assert what in str(refused.value)
 
@@ -75,9 +75,9 @@ def without_settings(launch: SandboxLaunch) -> SandboxLaunch:
 @pytest.mark.parametrize(
     ("change", "broken"),
     [
-        (without("--remount-ro", "/dev"), "a file can be made in /dev/"),
+        (without("--remount-ro", "/dev"), "a file can be created in /dev/"),
         (without("--seccomp", "{filter}"), "there is no system-call filter"),
-        (without("--size", str(LIMITS.disk_bytes)), "/tmp is not bounded"),
+        (without("--size", str(LIMITS.disk_bytes)), "/tmp has no limit"),
         (without_settings, "settings of the kernel can be written"),
     ],
     ids=["dev", "filter", "tmpfs", "settings"],

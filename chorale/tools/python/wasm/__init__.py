@@ -1,5 +1,5 @@
-"""CPython compiled to WebAssembly: the sandbox that needs nothing but two packages of Python.
+"""CPython compiled to WebAssembly: a sandbox that requires only two Python packages.
 
-``host`` is the process of one session. ``calls`` and ``file_calls`` hold every function that the code inside
-can reach, and ``files`` the file system that these functions show: it exists in memory only.
+``host`` is the process of a session. ``calls`` and ``file_calls`` contain every function that the code inside
+can call, and ``files`` the in-memory file system behind them.
 """

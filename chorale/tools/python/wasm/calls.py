@@ -1,7 +1,7 @@
-"""Every function that the code inside can call: WASI preview 1, here and in ``file_calls``.
+"""The functions that the code inside can call: WASI preview 1, here and in ``file_calls``.
 
-Nothing here opens, resolves or starts anything of the host. What is not written here does not exist inside:
-there are no sockets, no processes, no other file systems, and no environment.
+No function opens, resolves or starts anything on the host. Nothing else exists inside: there are no sockets,
+processes, other file systems or environment variables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from chorale.tools.python.wasm.linear import MAX_PIECE, U32
 
 
 class Calls(FileCalls):
-    """One method a function, named as WASI names it. Each returns nothing or raises ``FileError``."""
+    """One method per function, under WASI's names. Methods return nothing and may raise ``FileError``."""
 
     def __init__(self, files: Files, arguments: list[str], environment: dict[str, str]) -> None:
         super().__init__(files)
@@ -59,7 +59,7 @@ class Calls(FileCalls):
     def proc_exit(self, code: int) -> None:
         os._exit(code & 0x7F)
 
-    # ------------------------------------------------------------------ time and chance
+    # ------------------------------------------------------------------ time and random numbers
 
     def clock_res_get(self, _clock: int, result: int) -> None:
         self.memory.pack(result, "<Q", 1000)
@@ -104,7 +104,7 @@ _GROUPS = ("args", "environ", "proc", "clock", "random", "sched", "poll", "fd", 
 
 
 def _guarded(call: Callable[..., None]) -> Callable[..., int]:
-    """The same function with its failure as a number, which is what WebAssembly can take."""
+    """Wraps a function to return its error number, as WebAssembly requires."""
 
     @functools.wraps(call)
     def guarded(*values: int) -> int:

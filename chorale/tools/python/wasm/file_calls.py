@@ -1,4 +1,4 @@
-"""The functions of WASI preview 1 for files: over files in memory and three pipes, nothing of the host."""
+"""The file functions of WASI preview 1, over in-memory files and three pipes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OpenFile:
 
 
 class FileCalls:
-    """``fd_*`` and ``path_*``. The three pipes are open as 0, 1 and 2, the root of the files as 3."""
+    """``fd_*`` and ``path_*``. The pipes are open as 0, 1 and 2, the root directory as 3."""
 
     def __init__(self, files: Files) -> None:
         self.memory = Memory()

@@ -1,4 +1,4 @@
-"""A file system in memory, bounded in bytes and in entries. It has no links and knows nothing of the host."""
+"""An in-memory file system with limits on bytes and entries. It has no links and no access to the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_NODES = 8192
 
 
 class Errno:
-    """Numbers of WASI preview 1."""
+    """Error numbers of WASI preview 1."""
 
     ACCES, BADF, EXIST, FAULT, FBIG, INVAL, IO, ISDIR, MFILE = 2, 8, 20, 21, 22, 28, 29, 31, 33
     NAMETOOLONG, NOENT, NOSPC, NOSYS, NOTDIR, NOTEMPTY, NOTSOCK = 37, 44, 51, 52, 54, 55, 57
@@ -19,7 +19,7 @@ class Errno:
 
 
 class FileError(Exception):
-    """A call that fails with a number of ``Errno``."""
+    """A failed call, with a number of ``Errno``."""
 
     def __init__(self, errno: int) -> None:
         super().__init__(errno)
@@ -49,7 +49,7 @@ class Node:
 
 
 class Files:
-    """``max_bytes`` bounds the contents of all files together."""
+    """The file system. ``max_bytes`` limits the contents of all files together."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -85,7 +85,7 @@ class Files:
         self._free(node)
 
     def _free(self, node: Node) -> None:
-        """A file that was removed keeps its bytes until it is closed."""
+        """Frees a file. A removed file keeps its bytes until it is closed."""
         if node.linked or node.num_open:
             return
         self.num_bytes -= node.size
@@ -103,7 +103,7 @@ class Files:
     # ------------------------------------------------------------------ paths
 
     def _place(self, start: Node, path: str) -> tuple[Node, str]:
-        """The directory that holds the path's last part, and that part ("" for the start itself)."""
+        """Returns the directory of the path's last part, and that part ("" for the start itself)."""
         if len(path.encode()) > MAX_PATH_BYTES:
             raise FileError(Errno.NAMETOOLONG)
         above: list[Node] = []
@@ -120,7 +120,7 @@ class Files:
             if not current.is_directory:
                 raise FileError(Errno.NOTDIR)
             if part == "..":
-                current = above.pop() if above else start  # the start is the root of what a path can reach
+                current = above.pop() if above else start  # a path cannot leave the start directory
             else:
                 last = part
         return current, last
@@ -223,7 +223,7 @@ class Files:
         node.modified = time.time_ns()
 
     def write(self, node: Node, offset: int, piece: bytes) -> int:
-        """As much as there is room for. Raises ``FileError`` if that is nothing."""
+        """Writes as much as there is room for. Raises ``FileError`` if there is none."""
         data = self._data(node)
         room = self.max_bytes - self.num_bytes + len(data) - offset
         piece = piece[: max(0, room)] if piece else piece

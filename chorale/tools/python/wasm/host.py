@@ -1,7 +1,7 @@
-"""The process of one WebAssembly session: loads the interpreter, gives up every right, runs it.
+"""The process of a WebAssembly session: loads the interpreter, drops all privileges, and runs it.
 
-Called with one JSON argument. Its pipes are the guest's: requests on standard input, output on standard
-output. It ends with its parent, and with any fault of the runtime; the server's process is never at risk.
+It takes one JSON argument. Its pipes are the guest's: requests on standard input, output on standard output.
+It ends with its parent or with any fault of the runtime, which cannot affect the server's process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
         sys.exit(str(missing))
     try:
         instance.exports(store)["_start"](store)
-    except BaseException as fault:  # a trap of WebAssembly: out of stack, or memory that it may not touch
+    except BaseException as fault:  # a WebAssembly trap: stack overflow or invalid memory access
         os.write(1, f"\n[{type(fault).__name__}: {str(fault).splitlines()[-1][:200]}]\n".encode())
         os._exit(70)
     os._exit(0)
@@ -57,7 +57,7 @@ def _prepare(start: dict[str, Any]) -> tuple[Any, Any]:
     for wanted in module.imports:
         name, kind = str(wanted.name), wanted.type
         if wanted.module != "wasi_snapshot_preview1" or not isinstance(kind, FuncType):
-            raise interpreter.ModuleMissing(f"the interpreter asks for {wanted.module}.{name}")
+            raise interpreter.ModuleMissing(f"the interpreter requires {wanted.module}.{name}")
         if name == "proc_exit":
             kind = FuncType([ValType.i32()], [])
         linker.define_func(wanted.module, name, kind, _without_result(functions, name))
@@ -68,18 +68,18 @@ def _prepare(start: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _without_result(functions: dict[str, Any], name: str) -> Any:
-    """``proc_exit`` is the one function that returns nothing; it never returns."""
+    """Returns a WASI function without a result: only ``proc_exit``, which never returns."""
     return functions[name] if name != "proc_exit" else lambda code: (functions[name](code), None)[1]
 
 
 def _ask_kernel_to_end() -> None:
-    """When the parent of the calling process ends; a no-op outside Linux."""
+    """Asks the kernel to end this process with its parent. Does nothing outside Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _end_with_parent(parent_pid: int) -> None:
-    """By the kernel where it can, and by looking now and then."""
+    """Ends this process with its parent, through the kernel if possible, and by polling."""
     _ask_kernel_to_end()
 
     def watch() -> None:
@@ -93,12 +93,12 @@ def _end_with_parent(parent_pid: int) -> None:
 
 
 def _give_up_rights() -> None:
-    """If the code inside broke out of the runtime, it would find itself here, without anything to use."""
+    """Drops all privileges, so that code that breaks out of the runtime cannot do anything."""
     import resource
 
     for which, value in (
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),  # no file of this machine can grow; pipes are not files
+        (resource.RLIMIT_FSIZE, 0),  # forbids writing to files; pipes are unaffected
         (resource.RLIMIT_NOFILE, 16),
     ):
         resource.setrlimit(which, (value, value))
@@ -110,10 +110,10 @@ def _give_up_rights() -> None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    _ask_kernel_to_end()  # lost when the user changed
+    _ask_kernel_to_end()  # the setting was lost by the change of user
     program = allow_list()
     if program is not None:
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         filter_ = _Program(len(program) // 8, program)
         if libc.prctl(_PR_SET_SECCOMP, _FILTER_MODE, ctypes.byref(filter_), 0, 0) != 0:
-            sys.exit("the kernel takes no system-call filter")
+            sys.exit("the kernel rejects the system-call filter")

@@ -1,4 +1,4 @@
-"""The memory of a WebAssembly instance, as the functions that it calls see it."""
+"""Access to the linear memory of a WebAssembly instance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from chorale.tools.python.wasm.files import Errno, FileError
 
-MAX_PIECE = 2**20  # of one read or write; the code inside asks again for the rest
+MAX_PIECE = 2**20  # bytes per read or write; the code inside repeats the call for the rest
 U32, U64 = 2**32 - 1, 2**64 - 1
 
 
@@ -15,7 +15,7 @@ class Memory:
     """The linear memory of the instance. Raises ``FileError`` for a range outside it."""
 
     def __init__(self) -> None:
-        self.bind: Any = None  # (wasmtime's memory, its store), set when the instance exists
+        self.bind: Any = None  # (wasmtime's memory, its store), set once the instance exists
 
     def _checked(self, start: int, size: int) -> tuple[int, int]:
         start &= U32
@@ -53,7 +53,7 @@ class Memory:
         return text
 
     def pieces(self, start: int, count: int) -> list[tuple[int, int]]:
-        """(address, length) of each part of a scattered read or write, 1 MiB in all at most."""
+        """Returns (address, length) of each part of a scattered read or write, at most 1 MiB in total."""
         found, left = [], MAX_PIECE
         for n in range(min(count & U32, 1024)):
             address, length = struct.unpack("<II", self.read(start + 8 * n, 8))

