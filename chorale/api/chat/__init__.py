@@ -1,4 +1,4 @@
-"""Chat Completions: request model, messages to harmony, chunks and body of the one event stream."""
+"""Chat Completions: request model, conversion of messages to harmony, chunks and body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the chunks and the body of a chat completion have in common: names, ends, calls."""
+"""The parts common to the chunks and the body of a chat completion: field names, finish reasons, calls."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from chorale.ids import new_completion_id
 from chorale.turns.events import EndReason, ItemOpened, TurnEnded
 
 FINISH: dict[EndReason, str] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
-# Between two texts of one kind (a preamble and the answer, two analyses): they are separate messages that
-# this API can only show as one string.
+# Between two texts of a kind (a preamble and the answer, two analyses): separate messages that this API can
+# only return as one string.
 SEPARATOR = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The constants of one answer."""
+    """The constants of a chat completion."""
 
     model: str
-    reasoning_fields: tuple[str, ...]  # under which names reasoning goes out; empty: it is hidden
+    reasoning_fields: tuple[str, ...]  # field names of reasoning; empty: hidden
     num_logprobs: int | None
     logprobs: LogprobsWriter
     return_token_ids: bool
-    legacy_call: bool  # the request declared ``functions``: the answer has ``function_call``
+    legacy_call: bool  # the request has ``functions``, so return ``function_call``
     id: str = field(default_factory=lambda: new_completion_id("chatcmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -50,7 +50,7 @@ class Answer:
 
 
 def call_object(opened: ItemOpened, arguments: str) -> dict[str, Any]:
-    """``arguments``: of a custom call, its input."""
+    """Returns a call object. ``arguments``: for a custom call, its input."""
     if opened.kind == "custom_tool_call":
         custom = {"name": opened.name, "input": arguments}
         return {"id": opened.call_id, "type": "custom", "custom": custom}

@@ -1,4 +1,4 @@
-"""The non-streaming body of a chat completion: the fold of each choice's events."""
+"""The non-streaming body of a chat completion, from the fold of each choice's events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chorale.turns.events import CLIENT_CALLS, Fold, FoldedItem, TurnEnded, end_
 
 
 def chat_body(answer: Answer, folds: Sequence[Fold], prompt_token_ids: list[int]) -> dict[str, Any]:
-    """Raises the ``ChoraleError`` that a choice ended with."""
+    """Returns the body. Raises the ``ChoraleError`` with which a choice ended."""
     ends = [_ended(fold) for fold in folds]
     body: dict[str, Any] = {
         "id": answer.id,
@@ -34,7 +34,7 @@ def chat_body(answer: Answer, folds: Sequence[Fold], prompt_token_ids: list[int]
 def _ended(fold: Fold) -> TurnEnded:
     ended = fold.ended
     if ended is None:
-        raise EngineError("a choice never ended")
+        raise EngineError("a choice did not end")
     error = end_error(ended)
     if error is not None:
         raise error
@@ -75,7 +75,7 @@ def _message(answer: Answer, fold: Fold) -> dict[str, Any]:
 
 
 def _annotations(items: Sequence[FoldedItem]) -> list[dict[str, Any]]:
-    """Citations, counted from the beginning of the whole content."""
+    """Returns citations with offsets from the beginning of the whole content."""
     found: list[dict[str, Any]] = []
     offset = 0
     for item in items:
@@ -91,7 +91,7 @@ def _joined(items: Sequence[FoldedItem], kind: str) -> str | None:
 
 
 def _logprobs(answer: Answer, fold: Fold) -> dict[str, Any] | None:
-    """Of the tokens of ``content`` only."""
+    """Returns the log-probabilities of the tokens of ``content`` only."""
     if answer.num_logprobs is None:
         return None
     entries = [entry for item in fold.items if item.kind == "message" for entry in item.logprobs]

@@ -1,8 +1,8 @@
-"""Tools that ran on the server, as Chat shows them: ``annotations``, and ``builtin_tool_calls`` (ours).
+"""Built-in tools in Chat Completions: ``annotations`` and the extension ``builtin_tool_calls``.
 
-Chat has no items for such calls. ``message.builtin_tool_calls`` lists them in order; in a stream each is
-built up like a tool call, by index: its head, pieces of ``arguments`` as the model writes them, pieces of
-``output`` as the tool writes them, and at last its status and whatever is known only then.
+OpenAI's API has no items for such calls. ``message.builtin_tool_calls`` lists them in order. A stream sends
+each like a tool call, by index: its head, pieces of ``arguments``, pieces of ``output``, and finally its
+status and other results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHOWN: frozenset[ItemKind] = frozenset({"web_search_call", "code_interpreter_cal
 
 
 def annotation(citation: UrlCitation, offset: int) -> dict[str, Any]:
-    """``offset``: where the text that the citation counts from begins within the content."""
+    """Returns an annotation. ``offset``: start of the cited text part within the content."""
     return {
         "type": "url_citation",
         "url_citation": {
@@ -40,7 +40,7 @@ def annotation(citation: UrlCitation, offset: int) -> dict[str, Any]:
 
 
 def head(opened: ItemOpened) -> dict[str, Any]:
-    """What is known of a call when its header is."""
+    """Returns the fields that are known when the header of a call is complete."""
     entry = {"id": opened.item_id, "type": opened.kind, "name": opened.name, "arguments": ""}
     if opened.namespace is not None:
         entry["server_label"] = opened.namespace
@@ -50,12 +50,12 @@ def head(opened: ItemOpened) -> dict[str, Any]:
 
 
 def output_piece(progress: Progress) -> str:
-    """What a running tool has written."""
+    """Returns the output of a progress message."""
     return progress.text if isinstance(progress, CodeOutput) else ""
 
 
 def conclusion(status: str, result: ToolResult | None, num_shown: int) -> dict[str, Any]:
-    """What is known of a call at its end. ``num_shown``: characters of its output that were shown."""
+    """Returns the final fields of a call. ``num_shown``: characters of its output that were sent."""
     entry: dict[str, Any] = {"status": status}
     detail = result.detail if result is not None else None
     if isinstance(detail, PythonDetail):
@@ -68,7 +68,7 @@ def conclusion(status: str, result: ToolResult | None, num_shown: int) -> dict[s
 
 
 def action(detail: BrowserDetail) -> dict[str, Any]:
-    """Of a browser call, in the form of Responses, with what a search found."""
+    """Returns the action of a browser call in the form of Responses, with search results."""
     what = detail.action
     if isinstance(what, SearchAction):
         sources = [{"type": "url", "url": source.url} for source in what.sources]
@@ -80,17 +80,17 @@ def action(detail: BrowserDetail) -> dict[str, Any]:
 
 
 def whole(item: FoldedItem) -> dict[str, Any]:
-    """An ended call: what a stream's pieces add up to."""
+    """Returns a finished call, equal to the sum of a stream's pieces."""
     result = item.outcome if isinstance(item.outcome, ToolResult) else None
     return head(item.opened) | {"arguments": item.text} | conclusion(item.status or "incomplete", result, 0)
 
 
 class CallWriter:
-    """The pieces of the calls of one choice, in order."""
+    """Writes the pieces of the calls of a choice, in order."""
 
     def __init__(self) -> None:
         self._num_calls = 0
-        self._num_shown = 0  # characters of the open call's output
+        self._num_shown = 0  # characters sent of the open call's output
         self._result: ToolResult | None = None
 
     def opened(self, opened: ItemOpened) -> dict[str, Any]:

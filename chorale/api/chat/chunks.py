@@ -1,4 +1,4 @@
-"""Chat completion chunks: one choice's OutputEvents to the bytes of server-sent events."""
+"""Chat completion chunks: converts a choice's OutputEvents to server-sent events."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ from chorale.turns.events import (
 
 
 class ChunkWriter:
-    """One choice. ``with_usage``: each chunk has a usage key (null until the end, as OpenAI sends it);
-    ``continuous``: each chunk has the usage so far."""
+    """Writes the chunks of a choice.
+
+    ``with_usage``: each chunk has a usage key (null until the end, as in OpenAI's API). ``continuous``: each
+    chunk has the usage so far.
+    """
 
     def __init__(
         self,
@@ -52,18 +55,18 @@ class ChunkWriter:
         self._num_calls = 0
         self._builtin = CallWriter()
         self._annotations: list[dict[str, Any]] = []
-        self._num_chars = 0  # of the content so far
-        self._text_start = 0  # where the open message's text begins in it
-        self._seen: set[ItemKind] = set()  # kinds that have text already
+        self._num_chars = 0  # length of the content so far
+        self._text_start = 0  # where the open message's text begins in the content
+        self._seen: set[ItemKind] = set()  # kinds that already have text
         self._separate = False  # the next text of the open item starts with SEPARATOR
         self._template: Template | None = None  # the open item's chunk; None: hidden
         self._templates: dict[ItemKind, Template] = {}
-        # Chunks that carry more than text are encoded whole.
+        # Chunks with more than text are encoded individually.
         self._slow = continuous or answer.return_token_ids
         self.ended: TurnEnded | None = None
 
     def feed(self, events: Iterable[OutputEvent]) -> bytes:
-        """The chunks of one wake-up, ready to send; may be empty."""
+        """Returns the chunks of a wake-up as bytes, possibly empty."""
         out: list[bytes] = []
         if not self._started:
             self._started = True
@@ -82,7 +85,7 @@ class ChunkWriter:
             else:
                 self._on_tool(item, out)
         if self._progress is not None and self._answer.return_token_ids:
-            out.append(self._chunk({}))  # nothing to read in these tokens, but they are asked for
+            out.append(self._chunk({}))  # these tokens have no text, but their ids were requested
         return b"".join(out)
 
     # ------------------------------------------------------------------ events
@@ -130,7 +133,7 @@ class ChunkWriter:
         self._kind = None
 
     def _on_tool(self, item: OutputEvent, out: list[bytes]) -> None:
-        """News of tools of the server, and citations of what they found."""
+        """Handles events of built-in tools, and citations."""
         if isinstance(item, Cited):
             self._annotations.append(annotation(item.citation, self._text_start))
         elif isinstance(item, ToolProgressed):
@@ -142,7 +145,7 @@ class ChunkWriter:
 
     def _on_ended(self, ended: TurnEnded, out: list[bytes]) -> None:
         self.ended = ended
-        if self._annotations:  # all at once: OpenAI's SDK cannot add up a second list without an index
+        if self._annotations:  # all at once, since OpenAI's SDK cannot merge lists without an index
             out.append(self._chunk({"annotations": self._annotations}))
         if ended.reason in ("abort", "error"):
             return  # the caller writes the error
@@ -223,7 +226,7 @@ class ChunkWriter:
 
 
 def usage_event(answer: Answer, usage: Usage) -> bytes:
-    """The last chunk of a stream with ``include_usage``: no choices, the whole usage."""
+    """Returns the last chunk of a stream with ``include_usage``: no choices, the total usage."""
     return event(
         {
             "id": answer.id,

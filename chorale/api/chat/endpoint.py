@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, streaming and not: the same events, told as chunks or folded into a body."""
+"""POST /v1/chat/completions: the same events as streamed chunks or folded into a body."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def create(state: ServerState, request: Request) -> Response:
 
 
 async def complete_chat(state: ServerState, turn: TurnRequest, answer: Answer) -> dict[str, Any]:
-    """The body. Raises the ``ChoraleError`` that the turn ended with."""
+    """Returns the body. Raises the ``ChoraleError`` with which the turn ended."""
     folds = [Fold() for _ in range(turn.sampling.n)]
     turns = run_turns(state.client, state.vocab, turn)
     async with aclosing(turns):
@@ -59,7 +59,7 @@ async def complete_chat(state: ServerState, turn: TurnRequest, answer: Answer) -
 async def stream_chat(
     state: ServerState, chat: ChatRequest, turn: TurnRequest, answer: Answer, owner: bytes = b""
 ) -> AsyncGenerator[bytes]:
-    """The chunks of each wake-up as one piece; after an error its event; ``[DONE]`` last, always."""
+    """Yields the chunks of each wake-up together, an event after an error, and always ``[DONE]`` last."""
     folds = [Fold() for _ in range(chat.n if chat.store else 0)]
     writers = [
         ChunkWriter(
@@ -71,7 +71,7 @@ async def stream_chat(
         )
         for index in range(chat.n)
     ]
-    # Choices begin together and in order, whichever speaks first: OpenAI's SDK lists them as they begin.
+    # Start all choices in order at once: OpenAI's SDK lists them in the order of their first chunks.
     opening = b"".join([writer.feed(()) for writer in writers])
     turns = run_turns(state.client, state.vocab, turn)
     async with aclosing(turns):

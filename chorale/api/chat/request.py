@@ -1,4 +1,4 @@
-"""ChatRequest: the body of POST /v1/chat/completions, and what becomes of every field that it may have."""
+"""ChatRequest: the body of POST /v1/chat/completions, and the treatment of each field."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from chorale.api.fields import Metadata, Refusal, StreamOptions, StructuredField
 from chorale.api.http.body import parse_model
 from chorale.errors import RequestError, invalid, unsupported
 
-_STORED = ("metadata", "store")  # harmless where nothing is stored
+_STORED = ("metadata", "store")  # harmless if nothing is stored
 HARMLESS: dict[str, str] = {name: why for name, why in fields.HARMLESS.items() if name not in _STORED} | {
     "skip_special_tokens": "harmony is always parsed; special tokens are never part of a message's text",
-    "add_special_tokens": "the harmony frame decides which special tokens stand where",
+    "add_special_tokens": "harmony determines the special tokens of a prompt",
     "chat_template_content_format": "there is one template, harmony",
     "verbosity": "a hint that this model was not trained on",
-    "prediction": "a speed hint; the answer is the same",
+    "prediction": "a hint for speed that does not change the output",
 }
 
 REFUSED: dict[str, Refusal] = fields.REFUSED | {
     "audio": Refusal("the model writes text only"),
-    "chat_template": Refusal("there is one template, harmony; templates from requests are never run"),
-    "documents": Refusal("put documents into a message"),
-    "echo": Refusal("answers never repeat the prompt"),
+    "chat_template": Refusal("there is one template, harmony; templates in requests are never run"),
+    "documents": Refusal("include documents in a message"),
+    "echo": Refusal("responses never repeat the prompt"),
     "moderation": Refusal("there is no moderation model"),
-    "return_prompt_text": Refusal("/tokenize shows a chat's tokens, and /detokenize their text"),
+    "return_prompt_text": Refusal("use /tokenize for a chat's tokens and /detokenize for their text"),
     "best_of": Refusal("removed from the API; use n", neutral=(1,)),
 }
 
 
 class ChatRequest(StructuredFields):
-    """Validated fields. Messages and tools are checked where they are converted (exact paths in errors)."""
+    """The validated fields. Messages and tools are checked during conversion, with exact paths in errors."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1), limits.items("messages")]
     model: str | None = None
@@ -49,7 +49,9 @@ class ChatRequest(StructuredFields):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     web_search_options: dict[str, Any] | None = None
-    functions: Annotated[list[dict[str, Any]], limits.items("tools")] | None = None  # before tools
+    functions: Annotated[list[dict[str, Any]], limits.items("tools")] | None = (
+        None  # the predecessor of ``tools``
+    )
     function_call: str | dict[str, Any] | None = None
 
     reasoning_effort: str | None = None
@@ -86,7 +88,7 @@ class ChatRequest(StructuredFields):
 
     @property
     def effort(self) -> tuple[Any, str]:
-        """(the requested effort or None, the field that named it)."""
+        """Returns the requested effort, or None, and the name of its field."""
         if self.reasoning_effort is not None:
             return self.reasoning_effort, "reasoning_effort"
         if self.reasoning is not None and self.reasoning.get("effort") is not None:
@@ -102,7 +104,7 @@ class ChatRequest(StructuredFields):
 
 
 def parse_chat(data: Mapping[str, Any]) -> ChatRequest:
-    """Raises ``RequestError`` naming the first field that is wrong, unknown, or not supported."""
+    """Validates a body. Raises ``RequestError`` for the first invalid, unknown or unsupported field."""
     kept = fields.triage(data, ChatRequest.model_fields, HARMLESS, REFUSED)
     chat = parse_model(ChatRequest, kept)
     _check_logprobs(chat)

@@ -1,4 +1,4 @@
-"""Stored chat completions: kept when ``store`` is true, then read, listed, labelled and deleted."""
+"""Stored chat completions (``store: true``): read, list, update metadata, delete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from chorale.store.protocol import CompletionFilter, StoredCompletion
 
 logger = logging.getLogger(__name__)
 
-# What of the request is shown again with a stored completion.
+# Fields of the request that are returned with a stored completion.
 _ECHOED = (
     "tools",
     "tool_choice",
@@ -42,7 +42,10 @@ class MetadataUpdate(BaseModel):
 
 
 async def keep(state: ServerState, chat: ChatRequest, body: Mapping[str, Any], owner: bytes) -> None:
-    """Store it before its end is told. A store that fails does not fail the answer: it is counted."""
+    """Stores a completion before its end is sent.
+
+    A failing store is counted and does not fail the request.
+    """
     echoed = {name: getattr(chat, name) for name in _ECHOED}
     completion = {**body, **echoed, "metadata": chat.metadata or {}}
     try:
@@ -57,7 +60,7 @@ async def retrieve(state: ServerState, request: Request) -> Response:
 
 
 async def update(state: ServerState, request: Request) -> Response:
-    """Replace the metadata."""
+    """Replaces the metadata."""
     asked = await read_as(request, state.config, partial(parse_model, MetadataUpdate))
     completion_id = request.path_params["completion_id"]
     changed = await state.store.completions.update(completion_id, request.state.owner, asked.metadata)
@@ -74,7 +77,9 @@ async def delete(state: ServerState, request: Request) -> Response:
 
 
 async def list_completions(state: ServerState, request: Request) -> Response:
-    """Oldest first unless ``order=desc``; of one ``model``, with all of ``metadata[KEY]=VALUE``."""
+    """Lists completions, oldest first unless ``order=desc``, filtered by ``model`` and
+    ``metadata[KEY]=VALUE``.
+    """
     query = request.query_params
     labels = {name[9:-1]: query[name] for name in query if name.startswith("metadata[") and name[-1] == "]"}
     check_names(query, "after", "limit", "order", "model", *(f"metadata[{key}]" for key in labels))
@@ -92,7 +97,7 @@ async def list_completions(state: ServerState, request: Request) -> Response:
 
 
 async def list_messages(state: ServerState, request: Request) -> Response:
-    """What the completion answers."""
+    """Lists the messages of the request."""
     stored = await _found(state, request)
     query = request.query_params
     check_names(query, "after", "limit", "order")
@@ -132,6 +137,6 @@ async def _found(state: ServerState, request: Request) -> StoredCompletion:
 
 def _not_found(completion_id: str) -> NotFoundError:
     return NotFoundError(
-        f"no chat completion with id {completion_id[:128]!r} is stored; ask for it with store: true",
+        f"no chat completion with id {completion_id[:128]!r} is stored; send store: true to store one",
         param="completion_id",
     )

@@ -1,4 +1,4 @@
-"""Completions: raw prompts (text or token ids) to raw text, harmony left to the client."""
+"""Completions: raw prompts (text or token ids) to raw text, without harmony parsing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/completions: raw prompts to raw text. Each prompt is one engine request of n choices."""
+"""POST /v1/completions: raw prompts to raw text. Each prompt is an engine request with n choices."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def _all_turns(
 
 
 async def complete_text(state: ServerState, jobs: Sequence[Job], answer: TextAnswer) -> dict[str, Any]:
-    """The body. Raises the ``ChoraleError`` that a choice ended with."""
+    """Returns the body. Raises the ``ChoraleError`` with which a choice ended."""
     completion = answer.request
     folds = [[Fold() for _ in range(completion.n)] for _ in jobs]
     async with aclosing(_all_turns(state, jobs, completion)) as turns:
@@ -145,7 +145,7 @@ def _text_body(jobs: Sequence[Job], folds: Sequence[Sequence[Fold]], answer: Tex
 
 def _ended(fold: Fold) -> TurnEnded:
     if fold.ended is None:
-        raise EngineError("a choice never ended")
+        raise EngineError("a choice did not end")
     error = end_error(fold.ended)
     if error is not None:
         raise error
@@ -153,7 +153,7 @@ def _ended(fold: Fold) -> TurnEnded:
 
 
 async def stream_text(state: ServerState, jobs: Sequence[Job], answer: TextAnswer) -> AsyncGenerator[bytes]:
-    """The chunks of each wake-up as one piece; after an error its event; ``[DONE]`` last, always."""
+    """Yields the chunks of each wake-up together, an event after an error, and always ``[DONE]`` last."""
     completion = answer.request
     writers = [
         [
@@ -173,7 +173,7 @@ async def stream_text(state: ServerState, jobs: Sequence[Job], answer: TextAnswe
                 if data:
                     sent = True
                     yield data
-    except ChoraleError as error:  # of one prompt before its first event, while another had begun
+    except ChoraleError as error:  # from a prompt without events, after another one has begun
         if not sent:
             raise
         yield last_error(error)

@@ -1,4 +1,4 @@
-"""CompletionRequest: the body of POST /v1/completions, and what becomes of every field that it may have."""
+"""CompletionRequest: the body of POST /v1/completions, and the treatment of each field."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ HARMLESS: dict[str, str] = fields.HARMLESS | {
 }
 
 REFUSED: dict[str, Refusal] = fields.REFUSED | {
-    "suffix": Refusal("the model cannot fill in the middle"),
-    "thinking_token_budget": Refusal("a raw completion has no reasoning of its own", neutral=()),
+    "suffix": Refusal("the model does not support fill-in-the-middle"),
+    "thinking_token_budget": Refusal("a raw completion has no separate reasoning", neutral=()),
 }
 
 
 class CompletionRequest(StructuredFields):
-    prompt: Any = None  # checked by ``parse_prompts``: four shapes with one name
+    prompt: Any = None  # one of four forms, checked by ``split_prompts``
     model: str | None = None
     n: Annotated[int, limits.number("n")] = 1
     best_of: Annotated[int, limits.number("best_of")] | None = None
@@ -50,7 +50,7 @@ class CompletionRequest(StructuredFields):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """What the engine must compute: also what ``echo`` shows."""
+        """Returns the number of prompt log-probabilities to compute, including those for ``echo``."""
         echoed = self.logprobs if self.echo else None
         wanted = [number for number in (echoed, self.prompt_logprobs) if number is not None]
         return max(wanted, default=None)
@@ -58,14 +58,14 @@ class CompletionRequest(StructuredFields):
 
 @dataclass(frozen=True, slots=True)
 class CompletionPrompt:
-    """``text`` is what ``echo`` repeats: as it was sent, or decoded when ids were sent (else "")."""
+    """A prompt. ``text``: the text for ``echo``, as sent or decoded from ids; "" without ``echo``."""
 
     token_ids: list[int]
     text: str
 
 
 def parse_completion(data: Mapping[str, Any]) -> CompletionRequest:
-    """Raises ``RequestError`` naming the first field that is wrong, unknown, or not supported."""
+    """Validates a body. Raises ``RequestError`` for the first invalid, unknown or unsupported field."""
     kept = fields.triage(data, CompletionRequest.model_fields, HARMLESS, REFUSED)
     completion = parse_model(CompletionRequest, kept)
     if completion.best_of not in (None, completion.n):
@@ -78,12 +78,12 @@ def parse_completion(data: Mapping[str, Any]) -> CompletionRequest:
 
 
 async def encode_prompts(value: Any, vocab: Vocabulary, *, echo: bool = False) -> list[CompletionPrompt]:
-    """A string, strings, ids, or lists of ids; long texts are encoded without holding up the loop."""
+    """Encodes a string, strings, ids, or lists of ids. Long texts do not block the event loop."""
     return await beside(lambda: _encode_all(value, vocab, echo), heavy=is_heavy(value))
 
 
 def _encode_all(value: Any, vocab: Vocabulary, echo: bool) -> list[CompletionPrompt]:
-    """Text prompts may spell special tokens: this endpoint is for raw harmony."""
+    """Encodes all prompts. Text may contain special tokens, since this endpoint is for raw harmony."""
     prompts = []
     for part in split_prompts(value):
         if isinstance(part, str):
@@ -96,7 +96,7 @@ def _encode_all(value: Any, vocab: Vocabulary, echo: bool) -> list[CompletionPro
 
 
 def split_prompts(value: Any) -> list[str | list[int]]:
-    """The prompts of one request, checked. Raises ``RequestError`` (param ``prompt``)."""
+    """Returns the checked prompts of a request. Raises ``RequestError`` (param ``prompt``)."""
     if value is None:
         raise RequestError("prompt: is required", param="prompt", code="missing_required_parameter")
     parts: list[Any] = value if isinstance(value, list) and not _is_ids(value) else [value]

@@ -1,4 +1,4 @@
-"""Text completions: chunks and body, from the events of raw choices."""
+"""Chunks and body of text completions, from the events of raw choices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FINISH: dict[EndReason, str] = {"stop": "stop", "length": "length"}
 
 @dataclass(frozen=True, slots=True)
 class TextAnswer:
-    """The constants of one answer."""
+    """The constants of a completion."""
 
     model: str
     request: CompletionRequest
@@ -57,7 +57,7 @@ class TextAnswer:
 
 
 class OffsetWriter:
-    """Where each token's text begins in a choice's text, prompt included when that is echoed."""
+    """Computes where each token's text begins in a choice's text, including an echoed prompt."""
 
     __slots__ = ("_decoder", "_offset", "_skip_special", "_vocab")
 
@@ -82,7 +82,7 @@ class OffsetWriter:
 
 
 class ChoiceText:
-    """What the chunks and the body of one choice have in common."""
+    """The parts common to the chunks and the body of a choice."""
 
     def __init__(self, answer: TextAnswer, prompt: CompletionPrompt, index: int) -> None:
         self.answer = answer
@@ -92,7 +92,7 @@ class ChoiceText:
         self._writer = answer.writer
 
     def echoed(self, scored: Sequence[TokenLogprobs | None] | None) -> tuple[str, dict[str, Any] | None]:
-        """The prompt's text, and its log-probabilities when they were asked for."""
+        """Returns the prompt's text, and its log-probabilities if requested."""
         num_top = self.answer.request.logprobs
         if num_top is None:
             return self.prompt.text, None
@@ -146,7 +146,7 @@ def _joined(lists: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
 
 
 class TextChunkWriter:
-    """One choice's events to the bytes of server-sent events."""
+    """Converts a choice's events to server-sent events."""
 
     def __init__(self, text: ChoiceText) -> None:
         self._text = text
@@ -160,7 +160,7 @@ class TextChunkWriter:
         self.ended: TurnEnded | None = None
 
     def feed(self, events: Sequence[OutputEvent]) -> bytes:
-        """The chunks of one wake-up, ready to send; may be empty."""
+        """Returns the chunks of a wake-up as bytes, possibly empty."""
         out: list[bytes] = []
         for item in events:
             if type(item) is ItemDelta:
@@ -206,7 +206,7 @@ class TextChunkWriter:
         return self._event(choice, None if usage is None else usage_object(usage))
 
     def _event(self, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
-        """The first chunk of a choice names the prompt's tokens, as the body's choice does."""
+        """Returns a chunk. The first one of a choice contains the prompt's tokens, like the body."""
         if self._prompt_token_ids is not None:
             choice["prompt_token_ids"], self._prompt_token_ids = self._prompt_token_ids, None
         return event(self._text.answer.object([choice], usage))

@@ -1,4 +1,4 @@
-"""/v1/conversations: conversations and their items, to be continued by responses."""
+"""/v1/conversations: conversations and their items, which responses can continue."""
 
 from chorale.api.conversations.endpoint import routes
 

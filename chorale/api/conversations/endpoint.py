@@ -1,8 +1,8 @@
-"""/v1/conversations: create, read, update, delete; and the same for their items, in pages.
+"""/v1/conversations: create, read, update and delete conversations and their items.
 
-Items are those of ``/v1/responses``, read by the same rules. What a model produced keeps its exact tokens
-when it comes in by reference or unchanged. While a response works on a conversation its items cannot be
-changed by others (400 ``conversation_locked``, as OpenAI answers).
+Items are those of ``/v1/responses`` and follow the same rules. The model's output keeps its exact tokens if
+it is added by reference or unchanged. While a response uses a conversation, its items cannot be changed
+otherwise (400 ``conversation_locked``, as in OpenAI's API).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ async def update(state: ServerState, request: Request) -> Response:
 
 
 async def delete(state: ServerState, request: Request) -> Response:
-    """The conversation and its items; responses that were made in it stay."""
+    """Deletes the conversation and its items, but not the responses created in it."""
     await state.store.conversations.delete(_id(request), owner_of(request))
     return json_response({"id": _id(request), "object": "conversation.deleted", "deleted": True})
 
@@ -99,7 +99,7 @@ async def retrieve_item(state: ServerState, request: Request) -> Response:
 
 
 async def delete_item(state: ServerState, request: Request) -> Response:
-    """Answers with the conversation."""
+    """Deletes an item and returns the conversation."""
     item_id = request.path_params["item_id"]
     left = await state.store.conversations.remove(_id(request), owner_of(request), item_id)
     if left is None:
@@ -120,13 +120,13 @@ def _check_query(request: Request) -> None:
 
 
 async def _resolved(state: ServerState, raw: list[dict[str, Any]], owner: bytes) -> list[StoredItem]:
-    """Items with ids; errors name them as ``items[i]``."""
+    """Returns items with ids. Errors refer to them as ``items[i]``."""
     parsed = await beside(partial(parse_items, raw, "items"), heavy=is_heavy(raw))
     return await resolve_items(state, parsed, owner, "items")
 
 
 def _shown(state: ServerState, request: Request, items: Sequence[StoredItem]) -> list[dict[str, Any]]:
-    """In the client's dialect."""
+    """Returns items in the client's dialect."""
     return translate_items([stored.item for stored in items], dialect_of(request, state.config))
 
 

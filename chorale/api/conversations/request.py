@@ -1,4 +1,4 @@
-"""Bodies of the conversation endpoints."""
+"""Request bodies of the conversation endpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CreateConversation(BaseModel):
 
 
 class UpdateConversation(BaseModel):
-    """``metadata`` replaces what was there; null empties it."""
+    """``metadata`` replaces the previous metadata; null clears it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -45,7 +45,7 @@ def read_create(data: dict[str, Any]) -> CreateConversation:
 
 def read_update(data: dict[str, Any]) -> UpdateConversation:
     kept = triage(data, UpdateConversation.model_fields, {}, {})
-    if "metadata" in data:  # left out, it would empty what a client forgot to name
+    if "metadata" in data:  # a missing field must not clear the metadata
         kept.setdefault("metadata", {})
     return parse_model(UpdateConversation, kept)
 

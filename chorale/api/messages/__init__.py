@@ -1,4 +1,4 @@
-"""/v1/messages: Anthropic's form of the same turns. Blocks to harmony, and the one event stream to blocks."""
+"""/v1/messages: Anthropic's API. Converts blocks to harmony, and the event stream to blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The message object: what its body and its events have in common, and the body as a fold."""
+"""The message object: the parts common to body and events, and the body as a fold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STOPS: dict[EndReason, str] = {"stop": "end_turn", "length": "max_tokens", "too
 
 @dataclass(frozen=True, slots=True)
 class MessageAnswer:
-    """The constants of one answer."""
+    """The constants of a message."""
 
     model: str
     shows_thinking: bool
@@ -54,7 +54,7 @@ class MessageAnswer:
 
 
 def stops(ended: TurnEnded | None) -> dict[str, Any]:
-    """``stop_reason`` and ``stop_sequence``; both null while the message is being written."""
+    """Returns ``stop_reason`` and ``stop_sequence``, both null until the message is complete."""
     if ended is None:
         return {"stop_reason": None, "stop_sequence": None}
     if isinstance(ended.stop_reason, str):
@@ -63,7 +63,7 @@ def stops(ended: TurnEnded | None) -> dict[str, Any]:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Anthropic counts cached input apart. This is what ``message_delta`` has; a message adds its tier."""
+    """Returns the usage, with cached input counted separately. A message also has a service tier."""
     return {
         "input_tokens": usage.input_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -74,10 +74,10 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def message_body(answer: MessageAnswer, fold: Fold) -> dict[str, Any]:
-    """Raises the ``ChoraleError`` that the turn ended with."""
+    """Returns the body. Raises the ``ChoraleError`` with which the turn ended."""
     ended = fold.ended
     if ended is None:
-        raise EngineError("the turn never ended")
+        raise EngineError("the turn did not end")
     if (error := end_error(ended)) is not None:
         raise error
     content = [_block(answer, item) for item in fold.items if answer.shows(item.opened)]
@@ -85,7 +85,7 @@ def message_body(answer: MessageAnswer, fold: Fold) -> dict[str, Any]:
 
 
 def opened_block(opened: ItemOpened) -> dict[str, Any]:
-    """A block before its text."""
+    """Returns a block without its text."""
     if opened.kind == "reasoning":
         return {"type": "thinking", "thinking": "", "signature": ""}
     if opened.kind in CLIENT_CALLS:
@@ -99,11 +99,11 @@ def opened_block(opened: ItemOpened) -> dict[str, Any]:
     return {
         "type": "text",
         "text": "",
-    }  # no ``citations``: Anthropic leaves the key out where nothing is cited
+    }  # no ``citations``: Anthropic omits the key without citations
 
 
 def _block(answer: MessageAnswer, item: FoldedItem) -> dict[str, Any] | None:
-    """A finished block. An empty text is none: the API has no such block."""
+    """Returns a finished block, or None for empty text, which the API does not allow."""
     block = opened_block(item.opened)
     if item.kind == "reasoning":
         block["thinking"] = "" if answer.omits_thinking else item.text
@@ -118,5 +118,5 @@ def _block(answer: MessageAnswer, item: FoldedItem) -> dict[str, Any] | None:
 
 
 def call_input(text: str) -> dict[str, Any]:
-    """Arguments as an object; those that were cut by the token limit have no value yet."""
+    """Parses arguments as an object; arguments truncated by the token limit become empty."""
     return read_object(text, max_depth=MAX_CALL_DEPTH)

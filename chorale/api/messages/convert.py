@@ -1,8 +1,8 @@
-"""Messages (as JSON objects) to harmony messages. Nothing is dropped in silence.
+"""Converts Anthropic messages (JSON objects) to harmony messages. Nothing is silently dropped.
 
-Blocks of a user message become, in their order, results of tools and texts; those of an assistant message
-thinking (analysis), text (commentary when a call follows, else final) and calls. Documents of plain text
-and search results are read as text; images and other documents are refused by place.
+Blocks of a user message become tool results and texts, in order. Those of an assistant message become
+thinking (analysis), text (commentary if a call follows, else final) and calls. Plain-text documents and
+search results become text; images and other documents are refused with their position.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _ROLES = ("user", "assistant", "system")
 
 
 def system_text(blocks: Sequence[Block] | None) -> str | None:
-    """The text of ``system``, its blocks apart by a blank line."""
+    """Returns the text of ``system``, with blank lines between its blocks."""
     texts = [_text(block, f"system[{position}]") for position, block in enumerate(blocks or [])]
     return "\n\n".join(text for text in texts if text) or None
 
 
 class Converter:
-    """The messages of one request, in order; remembers which tool each call named."""
+    """Converts the messages of a request in order, and records the tool of each call."""
 
     def __init__(self, vocab: Vocabulary) -> None:
         self._vocab = vocab
@@ -37,7 +37,7 @@ class Converter:
         self._reasoning = ReasoningReader(vocab)
 
     def convert(self, messages: Sequence[Block]) -> list[Message]:
-        """Raises ``RequestError`` naming message and block."""
+        """Converts all messages. Raises ``RequestError`` with message and block."""
         found: list[Message] = []
         for position, message in enumerate(messages):
             path, role = f"messages[{position}]", message.get("role")
@@ -64,13 +64,13 @@ class Converter:
                 found.append(self._call(block, place))
             elif kind == "thinking":
                 found += self._thinking(block, place)
-            elif kind != "redacted_thinking":  # encrypted by another server: there is nothing to read
+            elif kind != "redacted_thinking":  # encrypted by another server, so not readable
                 channel = "commentary" if index < last_call else "final"
                 found.append(Message("assistant", _text(block, place), channel=channel))
         return found
 
     def _thinking(self, block: Block, path: str) -> list[Message]:
-        """From the signature where that is ours and says the same, else from the text."""
+        """Converts thinking from its signature if this server made it for the text, else from the text."""
         text = _string(block, "thinking", path)
         read = self._reasoning.read(block.get("signature"), text, f"{path}.signature")
         if read is not None:
@@ -89,7 +89,7 @@ class Converter:
     # ------------------------------------------------------------------ user
 
     def _user(self, blocks: Sequence[Block], path: str) -> list[Message]:
-        """Texts that stand together are one message."""
+        """Converts a user message; adjacent texts become one message."""
         found: list[Message] = []
         texts: list[str] = []
         for index, block in enumerate(blocks):
@@ -124,7 +124,7 @@ class Converter:
 
 
 def blocks_of(message: Block, path: str) -> list[Block]:
-    """``content`` as a list of blocks, each with a type."""
+    """Returns ``content`` as a list of blocks, each with a type."""
     content = message.get("content")
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
@@ -138,7 +138,7 @@ def blocks_of(message: Block, path: str) -> list[Block]:
 
 
 def _text(block: Block, path: str) -> str:
-    """The text of a block that is one, or can be read as one."""
+    """Returns the text of a text block, or of a block that can be converted to text."""
     kind = block.get("type")
     reader = _READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
@@ -155,7 +155,7 @@ def _plain(block: Block, path: str) -> str:
 
 
 def _document(block: Block, path: str) -> str:
-    """Of plain text, or of text blocks; its title and context stand before it."""
+    """Returns the text of a plain-text document or of text blocks, after its title and context."""
     source = block.get("source")
     kind = source.get("type") if isinstance(source, Mapping) else None
     if not isinstance(source, Mapping) or kind not in ("text", "content"):

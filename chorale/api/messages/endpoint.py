@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens. Errors take Anthropic's form in the shell around them."""
+"""POST /v1/messages and /v1/messages/count_tokens. The middleware renders errors in Anthropic's form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def create(state: ServerState, request: Request) -> Response:
 
 
 async def count_tokens(state: ServerState, request: Request) -> Response:
-    """The length of the prompt that the same body would make."""
+    """Returns the length of the prompt for the same body."""
     message = await read_as(request, state.config, parse_count)
     check_model(state, message.model)
     prompt = await build_prompt(state, message)
@@ -44,7 +44,7 @@ async def count_tokens(state: ServerState, request: Request) -> Response:
 
 
 async def _complete(state: ServerState, request: TurnRequest, answer: MessageAnswer) -> dict[str, Any]:
-    """The body. Raises the ``ChoraleError`` that the turn ended with."""
+    """Returns the body. Raises the ``ChoraleError`` with which the turn ended."""
     fold = Fold()
     async with aclosing(run_turn(state.client, state.vocab, request)) as turn:
         async for events in turn:

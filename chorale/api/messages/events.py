@@ -1,8 +1,8 @@
-"""One turn's OutputEvents as Anthropic's server-sent events.
+"""Converts a turn's OutputEvents to Anthropic's server-sent events.
 
-message_start, then for each block content_block_start, its deltas and content_block_stop, then
-message_delta (stop reason and usage) and message_stop. Blocks are numbered as they are shown; a text block
-begins with its first text, so that none is empty.
+The events are message_start; for each block content_block_start, its deltas and content_block_stop; then
+message_delta (stop reason and usage) and message_stop. Blocks are numbered as they are sent. A text block
+starts with its first text, so that none is empty.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from chorale.turns.events import (
 
 
 class EventWriter:
-    """Feed it each wake-up's events; it returns the bytes to send.
+    """Converts the events of each wake-up to bytes.
 
-    ``whole_calls``: no grammar holds calls to JSON, so what one wrote is told once it can be read.
+    ``whole_calls``: no grammar ensures that calls are JSON, so a call's arguments are sent once they are
+    complete.
     """
 
     def __init__(self, answer: MessageAnswer, whole_calls: bool = False) -> None:
         self._answer = answer
         self._whole_calls = whole_calls
         self._call: list[str] = []
-        self._opened: ItemOpened | None = None  # the shown item that is being written
-        self._started = False  # its block
+        self._opened: ItemOpened | None = None  # the open item
+        self._started = False  # whether its block has started
         self._num_blocks = 0
         self._thought: list[int] = []
-        self._before = b""  # the constant bytes of a delta
+        self._before = b""  # constant bytes before the text of a delta
         self._begun = False
         self.ended: TurnEnded | None = None
 
@@ -133,7 +134,7 @@ class EventWriter:
 
 
 def _delta_of(opened: ItemOpened) -> tuple[str, str]:
-    """(the type of its deltas, the key of their text)."""
+    """Returns the type of an item's deltas and the key of their text."""
     if opened.kind == "reasoning":
         return "thinking_delta", "thinking"
     return ("input_json_delta", "partial_json") if opened.kind in CLIENT_CALLS else ("text_delta", "text")

@@ -1,4 +1,4 @@
-"""MessagesRequest: the body of POST /v1/messages, and what becomes of every field that it may have."""
+"""MessagesRequest: the body of POST /v1/messages, and the treatment of each field."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from chorale.errors import RequestError, invalid
 
 HARMLESS: dict[str, str] = {
     "metadata": "an end-user label; nothing here depends on it",
-    "service_tier": "there is one tier; the answer says `standard`",
+    "service_tier": "there is one tier; responses say `standard`",
     "cache_control": "the prefix cache finds equal prefixes by itself",
-    "context_management": "nothing is cleared from a conversation; send one that fits",
-    "diagnostics": "the answer's usage says what was cached",
-    "user_profile_id": "a label of Anthropic's accounts",
-    "workspace_id": "a label of Anthropic's accounts",
-    "betas": "features are named by their fields",
-    "billing_policy": "nobody is billed",
-    "fallback_credit_token": "nobody is billed",
+    "context_management": "conversations are never edited; send one that fits",
+    "diagnostics": "the response's usage contains cached tokens",
+    "user_profile_id": "a label of Anthropic accounts",
+    "workspace_id": "a label of Anthropic accounts",
+    "betas": "features are selected by their fields",
+    "billing_policy": "there is no billing",
+    "fallback_credit_token": "there is no billing",
 }
 
 REFUSED: dict[str, Refusal] = {
     "compaction": Refusal("conversations are summarized by /v1/responses/compact"),
     "container": Refusal("there are no containers"),
     "mcp_servers": Refusal("MCP servers are reached through /v1/responses and Chat Completions"),
-    "inference_geo": Refusal("this server is where it is", neutral=("", "global", "not_available")),
+    "inference_geo": Refusal("the server has one location", neutral=("", "global", "not_available")),
     "speed": Refusal("there is one speed", neutral=("", "standard")),
     "fallbacks": Refusal("there is one model"),
-    "thread": Refusal("no conversation is held here; send all of its messages", code=THREAD_UNSUPPORTED),
-    "stop": Refusal("it is spelled stop_sequences here", neutral=()),
+    "thread": Refusal("conversations are not stored; send all messages", code=THREAD_UNSUPPORTED),
+    "stop": Refusal("use stop_sequences", neutral=()),
 } | {
     name: fields.REFUSED[name]
     for name in ("logits_processors", "use_beam_search", "vllm_xargs", "truncate_prompt_tokens")
@@ -69,7 +69,7 @@ def _listed(value: Any) -> Any:
 
 
 class CountRequest(SamplingFields):
-    """Of count_tokens: everything that the prompt depends on."""
+    """The body of count_tokens: all fields that affect the prompt."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1), limits.items("messages")]
     model: str | None = None
@@ -88,12 +88,12 @@ class CountRequest(SamplingFields):
 
     @property
     def shows_thinking(self) -> bool:
-        """Whether thinking is part of the answer: only if it was asked for."""
+        """Returns whether thinking is included in the response: only if requested."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property
     def omits_thinking(self) -> bool:
-        """Thinking blocks without their text; the signature stands for it."""
+        """Returns whether thinking blocks are sent without text, which the signature replaces."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
     @property
@@ -102,7 +102,7 @@ class CountRequest(SamplingFields):
 
     @property
     def effort(self) -> str | None:
-        """What was asked for, or what thinking says of it."""
+        """Returns the requested effort, or the one that follows from ``thinking``."""
         if self.output_config is not None and self.output_config.effort is not None:
             return self.output_config.effort
         if self.thinking is None:
@@ -117,14 +117,14 @@ class MessagesRequest(CountRequest):
 
 
 def parse_messages(data: Mapping[str, Any]) -> MessagesRequest:
-    """Raises ``RequestError`` naming the first field that is wrong, unknown, or not supported."""
+    """Validates a body. Raises ``RequestError`` for the first invalid, unknown or unsupported field."""
     request = parse_model(MessagesRequest, _triage(data, MessagesRequest))
     _check(request)
     return request
 
 
 def parse_count(data: Mapping[str, Any]) -> CountRequest:
-    """The same for count_tokens, which takes fewer fields; those of a whole request are let through."""
+    """Validates a body of count_tokens, which has fewer fields and ignores those of a complete request."""
     kept = _triage(data, MessagesRequest)
     known = CountRequest.model_fields
     request = parse_model(CountRequest, {name: value for name, value in kept.items() if name in known})

@@ -1,7 +1,7 @@
 """Tools and tool_choice in Anthropic's form.
 
-The client runs them all. Those that Anthropic defines by a type and no schema (bash, text editor, memory)
-are offered with the arguments that its documentation gives; tools that its servers run are refused by name.
+The client runs all of them. Tools that Anthropic defines by type without a schema (bash, text editor, memory)
+get the documented arguments; tools that run on Anthropic's servers are refused by name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _schema(required: Sequence[str], **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
-# By the beginning of the type, which ends in a date.
+# By prefix of the type, which ends with a date.
 _DEFINED: dict[str, tuple[str, dict[str, Any]]] = {
     "bash": (
         "Runs a command in a bash session that persists between calls.",
@@ -71,12 +71,12 @@ _SEARCH = "tool_search_tool"
 def read_tools(
     tools: Sequence[Mapping[str, Any]], choice: AnthropicToolChoice | None
 ) -> tuple[list[Function], ToolChoice]:
-    """Raises ``RequestError`` naming the tool by index, or what is wrong with the choice."""
+    """Reads tools and choice. Raises ``RequestError`` with the tool's index, or for an invalid choice."""
     functions: list[Function] = []
     for position, tool in enumerate(tools):
         kind = tool.get("type")
         if isinstance(kind, str) and kind.startswith(_SEARCH):
-            continue  # not needed: tools are never held back here
+            continue  # no effect: all tools are always loaded
         functions.append(_read(tool, kind, f"tools[{position}]"))
     check_distinct([function.tool for function in functions], "tools")
     chosen = read_tool_choice(_choice(choice), functions, "tool_choice")
@@ -95,19 +95,19 @@ def _read(tool: Mapping[str, Any], kind: Any, path: str) -> Function:
     found = _DEFINED.get(str(kind).rpartition("_")[0])
     if found is None:
         raise unsupported(
-            f"{path}.type", f"tools of type {str(kind)[:64]!r} do not run here; tools of your own do"
+            f"{path}.type", f"tools of type {str(kind)[:64]!r} are not supported; define a custom tool"
         )
     description, schema = found
     return Function.read({"name": tool.get("name"), "description": description, "parameters": schema}, path)
 
 
 def _objects(function: Function) -> Function:
-    """Arguments go out as JSON values, so a call must be an object even where no schema is enforced."""
+    """Requires arguments to be an object, since they are returned as JSON values."""
     return function if function.strict else replace(function, text=make.json_object(function.param))
 
 
 def _choice(choice: AnthropicToolChoice | None) -> Any:
-    """In OpenAI's form."""
+    """Converts the choice to OpenAI's form."""
     if choice is None:
         return None
     if choice.type == "tool":

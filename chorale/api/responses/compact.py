@@ -1,6 +1,6 @@
-"""POST /v1/responses/compact: a conversation as its user messages and one summary, written by the model.
+"""POST /v1/responses/compact: replaces a conversation with its user messages and a summary by the model.
 
-The summary comes back as a ``compaction`` item; sent as input, it stands for everything it sums up.
+The summary is returned as a ``compaction`` item, which as input replaces everything that it summarizes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def _parse(data: dict[str, Any]) -> CompactRequest:
 
 
 async def compact(state: ServerState, request: Request) -> Response:
-    """The answer is not stored. What is too long for the window loses its oldest items first."""
+    """Summarizes without storing.
+
+    Drops the oldest items of a conversation that exceeds the context window.
+    """
     fields = await read_as(request, state.config, _parse)
     if fields.model is None:
         raise RequestError("'model' is required", param="model", code="missing_required_parameter")
@@ -68,7 +71,7 @@ async def compact(state: ServerState, request: Request) -> Response:
         store=False,
         truncation="auto",
         max_output_tokens=room,
-        thinking_token_budget=room // 2,  # what is left is for the summary
+        thinking_token_budget=room // 2,  # the rest is for the summary
     )
     run = Run(state, asked, await prepare(state, asked, owner), owner)
     try:

@@ -1,4 +1,4 @@
-"""/v1/responses: create (waiting, streaming or in the background), and count input tokens."""
+"""/v1/responses: create a response (blocking, streaming or in the background), and count input tokens."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ async def create(state: ServerState, request: Request) -> Response:
 
 
 async def count_tokens(state: ServerState, request: Request) -> Response:
-    """The length of the prompt that the same body would make."""
+    """Returns the length of the prompt for the same body."""
     prompt = await build_prompt(state, await _read(state, request), owner_of(request))
     await prompt.close()
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
 
 class _Stream(Response):
-    """A stream, and the release of its run's conversation at the end, even if it was never begun."""
+    """A stream that releases its run's conversation at the end, even if it was never started."""
 
     def __init__(self, stream: EventStream, run: Run) -> None:
         self._stream, self._run = stream, run
@@ -92,7 +92,7 @@ def _checked(state: ServerState, fields: ResponsesRequest) -> ResponsesRequest:
 
 
 def _parse_kept(data: dict[str, Any]) -> tuple[ResponsesRequest, bytes | None]:
-    """The request, and what another server would need to begin it again."""
+    """Returns the request, and its body if another server may have to repeat it."""
     fields = parse_request(data)
     return fields, packed_request(data) if fields.background else None
 
@@ -103,9 +103,9 @@ async def begin(
     owner: bytes,
     history: tuple[StoredItem, ...] | None = None,
 ) -> Run:
-    """Everything before the engine: the lease on the conversation, and the prompt.
+    """Prepares a run up to the engine: leases the conversation and builds the prompt.
 
-    ``history``: the items behind the previous response, where the store does not have them.
+    ``history``: the conversation of the previous response, if the store does not have it.
     """
     if fields.background:
         state.background.check_room(_room(state))  # before the work
@@ -132,5 +132,5 @@ async def _launch(state: ServerState, run: Run, request: bytes | None) -> None:
 
 
 def _room(state: ServerState) -> int:
-    """This process's share of the background responses that may run at once."""
+    """Returns this process's share of the limit on running background responses."""
     return max(1, state.config.max_background_responses // state.config.api_server_count)

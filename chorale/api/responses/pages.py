@@ -1,4 +1,4 @@
-"""Lists of items in pages: the query parameters of every list endpoint, and the page object."""
+"""Pagination: the query parameters of all list endpoints, and the page object."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PageQuery:
 
     @staticmethod
     def read(query: QueryParams) -> PageQuery:
-        """Raises ``RequestError`` naming the parameter; unknown ones are errors too."""
+        """Parses the query. Raises ``RequestError`` for an invalid or unknown parameter."""
         check_names(query, "after", "before", "limit", "order", "include", "include[]")
         check_include(query)
         if query.get("before") is not None:
@@ -43,7 +43,7 @@ def check_names(query: QueryParams, *names: str) -> None:
 
 
 def check_include(query: QueryParams) -> list[str]:
-    """What ``include`` asks for: of what we keep, items hold it already."""
+    """Returns the checked values of ``include``. Stored items already contain what they request."""
     asked = [*query.getlist("include"), *query.getlist("include[]")]
     for value in asked:
         if value not in get_args(Include):
@@ -67,7 +67,7 @@ def read_flag(query: QueryParams, name: str) -> bool:
 
 
 def page(items: Sequence[dict[str, Any]], query: PageQuery, what: str) -> dict[str, Any]:
-    """One page of ``items``, which are in ascending order."""
+    """Returns a page of ``items``, which must be in ascending order."""
     ordered = list(reversed(items)) if query.newest_first else list(items)
     if query.after is not None:
         position = next((i for i, item in enumerate(ordered) if item["id"] == query.after), None)

@@ -1,4 +1,4 @@
-"""POST /v1/responses: the request model, and what becomes of each field.
+"""The request model of POST /v1/responses, and the treatment of each field.
 
 Every top-level field is honoured (a field of ``ResponsesRequest``), harmless (``HARMLESS``, with the
 reason), or refused by name. Nothing is accepted and then ignored.
@@ -33,32 +33,34 @@ HARMLESS: dict[str, str] = {
     **{name: why for name, why in fields.HARMLESS.items() if name not in _STORED},
     "skip_special_tokens": "special tokens are not part of the text",
     "prompt_cache_options": "the prefix cache finds equal prefixes by itself",
-    "access_programs": "a setting of OpenAI's accounts",
+    "access_programs": "a setting of OpenAI accounts",
     "image": "a setting for images; image parts are refused",
     "client_metadata": "labels that Codex sends for OpenAI's own logs",
 }
-# Fields that are kept with the response and echoed, and have no other effect.
+# Fields that are stored and echoed, without other effect.
 ECHOED: dict[str, str] = {
     "metadata": "labels of the stored response",
     "user": "an end-user label",
     "safety_identifier": "an end-user label",
     "prompt_cache_key": "the prefix cache finds equal prefixes by itself",
-    "service_tier": "there is one tier; the answer says `default`",
+    "service_tier": "there is one tier; responses say `default`",
     "text.verbosity": "a hint that this model was not trained on",
 }
 REFUSED: dict[str, Refusal] = {
     **fields.REFUSED,
-    "enable_response_messages": Refusal("harmony messages are not part of the answer; items are"),
+    "enable_response_messages": Refusal("harmony messages are not returned; items are"),
     "previous_input_messages": Refusal("send `input` items or `previous_response_id`", neutral=([],)),
     "previous_response": Refusal("send `previous_response_id`", neutral=()),
-    "prompt": Refusal("prompt templates live on OpenAI's servers; send instructions and input", neutral=()),
-    "personality": Refusal("say it in `instructions`", neutral=()),
-    "moderation": Refusal("there is no moderation model here", neutral=()),
+    "prompt": Refusal(
+        "prompt templates exist only on OpenAI's servers; send instructions and input", neutral=()
+    ),
+    "personality": Refusal("use `instructions`", neutral=()),
+    "moderation": Refusal("there is no moderation model", neutral=()),
 }
 
 
 class ReasoningOptions(BaseModel):
-    """``summary``: gpt-oss gives its reasoning itself; with any value it stands in ``summary``."""
+    """Reasoning options. With any ``summary``, the reasoning itself is returned as the summary."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -70,7 +72,7 @@ class ReasoningOptions(BaseModel):
 
     @property
     def summary_asked(self) -> str | None:
-        """Under today's name or the older one."""
+        """Returns the option under its current or older name."""
         return self.summary or self.generate_summary
 
 
@@ -82,16 +84,16 @@ class TextOptions(BaseModel):
 
 
 class BackgroundOptions(BaseModel):
-    """Discounted windows are OpenAI's; here everything runs as soon as it can."""
+    """Options of OpenAI's discounted windows; here everything runs as soon as possible."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     completion_window: Literal["soonest"] | None = None
-    continuation_id: Annotated[str, limits.items("identifier")] | None = None  # accepted: nothing to prefer
+    continuation_id: Annotated[str, limits.items("identifier")] | None = None  # has no effect
 
 
 class ContextManagement(BaseModel):
-    """When the conversation is summed up; ``compact_threshold``: tokens of the prompt."""
+    """When to summarize the conversation. ``compact_threshold``: tokens of the prompt."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -106,7 +108,7 @@ class ConversationReference(BaseModel):
 
 
 class TemplateOptions(BaseModel):
-    """``chat_template_kwargs``: the names that act here; any other is refused."""
+    """The supported names in ``chat_template_kwargs``; others are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -121,17 +123,17 @@ _Value = Annotated[str, limits.items("metadata_value")]
 
 
 def as_message(text: Any) -> Any:
-    """A text is a list of one user message."""
+    """Converts a string to a list of one user message."""
     return [{"type": "message", "role": "user", "content": text}] if isinstance(text, str) else text
 
 
 def _reference(value: Any) -> Any:
-    """An id is an object with that id."""
+    """Converts an id to an object with that id."""
     return {"id": value} if isinstance(value, str) else value
 
 
 class ResponsesRequest(StructuredFields):
-    """Validated by type and bounds; ``parse_request`` adds the rules that span fields."""
+    """The fields, validated individually; ``parse_request`` checks the rules between fields."""
 
     model: str | None = None
     input: Annotated[list[dict[str, Any]], limits.items("input"), BeforeValidator(as_message)] | None = None
@@ -173,7 +175,7 @@ class ResponsesRequest(StructuredFields):
 
     @property
     def effort(self) -> str | None:
-        """What was asked for, under OpenAI's name for it or vLLM's."""
+        """Returns the requested effort, under OpenAI's or vLLM's name."""
         return self.reasoning.effort or self.reasoning_effort or self.chat_template_kwargs.reasoning_effort
 
     @property
@@ -181,19 +183,19 @@ class ResponsesRequest(StructuredFields):
         return bool(self.stream_options and self.stream_options.include_obfuscation)
 
     def compact_threshold(self, max_model_len: int) -> int | None:
-        """Prompt tokens from which on the conversation is summed up; None: never."""
+        """Returns the number of prompt tokens above which to summarize the conversation; None: never."""
         if not self.context_management:
             return None
         return self.context_management[0].compact_threshold or max_model_len * 3 // 4
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives per token, or None when no log-probabilities were asked for."""
+        """Returns the alternatives per token, or None without log-probabilities."""
         return self.top_logprobs if LOGPROBS in self.include else None
 
 
 def parse_request(data: dict[str, Any], *, needs_input: bool = True) -> ResponsesRequest:
-    """Raises ``RequestError`` that names the field."""
+    """Validates a body. Raises ``RequestError`` with the field."""
     request = parse_model(ResponsesRequest, triage(data, ResponsesRequest.model_fields, HARMLESS, REFUSED))
     _check(request, needs_input)
     return request
@@ -210,11 +212,11 @@ def _check(request: ResponsesRequest, needs_input: bool) -> None:
             code="mutually_exclusive_parameters",
         )
     if request.background and not request.store:
-        raise RequestError("'background' needs 'store': it is read from there", param="background")
+        raise RequestError("'background' requires 'store'", param="background")
     if request.background_options is not None and not request.background:
-        raise RequestError("'background_options' needs 'background'", param="background_options")
+        raise RequestError("'background_options' requires 'background'", param="background_options")
     if request.n not in (None, 1):
-        raise unsupported("'n': a response has one answer", "n")
+        raise unsupported("'n': must be 1", "n")
     if request.reasoning.mode not in (None, "standard"):
         raise unsupported("reasoning.mode: only 'standard' is supported", "reasoning.mode")
     reasoning_effort(request.effort, "reasoning.effort")

@@ -1,10 +1,10 @@
-"""The ``tools`` and ``tool_choice`` of a request: what the model is told, and what is echoed.
+"""The ``tools`` and ``tool_choice`` of a request: their form for the model and in responses.
 
 Functions are honoured, flat or in Chat's nested shape, and so are the kinds that a client runs
 (``chorale.turns.tools.client_tools``). Every other type is a built-in tool, or not served.
 
-Tools may also stand within the input (``tool_search_output``, ``additional_tools``): the model reads of them
-there, and may call them from then on.
+The input may also declare tools (``tool_search_output``, ``additional_tools``): the model sees them at that
+place and may call them afterwards.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ToolSet:
     echo: list[dict[str, Any]]
     choice: ToolChoice
     echo_choice: str | dict[str, Any]
-    loaded: tuple[Function, ...] = ()  # those that stand within the input
-    about: str | None = None  # what the namespaces are for
+    loaded: tuple[Function, ...] = ()  # declared within the input
+    about: str | None = None  # descriptions of the namespaces
 
     @property
     def descriptions(self) -> list[ToolDescription]:
@@ -58,9 +58,9 @@ def read_tools(
     loaded: Sequence[Sequence[Mapping[str, Any]]] = (),
     built_in: Sequence[str] = (),
 ) -> ToolSet:
-    """``loaded``: the declarations within the input; ``built_in``: the names of the built-in tools.
+    """Reads all tools. ``loaded``: declarations within the input. ``built_in``: names of the built-in tools.
 
-    Raises ``RequestError`` naming the tool by index, or what is wrong with the choice.
+    Raises ``RequestError`` with the index of the tool, or for an invalid ``tool_choice``.
     """
     functions, about = read_functions(tools, "tools")
     check_distinct([function.tool for function in functions], "tools")
@@ -68,7 +68,7 @@ def read_tools(
     for listed in loaded:
         later |= {function.name: function for function in read_functions(listed, "input.tools")[0]}
     for function in functions:
-        later.pop(function.name, None)  # clients may list again what was declared already
+        later.pop(function.name, None)  # clients may repeat declarations
     everything = [*functions, *later.values()]
     choice = read_tool_choice(tool_choice, everything, "tool_choice", built_in)
     echo_choice = tool_choice if isinstance(tool_choice, str) else dict(tool_choice)
@@ -77,7 +77,7 @@ def read_tools(
 
 
 def read_functions(tools: Sequence[Mapping[str, Any]], path: str) -> tuple[list[Function], str | None]:
-    """(what the client can run, what its namespaces are for). Raises ``RequestError``."""
+    """Returns the client's functions and the descriptions of its namespaces. Raises ``RequestError``."""
     functions: list[Function] = []
     notes: list[str] = []
     for position, tool in enumerate(tools):
@@ -92,7 +92,7 @@ def read_functions(tools: Sequence[Mapping[str, Any]], path: str) -> tuple[list[
 
 
 def _read(tool: Mapping[str, Any], path: str) -> Function | None:
-    """Returns None if the client does not run it."""
+    """Returns the function of a client-side tool, None for other tools."""
     kind = tool.get("type")
     if not isinstance(kind, str) or not kind:
         raise invalid(f"{path}.type", "must be a string")
@@ -103,19 +103,19 @@ def _read(tool: Mapping[str, Any], path: str) -> Function | None:
     if kind in ("local_shell", "apply_patch") or (kind == "shell" and _is_local(tool)):
         return fixed_tool(kind, path)
     if kind == "tool_search":
-        # A search by the server is not needed: tools are never held back here.
+        # Tool search has no effect: all tools are always loaded.
         return tool_search(tool, path) if tool.get("execution") == "client" else None
     return None
 
 
 def is_built_in(tool: Mapping[str, Any]) -> bool:
-    """Whether the client does not run it."""
+    """Returns whether a tool does not run on the client."""
     kind = tool.get("type")
     return isinstance(kind, str) and kind not in _CLIENT_TYPES and not (kind == "shell" and _is_local(tool))
 
 
 def _is_local(tool: Mapping[str, Any]) -> bool:
-    """Whether its commands run where the client is; the containers of OpenAI are not here."""
+    """Returns whether its commands run on the client, not in a container of OpenAI."""
     environment = tool.get("environment")
     return environment is None or (isinstance(environment, Mapping) and environment.get("type") == "local")
 
@@ -139,14 +139,14 @@ def _namespace(tool: Mapping[str, Any], path: str) -> tuple[list[Function], list
 
 
 def shown_tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """A declared tool as answers show it. Raises ``RequestError``."""
+    """Returns a declared tool in the form of responses. Raises ``RequestError``."""
     if tool.get("type") == "function":
         return _flatten(tool, path)
     return without_secrets(tool) if tool.get("type") == "mcp" else dict(tool)
 
 
 def _nested(tool: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
-    """A tool in Chat's shape as one in that of Responses."""
+    """Converts a tool from Chat's form to that of Responses."""
     inner = tool.get(key)
     if inner is not None and not isinstance(inner, Mapping):
         raise invalid(f"{path}.{key}", "must be an object")
@@ -154,6 +154,6 @@ def _nested(tool: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
 
 
 def _flatten(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """OpenAI's flat form, every key present."""
+    """Returns OpenAI's flat form with all keys."""
     source = _nested(tool, "function", path)
     return {"type": "function", **{key: source.get(key) for key in _FUNCTION_KEYS}}

@@ -158,7 +158,7 @@ EXCEPTIONS: dict[tuple[str, str, str], str] = {
     ("openai", "CompletionChoice.Logprobs.top_logprobs", "null"): "with echo the first token has none",
     # Responses
     ("openai", "Response.output_text", "missing"): "the SDK makes it of the output",
-    ("openai", "Response.access_programs", "missing"): "of OpenAI's accounts",
+    ("openai", "Response.access_programs", "missing"): "of OpenAI accounts",
     (
         "openai",
         "Response.usage",

@@ -1,4 +1,4 @@
-"""Calls to MCP servers that wait for the user's word: which of them a request approves."""
+"""Approval of calls to MCP servers: finds the calls that a request approves."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _call(request: StoredItem, path: str, box: ToolBox | None, vocab: Vocabulary
 
 
 def _recipient(label: str, name: str, box: ToolBox) -> str | None:
-    """What the model calls the tool: labels and names are not always fit for a header."""
+    """Returns the model's name of a tool, which may differ from its label and name."""
     for recipient in sorted(box.recipients):
         identity = box.identify(recipient)
         if identity.kind == "mcp" and (identity.server_label, identity.name) == (label, name):
@@ -68,5 +68,5 @@ def _recipient(label: str, name: str, box: ToolBox) -> str | None:
 
 
 def _rendered(recipient: str, arguments: str, vocab: Vocabulary) -> tuple[int, ...]:
-    """The call as a model may have written it: without ``<|start|>assistant`` and the terminator."""
+    """Renders a call as the model writes it, without ``<|start|>assistant`` and the terminator."""
     return tuple(render_message(tool_call(recipient, arguments), vocab)[2:-1])

@@ -1,7 +1,7 @@
-"""Calls to built-in tools as items: written for the client, and brought to harmony.
+"""Calls to built-in tools as items, and their conversion to harmony.
 
-The result is not part of most of these items, so a call that was stored is replayed from its exact
-tokens (call and result). One that comes back from a client alone is rendered from what the item still says.
+Most of these items do not contain the result, so a stored call is replayed from its exact tokens (call and
+result). A call that is known only from the client's item is rendered from that item.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BUILT_IN_INPUT: frozenset[str] = BUILTIN_ITEMS | {"mcp_approval_response"}
 
 
 def built_in_object(item: FoldedItem, status: str, include: Collection[str]) -> Item:
-    """The item as it stands: its text so far, and what came of it if anything has."""
+    """Returns the item in its current state: the text so far, and the result if there is one."""
     opened, outcome = item.opened, item.outcome
     if isinstance(outcome, McpListing) or opened.kind == "mcp_list_tools":
         return _listing(opened, outcome if isinstance(outcome, McpListing) else None)
@@ -118,7 +118,7 @@ def action_object(action: SearchAction | OpenPageAction | FindAction) -> Item:
 
 
 def action_of_progress(progress: Progress) -> SearchAction | OpenPageAction | FindAction | None:
-    """What a browser call is about to do."""
+    """Returns the action that a browser call is about to perform."""
     if isinstance(progress, SearchStarted):
         return SearchAction(progress.query)
     if isinstance(progress, PageOpening):
@@ -127,7 +127,7 @@ def action_of_progress(progress: Progress) -> SearchAction | OpenPageAction | Fi
 
 
 def written_action(item: FoldedItem) -> SearchAction | OpenPageAction | FindAction:
-    """Of a call that never ran, from what the model wrote of it."""
+    """Returns the action of a call that never ran, from its incomplete text."""
     given = read_object(item.text)
     if item.opened.name == "open":
         page = given.get("id")
@@ -152,14 +152,17 @@ def _code(opened: ItemOpened, text: str, detail: object, include: Collection[str
 def built_in_messages(
     stored: StoredItem, answers: Mapping[str, Item], called: Collection[str]
 ) -> list[Message]:
-    """``answers``: approval responses by the request that they answer; ``called``: requests whose call is an
-    item of its own."""
+    """Converts an item to messages.
+
+    ``answers``: approval responses by the id of their request. ``called``: requests whose call is a separate
+    item.
+    """
     item, token_ids = stored.item, stored.token_ids or None
     kind = item["type"]
     if kind == "mcp_approval_request":
         return _unapproved(item, token_ids, answers.get(item["id"]), called)
     if kind not in BUILT_IN_CALLS or item["status"] == "incomplete":
-        return []  # lists are part of the prompt's head; a call that never ran has nothing to say
+        return []  # lists are in the prompt's head; a call that never ran has no messages
     if token_ids is not None:  # the call, <|call|> and the result, to the last token
         return [Message("assistant", "", channel="commentary", token_ids=token_ids)]
     if kind == "mcp_call":
@@ -205,7 +208,7 @@ def _exchange(recipient: str, channel: str, content: str, result: str) -> list[M
 def _unapproved(
     item: Item, token_ids: tuple[int, ...] | None, answer: Item | None, called: Collection[str]
 ) -> list[Message]:
-    """A call that did not run: the model learns why. One that runs is rendered where it does."""
+    """Renders a call that was not approved, with the reason. An approved call is rendered where it runs."""
     if item["id"] in called or (answer is not None and answer["approve"]):
         return []
     recipient, channel = _mcp_recipient(item)
@@ -219,7 +222,7 @@ def _unapproved(
 
 
 def approvals(items: Sequence[StoredItem]) -> tuple[dict[str, Item], set[str]]:
-    """(approval responses by the request that they answer, requests whose call is an item of its own)."""
+    """Returns approval responses by the id of their request, and requests whose call is a separate item."""
     answers = {
         stored.item["approval_request_id"]: stored.item
         for stored in items
@@ -234,5 +237,5 @@ def approvals(items: Sequence[StoredItem]) -> tuple[dict[str, Item], set[str]]:
 
 
 def built_in_text(item: Item) -> str:
-    """Roughly the text that has to be encoded for it."""
+    """Returns approximately the text that must be encoded for an item."""
     return str(item.get("code") or item.get("arguments") or "") + str(item.get("output") or "")

@@ -33,7 +33,7 @@ DELTAS = {
 
 
 class BuiltInEvents:
-    """One item. ``shown``: its ``output_item.added`` has gone out."""
+    """The events of an item. ``shown``: its ``output_item.added`` has been sent."""
 
     def __init__(self, builder: ResponseBuilder, item: FoldedItem, output_index: int) -> None:
         self._builder = builder
@@ -46,13 +46,13 @@ class BuiltInEvents:
         self.shown = False
 
     def open(self) -> Iterator[Event]:
-        """What goes out when the header of the call is complete."""
+        """Yields the events for a complete call header."""
         if self._kind in ("code_interpreter_call", "mcp_call", "mcp_list_tools"):
             yield self._added({})
             yield self._state("in_progress")
 
     def write(self, text: str) -> None:
-        """A piece of the call's text (its delta is the translator's business)."""
+        """Records a piece of the call's text (the translator sends its delta)."""
         self._text += text
 
     def on_tool(self, event: OutputEvent) -> Iterator[Event]:
@@ -110,7 +110,7 @@ class BuiltInEvents:
         return "response.output_item.added", {"output_index": self._index, "item": item}
 
     def _written(self) -> Iterator[Event]:
-        """The text is whole."""
+        """Yields the events for the complete text."""
         if self._text_done:
             return
         self._text_done = True

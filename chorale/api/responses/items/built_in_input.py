@@ -1,4 +1,4 @@
-"""Calls to built-in tools as clients send them back: checked, and compared with what is stored."""
+"""Calls to built-in tools in the input: validation, and comparison with stored items."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ _SALIENT = {
 
 
 def same_built_in(stored: Item, given: Item) -> bool:
-    """Whether a client sent back what happened here. Optional parts of an action may be missing."""
+    """Returns whether a client's item equals the stored one; optional parts of an action may be missing."""
     for key in _SALIENT.get(given["type"], ()):
         ours, theirs = stored[key], given[key]
         if isinstance(ours, Mapping):

@@ -1,7 +1,7 @@
-"""Calls that the client runs and their outputs, as items: read, written, and brought to harmony.
+"""Client-side calls and their outputs as items, and their conversion to harmony.
 
-One entry a kind. A call's text is what the model wrote: JSON arguments, or the input of a custom tool.
-Outputs of every kind become the text of a tool message.
+There is a table entry per kind. The text of a call is the model's output: JSON arguments, or the input of a
+custom tool. Outputs of every kind become the text of a tool message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from chorale.store.protocol import Item, present
 from chorale.turns.events import CLIENT_CALLS, ItemOpened
 from chorale.turns.tools.client_tools import prompt_name
 
-# Items that answer a call, and so stand behind it.
+# Items that contain the output of a call and follow it.
 OUTPUTS = frozenset(
     {
         "function_call_output",
@@ -40,7 +40,7 @@ def is_call(item: Item) -> bool:
 
 
 def call_object(opened: ItemOpened, status: str, text: str) -> Item:
-    """The item of a call whose text is complete (or was cut, which its status says)."""
+    """Returns the item of a call with a complete text, or an incomplete one according to its status."""
     item: Item = {"id": opened.item_id, "type": opened.kind, "status": status, "call_id": opened.call_id}
     if opened.kind in ("function_call", "custom_tool_call"):
         item["name"] = opened.name
@@ -55,7 +55,7 @@ def call_object(opened: ItemOpened, status: str, text: str) -> Item:
         item |= {"action": _shell_action(given), "environment": {"type": "local"}}
     elif opened.kind == "apply_patch_call":
         item["operation"] = _operation(given)
-        item["status"] = "in_progress" if status == "incomplete" else status  # the API has no third one
+        item["status"] = "in_progress" if status == "incomplete" else status  # the API has no third status
     else:
         item |= {"execution": "client", "arguments": given}
     return item
@@ -110,14 +110,14 @@ def _text(value: Any) -> str | None:
 
 
 def called_name(item: Item) -> str:
-    """What the model calls the tool of a call item."""
+    """Returns the model's name of the called tool."""
     if item["type"] in ("function_call", "custom_tool_call"):
         return prompt_name(item["name"], item.get("namespace"))
     return str(item["type"]).removesuffix("_call")
 
 
 def call_text(item: Item) -> str:
-    """What the model may have written for it."""
+    """Returns the text that the model may have written for a call item."""
     match item["type"]:
         case "function_call":
             return str(item["arguments"])
@@ -134,7 +134,7 @@ def call_text(item: Item) -> str:
 
 
 def call_message(item: Item, token_ids: tuple[int, ...] | None, freeform: Collection[str]) -> Message:
-    """``freeform``: the tools of this request whose calls are their input itself, by their prompt name."""
+    """Converts a call. ``freeform``: prompt names of tools whose calls consist of plain input."""
     name = called_name(item)
     is_text = item["type"] == "custom_tool_call" and name in freeform
     call = function_call(name, item["input"] if is_text else call_text(item), is_json=not is_text)
@@ -142,7 +142,7 @@ def call_message(item: Item, token_ids: tuple[int, ...] | None, freeform: Collec
 
 
 def output_text(item: Item) -> str:
-    """What the model reads of an output."""
+    """Returns the text of an output for the model."""
     match item["type"]:
         case "shell_call_output":
             return _encode(item["output"])
@@ -160,7 +160,7 @@ def output_text(item: Item) -> str:
 
 
 def output_message(item: Item, name: str) -> Message:
-    """``name``: of the called tool, as ``called_name`` gives it."""
+    """Converts an output. ``name``: ``called_name`` of the call."""
     return tool_result(f"{FUNCTIONS}.{name}", output_text(item))
 
 
@@ -169,7 +169,7 @@ def _encode(value: Any) -> str:
 
 
 def same_call(stored: Item, given: Item) -> bool:
-    """Whether a client sent back the call that the model made."""
+    """Returns whether a client's item is the model's call."""
     if stored["call_id"] != given["call_id"]:
         return False
     return called_name(stored) == called_name(given) and call_text(stored) == call_text(given)

@@ -1,4 +1,4 @@
-"""Input items of calls that the client ran, and of their outputs. Each reader raises ``RequestError``."""
+"""Input items of client-side calls and of their outputs. Each reader raises ``RequestError``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPERATIONS = ("create_file", "update_file", "delete_file")
 
 def _function_call(item: Mapping[str, Any], path: str) -> Item:
     arguments = item.get("arguments")
-    if isinstance(arguments, Mapping):  # some clients parse it and forget to write it out again
+    if isinstance(arguments, Mapping):  # some clients parse the string and send the object
         arguments = msgspec.json.encode(arguments).decode()
     if not isinstance(arguments, str | None):
         raise invalid(f"{path}.arguments", "must be a string")
@@ -42,7 +42,7 @@ def _call(item: Mapping[str, Any], prefix: str, path: str) -> Item:
 
 
 def _name(item: Mapping[str, Any], path: str) -> Item:
-    """The tool's name, and its namespace where it has one."""
+    """Reads the tool's name, and its namespace if it has one."""
     found: Item = {}
     for key in ("name", "namespace"):
         if key == "namespace" and item.get(key) is None:
@@ -79,7 +79,7 @@ def _apply_patch_call(item: Mapping[str, Any], path: str) -> Item:
     kind = given.get("type")
     if kind not in _OPERATIONS:
         raise invalid(f"{path}.operation.type", f"must be one of {', '.join(_OPERATIONS)}")
-    # Empty ones too: a model that named no path hears so from the client, which sends its call back with it.
+    # Empty strings are allowed: the client reports a missing path to the model and sends the call back.
     operation = {"type": kind}
     for key in ("path",) if kind == "delete_file" else ("path", "diff"):
         if not isinstance(given.get(key), str):
@@ -104,7 +104,7 @@ def _client_executed(item: Mapping[str, Any], path: str) -> None:
 
 
 def _text_output(prefix: str) -> Callable[[Mapping[str, Any], str], Item]:
-    """An output that is a string or text parts."""
+    """Returns a reader of outputs that are a string or text parts."""
 
     def read(item: Mapping[str, Any], path: str) -> Item:
         output = item.get("output")
@@ -116,7 +116,7 @@ def _text_output(prefix: str) -> Callable[[Mapping[str, Any], str], Item]:
 
 
 def _local_shell_call_output(item: Mapping[str, Any], path: str) -> Item:
-    """OpenAI's form has the call's id in ``id``; clients that write ``call_id`` mean the same."""
+    """Reads an output. OpenAI's form has the call's id in ``id``, some clients use ``call_id``."""
     call_id = item.get("call_id") or item.get("id")
     given = {**item, "call_id": call_id, "id": None}
     return _text_output("lso")(given, path)
@@ -124,7 +124,7 @@ def _local_shell_call_output(item: Mapping[str, Any], path: str) -> Item:
 
 def _shell_call_output(item: Mapping[str, Any], path: str) -> Item:
     output = item.get("output")
-    if isinstance(output, str):  # some clients write all of it as one text
+    if isinstance(output, str):  # some clients send a single string
         output = [{"stdout": output, "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
     if not isinstance(output, list) or not all(isinstance(part, Mapping) for part in output):
         raise invalid(f"{path}.output", "must be a list of outputs")
@@ -176,7 +176,7 @@ def _additional_tools(item: Mapping[str, Any], path: str) -> Item:
 
 
 def _tools(item: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
-    """Declarations; ``tools.read_tools`` reads them."""
+    """Checks the list of declarations, which ``tools.read_tools`` reads."""
     tools = item.get("tools")
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise invalid(f"{path}.tools", "must be a list of tools")

@@ -1,8 +1,7 @@
-"""Compaction items in a conversation: what they hold, what they stand for, and when one is due.
+"""Compaction items in a conversation: their contents, what they replace, and when one is created.
 
-An item holds a summary and, word for word, what the user said last if nobody had answered it. It stands for
-everything before it but two things: what a system or developer message said at the very beginning, and tools
-that stand within the input.
+An item contains a summary and the user's last messages verbatim, if they were unanswered. It replaces
+everything before it except leading system and developer messages and tools declared within the input.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ TRIGGER = "compaction_trigger"
 
 
 def since_compaction(items: Sequence[StoredItem]) -> Sequence[StoredItem]:
-    """The items without those that the newest compaction stands for."""
+    """Returns the items without those that the newest compaction replaces."""
     newest = max((i for i, stored in enumerate(items) if stored.item["type"] == "compaction"), default=0)
     if newest == 0:
         return items
@@ -36,7 +35,7 @@ def since_compaction(items: Sequence[StoredItem]) -> Sequence[StoredItem]:
 
 
 def _declarations(item: Item) -> StoredItem:
-    """The tools of an item whose call is gone."""
+    """Returns the tools of an item whose call has been replaced."""
     return StoredItem(
         {"id": item["id"], "type": "additional_tools", "role": "developer", "tools": item["tools"]}
     )
@@ -47,7 +46,7 @@ def compaction_object(item_id: str, packed: str) -> Item:
 
 
 def unanswered(items: Sequence[StoredItem]) -> tuple[str, ...]:
-    """What the user said last, if no answer came behind it: one text a message."""
+    """Returns the texts of the user's last messages, if no answer follows them."""
     is_preamble = preambles(items)
     texts: list[str] = []
     for position in range(len(items) - 1, -1, -1):
@@ -75,10 +74,10 @@ def plan(
     vocab: Vocabulary,
     max_len: int,
 ) -> Compaction | None:
-    """How the turn sums itself up, if that was asked for.
+    """Returns how the turn summarizes itself, if requested.
 
-    ``groups``: of items, without what a compaction stands for; ``render``: groups to a prompt, which may be
-    cut to leave room for a summary.
+    ``groups``: groups of items, without those replaced by a compaction. ``render``: converts groups to a
+    prompt, which may be truncated to leave room for a summary.
     """
     threshold = request.compact_threshold(max_len)
     triggered = bool(items) and items[-1].item["type"] == TRIGGER

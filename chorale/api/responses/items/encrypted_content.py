@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from chorale.errors import RequestError, invalid
 
 _VERSION = "chorale1."
-MAX_BYTES = 4 * 2**20  # of UTF-8, all sealed texts of a request together: more fills no context window
-_MAX_SEALED = MAX_BYTES * 4 // 3 + 4096  # characters: no text within the bound is longer when it is sealed
+MAX_BYTES = 4 * 2**20  # UTF-8 bytes of all such texts in a request: no context window holds more
+_MAX_SEALED = MAX_BYTES * 4 // 3 + 4096  # characters of an encoded text within the limit
 
 
 class Budget:
@@ -28,12 +28,12 @@ class Budget:
         self.left = left
 
 
-_BETWEEN = "\x1e"  # stands between the texts of a compaction; ASCII's record separator
+_BETWEEN = "\x1e"  # separates the texts of a compaction; ASCII's record separator
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What stands for a conversation. ``unanswered``: the user's last messages, word for word."""
+    """The replacement of a conversation. ``unanswered``: the user's last messages, verbatim."""
 
     summary: str
     unanswered: tuple[str, ...] = ()

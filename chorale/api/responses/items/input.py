@@ -1,8 +1,8 @@
-"""Input items: checked, and brought to the one form in which they are stored, listed and rendered.
+"""Validation of input items and conversion to the form in which they are stored, listed and rendered.
 
-Clients replay whatever they were given, dumped with or without its null fields, with unknown keys and
-without ids; all of that is read. What the model cannot take (images, files, calls of tools that are not
-here) is an error that names type and index, never dropped in silence.
+Clients return items as they received them, with or without null fields and ids, and with unknown keys; all of
+these are accepted. Unsupported content (images, files, calls of unavailable tools) is an error with type and
+index, never silently dropped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REASONING_PARTS = frozenset({"reasoning_text", "summary_text", "text"})
 
 
 def parse_items(raw: list[dict[str, Any]], path: str = "input") -> list[Item]:
-    """Raises ``RequestError`` naming the first faulty item by its index in ``path``."""
+    """Parses items. Raises ``RequestError`` with the index of the first invalid item in ``path``."""
     budget = Budget()
     items = [_parse_item(item, f"{path}[{position}]", budget) for position, item in enumerate(raw)]
     for position, item in enumerate(items[:-1]):
@@ -143,7 +143,7 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
 
 
 def item_text(item: Item) -> str:
-    """All the text of an item; of a call its arguments."""
+    """Returns all text of an item; for a call, its arguments."""
     if client_calls.is_call(item):
         return client_calls.call_text(item)
     if item["type"] in client_calls.OUTPUTS:
@@ -161,9 +161,9 @@ def item_text(item: Item) -> str:
 
 
 def same_output(stored: Item, given: Item) -> bool:
-    """Whether a client sent back what the model produced, so that its exact tokens may stand for it.
+    """Returns whether a client's item equals the model's output, so that its exact tokens can be used.
 
-    Reasoning may come back empty: clients that keep only ``encrypted_content`` strip it.
+    Reasoning may be empty: clients that keep only ``encrypted_content`` strip it.
     """
     if stored["type"] != given["type"]:
         return False

@@ -1,4 +1,4 @@
-"""The response object and its items as JSON objects: one fold makes the body, the events and the row."""
+"""The response object and its items as JSON objects, shared by the body, the events and the stored row."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from chorale.turns.events import (
 )
 from chorale.turns.structured import DEFAULT_NAME
 
-TEXTS = CLIENT_CALLS | {"compaction"}  # kinds that have no content parts
+TEXTS = CLIENT_CALLS | {"compaction"}  # kinds without content parts
 Status = str  # "in_progress" and the item statuses of chorale.turns.events
 
 
 def base_object(request: ResponsesRequest, prepared: Prepared, model: str, created: float) -> dict[str, Any]:
-    """Every key of a response, as it stands when the turn begins."""
+    """Returns a response with all keys, in its state when the turn begins."""
     sampling = prepared.turn.sampling
     return {
         "id": prepared.turn.request_id,
@@ -77,7 +77,7 @@ def base_object(request: ResponsesRequest, prepared: Prepared, model: str, creat
 
 
 def _format(request: ResponsesRequest) -> dict[str, Any]:
-    """OpenAI's flat form, every key present."""
+    """Returns OpenAI's flat form with all keys."""
     given = request.text.format or {}
     if given.get("type") != "json_schema":
         return {"type": given.get("type", "text")}
@@ -99,7 +99,10 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def error_object(error: ChoraleError) -> dict[str, Any]:
-    """``code`` is one of OpenAI's closed list, which SDKs check; the message says what it was."""
+    """Returns the error.
+
+    ``code`` is from OpenAI's fixed list, which SDKs check; the message has the details.
+    """
     code = "server_error"
     if isinstance(error, QueueFullError):
         code = "rate_limit_exceeded"
@@ -133,7 +136,7 @@ def reasoning_text(text: str) -> dict[str, Any]:
 
 
 def item_object(opened: ItemOpened, status: Status, body: Any) -> Item:
-    """``body``: a list of content parts, or the text of a call or compaction."""
+    """Returns an item. ``body``: a list of content parts, or the text of a call or compaction."""
     if opened.kind == "message":
         return {
             "id": opened.item_id,
@@ -159,7 +162,7 @@ def item_object(opened: ItemOpened, status: Status, body: Any) -> Item:
 
 
 def is_void(item: FoldedItem) -> bool:
-    """Cut, and nothing without its end: nobody can approve half a call, or go on from half a summary."""
+    """Returns whether an item is incomplete and thus useless: half an approval request or half a summary."""
     return item.kind in ("mcp_approval_request", "compaction") and item.status != "completed"
 
 
@@ -169,7 +172,7 @@ def close_items(fold: Fold) -> list[Any]:
 
 
 class ResponseBuilder:
-    """The fold of one response's events, and every object that is made of it. One writer: its run."""
+    """The fold of a response's events, and all objects derived from it. Written only by its run."""
 
     def __init__(
         self,
@@ -214,13 +217,13 @@ class ResponseBuilder:
         return content
 
     def part(self, item: FoldedItem) -> dict[str, Any]:
-        """The one content part of a finished message or reasoning item."""
+        """Returns the content part of a finished message or reasoning item."""
         if item.kind == "reasoning":
             return reasoning_text(item.text)
         return output_text(item.text, self.logprobs(item.logprobs), item.citations)
 
     def item(self, item: FoldedItem) -> Item:
-        """A finished item."""
+        """Returns a finished item."""
         if item.kind in BUILTIN_ITEMS:
             return self.built_in(item, item.status or "incomplete")
         body = item.text if item.kind in TEXTS else [self.part(item)]
@@ -230,11 +233,11 @@ class ResponseBuilder:
         return made
 
     def built_in(self, item: FoldedItem, status: Status) -> Item:
-        """An item of a built-in tool in its present state."""
+        """Returns an item of a built-in tool in its current state."""
         return built_in_object(item, status, self._include)
 
     def output(self) -> list[StoredItem]:
-        """The finished items with their exact tokens, unless a stop string cut the text short of them."""
+        """Returns the finished items with their exact tokens, unless a stop string truncated the text."""
         items = self.fold.items
         ended = self.fold.ended
         cut = items[-1] if items and ended is not None and isinstance(ended.stop_reason, str) else None
@@ -245,7 +248,7 @@ class ResponseBuilder:
         ]
 
     def finish(self, output: list[StoredItem]) -> dict[str, Any]:
-        """The response object after ``TurnEnded``: the body, and what the terminal event carries."""
+        """Returns the response object after ``TurnEnded``, for the body and the terminal event."""
         ended = self.fold.ended
         assert ended is not None
         status, error = _status(ended), end_error(ended)
@@ -296,7 +299,7 @@ def _status(ended: TurnEnded) -> str:
 
 
 def end_error(ended: TurnEnded) -> ChoraleError | None:
-    """Why the response failed, if it did. An abort that the client did not ask for is a failure."""
+    """Returns the error of a failed response. An abort that the client did not request is a failure."""
     if ended.reason not in ("abort", "error"):
         return None
-    return ended.error or EngineError("the response was cut short by the server", code="response_aborted")
+    return ended.error or EngineError("the response was aborted by the server", code="response_aborted")

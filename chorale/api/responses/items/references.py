@@ -1,4 +1,4 @@
-"""Input items as the store knows them: references, and items that the model made."""
+"""Resolution of input items from the store: references, and items that the model produced."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from chorale.api.state import ServerState
 from chorale.errors import NotFoundError
 from chorale.store.protocol import Item, StoredItem
 
-HEAVY_ITEMS = 64  # among them may be sealed texts, of which a few kB unpack to megabytes
+HEAVY_ITEMS = 64  # they may include encrypted_content, of which a few kB unpack to megabytes
 
 
 async def resolve_items(
     state: ServerState, items: list[Item], owner: bytes, path: str = "input"
 ) -> list[StoredItem]:
-    """References become the items they name; items the model made get their exact token ids back."""
+    """Replaces references with their items, and adds exact token ids to items that the model produced."""
     wanted = [
         item["id"]
         for item in items

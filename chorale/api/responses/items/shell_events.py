@@ -1,7 +1,7 @@
-"""CommandReader: the commands of a shell call while the model writes its arguments.
+"""CommandReader: incremental extraction of the commands from the arguments of a shell call.
 
-The arguments are ``{"commands": ["...", ...], ...}``. Where they begin in another way, nothing is told before
-their end: the finished item has the commands in any case.
+The arguments are ``{"commands": ["...", ...], ...}``. If they begin differently, no events are produced
+before their end; the finished item always has the commands.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OPENING = re.compile(
 _BETWEEN = re.compile(r"[\s,]*")
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _NO_LOW = rf"(?=[^\\]|\\[^u]|(?!{_LOW})\\u[0-9a-fA-F]{{4}})"
-# Whole characters and escapes; both halves of a surrogate pair, or one that is known to be alone.
+# Complete characters and escapes: a surrogate pair, or a surrogate that is known to be alone.
 _TEXT = re.compile(
     rf'(?:[^"\\]|\\[^u]|{_HIGH}{_LOW}|{_HIGH}{_NO_LOW}|(?!{_HIGH})\\u[0-9a-fA-F]{{4}})+', re.DOTALL
 )
@@ -28,12 +28,12 @@ News = tuple[str, int, str]  # ("added", "delta" or "done", number of the comman
 
 
 class CommandReader:
-    """Feed it the pieces of the arguments; ``finish`` with the commands of the finished item."""
+    """Takes pieces of the arguments, then the commands of the finished item in ``finish``."""
 
     def __init__(self) -> None:
         self._held = ""
         self._began = False
-        self._gone = False  # behind the list, or never to be in it
+        self._gone = False  # after the list, or the arguments have another form
         self._is_open = False
         self._texts: list[str] = []
 
@@ -77,7 +77,7 @@ class CommandReader:
         return "delta", len(self._texts) - 1, text
 
     def finish(self, commands: Sequence[str]) -> Iterator[News]:
-        """What was not told yet; nothing if another tale was told (a call that was cut has no commands)."""
+        """Yields the remaining events; none if the streamed text does not match the final commands."""
         told = self._texts
         if len(told) > len(commands) or not all(map(str.startswith, commands, told)):
             return
@@ -92,7 +92,7 @@ class CommandReader:
 
 
 def event_of(news: News) -> tuple[str, dict[str, Any]]:
-    """(type, fields without ``output_index``)"""
+    """Returns the event's type and its fields without ``output_index``."""
     kind, number, text = news
     key = "delta" if kind == "delta" else "command"
     return f"response.shell_call_command.{kind}", {"command_index": number, key: text}

@@ -1,9 +1,9 @@
-"""Items to a harmony conversation, and that to prompt token ids.
+"""Conversion of items to a harmony conversation and to prompt token ids.
 
-Order: system, developer (instructions, leading system and developer texts, tools), then every item of the
-chain and of the input. ``instructions`` are those of this request only. What the model produced itself is
-replayed from its exact token ids, so the prompt of turn two begins with the prompt and output of turn one.
-A call's outputs stand right behind it, whatever order the client sent them in.
+Order: system, developer (instructions, leading system and developer texts, tools), then the items of the
+chain and of the input. Only this request's ``instructions`` apply. The model's output is replayed from its
+exact token ids, so the prompt of the second turn begins with the prompt and output of the first. The outputs
+of a call follow it directly, regardless of the order in which the client sent them.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ Group = list[Message]  # messages that are kept or dropped together
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the conversation says, without the effort lines of its instructions and developer messages."""
+    """A conversation without the effort lines of its instructions and developer messages."""
 
     instructions: str | None
     items: list[StoredItem]
-    effort: ReasoningEffort | None  # of the last such line
+    effort: ReasoningEffort | None  # from the last effort line
 
 
 def take_efforts(instructions: str | None, items: Sequence[StoredItem]) -> Said:
-    """Stored items stay as they are: those that have such a line are replaced in the list."""
+    """Removes effort lines. Stored items are not modified but replaced in the list."""
     kept, effort = list(items), None
     for position, stored in enumerate(items):
         if stored.item["type"] != "message" or stored.item["role"] not in ("system", "developer"):
@@ -67,7 +67,7 @@ def take_efforts(instructions: str | None, items: Sequence[StoredItem]) -> Said:
 
 
 def split_instructions(instructions: str | None, items: Sequence[StoredItem]) -> tuple[str | None, int]:
-    """(instructions and the leading system and developer texts, joined; how many items those were)."""
+    """Joins the instructions with leading system and developer texts. Returns the text and their number."""
     texts = [instructions] if instructions else []
     count = 0
     for stored in items:
@@ -81,9 +81,9 @@ def split_instructions(instructions: str | None, items: Sequence[StoredItem]) ->
 
 
 def to_groups(items: Sequence[StoredItem], freeform: Collection[str] = ()) -> list[Group]:
-    """One group an item; outputs join the group of their call (``check_outputs`` has seen that it is there).
+    """Returns a group per item. Outputs join the group of their call, which ``check_outputs`` has verified.
 
-    ``freeform``: tools whose calls are their input itself.
+    ``freeform``: tools whose calls consist of plain input.
     """
     is_preamble = preambles(items)
     answers, called = approvals(items)
@@ -112,9 +112,9 @@ def to_groups(items: Sequence[StoredItem], freeform: Collection[str] = ()) -> li
 
 
 def check_outputs(items: Sequence[StoredItem], num_history: int = 0) -> None:
-    """Raises ``RequestError`` for an output whose call does not come before it.
+    """Raises ``RequestError`` for an output that does not follow its call.
 
-    ``items[num_history:]`` are the request's own ``input``, whose indices errors name.
+    ``items[num_history:]`` are the request's ``input``; errors contain their indices.
     """
     calls: set[str] = set()
     for position, stored in enumerate(items):
@@ -138,7 +138,7 @@ def _add_output(item: Item, calls: dict[str, tuple[str, Group]]) -> None:
 
 
 def _tools_message(item: Item) -> Message:
-    """Tools that stand within the input: the model is told of them where they came."""
+    """Returns the message that declares tools at their place within the input."""
     functions, about = read_functions(item["tools"], "input.tools")
     tools = tuple(function.tool for function in functions)
     namespaces = (ToolNamespace(FUNCTIONS, about, tools),) if tools else ()
@@ -146,7 +146,7 @@ def _tools_message(item: Item) -> Message:
 
 
 def preambles(items: Sequence[StoredItem]) -> list[bool]:
-    """Which assistant messages are preambles: their phase says so, or they have none and a call follows."""
+    """Returns which assistant messages are preambles, by their phase or, without one, if a call follows."""
     found = [False] * len(items)
     following = ""  # type of the next item that is not reasoning
     for position in range(len(items) - 1, -1, -1):
@@ -178,7 +178,7 @@ def _message(stored: StoredItem, is_preamble: bool, freeform: Collection[str]) -
         return None
     text = item_text(item)
     if item["type"] == "reasoning":
-        # Nothing to show: only encrypted content of another server, or a client that stripped the text.
+        # No text: encrypted content of another server, or the client has stripped the text.
         return (
             Message("assistant", text, channel="analysis", token_ids=token_ids) if text or token_ids else None
         )
@@ -199,7 +199,7 @@ _MOST = SIZES["prompt_tokens"].max
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What fits: ``max_len`` tokens of context, of which ``reserve`` are for the answer when cutting."""
+    """The context window: ``max_len`` tokens, of which truncation keeps ``reserve`` for the answer."""
 
     max_len: int
     reserve: int
@@ -213,7 +213,10 @@ def encode(
     rule: DropAnalysis,
     window: Window,
 ) -> list[int]:
-    """Prompt ids. With ``truncate``, the oldest groups go until it fits; raises ``ContextLengthError``."""
+    """Returns prompt ids.
+
+    ``truncate`` drops the oldest groups until they fit. Raises ``ContextLengthError``.
+    """
 
     def render(kept: Sequence[Group]) -> list[int]:
         messages = (*head, *(message for group in kept for message in group))
@@ -240,7 +243,7 @@ def _newest_that_fit(
     window: Window,
     render: Callable[[Sequence[Group]], list[int]],
 ) -> Sequence[Group]:
-    """Walk from the newest group back. The head (system, developer) always stays."""
+    """Returns the newest groups that fit, after the head (system, developer), which is always kept."""
     max_len, room = window.max_len, window.max_len - window.reserve
     shown = {id(message) for message in kept_messages([m for group in groups for m in group], rule)}
     total, start = len(render([])), len(groups)
@@ -254,8 +257,8 @@ def _newest_that_fit(
         total, start = total + size, start - 1
     if start == len(groups):
         raise ContextLengthError(
-            f"This model's maximum context length is {max_len} tokens; the newest item does not fit, even "
-            f"alone ({room} tokens are left)",
+            f"This model's maximum context length is {max_len} tokens; the newest item does not fit "
+            f"even alone ({room} tokens are left)",
             param="input",
         )
     return groups[start:]

@@ -1,4 +1,4 @@
-"""Lanes: what waits and runs on one connection. Each lane answers in order; lanes run side by side."""
+"""Lanes: the waiting and running requests of a connection. A lane is sequential; lanes run concurrently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from chorale.errors import QueueFullError, RequestError
 
-# OpenAI's numbers for one connection.
+# OpenAI's limits per connection.
 MAX_LANES = 32
 MAX_RUNNING = 16
 MAX_WAITING = 64
@@ -18,7 +18,7 @@ MAX_WAITING = 64
 
 @dataclass(slots=True)
 class Create:
-    """One ``response.create``: the fields of the body that it carries, and its size in bytes."""
+    """A ``response.create`` message: the fields of its body, and its size in bytes."""
 
     data: dict[str, Any]
     lane: str | None
@@ -32,9 +32,9 @@ class _Lane:
 
 
 class Lanes:
-    """``answer`` is called for each request in turn; it must not raise.
+    """The lanes of a connection. ``answer`` is called for each request in order and must not raise.
 
-    ``max_bytes``: of all requests that wait. Lanes without a name are one lane.
+    ``max_bytes``: limit for all waiting requests. Requests without a name share a lane.
     """
 
     def __init__(self, answer: Callable[[Create], Awaitable[None]], max_bytes: int) -> None:
@@ -46,7 +46,7 @@ class Lanes:
         self._num_waiting = 0
 
     def add(self, create: Create) -> None:
-        """Raises ``RequestError`` or ``QueueFullError``."""
+        """Queues a request. Raises ``RequestError`` or ``QueueFullError``."""
         if create.lane not in self._lanes:
             num_named = sum(name is not None for name in self._lanes)
             if create.lane is not None and num_named >= MAX_LANES:
@@ -58,7 +58,7 @@ class Lanes:
             self._lanes[create.lane] = _Lane()
         full = self._num_waiting >= MAX_WAITING or self._num_bytes + create.num_bytes > self._max_bytes
         if self._num_waiting and full:
-            raise QueueFullError("too many requests wait on this connection", retry_after=1.0)
+            raise QueueFullError("too many requests are waiting on this connection", retry_after=1.0)
         lane = self._lanes[create.lane]
         lane.waiting.append(create)
         self._num_waiting += 1
@@ -77,7 +77,7 @@ class Lanes:
             lane.task = None
 
     def _take(self, lane: _Lane) -> Create | None:
-        if not lane.waiting:  # dropped while it waited for a slot
+        if not lane.waiting:  # dropped while waiting
             return None
         create = lane.waiting.popleft()
         self._num_waiting -= 1
@@ -85,7 +85,7 @@ class Lanes:
         return create
 
     def drop_waiting(self) -> list[Create]:
-        """Take back what has not begun."""
+        """Removes and returns the waiting requests."""
         dropped = [create for lane in self._lanes.values() for create in lane.waiting]
         for lane in self._lanes.values():
             lane.waiting.clear()
@@ -93,12 +93,12 @@ class Lanes:
         return dropped
 
     async def finish(self) -> None:
-        """Wait until nothing runs or waits."""
+        """Waits until no request is running or waiting."""
         while running := [lane.task for lane in self._lanes.values() if lane.task is not None]:
             await asyncio.wait(running)
 
     async def cancel(self) -> None:
-        """Stop everything where it is."""
+        """Cancels all requests."""
         self.drop_waiting()
         running = [lane.task for lane in self._lanes.values() if lane.task is not None]
         for task in running:

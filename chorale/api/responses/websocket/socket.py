@@ -1,10 +1,10 @@
-"""GET /v1/responses with an upgrade: any number of responses over one WebSocket, OpenAI's WebSocket mode.
+"""GET /v1/responses with an upgrade: OpenAI's WebSocket mode, with any number of responses per connection.
 
-A client sends ``{"type": "response.create", ...}`` with the fields of the HTTP body, and gets the events of
-the SSE stream, each as one text message. What differs is what a connection adds: an error before a response
-begins is an ``error`` event with the HTTP status; a response that fails ends with ``response.failed`` alone,
-so that every request has exactly one last event; the newest response of each lane that is not stored can be
-continued on this connection; ``generate: false`` computes a prompt and nothing else.
+A client sends ``{"type": "response.create", ...}`` with the fields of the HTTP body, and receives the events
+of the SSE stream as text messages. Differences from HTTP: an error before a response begins is an ``error``
+event with the HTTP status; a failed response ends with ``response.failed`` alone, so that each request has
+exactly one last event; the newest response of each lane can be continued on the connection even if it is not
+stored; ``generate: false`` only computes the prompt.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def routes(state: ServerState) -> list[BaseRoute]:
 async def serve(
     state: ServerState, scope: Scope, receive: Receive, send: Send, *, max_seconds: float = MAX_SECONDS
 ) -> None:
-    """One connection. Raises ``ChoraleError`` before it is accepted only."""
+    """Serves a connection. Raises ``ChoraleError`` only before it is accepted."""
     session = Session(state, scope, receive, send)
     if state.lifecycle.num_sockets >= MAX_CONNECTIONS:
         raise QueueFullError("too many WebSocket connections are open", retry_after=5.0)
@@ -65,7 +65,7 @@ async def serve(
 
 
 class Session:
-    """Reads one connection, and answers on it."""
+    """Reads the requests of a connection and sends the responses."""
 
     def __init__(self, state: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
         self._state, self._receive, self._send = state, receive, send
@@ -73,9 +73,9 @@ class Session:
         self._owner: bytes = head.state.owner
         self._dialect = dialect_of(head, state.config)
         self._lanes = Lanes(self._answer, state.config.max_body_bytes)
-        # By lane: the newest response that only this connection knows, and all of its conversation.
+        # By lane: the newest response that is not stored, and its whole conversation.
         self._recent: dict[str | None, tuple[str, tuple[StoredItem, ...]]] = {}
-        self._closing: ChoraleError | None = None  # why no more requests are taken
+        self._closing: ChoraleError | None = None  # the error for further requests
 
     async def run(self, going_away: asyncio.Event, max_seconds: float) -> None:
         reading = asyncio.create_task(self._read())
@@ -93,7 +93,7 @@ class Session:
             await self._lanes.cancel()
 
     async def _say_goodbye(self, reading: asyncio.Task[None], *, expired: bool) -> None:
-        """What runs may end; what waits, and what still comes, is refused."""
+        """Lets running responses finish; refuses waiting and further requests."""
         code, self._closing = (1000, connection_limit()) if expired else (1001, shutting_down())
         for create in self._lanes.drop_waiting():
             await self._fail(self._closing, create.lane)
@@ -140,7 +140,7 @@ class Session:
         except Exception:
             status = 500
             logger.exception("a response over a WebSocket failed")
-            await self._fail(ChoraleError("an internal error occurred"), create.lane)
+            await self._fail(ChoraleError("internal error"), create.lane)
         finally:
             lifecycle.num_requests -= 1
             elapsed = time.perf_counter() - started
@@ -164,7 +164,7 @@ class Session:
         self._remember(run, create.lane, fields.previous_response_id)
 
     def _known(self, response_id: str | None) -> tuple[StoredItem, ...] | None:
-        """The conversation up to a response that only this connection has."""
+        """Returns the conversation of a response that only this connection has."""
         return next((items for known, items in self._recent.values() if known == response_id), None)
 
     def _remember(self, run: Run, lane: str | None, previous: str | None) -> None:
@@ -177,7 +177,7 @@ class Session:
             self._recent[lane] = (run.response_id, (*run.history, *ended.record.output))
 
     def _forget(self, response_id: Any) -> None:
-        """A request that failed takes what it continued with it: its client starts over."""
+        """Drops the conversation that a failed request continued, so that its client starts over."""
         for lane in [lane for lane, (known, _) in self._recent.items() if known == response_id]:
             del self._recent[lane]
 
@@ -188,7 +188,7 @@ class Session:
         retry_after = error_response(error).headers.get("retry-after")
         if retry_after is not None:
             told["headers"] = {"retry-after": retry_after}
-        # OpenAI's status on a WebSocket, where this is a cache that has not got it; over HTTP it is a 404.
+        # OpenAI's status on a WebSocket, where this is a cache miss; over HTTP it is a 404.
         status = 400 if error.code == PreviousResponseNotFoundError.default_code else error.status
         await self._send_event(encode({"type": "error", "status": status, "error": told}), lane)
 
@@ -200,12 +200,12 @@ class Session:
 
 def message_text(message: Message) -> bytes:
     if "text" not in message:
-        raise RequestError("messages are JSON objects, sent as text", code="invalid_message")
+        raise RequestError("messages must be JSON objects in text frames", code="invalid_message")
     return bytes(message["text"].encode())
 
 
 def take_lane(data: dict[str, Any]) -> str | None:
-    """Take ``stream_id`` out. Raises ``RequestError``."""
+    """Removes and returns ``stream_id``. Raises ``RequestError``."""
     name = data.pop("stream_id", None)
     if name is None or (isinstance(name, str) and _LANE_NAME.fullmatch(name)):
         return name
@@ -216,18 +216,21 @@ def take_type(data: dict[str, Any]) -> None:
     kind = data.pop("type", None)
     if kind != "response.create":
         raise RequestError(
-            f"type: only 'response.create' is understood, not {str(kind)[:64]!r}",
+            f"type: must be 'response.create', not {str(kind)[:64]!r}",
             param="type",
             code="unknown_event_type",
         )
 
 
 def read_create(data: dict[str, Any]) -> tuple[ResponsesRequest, bool]:
-    """The request, and whether it generates. Raises ``RequestError`` for what only HTTP has."""
+    """Returns the request and whether to generate.
+
+    Raises ``RequestError`` for fields that only HTTP supports.
+    """
     for name, only in (("stream", True), ("background", False)):
         if data.pop(name, None) not in (None, only):
             raise RequestError(
-                f"'{name}': responses over a WebSocket are streamed, and end with their connection",
+                f"'{name}': not available over a WebSocket: responses are always streamed",
                 param=name,
                 code="unsupported_value",
             )
@@ -240,7 +243,7 @@ def read_create(data: dict[str, Any]) -> tuple[ResponsesRequest, bool]:
 
 def connection_limit() -> RequestError:
     return RequestError(
-        f"a connection lasts {MAX_SECONDS / 60:.0f} minutes at most; open a new one",
+        f"a connection may last at most {MAX_SECONDS / 60:.0f} minutes; open a new one",
         code="websocket_connection_limit_reached",
     )
 
