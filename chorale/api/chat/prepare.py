@@ -1,4 +1,4 @@
-"""From a ChatRequest to a TurnRequest."""
+"""Converts a ChatRequest to a TurnRequest."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from chorale.turns.tools.turn_tools import TurnTools
 
 
 async def prepare(state: ServerState, chat: ChatRequest, owner: bytes) -> TurnRequest:
-    """Raises ``RequestError`` for what is wrong in messages or tools, or does not fit the window.
+    """Prepares a turn. Raises ``RequestError`` for invalid messages or tools, or if the prompt is too long.
 
     ``owner``: the digest of the caller's key. The turn closes its tools.
     """
@@ -57,7 +57,7 @@ async def _prepare(
 ) -> TurnRequest:
     messages, tail = _split_continued(chat)
     if tail is not None and rules.binds:
-        what = "structured output, a choice of tools or a reasoning budget"
+        what = "structured output, tool_choice or a reasoning budget"
         raise unsupported("continue_final_message", f"cannot be used together with {what}")
     prompt = await encode(state, chat, messages, rules, tools[0].box if tools else None)
     header: tuple[int, ...] = ()
@@ -91,7 +91,10 @@ async def encode(
     rules: TurnRules,
     box: ToolBox | None = None,
 ) -> list[int]:
-    """Token ids, ending in ``<|start|>assistant``. Raises ``RequestError`` for what is wrong in messages."""
+    """Returns token ids that end with ``<|start|>assistant``.
+
+    Raises ``RequestError`` for invalid messages.
+    """
 
     def work() -> list[int]:
         talk = conversation(state, chat, messages, rules, box)
@@ -102,7 +105,7 @@ async def encode(
 
 
 def _is_heavy(chat: ChatRequest) -> bool:
-    """Whether reading and rendering the request would hold up the event loop."""
+    """Returns whether converting and rendering the request would block the event loop."""
     return is_heavy(
         *(chat.messages, chat.tools, chat.functions, chat.response_format),
         *(chat.structured_outputs, chat.guided_json, chat.guided_choice),
@@ -116,7 +119,7 @@ def conversation(
     rules: TurnRules,
     box: ToolBox | None = None,
 ) -> Conversation:
-    """System, developer (instructions, tools, the answer's format), then the rest in order."""
+    """Returns system and developer messages (instructions, tools, output format), then the rest in order."""
     cleaned, said = take_efforts(messages)
     instructions, num_leading = split_instructions(cleaned)
     effort = reasoning_effort(*chat.effort, said or state.config.default_reasoning_effort)
@@ -128,7 +131,7 @@ def conversation(
 
 
 def read_rules(chat: ChatRequest) -> TurnRules:
-    """What the turn may look like. Raises ``RequestError`` for tools, choice or format."""
+    """Returns the constraints of the turn. Raises ``RequestError`` for tools, tool_choice or format."""
     structured = read_answer(chat.response_format, chat, "response_format")
     functions = [
         _function(tool, f"tools[{position}]")
@@ -150,7 +153,7 @@ def read_rules(chat: ChatRequest) -> TurnRules:
 
 
 def built_in_tools(chat: ChatRequest) -> BuiltInRequest:
-    """The built-in tools that are asked for. Raises ``RequestError`` naming the field."""
+    """Returns the requested built-in tools. Raises ``RequestError`` with the field."""
     wanted = [
         (f"tools[{position}]", tool) for position, tool in enumerate(chat.tools or []) if _is_built_in(tool)
     ]
@@ -161,7 +164,7 @@ def built_in_tools(chat: ChatRequest) -> BuiltInRequest:
 
 
 def _is_built_in(tool: Mapping[str, Any]) -> bool:
-    """Whether the client does not run it. Chat has two kinds of tools that clients run."""
+    """Returns whether a tool does not run on the client. Chat has two kinds of client-side tools."""
     kind = tool.get("type")
     return isinstance(kind, str) and kind not in ("function", "custom")
 
@@ -180,7 +183,7 @@ def _function(tool: Mapping[str, Any], path: str) -> Function:
 
 
 def _split_continued(chat: ChatRequest) -> tuple[list[dict[str, Any]], tuple[str | None, str | None] | None]:
-    """Return the messages to render, and (reasoning, content) of the assistant message to go on with."""
+    """Returns the messages to render, and (reasoning, content) of the assistant message to continue."""
     if not chat.continue_final_message:
         return chat.messages, None
     last, path = chat.messages[-1], f"messages[{len(chat.messages) - 1}]"
@@ -192,7 +195,7 @@ def _split_continued(chat: ChatRequest) -> tuple[list[dict[str, Any]], tuple[str
 def _continue_prompt(
     prompt: list[int], tail: tuple[str | None, str | None], vocab: Vocabulary
 ) -> tuple[int, ...]:
-    """Extend ``prompt`` (in place) by the open message; returns that message's header."""
+    """Extends ``prompt`` (in place) by the open message. Returns that message's header."""
     reasoning, content = tail
     most = SIZES["prompt_tokens"].max
     if reasoning and content is not None:

@@ -1,4 +1,4 @@
-"""From a MessagesRequest to a TurnRequest."""
+"""Converts a MessagesRequest to a TurnRequest."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from chorale.turns.request import TurnRequest, check_grammar, turn_request
 from chorale.turns.rules import TurnRules
 from chorale.turns.structured import read_format
 
-# Anthropic's thinking budgets to the model's efforts: an answer allowed little thought is a short one.
+# Maps Anthropic's thinking budgets to the model's efforts.
 _LOW_BUDGET, _HIGH_BUDGET = 2048, 16384
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     token_ids: list[int]
-    prefill: tuple[int, ...]  # the header of a message that the model goes on with
+    prefill: tuple[int, ...]  # the header of a message that the model continues
     rules: TurnRules
 
 
 async def prepare(state: ServerState, request: MessagesRequest, owner: bytes) -> TurnRequest:
-    """Raises ``RequestError`` for what is wrong, or does not fit the window.
+    """Prepares a turn. Raises ``RequestError`` for an invalid request, or if the prompt is too long.
 
     ``owner``: the digest of the caller's key.
     """
@@ -58,7 +58,7 @@ async def prepare(state: ServerState, request: MessagesRequest, owner: bytes) ->
 
 
 async def build_prompt(state: ServerState, request: CountRequest) -> Prompt:
-    """The prompt that a request makes. Raises ``RequestError``."""
+    """Builds the prompt of a request. Raises ``RequestError``."""
     config = request.output_config
     given = (request.messages, request.system, request.tools, config.format if config is not None else None)
     return await beside(lambda: _build_prompt(state, request), heavy=is_heavy(*given))
@@ -83,12 +83,12 @@ def _build_prompt(state: ServerState, request: CountRequest) -> Prompt:
         assert tail.channel is not None
         assert isinstance(tail.content, str)
         header, opened = open_message(tail.channel, tail.content, state.vocab, most)
-        prompt += tail.token_ids or opened  # a thought that was omitted has only its token ids, no text
+        prompt += tail.token_ids or opened  # omitted thinking has only token ids, no text
     return Prompt(prompt, header, rules)
 
 
 def read_rules(request: CountRequest) -> TurnRules:
-    """What the turn may look like. Raises ``RequestError``."""
+    """Returns the constraints of the turn. Raises ``RequestError``."""
     functions, choice = read_tools(request.tools or [], request.tool_choice)
     given = request.output_config.format if request.output_config is not None else None
     structured = read_format(given, "output_config.format")
@@ -110,24 +110,24 @@ def _effort(request: CountRequest) -> str | None:
 
 
 def _continued(messages: list[Message]) -> Message | None:
-    """Return the assistant's message with which the request ends: the model goes on from its text.
+    """Returns the assistant message at the end of the request, which the model continues, or None.
 
-    There may be no message at all: blocks that cannot be read here (encrypted by another server) make none.
+    There may be no message at all: blocks that cannot be read (encrypted by another server) produce none.
     """
     if not messages or messages[-1].role != "assistant":
         return None
     last = messages[-1]
     if last.recipient is not None:
-        raise invalid("messages", "a tool_use at the end needs its tool_result")
+        raise invalid("messages", "a tool_use at the end requires its tool_result")
     return last
 
 
 def _without_grammar(rules: TurnRules) -> TurnRules:
-    """A grammar covers a whole turn; a turn that is continued goes without the one that only tidies calls."""
+    """Drops the grammar that only ensures valid calls: a grammar covers a whole turn, not a continued one."""
     kept = [replace(function, text=None) for function in rules.functions]
     rules = replace(rules, functions=kept)
     if rules.binds:
         raise unsupported(
-            "messages", "an answer cannot be continued together with thinking, a format or a choice of tools"
+            "messages", "an answer cannot be continued together with thinking, a format or tool_choice"
         )
     return rules

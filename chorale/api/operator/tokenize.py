@@ -84,7 +84,7 @@ async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
     check_model(state, chat.model)
     asked = built_in_tools(chat)
     if chat.continue_final_message or asked.wanted or asked.unserved:
-        turn = await prepare(state, chat, b"")  # nothing of it reaches the engine
+        turn = await prepare(state, chat, b"")  # nothing is submitted to the engine
         await close_tools(turn.tools)
         token_ids = turn.prompt_token_ids
     else:

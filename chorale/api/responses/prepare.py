@@ -1,4 +1,4 @@
-"""From a ResponsesRequest to a TurnRequest: load the chain, resolve references, encode the prompt."""
+"""Converts a ResponsesRequest to a TurnRequest: loads the chain, resolves references, encodes the prompt."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from chorale.turns.tools.built_in_fields import BuiltInRequest, read_built_in
 from chorale.turns.tools.open_built_in import close_tools, open_tools
 from chorale.turns.tools.turn_tools import ApprovedCall, TurnTools
 
-_RESERVE = 4096  # tokens for the answer when old items are cut and no limit was asked for
+_RESERVE = 4096  # tokens for the answer when old items are dropped and there is no requested limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Prompt:
     token_ids: list[int]
     tools: ToolSet
     rules: TurnRules
-    input: tuple[StoredItem, ...]  # this request's own items, as they are stored
+    input: tuple[StoredItem, ...]  # this request's items, in their stored form
     effort: ReasoningEffort
     history: tuple[StoredItem, ...] = ()  # the items before them
     built_in: tuple[TurnTools, ...] = ()  # closed by the turn
@@ -60,7 +60,7 @@ class Prompt:
     compaction: Compaction | None = None
 
     async def close(self) -> None:
-        """For a prompt that is not answered."""
+        """Closes the tools of a prompt that is not submitted."""
         await close_tools(self.built_in)
 
 
@@ -76,9 +76,9 @@ async def prepare(
     owner: bytes,
     history: Sequence[StoredItem] | None = None,
 ) -> Prepared:
-    """Raises ``RequestError`` for whatever is wrong with the request, or does not fit the window.
+    """Prepares a turn. Raises ``RequestError`` for an invalid request, or if the prompt is too long.
 
-    ``history``: the items behind ``previous_response_id``, where the store does not have them.
+    ``history``: the items of ``previous_response_id``, if the store does not have them.
     """
     prompt = await build_prompt(state, request, owner, history)
     try:
@@ -111,10 +111,10 @@ async def build_prompt(
     owner: bytes,
     known: Sequence[StoredItem] | None = None,
 ) -> Prompt:
-    """Long inputs are read and encoded in a thread, so that other streams go on."""
+    """Builds the prompt, in a thread for a long input, so that other streams continue."""
     heavy = _is_heavy(request)
     asked = built_in_tools(request)
-    # What is wrong whatever the input says.
+    # Checks that do not depend on the input.
     await beside(lambda: read_rules(request, read_tools(request.tools, "auto")), heavy=heavy)
     history = list(known or ())
     if known is not None:
@@ -160,11 +160,11 @@ async def build_prompt(
 
 def _check_call_limit(request: ResponsesRequest, rules: TurnRules) -> None:
     if request.max_tool_calls == 0 and rules.choice.mode == "required" and not rules.callable_names:
-        raise invalid("max_tool_calls", "0 rules out the call that tool_choice demands")
+        raise invalid("max_tool_calls", "must not be 0 if tool_choice requires a call")
 
 
 def built_in_tools(request: ResponsesRequest) -> BuiltInRequest:
-    """The built-in tools that are asked for. Raises ``RequestError`` naming the field."""
+    """Returns the requested built-in tools. Raises ``RequestError`` with the field."""
     wanted = [
         (f"tools[{position}]", tool) for position, tool in enumerate(request.tools) if is_built_in(tool)
     ]
@@ -179,7 +179,7 @@ async def _open_tools(
     rules: TurnRules,
     items: Sequence[StoredItem],
 ) -> tuple[TurnRules, tuple[TurnTools, ...]]:
-    """Tools go on where the last call in the conversation left them, if its response is stored."""
+    """Opens tools with the state after the last call in the conversation, if its response is stored."""
     calls = [stored.item["id"] for stored in items if stored.item["type"] in BUILT_IN_CALLS]
     return await open_tools(
         state.tool_host,
@@ -192,7 +192,7 @@ async def _open_tools(
 
 
 def read_rules(request: ResponsesRequest, tools: ToolSet) -> TurnRules:
-    """What the turn may look like. Raises ``RequestError`` for the format."""
+    """Returns the constraints of the turn. Raises ``RequestError`` for the format."""
     structured = read_answer(request.text.format, request, "text.format")
     return TurnRules(
         functions=tools.callable,
@@ -212,7 +212,7 @@ def assemble(
     box: ToolBox | None,
     said: Said,
 ) -> tuple[list[int], Compaction | None]:
-    """The prompt of a list of items, and how the turn sums it up, if it does."""
+    """Returns the prompt of a list of items, and how to compact it, if requested."""
     items = said.items
     instructions, num_leading = split_instructions(said.instructions, items)
     identity = request.chat_template_kwargs.model_identity
@@ -244,7 +244,7 @@ def assemble(
 
 
 def _is_heavy(request: ResponsesRequest) -> bool:
-    """Whether reading and rendering the request would hold up the event loop."""
+    """Returns whether converting and rendering the request would block the event loop."""
     given = (request.input, request.instructions, request.tools, request.text.format)
     if is_heavy(*given, request.structured_outputs, request.guided_json, request.guided_choice):
         return True

@@ -54,7 +54,7 @@ def check(engine: EngineConfig, names: list[str]) -> None:
 
 
 def why_nothing(engine: EngineConfig, model: ModelConfig, names: list[str]) -> str | None:
-    """Why a server with these options compiles no kernel. Returns None if it does."""
+    """Returns why a server with these options compiles no kernel. Returns None if it does."""
     if engine.device == "cpu":
         return "--device cpu runs without kernels"
     if engine.ops == "reference":

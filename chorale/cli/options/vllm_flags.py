@@ -1,8 +1,8 @@
-"""What vLLM's users give and Chorale does not act on: flags and variables, what becomes of each, and why.
+"""vLLM's flags and variables that have no effect here, each with its treatment and the reason.
 
-Three ways: *not needed* (what it asks for is how Chorale is), *no effect* (what it asks for is not done here,
-and serving without it is still serving), *refused* (serving without it would not be what was asked for).
-Each costs the operator one line. Values that ask for nothing cost none.
+The treatments are *not needed* (Chorale always works that way), *no effect* (not supported, but the server
+works without it), and *refused* (the server would not do what was requested). Each flag produces one line for
+the operator, unless its value requests nothing.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ def _flags(
     harmless: tuple[Any, ...] = (),
     always: bool = False,
 ) -> tuple[Flag, ...]:
-    """``names``: flags that have ``kind`` and ``note`` in common, one space between them."""
+    """Returns flags with a common treatment. ``names``: the flags' names, separated by spaces."""
     return tuple(
         Flag(name, kind, effect=effect, note=note, harmless=harmless, always=always) for name in names.split()
     )
 
 
 _ONE_DEVICE = "one engine on one device is served"
-_HARMONY = "Chorale reads and writes harmony itself"
+_HARMONY = "Chorale parses and renders harmony itself"
 _KERNELS = "Chorale picks its own kernels; see --ops"
 _COMPILE = "there is no torch.compile stage to configure"
 _TEXT = "gpt-oss reads text only"
-_ADAPTERS = "adapters are not served: their requests would fail"
+_ADAPTERS = "adapters are not supported; requests for them would fail"
 _NODES = "one machine is served"
-_LOADING = "weights are read in parallel, straight to where they stay"
+_LOADING = "weights are read in parallel, directly to the device"
 _SPECULATION = "speculative decoding is not served yet"
 
-# Devices of others: what is true of each today.
+# Other devices and their state of support.
 AMD = (
     "AMD GPUs have not been tried; a ROCm build of PyTorch shows them as CUDA devices, and --device cuda "
     "runs the reference ops there"
@@ -80,7 +80,7 @@ _NOT_NEEDED: tuple[Flag, ...] = (
     *_flags("not needed", _COMPILE, "performance-mode"),
     *_flags(
         "not needed",
-        "the checkpoint says how it is packed",
+        "the checkpoint determines its quantization",
         "quantization config-format hf-config-path",
     ),
     *_flags("not needed", "one model family, one way to run it", "task runner convert model-impl"),
@@ -106,10 +106,10 @@ _NOT_NEEDED: tuple[Flag, ...] = (
     *_flags("not needed", _LOADING, "model-loader-extra-config", kind="json"),
     *_flags("not needed", _LOADING, "ignore-patterns", kind="list"),
     *_flags("not needed", "progress is always shown", "use-tqdm-on-load", kind="bool"),
-    *_flags("not needed", "every structured answer is made by llguidance", "guided-decoding-backend"),
+    *_flags("not needed", "all structured output uses llguidance", "guided-decoding-backend"),
     *_flags(
         "not needed",
-        "every structured answer is made by llguidance",
+        "all structured output uses llguidance",
         "structured-outputs-config",
         kind="json",
     ),
@@ -119,7 +119,7 @@ _NOT_NEEDED: tuple[Flag, ...] = (
         "swap-space long-prefill-token-threshold max-num-partial-prefills max-long-partial-prefills "
         "num-scheduler-steps scheduler-delay-factor preemption-mode scheduler-cls",
     ),
-    *_flags("not needed", "prefix hashes are keyed BLAKE2", "prefix-caching-hash-algo"),
+    *_flags("not needed", "prefix hashes always use keyed BLAKE2", "prefix-caching-hash-algo"),
     *_flags(
         "not needed", "there is one KV cache, a hybrid one", "disable-hybrid-kv-cache-manager", kind="bool"
     ),
@@ -127,20 +127,20 @@ _NOT_NEEDED: tuple[Flag, ...] = (
     *_flags("not needed", "see --max-cudagraph-capture-size", "max-seq-len-to-capture"),
     *_flags(
         "not needed",
-        "how it is",
+        "always the case",
         "disable-frontend-multiprocessing use-v2-block-manager aggregate-engine-logging "
         "fail-on-environ-validation",
         kind="bool",
     ),
-    *_flags("not needed", "requests are not logged with their text", "disable-log-requests", kind="bool"),
-    *_flags("not needed", "requests are not logged with their text", "max-log-len"),
+    *_flags("not needed", "the text of requests is never logged", "disable-log-requests", kind="bool"),
+    *_flags("not needed", "the text of requests is never logged", "max-log-len"),
     *_flags("not needed", "there is one device", "disable-custom-all-reduce", kind="bool"),
     *_flags("not needed", "there is one device", "disable-nccl-for-dp-synchronization", kind="bool"),
 )
 
 _NO_EFFECT: tuple[Flag, ...] = (
-    *_flags("no effect", "the prompt's format is harmony; templates are not read", "chat-template"),
-    *_flags("no effect", "requests bring no templates", "trust-request-chat-template", kind="bool"),
+    *_flags("no effect", "prompts are in harmony format; templates are not used", "chat-template"),
+    *_flags("no effect", "requests cannot contain templates", "trust-request-chat-template", kind="bool"),
     *_flags("no effect", "the role of an answer is assistant", "response-role", harmless=("assistant",)),
     *_flags(
         "no effect",
@@ -201,14 +201,14 @@ _NO_EFFECT: tuple[Flag, ...] = (
     ),
     *_flags("no effect", "config.json is served as it is", "rope-theta"),
     *_flags("no effect", "prompts are text or token ids", "enable-prompt-embeds", kind="bool"),
-    *_flags("no effect", "ask for it in the request", "return-tokens-as-token-ids", kind="bool"),
+    *_flags("no effect", "request it per request", "return-tokens-as-token-ids", kind="bool"),
     *_flags(
         "no effect",
         "ask for it in the request: stream_options.include_usage",
         "enable-force-include-usage",
         kind="bool",
     ),
-    *_flags("no effect", "requests are not logged with their text", "enable-log-requests", kind="bool"),
+    *_flags("no effect", "the text of requests is never logged", "enable-log-requests", kind="bool"),
     *_flags("no effect", "answers are not logged", "enable-log-outputs enable-log-deltas", kind="bool"),
     *_flags(
         "no effect",
@@ -233,13 +233,13 @@ _NO_EFFECT: tuple[Flag, ...] = (
     *_flags("no effect", "see --disable-uvicorn-access-log", "disable-access-log-for-endpoints"),
     *_flags(
         "no effect",
-        "forbidden calls are impossible; their tools stay in the prompt",
+        "calls are prevented by a grammar; the tools stay in the prompt",
         "exclude-tools-when-tool-choice-none",
         kind="bool",
     ),
-    *_flags("no effect", "restart the server for a new certificate", "enable-ssl-refresh", kind="bool"),
+    *_flags("no effect", "restart the server to load a new certificate", "enable-ssl-refresh", kind="bool"),
     *_flags(
-        "no effect", "hub tokens are read from HF_TOKEN, so that they stay out of process lists", "hf-token"
+        "no effect", "set HF_TOKEN instead, so that the token is not visible in process lists", "hf-token"
     ),
 )
 
@@ -259,40 +259,40 @@ _REFUSED: tuple[Flag, ...] = (
     *_flags("refused", _NODES, "nnodes", harmless=("1",)),
     *_flags("refused", _NODES, "node-rank data-parallel-rank data-parallel-start-rank", harmless=("0",)),
     *_flags("no effect", _NODES, "master-addr master-port"),
-    *_flags("refused", "code of others is not loaded into the server; put it in a proxy", "middleware"),
-    *_flags("refused", "code of others is not loaded into the engine", "logits-processors", kind="list"),
-    *_flags("refused", "gRPC is not served", "grpc", kind="bool"),
-    *_flags("refused", "only the whole server is served", "tokens-only", kind="bool"),
-    *_flags("refused", "layers of a window of 128 tokens need it", "disable-sliding-window", kind="bool"),
+    *_flags("refused", "external code is not loaded into the server; use a proxy", "middleware"),
+    *_flags("refused", "external code is not loaded into the engine", "logits-processors", kind="list"),
+    *_flags("refused", "gRPC is not supported", "grpc", kind="bool"),
+    *_flags("refused", "only the complete server is supported", "tokens-only", kind="bool"),
+    *_flags("refused", "the model's sliding-window layers require it", "disable-sliding-window", kind="bool"),
 )
 
 KNOWN_FLAGS: tuple[Flag, ...] = (*_NOT_NEEDED, *_NO_EFFECT, *_REFUSED)
 
-# What Kubernetes sets by itself beside a service that is called "vllm": not even worth a line.
+# Variables that Kubernetes sets for a service named "vllm": ignored without a notice.
 SILENT_FAMILIES = ("VLLM_PORT", "VLLM_SERVICE_")
 
-# Variables of vLLM with a reason worth saying. One that is neither here nor read is named as "not read".
+# vLLM's variables with a specific reason. Others without effect are listed as "not read".
 KNOWN_ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": f"{_KERNELS} (fp8 inputs: --moe-activation-dtype fp8)",
     "VLLM_ATTENTION_BACKEND": _KERNELS,
     "VLLM_MXFP4_USE_MARLIN": _KERNELS,
     "VLLM_ENABLE_RESPONSES_API_STORE": "the response store is always on",
     "VLLM_USE_MODELSCOPE": "only the Hugging Face hub is served",
-    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "the checkpoint's longest context is the bound",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "the checkpoint's context length is the limit",
     "VLLM_USE_V1": "there is one engine",
     "VLLM_WORKER_MULTIPROC_METHOD": "there is one device",
-    "VLLM_NO_USAGE_STATS": "nothing is ever reported to anybody",
-    "VLLM_DO_NOT_TRACK": "nothing is ever reported to anybody",
+    "VLLM_NO_USAGE_STATS": "no usage statistics are collected",
+    "VLLM_DO_NOT_TRACK": "no usage statistics are collected",
 }
-# Beginnings of the names of other vendors' variables.
-_ASCEND = "Ascend NPUs are not served"
+# Prefixes of other vendors' variables.
+_ASCEND = "Ascend NPUs are not supported"
 OTHER_VENDORS = {
     **dict.fromkeys(
         ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "VLLM_ROCM", "HSA_OVERRIDE_GFX_VERSION"), AMD
     ),
     **dict.fromkeys(("ASCEND_RT_VISIBLE_DEVICES", "ASCEND_", "HCCL_", "VLLM_ASCEND"), _ASCEND),
 }
-# Beginnings of names, where a whole family has one reason.
+# Prefixes of variables with a common reason.
 KNOWN_FAMILIES = {
     "VLLM_USE_FLASHINFER": _KERNELS,
     "VLLM_USE_TRTLLM": _KERNELS,

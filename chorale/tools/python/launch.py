@@ -28,7 +28,7 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxLaunch:
-    """How to start an interpreter: ``argv`` runs the guest, with its protocol on the pipes."""
+    """The start of an interpreter: ``argv`` runs the guest, with its protocol on the pipes."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]

@@ -36,7 +36,7 @@ _LETTERS: dict[bytes, EndKind] = {b"k": "done", b"e": "raised", b"t": "out_of_ti
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a call ended. ``alive``: whether the variables still exist."""
+    """The end of a call. ``alive``: whether the variables still exist."""
 
     kind: EndKind
     alive: bool

@@ -89,7 +89,7 @@ REFUSED = [
     ("-n 2 -r 1", "one machine"),
     ("-dpn 1", "one machine"),
     ("--middleware my.Auth", "proxy"),
-    ("--logits-processors my.Guard", "code of others"),
+    ("--logits-processors my.Guard", "external code"),
     ("--ssl-cert-reqs 2", "--ssl-ca-certs"),
     ("--ssl-cert-reqs 5", "0, 1 or 2"),
     ("--dtype float16", "bfloat16 or float32"),
