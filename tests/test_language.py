@@ -1,7 +1,7 @@
 """The language of the code and the docs: banned phrases, how docstrings begin, loggers, the glossary.
 
-``PHRASES`` lists phrases that have to be read twice, with the plain form. Places in ``NOT_YET`` still contain some;
-the list only shrinks. ``EXCEPTIONS`` names single places, each with its reason.
+``PHRASES`` lists phrases that have to be read twice, with the plain form. Places in ``NOT_YET`` still contain
+some; the list only shrinks. ``EXCEPTIONS`` names single places, each with its reason.
 """
 
 from __future__ import annotations
