@@ -7,6 +7,8 @@ plan with an array, so what is measured (CPU time of the thread, so that a busy 
 is the engine's own Python. With ``--runtime`` the plans also go through the worker: packed into the memory of
 a captured step, whose replay does nothing, and the results read back (a GPU adds its driver's calls). For
 scale: one decode step of gpt-oss-20b on an H200 is about 1.2 ms at batch 1 and 12 ms at batch 1,024.
+With ``--llm``: what ``LLM.generate`` adds to a step of the engine alone, and how long 1,024 prompts wait for
+their first step (CPU time of the process: every thread counts).
 """
 
 from __future__ import annotations
@@ -41,6 +43,9 @@ class NullExecutor:
         rows = len(plan.rows)
         tokens = np.full((rows, 1), 5, np.int32)
         return Done(StepResult(plan.step_id, tokens, np.ones(rows, np.int32)))
+
+    def use_idle_time(self) -> bool:
+        return False
 
     def shutdown(self) -> None:
         pass
@@ -160,13 +165,76 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
     return seconds
 
 
+def llm_engine(rows: int, length: int) -> EngineCore:
+    limits = EngineLimits(
+        num_blocks=int(rows * (length // 16 + 14) * 1.1) + 100,
+        block_size=16,
+        max_num_seqs=rows,
+        max_num_batched_tokens=8192,
+        max_model_len=length + 64,
+        enable_prefix_caching=False,
+        overlap_depth=1,
+    )
+    return EngineCore(limits, NullExecutor())
+
+
+def measure_alone(rows: int, prompt: int, steps: int) -> float:
+    """Seconds for ``rows`` requests of ``steps`` tokens each: nothing but the engine."""
+    core = llm_engine(rows, prompt + steps)
+    sampling = SamplingSpec(ignore_eos=True, max_tokens=steps, min_tokens=steps)
+    start = time.process_time()
+    for index in range(rows):
+        ids = [index % 1000 + 10] * prompt
+        core.add_request(GenerateRequest(request_id=str(index), prompt_token_ids=ids, sampling=sampling))
+    while core.has_work:
+        core.step()
+    return time.process_time() - start
+
+
+def measure_llm(rows: int, prompt: int, steps: int) -> float:
+    """The same through ``LLM.generate``, token ids in and out."""
+    from chorale import LLM, SamplingParams
+    from chorale.client.base import EngineInfo
+    from chorale.serve import build
+
+    core = llm_engine(rows, prompt + steps)
+    info = EngineInfo(model="none", max_model_len=prompt + steps + 64, max_num_seqs=rows)
+    build.build_engine = lambda *_, **__: (core, info)  # type: ignore[assignment]
+    prompts = [{"prompt_token_ids": [index % 1000 + 10] * prompt} for index in range(rows)]
+    params = SamplingParams(ignore_eos=True, max_tokens=steps, min_tokens=steps, detokenize=False)
+    with LLM() as llm:
+        llm.generate(prompts[:1], params, use_tqdm=False)
+        start = time.process_time()
+        llm.generate(prompts, params, use_tqdm=False)
+        return time.process_time() - start
+
+
+def print_llm(all_rows: list[int], steps: int) -> None:
+    print("rows  engine alone, us a step  through LLM.generate, us a step")
+    for rows in all_rows:
+        count = max(steps, 3000 // rows)
+        alone, through = (
+            min(measured(rows, 64, count) for _ in range(3)) / count * 1e6
+            for measured in (measure_alone, measure_llm)
+        )
+        print(f"{rows:4d}  {alone:23.0f}  {through:31.0f}")
+    alone, through = (
+        min(measured(1024, 1024, 1) for _ in range(3)) for measured in (measure_alone, measure_llm)
+    )
+    print(f"1,024 prompts of 1,024 ids, 1 token each: {alone * 1e3:.0f} ms, {through * 1e3:.0f} ms")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256, 1024])
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--runtime", action="store_true")
+    parser.add_argument("--llm", action="store_true")
     options = parser.parse_args()
+    if options.llm:
+        print_llm(options.rows, options.steps)
+        return
     if options.runtime:
         print("rows  median us  p90 us")
         for rows in options.rows:

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 import itertools
 import logging
 import os
-import sys
-import threading
-import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from chorale.client.base import EngineInfo
-from chorale.client.local import LocalClient
 from chorale.config import GENERATION, EngineConfig
-from chorale.engine.types import GenerateRequest, SamplingSpec
-from chorale.errors import ConfigError, EngineDeadError
+from chorale.engine.types import TokenChunk
+from chorale.errors import ConfigError
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.frames import raw_grammar, turn_grammar
-from chorale.harmony.vocab import RETURN, load_vocabulary
-from chorale.llm.outputs import ChoiceBuilder, PositionLogprobs, RequestOutput, position_logprobs
+from chorale.harmony.vocab import load_vocabulary
+from chorale.llm.batch import Batch
+from chorale.llm.engine import OfflineEngine
+from chorale.llm.outputs import RequestOutput
 from chorale.llm.params import SamplingParams, check_compiles, check_names, to_spec
-from chorale.llm.progress import progress_bar
+from chorale.llm.progress import UseTqdm, make_progress
 from chorale.llm.prompts import (
     ChatMessages,
     OnePrompt,
@@ -41,7 +37,6 @@ from chorale.llm.turns import read_turn
 from chorale.turns.rules import TurnRules
 
 log = logging.getLogger("chorale")
-T = TypeVar("T")
 
 # Arguments of vLLM's LLM that change nothing here, and why.
 _IGNORED = {
@@ -59,7 +54,6 @@ _IGNORED = {
     "load_format": "safetensors is the only format",
     "skip_tokenizer_init": "the harmony vocabulary is built in",
 }
-_UNLIMITED = sys.maxsize // 2  # queued prompts: an offline batch may be of any size
 
 
 def _raw(constraint: Constraint | None, max_tokens: int) -> str:
@@ -67,9 +61,10 @@ def _raw(constraint: Constraint | None, max_tokens: int) -> str:
 
 
 class LLM:
-    """An engine in a thread of this process. Arguments are the fields of ``EngineConfig``.
+    """An engine in this process. Arguments are the fields of ``EngineConfig``.
 
-    Not to be used from several threads at once. ``shutdown`` (or leaving a ``with``) frees the memory.
+    The thread that calls ``generate`` or ``chat`` runs the engine; a call from another thread waits until it
+    has returned. ``shutdown`` (or leaving a ``with``) frees the memory.
     """
 
     def __init__(self, model: str = "demo", **options: Any) -> None:
@@ -80,13 +75,12 @@ class LLM:
         core, info = build_engine(_config(model, options))
         for note in info.notes:
             log.warning("%s", note)
-        self._loop = _LoopThread()
-        self._client = LocalClient(core, info, max_queued_requests=_UNLIMITED)
+        self._engine = OfflineEngine(core, info)
         self._numbers = itertools.count()
 
     @property
     def info(self) -> EngineInfo:
-        return self._client.info
+        return self._engine.info
 
     def get_default_sampling_params(self) -> SamplingParams:
         """vLLM's defaults, with those of ``generation_config.json``."""
@@ -96,15 +90,15 @@ class LLM:
         self,
         prompts: OnePrompt | Sequence[OnePrompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
         *,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
     ) -> list[RequestOutput]:
         """One RequestOutput a prompt, in order. ``sampling_params``: one for all, or one for each.
 
-        ``use_tqdm``: a progress bar, on a terminal. A sequence that fails alone has ``finish_reason``
-        "error". Raises ``ValueError`` and its like for bad arguments before anything runs, ``EngineError``
-        if the engine fails or was shut down.
+        ``use_tqdm``: a progress bar, on a terminal; or what makes one, called as tqdm is. A sequence that
+        fails alone has ``finish_reason`` "error". Raises ``ValueError`` and its like for bad arguments
+        before anything runs, ``EngineError`` if the engine fails or was shut down.
         """
         read = read_prompts(prompts, prompt_token_ids, self._vocab)
         return self._run(
@@ -115,7 +109,7 @@ class LLM:
         self,
         messages: ChatMessages | Sequence[ChatMessages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         reasoning_effort: str | None = None,
@@ -149,9 +143,7 @@ class LLM:
 
     def shutdown(self) -> None:
         """Stop the engine and free its memory. Idempotent."""
-        if not self._loop.closed:
-            self._loop.run(self._client.close())
-            self._loop.close()
+        self._engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -171,84 +163,28 @@ class LLM:
         self,
         prompts: list[Prompt],
         params: list[SamplingParams],
-        show: bool,
+        use_tqdm: UseTqdm,
         make_grammar: Callable[[Constraint | None, int], str] = _raw,
     ) -> list[RequestOutput]:
-        if self._loop.closed:
-            raise EngineDeadError("the engine was shut down")
-        work = []
+        """Everything is checked before anything runs. All prompts are handed over at once, in order."""
+        self._engine.require_ready()
+        batch = Batch(self._vocab)
         for prompt, own in zip(prompts, params, strict=True):
             check_prompt(prompt, self.info)
             spec = to_spec(own, self.info, self._vocab, len(prompt.token_ids), make_grammar)
-            work.append((prompt, own, spec))
-        with progress_bar(len(prompts), show) as advance:
-            return self._loop.run(self._run_all(work, advance))
+            batch.add(str(next(self._numbers)), prompt, own, spec)
+        progress = make_progress(len(prompts), use_tqdm, self._engine.stats)
 
-    async def _run_all(
-        self, work: list[tuple[Prompt, SamplingParams, SamplingSpec]], advance: Callable[[], None]
-    ) -> list[RequestOutput]:
-        """All prompts are handed over at once, in order; the engine batches them."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._run_one(*each, advance)) for each in work]
-        return [task.result() for task in tasks]
+        def take(chunks: list[TokenChunk]) -> Iterable[tuple[str, int]]:
+            left = batch.take(chunks)
+            progress.show(batch.num_done)
+            return left
 
-    async def _run_one(
-        self, prompt: Prompt, params: SamplingParams, spec: SamplingSpec, advance: Callable[[], None]
-    ) -> RequestOutput:
-        request_id = str(next(self._numbers))
-        choices = [ChoiceBuilder(index, params, self._vocab, RETURN) for index in range(params.n)]
-        output = RequestOutput(
-            request_id, prompt.text, prompt.token_ids, [choice.output for choice in choices]
-        )
-        stream = self._client.submit(
-            GenerateRequest(
-                request_id=request_id,
-                prompt_token_ids=prompt.token_ids,
-                sampling=spec,
-                arrival_time=time.time(),
-                cache_salt=prompt.cache_salt,
-            )
-        )
-        async with contextlib.aclosing(stream):  # left early, it aborts the request
-            async for chunks in stream:
-                for chunk in chunks:
-                    choices[chunk.index].feed(chunk)
-                    if choices[chunk.index].output.finished():
-                        stream.drop(chunk.index)  # a stop string may end a choice before the engine does
-                    output.num_cached_tokens = max(output.num_cached_tokens, chunk.num_cached_tokens)
-                    if chunk.prompt_logprobs is not None:
-                        output.prompt_logprobs = self._prompt_logprobs(chunk.prompt_logprobs)
-        advance()
-        return output
-
-    def _prompt_logprobs(self, found: Sequence[Any]) -> list[PositionLogprobs | None]:
-        return [None if entry is None else position_logprobs(entry, self._vocab) for entry in found]
-
-
-class _LoopThread:
-    """An event loop in a thread, so that LLM works where another loop is running already (notebooks)."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="chorale-llm", daemon=True)
-        self._thread.start()
-        self.closed = False
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Wait for a coroutine; an interrupt cancels it, which aborts its requests."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
-            return future.result()
-        except BaseExceptionGroup as group:  # of the TaskGroup: the first fault is the cause of the others
-            raise group.exceptions[0] from None
+            self._engine.run(batch.requests(), take)
         finally:
-            future.cancel()
-
-    def close(self) -> None:
-        self.closed = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+            progress.close(batch.num_done)
+        return batch.outputs()
 
 
 def _config(model: str, options: dict[str, Any]) -> EngineConfig:
@@ -258,6 +194,7 @@ def _config(model: str, options: dict[str, Any]) -> EngineConfig:
         del options[name]
     check_names("LLM", options, names)
     given = {name: value for name, value in options.items() if value is not None}  # None: decide for me
+    given.setdefault("prompt_delay", 0.0)  # nobody reads along: prompts may hold up the running rows
     try:
         config = msgspec.convert({"model": os.fspath(model), **given}, EngineConfig)
     except msgspec.ValidationError as error:

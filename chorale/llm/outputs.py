@@ -66,7 +66,11 @@ class RequestOutput:
 
 
 class ChoiceBuilder:
-    """Chunks of one choice in, a CompletionOutput out. Stop strings are found here."""
+    """Chunks of one choice in, a CompletionOutput out. Stop strings are found here.
+
+    Without stop strings nothing but the last chunk changes what the engine does: then ``take`` collects the
+    tokens, and they are read at the end, all at once.
+    """
 
     def __init__(self, index: int, params: SamplingParams, vocab: Vocabulary, model_end: int) -> None:
         """``model_end``: the stop id that is the model's own, for which ``stop_reason`` is None."""
@@ -75,13 +79,29 @@ class ChoiceBuilder:
         self._decoder = TextDecoder(vocab)
         self._stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
         self._text: list[str] = []
+        self._reads_late = not params.stop_strings
+        self.unread: TokenChunk | None = None  # the chunks so far as one, once there are some
         if params.logprobs is not None:
             self.output.logprobs, self.output.cumulative_logprob = [], 0.0
 
+    def take(self, chunk: TokenChunk) -> bool:
+        """Take over the next chunk. Returns whether the choice has ended."""
+        if self.unread is None:
+            self.unread = chunk
+        else:
+            append_chunk(self.unread, chunk)
+        if chunk.finish_reason is not None or not self._reads_late:
+            chunk, self.unread = self.unread, None
+            self.feed(chunk)
+        return self.output.finished()
+
     def feed(self, chunk: TokenChunk) -> None:
-        """Everything after a stop string is ignored."""
+        """Read tokens as text. Everything after a stop string is ignored."""
         if self.output.finished():
             return
+        if not self._params.detokenize and not chunk.logprobs:
+            self.output.token_ids += chunk.token_ids
+            chunk.token_ids.clear()
         for place, token in enumerate(chunk.token_ids):
             self.output.token_ids.append(token)
             self._add_logprobs(chunk.logprobs[place] if chunk.logprobs else None)
@@ -128,6 +148,16 @@ class ChoiceBuilder:
     def _finish(self, reason: str, stop_reason: int | str | None) -> None:
         self.output.text = "".join(self._text)
         self.output.finish_reason, self.output.stop_reason = reason, stop_reason
+
+
+def append_chunk(chunk: TokenChunk, following: TokenChunk) -> None:
+    """Make ``chunk`` stand for both."""
+    chunk.token_ids += following.token_ids
+    if following.logprobs is not None:
+        chunk.logprobs = chunk.logprobs or []
+        chunk.logprobs += following.logprobs
+    chunk.finish_reason, chunk.stop_token_id = following.finish_reason, following.stop_token_id
+    chunk.timings, chunk.error = following.timings, following.error
 
 
 def position_logprobs(entry: TokenLogprobs, vocab: Vocabulary) -> PositionLogprobs:

@@ -41,17 +41,16 @@ def read_prompts(
     if (prompts is None) == (prompt_token_ids is None):
         raise ValueError("give either prompts or prompt_token_ids")
     given: Any = prompts if prompts is not None else prompt_token_ids
-    if isinstance(given, str | Mapping) or _is_ids(given):
+    if isinstance(given, str | Mapping) or (given and _is_ids(given)):
         given = [given]
     return [_read_one(prompt, vocab) for prompt in given]
 
 
 def _is_ids(value: object) -> bool:
-    return isinstance(value, Sequence) and bool(value) and all(_is_id(item) for item in value)
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Looks at the types alone, of which there are few: a prompt may have a hundred thousand ids."""
+    if not isinstance(value, Sequence):
+        return False
+    return all(issubclass(kind, int) and kind is not bool for kind in set(map(type, value)))
 
 
 def _read_one(prompt: Any, vocab: Vocabulary) -> Prompt:
@@ -59,7 +58,7 @@ def _read_one(prompt: Any, vocab: Vocabulary) -> Prompt:
         return _read_dictionary(prompt, vocab)
     if isinstance(prompt, str):
         return Prompt(prompt, vocab.encode_with_special(prompt))
-    if isinstance(prompt, Sequence) and all(_is_id(item) for item in prompt):
+    if _is_ids(prompt):
         return Prompt(None, list(prompt))
     raise TypeError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
 

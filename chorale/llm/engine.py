@@ -1,0 +1,176 @@
+"""OfflineEngine: the engine core, stepped by the thread that calls ``LLM``.
+
+No other thread, event loop or queue stands between a step and its tokens. A second thread with work of its
+own would take the interpreter's lock from the step loop for up to ``sys.getswitchinterval`` (5 ms) at a time,
+longer than most steps take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+from chorale.client.base import Core, EngineInfo
+from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
+from chorale.errors import EngineDeadError, EngineError
+from chorale.llm.signals import SignalsBetweenSteps
+
+_QUIET = 1.0  # seconds without work after which an engine uses its idle time
+_PIECE = 0.001  # seconds between two pieces of it
+
+# Takes a step's chunks; returns the choices (request id, index) that need no more tokens.
+Take = Callable[[list[TokenChunk]], Iterable[tuple[str, int]]]
+
+
+class OfflineEngine:
+    """One call of ``run`` at a time: a call from another thread waits until the first has ended.
+
+    A thread of its own uses the engine's idle time while nothing runs, and sleeps otherwise.
+    """
+
+    def __init__(self, core: Core, info: EngineInfo) -> None:
+        self.info = info
+        self._core = core
+        self._lock = threading.Lock()  # held by the thread that calls the core
+        self._owner: int | None = None  # that thread, while it runs requests
+        self._failure = ""  # why no request can run any more
+        self._closing = threading.Event()
+        self._at_rest = threading.Event()
+        self._at_rest.set()
+        self._idler = threading.Thread(target=self._use_idle_time, name="chorale-idle", daemon=True)
+        self._idler.start()
+
+    def stats(self) -> EngineStats:
+        """Counters since the engine was built. For the thread that runs requests."""
+        return self._core.stats()
+
+    def run(self, requests: Iterable[GenerateRequest], take: Take) -> None:
+        """Run ``requests`` until all of them have ended; ``take`` gets the chunks of each step.
+
+        Signal handlers of Python, Ctrl-C's among them, run between two steps. If one of them or ``take``
+        raises, the requests are aborted and the engine can be used again. Raises ``EngineDeadError`` if
+        the engine fails, has failed or is shut down, ``RuntimeError`` if ``take`` itself calls ``run``.
+        """
+        if self._owner == threading.get_ident():
+            raise RuntimeError("LLM was called again from within a call that is still running")
+        with self._lock:
+            self.require_ready()
+            self._owner = threading.get_ident()
+            self._at_rest.clear()
+            try:
+                with quiet_collector(), SignalsBetweenSteps() as signals:
+                    self._run(requests, take, signals)
+            finally:
+                self._owner = None
+                self._at_rest.set()
+
+    def require_ready(self) -> None:
+        """Raises ``EngineDeadError`` if the engine has failed or was shut down."""
+        if self._closing.is_set():
+            raise EngineDeadError("the engine was shut down")
+        if self._failure:
+            raise EngineDeadError(self._failure)
+
+    def close(self) -> None:
+        """Stop the engine and free its memory; requests that run in another thread fail. Idempotent."""
+        if self._owner == threading.get_ident():
+            raise RuntimeError("LLM cannot be shut down from within a call that is still running")
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        with self._lock:
+            self._core.shutdown()
+            self._at_rest.set()
+        self._idler.join()
+
+    # ------------------------------------------------------------------ one run
+
+    def _run(self, requests: Iterable[GenerateRequest], take: Take, signals: SignalsBetweenSteps) -> None:
+        core, submitted = self._core, list[str]()
+        try:
+            for request in requests:
+                submitted.append(request.request_id)
+                core.add_request(request)
+            while core.has_work:
+                chunks = self._step()
+                for request_id, index in take(chunks):
+                    core.abort(request_id, index)
+                if signals.pending:
+                    signals.deliver()
+                if self._closing.is_set():
+                    raise EngineDeadError("the engine was shut down")
+        except BaseException:
+            self._abandon(submitted)
+            raise
+
+    def _step(self) -> list[TokenChunk]:
+        """Raises ``EngineDeadError``: whatever interrupts a step leaves the engine in an unknown state."""
+        try:
+            return self._core.step()
+        except EngineError as error:
+            self._failure = f"the engine failed: {error.message}"
+            raise EngineDeadError(self._failure) from error
+        except BaseException as error:
+            self._failure = f"the engine failed: {type(error).__name__} in the middle of a step"
+            raise
+
+    def _abandon(self, request_ids: list[str]) -> None:
+        """Abort what is in flight, and let the device finish the step that it is in."""
+        core = self._core
+        if self._failure:
+            return
+        for request_id in request_ids:
+            core.abort(request_id)
+        with contextlib.suppress(EngineDeadError):
+            while core.has_work:
+                self._step()
+
+    # ------------------------------------------------------------------ between runs
+
+    def _use_idle_time(self) -> None:
+        """Prepare what the engine has not met yet, a piece at a time, while nothing runs."""
+        quiet = _QUIET
+        while True:
+            self._at_rest.wait()
+            if self._closing.wait(quiet):
+                return
+            quiet = _PIECE if self._prepare_piece() else _QUIET
+
+    def _prepare_piece(self) -> bool:
+        """Returns whether there is more to prepare; if not, the next run's end is waited for."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._closing.is_set():
+                return False
+            more = not self._failure and self._core.use_idle_time()
+            if not more:
+                self._at_rest.clear()
+            return more
+        except EngineError as error:
+            self._failure = f"the engine failed: {error.message}"
+            self._at_rest.clear()
+            return False
+        finally:
+            self._lock.release()
+
+
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[None]:
+    """Keep the cycle collector from walking the process's objects while steps run.
+
+    A step makes an object for each row and drops it: at the default threshold (700 objects) a step of 1,024
+    rows would start a collection. Afterwards everything is as before, also for objects that were there.
+    """
+    thresholds, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    if not is_frozen:
+        gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        if not is_frozen:
+            gc.unfreeze()

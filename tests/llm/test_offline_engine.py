@@ -1,0 +1,278 @@
+"""OfflineEngine: steps in the caller's thread, over a fake device."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from chorale.client.base import EngineInfo
+from chorale.engine.core import EngineCore
+from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, StepHandle, StepPlan, TokenChunk
+from chorale.errors import EngineDeadError, EngineError
+from chorale.llm import engine as module
+from chorale.llm.engine import OfflineEngine
+from chorale.testing.fake_executor import FakeExecutor
+
+LIMITS = EngineLimits(
+    num_blocks=400,
+    block_size=4,
+    max_num_seqs=4,
+    max_num_batched_tokens=32,
+    max_model_len=256,
+    sliding_window=8,
+    overlap_depth=1,
+)
+INFO = EngineInfo(model="fake", max_model_len=256, max_num_seqs=4)
+
+
+class Device(FakeExecutor):
+    """Calls ``before_step``, which may raise, and prepares ``pieces`` pieces in idle time."""
+
+    pieces = 0
+
+    def __init__(self) -> None:
+        super().__init__(LIMITS)
+        self.before_step: Callable[[int], None] = lambda step: None
+
+    def execute(self, plan: StepPlan) -> StepHandle:
+        self.before_step(plan.step_id)
+        return super().execute(plan)
+
+    def use_idle_time(self) -> bool:
+        self.pieces -= 1
+        return self.pieces > 0
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def engine(device: Device) -> Iterator[OfflineEngine]:
+    made = OfflineEngine(EngineCore(LIMITS, device), INFO)
+    yield made
+    made.close()
+
+
+def requests(count: int, max_tokens: int = 20) -> list[GenerateRequest]:
+    sampling = SamplingSpec(max_tokens=max_tokens, ignore_eos=True, seed=1)
+    return [
+        GenerateRequest(request_id=str(index), prompt_token_ids=[1, 2, index], sampling=sampling)
+        for index in range(count)
+    ]
+
+
+def run(engine: OfflineEngine, work: list[GenerateRequest]) -> list[TokenChunk]:
+    found: list[TokenChunk] = []
+
+    def take(chunks: list[TokenChunk]) -> list[tuple[str, int]]:
+        found.extend(chunks)
+        return []
+
+    engine.run(work, take)
+    return found
+
+
+def num_tokens(chunks: list[TokenChunk]) -> int:
+    return sum(len(chunk.token_ids) for chunk in chunks)
+
+
+def assert_usable(engine: OfflineEngine) -> None:
+    assert num_tokens(run(engine, requests(6))) == 120
+    assert engine.stats().kv_blocks_used == 0
+
+
+def test_it_steps_in_the_callers_thread(engine: OfflineEngine, device: Device) -> None:
+    threads = set()
+    device.before_step = lambda _: threads.add(threading.get_ident())
+    assert num_tokens(run(engine, requests(10))) == 200
+    assert threads == {threading.get_ident()}
+
+
+def test_a_choice_that_is_not_wanted_any_more_stops(engine: OfflineEngine) -> None:
+    found: list[TokenChunk] = []
+
+    def take(chunks: list[TokenChunk]) -> list[tuple[str, int]]:
+        found.extend(chunks)
+        return [("1", 0)]
+
+    engine.run(requests(3), take)
+    assert {chunk.request_id: chunk.finish_reason for chunk in found if chunk.finish_reason} == {
+        "0": "length",
+        "1": "abort",
+        "2": "length",
+    }
+    assert_usable(engine)
+
+
+def test_an_interrupt_acts_between_two_steps_and_leaves_the_engine_usable(
+    engine: OfflineEngine, device: Device
+) -> None:
+    inside: list[bool] = []
+
+    def interrupt(step: int) -> None:
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0)  # a handler that raises would do so here
+            inside.append(True)
+
+    device.before_step = interrupt
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, requests(6))
+    assert inside == [True]
+    assert signal.getsignal(signal.SIGINT) is handler
+    device.before_step = lambda step: None
+    assert_usable(engine)
+
+
+def test_a_handler_that_does_not_raise_stops_nothing(engine: OfflineEngine, device: Device) -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))
+    try:
+        device.before_step = lambda step: os.kill(os.getpid(), signal.SIGUSR1) if step == 3 else None
+        assert num_tokens(run(engine, requests(2))) == 40
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [signal.SIGUSR1]
+
+
+def test_a_second_interrupt_ends_a_step_that_does_not_end(engine: OfflineEngine, device: Device) -> None:
+    def hang(step: int) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+        raise AssertionError("the second interrupt did nothing")
+
+    device.before_step = hang
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, requests(1))
+    with pytest.raises(EngineDeadError, match="KeyboardInterrupt in the middle of a step"):
+        run(engine, requests(1))
+
+
+def test_an_error_of_the_reader_leaves_the_engine_usable(engine: OfflineEngine) -> None:
+    def take(chunks: list[TokenChunk]) -> list[tuple[str, int]]:
+        raise ValueError("of the reader")
+
+    with pytest.raises(ValueError, match="of the reader"):
+        engine.run(requests(6), take)
+    assert_usable(engine)
+
+
+@pytest.mark.parametrize("error", [EngineError("the device is on fire"), RuntimeError("on fire")])
+def test_a_failed_engine_says_so_now_and_later(
+    engine: OfflineEngine, device: Device, error: Exception
+) -> None:
+    def fail(step: int) -> None:
+        if step == 3:
+            raise error
+
+    device.before_step = fail
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match=r"the engine failed: .*on fire"):
+            run(engine, requests(3))
+
+
+def test_a_call_from_another_thread_waits_its_turn(engine: OfflineEngine, device: Device) -> None:
+    running, others = set(), list[int]()
+
+    def look(_: int) -> None:
+        running.add(threading.get_ident())
+        assert engine._owner == threading.get_ident()
+        time.sleep(0.0005)
+
+    device.before_step = look
+    threads = [
+        threading.Thread(target=lambda: others.append(num_tokens(run(engine, requests(3)))), daemon=True)
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    assert num_tokens(run(engine, requests(3))) == 60
+    for thread in threads:
+        thread.join(60)
+    assert others == [60] * 3
+    assert len(running) == 4
+
+
+def test_a_call_from_within_a_call_is_an_error(engine: OfflineEngine) -> None:
+    for again in (lambda: run(engine, requests(1)), engine.close):
+
+        def take(chunks: list[TokenChunk], again: Callable[[], object] = again) -> list[tuple[str, int]]:
+            again()
+            return []
+
+        with pytest.raises(RuntimeError, match="from within a call"):
+            engine.run(requests(2), take)
+    assert_usable(engine)
+
+
+def test_closing_from_another_thread_ends_what_runs(engine: OfflineEngine, device: Device) -> None:
+    begun = threading.Event()
+
+    def slow(_: int) -> None:
+        begun.set()
+        time.sleep(0.005)
+
+    device.before_step = slow
+    closer = threading.Thread(target=lambda: (begun.wait(60), engine.close()), daemon=True)
+    closer.start()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        run(engine, requests(4, max_tokens=200))
+    closer.join(60)
+    assert device.num_shutdowns == 1
+    with pytest.raises(EngineDeadError, match="shut down"):
+        run(engine, requests(1))
+    engine.close()
+    assert device.num_shutdowns == 1
+
+
+def test_idle_time_is_used_until_there_is_nothing_to_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_QUIET", 0.01)
+    device = Device()
+    device.pieces = 5
+    made = OfflineEngine(EngineCore(LIMITS, device), INFO)
+    try:
+        for wanted in (0, -1):  # a run in between, then one more look
+            deadline = time.monotonic() + 30
+            while device.pieces > wanted and time.monotonic() < deadline:
+                time.sleep(0.005)
+            time.sleep(0.05)
+            assert device.pieces == wanted
+            assert num_tokens(run(made, requests(1))) == 20
+    finally:
+        made.close()
+
+
+def test_a_fault_of_idle_time_is_told_to_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_QUIET", 0.01)
+    failed = threading.Event()
+
+    class Broken(Device):
+        def use_idle_time(self) -> bool:
+            failed.set()
+            raise EngineError("no graph")
+
+    made = OfflineEngine(EngineCore(LIMITS, Broken()), INFO)
+    assert failed.wait(30)
+    with pytest.raises(EngineDeadError, match="no graph"):
+        run(made, requests(1))
+    made.close()
+
+
+def test_the_collector_is_as_it_was_afterwards(engine: OfflineEngine, device: Device) -> None:
+    during: list[tuple[int, int]] = []
+    device.before_step = lambda _: during.append((gc.get_threshold()[0], gc.get_freeze_count()))
+    before = gc.get_threshold(), gc.get_freeze_count()
+    run(engine, requests(1))
+    assert min(during)[0] > before[0][0]
+    assert min(count for _, count in during) > 0
+    assert (gc.get_threshold(), gc.get_freeze_count()) == before
