@@ -13,11 +13,6 @@ from typing import Literal
 from chorale.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
-# What --override-generation-config may set, by the names of generation_config.json.
-GENERATION = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "max_new_tokens"),
-)
 ONE_DEVICE = (
     "one device is served, and each gpt-oss fits on one (20b from 24 GB, 120b from 80 GB); for more "
     "throughput start one server a GPU (CUDA_VISIBLE_DEVICES=0, 1, ..., each with its own --port) "

@@ -16,19 +16,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from annotated_types import MaxLen
 from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
-INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
-VOCAB_SIZE = 201088
-MAX_LOGPROBS = 20
-
-Number = int | float
+from chorale.sampling_fields import (
+    INT32_MAX,
+    INT64_MAX,
+    MAX_LOGPROBS,
+    MAX_PROMPT_SCORES,
+    SAMPLING_FIELDS,
+    VOCAB_SIZE,
+    Number,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,38 +79,34 @@ class Size:
     doc: str
 
 
-_GENERATION = "generation_config.json"
-
-
 def _integer(low: int, high: int, doc: str, default: str = "none") -> Limit:
     return Limit("integer", low, high, doc, default)
 
 
+# Those of ``chorale/sampling_fields.py``: a number that a request samples by has its range there.
+_SAMPLING = {
+    name: Limit(
+        field.type,
+        field.http_range.low,
+        field.http_range.high,
+        field.doc,
+        field.http_default,
+        field.http_range.above,
+    )
+    for name, field in SAMPLING_FIELDS.items()
+}
+
 LIMITS: dict[str, Limit] = {
-    # sampling
-    "temperature": Limit("number", 0, 2, "0 is greedy", _GENERATION),
-    "top_p": Limit("number", 0, 1, "nucleus mass", _GENERATION, exclusive_min=True),
-    "top_k": _integer(-1, VOCAB_SIZE, "number of likeliest tokens to keep; 0 and -1 keep all", _GENERATION),
-    "min_p": Limit("number", 0, 1, "minimum probability, relative to the likeliest token", "0"),
-    "presence_penalty": Limit("number", -2, 2, "subtracted once a token has appeared", "0"),
-    "frequency_penalty": Limit("number", -2, 2, "subtracted for each appearance", "0"),
-    "repetition_penalty": Limit("number", 0, 2, "1 has no effect", "1", exclusive_min=True),
-    "seed": _integer(-INT64_MAX - 1, INT64_MAX, "choice i of n uses seed + i"),
-    "logit_bias": Limit("number", -100, 100, "added to one token's logit"),
+    **_SAMPLING,
     "token_id": _integer(0, VOCAB_SIZE - 1, "a token id in a prompt, stop_token_ids, logit_bias, ..."),
     # lengths
-    "max_tokens": _integer(1, INT32_MAX, "output tokens; clamped to the context window", "the window"),
-    "max_completion_tokens": _integer(1, INT32_MAX, "as max_tokens", "the window"),
-    "max_output_tokens": _integer(1, INT32_MAX, "as max_tokens, over all rounds of tool calls", "the window"),
+    "max_completion_tokens": replace(_SAMPLING["max_tokens"], doc="as max_tokens"),
+    "max_output_tokens": replace(_SAMPLING["max_tokens"], doc="as max_tokens, over all rounds of tool calls"),
     "completions.max_tokens": _integer(0, INT32_MAX, "0 with echo scores the prompt", "16"),
-    "min_tokens": _integer(0, INT32_MAX, "minimum number of tokens before a stop token or stop string", "0"),
     "thinking_token_budget": _integer(0, INT32_MAX, "reasoning tokens after which the answer is forced"),
     # choices and details
-    "n": _integer(1, 16, "choices", "1"),
-    "best_of": _integer(1, 16, "must equal n", "n"),
-    "logprobs": _integer(0, MAX_LOGPROBS, "completions: alternatives per token"),
+    "best_of": replace(_SAMPLING["n"], doc="must equal n", default="n"),
     "top_logprobs": _integer(0, MAX_LOGPROBS, "alternatives per token", "0"),
-    "prompt_logprobs": _integer(0, MAX_LOGPROBS, "alternatives per prompt token"),
     "max_tool_calls": _integer(0, INT32_MAX, "built-in calls within one response"),
     "compact_threshold": _integer(
         1, INT32_MAX, "prompt tokens above which a conversation is summarized", "3/4 of the window"
@@ -146,7 +145,7 @@ SIZES: dict[str, Size] = {
     "json_escapes": Size(2_097_152, "escapes", "backslash sequences in the strings of a body"),
     "thought_tokens": Size(1_048_576, "ids", "tokens of reasoning that a request brings back"),
     "prompt_scores": Size(
-        262_144, "entries", "prompt tokens x (prompt_logprobs, or logprobs with echo, + 1)"
+        MAX_PROMPT_SCORES, "entries", "prompt tokens x (prompt_logprobs, or logprobs with echo, + 1)"
     ),
     "tool_name": Size(64, "characters", "length of a function name"),
     "identifier": Size(512, "characters", "user, cache_salt, prompt_cache_key, ids, ..."),

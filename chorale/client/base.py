@@ -13,7 +13,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from chorale.engine.types import MAX_LOGPROBS, EngineStats, GenerateRequest, TokenChunk
+from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
+from chorale.sampling_fields import MAX_LOGPROBS
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable
 
 from chorale.engine.admission import Admission
-from chorale.engine.bounds import MAX_CHOICES
 from chorale.engine.engine_state import EngineState
 from chorale.engine.integrity import check_integrity
 from chorale.engine.pending_grammars import PendingGrammarQueue
@@ -30,6 +29,7 @@ from chorale.engine.types import (
     TokenChunk,
 )
 from chorale.errors import ConfigError, EngineError
+from chorale.sampling_fields import MAX_CHOICES
 
 
 class EngineCore:

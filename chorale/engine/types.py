@@ -30,8 +30,6 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 # --------------------------------------------------------------------------- client side
 
 
-MAX_LOGPROBS = 20  # alternatives at each position
-
 # ``TokenChunk.error`` of a request whose own constraints forbid every token. Not an engine failure.
 ALL_FORBIDDEN = "every token was forbidden by the request's own constraints (grammar, allowed ids, bad words)"
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from chorale.client.base import EngineInfo
-from chorale.config import GENERATION, EngineConfig
+from chorale.config import EngineConfig
 from chorale.engine.types import TokenChunk
 from chorale.errors import ConfigError
 from chorale.grammar.constraint import Constraint
@@ -34,6 +34,7 @@ from chorale.llm.prompts import (
     render_chat,
 )
 from chorale.llm.turns import read_turn
+from chorale.sampling_fields import GENERATION
 from chorale.turns.rules import TurnRules
 
 log = logging.getLogger("chorale")
@@ -201,7 +202,7 @@ def _config(model: str, options: dict[str, Any]) -> EngineConfig:
         reason, _, place = str(error).partition(" - at `$.")
         raise ConfigError(f"LLM: {place.rstrip('`')}: {reason}") from None
     override = config.override_generation_config or {}
-    check_names("override_generation_config", override, GENERATION)
+    check_names("override_generation_config", override, list(GENERATION))
     SamplingParams.from_defaults(override)  # raises for values that no request may have
     return config
 

@@ -11,7 +11,6 @@ from numbers import Integral, Real
 from typing import Any
 
 from chorale.client.base import EngineInfo
-from chorale.config import GENERATION
 from chorale.engine.bounds import sampling_fault
 from chorale.engine.types import SamplingSpec
 from chorale.errors import RequestError
@@ -19,6 +18,7 @@ from chorale.grammar.constraint import Constraint
 from chorale.grammar.matcher import check_constraint
 from chorale.harmony.text import encode_words
 from chorale.harmony.vocab import Vocabulary
+from chorale.sampling_fields import CHOSEN_BY_MODEL, GENERATION, SAMPLING_FIELDS
 from chorale.turns.structured import constraint_of
 
 _REFUSED = {
@@ -132,11 +132,9 @@ class SamplingParams(_Fields):
     @classmethod
     def from_defaults(cls, defaults: dict[str, float], **given: Any) -> SamplingParams:
         """``generation_config.json`` first, then what is given."""
-        known = {name: value for name, value in defaults.items() if name in GENERATION}
-        if "top_k" in known:
-            known["top_k"] = int(known["top_k"])
-        if "max_new_tokens" in known:
-            known["max_tokens"] = int(known.pop("max_new_tokens"))
+        known: dict[str, Any] = {GENERATION[name]: defaults[name] for name in defaults if name in GENERATION}
+        for name in known.keys() & INTEGERS:
+            known[name] = int(known[name])
         return cls(**{**known, **given})
 
     def constraint(self) -> Constraint | None:
@@ -169,23 +167,10 @@ class SamplingParams(_Fields):
 
 SamplingParams.__signature__ = inspect.signature(_Fields)  # type: ignore[attr-defined]
 
-# name -> (lowest, highest), both allowed
-_BOUNDS: dict[str, tuple[float, float]] = {
-    "n": (1, 16384),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "repetition_penalty": (1e-6, 1e6),
-    "temperature": (0.0, 1e6),
-    "top_p": (1e-12, 1.0),
-    "top_k": (-1, 2**31 - 1),
-    "min_p": (0.0, 1.0),
-    "max_tokens": (1, 2**31 - 1),
-    "min_tokens": (0, 2**31 - 1),
-    "logprobs": (0, 20),
-    "prompt_logprobs": (0, 20),
-}
-_INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
-_OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
+# Numbers of their own, and those that may be left out.
+_NUMBERS = {name: field for name, field in SAMPLING_FIELDS.items() if not field.each}
+INTEGERS = frozenset(name for name, field in _NUMBERS.items() if field.type == "integer")
+_OPTIONAL = frozenset(name for name, field in _NUMBERS.items() if field.default is None)
 _TEXTS = ("stop", "bad_words")
 _IDS = ("stop_token_ids", "allowed_token_ids")
 
@@ -197,11 +182,11 @@ def _plain(name: str, value: Any) -> Any:
     """
     if name in _OPTIONAL and value is None:
         return None
-    if name in _INTEGERS:
+    if name in INTEGERS:
         if not isinstance(value, Integral):
             raise TypeError(f"{name} must be a whole number, not {value!r}")
         return int(value)
-    if name in _BOUNDS:
+    if name in _NUMBERS:
         if not isinstance(value, Real):
             raise TypeError(f"{name} must be a number, not {value!r}")
         return value if isinstance(value, int) else float(value)
@@ -225,10 +210,10 @@ def _are_texts(value: object) -> bool:
 
 
 def _check(params: SamplingParams) -> None:
-    for name, (low, high) in _BOUNDS.items():
+    for name, field in _NUMBERS.items():
         value = getattr(params, name)
-        if value is not None and not low <= value <= high:  # a NaN fails both comparisons
-            raise ValueError(f"{name} must be from {low:g} to {high:g}, not {value!r}")
+        if value is not None and not field.llm_range.holds(value):
+            raise ValueError(f"{name} must be {field.llm_range}, not {value!r}")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ValueError(f"min_tokens {params.min_tokens} is more than max_tokens {params.max_tokens}")
     for name, texts in (("stop", params.stop_strings), ("bad_words", params.bad_words or ())):
@@ -271,14 +256,9 @@ def to_spec(
     if grammar:
         _check_beside(params, "structured_outputs or strict tools")
     spec = SamplingSpec(
+        **{name: getattr(params, name) for name in CHOSEN_BY_MODEL if name != "top_k"},
         n=params.n,
-        temperature=params.temperature,
-        top_p=params.top_p,
         top_k=max(params.top_k, 0),
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
         logit_bias=dict(params.logit_bias or {}),
         allowed_token_ids=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
         bad_words=encode_words(params.bad_words or (), vocab),

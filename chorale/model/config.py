@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from chorale.errors import ModelConfigError
-from chorale.model.config_fields import MAX_COUNT, Fields, read_json_object
+from chorale.model.config_fields import Fields, read_json_object
 from chorale.model.quantization import read_quantization
+from chorale.sampling_fields import GENERATION, SAMPLING_FIELDS
 
 FULL, WINDOW = 0, 1  # the values of engine.types.CacheGroup, which this package must not import
 MXFP4_GROUP = 32  # weights that share one scale
@@ -25,15 +26,6 @@ MXFP4_GROUP = 32  # weights that share one scale
 _EOS_OF_GPT_OSS = (200002, 199999, 200012)  # <|return|>, <|endoftext|>, <|call|>
 _MAX_LAYERS = 4096  # gpt-oss has 24 and 36; some objects are made for each before any file is read
 _LAYER_GROUPS = {"full_attention": FULL, "sliding_attention": WINDOW}
-# (least, most): defaults of requests, which may themselves ask for nothing outside
-_SAMPLING_DEFAULTS = {
-    "temperature": (0.0, 1e6),
-    "top_p": (1e-12, 1.0),
-    "top_k": (-1.0, MAX_COUNT),  # -1 is the other spelling of "all"
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-6, 1e6),
-    "max_new_tokens": (1.0, MAX_COUNT),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,8 +251,8 @@ def _read_eos(fields: Fields, generation: Mapping[str, Any]) -> tuple[int, ...]:
 def _read_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
     numbers = Fields(generation, "generation_config.json")
     return {
-        name: numbers.number(name, minimum=least, maximum=most)
-        for name, (least, most) in _SAMPLING_DEFAULTS.items()
+        name: numbers.within(name, SAMPLING_FIELDS[field].llm_range)
+        for name, field in GENERATION.items()
         if generation.get(name) is not None
     }
 

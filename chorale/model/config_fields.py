@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chorale.errors import ModelConfigError
+from chorale.sampling_fields import Range
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the published ones have about 2 KB
 MAX_COUNT = 2**31 - 1
@@ -48,6 +49,13 @@ class Fields:
         if value > maximum:
             raise self.error(name, f"is too large: {_show(value)}")
         return float(value)
+
+    def within(self, key: str, allowed: Range) -> float:
+        """A number in a range."""
+        value = self.number(key, minimum=-MAX_NUMBER)
+        if not allowed.holds(value):
+            raise self.error(key, f"must be {allowed}, not {_show(value)}")
+        return value
 
     def section(self, key: str) -> Fields:
         value = self.raw.get(key)

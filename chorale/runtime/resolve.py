@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chorale.config import ONE_DEVICE, EngineConfig, check_least
-from chorale.engine.types import MAX_LOGPROBS, EngineLimits
+from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.model.config import ModelConfig
@@ -36,6 +36,7 @@ from chorale.runtime.steps.graph_sizes import (
     context_sizes,
     row_sizes,
 )
+from chorale.sampling_fields import MAX_LOGPROBS
 
 # Seconds that prompts may add to a step of running streams. No stream is to wait 0.5 s for another's prompt,
 # and on a busy CPU steps take several times what was expected.

@@ -16,6 +16,7 @@ from chorale.harmony.messages import Message
 from chorale.harmony.render import ASSISTANT, render_message
 from chorale.harmony.vocab import START, Vocabulary
 from chorale.ids import new_id
+from chorale.sampling_fields import IN_SUMMARY
 from chorale.turns.emitter import Emitter
 from chorale.turns.events import ItemDelta, ItemOpened, Usage
 from chorale.turns.item import OpenItem
@@ -132,11 +133,7 @@ def sampling_of_pass(spec: SamplingSpec, info: EngineInfo, num_prompt_tokens: in
     if room < _MIN_TOKENS:
         return None
     return SamplingSpec(
-        temperature=spec.temperature,
-        top_p=spec.top_p,
-        top_k=spec.top_k,
-        min_p=spec.min_p,
-        seed=spec.seed,
+        **{name: getattr(spec, name) for name in IN_SUMMARY},
         max_tokens=room,
         grammar=turn_grammar(Frames(reasoning=(room // 2,))),  # no calls, and half is left for the text
     )

@@ -9,27 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from chorale.api.limits import SIZES
 from chorale.client.base import EngineInfo
 from chorale.engine.types import SamplingSpec
 from chorale.errors import ContextLengthError, RequestError
 from chorale.harmony.text import encode_words
 from chorale.harmony.vocab import Vocabulary
+from chorale.sampling_fields import CHOSEN_BY_MODEL, MAX_PROMPT_SCORES, SAMPLING_FIELDS
 
-_FROM_MODEL = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
 _SEED_MASK = 2**62 - 1  # leaves room for seed + choice index
 
 
 class SamplingChoices(Protocol):
-    """What a request says about sampling, beside the numbers of ``_FROM_MODEL``. None: the default."""
+    """What a request says about sampling, beside the numbers of ``CHOSEN_BY_MODEL``. None: the default."""
 
     @property
     def logit_bias(self) -> Mapping[str, float] | None: ...
@@ -92,14 +83,14 @@ def resolve_sampling(
 def _chosen(fields: SamplingChoices, info: EngineInfo) -> dict[str, Any]:
     """The numbers that generation_config.json may set, where the request does not."""
     chosen: dict[str, Any] = {}
-    for name in _FROM_MODEL:
+    for name in CHOSEN_BY_MODEL:
         value = getattr(fields, name)
         if value is None:
             value = info.default_sampling.get(name)
         if value is not None:
-            chosen[name] = value
+            chosen[name] = int(value) if SAMPLING_FIELDS[name].type == "integer" else value
     if "top_k" in chosen:
-        chosen["top_k"] = max(0, int(chosen["top_k"]))  # -1 is the other spelling of "all"
+        chosen["top_k"] = max(0, chosen["top_k"])  # -1 is the other spelling of "all"
     return chosen
 
 
@@ -125,11 +116,10 @@ def fit_max_tokens(
 
 
 def _check_scores(num_prompt_tokens: int, prompt_logprobs: int | None) -> None:
-    most = SIZES["prompt_scores"].max
-    if prompt_logprobs is not None and num_prompt_tokens * (prompt_logprobs + 1) > most:
+    if prompt_logprobs is not None and num_prompt_tokens * (prompt_logprobs + 1) > MAX_PROMPT_SCORES:
         raise RequestError(
             f"prompt_logprobs: {num_prompt_tokens} prompt tokens with {prompt_logprobs} alternatives each "
-            f"are more than the {most} log-probabilities that an answer may hold",
+            f"are more than the {MAX_PROMPT_SCORES} log-probabilities that an answer may hold",
             param="prompt_logprobs",
             code="above_max_value",
         )

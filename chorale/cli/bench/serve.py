@@ -24,6 +24,7 @@ from chorale.config import check_least
 from chorale.errors import ChoraleError, ConfigError
 from chorale.harmony.vocab import load_vocabulary
 from chorale.runtime.hardware import cpu_count
+from chorale.sampling_fields import CHOSEN_BY_MODEL, SAMPLING_FIELDS
 
 BACKENDS = {
     "openai": "/v1/completions",
@@ -32,15 +33,6 @@ BACKENDS = {
     "sglang-oai": "/v1/completions",
     "sglang-oai-chat": CHAT_ENDPOINT,
 }
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-)
 
 
 def parser() -> Parser:
@@ -90,8 +82,9 @@ def parser() -> Parser:
     what.add_argument(
         "--extra-body", type=_json, default={}, metavar="JSON", help="fields to add to each body"
     )
-    for name in _SAMPLING:
-        what.add_argument("--" + name.replace("_", "-"), type=int if name == "top_k" else float)
+    for name in CHOSEN_BY_MODEL:
+        kind = int if SAMPLING_FIELDS[name].type == "integer" else float
+        what.add_argument("--" + name.replace("_", "-"), type=kind, help=SAMPLING_FIELDS[name].doc)
     add_pace(made)
     result = made.add_argument_group("results")
     result.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", help="metrics to print")
@@ -231,7 +224,7 @@ def _refusal(base: str, answer: httpx2.Response) -> str:
 def make_requests(given: argparse.Namespace, endpoint: str, model: str) -> list[LoadRequest]:
     """Returns the requests of a run, warm-ups first."""
     extra: dict[str, Any] = {
-        name: getattr(given, name) for name in _SAMPLING if getattr(given, name) is not None
+        name: getattr(given, name) for name in CHOSEN_BY_MODEL if getattr(given, name) is not None
     }
     extra |= given.extra_body
     count = given.num_prompts + given.num_warmups

@@ -15,12 +15,13 @@ from typing import Any
 from chorale.cli.options.compilation import LEVELS, MODES, read_compilation
 from chorale.cli.options.flags import FLAGS
 from chorale.cli.options.values import RANK, Setting, check_bounds
-from chorale.config import GENERATION, EngineConfig, ServerConfig, ToolConfig
+from chorale.config import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
 from chorale.model.hub import DEMO
 from chorale.model.names import full_name
 from chorale.runtime.cache_dtype import cache_dtype
 from chorale.runtime.resolve import check_ranks, check_sizes
+from chorale.sampling_fields import GENERATION, SAMPLING_FIELDS
 
 # Keys of --compilation-config that separate flags also set.
 _TWICE = {
@@ -158,17 +159,15 @@ def _default_effort(given: Any) -> str:
 
 def _check_generation(given: Any) -> None:
     """Checks the ranges: those of the request fields, with ``max_tokens`` for ``max_new_tokens``."""
-    from chorale.api.limits import LIMITS
-
     if not isinstance(given, dict):
         raise ConfigError("--override-generation-config: must be a JSON object")
     for name, value in given.items():
-        limit = LIMITS["max_tokens" if name == "max_new_tokens" else name] if name in GENERATION else None
-        if limit is None:
+        if name not in GENERATION:
             raise ConfigError(f"--override-generation-config: {name!r} is not one of {', '.join(GENERATION)}")
+        allowed = SAMPLING_FIELDS[GENERATION[name]].http_range
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not limit.min <= value <= limit.max or (limit.exclusive_min and value == limit.min):
-            raise ConfigError(f"--override-generation-config: {name}: {value!r} is out of range")
+        if not number or not allowed.holds(value):
+            raise ConfigError(f"--override-generation-config: {name}: {value!r} is out of range ({allowed})")
 
 
 def _check_date(given: str) -> None:
