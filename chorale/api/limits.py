@@ -2,6 +2,7 @@
 
 The request models, the OpenAPI description, ``docs/api.md`` and the boundary tests all use ``LIMITS`` (single
 values) and ``SIZES`` (counts and lengths). Every numeric field is listed here.
+Sampling numbers come from ``chorale/sampling_fields.py``.
 
 Use in a request model::
 

@@ -1,0 +1,237 @@
+"""Every sampling number arrives: over HTTP, through LLM and into a summary, up to the device's row."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from chorale import LLM, SamplingParams
+from chorale.client.base import EngineInfo
+from chorale.engine.admission import Admission
+from chorale.engine.bounds import sampling_fault
+from chorale.engine.core import EngineCore
+from chorale.engine.types import EngineLimits, GenerateRequest, RowStart, SamplingSpec
+from chorale.errors import ModelConfigError
+from chorale.model.config import _read_sampling
+from chorale.runtime.sampling.params import SamplingRows
+from chorale.sampling_fields import GENERATION, SAMPLING_FIELDS, Range
+from chorale.serve import build
+from chorale.testing.fake_executor import FakeExecutor
+from chorale.turns.compaction import sampling_of_pass
+from tests.support.scripted import FINAL, playing, served
+
+LIMITS = EngineLimits(
+    num_blocks=4000, block_size=16, max_num_seqs=4, max_num_batched_tokens=512, max_model_len=8192
+)
+INFO = EngineInfo(model="fake", max_model_len=8192, max_num_seqs=4)
+# What is no number: how a request says it, and what the engine gets. None: anything but the default.
+OTHERS: dict[str, tuple[Any, Any]] = {
+    "logit_bias": ({"5": 2.0}, {5: 2.0}),
+    "allowed_token_ids": ([5, 6], (5, 6)),
+    "bad_words": (["dog"], None),
+    "ignore_eos": (True, True),
+    "stop_token_ids": ([77], (77,)),
+}
+STRUCTURED = {"grammar", "grammar_context"}  # structured outputs and rounds after a tool: tests of their own
+MESSAGES = [{"role": "user", "content": "a"}]
+ENDPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": MESSAGES}),
+    "completions": ("/v1/completions", {"prompt": "a"}),
+    "responses": ("/v1/responses", {"input": "a"}),
+    "messages": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 50}),
+}
+# How an endpoint says a number where it has another name for it; None: it refuses the number.
+SAID: dict[tuple[str, str], dict[str, Any] | None] = {
+    ("chat", "logprobs"): {"logprobs": True, "top_logprobs": 13},
+    ("responses", "logprobs"): {"top_logprobs": 13, "include": ["message.output_text.logprobs"]},
+    ("responses", "max_tokens"): {"max_output_tokens": 14},
+    ("responses", "n"): None,
+    ("responses", "prompt_logprobs"): None,
+    ("messages", "logprobs"): None,
+    ("messages", "n"): None,
+    ("messages", "prompt_logprobs"): None,
+}
+
+
+def example(name: str) -> Any:
+    """A value that every face allows, and that is not the default."""
+    if name in OTHERS:
+        return OTHERS[name][0]
+    field = SAMPLING_FIELDS[name]
+    ranges = (field.engine, field.http_range, field.llm_range)
+    low, high = max(r.low for r in ranges), min(r.high for r in ranges)
+    if field.type == "integer":
+        return int(max(low, 0)) + 13
+    return low + (min(high, low + 4) - low) * 0.4
+
+
+def arrives(name: str, spec: SamplingSpec) -> bool:
+    got, wanted = getattr(spec, name), OTHERS.get(name, (None, example(name)))[1]
+    return bool(got != getattr(SamplingSpec(), name) if wanted is None else got == wanted)
+
+
+NAMES = [*(name for name in SAMPLING_FIELDS if name not in OTHERS), *OTHERS]
+
+
+def test_every_field_of_the_engine_is_tried_here() -> None:
+    fields = {field.name: field for field in msgspec.structs.fields(SamplingSpec)}
+    assert fields.keys() - STRUCTURED == set(NAMES)
+    for name, field in SAMPLING_FIELDS.items():
+        if not field.each:
+            assert fields[name].default == field.default, name
+            assert SamplingParams().__dict__[name] == (field.llm_default or field.default), name
+        if name not in OTHERS:
+            assert example(name) != field.default, name
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_it_arrives_over_http(endpoint: str, name: str) -> None:
+    path, body = ENDPOINTS[endpoint]
+    said = SAID.get((endpoint, name), {name: example(name)})
+    client = playing(f"{FINAL}Yes.<|return|>")
+
+    async def status(fields: dict[str, Any]) -> int:
+        async with served(client) as server:
+            return (await server.http.post(path, json={**body, **fields})).status_code
+
+    if said is None:  # refused, not ignored
+        assert asyncio.run(status({name: example(name)})) == 400
+    else:
+        assert asyncio.run(status(said)) == 200
+        assert arrives(name, client.requests[0].sampling)
+
+
+class RecordingCore(EngineCore):
+    def __init__(self) -> None:
+        super().__init__(LIMITS, FakeExecutor(LIMITS))
+        self.seen: list[GenerateRequest] = []
+
+    def add_request(self, request: GenerateRequest) -> None:
+        self.seen.append(request)
+        super().add_request(request)
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingCore]:
+    made = RecordingCore()
+    monkeypatch.setattr(build, "build_engine", lambda *_, **__: (made, INFO))
+    return made
+
+
+@pytest.mark.parametrize("face", ["generate", "chat"])
+@pytest.mark.parametrize("name", NAMES)
+def test_it_arrives_through_llm(core: RecordingCore, name: str, face: str) -> None:
+    value = {5: 2.0} if name == "logit_bias" else example(name)
+    params = SamplingParams(**{"max_tokens": 20, name: value})
+    with LLM() as llm:
+        if face == "generate":
+            llm.generate("a", params)
+        else:
+            llm.chat(MESSAGES, params)
+    assert arrives(name, core.seen[0].sampling)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_summary_samples_with_it_or_it_is_an_exception(name: str) -> None:
+    wanted = OTHERS.get(name, (None, example(name)))[1]
+    given = SamplingSpec(**{name: ((1, 2),) if name == "bad_words" else wanted})
+    spec = sampling_of_pass(given, INFO, 100)
+    assert spec is not None
+    in_summary = name in SAMPLING_FIELDS and SAMPLING_FIELDS[name].in_summary
+    assert arrives(name, spec) == in_summary
+    if not in_summary and name != "max_tokens":  # a summary has a length of its own
+        assert getattr(spec, name) == getattr(SamplingSpec(), name)
+
+
+def held(sampling: SamplingSpec) -> list[Any]:
+    """All that the engine's sequences and the device's row hold of a request."""
+    request = GenerateRequest(request_id="r", prompt_token_ids=[1, 2, 3], sampling=sampling)
+    sequences = Admission(LIMITS, 10**6).accept(request, 0.0).sequences
+    rows = SamplingRows(1, 512, 64, torch.device("cpu"))
+    first = sequences[0]
+    seed = 0 if sampling.seed is None else first.seed
+    start = RowStart(0, first.all_tokens(), 3, sampling, seed, tuple(sorted(first.stop_ids)))
+    rows.start(start)
+    return [len(sequences), first.max_len, sorted(first.stop_ids), vars(rows)]
+
+
+def numbers(value: Any) -> Iterator[float]:
+    """Every number within arrays, containers and objects."""
+    if isinstance(value, bool | int | float):
+        yield float(value)
+    elif hasattr(value, "tolist"):
+        yield from numbers(value.tolist())
+    elif isinstance(value, dict | tuple | list):
+        for item in value.items() if isinstance(value, dict) else value:
+            yield from numbers(item)
+    else:
+        for name in getattr(type(value), "__slots__", ()):
+            yield from numbers(getattr(value, name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_reaches_the_sequence_or_the_row_of_the_device(name: str) -> None:
+    wanted = OTHERS.get(name, (None, example(name)))[1]
+    value = ((1, 2),) if name == "bad_words" else wanted
+    found, usual = list(numbers(held(SamplingSpec(**{name: value})))), list(numbers(held(SamplingSpec())))
+    assert found != usual
+    if name not in OTHERS:
+        number = value + 3 if name == "max_tokens" else value  # with the prompt's three
+        assert any(math.isclose(each, number, rel_tol=1e-6) for each in found)
+        assert not any(math.isclose(each, number, rel_tol=1e-6) for each in usual)
+
+
+# --------------------------------------------------------------------------- ranges
+
+
+def inside(inner: Range, outer: Range) -> bool:
+    low = inner.low > outer.low or (inner.low == outer.low and inner.above >= outer.above)
+    return low and inner.high <= outer.high
+
+
+def test_what_http_allows_llm_allows_and_the_engine_can_do() -> None:
+    for name, field in SAMPLING_FIELDS.items():
+        assert inside(field.http_range, field.llm_range), name
+        if name != "top_k":  # -1 is a word for 0 on the way
+            assert inside(field.llm_range, field.engine), name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("top_p", 1e-13), ("temperature", 3.0), ("repetition_penalty", 3.0)]
+)
+def test_where_the_tables_used_to_disagree(name: str, value: float) -> None:
+    assert getattr(SamplingParams(**{name: value}), name) == value
+    assert sampling_fault(SamplingSpec(**{name: value}), 201088) is None
+    assert SAMPLING_FIELDS[name].http_range.holds(value) == (name == "top_p")
+    assert _read_sampling({name: value}) == {name: value}
+
+
+@pytest.mark.parametrize("name", GENERATION)
+def test_a_checkpoint_may_set_it(core: RecordingCore, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    field, value = GENERATION[name], float(example(GENERATION[name]))
+    assert _read_sampling({name: value}) == {name: value}
+    for wrong in (SAMPLING_FIELDS[field].llm_range.low - 1, SAMPLING_FIELDS[field].llm_range.high * 2 + 1):
+        with pytest.raises(ModelConfigError, match=name):
+            _read_sampling({name: wrong})
+    info = msgspec.structs.replace(INFO, default_sampling={name: value})
+    monkeypatch.setattr(build, "build_engine", lambda *_, **__: (core, info))
+    with LLM() as llm:
+        assert llm.get_default_sampling_params() == SamplingParams(**{field: example(field)})
+        llm.generate("a")
+    assert arrives(field, core.seen[0].sampling)
+
+    async def main() -> SamplingSpec:
+        client = playing(f"{FINAL}Yes.<|return|>")
+        client.info_value = msgspec.structs.replace(client.info_value, default_sampling={name: value})
+        async with served(client) as server:
+            assert (await server.chat()).status_code == 200
+        return client.requests[0].sampling
+
+    assert arrives(field, asyncio.run(main()))
