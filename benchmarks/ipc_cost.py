@@ -131,6 +131,16 @@ def engine_side(rows: int) -> None:
     folder.remove()
 
 
+def thread_seconds(pid: int) -> dict[str, float]:
+    """CPU time of each thread of the engine process. Linux only; the heartbeat is the other one of Python."""
+    found = {}
+    for task in sorted(Path(f"/proc/{pid}/task").glob("*"), key=lambda task: int(task.name)):
+        name = "main" if task.name == str(pid) else (task / "comm").read_text().strip()
+        number = sum(other.startswith(name) for other in found)
+        found[f"{name} {number}" if number else name] = int((task / "schedstat").read_text().split()[0]) / 1e9
+    return found
+
+
 async def across(rows: int, steps: int, step_microseconds: int) -> None:
     """The same through the socket: how late the last of ``rows`` readers has its token."""
     folder = make_directory()
@@ -153,12 +163,15 @@ async def across(rows: int, steps: int, step_microseconds: int) -> None:
                 for chunk in chunks:
                     latest[chunk.token_ids[0]] = now
 
+        threads = thread_seconds(engine.pid)
         cpu, wall = time.process_time(), time.perf_counter()
         await asyncio.gather(*(read(i) for i in range(rows)))
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         late = [now - began for began, now in latest.items()]
         show(f"step's end to the last of {rows} readers, median", statistics.median(late), rows)
         show("client's CPU a step, readers included", cpu / steps * 1e6, rows)
+        for name, seconds in thread_seconds(engine.pid).items():
+            show(f"engine process, thread {name}", (seconds - threads.get(name, 0.0)) / steps * 1e6, rows)
         print(f"  ({steps} steps of {step_microseconds} us of engine time in {wall:.2f} s)")
     finally:
         await client.close()
