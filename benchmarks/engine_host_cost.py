@@ -173,7 +173,7 @@ def llm_engine(rows: int, length: int) -> EngineCore:
         max_num_batched_tokens=8192,
         max_model_len=length + 64,
         enable_prefix_caching=False,
-        overlap_depth=1,
+        async_scheduling=True,
     )
     return EngineCore(limits, NullExecutor())
 

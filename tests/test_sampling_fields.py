@@ -19,7 +19,7 @@ from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, GenerateRequest, RowStart, SamplingSpec
 from chorale.errors import ModelConfigError
 from chorale.model.config import _read_sampling
-from chorale.runtime.sampling.params import SamplingRows
+from chorale.runtime.sampling.params import RowSamplingState
 from chorale.sampling_fields import GENERATION, SAMPLING_FIELDS, Range
 from chorale.serve import build
 from chorale.testing.fake_executor import FakeExecutor
@@ -154,7 +154,7 @@ def held(sampling: SamplingSpec) -> list[Any]:
     """All that the engine's sequences and the device's row hold of a request."""
     request = GenerateRequest(request_id="r", prompt_token_ids=[1, 2, 3], sampling=sampling)
     sequences = Admission(LIMITS, 10**6).accept(request, 0.0).sequences
-    rows = SamplingRows(1, 512, 64, torch.device("cpu"))
+    rows = RowSamplingState(1, 512, 64, torch.device("cpu"))
     first = sequences[0]
     seed = 0 if sampling.seed is None else first.seed
     start = RowStart(0, first.all_tokens(), 3, sampling, seed, tuple(sorted(first.stop_ids)))

@@ -26,7 +26,7 @@ LIMITS = EngineLimits(
     max_num_batched_tokens=32,
     max_model_len=256,
     sliding_window=8,
-    overlap_depth=1,
+    async_scheduling=True,
 )
 INFO = EngineInfo(model="fake", max_model_len=256, max_num_seqs=4)
 
