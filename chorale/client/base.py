@@ -1,8 +1,8 @@
 """The seam between everything that speaks text and the engine that speaks tokens.
 
-``EngineClient`` has three implementations: ``local`` (the engine in a thread of this process, for ``LLM``
-and tests), ``remote`` (the engine in its own process, over an ipc socket) and ``scripted`` (tests: token
-streams written by hand). The server cannot tell them apart.
+``EngineClient`` has one implementation in the product, ``remote`` (the engine in its own process, over an
+ipc socket), and two for tests: token streams written by hand (``chorale/testing``), and an engine in a thread
+(``tests/support``). The server cannot tell them apart. ``LLM`` has no client: it steps a ``Core`` itself.
 """
 
 from __future__ import annotations

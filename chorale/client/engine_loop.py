@@ -1,4 +1,4 @@
-"""The engine loop: receive, step, deliver. Shared by the engine process and ``LocalClient``."""
+"""The engine loop: receive, step, deliver. The engine process has one; tests run it in a thread."""
 
 from __future__ import annotations
 

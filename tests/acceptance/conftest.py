@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from chorale.client.local import LocalClient
+from tests.support.local_client import LocalClient
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from chorale.client.base import EngineInfo
-from chorale.client.local import LocalClient
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, StepHandle, StepPlan
 from chorale.errors import ConflictError, EngineDeadError, EngineError, QueueFullError
 from chorale.testing.fake_executor import FakeExecutor
+from tests.support.local_client import LocalClient
 
 LIMITS = EngineLimits(
     num_blocks=200,

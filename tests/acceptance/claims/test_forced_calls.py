@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from chorale.client.local import LocalClient
 from tests.support.faces import WAYS, ask
+from tests.support.local_client import LocalClient
 from tests.support.schema_cases import BIAS
 from tests.support.server import Server, with_server
 

@@ -10,8 +10,8 @@ import json
 
 import pytest
 
-from chorale.client.local import LocalClient
 from tests.support.faces import WAYS, WEATHER, ask
+from tests.support.local_client import LocalClient
 from tests.support.schema_cases import BIAS, SCHEMAS, valid
 from tests.support.server import Server, with_server
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chorale.client.local import LocalClient
 from tests.support.faces import FACES, WAYS, ask
+from tests.support.local_client import LocalClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, ids, playing
 from tests.support.server import Server, with_server
 

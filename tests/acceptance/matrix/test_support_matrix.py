@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from chorale.client.local import LocalClient
 from chorale.config import ToolConfig
 from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.local_client import LocalClient
 from tests.support.matrix import FACES, ask, run
 from tests.support.schema_cases import BIAS, obj
 from tests.support.server import VOCAB, Server

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.client.local import LocalClient
+from tests.support.local_client import LocalClient
 from tests.support.structured import make_client, write_checkpoint
 
 

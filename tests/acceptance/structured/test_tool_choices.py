@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from chorale.client.local import LocalClient
+from tests.support.local_client import LocalClient
 from tests.support.schema_cases import BIAS, obj, valid
 from tests.support.server import VOCAB, Server
 from tests.support.structured import choose, response_to, run

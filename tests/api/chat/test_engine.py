@@ -9,10 +9,10 @@ import asyncio
 from typing import Any
 
 from chorale.client.base import EngineInfo
-from chorale.client.local import LocalClient
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
+from tests.support.local_client import LocalClient
 from tests.support.scripted import events_of, fold_chat, ids, of_body, without_ids
 from tests.support.server import VOCAB, Server, run, served
 

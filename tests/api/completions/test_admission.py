@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from chorale.client.base import EngineInfo
-from chorale.client.local import LocalClient
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
+from tests.support.local_client import LocalClient
 from tests.support.scripted import events_of
 from tests.support.server import Server, run, served
 

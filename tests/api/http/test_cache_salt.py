@@ -10,10 +10,10 @@ import pytest
 from chorale.api.http.auth import hash_key
 from chorale.api.http.cache_salt import cache_salt
 from chorale.client.base import EngineInfo
-from chorale.client.local import LocalClient
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits
 from chorale.testing.fake_executor import FakeExecutor
+from tests.support.local_client import LocalClient
 from tests.support.server import served
 
 LIMITS = EngineLimits(

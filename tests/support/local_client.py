@@ -1,4 +1,4 @@
-"""LocalClient: an EngineClient whose engine runs in a thread of this process, for ``LLM`` and tests.
+"""LocalClient: an EngineClient whose engine runs in a thread of this process, beside the app's.
 
 The thread owns the engine. Between two steps it takes requests and aborts from a queue, and passes each
 step's chunks to the event loop in one call. The event loop owns streams and counts.
