@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
         "processes",
     },
     "bench": {"engine", "kernels", "model", "harmony", "errors", "folders", "processes"},
-    "llm": {"turns", "grammar", "serve", "client", "engine", "runtime", "harmony", "config", "errors"},
+    "llm": {"turns", "grammar", "serve", "client", "engine", "harmony", "config", "errors"},
     "config": {"errors"},
     "errors": set(),
     "ids": set(),

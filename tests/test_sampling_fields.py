@@ -19,12 +19,13 @@ from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, GenerateRequest, RowStart, SamplingSpec
 from chorale.errors import ModelConfigError
 from chorale.model.config import _read_sampling
-from chorale.runtime.sampling.params import RowSamplingState
+from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.sampling_fields import GENERATION, SAMPLING_FIELDS, Range
 from chorale.serve import build
 from chorale.testing.fake_executor import FakeExecutor
 from chorale.turns.compaction import sampling_of_pass
-from tests.support.scripted import FINAL, playing, served
+from tests.support.scripted import FINAL, playing
+from tests.support.server import served
 
 LIMITS = EngineLimits(
     num_blocks=4000, block_size=16, max_num_seqs=4, max_num_batched_tokens=512, max_model_len=8192

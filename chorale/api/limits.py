@@ -24,11 +24,11 @@ from annotated_types import MaxLen
 from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
+from chorale.errors import RequestError
 from chorale.sampling_fields import (
     INT32_MAX,
     INT64_MAX,
     MAX_LOGPROBS,
-    MAX_PROMPT_SCORES,
     SAMPLING_FIELDS,
     VOCAB_SIZE,
     Number,
@@ -146,7 +146,7 @@ SIZES: dict[str, Size] = {
     "json_escapes": Size(2_097_152, "escapes", "backslash sequences in the strings of a body"),
     "thought_tokens": Size(1_048_576, "ids", "tokens of reasoning that a request brings back"),
     "prompt_scores": Size(
-        MAX_PROMPT_SCORES, "entries", "prompt tokens x (prompt_logprobs, or logprobs with echo, + 1)"
+        262_144, "entries", "prompt tokens x (prompt_logprobs, or logprobs with echo, + 1)"
     ),
     "tool_name": Size(64, "characters", "length of a function name"),
     "identifier": Size(512, "characters", "user, cache_salt, prompt_cache_key, ids, ..."),
@@ -203,6 +203,18 @@ def checked(name: str, value: object, fail: Callable[[str], Exception]) -> Numbe
         return LIMITS[name].check(value)
     except PydanticKnownError as error:
         raise fail(error.message()) from None
+
+
+def check_scores(num_prompt_tokens: int, prompt_logprobs: int | None) -> None:
+    """Raises ``RequestError`` for more log-probabilities of a prompt than an answer may hold."""
+    most = SIZES["prompt_scores"].max
+    if prompt_logprobs is not None and num_prompt_tokens * (prompt_logprobs + 1) > most:
+        raise RequestError(
+            f"prompt_logprobs: {num_prompt_tokens} prompt tokens with {prompt_logprobs} alternatives each "
+            f"are more than the {most} log-probabilities that an answer may hold",
+            param="prompt_logprobs",
+            code="above_max_value",
+        )
 
 
 def markdown_table() -> str:

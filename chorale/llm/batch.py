@@ -1,79 +1,156 @@
-"""Batch: the prompts of one call of ``LLM``. Chunks of all of them in, a RequestOutput for each out."""
+"""Batch: the turns of one call of ``LLM``. Chunks of all of them in, a RequestOutput for each out.
+
+The choices are the server's: they read the tokens and say what comes next. The server's loop around them is
+left out: a step's chunks are read where they arrive, by the thread that steps the engine.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
-from chorale.harmony.vocab import RETURN, Vocabulary
-from chorale.llm.outputs import ChoiceBuilder, PositionLogprobs, RequestOutput, position_logprobs
+from chorale.engine.types import GenerateRequest, TokenChunk, TokenLogprobs
+from chorale.harmony.vocab import Vocabulary
+from chorale.llm.outputs import CompletionOutput, RequestOutput, completion_output, position_logprobs
 from chorale.llm.params import SamplingParams
 from chorale.llm.prompts import Prompt
+from chorale.turns.choice import Choice
+from chorale.turns.events import Fold
+from chorale.turns.needs import Ended, Need, NextRound
+from chorale.turns.raw_choice import RawChoice
+from chorale.turns.request import TurnRequest
+
+# What a step leads to: another generation, or a choice (request id, index) that needs no more tokens.
+Order = GenerateRequest | tuple[str, int]
+
+
+class Work:
+    """One prompt: what was asked, and the choices that have ended."""
+
+    __slots__ = ("done", "output", "params", "turn")
+
+    def __init__(self, prompt: Prompt, params: SamplingParams, turn: TurnRequest) -> None:
+        self.params, self.turn = params, turn
+        self.output = RequestOutput(turn.request_id, prompt.text, prompt.token_ids, [])
+        self.done: dict[int, CompletionOutput] = {}
+
+
+class Reading:
+    """One choice, while the engine works on it.
+
+    Without stop strings, only the last chunk of a raw choice decides what the engine does next: its tokens
+    are collected in ``unread`` and read at the end, all at once.
+    """
+
+    __slots__ = ("choice", "logprobs", "num_rounds", "reads_late", "request_id", "unread", "work")
+
+    def __init__(self, work: Work, choice: Choice | RawChoice) -> None:
+        self.work, self.choice = work, choice
+        self.request_id: str | None = work.turn.request_id  # of the round being read; None: it has ended
+        self.num_rounds = 0  # after the first
+        self.reads_late = isinstance(choice, RawChoice) and not work.turn.stop
+        self.unread: TokenChunk | None = None
+        self.logprobs: list[TokenLogprobs] = []
 
 
 class Batch:
     """``take`` is called after every step with a chunk for each row: what it does for a plain one counts."""
 
-    def __init__(self, vocab: Vocabulary) -> None:
+    def __init__(self, vocab: Vocabulary, max_model_len: int) -> None:
         self.num_done = 0  # prompts of which every choice has ended
-        self._vocab = vocab
-        self._work: list[tuple[Prompt, SamplingSpec]] = []
-        self._outputs: dict[str, RequestOutput] = {}
-        self._choices: dict[str, list[ChoiceBuilder]] = {}
-        self._num_open: dict[str, int] = {}  # choices of each prompt that have not ended
+        self._vocab, self._max_model_len = vocab, max_model_len
+        self._works: list[Work] = []
+        self._readings: dict[str, Sequence[Reading]] = {}  # by the request id of each round
 
-    def add(self, request_id: str, prompt: Prompt, params: SamplingParams, spec: SamplingSpec) -> None:
-        choices = [ChoiceBuilder(index, params, self._vocab, RETURN) for index in range(params.n)]
-        self._outputs[request_id] = RequestOutput(
-            request_id, prompt.text, prompt.token_ids, [choice.output for choice in choices]
-        )
-        self._choices[request_id] = choices
-        self._num_open[request_id] = params.n
-        self._work.append((prompt, spec))
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        turn: TurnRequest,
+        choices: Sequence[Choice | RawChoice],
+    ) -> None:
+        """Add a prompt with its choices, in the order of their index."""
+        work = Work(prompt, params, turn)
+        self._works.append(work)
+        self._readings[turn.request_id] = [Reading(work, choice) for choice in choices]
 
     def requests(self) -> Iterator[GenerateRequest]:
-        for request_id, (prompt, spec) in zip(self._outputs, self._work, strict=True):
-            yield GenerateRequest(
-                request_id=request_id,
-                prompt_token_ids=prompt.token_ids,
-                sampling=spec,
-                arrival_time=time.time(),
-                cache_salt=prompt.cache_salt,
-            )
-
-    def take(self, chunks: list[TokenChunk]) -> list[tuple[str, int]]:
-        """Read a step's chunks; returns the choices that a stop string has ended before the engine did."""
-        left: list[tuple[str, int]] = []
-        choices = self._choices
-        for chunk in chunks:
-            choice = choices[chunk.request_id][chunk.index]
-            unread = choice.unread
-            if unread is not None and chunk.finish_reason is None and chunk.logprobs is None:
-                unread.token_ids += chunk.token_ids
-            elif self._take(choice, chunk):
-                left.append((chunk.request_id, chunk.index))
-        return left
-
-    def _take(self, choice: ChoiceBuilder, chunk: TokenChunk) -> bool:
-        """Returns whether the engine still works on a choice that has ended."""
-        if choice.output.finished():
-            return False
-        output = self._outputs[chunk.request_id]
-        output.num_cached_tokens = max(output.num_cached_tokens, chunk.num_cached_tokens)
-        if chunk.prompt_logprobs is not None:
-            output.prompt_logprobs = self._prompt_logprobs(chunk.prompt_logprobs)
-        is_last = chunk.finish_reason is not None
-        if not choice.take(chunk):
-            return False
-        self._num_open[chunk.request_id] -= 1
-        self.num_done += self._num_open[chunk.request_id] == 0
-        return not is_last
-
-    def _prompt_logprobs(self, found: Sequence[Any]) -> list[PositionLogprobs | None]:
-        return [None if entry is None else position_logprobs(entry, self._vocab) for entry in found]
+        """The first round of every turn, in order."""
+        return (work.turn.first_round() for work in self._works)
 
     def outputs(self) -> list[RequestOutput]:
         """In the order in which their prompts were added."""
-        return list(self._outputs.values())
+        return [work.output for work in self._works]
+
+    def take(self, chunks: list[TokenChunk]) -> list[Order]:
+        """Read a step's chunks."""
+        orders: list[Order] = []
+        readings = self._readings
+        for chunk in chunks:
+            reading = readings[chunk.request_id][chunk.index]
+            unread = reading.unread
+            if unread is not None and chunk.finish_reason is None and chunk.logprobs is None:
+                unread.token_ids += chunk.token_ids
+            elif chunk.request_id == reading.request_id:  # else of a round that the choice has left
+                self._read(reading, chunk, orders)
+        return orders
+
+    def _read(self, reading: Reading, chunk: TokenChunk, orders: list[Order]) -> None:
+        if chunk.logprobs is not None:
+            reading.logprobs += chunk.logprobs
+            chunk.logprobs = None
+        is_last = chunk.finish_reason is not None
+        if reading.reads_late:
+            chunk = _joined(reading.unread, chunk)
+            reading.unread = None if is_last else chunk
+            if not is_last:
+                return
+        need = reading.choice.feed(chunk)
+        if need is not None:
+            if not is_last:
+                orders.append((chunk.request_id, chunk.index))
+            self._go_on(reading, need, orders)
+
+    def _go_on(self, reading: Reading, need: Need, orders: list[Order]) -> None:
+        choice = reading.choice
+        if isinstance(need, NextRound):
+            assert isinstance(choice, Choice)
+            del reading.logprobs[need.num_sampled :]
+            turn, number = reading.work.turn, reading.num_rounds
+            request = turn.later_round(need, choice.index, number, self._max_model_len)
+            if request is not None:
+                choice.begin_round(need)
+                reading.request_id, reading.num_rounds = request.request_id, number + 1
+                self._readings[request.request_id] = (reading,)
+                orders.append(request)
+                return
+            need = choice.end("length")
+        assert isinstance(need, Ended)  # LLM has no built-in tools and no compaction
+        reading.request_id = None
+        self._end(reading)
+
+    def _end(self, reading: Reading) -> None:
+        work, index = reading.work, reading.choice.index
+        fold, output = Fold(), work.output
+        fold.add(reading.choice.take())
+        ended = fold.ended
+        assert ended is not None
+        work.done[index] = completion_output(index, fold, ended, reading.logprobs, work.params, self._vocab)
+        output.num_cached_tokens = max(output.num_cached_tokens, ended.usage.cached_tokens)
+        if ended.prompt_logprobs is not None and output.prompt_logprobs is None:
+            output.prompt_logprobs = [
+                None if entry is None else position_logprobs(entry, self._vocab)
+                for entry in ended.prompt_logprobs
+            ]
+        if len(work.done) == work.turn.sampling.n:
+            output.outputs = [work.done[each] for each in sorted(work.done)]
+            self.num_done += 1
+
+
+def _joined(chunk: TokenChunk | None, following: TokenChunk) -> TokenChunk:
+    """One chunk that stands for both."""
+    if chunk is None:
+        return following
+    chunk.token_ids += following.token_ids
+    chunk.finish_reason, chunk.stop_token_id = following.finish_reason, following.stop_token_id
+    chunk.timings, chunk.error = following.timings, following.error
+    return chunk

@@ -20,8 +20,8 @@ from chorale.llm.signals import SignalsBetweenSteps
 _QUIET = 1.0  # seconds without work after which an engine uses its idle time
 _PIECE = 0.001  # seconds between two pieces of it
 
-# Takes a step's chunks; returns the choices (request id, index) that need no more tokens.
-Take = Callable[[list[TokenChunk]], Iterable[tuple[str, int]]]
+# Takes a step's chunks; returns further requests, and choices (request id, index) that need no more tokens.
+Take = Callable[[list[TokenChunk]], Iterable[GenerateRequest | tuple[str, int]]]
 
 
 class OfflineEngine:
@@ -94,9 +94,12 @@ class OfflineEngine:
                 submitted.append(request.request_id)
                 core.add_request(request)
             while core.has_work:
-                chunks = self._step()
-                for request_id, index in take(chunks):
-                    core.abort(request_id, index)
+                for order in take(self._step()):
+                    if isinstance(order, GenerateRequest):
+                        submitted.append(order.request_id)
+                        core.add_request(order)
+                    else:
+                        core.abort(*order)
                 if signals.pending:
                     signals.deliver()
                 if self._closing.is_set():

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,26 +15,26 @@ from chorale.client.base import EngineInfo
 from chorale.config import EngineConfig
 from chorale.engine.types import TokenChunk
 from chorale.errors import ConfigError
-from chorale.grammar.constraint import Constraint
-from chorale.grammar.frames import raw_grammar, turn_grammar
 from chorale.harmony.vocab import load_vocabulary
-from chorale.llm.batch import Batch
+from chorale.llm.batch import Batch, Order
 from chorale.llm.engine import OfflineEngine
 from chorale.llm.outputs import RequestOutput
-from chorale.llm.params import SamplingParams, check_compiles, check_names, to_spec
+from chorale.llm.params import SamplingParams, check_names
 from chorale.llm.progress import UseTqdm, make_progress
 from chorale.llm.prompts import (
     ChatMessages,
     OnePrompt,
     Prompt,
-    check_prompt,
     read_conversations,
     read_prompts,
     read_tools,
     render_chat,
 )
-from chorale.llm.turns import read_turn
+from chorale.llm.turns import make_turn
 from chorale.sampling_fields import GENERATION
+from chorale.turns.choice import Choice
+from chorale.turns.raw_choice import RawChoice
+from chorale.turns.request import TurnRequest
 from chorale.turns.rules import TurnRules
 
 log = logging.getLogger("chorale")
@@ -55,10 +55,6 @@ _IGNORED = {
     "load_format": "safetensors is the only format",
     "skip_tokenizer_init": "the harmony vocabulary is built in",
 }
-
-
-def _raw(constraint: Constraint | None, max_tokens: int) -> str:
-    return "" if constraint is None else raw_grammar(constraint)
 
 
 class LLM:
@@ -102,9 +98,23 @@ class LLM:
         before anything runs, ``EngineError`` if the engine fails or was shut down.
         """
         read = read_prompts(prompts, prompt_token_ids, self._vocab)
-        return self._run(
-            read, _for_each(sampling_params, self.get_default_sampling_params, len(read)), use_tqdm
-        )
+        params = _for_each(sampling_params, self.get_default_sampling_params, len(read))
+        eos = frozenset(self.info.eos_token_ids)
+
+        def rules(own: SamplingParams) -> TurnRules:
+            return TurnRules(answer=own.constraint(), raw=True)
+
+        def choice(turn: TurnRequest, own: SamplingParams, index: int) -> RawChoice:
+            return RawChoice(
+                self._vocab,
+                turn,
+                index,
+                eos,
+                skip_special_tokens=own.skip_special_tokens,
+                hide_stop=not own.include_stop_str_in_output,
+            )
+
+        return self._run(read, params, use_tqdm, rules, choice)
 
     def chat(
         self,
@@ -126,21 +136,15 @@ class LLM:
         described = [function.tool for function in functions]
         prompts = [render_chat(some, described, reasoning_effort, self._vocab) for some in several]
         params = _for_each(sampling_params, self._chat_defaults, len(prompts))
+        eos = frozenset(self.info.eos_token_ids)
 
-        def turn(answer: Constraint | None, max_tokens: int) -> str:
-            rules = TurnRules(functions=functions, answer=answer)
-            if not rules.binds:
-                return ""
-            frames = rules.frames(max_tokens)
-            for constraint in frames.constraints():
-                check_compiles(constraint)
-            return turn_grammar(frames)
+        def rules(own: SamplingParams) -> TurnRules:
+            return TurnRules(functions=functions, answer=own.constraint())
 
-        outputs = self._run(prompts, params, use_tqdm, turn)
-        for output, own in zip(outputs, params, strict=True):
-            for choice in output.outputs:
-                read_turn(choice, own, functions, self._vocab)
-        return outputs
+        def choice(turn: TurnRequest, own: SamplingParams, index: int) -> Choice:
+            return Choice(self._vocab, turn, index, eos)
+
+        return self._run(prompts, params, use_tqdm, rules, choice)
 
     def shutdown(self) -> None:
         """Stop the engine and free its memory. Idempotent."""
@@ -165,21 +169,23 @@ class LLM:
         prompts: list[Prompt],
         params: list[SamplingParams],
         use_tqdm: UseTqdm,
-        make_grammar: Callable[[Constraint | None, int], str] = _raw,
+        make_rules: Callable[[SamplingParams], TurnRules],
+        make_choice: Callable[[TurnRequest, SamplingParams, int], Choice | RawChoice],
     ) -> list[RequestOutput]:
         """Everything is checked before anything runs. All prompts are handed over at once, in order."""
         self._engine.require_ready()
-        batch = Batch(self._vocab)
+        rules = {key: make_rules(own) for key, own in {id(own): own for own in params}.items()}
+        batch = Batch(self._vocab, self.info.max_model_len)
         for prompt, own in zip(prompts, params, strict=True):
-            check_prompt(prompt, self.info)
-            spec = to_spec(own, self.info, self._vocab, len(prompt.token_ids), make_grammar)
-            batch.add(str(next(self._numbers)), prompt, own, spec)
+            request_id = str(next(self._numbers))
+            turn = make_turn(request_id, prompt, own, rules[id(own)], self.info, self._vocab)
+            batch.add(prompt, own, turn, [make_choice(turn, own, index) for index in range(own.n)])
         progress = make_progress(len(prompts), use_tqdm, self._engine.stats)
 
-        def take(chunks: list[TokenChunk]) -> Iterable[tuple[str, int]]:
-            left = batch.take(chunks)
+        def take(chunks: list[TokenChunk]) -> list[Order]:
+            orders = batch.take(chunks)
             progress.show(batch.num_done)
-            return left
+            return orders
 
         try:
             self._engine.run(batch.requests(), take)

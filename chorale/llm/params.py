@@ -1,24 +1,20 @@
-"""SamplingParams: vLLM's names and defaults, checked when made, and their translation to a SamplingSpec."""
+"""SamplingParams: vLLM's names and defaults, checked when made."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
 from chorale.client.base import EngineInfo
-from chorale.engine.bounds import sampling_fault
-from chorale.engine.types import SamplingSpec
 from chorale.errors import RequestError
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.matcher import check_constraint
-from chorale.harmony.text import encode_words
-from chorale.harmony.vocab import Vocabulary
-from chorale.sampling_fields import CHOSEN_BY_MODEL, GENERATION, SAMPLING_FIELDS
+from chorale.sampling_fields import GENERATION, SAMPLING_FIELDS
 from chorale.turns.structured import constraint_of
 
 _REFUSED = {
@@ -151,6 +147,11 @@ class SamplingParams(_Fields):
         raise TypeError(f"structured_outputs must be StructuredOutputsParams or their names, not {given!r}")
 
     @property
+    def priority(self) -> int:
+        """Of every request: prompts run in the order in which they are given."""
+        return 0
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         if self.stop is None:
             return ()
@@ -193,7 +194,9 @@ def _plain(name: str, value: Any) -> Any:
     if name == "logit_bias" and value is not None:
         if not isinstance(value, Mapping) or not all(isinstance(bias, Real) for bias in value.values()):
             raise TypeError(f"logit_bias must have a number for each token id, not {value!r}")
-        return {token: float(bias) for token, bias in value.items()}
+        return {
+            int(token) if isinstance(token, Integral) else token: float(bias) for token, bias in value.items()
+        }
     is_one = name == "stop" and isinstance(value, str)
     if name in _TEXTS and value is not None and not is_one and not _are_texts(value):
         raise TypeError(f"{name} must be a list of texts, not {value!r}")
@@ -231,47 +234,12 @@ def _check_beside(params: SamplingParams, binding: str) -> None:
             raise ValueError(f"{name} cannot be kept together with {binding}")
 
 
-def to_spec(
-    params: SamplingParams,
-    info: EngineInfo,
-    vocab: Vocabulary,
-    num_prompt_tokens: int,
-    make_grammar: Callable[[Constraint | None, int], str],
-) -> SamplingSpec:
-    """Token ids only; output is bounded by the window. Raises ``ValueError`` for what is no token id, for
-    more log-probabilities than the engine was made for, and for whatever else the engine would refuse.
-
-    ``make_grammar(constraint, max_tokens)``: the grammar of an output that the constraint is for; "": none.
-    """
+def check_for(params: SamplingParams, info: EngineInfo) -> None:
+    """Raises ``ValueError`` for ids that are no tokens of the model, and for too many log-probabilities."""
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) > info.max_logprobs:
             raise ValueError(f"{name} must be at most {info.max_logprobs} (max_logprobs)")
-    room = info.max_model_len - num_prompt_tokens
-    limit = room if params.max_tokens is None else min(params.max_tokens, room)
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         for token in getattr(params, name) or ():
             if not isinstance(token, Integral) or not 0 <= int(token) < info.vocab_size:
                 raise ValueError(f"{name}: {token} is not a token id (0 to {info.vocab_size - 1})")
-    grammar = make_grammar(params.constraint(), limit)
-    if grammar:
-        _check_beside(params, "structured_outputs or strict tools")
-    spec = SamplingSpec(
-        **{name: getattr(params, name) for name in CHOSEN_BY_MODEL if name != "top_k"},
-        n=params.n,
-        top_k=max(params.top_k, 0),
-        logit_bias=dict(params.logit_bias or {}),
-        allowed_token_ids=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
-        bad_words=encode_words(params.bad_words or (), vocab),
-        min_tokens=min(params.min_tokens, limit),
-        max_tokens=limit,
-        ignore_eos=params.ignore_eos,
-        stop_token_ids=tuple(params.stop_token_ids or ()),
-        seed=params.seed,
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-        grammar=grammar,
-    )
-    fault = sampling_fault(spec, info.vocab_size)  # the engine would say it too, but only once others run
-    if fault is not None:
-        raise ValueError(fault)
-    return spec

@@ -13,7 +13,7 @@ from chorale.harmony.messages import Conversation, ToolDescription
 from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import Vocabulary
 from chorale.turns.prompt.effort import DEFAULT_EFFORT, reasoning_effort
-from chorale.turns.prompt.encode import check_distinct, developer_message, system_message
+from chorale.turns.prompt.encode import check_distinct, prompt_head
 from chorale.turns.prompt.openai_messages import split_instructions, take_efforts, to_harmony
 from chorale.turns.tools.functions import Function
 
@@ -126,10 +126,7 @@ def render_chat(
     """The same token ids as the server's for these messages. Raises ``RequestError`` naming the message."""
     cleaned, said = take_efforts(messages)
     instructions, num_leading = split_instructions(cleaned)
-    default = said or DEFAULT_EFFORT
-    head = [system_message(ServerConfig(), reasoning_effort(effort, "reasoning_effort", default))]
-    developer = developer_message(instructions, tools)
-    if developer is not None:
-        head.append(developer)
+    chosen = reasoning_effort(effort, "reasoning_effort", said or DEFAULT_EFFORT)
+    head = prompt_head(ServerConfig(), chosen, instructions, tools)
     conversation = Conversation((*head, *to_harmony(cleaned, num_leading)))
     return Prompt(None, render_conversation(conversation, vocab))

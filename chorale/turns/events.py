@@ -40,6 +40,8 @@ ItemStatus = Literal["completed", "incomplete", "failed"]
 EndReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Phase = Literal["commentary", "final_answer"]
 
+# Between two texts of one kind (a preamble and the answer, two analyses), where they become one string.
+SEPARATOR = "\n\n"
 # Calls that the client runs: they end the turn. Their text is JSON arguments; of a custom call, its input.
 CLIENT_CALLS: frozenset[ItemKind] = frozenset(
     {
@@ -278,6 +280,10 @@ class Fold:
         if any(item.status is None for item in self.items):
             raise ValueError("the turn ended with an open item")
         self.ended = event
+
+    def joined(self, kind: ItemKind) -> str | None:
+        """The texts of one kind where they can only be shown as one string; None if there are none."""
+        return SEPARATOR.join(item.text for item in self.items if item.kind == kind and item.text) or None
 
     def text(self, kind: ItemKind) -> str:
         """The text of every item of one kind, in order."""

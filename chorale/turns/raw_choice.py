@@ -33,6 +33,7 @@ class RawChoice:
     """Feed it the chunks of this choice and ``take`` its events.
 
     ``discard``: max_tokens was 0, so the one token that the engine samples is not part of the answer.
+    ``hide_stop``: a special token that ended the choice is no text, even where special tokens are shown.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class RawChoice:
         *,
         skip_special_tokens: bool = True,
         discard: bool = False,
+        hide_stop: bool = False,
     ) -> None:
         self.index = index
         self._vocab = vocab
@@ -51,6 +53,7 @@ class RawChoice:
         self._eos = eos
         self._skip_special = skip_special_tokens
         self._discard = discard
+        self._hide_stop = hide_stop
         self._out = Emitter(len(request.prompt_token_ids), request.stream_interval, progress=request.progress)
         self._decoder = TextDecoder(vocab)
         stop, num_early = request.stop, request.sampling.min_tokens
@@ -98,7 +101,7 @@ class RawChoice:
 
     def _shows_stop(self, token_id: int) -> bool:
         if self._vocab.is_special(token_id):
-            return not self._skip_special
+            return not (self._skip_special or self._hide_stop)
         return self._request.include_stop
 
     def _read_many(self, token_ids: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from chorale.engine.types import SamplingSpec
 from chorale.errors import ContextLengthError, RequestError
 from chorale.harmony.text import encode_words
 from chorale.harmony.vocab import Vocabulary
-from chorale.sampling_fields import CHOSEN_BY_MODEL, MAX_PROMPT_SCORES, SAMPLING_FIELDS
+from chorale.sampling_fields import CHOSEN_BY_MODEL, SAMPLING_FIELDS
 
 _SEED_MASK = 2**62 - 1  # leaves room for seed + choice index
 
@@ -23,7 +23,7 @@ class SamplingChoices(Protocol):
     """What a request says about sampling, beside the numbers of ``CHOSEN_BY_MODEL``. None: the default."""
 
     @property
-    def logit_bias(self) -> Mapping[str, float] | None: ...
+    def logit_bias(self) -> Mapping[str, float] | Mapping[int, float] | None: ...
     @property
     def allowed_token_ids(self) -> Sequence[int] | None: ...
     @property
@@ -58,7 +58,6 @@ def resolve_sampling(
                 f"{param}: this server gives at most {info.max_logprobs} (--max-logprobs)", param=param
             )
     limit = fit_max_tokens(info, num_prompt_tokens, max_tokens, prompt_param)
-    _check_scores(num_prompt_tokens, prompt_logprobs)
     min_tokens = fields.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise RequestError(
@@ -115,23 +114,14 @@ def fit_max_tokens(
     return min(room, requested)
 
 
-def _check_scores(num_prompt_tokens: int, prompt_logprobs: int | None) -> None:
-    if prompt_logprobs is not None and num_prompt_tokens * (prompt_logprobs + 1) > MAX_PROMPT_SCORES:
-        raise RequestError(
-            f"prompt_logprobs: {num_prompt_tokens} prompt tokens with {prompt_logprobs} alternatives each "
-            f"are more than the {MAX_PROMPT_SCORES} log-probabilities that an answer may hold",
-            param="prompt_logprobs",
-            code="above_max_value",
-        )
-
-
 def _token_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if ids is None else tuple(dict.fromkeys(ids))
 
 
-def _logit_bias(bias: Mapping[str, float] | None, vocab_size: int) -> dict[int, float]:
+def _logit_bias(bias: Mapping[str, float] | Mapping[int, float] | None, vocab_size: int) -> dict[int, float]:
+    """The keys are strings in JSON."""
     resolved: dict[int, float] = {}
-    for key, value in (bias or {}).items():
+    for key, value in ((str(key), value) for key, value in (bias or {}).items()):
         token_id = int(key) if key.isascii() and key.isdigit() and len(key) < 10 else -1
         if not 0 <= token_id < vocab_size:
             raise RequestError(

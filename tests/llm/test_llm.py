@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from chorale import LLM, SamplingParams
-from chorale.engine.types import TokenChunk
 from chorale.errors import ChoraleError, ConfigError, ContextLengthError, EngineDeadError
 from chorale.harmony.messages import Conversation, DeveloperContent, Message, SystemContent
 from chorale.harmony.render import render_conversation
@@ -28,12 +27,10 @@ from chorale.harmony.vocab import (
     export_vocabulary,
     load_vocabulary,
 )
-from chorale.llm.outputs import ChoiceBuilder, CompletionOutput
-from chorale.llm.prompts import read_tools
-from chorale.llm.turns import read_turn
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.turns.prompt.effort import DEFAULT_EFFORT
+from tests.support.scripted_core import scripted_llm
 
 torch.set_num_threads(1)
 SIZES: dict[str, Any] = {
@@ -305,9 +302,16 @@ def test_chat_renders_as_the_server_does(llm: LLM) -> None:
         llm.chat([{"role": "wizard", "content": "x"}], params)
 
 
-def test_a_chat_turn_is_split_into_reasoning_answer_and_calls() -> None:
+HI = [{"role": "user", "content": "Hi"}]
+SKY = [{"type": "function", "function": {"name": "sky", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(("stop", "text", "calls"), [(None, "Blue. STOP red", 1), ("STOP", "Blue. ", 0)])
+def test_a_chat_turn_is_split_into_reasoning_answer_and_calls(
+    monkeypatch: pytest.MonkeyPatch, size: int, stop: str | None, text: str, calls: int
+) -> None:
     vocab = load_vocabulary()
-    tools = read_tools([{"type": "function", "function": {"name": "sky", "parameters": {"type": "object"}}}])
     ids = [
         CHANNEL, *vocab.encode("analysis"), MESSAGE, *vocab.encode("Let me look."), END,
         START, *vocab.encode("assistant"), CHANNEL, *vocab.encode("final"), MESSAGE,
@@ -315,30 +319,49 @@ def test_a_chat_turn_is_split_into_reasoning_answer_and_calls() -> None:
         START, *vocab.encode("assistant to=functions.sky"), CHANNEL, *vocab.encode("commentary "), CONSTRAIN,
         *vocab.encode("json"), MESSAGE, *vocab.encode('{"at": 1}'), CALL,
     ]  # fmt: skip
-    output = CompletionOutput(0, token_ids=ids)
-    read_turn(output, SamplingParams(stop="STOP"), tools, vocab)
-    assert (output.reasoning, output.text) == ("Let me look.", "Blue. ")
-    assert [(call.name, call.arguments) for call in output.tool_calls] == [("sky", '{"at": 1}')]
+    with scripted_llm(monkeypatch, ids, size=size) as (llm, core):
+        output = llm.chat(HI, SamplingParams(stop=stop, max_tokens=100), tools=SKY)[0].outputs[0]
+    assert (output.reasoning, output.text) == ("Let me look.", text)
+    assert [(call.name, call.arguments) for call in output.tool_calls] == [("sky", '{"at": 1}')][:calls]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop or CALL)
+    assert output.token_ids == ids[: len(output.token_ids)]
+    assert len(core.aborted) == (stop is not None and size < len(ids))
 
 
-def test_a_chat_turn_shows_the_stop_token_where_it_is_wanted() -> None:
+def test_a_chat_turn_shows_the_stop_token_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     vocab = load_vocabulary()
     header = [CHANNEL, *vocab.encode("final"), MESSAGE]
     said = vocab.encode("The sky is blue")
-    for include, text in ((False, "The sky is"), (True, "The sky is blue")):
-        output = CompletionOutput(0, token_ids=[*header, *said], finish_reason="stop", stop_reason=said[-1])
-        params = SamplingParams(stop_token_ids=[said[-1]], include_stop_str_in_output=include)
-        read_turn(output, params, (), vocab)
-        assert output.text == text
-        assert output.token_ids[-1] == said[-1]
+    with scripted_llm(monkeypatch, [*header, *said]) as (llm, _):
+        for include, text in ((False, "The sky is"), (True, "The sky is blue")):
+            params = SamplingParams(stop_token_ids=[said[-1]], include_stop_str_in_output=include)
+            output = llm.chat(HI, params)[0].outputs[0]
+            assert output.text == text
+            assert output.token_ids[-1] == output.stop_reason == said[-1]
 
 
-def test_a_chat_turn_is_cut_at_the_stop_string_that_counted() -> None:
+def test_a_chat_turn_is_cut_at_the_stop_string_that_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     vocab = load_vocabulary()
     ids = [CHANNEL, *vocab.encode("final"), MESSAGE, *vocab.encode("One. Two. Three.")]
-    output = CompletionOutput(0, token_ids=ids)
-    read_turn(output, SamplingParams(stop=".", min_tokens=5), (), vocab)
-    assert output.text == "One. Two"
+    with scripted_llm(monkeypatch, ids) as (llm, _):
+        assert llm.chat(HI, SamplingParams(stop=".", min_tokens=5))[0].outputs[0].text == "One. Two"
+
+
+def test_a_turn_that_ends_after_its_reasoning_is_asked_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second round, as on the server; one of two choices."""
+    vocab = load_vocabulary()
+    thought = [CHANNEL, *vocab.encode("analysis"), MESSAGE, *vocab.encode("It is noon."), RETURN]
+    answer = [*vocab.encode("Noon."), RETURN]
+    with scripted_llm(monkeypatch, thought, answer) as (llm, core):
+        (output,) = llm.chat(HI, SamplingParams(n=2, max_tokens=50, seed=3, logprobs=0))
+    assert [(each.reasoning, each.text) for each in output.outputs] == [("It is noon.", "Noon.")] * 2
+    assert [each.token_ids for each in output.outputs] == [[*thought, *answer]] * 2
+    assert [each.finish_reason for each in output.outputs] == ["stop"] * 2
+    first, *later = core.requests
+    assert [each.sampling.seed for each in later] == [3, 4]
+    header = [END, START, *vocab.encode("assistant"), CHANNEL, *vocab.encode("final"), MESSAGE]
+    assert later[0].prompt_token_ids == [*first.prompt_token_ids, *thought[:-1], *header]
+    assert later[0].sampling.max_tokens == 50 - len(thought)
 
 
 @pytest.mark.parametrize(
@@ -517,28 +540,26 @@ def test_unknown_and_needless_arguments_of_llm(folder: Path, caplog: pytest.LogC
 # --------------------------------------------------------------------------- one choice, token by token
 
 
-def test_a_choice_does_not_depend_on_how_its_tokens_arrive() -> None:
-    vocab = load_vocabulary()
-    ids = vocab.encode("naïve 🦊 fox STOPPED here")
-    for params in (SamplingParams(), SamplingParams(stop=["STOP"]), SamplingParams(stop=["fox S", "here"])):
+def test_a_choice_does_not_depend_on_how_its_tokens_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = load_vocabulary().encode("naïve 🦊 fox STOPPED here")
+    for stop in (None, ["STOP"], ["fox S", "here"]):
         found = set()
         for size in (1, 2, 3, 100):
-            builder = ChoiceBuilder(0, params, vocab, RETURN)
-            for start in range(0, len(ids), size):
-                builder.feed(TokenChunk("r", 0, ids[start : start + size]))
-            builder.feed(TokenChunk("r", 0, [], finish_reason="length"))
-            found.add((builder.output.text, builder.output.finish_reason, tuple(builder.output.token_ids)))
+            with scripted_llm(monkeypatch, ids, size=size) as (llm, _):
+                output = llm.generate([[1]], SamplingParams(stop=stop, max_tokens=100))[0].outputs[0]
+            found.add((output.text, output.finish_reason, tuple(output.token_ids)))
         assert len(found) == 1
 
 
 @pytest.mark.parametrize("stop", [None, ["zz"], ["\ufffd"]])
-def test_a_character_that_is_broken_off_is_shown_as_on_the_server(stop: list[str] | None) -> None:
+def test_a_character_that_is_broken_off_is_shown_as_on_the_server(
+    monkeypatch: pytest.MonkeyPatch, stop: list[str] | None
+) -> None:
     vocab = load_vocabulary()
     first, *rest = vocab.encode("🦊")
     assert rest
     cut = [*vocab.encode("a"), first]
     for ids, shown in ((cut, "a\ufffd"), ([*cut, END, *vocab.encode("b")], "a\ufffdb")):
-        builder = ChoiceBuilder(0, SamplingParams(stop=stop), vocab, RETURN)
-        builder.feed(TokenChunk("r", 0, ids))
-        builder.feed(TokenChunk("r", 0, [], finish_reason="length"))
-        assert builder.output.text == (shown if stop != ["\ufffd"] else "a")
+        with scripted_llm(monkeypatch, ids, size=100) as (llm, _):
+            output = llm.generate([[1]], SamplingParams(stop=stop, max_tokens=100))[0].outputs[0]
+        assert output.text == (shown if stop != ["\ufffd"] else "a")

@@ -13,9 +13,6 @@ from chorale.ids import new_completion_id
 from chorale.turns.events import EndReason, ItemOpened, TurnEnded
 
 FINISH: dict[EndReason, str] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
-# Between two texts of a kind (a preamble and the answer, two analyses): separate messages that this API can
-# only return as one string.
-SEPARATOR = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)

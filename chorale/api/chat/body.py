@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from chorale.api.chat.answer import SEPARATOR, Answer, call_object
+from chorale.api.chat.answer import Answer, call_object
 from chorale.api.chat.builtin import SHOWN, annotation, whole
 from chorale.api.usage import of_choices, usage_object
 from chorale.errors import EngineError
-from chorale.turns.events import CLIENT_CALLS, Fold, FoldedItem, TurnEnded, end_error
+from chorale.turns.events import CLIENT_CALLS, SEPARATOR, Fold, FoldedItem, TurnEnded, end_error
 
 
 def chat_body(answer: Answer, folds: Sequence[Fold], prompt_token_ids: list[int]) -> dict[str, Any]:
@@ -57,12 +57,12 @@ def _choice(answer: Answer, index: int, fold: Fold, ended: TurnEnded) -> dict[st
 def _message(answer: Answer, fold: Fold) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": _joined(fold.items, "message"),
+        "content": fold.joined("message"),
         "refusal": None,
         "annotations": _annotations(fold.items),
     }
     if answer.reasoning_fields:
-        reasoning = _joined(fold.items, "reasoning")
+        reasoning = fold.joined("reasoning")
         message |= dict.fromkeys(answer.reasoning_fields, reasoning)
     calls = [call_object(item.opened, item.text) for item in fold.items if item.kind in CLIENT_CALLS]
     if calls and answer.legacy_call:
@@ -83,11 +83,6 @@ def _annotations(items: Sequence[FoldedItem]) -> list[dict[str, Any]]:
             found += [annotation(citation, offset) for citation in item.citations]
             offset += len(item.text) + len(SEPARATOR)
     return found
-
-
-def _joined(items: Sequence[FoldedItem], kind: str) -> str | None:
-    texts = [item.text for item in items if item.kind == kind and item.text]
-    return SEPARATOR.join(texts) if texts else None
 
 
 def _logprobs(answer: Answer, fold: Fold) -> dict[str, Any] | None:

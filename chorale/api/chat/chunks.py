@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from chorale.api.chat.answer import SEPARATOR, Answer, call_object
+from chorale.api.chat.answer import Answer, call_object
 from chorale.api.chat.builtin import SHOWN, CallWriter, annotation
 from chorale.api.http.sse import PLACEHOLDER, Template, event
 from chorale.api.usage import usage_object
@@ -13,6 +13,7 @@ from chorale.tools.contract import ToolResult
 from chorale.turns.events import (
     BUILTIN_ITEMS,
     CLIENT_CALLS,
+    SEPARATOR,
     Cited,
     ItemClosed,
     ItemDelta,

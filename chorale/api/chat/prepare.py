@@ -9,7 +9,7 @@ from typing import Any
 from chorale.api.chat.request import ChatRequest
 from chorale.api.http.cache_salt import cache_salt
 from chorale.api.http.offload import beside, is_heavy
-from chorale.api.limits import SIZES
+from chorale.api.limits import SIZES, check_scores
 from chorale.api.state import ServerState
 from chorale.errors import invalid, unsupported
 from chorale.harmony.messages import Conversation
@@ -81,6 +81,7 @@ async def _prepare(
         cache_salt=cache_salt(owner, chat.cache_salt),
         tools=tools,
     )
+    check_scores(len(prompt), chat.prompt_logprobs)
     return await check_grammar(state.grammars, turn)
 
 

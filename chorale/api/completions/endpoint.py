@@ -23,6 +23,7 @@ from chorale.api.http.cache_salt import cache_salt
 from chorale.api.http.offload import beside
 from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
 from chorale.api.http.sse import DONE, event, last_error
+from chorale.api.limits import check_scores
 from chorale.api.logprobs import is_scored
 from chorale.api.operator.names import check_model
 from chorale.api.state import ServerState
@@ -84,6 +85,7 @@ async def _job(
         progress=completion.stream and (completion.return_token_ids or completion.continuous_usage),
         cache_salt=cache_salt(owner, completion.cache_salt),
     )
+    check_scores(len(prompt.token_ids), completion.num_prompt_logprobs)
     return Job(prompt, await check_grammar(state.grammars, turn))
 
 

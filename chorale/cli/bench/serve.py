@@ -83,8 +83,8 @@ def parser() -> Parser:
         "--extra-body", type=_json, default={}, metavar="JSON", help="fields to add to each body"
     )
     for name in CHOSEN_BY_MODEL:
-        kind = int if SAMPLING_FIELDS[name].type == "integer" else float
-        what.add_argument("--" + name.replace("_", "-"), type=kind, help=SAMPLING_FIELDS[name].doc)
+        number = int if SAMPLING_FIELDS[name].type == "integer" else float
+        what.add_argument("--" + name.replace("_", "-"), type=number, help=SAMPLING_FIELDS[name].doc)
     add_pace(made)
     result = made.add_argument_group("results")
     result.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", help="metrics to print")

@@ -1,0 +1,132 @@
+"""``LLM.chat`` and POST /v1/chat/completions give the same answers, on the demo model with equal seeds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from chorale import LLM, SamplingParams
+from chorale.config import EngineConfig
+from chorale.harmony.vocab import CALL
+from chorale.serve.build import build_engine
+from tests.support.local_client import LocalClient
+from tests.support.server import served
+
+ENGINE: dict[str, Any] = {"device": "cpu", "num_threads": 1, "max_model_len": 2048, "max_num_seqs": 4}
+SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def tool(strict: bool = False) -> list[dict[str, Any]]:
+    function = {"name": "get_weather", "description": "The weather.", "parameters": WEATHER, "strict": strict}
+    return [{"type": "function", "function": function}]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+SUM = [user("What is 12 + 30?")]
+CALLED = [
+    user("What is the weather in Paris?"),
+    {
+        "role": "assistant",
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "get_weather", "arguments": '{"city":"Paris"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": '{"temperature": 20}'},
+]
+# Messages, what SamplingParams say beside seed and temperature, and arguments of chat.
+CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]] = {
+    "plain": (SUM, {}, {}),
+    "effort": (SUM, {}, {"reasoning_effort": "high"}),
+    "system": ([{"role": "system", "content": "Be brief.\nReasoning: low"}, user("hello")], {}, {}),
+    "history": ([*SUM, {"role": "assistant", "content": "42"}, user("And plus 5?")], {}, {}),
+    "hot": (SUM, {"temperature": 1.5, "top_k": 50, "presence_penalty": 0.5}, {}),
+    "several": (SUM, {"n": 3, "temperature": 1.0}, {}),
+    "cut": (SUM, {"max_tokens": 6}, {}),
+    "stop": (SUM, {"stop": ["2"]}, {}),
+    "stop token": (SUM, {"stop_token_ids": [2366, 17]}, {}),
+    "no end": (SUM, {"ignore_eos": True, "max_tokens": 60}, {}),
+    "long": (SUM, {"min_tokens": 40, "max_tokens": 80}, {}),
+    "schema": (SUM, {"structured_outputs": {"json": SCHEMA}}, {}),
+    "regex": (SUM, {"structured_outputs": {"regex": "[0-9]{3}"}}, {}),
+    "choice": (SUM, {"structured_outputs": {"choice": ["red", "blue"]}}, {}),
+    "tools": ([user("What is the weather in Paris?")], {}, {"tools": tool()}),
+    "strict tools": ([user("What is the weather in Rome?")], {"temperature": 1.0}, {"tools": tool(True)}),
+    "result": (CALLED, {}, {"tools": tool()}),
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", **ENGINE) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[LocalClient]:
+    client = LocalClient(*build_engine(EngineConfig(model="demo", **ENGINE)))
+    yield client
+    asyncio.run(client.close())
+
+
+def of_llm(llm: LLM, messages: Any, sampling: dict[str, Any], more: dict[str, Any]) -> list[dict[str, Any]]:
+    (output,) = llm.chat(messages, SamplingParams(**sampling), use_tqdm=False, **more)
+    return [
+        {
+            "prompt": output.prompt_token_ids,
+            "token_ids": choice.token_ids,
+            "content": choice.text or None,
+            "reasoning": choice.reasoning,
+            "calls": [(call.name, call.arguments) for call in choice.tool_calls],
+            "finish": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        for choice in output.outputs
+    ]
+
+
+async def of_server(
+    client: Any, messages: Any, sampling: dict[str, Any], more: dict[str, Any]
+) -> list[dict[str, Any]]:
+    async with served(client) as server:
+        body = {"messages": messages, "return_token_ids": True, **sampling, **more}
+        response = await server.http.post("/v1/chat/completions", json=body, timeout=None)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    return [
+        {
+            "prompt": answer["prompt_token_ids"],
+            "token_ids": choice["token_ids"],
+            "content": choice["message"]["content"],
+            "reasoning": choice["message"]["reasoning"],
+            "calls": [
+                (call["function"]["name"], call["function"]["arguments"])
+                for call in choice["message"].get("tool_calls", ())
+            ],
+            # LLM has vLLM's words for a call: it stops, at the token <|call|>
+            "finish": "stop" if choice["finish_reason"] == "tool_calls" else choice["finish_reason"],
+            "stop_reason": CALL if choice["finish_reason"] == "tool_calls" else choice["stop_reason"],
+        }
+        for choice in answer["choices"]
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_llm_chat_equals_the_server(llm: LLM, client: LocalClient, case: str) -> None:
+    messages, sampling, more = CASES[case]
+    sampling = {"seed": 7, "temperature": 0.3, "max_tokens": 200, **sampling}
+    ours = of_llm(llm, messages, sampling, more)
+    assert ours == asyncio.run(of_server(client, messages, sampling, more))
+    assert len(ours) == sampling.get("n", 1)
+    if case in ("tools", "result"):
+        assert any(choice["calls"] or choice["content"] for choice in ours)
