@@ -1,7 +1,7 @@
 """The language of the code and the docs: banned phrases, how docstrings begin, loggers, the glossary.
 
-``PHRASES`` lists phrases that have to be read twice, with the plain form. Places in ``NOT_YET`` still contain
-some; the list only shrinks. ``EXCEPTIONS`` names single places, each with its reason.
+``PHRASES`` lists phrases that have to be read twice, with the plain form. Places in ``NOT_YET`` contain some;
+the list only shrinks. ``EXCEPTIONS`` names single places, each with its reason.
 """
 
 from __future__ import annotations
@@ -185,3 +185,41 @@ def test_loggers_are_named_after_their_module(package: str) -> None:
             name = ast.unparse(node.value.args[0])
             assert name == "__name__" or ast.literal_eval(name) in LOGGERS, f"{path}: {name}"
             assert ast.unparse(node.targets[0]).endswith("logger"), path
+
+
+# term -> words that meant the same and are not used for it any more, as identifiers
+SYNONYMS = {
+    "ToolError": ("ToolFault", "McpFault", "HttpFault"),
+    "HttpMiddleware": ("Shell",),
+    "AuthenticatedRoute": ("Guarded", "guard_routes"),
+    "BuiltInTool": ("Hosted", "hosted_tools"),
+    "DecodeGraphRunner": ("Decodes",),
+    "LoadRequest": ("make_jobs",),
+}
+
+
+def glossary() -> list[tuple[str, str]]:
+    """Returns (term, where) of every row."""
+    lines = (ROOT / "docs" / "glossary.md").read_text("utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return [(row[0], row[2]) for row in rows if row[0] != "term"]
+
+
+def test_the_glossary_names_what_exists() -> None:
+    source = "\n".join(path.read_text("utf-8") for path in modules())
+    names = set(re.findall(r"\w+", source))
+    assert len(glossary()) >= 40
+    for term, where in glossary():
+        for place in re.findall(r"`([^`]+)`", where):
+            if "/" in place or place.endswith(".py"):
+                assert (PACKAGE / place).exists(), f"{term}: {place}"
+            else:
+                assert set(place.split(".")) <= names, f"{term}: {place}"
+
+
+@pytest.mark.parametrize("term", SYNONYMS)
+def test_one_word_for_one_thing(term: str) -> None:
+    source = "\n".join(path.read_text("utf-8") for path in modules())
+    assert re.search(rf"\b{term}\b", source)
+    for other in SYNONYMS[term]:
+        assert not re.search(rf"^\s*(?:async )?(?:class|def) {other}\b", source, re.MULTILINE), other
