@@ -1,7 +1,7 @@
-"""Temporary folders of running processes. What a killed process leaves is removed by the next one.
+"""Temporary folders of running processes. A killed process's folder is removed by the next one.
 
-A folder is locked for as long as its owner runs; the system drops the lock with the process. So a folder of
-ours that nobody has locked is garbage: ``Folder`` removes all of these in a place before it makes another.
+A folder is locked while its owner runs; the system releases the lock with the process. An unlocked folder is
+therefore garbage: ``Folder`` removes all of these in a place before it creates another.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def folder_for_sockets(places: Iterable[str | None], name: str) -> Folder | None
 
 
 def sweep(place: Path) -> None:
-    """Remove folders of ours in ``place`` whose owners have ended. What cannot be removed stays."""
+    """Removes Chorale's folders in ``place`` whose owners have ended. Ignores errors."""
     with contextlib.suppress(OSError):
         for path in _candidates(place):
             lock = _locked(path)

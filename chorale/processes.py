@@ -49,7 +49,7 @@ def settle_signals(ignored: Sequence[signal.Signals] = ()) -> None:
 
 
 def parent_is_alive(parent_pid: int) -> bool:
-    """Whether ``parent_pid`` is still the parent: an orphan gets another one."""
+    """Returns whether ``parent_pid`` is still the parent: an orphan gets another one."""
     return os.getppid() == parent_pid
 
 

@@ -110,7 +110,7 @@ class FakeModel:
 
 @dataclass(slots=True)
 class FakeRow:
-    """What the device knows about one row."""
+    """The device's state of one row."""
 
     start: RowStart
     tables: tuple[dict[int, int], dict[int, int]]  # logical block -> block, by group
@@ -215,7 +215,7 @@ class FakeExecutor:
         return StepResult(plan.step_id, sampled, num_sampled, logprobs, prompt_logprobs)
 
     def _check(self, plan: StepPlan) -> None:
-        """What holds of every plan, whatever it computes."""
+        """Checks what every plan must satisfy."""
         limits, ends = self._limits, plan.num_computed + plan.num_new
         if len(set(plan.rows.tolist())) != len(plan.rows):
             raise EngineError("a row appears twice in one plan")

@@ -48,7 +48,7 @@ class Compaction:
     alone: bool = False  # the turn ends with the summary
 
     def answered_prompt(self, prompt: list[int]) -> list[int]:
-        """What the answer will follow, as far as it is known: behind a first summary, everything but that."""
+        """The known prompt of the answer; after a first summary, all of it but the summary."""
         return prompt if self.first_prompt is None else self.rebuild(self.pack(""))
 
 

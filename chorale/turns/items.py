@@ -87,7 +87,10 @@ class ItemWriter:
         return StopFilter(request.stop, request.include_stop, num_early)
 
     def _is_function(self, start: MessageStart) -> bool:
-        """Whether it is a call for the client. A bare name that a built-in tool has too is that tool."""
+        """Returns whether it is a call for the client.
+
+        A bare name that a built-in tool has too is that tool.
+        """
         recipient = start.recipient
         if recipient is None or recipient.removeprefix(FUNCTION_PREFIX) not in self._functions:
             return False

@@ -1,4 +1,4 @@
-"""What a choice needs next: the values that ``Choice`` returns, and that its driver matches on.
+"""The needs of a choice: the values that ``Choice`` returns, and on which its driver matches.
 
 A choice is synchronous and performs no I/O. ``feed`` returns one of these once the choice cannot go on by
 itself; the driver does what the value asks for and hands the outcome back, which yields the next value.

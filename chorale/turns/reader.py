@@ -34,7 +34,7 @@ class RoundReader:
 
     @property
     def looped(self) -> bool:
-        """Whether the round ends in a pattern that repeats."""
+        """Returns whether the round ends in a pattern that repeats."""
         return self.watch.loops(self._sampled, self.start)
 
     def prefill(self, token_ids: Sequence[int]) -> Read:

@@ -99,7 +99,7 @@ class TurnRequest:
 
 
 class TurnFields(SamplingChoices, Protocol):
-    """What a turn reads of a request's fields, whatever class holds them."""
+    """The fields of a request that a turn reads, of any class."""
 
     @property
     def stop(self) -> Sequence[str] | None: ...

@@ -24,7 +24,7 @@ class Rounds:
 
     @property
     def is_spent(self) -> bool:
-        """Whether no token is left to generate."""
+        """Returns whether no token is left to generate."""
         return self._max_tokens is not None and len(self._out.sampled) >= self._max_tokens
 
     def first(self, prompt: list[int]) -> NextRound:

@@ -60,7 +60,7 @@ class TurnRules:
 
     @property
     def binds(self) -> bool:
-        """Whether a grammar is needed."""
+        """Returns whether a grammar is needed."""
         if self.answer is not None or self.thinking_budget is not None:
             return True
         bound = any(f.strict or f.text is not None for f in self.functions)
@@ -114,7 +114,7 @@ class TurnRules:
         return (*calls, *(Call(tool.recipient, tool.arguments(), built_in=True) for tool in used))
 
     def may_use(self, recipient: str) -> bool:
-        """Whether a built-in tool may be called."""
+        """Returns whether a built-in tool may be called."""
         return any(tool.recipient == recipient and self.choice.may_use(tool.key) for tool in self.built_in)
 
     def later(self, num_calls: int) -> TurnRules:

@@ -41,7 +41,7 @@ QUEUE_PATIENCE = 5.0  # seconds for which a turn whose tool has run tries to get
 
 
 class AnyChoice(Protocol):
-    """What the first round needs of a choice of either kind."""
+    """The part of both kinds of choice that the first round uses."""
 
     index: int
 
@@ -57,7 +57,7 @@ Either = TypeVar("Either", bound=AnyChoice)
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What the rounds of a turn share. ``sources``: what is being generated, or run, at this moment."""
+    """The state shared by the rounds of a turn. ``sources``: running generations and tool calls."""
 
     client: EngineClient
     vocab: Vocabulary

@@ -45,7 +45,10 @@ class RoundWatch:
         return self._call_bytes > MAX_CALL_BYTES
 
     def loops(self, tokens: Sequence[int], start: int) -> bool:
-        """Whether the round, ``tokens`` from ``start`` on, ends in a pattern that repeats. Looks rarely."""
+        """Returns whether the round, ``tokens`` from ``start`` on, ends in a pattern that repeats.
+
+        Looks rarely.
+        """
         num_tokens = len(tokens) - start
         if num_tokens < self._next_check:
             return False
@@ -54,7 +57,7 @@ class RoundWatch:
 
 
 def is_periodic(tokens: Sequence[int], longest: int) -> bool:
-    """Whether ``tokens`` are repetitions of a pattern of at most ``longest``."""
+    """Returns whether ``tokens`` are repetitions of a pattern of at most ``longest``."""
     last = tokens[-1]
     for period in range(1, min(longest, len(tokens) - 1) + 1):
         if tokens[-1 - period] == last and tokens[period:] == tokens[:-period]:
@@ -74,7 +77,7 @@ class CallWatch:
 
     @property
     def repeats(self) -> bool:
-        """Whether the same has been asked for too often: no more calls then."""
+        """Returns whether the same has been asked for too often: no more calls then."""
         return self._num_calls >= MAX_SAME_CALLS or self._num_results >= MAX_SAME_RESULTS
 
     def called(self, recipient: str, content: str, result: str) -> None:

@@ -34,7 +34,7 @@ class Structured:
 
 
 class StructuredFields(Protocol):
-    """What the answer must be, in vLLM's names, new and old."""
+    """Constraints of the output under vLLM's new and old names."""
 
     @property
     def structured_outputs(self) -> dict[str, Any] | None: ...

@@ -62,7 +62,7 @@ class Job:
 
     @property
     def is_ending(self) -> bool:
-        """Whether its turn is over: its end is being stored, or is about to be."""
+        """Returns whether its turn is over: its end is being stored, or is about to be."""
         return self._stopped is not None or (self._produce is not None and self._produce.done())
 
     def written(self) -> asyncio.Event:

@@ -18,7 +18,7 @@ Ended = tuple[StoredResponse, bytes, int]
 
 
 def recovery(vocab: Vocabulary) -> Recover:
-    """What a server's store is opened with."""
+    """Returns the function with which a server's store recovers responses."""
     return partial(_recover, vocab)
 
 

@@ -57,7 +57,7 @@ class Resumer:
 
     @property
     def room(self) -> int:
-        """How many background responses may run in this process."""
+        """Returns this process's share of the limit on running background responses."""
         return max(1, self._state.config.max_background_responses // self._state.config.api_server_count)
 
     async def take(self, response_id: str, server_id: str) -> Job | None:

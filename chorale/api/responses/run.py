@@ -234,7 +234,7 @@ class Run:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the turn has ended."""
+        """Returns whether the turn has ended."""
         return self._builder.fold.ended is not None
 
     # ------------------------------------------------------------------ inside

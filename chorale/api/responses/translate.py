@@ -58,7 +58,7 @@ _AROUND = len(b'event: \ndata: ,"obfuscation":""')
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """How one client gets a stream. ``obfuscate``: deltas hide how long their text is."""
+    """Rendering options of one client's stream. ``obfuscate``: deltas hide the length of their text."""
 
     dialect: Dialect = "openai"
     obfuscate: bool = False

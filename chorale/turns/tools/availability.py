@@ -1,4 +1,4 @@
-"""Whether the built-in tools that a request asks for are available on this server.
+"""Checks that the built-in tools that a request asks for are available on this server.
 
 A tool that was asked for and is not available is a 400, on every endpoint, with one exception: coding agents
 declare web search and image generation by default, beside tools of their own. Their requests go on without

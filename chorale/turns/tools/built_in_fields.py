@@ -1,4 +1,4 @@
-"""How requests ask for built-in tools: ``web_search``, ``code_interpreter`` and ``mcp``.
+"""Parsing of requests for built-in tools: ``web_search``, ``code_interpreter`` and ``mcp``.
 
 They mean the same on every endpoint. Other types that no client runs (``file_search``) are not served.
 ``open_built_in.py`` decides what happens if a tool is not available.

@@ -79,7 +79,10 @@ NAMESPACE_SEPARATOR = "__"
 
 
 def prompt_name(name: str, namespace: str | None) -> str:
-    """What the model calls a client's tool. A namespace ``functions`` is the model's own: no prefix."""
+    """Returns the model's name of a client's tool.
+
+    A namespace ``functions`` is the model's own: no prefix.
+    """
     return name if namespace in (None, FUNCTIONS) else f"{namespace}{NAMESPACE_SEPARATOR}{name}"
 
 

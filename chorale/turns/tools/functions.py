@@ -59,7 +59,7 @@ class Function:
         return kind.removesuffix("_call").removesuffix("_tool")
 
     def is_named(self, name: str, namespace: str | None) -> bool:
-        """Whether a client that writes ``name`` means this function."""
+        """Returns whether a client that writes ``name`` means this function."""
         if self.form is None:
             return namespace is None and name == self.name
         return name == self.form.name and namespace in (None, self.form.namespace)

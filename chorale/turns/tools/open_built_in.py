@@ -18,7 +18,7 @@ from chorale.turns.tools.turn_tools import TurnTools
 
 @dataclass(frozen=True, slots=True)
 class ToolHost:
-    """What opening tools takes from the server. ``on_called``: see ``TurnTools``."""
+    """The server's objects that are needed to open tools. ``on_called``: see ``TurnTools``."""
 
     service: ToolService | None
     grammars: GrammarChecker

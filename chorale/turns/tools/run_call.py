@@ -38,7 +38,7 @@ async def run_call(tools: TurnTools, need: CallTool) -> AsyncGenerator[Progress 
                     result = entry
                     break
                 yield entry
-    except Exception:  # a fault of ours within a tool: the model reads of it, the operator has the log
+    except Exception:  # a bug in a tool: the model sees an error, the operator has the log
         logger.exception("the tool %s failed", need.call.recipient)
     if result is None:
         result = _failed(need, "The tool failed and gave no result.")

@@ -36,7 +36,7 @@ class ToolChoice:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is demanded, and nothing ruled out."""
+        """Returns whether nothing is demanded, and nothing ruled out."""
         return self.mode == "auto" and self.names is None and self.built_in is None
 
     def satisfied(self) -> ToolChoice:
@@ -49,7 +49,7 @@ class ToolChoice:
         return self.mode != "none" and (self.names is None or name in self.names)
 
     def may_use(self, name: str) -> bool:
-        """Whether a built-in tool may be called; an MCP server's label covers its tools."""
+        """Returns whether a built-in tool may be called; an MCP server's label covers its tools."""
         if self.mode == "none" or self.built_in is None:
             return self.mode != "none"
         return name in self.built_in or name.rpartition(":")[0] in self.built_in
@@ -74,7 +74,7 @@ def read_tool_choice(
 
 
 def _covers(label: str, chosen: Collection[str]) -> Iterator[bool]:
-    """Whether a built-in tool, or one tool of an MCP server, is among those chosen."""
+    """Returns whether a built-in tool, or one tool of an MCP server, is among those chosen."""
     return (name == label or name.startswith(f"{label}:") for name in chosen)
 
 

@@ -80,7 +80,7 @@ class ToolUse:
         return self._box.citation_stream() if self._tools.cites else None
 
     def state(self) -> dict[str, Any]:
-        """What the next turn of the conversation needs."""
+        """Returns the state for the next turn of the conversation."""
         return {"session": self._tools.session_key, "box": self._box.state()}
 
     def grammar(self, max_tokens: int | None, num_reasoning_tokens: int) -> str:
@@ -96,7 +96,7 @@ class ToolUse:
         return self._rules.later(self._num_calls).may_use(recipient)
 
     def _takes(self, recipient: str) -> bool:
-        """Whether a call is run, or at least answered; otherwise its text is reasoning, nothing else."""
+        """Returns whether a call is run, or at least answered; otherwise its text is only reasoning."""
         if not self._calls_left or self._num_unknown >= MAX_UNKNOWN:
             return False
         return self._may_call(recipient) or recipient not in self._box.recipients

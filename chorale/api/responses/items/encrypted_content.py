@@ -56,7 +56,7 @@ def seal(text: str) -> str:
 def unseal(sealed: str, path: str, budget: Budget | None = None) -> str | None:
     """Returns the text, or None for a string of another server. Unpacks no more than ``budget`` has left.
 
-    Raises ``RequestError`` for a string of ours that is damaged or too long.
+    Raises ``RequestError`` for a string of this server that is damaged or too long.
     """
     if not sealed.startswith(_VERSION):
         return None
