@@ -20,7 +20,7 @@ _SEED_MASK = 2**62 - 1  # leaves room for seed + choice index
 
 
 class SamplingChoices(Protocol):
-    """What a request says about sampling, beside the numbers of ``CHOSEN_BY_MODEL``. None: the default."""
+    """A request's sampling fields beside the numbers of ``CHOSEN_BY_MODEL``. None: the default."""
 
     @property
     def logit_bias(self) -> Mapping[str, float] | Mapping[int, float] | None: ...
