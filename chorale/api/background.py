@@ -26,7 +26,7 @@ STOPPED = "the server stopped before the response was done"
 
 
 class Job(Protocol):
-    """``chorale.api.responses.background_job.Job``: a background response."""
+    """``chorale.api.responses.background.job.Job``: a background response."""
 
     @property
     def response_id(self) -> str: ...
@@ -48,7 +48,7 @@ class Job(Protocol):
 
 
 class Resumer(Protocol):
-    """``chorale.api.responses.resume.Resumer``: what other servers left behind."""
+    """``chorale.api.responses.background.resume.Resumer``: what other servers left behind."""
 
     @property
     def room(self) -> int: ...

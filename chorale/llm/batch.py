@@ -13,10 +13,10 @@ from chorale.harmony.vocab import Vocabulary
 from chorale.llm.outputs import CompletionOutput, RequestOutput, completion_output, position_logprobs
 from chorale.llm.params import SamplingParams
 from chorale.llm.prompts import Prompt
-from chorale.turns.choice import Choice
+from chorale.turns.choice.choice import Choice
+from chorale.turns.choice.needs import Ended, Need, NextRound
+from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.events import Fold
-from chorale.turns.needs import Ended, Need, NextRound
-from chorale.turns.raw_choice import RawChoice
 from chorale.turns.request import TurnRequest
 
 # What a step leads to: another generation, or a choice (request id, index) that needs no more tokens.

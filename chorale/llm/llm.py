@@ -32,8 +32,8 @@ from chorale.llm.prompts import (
 )
 from chorale.llm.turns import make_turn
 from chorale.sampling_fields import GENERATION
-from chorale.turns.choice import Choice
-from chorale.turns.raw_choice import RawChoice
+from chorale.turns.choice.choice import Choice
+from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.request import TurnRequest
 from chorale.turns.rules import TurnRules
 

@@ -6,7 +6,6 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-import chorale
 from chorale.config import EngineConfig
 from chorale.kernels.ops import Ops, Precompiler
 from chorale.kernels.triton.precompile import pool as pools
@@ -30,7 +29,7 @@ from chorale.runtime.warmup.plans import eager_plans, masked_plans
 
 log = logging.getLogger(__name__)
 # The code that decides which kernels are launched, and how.
-SOURCES = tuple(Path(chorale.__path__[0], room) for room in ("kernels", "model", "runtime", "serve"))
+SOURCES = tuple(Path(__file__).parents[1] / room for room in ("kernels", "model", "runtime", "serve"))
 AT_LAUNCH = "kernels compile at their first launch"
 
 

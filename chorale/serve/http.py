@@ -11,7 +11,7 @@ from pathlib import Path
 from chorale.api.app import create_app
 from chorale.api.http.server import Stop, serve_app
 from chorale.api.operator.metrics import Metrics
-from chorale.api.responses.recovery import recovery
+from chorale.api.responses.background.recovery import recovery
 from chorale.api.state import ServerState
 from chorale.client.remote import RemoteClient
 from chorale.config import ServerConfig

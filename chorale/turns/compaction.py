@@ -17,10 +17,10 @@ from chorale.harmony.render import ASSISTANT, render_message
 from chorale.harmony.vocab import START, Vocabulary
 from chorale.ids import new_id
 from chorale.sampling_fields import IN_SUMMARY
-from chorale.turns.emitter import Emitter
+from chorale.turns.choice.emitter import Emitter
+from chorale.turns.choice.item import OpenItem
+from chorale.turns.choice.needs import Compact, NextRound
 from chorale.turns.events import ItemDelta, ItemOpened, Usage
-from chorale.turns.item import OpenItem
-from chorale.turns.needs import Compact, NextRound
 
 REQUEST = (
     "Summarize this conversation so that it can be continued from your summary alone. Keep what was asked"

@@ -19,8 +19,8 @@ from chorale.errors import unsupported
 from chorale.grammar.checker import GrammarChecker
 from chorale.grammar.frames import MAX_GRAMMAR_BYTES
 from chorale.harmony.vocab import Vocabulary
+from chorale.turns.choice.needs import Compact, NextRound
 from chorale.turns.compaction import Compaction
-from chorale.turns.needs import Compact, NextRound
 from chorale.turns.rules import FREE, TurnRules
 from chorale.turns.sampling import SamplingChoices, resolve_sampling
 from chorale.turns.tools.turn_tools import ApprovedCall, TurnTools

@@ -25,12 +25,12 @@ from chorale.engine.types import GenerateRequest, TokenChunk
 from chorale.errors import ChoraleError, EngineError, QueueFullError
 from chorale.harmony.vocab import Vocabulary
 from chorale.tools.contract import ToolResult
-from chorale.turns.choice import Choice
+from chorale.turns.choice.choice import Choice
+from chorale.turns.choice.needs import CallTool, Compact, Ended, Need, NextRound
+from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.compaction import sampling_of_pass
 from chorale.turns.events import Fold, OutputEvent, end_error
 from chorale.turns.merge import Sources
-from chorale.turns.needs import CallTool, Compact, Ended, Need, NextRound
-from chorale.turns.raw_choice import RawChoice
 from chorale.turns.request import TurnRequest
 from chorale.turns.tools.run_call import render_result, room_for_result, run_call
 

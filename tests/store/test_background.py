@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from chorale.api.background import Background
-from chorale.api.responses.event_log import LogEvent, TurnBegan, join, pack, read_chunk
+from chorale.api.responses.background.event_log import LogEvent, TurnBegan, join, pack, read_chunk
 from chorale.store.protocol import RESTARTED, EventChunk, ResponseStore, StoredItem, StoredResponse
 from chorale.store.store import Bounds, SqliteStore
 from chorale.testing.scripted_client import Script
 from chorale.turns.events import ItemClosed, ItemDelta, ItemOpened
-from tests.api.responses.test_background import HANGS, ended, resume
+from tests.api.responses.background.test_background import HANGS, ended, resume
 from tests.store.test_store import make, opened
 from tests.support.responses import HELLO, fold_events, serve, tokens
 from tests.support.server import run

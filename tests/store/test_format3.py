@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from chorale.api.responses.recovery import recovery
-from chorale.api.responses.resume import Resumer
+from chorale.api.responses.background.recovery import recovery
+from chorale.api.responses.background.resume import Resumer
 from chorale.config import ServerConfig
 from chorale.store.protocol import RESTARTED, ResponseStore
 from chorale.store.schema import VERSION
 from chorale.store.store import open_store
 from chorale.testing.scripted_client import Script
-from tests.api.responses.test_background import ended, resume
+from tests.api.responses.background.test_background import ended, resume
 from tests.support.responses import HELLO, VOCAB, Server, fold_events, serve, tokens
 from tests.support.server import run
 from tests.support.sse import parse_sse

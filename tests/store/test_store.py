@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from chorale.api.responses.recovery import recovery
+from chorale.api.responses.background.recovery import recovery
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError, ContextLengthError
 from chorale.ids import new_id

@@ -10,7 +10,7 @@ from typing import Any
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from chorale.api.responses.recovery import recovery
+from chorale.api.responses.background.recovery import recovery
 from chorale.client.base import EngineClient, EngineInfo
 from chorale.config import ServerConfig
 from chorale.engine.types import GenerateRequest

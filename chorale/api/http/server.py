@@ -30,7 +30,7 @@ from chorale.api.http.protocol import limited_protocol
 from chorale.api.http.request_limits import LocalHosts, is_loopback
 from chorale.api.http.tls import check_tls
 from chorale.api.operator.throughput import log_throughput
-from chorale.api.responses.resume import Resumer
+from chorale.api.responses.background.resume import Resumer
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
 from chorale.processes import tune_garbage_collector

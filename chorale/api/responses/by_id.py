@@ -12,8 +12,8 @@ from starlette.responses import Response
 from chorale.api.http.offload import is_heavy
 from chorale.api.http.responses import EventStream, json_response, large_response
 from chorale.api.http.sse import DONE, Frame, framed
+from chorale.api.responses.background.follow import follow
 from chorale.api.responses.dialects import dialect_of, translate_body, translate_items
-from chorale.api.responses.follow import follow
 from chorale.api.responses.pages import PageQuery, check_include, check_names, page, read_flag, read_number
 from chorale.api.responses.translate import RenderOptions
 from chorale.api.state import ServerState

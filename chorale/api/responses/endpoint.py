@@ -14,14 +14,14 @@ from chorale.api.http.offload import is_heavy
 from chorale.api.http.responses import EventStream, json_response, large_response, read_as, until_disconnect
 from chorale.api.operator.models import check_model
 from chorale.api.responses import by_id
-from chorale.api.responses.background_job import Job
+from chorale.api.responses.background.follow import follow
+from chorale.api.responses.background.job import Job
+from chorale.api.responses.background.resume import packed_request
 from chorale.api.responses.by_id import event_stream, owner_of
 from chorale.api.responses.compact import compact
 from chorale.api.responses.dialects import dialect_of, translate_body
-from chorale.api.responses.follow import follow
 from chorale.api.responses.prepare import build_prompt, prepare
 from chorale.api.responses.request import ResponsesRequest, parse_request
-from chorale.api.responses.resume import packed_request
 from chorale.api.responses.run import Run
 from chorale.api.responses.translate import RenderOptions
 from chorale.api.state import ServerState

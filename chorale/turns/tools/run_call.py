@@ -14,7 +14,7 @@ from chorale.harmony.messages import tool_result
 from chorale.harmony.render import render_message
 from chorale.harmony.vocab import Vocabulary
 from chorale.tools.contract import BrowserDetail, McpDetail, Progress, PythonDetail, SearchAction, ToolResult
-from chorale.turns.needs import CallTool
+from chorale.turns.choice.needs import CallTool
 from chorale.turns.tools.turn_tools import TurnTools
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,10 @@ from chorale.tools.contract import (
     ToolKind,
     ToolResult,
 )
-from chorale.turns.emitter import Emitter
+from chorale.turns.choice.emitter import Emitter
+from chorale.turns.choice.item import OpenItem, WrittenCall
+from chorale.turns.choice.needs import CallTool
+from chorale.turns.choice.runaway import CallWatch
 from chorale.turns.events import (
     ItemClosed,
     ItemDelta,
@@ -30,10 +33,7 @@ from chorale.turns.events import (
     ToolOutcome,
     ToolStarted,
 )
-from chorale.turns.item import OpenItem, WrittenCall
-from chorale.turns.needs import CallTool
 from chorale.turns.rules import TurnRules
-from chorale.turns.runaway import CallWatch
 from chorale.turns.tools.functions import FUNCTION_PREFIX
 from chorale.turns.tools.turn_tools import ApprovedCall, TurnTools
 

@@ -26,7 +26,7 @@ from chorale.api.http.middleware import HttpMiddleware, unknown_path
 from chorale.api.responses.websocket import lanes, socket
 from chorale.errors import EngineError
 from chorale.testing.scripted_client import Script, ScriptedClient
-from chorale.turns import runaway
+from chorale.turns.choice import runaway
 from tests.support.app import Running, call, connect, exchange, full_server, running
 from tests.support.responses import ANSWER, CALL, HELLO, TOOL, tokens
 from tests.support.server import make_state

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from chorale.api.background import Background
-from chorale.api.responses.resume import Resumer, packed_request
+from chorale.api.responses.background.resume import Resumer, packed_request
 from chorale.store.protocol import RESTARTED, ResponseStore
 from chorale.store.repeats import MAX_ATTEMPTS, WAITING
 from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script
-from tests.api.responses.test_background import ended, resume
+from tests.api.responses.background.test_background import ended, resume
 from tests.support.responses import HELLO, fold_events, serve, tokens
 from tests.support.server import Server, run
 
@@ -151,7 +151,7 @@ def test_what_a_reader_has_seen_is_not_contradicted(tmp_path: Path) -> None:
 async def _first_events(server: Server, response_id: str, number: int) -> list[str]:
     kinds: list[str] = []
     state = server.app.state
-    from chorale.api.responses.follow import follow
+    from chorale.api.responses.background.follow import follow
     from chorale.api.responses.translate import RenderOptions
 
     async with contextlib.aclosing(follow(state, response_id, b"", RenderOptions())) as stream:

@@ -17,11 +17,11 @@ from chorale.errors import EngineError
 from chorale.harmony.messages import ToolDescription
 from chorale.harmony.vocab import CALL, RETURN
 from chorale.tools.contract import CodeInterpreterRequest, CodeOutput, McpRequest, RequestTools, ToolResult
-from chorale.turns.choice import Choice
+from chorale.turns.choice.choice import Choice
+from chorale.turns.choice.needs import CallTool, Compact, Ended, Need, NextRound
+from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.compaction import Compaction
 from chorale.turns.events import Fold, ItemDelta, ToolProgressed, Usage
-from chorale.turns.needs import CallTool, Compact, Ended, Need, NextRound
-from chorale.turns.raw_choice import RawChoice
 from chorale.turns.request import NEVER, TurnRequest
 from chorale.turns.rules import TurnRules
 from chorale.turns.tools.functions import Function

@@ -8,8 +8,8 @@ from chorale.engine.types import TokenLogprobs
 from chorale.harmony.messages import ContentDelta, HarmonyEvent, MessageEnd, MessageStart, Terminator
 from chorale.harmony.parser import Parser
 from chorale.harmony.vocab import ENDOFTEXT, MESSAGE, NUM_RANKS, RETURN, Vocabulary
-from chorale.turns.item import Token
-from chorale.turns.runaway import RoundWatch
+from chorale.turns.choice.item import Token
+from chorale.turns.choice.runaway import RoundWatch
 
 ReadEvent = tuple[HarmonyEvent, list[Token]]  # the tokens are those of a ContentDelta
 Read = Iterable[ReadEvent]

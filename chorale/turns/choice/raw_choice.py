@@ -13,12 +13,12 @@ from chorale.errors import ChoraleError
 from chorale.harmony.text import TextDecoder
 from chorale.harmony.vocab import NUM_RANKS, Vocabulary
 from chorale.ids import new_id
-from chorale.turns.emitter import Emitter
+from chorale.turns.choice.emitter import Emitter
+from chorale.turns.choice.item import OpenItem, Token
+from chorale.turns.choice.needs import ENDED, Ended
+from chorale.turns.choice.stops import StopFilter
 from chorale.turns.events import EndReason, ItemOpened, OutputEvent, PromptScored, chunk_error
-from chorale.turns.item import OpenItem, Token
-from chorale.turns.needs import ENDED, Ended
 from chorale.turns.request import TurnRequest
-from chorale.turns.stops import StopFilter
 
 _MANY = 16  # tokens of a chunk from which on it is cheaper to read them at once
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from chorale.api.responses.event_log import Rendered, is_rendered, join, pack, read_chunk
+from chorale.api.responses.background.event_log import Rendered, is_rendered, join, pack, read_chunk
+from chorale.api.responses.background.rendered import RenderedStream
 from chorale.api.responses.items.objects import ResponseBuilder, close_items
-from chorale.api.responses.rendered import RenderedStream
 from chorale.harmony.vocab import Vocabulary
 from chorale.store.protocol import RESTARTED, Recover, StoredItem, StoredResponse
 from chorale.turns.events import OutputEvent

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from chorale.engine.types import SamplingSpec
 from chorale.testing.scripted_client import ScriptedClient
-from chorale.turns.events import Fold
-from chorale.turns.runaway import (
+from chorale.turns.choice.runaway import (
     LOOP_PERIOD,
     LOOP_TOKENS,
     MAX_ANALYSIS,
@@ -23,6 +22,7 @@ from chorale.turns.runaway import (
     RoundWatch,
     is_periodic,
 )
+from chorale.turns.events import Fold
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, in_rounds, playing, turn
 from tests.support.server import VOCAB
 

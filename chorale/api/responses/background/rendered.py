@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from chorale.api.http.sse import encode, frame
-from chorale.api.responses.event_log import Rendered
+from chorale.api.responses.background.event_log import Rendered
 
 # Deltas that lengthen a string of the item itself.
 _STRINGS = {

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
-from chorale.api.responses.event_log import LogEvent, join, pack
+from chorale.api.responses.background.event_log import LogEvent, join, pack
 from chorale.api.responses.run import Run
 from chorale.errors import ChoraleError
 from chorale.store.protocol import EventChunk, ResponseStore, StoreError

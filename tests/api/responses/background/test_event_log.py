@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chorale.api.http.sse import frame
-from chorale.api.responses.event_log import (
+from chorale.api.responses.background.event_log import (
     _CLASSES,
     LogEvent,
     TurnBegan,
@@ -20,9 +20,9 @@ from chorale.api.responses.event_log import (
     pack,
     read_chunk,
 )
-from chorale.api.responses.follow import follow
+from chorale.api.responses.background.follow import follow
+from chorale.api.responses.background.recovery import recovery
 from chorale.api.responses.items.objects import ResponseBuilder
-from chorale.api.responses.recovery import recovery
 from chorale.api.responses.translate import RenderOptions, Translator
 from chorale.engine.types import TokenLogprobs
 from chorale.store.store import SqliteStore
@@ -160,7 +160,7 @@ def test_what_was_read_before_a_crash_begins_what_is_read_after_it(tmp_path: Pat
 
 def test_a_resumed_response_is_shown_as_it_was_created(tmp_path: Path) -> None:
     """Another server may have other defaults; what the client was shown stays."""
-    from chorale.api.responses.resume import Resumer
+    from chorale.api.responses.background.resume import Resumer
     from chorale.config import ServerConfig
 
     async def scenario() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from chorale.api.responses.background_job import Job
+from chorale.api.responses.background.job import Job
 from chorale.api.responses.prepare import prepare
 from chorale.api.responses.request import ResponsesRequest, parse_request
 from chorale.api.responses.run import Run

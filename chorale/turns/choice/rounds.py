@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from chorale.harmony.render import ASSISTANT, FINAL
 from chorale.harmony.vocab import CHANNEL, END, MESSAGE, START
-from chorale.turns.emitter import Emitter
-from chorale.turns.needs import NextRound
-from chorale.turns.reader import RoundReader
+from chorale.turns.choice.emitter import Emitter
+from chorale.turns.choice.needs import NextRound
+from chorale.turns.choice.reader import RoundReader
 from chorale.turns.request import TurnRequest
 from chorale.turns.tools.use import ToolUse
 

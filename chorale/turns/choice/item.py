@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from chorale.engine.types import TokenLogprobs
 from chorale.tools.contract import CitationStream, CitedText, ToolIdentity, UrlCitation
+from chorale.turns.choice.partial_json import InputReader
+from chorale.turns.choice.stops import StopFilter
 from chorale.turns.events import ItemDelta, ItemKind
-from chorale.turns.partial_json import InputReader
-from chorale.turns.stops import StopFilter
 
 Token = tuple[int, TokenLogprobs | None]
 

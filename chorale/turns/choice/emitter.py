@@ -9,6 +9,7 @@ from typing import Any
 
 from chorale.engine.types import ChunkTimings, TokenChunk, TokenLogprobs
 from chorale.errors import ChoraleError
+from chorale.turns.choice.item import OpenItem
 from chorale.turns.events import (
     Cited,
     EndReason,
@@ -20,7 +21,6 @@ from chorale.turns.events import (
     TurnProgress,
     Usage,
 )
-from chorale.turns.item import OpenItem
 
 
 class Emitter:

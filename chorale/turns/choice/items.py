@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from chorale.harmony.messages import MessageStart
 from chorale.ids import new_id
-from chorale.turns.emitter import Emitter
+from chorale.turns.choice.emitter import Emitter
+from chorale.turns.choice.item import OpenItem
+from chorale.turns.choice.partial_json import InputReader
+from chorale.turns.choice.stops import StopFilter
 from chorale.turns.events import (
     BUILTIN_ITEMS,
     CLIENT_CALLS,
@@ -17,10 +20,7 @@ from chorale.turns.events import (
     ItemStatus,
     Phase,
 )
-from chorale.turns.item import OpenItem
-from chorale.turns.partial_json import InputReader
 from chorale.turns.request import TurnRequest
-from chorale.turns.stops import StopFilter
 from chorale.turns.tools.functions import FUNCTION_PREFIX
 from chorale.turns.tools.use import ToolUse
 
