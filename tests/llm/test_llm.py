@@ -347,6 +347,22 @@ def test_a_chat_turn_is_cut_at_the_stop_string_that_counted(monkeypatch: pytest.
         assert llm.chat(HI, SamplingParams(stop=".", min_tokens=5))[0].outputs[0].text == "One. Two"
 
 
+def test_logprobs_are_those_of_the_tokens_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn that goes in circles is cut, and asked for its answer: the engine had sent more by then."""
+    vocab = load_vocabulary()
+    circles = [CHANNEL, *vocab.encode("analysis"), MESSAGE, *vocab.encode(" again" * 3000)]
+    answer = [*vocab.encode("Noon. It is"), RETURN]
+    with scripted_llm(monkeypatch, circles, answer, size=10_000, max_model_len=8192) as (llm, core):
+        params = SamplingParams(max_tokens=5000, logprobs=0, stop=" It")
+        output = llm.chat(HI, params)[0].outputs[0]
+    assert len(core.requests) == 2
+    assert (output.text, output.stop_reason) == ("Noon.", " It")
+    assert len(output.token_ids) < len(circles)
+    assert output.logprobs is not None
+    assert [next(iter(entry)) for entry in output.logprobs] == output.token_ids
+    assert output.cumulative_logprob == -len(output.token_ids)
+
+
 def test_a_turn_that_ends_after_its_reasoning_is_asked_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second round, as on the server; one of two choices."""
     vocab = load_vocabulary()

@@ -10,7 +10,7 @@ import pytest
 
 from chorale import LLM
 from chorale.client.base import EngineInfo
-from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
+from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk, TokenLogprobs
 from chorale.serve import build
 
 
@@ -53,6 +53,8 @@ class ScriptedCore:
             chunk.stop_token_id = tokens[stop]
         elif not left:
             chunk.finish_reason = "length"
+        if sampling.logprobs is not None:
+            chunk.logprobs = [TokenLogprobs(token, -1.0, 1, [], []) for token in chunk.token_ids]
         if chunk.finish_reason is not None:
             del self._left[request_id, index]
         return chunk
