@@ -1,0 +1,185 @@
+"""RemoteClient against sockets that speak for an engine: what a real engine says only at the wrong moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import zmq
+
+from chorale.client.base import EngineInfo, EngineStatus
+from chorale.client.remote import ClientLimits, RemoteClient
+from chorale.client.wire import (
+    Abort,
+    ClientExpired,
+    EngineFailed,
+    FromEngine,
+    Heartbeat,
+    Register,
+    StepMessage,
+    Submit,
+    decode_to_engine,
+    encode,
+    engine_address,
+    heartbeat_address,
+)
+from chorale.engine.types import EngineStats, StepOutputs, TokenChunk
+from chorale.errors import EngineDeadError
+from chorale.serve.bootstrap import make_directory
+from tests.support.serve.harness import collect, request, run, until
+
+INFO = EngineInfo(model="fake", max_model_len=1000, max_num_seqs=4)
+
+
+class Wire:
+    """The engine's two sockets, and the client at their other end."""
+
+    def __init__(self, directory: Any, limits: ClientLimits) -> None:
+        self._context = zmq.Context()
+        self._beats = self._context.socket(zmq.PUB)
+        self._router = self._context.socket(zmq.ROUTER)
+        self._beats.bind(heartbeat_address(directory))
+        self._router.bind(engine_address(directory))
+        self._identity = b""
+        self.received: list[Any] = []
+        self.told: list[EngineStatus] = []
+        self.client = RemoteClient(directory, limits=limits, on_status=self.told.append)
+
+    def beat(self, engine_id: str) -> None:
+        self._beats.send(encode(Heartbeat(engine_id=engine_id, pid=os.getpid(), state="ready", info=INFO)))
+
+    def say(self, message: FromEngine) -> None:
+        self._router.send_multipart([self._identity, encode(message)])
+
+    def step(self, engine_id: str, request_id: str, token: int, finish: Any = None) -> None:
+        chunk = TokenChunk(request_id, 0, [token], finish)
+        self.say(StepMessage(engine_id, StepOutputs([chunk], EngineStats())))
+
+    def read(self) -> list[Any]:
+        """What the client has sent so far; its newest connection is the one that ``say`` answers."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._identity, data = self._router.recv_multipart(zmq.NOBLOCK)
+                self.received.append(decode_to_engine(data))
+        return self.received
+
+    async def until_received(self, kind: type, count: int = 1) -> Any:
+        def found() -> list[Any]:
+            return [message for message in self.read() if isinstance(message, kind)]
+
+        await until(lambda: len(found()) >= count, f"the client sends {kind.__name__}")
+        return found()[-1]
+
+    async def attach(self, engine_id: str, count: int = 1) -> None:
+        """Beat until the client has connected for the ``count``-th time."""
+
+        def connected() -> bool:
+            self.beat(engine_id)
+            return sum(isinstance(message, Register) for message in self.read()) >= count
+
+        await until(connected, f"the client connects to {engine_id}")
+        await until(lambda: self.client.status.state == "ready", "the client is ready")
+
+    def close(self) -> None:
+        self._router.close(0)
+        self._beats.close(0)
+        self._context.term()
+
+
+@contextlib.asynccontextmanager
+async def wire(**limits: float) -> AsyncIterator[Wire]:
+    folder = make_directory()
+    made = Wire(folder.path, ClientLimits(**{"engine_silence": 60.0, **limits}))  # type: ignore[arg-type]
+    made.client.start()
+    try:
+        yield made
+    finally:
+        await made.client.close()
+        made.close()
+        folder.remove()
+
+
+async def settle(rounds: int = 20) -> None:
+    """Give messages that must change nothing the time to do so."""
+    for _ in range(rounds):
+        await asyncio.sleep(0.01)
+
+
+def test_heartbeats_after_the_last_words_are_not_life() -> None:
+    """The process of an engine that failed beats until it has ended."""
+
+    async def scene() -> None:
+        async with wire() as w:
+            await w.attach("one")
+            w.say(EngineFailed("one", "the device failed"))
+            await until(lambda: w.client.status.state == "dead", "the last words arrive")
+            for _ in range(20):
+                w.beat("one")
+                await asyncio.sleep(0.01)
+            assert w.client.status.state == "dead"
+            with pytest.raises(EngineDeadError, match="the device failed"):
+                w.client.submit(request("r"))
+            await w.attach("two", count=2)
+            assert w.client.submit(request("r")).num_unfinished == 1
+
+    run(scene())
+
+
+def test_what_a_former_engine_says_is_ignored() -> None:
+    async def scene() -> None:
+        async with wire() as w:
+            await w.attach("one")
+            await w.attach("two", count=2)
+            stream = w.client.submit(request("r"))
+            await w.until_received(Submit)
+            w.step("one", "r", 5)
+            w.say(EngineFailed("one", "too late"))
+            w.say(ClientExpired("one", "too late"))
+            await settle()
+            assert w.client.status.state == "ready"
+            w.step("two", "r", 7, "stop")
+            assert await collect(stream) == {0: ([7], "stop")}
+
+    run(scene())
+
+
+def test_streams_that_the_engine_dropped_are_aborted_there_too() -> None:
+    """A request may cross the engine's message on its way: nobody would read its tokens."""
+
+    async def scene() -> None:
+        async with wire() as w:
+            await w.attach("one")
+            stream = w.client.submit(request("r"))
+            assert (await w.until_received(Submit)).request.request_id == "r"
+            w.say(ClientExpired("one", "the client was silent"))
+            with pytest.raises(EngineDeadError, match="silent"):
+                await collect(stream)
+            assert (await w.until_received(Abort)).request_ids == ["r"]
+
+    run(scene())
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_loop_that_paused_does_not_take_a_living_engine_for_dead(loop: str) -> None:
+    """uvloop runs timers before it reads sockets: what arrived during the pause is not read yet."""
+
+    async def scene() -> None:
+        async with wire(ping_interval=0.05, engine_silence=1.0) as w:
+            await w.attach("one")
+            stream = w.client.submit(request("r"))
+            for _ in range(10):
+                w.beat("one")
+                await asyncio.sleep(0.02)
+            time.sleep(0.6)
+            w.beat("one")
+            time.sleep(0.6)  # the beat has arrived, and is not read
+            await asyncio.sleep(0.1)
+            assert [status.state for status in w.told] == ["ready"]
+            assert stream.num_unfinished == 1
+
+    run(scene(), loop)
