@@ -97,6 +97,15 @@ def test_every_route_but_the_probes_needs_a_key() -> None:
     served(test, keys=(hash_key("other"), hash_key(KEY)))
 
 
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_the_name_of_the_scheme_may_be_written_in_any_case(scheme: str) -> None:
+    async def test(server: Running) -> None:
+        headers = {"authorization": f"{scheme} {KEY}"}
+        assert (await call(server.port, "GET", "/v1/models", None, headers)).status == 200
+
+    served(test, keys=(hash_key(KEY),))
+
+
 def test_a_key_that_is_sent_twice_is_no_key() -> None:
     """Of two headers a proxy in front may have checked the other one."""
 

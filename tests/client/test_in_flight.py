@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from chorale.client.in_flight import RETRY_AFTER_MAX, InFlightRequests
+from chorale.client.stream import RequestStream
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
-from chorale.errors import QueueFullError, RequestError
+from chorale.errors import EngineDeadError, QueueFullError, RequestError
 
 
 class Clock:
@@ -156,3 +159,16 @@ def test_a_slow_reader_is_one_that_stays_behind() -> None:
     clock.now += 1.0
     in_flight.deliver([TokenChunk("reads", 0, list(range(100)))])
     assert in_flight.slow_readers(50, 60.0) == ["slow"]
+
+
+def test_what_arrived_before_a_failure_is_read_first() -> None:
+    async def scene() -> None:
+        stream = RequestStream("r", 1, lambda *_: None)
+        stream.push(TokenChunk("r", 0, [5]))
+        stream.fail(EngineDeadError("gone"))
+        assert [chunk.token_ids for chunk in await anext(stream)] == [[5]]
+        for _ in range(2):
+            with pytest.raises(EngineDeadError):
+                await anext(stream)
+
+    asyncio.run(scene())

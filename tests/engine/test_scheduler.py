@@ -99,6 +99,17 @@ def test_second_request_hits_the_prefix_of_the_first() -> None:
     assert stats.prompt_tokens == 42
 
 
+def test_prompt_logprobs_without_alternatives_compute_the_prompt_once_more() -> None:
+    engine = Engine()
+    engine.add("a", 21, max_tokens=1)
+    engine.run()
+    engine.add("b", 21, max_tokens=1, prompt_logprobs=0)
+    (chunk,) = engine.run()
+    assert chunk.num_cached_tokens == 0
+    assert chunk.prompt_logprobs is not None
+    assert len(chunk.prompt_logprobs) == 21
+
+
 def test_a_fully_cached_prompt_recomputes_its_last_block() -> None:
     engine = Engine()
     for name in "ab":
@@ -208,6 +219,15 @@ def test_an_urgent_request_takes_a_row(depth: int) -> None:
     engine.add("urgent", 3, max_tokens=2, priority=0)
     assert [name for name, _, _ in ends(engine.run())] == ["urgent", "slow", "equal"]
     assert engine.core.stats().num_preemptions == 1
+
+
+def test_equal_priority_takes_nothing_even_from_a_later_request() -> None:
+    """A choice that waited for its sibling's prompt is older than a request that began meanwhile."""
+    engine = Engine(policy="priority", max_num_seqs=2)
+    engine.add("pair", 60, n=2, max_tokens=4, priority=1)
+    engine.add("later", 3, max_tokens=30, priority=1)
+    engine.run()
+    assert engine.core.stats().num_preemptions == 0
 
 
 @pytest.mark.parametrize("depth", [0, 1])

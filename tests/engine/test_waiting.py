@@ -24,6 +24,18 @@ def test_best_key_first() -> None:
     assert len(queue) == 0
 
 
+def test_the_order_outlives_many_removals() -> None:
+    queue = WaitingQueue()
+    made = [sequence(0, arrival) for arrival in range(60)]
+    for each in made[::-1]:
+        queue.push(each)
+    for each in made[:40]:
+        queue.forget(each)
+        each.status = Status.ENDED
+    assert queue.head() is made[40]
+    assert [queue.pop() for _ in range(len(queue))] == made[40:]
+
+
 def test_an_ended_sequence_is_skipped_and_not_counted() -> None:
     queue, first, second = WaitingQueue(), sequence(0, 1), sequence(0, 2)
     queue.push(first)

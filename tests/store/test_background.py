@@ -55,6 +55,23 @@ async def said(store: ResponseStore, response: StoredResponse, server_id: str = 
     return await store.background.append(response.id, server_id, "in_progress", events(0, *HALF))
 
 
+def test_events_end_with_the_time_to_live(tmp_path: Path) -> None:
+    """Gone before the row is evicted, like the response itself."""
+
+    async def scenario() -> None:
+        now = [1000.0]
+        file = str(tmp_path / "responses.sqlite3")
+        store = SqliteStore(file, Bounds(ttl=50.0), clock=lambda: now[0], idle_seconds=3600.0)
+        response = await begun(store)
+        assert await said(store, response)
+        assert await store.background.events(response.id, b"", 0) is not None
+        now[0] += 51.0
+        assert await store.background.events(response.id, b"", 0) is None
+        await store.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_life(place: str) -> None:
     async def scenario() -> None:
         store = opened(place)

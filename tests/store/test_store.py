@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,24 @@ def test_owners_do_not_see_each_other(path: str) -> None:
             await store.chain(mine.id, b"you")
         assert await store.items([item_id, item_id, "rubbish"], b"me") == {item_id: mine.output[0]}
         assert await store.get(mine.id, b"me") == mine
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("tokens_first", [True, False])
+def test_of_items_with_one_id_the_one_with_the_models_tokens_is_found(path: str, tokens_first: bool) -> None:
+    """A client sends an item back as its input: only the first copy can be replayed to the token."""
+
+    async def scenario() -> None:
+        store = opened(path)
+        written = make()
+        (output,) = written.output
+        sent = replace(make(), input=(StoredItem(output.item),), output=())
+        for response in (written, sent) if tokens_first else (sent, written):
+            await store.put(response)
+        item_id = output.item["id"]
+        assert await store.items([item_id], b"") == {item_id: output}
         await store.close()
 
     asyncio.run(scenario())

@@ -140,6 +140,21 @@ def test_an_answer_is_forced_after_bare_analysis() -> None:
     assert list(fold.items[1].token_ids) == ids(FINAL + "The answer.")
 
 
+def test_a_forced_answer_of_each_choice_has_the_seed_of_its_choice() -> None:
+    client = in_rounds(ANALYSIS + "Think.<|return|>", "One.<|return|>", "Two.<|return|>")
+    run(lambda: turn(client, n=2, sampling=SamplingSpec(n=2, max_tokens=50, seed=7)))
+    first, *later = client.requests
+    assert first.sampling.seed == 7
+    assert sorted((asked.sampling.n, asked.sampling.seed) for asked in later) == [(1, 7), (1, 8)]
+
+
+def test_a_stop_string_behind_a_call_leaves_the_call_the_reason() -> None:
+    text = call("f", "{}") + NEXT + FINAL + "one STOP two<|return|>"
+    fold = run(lambda: turn(playing(text), functions=["f"], stop=("STOP",)))[0]
+    assert fold.ended is not None
+    assert fold.ended.reason == "tool_calls"
+
+
 def test_nothing_at_all_is_forced_too() -> None:
     client = in_rounds("<|return|>", "Here.<|return|>")
     fold = run(lambda: turn(client, prompt=[5]))[0]
@@ -234,6 +249,16 @@ def test_usage_counts() -> None:
     assert usage.output_tokens == len(ids(text))
     assert usage.reasoning_tokens == len(ids("Think hard."))
     assert usage.reasoning_tokens + len(fold.items[1].content_token_ids) <= usage.output_tokens
+
+
+@pytest.mark.parametrize("text", ["\U0001f469\u200d\U0001f680 \U0001f9ea", "\U00013000\U00013001", "a\U0001fabcb\U0001fae8"])
+def test_reasoning_tokens_are_counted_one_by_one(text: str) -> None:
+    """A character of several tokens is one piece of text."""
+    assert len(ids(text)) > len(text.replace("\u200d", ""))
+    fold = one(ANALYSIS + text + NEXT + FINAL + "Yes.<|return|>")
+    assert fold.items[0].text == text
+    assert fold.ended is not None
+    assert fold.ended.usage.reasoning_tokens == len(ids(text))
 
 
 # --------------------------------------------------------------------------- stop strings

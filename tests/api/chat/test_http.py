@@ -129,6 +129,8 @@ def test_legacy_functions_answer_with_function_call() -> None:
     assert body["choices"][0]["finish_reason"] == "function_call"
     deltas = [c["choices"][0]["delta"].get("function_call") for c in chunks]
     assert "".join(d["arguments"] for d in deltas if d) == '{"a": 1}'
+    reasons = [c["choices"][0]["finish_reason"] for c in chunks if c["choices"][0]["finish_reason"]]
+    assert reasons == ["function_call"]
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])

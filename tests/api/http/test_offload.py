@@ -23,6 +23,7 @@ from chorale.api.http.offload import HEAVY, is_heavy
 from chorale.api.limits import SIZES
 from chorale.api.reasoning_tokens import read_reasoning, write_reasoning
 from chorale.harmony.bpe import SLICE, LinearEncoder
+from chorale.harmony.vocab import Vocabulary
 from tests.support.scripted import playing
 from tests.support.server import run, served
 
@@ -111,6 +112,31 @@ def test_what_a_large_body_needs_is_done_beside_the_loop(monkeypatch: pytest.Mon
             assert large.status_code == 200, large.text
             assert len(seen) == 4
             assert all(name.startswith("chorale-heavy") for name in seen.values()), seen
+
+    run(main)
+
+
+@pytest.mark.parametrize(("path", "field"), [("/v1/completions", "prompt"), ("/tokenize", "prompt")])
+def test_a_long_raw_prompt_is_encoded_beside_the_loop(
+    path: str, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str]] = []  # what was encoded, in which thread
+    encode = Vocabulary.encode_with_special
+
+    def noted(vocab: Vocabulary, text: str, *more: Any) -> list[int]:
+        seen.append((text, threading.current_thread().name))
+        return encode(vocab, text, *more)
+
+    monkeypatch.setattr(Vocabulary, "encode_with_special", noted)
+
+    async def main() -> None:
+        async with served(playing("ok<|return|>")) as server:
+            loop = threading.current_thread().name
+            for text, beside in (("a b", False), ("a b " * HEAVY, True)):
+                answer = await server.http.post(path, json={field: text})
+                assert answer.status_code in (200, 400), answer.text  # 400: longer than the window
+                (thread,) = [thread for encoded, thread in seen if encoded == text]
+                assert thread.startswith("chorale-heavy") if beside else thread == loop
 
     run(main)
 

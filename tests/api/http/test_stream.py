@@ -111,6 +111,32 @@ def test_a_client_that_leaves_closes_the_source_where_it_waits(num_before: int) 
     asyncio.run(main())
 
 
+def test_a_client_that_leaves_while_a_chunk_is_sent_closes_the_source() -> None:
+    """The source waits at its ``yield`` then: no cancellation reaches it."""
+    closed = False
+
+    async def source() -> AsyncGenerator[bytes]:
+        nonlocal closed
+        try:
+            yield b"1;"
+            yield b"2;"
+        finally:
+            closed = True
+
+    async def main() -> None:
+        wire = Wire()
+
+        async def send(message: Any) -> None:
+            if message.get("body") == b"2;":
+                wire.leave.set()
+                await asyncio.Event().wait()
+
+        await EventStream(source())({"type": "http"}, wire.receive, send)
+        assert closed
+
+    asyncio.run(main())
+
+
 def test_a_server_that_cancels_closes_the_source() -> None:
     async def main() -> None:
         wire, closed = Wire(), asyncio.Event()

@@ -250,7 +250,10 @@ def test_cancelling_during_the_summary_leaves_no_half_compaction() -> None:
             _, body = await server.post(
                 input=[*history, {"role": "user", "content": "c"}], background=True, **at(50)
             )
-            await asyncio.sleep(0.3)
+            while not any(asked.request_id.endswith(".summary") for asked in server.client.requests):
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # two tokens of it
+            assert len(server.client.requests) == 1, "the summary is still being written"
             done = (await server.http.post(f"/v1/responses/{body['id']}/cancel")).json()
             assert (done["status"], done["output"]) == ("cancelled", [])
 

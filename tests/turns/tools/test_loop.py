@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -91,6 +93,26 @@ def test_max_output_tokens_is_of_the_whole_turn() -> None:
             assert body["output"][1]["status"] == "incomplete"
             assert len(server.client.requests) == 1
             assert server.tools.boxes[0].calls == []
+
+    run(scenario)
+
+
+def test_reasoning_after_a_tool_is_bounded_by_what_is_left() -> None:
+    """Else reasoning could use up the tokens of an answer that the format demands."""
+    form = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}
+    written = len(ids(THINK + PYTHON))
+
+    def bounds(grammar: str) -> list[str]:
+        return re.findall(r"\{0,(\d+)\}", json.loads(grammar)["grammars"][0]["lark_grammar"])
+
+    async def scenario() -> None:
+        async with tools_served(THINK + PYTHON, FINAL) as server:
+            await server.respond(input="x", tools=[CODE], text=form, max_output_tokens=written + 100)
+            first, second = (bounds(request.sampling.grammar) for request in server.client.requests)
+        async with tools_served(FINAL) as server:
+            await server.respond(input="x", tools=[CODE], text=form, max_output_tokens=100)
+            assert second == bounds(server.client.requests[0].sampling.grammar)
+            assert first != second
 
     run(scenario)
 
@@ -459,6 +481,19 @@ def test_analysis_alone_after_a_tool_is_made_to_answer() -> None:
             body = await server.respond(input="x", tools=[CODE])
             assert kinds(body) == ["code_interpreter_call", "reasoning", "message"]
             assert body["output"][2]["content"][0]["text"] == "It is 42."
+
+    run(scenario)
+
+
+def test_an_answer_is_forced_again_after_another_tool() -> None:
+    async def scenario() -> None:
+        only = "<|channel|>analysis<|message|>Hm.<|return|>"
+        written = "I look.<|end|><|start|>assistant" + PYTHON
+        async with tools_served(only, written, only, FORCED) as server:
+            body = await server.respond(input="x", tools=[CODE])
+            assert kinds(body)[-2:] == ["reasoning", "message"]
+            assert body["output"][-1]["content"][0]["text"] == "It is 42."
+            assert len(server.client.requests) == 4
 
     run(scenario)
 

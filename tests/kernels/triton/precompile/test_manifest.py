@@ -19,6 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import get_cache_manager
 
+import chorale
 from chorale.kernels.triton.precompile import manifest
 from chorale.kernels.triton.precompile.compiler import Precompiler
 from chorale.kernels.triton.precompile.manifest import CompileManifest, is_cached
@@ -189,6 +190,20 @@ def test_a_known_start_installs_nothing() -> None:
     assert _async_compile.active_mode.get() is None
 
 
-def test_sources_are_those_of_the_package() -> None:
-    assert {root.name for root in SOURCES} == {"kernels", "model", "runtime", "serve"}
-    assert all(any(root.rglob("*.py")) for root in SOURCES)
+def test_whatever_a_kernel_is_made_of_is_among_the_sources() -> None:
+    """A change in any of these files must be seen, or a start would skip what it has to compile."""
+    package = Path(chorale.__path__[0])
+    assert {root.relative_to(package).as_posix() for root in SOURCES} == {"kernels", "model", "runtime", "serve"}
+    kernels = [path for path in package.rglob("*.py") if "import triton" in path.read_text("utf-8")]
+    assert len(kernels) > 20
+    assert [path for path in kernels if not any(path.is_relative_to(root) for root in SOURCES)] == []
+
+
+@pytest.mark.parametrize("root", SOURCES, ids=lambda root: root.name)
+def test_a_change_in_any_source_folder_asks_for_another_manifest(root: Path, tmp_path: Path) -> None:
+    copy = tmp_path / root.name
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    before = CompileManifest(FACTS, GPU, [copy])._file
+    changed = next(iter(sorted(copy.rglob("*.py"))))
+    changed.write_text(changed.read_text("utf-8") + "\nCHANGED = 1\n")
+    assert CompileManifest(FACTS, GPU, [copy])._file != before
