@@ -35,10 +35,10 @@ class GpuModel:
 
 _AMD = "AMD GPUs have not been tried: these are memory calculations only"
 _UNIFIED = "GPU memory is shared with the host: leave room for the system"
+# fmt: off
 MODELS = (
-    GpuModel(
-        "A100-40", 40960, 1.555, "sm_80", 108, aliases=("a100-40gb", "a100-sxm4-40gb", "a100-pcie-40gb")
-    ),
+    GpuModel("A100-40", 40960, 1.555, "sm_80", 108,
+             aliases=("a100-40gb", "a100-sxm4-40gb", "a100-pcie-40gb")),
     GpuModel("A100", 81920, 2.039, "sm_80", 108, aliases=("a100-80", "a100-80gb", "a100-sxm4-80gb")),
     GpuModel("H100", 81559, 3.35, "sm_90", 132, aliases=("h100-80", "h100-80gb", "h100-sxm", "h100-hbm3")),
     GpuModel("H100-PCIe", 81559, 2.0, "sm_90", 114),
@@ -46,9 +46,8 @@ MODELS = (
     GpuModel("GH200", 97871, 4.0, "sm_90", 132, aliases=("gh200-96", "gh200-96gb")),
     GpuModel("H20", 97871, 4.0, "sm_90", 78),
     GpuModel("H200", 143771, 4.8, "sm_90", 132, aliases=("h200-141", "h200-141gb", "h200-sxm", "h200-nvl")),
-    GpuModel(
-        "B200", 183359, 8.0, "sm_100", 148, aliases=("b200-180", "b200-192", "b200-180gb", "b200-192gb")
-    ),
+    GpuModel("B200", 183359, 8.0, "sm_100", 148,
+             aliases=("b200-180", "b200-192", "b200-180gb", "b200-192gb")),
     GpuModel("GB200", 189471, 8.0, "sm_100", 148, aliases=("gb200-186", "gb200-192")),
     GpuModel("B300", 275040, 8.0, "sm_103", 148, aliases=("gb300", "b300-288")),
     GpuModel("L4", 23034, 0.3, "sm_89", 58),
@@ -61,14 +60,8 @@ MODELS = (
     GpuModel("RTX-5080", 16303, 0.96, "sm_120", 84, aliases=("5080",)),
     GpuModel("RTX-5090", 32607, 1.792, "sm_120", 170, aliases=("5090",)),
     GpuModel("RTX-6000-Ada", 49140, 0.96, "sm_89", 142, aliases=("6000-ada", "rtx6000ada")),
-    GpuModel(
-        "RTX-PRO-6000",
-        97887,
-        1.792,
-        "sm_120",
-        188,
-        aliases=("pro-6000", "rtx-pro-6000-blackwell", "pro-6000-blackwell"),
-    ),
+    GpuModel("RTX-PRO-6000", 97887, 1.792, "sm_120", 188,
+             aliases=("pro-6000", "rtx-pro-6000-blackwell", "pro-6000-blackwell")),
     GpuModel("DGX-Spark", 122570, 0.273, "sm_121", 48, _UNIFIED, ("gb10", "spark")),
     GpuModel("MI300X", 192 * GIB_OF_MIB, 5.3, "gfx942", 304, _AMD, ("mi300",)),
     GpuModel("MI325X", 256 * GIB_OF_MIB, 6.0, "gfx942", 304, _AMD, ("mi325",)),
@@ -76,6 +69,7 @@ MODELS = (
     GpuModel("MI355X", 288 * GIB_OF_MIB, 8.0, "gfx950", 256, _AMD, ("mi355",)),
     GpuModel("R9700", 32 * GIB_OF_MIB, 0.64, "gfx1201", 64, _AMD, ("ai-pro-r9700", "radeon-ai-pro-r9700")),
 )
+# fmt: on
 
 
 def _key(name: str) -> str:

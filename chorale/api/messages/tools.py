@@ -25,6 +25,15 @@ def _schema(required: Sequence[str], **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
+def _one_of(commands: str) -> dict[str, Any]:
+    return {"type": "string", "enum": commands.split()}
+
+
+_RANGE = {"type": "array", "items": _NUMBER}
+_EDIT = {
+    "path": _TEXT, "file_text": _TEXT, "old_str": _TEXT, "new_str": _TEXT, "insert_line": _NUMBER,
+    "insert_text": _TEXT,
+}  # fmt: skip
 # By prefix of the type, which ends with a date.
 _DEFINED: dict[str, tuple[str, dict[str, Any]]] = {
     "bash": (
@@ -35,36 +44,18 @@ _DEFINED: dict[str, tuple[str, dict[str, Any]]] = {
         "Views and edits text files.",
         _schema(
             ["command", "path"],
-            command={"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
-            path=_TEXT,
-            file_text=_TEXT,
-            old_str=_TEXT,
-            new_str=_TEXT,
-            insert_line=_NUMBER,
-            insert_text=_TEXT,
-            view_range={"type": "array", "items": _NUMBER},
+            command=_one_of("view create str_replace insert"), **_EDIT, view_range=_RANGE,
         ),
     ),
     "memory": (
         "Keeps notes in files below /memories, which persist between conversations.",
         _schema(
             ["command"],
-            command={
-                "type": "string",
-                "enum": ["view", "create", "str_replace", "insert", "delete", "rename"],
-            },
-            path=_TEXT,
-            file_text=_TEXT,
-            old_str=_TEXT,
-            new_str=_TEXT,
-            insert_line=_NUMBER,
-            insert_text=_TEXT,
-            old_path=_TEXT,
-            new_path=_TEXT,
-            view_range={"type": "array", "items": _NUMBER},
+            command=_one_of("view create str_replace insert delete rename"),
+            **_EDIT, old_path=_TEXT, new_path=_TEXT, view_range=_RANGE,
         ),
     ),
-}
+}  # fmt: skip
 _SEARCH = "tool_search_tool"
 
 

@@ -22,49 +22,34 @@ _HTTP = _bounds("0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 120 300")
 # The buckets of prometheus-fastapi-instrumentator, which vLLM uses.
 _HTTP_FINE = _bounds("0.01 0.025 0.05 0.075 0.1 0.25 0.5 0.75 1 1.5 2 2.5 3 3.5 4 4.5 5 7.5 10 30 60")
 
+# fmt: off
 HISTOGRAMS: dict[str, tuple[str, Bounds, Labels]] = {
     "vllm:time_to_first_token_seconds": ("Seconds from arrival to the first token", _FIRST, ()),
     "vllm:inter_token_latency_seconds": ("Seconds between two tokens of a choice", _PER_TOKEN, ()),
-    "vllm:request_time_per_output_token_seconds": (
-        "Mean seconds per output token after the first",
-        _PER_TOKEN,
-        (),
-    ),
+    "vllm:request_time_per_output_token_seconds":
+        ("Mean seconds per output token after the first", _PER_TOKEN, ()),
     "vllm:e2e_request_latency_seconds": ("Seconds from arrival to the end of the request", _LATENCY, ()),
     "vllm:request_queue_time_seconds": ("Seconds from arrival to the first engine step", _LATENCY, ()),
-    "vllm:request_prefill_time_seconds": (
-        "Seconds from the first engine step to the first token",
-        _LATENCY,
-        (),
-    ),
+    "vllm:request_prefill_time_seconds":
+        ("Seconds from the first engine step to the first token", _LATENCY, ()),
     "vllm:request_decode_time_seconds": ("Seconds from the first to the last token", _LATENCY, ()),
-    "vllm:request_inference_time_seconds": (
-        "Seconds from the first engine step to the last token",
-        _LATENCY,
-        (),
-    ),
+    "vllm:request_inference_time_seconds":
+        ("Seconds from the first engine step to the last token", _LATENCY, ()),
     "vllm:request_prompt_tokens": ("Prompt tokens of a request", _LENGTHS, ()),
-    "vllm:request_prefill_kv_computed_tokens": (
-        "Prompt tokens of a request that were computed, without cached ones",
-        _LENGTHS,
-        (),
-    ),
+    "vllm:request_prefill_kv_computed_tokens":
+        ("Prompt tokens of a request that were computed, without cached ones", _LENGTHS, ()),
     "vllm:request_generation_tokens": ("Output tokens of a choice", _LENGTHS, ()),
     "vllm:request_max_num_generation_tokens": ("Output tokens of a request's longest choice", _LENGTHS, ()),
     "vllm:request_params_n": ("Requested number of choices", _bounds("1 2 5 10 20"), ()),
     "vllm:request_params_max_tokens": ("Requested max_tokens", _LENGTHS, ()),
     "vllm:iteration_tokens_total": ("Tokens computed in one engine step", _STEP, ()),
-    "http_request_duration_seconds": (
-        "Seconds until the last byte of the response was sent",
-        _HTTP,
-        ("handler", "method"),
-    ),
-    "http_request_duration_highr_seconds": (
-        "Seconds until the last byte of the response was sent, for all requests, in finer buckets",
-        _HTTP_FINE,
-        (),
-    ),
+    "http_request_duration_seconds":
+        ("Seconds until the last byte of the response was sent", _HTTP, ("handler", "method")),
+    "http_request_duration_highr_seconds":
+        ("Seconds until the last byte of the response was sent, for all requests, in finer buckets",
+         _HTTP_FINE, ()),
 }
+# fmt: on
 
 COUNTERS: dict[str, tuple[str, Labels]] = {
     "vllm:prompt_tokens_cached": ("Prompt tokens served from the prefix cache", ()),

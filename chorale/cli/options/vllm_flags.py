@@ -55,203 +55,114 @@ DEVICES = {
     "gpu": "NVIDIA GPUs are --device cuda",
 }
 
+# fmt: off
 _NOT_NEEDED: tuple[Flag, ...] = (
-    *_flags(
-        "not needed",
-        _HARMONY,
-        "tool-call-parser reasoning-parser reasoning-parser-plugin tool-parser-plugin "
-        "chat-template-content-format tokenizer tokenizer-mode tokenizer-revision",
-    ),
+    *_flags("not needed", _HARMONY,
+            "tool-call-parser reasoning-parser reasoning-parser-plugin tool-parser-plugin "
+            "chat-template-content-format tokenizer tokenizer-mode tokenizer-revision"),
     *_flags("not needed", _HARMONY, "reasoning-config", kind="json"),
     *_flags("not needed", _HARMONY, "skip-tokenizer-init enable-reasoning", kind="bool"),
-    *_flags(
-        "not needed",
-        "always on",
-        "enable-auto-tool-choice enable-chunked-prefill enable-prompt-tokens-details "
-        "enable-server-load-tracking",
-        kind="bool",
-        always=True,
-    ),
+    *_flags("not needed", "always on",
+            "enable-auto-tool-choice enable-chunked-prefill enable-prompt-tokens-details "
+            "enable-server-load-tracking", kind="bool", always=True),
     *_flags("not needed", "no remote code is ever run", "trust-remote-code", kind="bool"),
     *_flags("not needed", "no remote code is ever run", "code-revision"),
     *_flags("not needed", _KERNELS, "moe-backend attention-backend mm-encoder-attn-backend linear-backend"),
     *_flags("not needed", _KERNELS, "attention-config kernel-config", kind="json"),
     *_flags("not needed", _KERNELS, "disable-cascade-attn enable-flashinfer-autotune", kind="bool"),
     *_flags("not needed", _COMPILE, "performance-mode"),
-    *_flags(
-        "not needed",
-        "the checkpoint determines its quantization",
-        "quantization config-format hf-config-path",
-    ),
+    *_flags("not needed", "the checkpoint determines its quantization",
+            "quantization config-format hf-config-path"),
     *_flags("not needed", "one model family, one way to run it", "task runner convert model-impl"),
     *_flags("not needed", _TEXT, "limit-mm-per-prompt mm-processor-kwargs media-io-kwargs", kind="json"),
-    *_flags(
-        "not needed",
-        _TEXT,
-        "mm-processor-cache-gb mm-processor-cache-type allowed-local-media-path mm-encoder-tp-mode",
-    ),
+    *_flags("not needed", _TEXT,
+            "mm-processor-cache-gb mm-processor-cache-type allowed-local-media-path mm-encoder-tp-mode"),
     *_flags("not needed", _TEXT, "allowed-media-domains", kind="list"),
-    *_flags(
-        "not needed",
-        _TEXT,
-        "language-model-only enable-mm-embeds disable-chunked-mm-input skip-mm-profiling "
-        "interleave-mm-strings disable-mm-preprocessor-cache",
-        kind="bool",
-    ),
-    *_flags(
-        "not needed",
-        _LOADING,
-        "safetensors-load-strategy max-parallel-loading-workers pt-load-map-location",
-    ),
+    *_flags("not needed", _TEXT,
+            "language-model-only enable-mm-embeds disable-chunked-mm-input skip-mm-profiling "
+            "interleave-mm-strings disable-mm-preprocessor-cache", kind="bool"),
+    *_flags("not needed", _LOADING,
+            "safetensors-load-strategy max-parallel-loading-workers pt-load-map-location"),
     *_flags("not needed", _LOADING, "model-loader-extra-config", kind="json"),
     *_flags("not needed", _LOADING, "ignore-patterns", kind="list"),
     *_flags("not needed", "progress is always shown", "use-tqdm-on-load", kind="bool"),
     *_flags("not needed", "all structured output uses llguidance", "guided-decoding-backend"),
-    *_flags(
-        "not needed",
-        "all structured output uses llguidance",
-        "structured-outputs-config",
-        kind="json",
-    ),
-    *_flags(
-        "not needed",
-        "the scheduler decides by itself",
-        "swap-space long-prefill-token-threshold max-num-partial-prefills max-long-partial-prefills "
-        "num-scheduler-steps scheduler-delay-factor preemption-mode scheduler-cls",
-    ),
+    *_flags("not needed", "all structured output uses llguidance", "structured-outputs-config", kind="json"),
+    *_flags("not needed", "the scheduler decides by itself",
+            "swap-space long-prefill-token-threshold max-num-partial-prefills max-long-partial-prefills "
+            "num-scheduler-steps scheduler-delay-factor preemption-mode scheduler-cls"),
     *_flags("not needed", "prefix hashes always use keyed BLAKE2", "prefix-caching-hash-algo"),
-    *_flags(
-        "not needed", "there is one KV cache, a hybrid one", "disable-hybrid-kv-cache-manager", kind="bool"
-    ),
+    *_flags("not needed", "there is one KV cache, a hybrid one", "disable-hybrid-kv-cache-manager",
+            kind="bool"),
     *_flags("not needed", "fp8 keys and values need no scales here", "calculate-kv-scales", kind="bool"),
     *_flags("not needed", "see --max-cudagraph-capture-size", "max-seq-len-to-capture"),
-    *_flags(
-        "not needed",
-        "always the case",
-        "disable-frontend-multiprocessing use-v2-block-manager aggregate-engine-logging "
-        "fail-on-environ-validation",
-        kind="bool",
-    ),
+    *_flags("not needed", "always the case",
+            "disable-frontend-multiprocessing use-v2-block-manager aggregate-engine-logging "
+            "fail-on-environ-validation", kind="bool"),
     *_flags("not needed", "the text of requests is never logged", "disable-log-requests", kind="bool"),
     *_flags("not needed", "the text of requests is never logged", "max-log-len"),
     *_flags("not needed", "there is one device", "disable-custom-all-reduce", kind="bool"),
     *_flags("not needed", "there is one device", "disable-nccl-for-dp-synchronization", kind="bool"),
 )
+# fmt: on
 
+# fmt: off
 _NO_EFFECT: tuple[Flag, ...] = (
     *_flags("no effect", "prompts are in harmony format; templates are not used", "chat-template"),
     *_flags("no effect", "requests cannot contain templates", "trust-request-chat-template", kind="bool"),
     *_flags("no effect", "the role of an answer is assistant", "response-role", harmless=("assistant",)),
-    *_flags(
-        "no effect",
-        "weights are read from safetensors",
-        "load-format",
-        harmless=("auto", "safetensors", "hf"),
-    ),
-    *_flags(
-        "no effect",
-        "log-probabilities are those of the model, before temperature and filters",
-        "logprobs-mode",
-        harmless=("raw_logprobs",),
-    ),
+    *_flags("no effect", "weights are read from safetensors", "load-format",
+            harmless=("auto", "safetensors", "hf")),
+    *_flags("no effect", "log-probabilities are those of the model, before temperature and filters",
+            "logprobs-mode", harmless=("raw_logprobs",)),
     *_flags("no effect", _SPECULATION, "speculative-config", kind="json"),
-    *_flags(
-        "no effect",
-        _SPECULATION,
-        "speculative-model num-speculative-tokens spec-model spec-method spec-tokens",
-    ),
-    *_flags(
-        "no effect",
-        _ONE_DEVICE,
-        "distributed-executor-backend data-parallel-backend data-parallel-address data-parallel-rpc-port "
-        "all2all-backend ubatch-size worker-cls worker-extension-cls",
-        harmless=("mp", "uni"),
-    ),
+    *_flags("no effect", _SPECULATION,
+            "speculative-model num-speculative-tokens spec-model spec-method spec-tokens"),
+    *_flags("no effect", _ONE_DEVICE,
+            "distributed-executor-backend data-parallel-backend data-parallel-address data-parallel-rpc-port "
+            "all2all-backend ubatch-size worker-cls worker-extension-cls", harmless=("mp", "uni")),
     *_flags("no effect", _ONE_DEVICE, "eplb-config", kind="json"),
-    *_flags(
-        "not needed",
-        "one device is served, and it holds every expert",
-        "enable-expert-parallel",
-        kind="bool",
-    ),
-    *_flags(
-        "no effect",
-        _ONE_DEVICE,
-        "enable-eplb enable-dbo data-parallel-hybrid-lb data-parallel-external-lb numa-bind",
-        kind="bool",
-    ),
-    *_flags(
-        "no effect",
-        "weights and KV stay on their device",
-        "cpu-offload-gb kv-offloading-size kv-offloading-backend",
-        harmless=("0",),
-    ),
-    *_flags(
-        "no effect",
-        "weights and KV stay on their device",
-        "kv-transfer-config kv-events-config ec-transfer-config offload-config",
-        kind="json",
-    ),
+    *_flags("not needed", "one device is served, and it holds every expert", "enable-expert-parallel",
+            kind="bool"),
+    *_flags("no effect", _ONE_DEVICE,
+            "enable-eplb enable-dbo data-parallel-hybrid-lb data-parallel-external-lb numa-bind",
+            kind="bool"),
+    *_flags("no effect", "weights and KV stay on their device",
+            "cpu-offload-gb kv-offloading-size kv-offloading-backend", harmless=("0",)),
+    *_flags("no effect", "weights and KV stay on their device",
+            "kv-transfer-config kv-events-config ec-transfer-config offload-config", kind="json"),
     *_flags("no effect", "weights and KV stay on their device", "enable-sleep-mode", kind="bool"),
-    *_flags(
-        "no effect",
-        "config.json is served as it is",
-        "hf-overrides additional-config rope-scaling",
-        kind="json",
-    ),
+    *_flags("no effect", "config.json is served as it is", "hf-overrides additional-config rope-scaling",
+            kind="json"),
     *_flags("no effect", "config.json is served as it is", "rope-theta"),
     *_flags("no effect", "prompts are text or token ids", "enable-prompt-embeds", kind="bool"),
     *_flags("no effect", "request it per request", "return-tokens-as-token-ids", kind="bool"),
-    *_flags(
-        "no effect",
-        "ask for it in the request: stream_options.include_usage",
-        "enable-force-include-usage",
-        kind="bool",
-    ),
+    *_flags("no effect", "ask for it in the request: stream_options.include_usage",
+            "enable-force-include-usage", kind="bool"),
     *_flags("no effect", "the text of requests is never logged", "enable-log-requests", kind="bool"),
     *_flags("no effect", "answers are not logged", "enable-log-outputs enable-log-deltas", kind="bool"),
-    *_flags(
-        "no effect",
-        "there is no such endpoint",
-        "enable-offline-docs",
-        kind="bool",
-    ),
+    *_flags("no effect", "there is no such endpoint", "enable-offline-docs", kind="bool"),
     *_flags("no effect", "see chorale bench and /metrics", "profiler-config", kind="json"),
-    *_flags(
-        "no effect",
-        "see chorale bench and /metrics",
-        "otlp-traces-endpoint collect-detailed-traces show-hidden-metrics-for-version",
-    ),
-    *_flags(
-        "no effect",
-        "see chorale bench and /metrics",
-        "enable-per-request-metrics kv-cache-metrics cudagraph-metrics enable-mfu-metrics "
-        "enable-layerwise-nvtx-tracing enable-logging-iteration-details",
-        kind="bool",
-    ),
+    *_flags("no effect", "see chorale bench and /metrics",
+            "otlp-traces-endpoint collect-detailed-traces show-hidden-metrics-for-version"),
+    *_flags("no effect", "see chorale bench and /metrics",
+            "enable-per-request-metrics kv-cache-metrics cudagraph-metrics enable-mfu-metrics "
+            "enable-layerwise-nvtx-tracing enable-logging-iteration-details", kind="bool"),
     *_flags("no effect", "see --uvicorn-log-level", "log-config-file"),
     *_flags("no effect", "see --disable-uvicorn-access-log", "disable-access-log-for-endpoints"),
-    *_flags(
-        "no effect",
-        "calls are prevented by a grammar; the tools stay in the prompt",
-        "exclude-tools-when-tool-choice-none",
-        kind="bool",
-    ),
+    *_flags("no effect", "calls are prevented by a grammar; the tools stay in the prompt",
+            "exclude-tools-when-tool-choice-none", kind="bool"),
     *_flags("no effect", "restart the server to load a new certificate", "enable-ssl-refresh", kind="bool"),
-    *_flags(
-        "no effect", "set HF_TOKEN instead, so that the token is not visible in process lists", "hf-token"
-    ),
+    *_flags("no effect", "set HF_TOKEN instead, so that the token is not visible in process lists",
+            "hf-token"),
 )
+# fmt: on
 
+# fmt: off
 _REFUSED: tuple[Flag, ...] = (
-    *_flags(
-        "refused",
-        ONE_DEVICE,
-        "data-parallel-size data-parallel-size-local pipeline-parallel-size decode-context-parallel-size "
-        "prefill-context-parallel-size",
-        kind="int",
-        harmless=(1,),
-    ),
+    *_flags("refused", ONE_DEVICE,
+            "data-parallel-size data-parallel-size-local pipeline-parallel-size decode-context-parallel-size "
+            "prefill-context-parallel-size", kind="int", harmless=(1,)),
     *_flags("refused", _ADAPTERS, "enable-lora enable-prompt-adapter", kind="bool"),
     *_flags("refused", _ADAPTERS, "lora-modules", kind="list"),
     *_flags("no effect", _ADAPTERS, "max-loras max-lora-rank max-cpu-loras lora-dtype"),
@@ -265,6 +176,7 @@ _REFUSED: tuple[Flag, ...] = (
     *_flags("refused", "only the complete server is supported", "tokens-only", kind="bool"),
     *_flags("refused", "the model's sliding-window layers require it", "disable-sliding-window", kind="bool"),
 )
+# fmt: on
 
 KNOWN_FLAGS: tuple[Flag, ...] = (*_NOT_NEEDED, *_NO_EFFECT, *_REFUSED)
 
