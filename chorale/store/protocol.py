@@ -37,15 +37,11 @@ LIVE = ("queued", "in_progress")  # every other status is final
 KEPT = ("completed", "incomplete")  # only these are appended to their conversation
 
 
-class StoreError(ChoraleError):
+class StoreError(ChoraleError, status=503, type="service_unavailable", code="store_unavailable"):
     """The store failed now (disk full, locked, unreachable), and may work later.
 
     A request that can do without the store is still answered; see the endpoint. Others get a 503.
     """
-
-    status = 503
-    type = "service_unavailable"
-    default_code = "store_unavailable"
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message, **{"retry_after": RETRY_SECONDS, **details})
@@ -55,18 +51,14 @@ class NoSpaceError(StoreError):
     """The disk is full or read-only: the server runs without storing, and retries with each write."""
 
 
-class PreviousResponseNotFoundError(NotFoundError):
-    default_code = "previous_response_not_found"
+class PreviousResponseNotFoundError(NotFoundError, code="previous_response_not_found"): ...
 
 
-class ConversationNotFoundError(NotFoundError):
-    default_code = "conversation_not_found"
+class ConversationNotFoundError(NotFoundError, code="conversation_not_found"): ...
 
 
-class ConversationLockedError(RequestError):
+class ConversationLockedError(RequestError, code="conversation_locked"):
     """Another request works on the conversation (with OpenAI's status, code and param)."""
-
-    default_code = "conversation_locked"
 
 
 @dataclass(frozen=True, slots=True)
