@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+import httptools
+
 
 class HttpError(Exception):
     """The server's response cannot be used. The message gives the reason."""
@@ -51,20 +53,21 @@ class EventConnection(asyncio.Protocol):
     """Collects each event's bytes (without ``data: ``) with its arrival time in ``on_event``."""
 
     def __init__(self) -> None:
-        self.on_event: list[
-            tuple[bytes, float]
-        ] = []  # events not yet taken, with arrival times (``time.perf_counter`` seconds)
-        self.reply = Reply()
+        # Events not yet taken, with arrival times (``time.perf_counter`` seconds).
+        self.on_event: list[tuple[bytes, float]] = []
         self.reusable = True
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
-        self._events = bytearray()
-        self._in_head = True
-        self._streams = False
-        self._chunked = False
-        self._left = -1  # bytes of the body or chunk still to arrive; -1: unknown
+        self._now = 0.0
+        self._begin_reply()
         self._waiter: asyncio.Future[None] | None = None
         self._lost: Exception | None = None
+
+    def _begin_reply(self) -> None:
+        self.reply = Reply()
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: dict[bytes, bytes] = {}
+        self._streams = False
+        self._events = b""  # the beginning of an event that has not arrived in full
 
     # ------------------------------------------------------------------ asyncio.Protocol
 
@@ -75,19 +78,16 @@ class EventConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False
         self._lost = exc or HttpError("the server closed the connection")
-        if not self._in_head and not self._chunked and self._left < 0:
+        if self.reply.status and not self._headers.keys() & {b"content-length", b"transfer-encoding"}:
             self.reply.done = True  # a body delimited by the end of the connection
         self._wake()
 
     def data_received(self, data: bytes) -> None:
-        now = time.perf_counter()
-        self._buffer += data
+        self._now = time.perf_counter()
         try:
-            if self._in_head and not self._read_head():
-                return
-            self._read_body(now)
-        except (HttpError, ValueError) as error:
-            self._lost = error
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._lost = HttpError(f"not an HTTP/1.1 response ({error})")
             self.close()
         self._wake()
 
@@ -100,8 +100,7 @@ class EventConnection(asyncio.Protocol):
     async def request(self, target: Target, body: bytes) -> None:
         """Sends a request. Read the response with ``wait``."""
         *_, path = target.parts
-        self.reply, self._in_head, self._streams, self._chunked, self._left = Reply(), True, False, False, -1
-        self._events.clear()
+        self._begin_reply()
         self.on_event = []
         lines = [
             f"POST {path} HTTP/1.1", f"host: {target.authority}", "content-type: application/json",
@@ -125,70 +124,30 @@ class EventConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    # ------------------------------------------------------------------ parsing
+    # ------------------------------------------------------------------ called by the parser
 
-    def _read_head(self) -> bool:
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            return False
-        first, *lines = bytes(self._buffer[:end]).decode("latin-1").split("\r\n")
-        del self._buffer[: end + 4]
-        self.reply.status = int(first.split(" ", 2)[1])
-        headers = {
-            name.strip().lower(): value.strip() for name, _, value in (li.partition(":") for li in lines)
-        }
-        self._streams = headers.get("content-type", "").startswith("text/event-stream")
-        self._chunked = "chunked" in headers.get("transfer-encoding", "").lower()
-        self._left = int(headers.get("content-length", -1)) if not self._chunked else -1
-        if headers.get("connection", "").lower() == "close":
-            self.reusable = False
-        self._in_head = False
-        return True
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
 
-    def _read_body(self, now: float) -> None:
-        while self._buffer and not self.reply.done:
-            if self._chunked and self._left < 0:
-                end = self._buffer.find(b"\r\n")
-                if end < 0:
-                    return
-                self._left = int(bytes(self._buffer[:end]).split(b";")[0], 16)
-                del self._buffer[: end + 2]
-                if self._left == 0:
-                    self.reply.done = True
-                    self._buffer.clear()
-                    return
-            take = len(self._buffer) if self._left < 0 else min(self._left, len(self._buffer))
-            self._accept(self._buffer[:take], now)
-            del self._buffer[:take]
-            if self._left >= 0:
-                self._left -= take
-            if self._left == 0 and not self._end_of_part():
-                return
+    def on_headers_complete(self) -> None:
+        self.reply.status = self._parser.get_status_code()
+        self._streams = self._headers.get(b"content-type", b"").startswith(b"text/event-stream")
+        self.reusable = self.reusable and self._parser.should_keep_alive()
 
-    def _end_of_part(self) -> bool:
-        """Finishes a chunk or a body of known length. Returns False if its line end has not arrived."""
-        if not self._chunked:
-            self.reply.done = True
-            return True
-        if len(self._buffer) < 2:
-            return False
-        del self._buffer[:2]
-        self._left = -1
-        return True
-
-    def _accept(self, data: bytearray, now: float) -> None:
+    def on_body(self, data: bytes) -> None:
         if not self._streams:
             self.reply.body += data
             return
-        self._events += data
-        *whole, rest = self._events.split(b"\n\n")
-        self._events = rest
+        *whole, self._events = (self._events + data).split(b"\n\n")
         for event in whole:
             if event.startswith(b"data: "):
-                self.on_event.append((bytes(event[6:]), now))
+                self.on_event.append((event[6:], self._now))
             elif not event.startswith(b":"):  # a comment keeps the connection alive
                 lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
-                self.on_event.append((bytes(b"\n".join(lines)), now))
+                self.on_event.append((b"\n".join(lines), self._now))
+
+    def on_message_complete(self) -> None:
+        self.reply.done = True
 
 
 async def open_connection(target: Target) -> EventConnection:
