@@ -1,1 +1,1 @@
-"""What outlives a request: responses, conversations, stored completions; in SQLite or PostgreSQL."""
+"""Storage of responses, conversations and chat completions, in SQLite or PostgreSQL."""

@@ -1,4 +1,4 @@
-"""ConnectionPool: the two threads on one database, its bounds, and eviction."""
+"""Access: the writer and reader threads of one database, its bounds, and eviction."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from chorale.store.responses import totals
 
 Result = TypeVar("Result")
 
-EVICT_ROWS = 32  # at most this many leave with one write, so that none is slow
+EVICT_ROWS = 32  # rows evicted by one write at most, so that no write is slow
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """``max_responses`` counts conversations too. ``ttl``: seconds since one was written or continued."""
+    """``max_responses`` includes conversations. ``ttl``: seconds since a row was written or continued."""
 
     max_responses: int = 100_000
     max_bytes: int = 10 * 2**30
@@ -27,9 +27,9 @@ class Bounds:
 
 
 class Access:
-    """``connect(first)`` opens a connection; the writer's is the first. ``one``: there is only one.
+    """``connect(first)`` opens a connection, first that of the writer. ``one``: use a single connection.
 
-    ``begin``: a job that runs before every other write. ``lock_seconds``: how long a job waits for locks.
+    ``begin``: a job that runs before any other write. ``lock_seconds``: how long a job waits for locks.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Access:
         return await self.reader.run(job)
 
     def close(self) -> None:
-        """Blocks until what was accepted is done."""
+        """Finishes all accepted jobs, then closes the connections. Blocks."""
         self.reader.close()
         self.writer.close()
 
@@ -79,14 +79,14 @@ class Access:
         return self.clock() - self.bounds.ttl
 
     def tidy(self, db: Database) -> None:
-        """Idle work: evict what has aged, give space back."""
+        """Evicts expired rows and returns free space, while idle."""
         db.begin(writes=True, seconds=0.0)  # requests come first
         num_evicted = self.evict(db)
         db.commit()
         db.give_back(num_evicted)
 
     def evict(self, db: Database) -> int:
-        """Remove up to ``EVICT_ROWS`` of what is over a bound, longest unused first; returns how many.
+        """Removes up to ``EVICT_ROWS`` rows beyond a bound, least recently used first. Returns their number.
 
         Running responses and leased conversations stay.
         """
@@ -113,7 +113,7 @@ class Access:
 
 
 def _any_older(db: Database, oldest: float) -> bool:
-    """Whether anything has aged: the question that every write asks, answered by one step in each index."""
+    """Returns whether any row has expired. Runs with every write; costs one step in each index."""
     row = db.execute(
         "SELECT EXISTS (SELECT 1 FROM responses WHERE used < ?)"
         " OR EXISTS (SELECT 1 FROM conversations WHERE used < ?)",

@@ -1,7 +1,7 @@
-"""SqlBackground: background responses in the store. The one place for changes of their status.
+"""SqlBackground: background responses in the store, and all changes of their status.
 
-Every change asks for ``server_id`` in its WHERE: whatever ends a response sets it to NULL in the same
-transaction, so a response ends once, whichever of its owner, a cancel or an expiry comes first.
+Every change requires ``server_id`` in its WHERE clause. Ending a response sets it to NULL in the same
+transaction, so a response ends once, whether by its owner, a cancellation or the expiry of its server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from chorale.store.responses import (
 )
 
 _PAGE_CHUNKS = 64
-_PAGE_BYTES = 2**16  # what a reader renders at a time
+_PAGE_BYTES = 2**16  # rendered by a reader at a time
 
 
 class SqlBackground:
@@ -160,12 +160,12 @@ class SqlBackground:
 
 
 def register(db: Database, server_id: str) -> None:
-    """Make the server known before it owns anything."""
+    """Registers the server before it owns anything."""
     db.execute("INSERT INTO servers (id, beat) VALUES (?, 0) ON CONFLICT (id) DO NOTHING", (server_id,))
 
 
 def _beat(server_id: str, db: Database) -> set[str]:
-    """A server that owns nothing any more is removed, so that an idle one writes nothing."""
+    """Counts a heartbeat. Removes a server that owns nothing, so that idle servers write nothing."""
     owned = {
         row[0] for row in db.execute("SELECT id FROM responses WHERE server_id = ?", (server_id,)).fetchall()
     }
@@ -182,7 +182,7 @@ def _servers(db: Database) -> dict[str, int]:
 
 
 def all_servers(db: Database) -> list[str]:
-    """Every server_id that is known, or owns something."""
+    """Returns the ids of all servers that are registered or own something."""
     rows = db.execute(
         "SELECT id FROM servers UNION SELECT server_id FROM responses WHERE server_id IS NOT NULL"
         " UNION SELECT server_id FROM conversations WHERE server_id IS NOT NULL"
@@ -191,7 +191,7 @@ def all_servers(db: Database) -> list[str]:
 
 
 def expire(db: Database, server_id: str, recover: Recover) -> list[str]:
-    """End a server that is gone: what it owned waits for another one, or has failed.
+    """Ends a dead server: its responses are put back for another server, or fail.
 
     Returns the ids of the responses that failed.
     """
@@ -255,7 +255,7 @@ def _add_events(db: Database, seq: int, events: EventChunk) -> None:
 
 
 def _conclude(db: Database, seq: int, response: StoredResponse, events: EventChunk) -> None:
-    """The final status, the body, the output and the last events, in this one transaction."""
+    """Writes the final status, body, output and last events."""
     _add_events(db, seq, events)
     repeats.forget_request(db, seq)
     rows = list(map(item_row, response.output))
@@ -268,7 +268,7 @@ def _conclude(db: Database, seq: int, response: StoredResponse, events: EventChu
 
 
 def _end_lost(db: Database, row: tuple[Any, ...], status: str, recover: Recover) -> None:
-    """End a response from outside, with the output that its events show. ``row``: its ``COLUMNS``."""
+    """Ends a response whose owner cannot, with the output in its events. ``row``: its ``COLUMNS``."""
     response, chunks = load(db, row), _read_events(db, row[0], 0, whole=True)
     ended, data, num_events = recover(response, [chunk.data for chunk in chunks], status)
     first = chunks[-1].first + chunks[-1].num_events if chunks else 0
@@ -280,7 +280,7 @@ def count_live(db: Database) -> int:
 
 
 def _read_events(db: Database, seq: int, start: int, *, whole: bool = False) -> list[EventChunk]:
-    """The chunks from event ``start`` on: a page of them, or all."""
+    """Returns the chunks from event ``start``: one page, or all with ``whole``."""
     rows = db.execute(
         "SELECT first, num_events, data FROM events WHERE response_seq = ? AND first >= ? ORDER BY first"
         + ("" if whole else f" LIMIT {_PAGE_CHUNKS}"),

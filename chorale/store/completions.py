@@ -1,7 +1,7 @@
-"""SqlCompletions: chat completions that were asked to be stored, in the table and bounds of responses.
+"""SqlCompletions: stored chat completions, in the table and within the bounds of responses.
 
-A row's body holds the completion as it was sent and the messages that it answers. It has no items, and its
-id has another form than a response's, so that neither is taken for the other.
+A row's body contains the completion as it was sent and the messages of its request. It has no items. Its id
+differs in form from a response's, so the two cannot be confused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chorale.store.protocol import CompletionFilter, StoredCompletion, StoredRes
 from chorale.store.responses import delete_response, find_response, insert_response, to_json
 
 COMPLETION_ID = re.compile(r"chatcmpl-[0-9a-f]{32}")
-_BATCH = 64  # rows looked at for a page, at a time
+_BATCH = 64  # rows read at a time for a page
 
 
 class SqlCompletions:
@@ -112,7 +112,7 @@ Row = tuple[int, bytes]
 
 
 def _reader(db: Database, owner: bytes, oldest: float, newest_first: bool) -> Callable[[int], list[Row]]:
-    """Some rows beyond a ``seq``, in order."""
+    """Returns a function that reads the next rows after a ``seq``."""
     beyond, order = ("<", "DESC") if newest_first else (">", "ASC")
     query = (
         "SELECT seq, body FROM responses WHERE owner = ? AND substr(id, 1, 9) = 'chatcmpl-' AND used >= ?"
@@ -127,7 +127,7 @@ def _reader(db: Database, owner: bytes, oldest: float, newest_first: bool) -> Ca
 
 
 def _batches(read: Callable[[int], list[Row]], start: int) -> Iterator[Row]:
-    """Rows one by one, fetched in batches."""
+    """Yields rows, fetched in batches."""
     while rows := read(start):
         yield from rows
         start = rows[-1][0]

@@ -1,11 +1,11 @@
-"""One thread that owns one database connection: jobs in, asyncio results out.
+"""ConnectionThread: a thread that owns one database connection, with results for asyncio.
 
-Write jobs that wait together share one transaction, so a busy server pays one fsync for many responses. A
-job is acknowledged only after the commit. If the shared transaction fails, each job is tried alone, so that
-only the faulty ones fail. A connection that broke is opened anew for the next job.
+Write jobs that wait together share one transaction, and so one fsync. A job is acknowledged after the commit.
+If the shared transaction fails, each job is retried alone, so that only the faulty ones fail. A broken
+connection is reopened for the next job.
 
-Each job has one deadline for all the locks that it waits for, counted from its arrival: the time that it
-spends behind other jobs is part of it. A job whose deadline has passed is still tried once, without waiting.
+Each job has one deadline for all locks, counted from its arrival and including the time behind other jobs. A
+job whose deadline has passed is still tried once, without waiting.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Result = TypeVar("Result")
 Job = Callable[[Database], Any]
 
 MAX_GROUP = 64
-LOCK_SECONDS = 5.0  # a job's deadline
+LOCK_SECONDS = 5.0  # deadline of a job
 _BUSY_SECONDS = 0.01
-_RECONNECT_SECONDS = 1.0  # between attempts to open a database that cannot be opened
+_RECONNECT_SECONDS = 1.0  # between attempts to open the database
 
 
 @dataclass(slots=True)
@@ -47,10 +47,10 @@ class _Stop:
 
 
 class ConnectionThread:
-    """``connect`` runs here, before the thread starts, so that a bad file or address fails at start-up.
+    """``connect`` first runs before the thread starts, so that a bad file or address fails at start-up.
 
     A full or read-only disk (``NoSpaceError``) is accepted: jobs fail until the database can be opened.
-    ``first``: a job that runs once, before any other, as soon as the database can be opened.
+    ``first``: a job that runs once, before any other, as soon as the database is open.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ConnectionThread:
         self._idle = idle
         self._idle_seconds = idle_seconds
         self._lock_seconds = lock_seconds
-        self._refused: tuple[float, str] | None = None  # when opening failed last, and how
+        self._refused: tuple[float, str] | None = None  # time and message of the last failure to open
         self.fault: str | None = None  # why the last transaction failed; None while they succeed
         self._queue: queue.SimpleQueue[_Pending | _Stop] = queue.SimpleQueue()
         self._closed = False
@@ -83,7 +83,7 @@ class ConnectionThread:
         self._thread.start()
 
     async def run(self, job: Callable[[Database], Result]) -> Result:
-        """Run a job on the thread. Raises ``StoreError`` for what the database refuses."""
+        """Runs a job on the thread. Raises ``StoreError`` if the database fails."""
         if self._closed:
             raise StoreError("the response store is closed")
         loop = asyncio.get_running_loop()
@@ -92,7 +92,7 @@ class ConnectionThread:
         return await future
 
     def close(self) -> None:
-        """Finish what is queued, then close the connection. Idempotent; blocks for that long."""
+        """Finishes the queued jobs, then closes the connection. Blocks. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -131,7 +131,7 @@ class ConnectionThread:
             return group, None
 
     def _run_idle(self) -> None:
-        """Run the housekeeping job. Its errors are dropped; the next write reports them."""
+        """Runs the idle job. Its errors are dropped; the next write reports them."""
         if self._idle is None:
             return
         try:
@@ -152,7 +152,7 @@ class ConnectionThread:
             time.sleep(_BUSY_SECONDS)  # some locks are refused without a wait
 
     def _attempt(self, group: list[_Pending], reconnected: bool = False) -> list[_Pending]:
-        """Do the jobs in one transaction; returns those that are to be tried again."""
+        """Runs the jobs in one transaction. Returns those to be retried."""
         try:
             connection = self._open()
         except StoreError as error:
@@ -177,12 +177,12 @@ class ConnectionThread:
             self.fault = None
             _resolve(group)
             return []
-        for pending in group:  # one of them failed, and all with it
+        for pending in group:  # one job failed the whole transaction
             self._execute([pending])
         return []
 
     def _still_in_time(self, group: list[_Pending]) -> list[_Pending]:
-        """A lock was not free: fail the jobs whose deadline has passed, and return the others."""
+        """Fails the jobs whose deadline has passed while a lock was held. Returns the others."""
         now = time.monotonic()
         late = [pending for pending in group if pending.deadline <= now]
         self._failed(late, StoreError("the response store is locked by another process"))
@@ -206,7 +206,7 @@ class ConnectionThread:
             raise
 
     def _failed(self, group: list[_Pending], error: StoreError) -> None:
-        """Fail the jobs with the database's error, and keep its message in ``fault``."""
+        """Fails the jobs with the database's error and keeps its message in ``fault``."""
         self.fault = error.message
         _give_up(group, error)
 
@@ -235,7 +235,7 @@ def _give_up(group: list[_Pending], error: Exception) -> None:
 
 
 def _resolve(group: list[_Pending]) -> None:
-    """Hand the results back: one wake-up for each event loop, not one for each job."""
+    """Resolves the futures, with one wake-up per event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Pending]] = {}
     for pending in group:
         by_loop.setdefault(pending.loop, []).append(pending)
@@ -243,13 +243,13 @@ def _resolve(group: list[_Pending]) -> None:
         try:
             loop.call_soon_threadsafe(_settle, members)
         except RuntimeError:
-            pass  # that loop has ended, and its waiters with it
+            pass  # the loop is closed: no one waits
 
 
 def _settle(group: list[_Pending]) -> None:
     for pending in group:
         future = pending.future
-        if future.done():  # the waiter was cancelled; the work is done all the same
+        if future.done():  # the waiter was cancelled; the job is done
             continue
         if pending.error is None:
             future.set_result(pending.result)

@@ -1,4 +1,4 @@
-"""Statements on conversations: their items, and the lease that lets one request at a time append."""
+"""Statements on conversations: their items, and the lease under which one request at a time appends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def insert_conversation(
 
 
 def find(db: Database, conversation_id: str, owner: bytes, oldest: float) -> tuple[int, Conversation]:
-    """(seq, the conversation). Raises ``ConversationNotFoundError``."""
+    """Returns (seq, the conversation). Raises ``ConversationNotFoundError``."""
     row = db.execute(
         "SELECT seq, created, metadata FROM conversations WHERE id = ? AND owner = ? AND used >= ?",
         (conversation_id, owner, oldest),
@@ -53,7 +53,7 @@ def find(db: Database, conversation_id: str, owner: bytes, oldest: float) -> tup
 
 
 def check_unleased(db: Database, seq: int) -> None:
-    """Raises ``ConversationLockedError`` while a request works on it."""
+    """Raises ``ConversationLockedError`` while a request holds the lease."""
     if db.execute("SELECT lease FROM conversations WHERE seq = ?", (seq,)).fetchone()[0] is not None:
         raise ConversationLockedError(
             "Another process is currently operating on this conversation. Please retry in a few seconds.",
@@ -71,7 +71,7 @@ def set_metadata(db: Database, seq: int, metadata: dict[str, str], now: float) -
 
 
 def add_items(db: Database, seq: int, items: Sequence[StoredItem], now: float) -> list[StoredItem]:
-    """Append; returns them as they are stored. An id that the conversation has already becomes a new one."""
+    """Appends items and returns them as stored. An id that the conversation already has is replaced."""
     start = db.execute("SELECT next_position FROM conversations WHERE seq = ?", (seq,)).fetchone()[0]
     added: list[StoredItem] = []
     size = 0
@@ -111,7 +111,7 @@ def find_own_item(db: Database, seq: int, item_id: str) -> StoredItem | None:
 
 
 def remove_item(db: Database, seq: int, item_id: str, now: float) -> bool:
-    """A call's outputs go with it: an output without its call would make every later request a 400."""
+    """Removes an item; with a call, its outputs, which would make every later request a 400."""
     stored = find_own_item(db, seq, item_id)
     if stored is None:
         return False
@@ -164,7 +164,7 @@ def load_page(db: Database, seq: int, *, after: str | None, limit: int, newest_f
 
 
 def take_lease(db: Database, conversation: Conversation, seq: int, token: str, server_id: str) -> Lease:
-    """Raises ``ConversationLockedError``."""
+    """Takes the lease. Raises ``ConversationLockedError``."""
     check_unleased(db, seq)
     end = db.execute(
         "UPDATE conversations SET lease = ?, server_id = ? WHERE seq = ? RETURNING next_position",
@@ -174,10 +174,10 @@ def take_lease(db: Database, conversation: Conversation, seq: int, token: str, s
 
 
 def release_lease(db: Database, lease: Lease, items: Sequence[StoredItem], now: float) -> None:
-    """Append the items and end the lease. A conversation that was deleted meanwhile is not an error.
+    """Appends the items and ends the lease. A conversation deleted meanwhile is not an error.
 
-    Raises ``StoreError`` if there is something to append and the lease has expired: another request may have
-    gone on from the same place.
+    Raises ``StoreError`` if there are items and the lease has expired: another request may have continued
+    from the same position.
     """
     row = db.execute("SELECT seq, lease FROM conversations WHERE id = ?", (lease.conversation_id,)).fetchone()
     if row is None:
@@ -193,12 +193,12 @@ def release_lease(db: Database, lease: Lease, items: Sequence[StoredItem], now: 
 
 
 def finish_lease(db: Database, lease: Lease, response: StoredResponse, now: float) -> None:
-    """What an ended response leaves in its conversation."""
+    """Appends the items of an ended response to its conversation and ends the lease."""
     assert response.status not in LIVE
     kept = response.status in KEPT
     release_lease(db, lease, (*response.input, *response.output) if kept else (), now)
 
 
 def free_all(db: Database, server_id: str) -> None:
-    """End every lease of a dead server."""
+    """Ends all leases of a dead server."""
     db.execute("UPDATE conversations SET lease = NULL, server_id = NULL WHERE server_id = ?", (server_id,))

@@ -123,6 +123,6 @@ class SqlConversations:
 
 
 def _check(conversation_id: str) -> None:
-    """Raises ``ConversationNotFoundError`` for ids of another form, without a look-up."""
+    """Raises ``ConversationNotFoundError`` for malformed ids, without a query."""
     if not CONVERSATION_ID.fullmatch(conversation_id):
         raise no_conversation(conversation_id)

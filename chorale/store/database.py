@@ -1,7 +1,7 @@
-"""Database: the little that the store needs of SQL, so that SQLite and PostgreSQL run the same statements.
+"""Database: the subset of SQL that SQLite and PostgreSQL share, so that both run the same statements.
 
-Statements use ``?`` for parameters, BLOBs for JSON and token ids, and nothing that only one of the two
-knows; what differs (types, triggers, how a write is begun) is in ``sqlite`` and ``postgres``.
+Statements use ``?`` for parameters and BLOBs for JSON and token ids. Differences (types, triggers, how a
+write begins) are in ``sqlite`` and ``postgres``.
 """
 
 from __future__ import annotations
@@ -11,44 +11,44 @@ from typing import Any, Protocol
 
 
 class Database(Protocol):
-    """One connection, used by one thread. A write transaction excludes every other one, of any process."""
+    """One connection, used by one thread. A write transaction excludes all others, of every process."""
 
     @property
     def errors(self) -> type[Exception]:
-        """What the driver raises."""
+        """The driver's exceptions."""
         ...
 
     @property
     def broken(self) -> bool:
-        """The connection is gone; a new one may work."""
+        """True if the connection is lost; a new one may work."""
         ...
 
     def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Any:
-        """A cursor: ``fetchone``, ``fetchall``, ``rowcount``, iteration."""
+        """Returns a cursor: ``fetchone``, ``fetchall``, ``rowcount``, iteration."""
         ...
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> Any: ...
 
     def columns(self, table: str) -> set[str]:
-        """The names of a table's columns; empty if there is no such table."""
+        """Returns the names of a table's columns; empty if the table does not exist."""
         ...
 
     def is_busy(self, error: Exception) -> bool:
-        """Whether an error of the driver says that a lock was not free in time."""
+        """Returns whether an error of the driver means that a lock was not released in time."""
         ...
 
     def begin(self, writes: bool, seconds: float) -> None:
-        """A reading transaction sees one moment of the database. ``seconds``: how long to wait for a lock."""
+        """Begins a transaction; reads see one snapshot. ``seconds``: how long to wait for a lock."""
         ...
 
     def commit(self) -> None: ...
 
     def rollback(self) -> None:
-        """Does nothing outside of a transaction."""
+        """Rolls back; does nothing outside a transaction."""
         ...
 
     def give_back(self, num_evicted: int) -> None:
-        """Idle work: return unused space, outside of a transaction."""
+        """Returns unused space to the system, while idle and outside a transaction."""
         ...
 
     def close(self) -> None: ...

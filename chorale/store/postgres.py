@@ -1,8 +1,8 @@
-"""PostgreSQL under the response store, for several servers: one URL, its own schema, psycopg 3.
+"""PostgreSQL for the response store of several servers: one URL, a separate schema, psycopg 3.
 
-Tables are those of ``schema`` in the schema ``chorale``. A write transaction holds one advisory lock, so
-writers follow one another as they do on SQLite: the same statements are right on both, without deadlocks
-or retries, and each server's writes that wait together share one commit.
+The tables of ``schema`` are in the schema ``chorale``. A write transaction holds one advisory lock, so writes
+are serial as in SQLite: the same statements are correct on both, without deadlocks or retries, and the
+waiting writes of a server share one commit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOCK = 0x63686F72616C65  # "chorale": the advisory lock of writers
+_LOCK = 0x63686F72616C65  # the writers' advisory lock: "chorale" in ASCII
 _LOCK_NOT_AVAILABLE = "55P03"
 _TYPES = {
     "SERIAL": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
@@ -62,11 +62,11 @@ class PostgresDatabase:
             conninfo,
             autocommit=True,
             connect_timeout=int(LOCK_SECONDS),
-            tcp_user_timeout=10_000,  # ms: a server that has vanished is not waited for
+            tcp_user_timeout=10_000,  # ms, for a server that has vanished
             application_name="chorale",
         )
         self.errors: type[Exception] = psycopg.Error
-        # A server that vanished in the middle of a write must not lease the others up for long.
+        # A server that vanished during a write must not block the others for long.
         self._connection.execute("SET idle_in_transaction_session_timeout = '60s'")
         self._connection.execute("SET lock_timeout = '30s'")
         self._connection.execute("SET statement_timeout = '60s'")
@@ -96,7 +96,7 @@ class PostgresDatabase:
 
     def begin(self, writes: bool, seconds: float) -> None:
         self._connection.execute("BEGIN" if writes else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        # Holds for every lock of the transaction, those on rows and tables too; 0 would be no limit.
+        # Applies to every lock of the transaction, also on rows and tables; 0 would mean no limit.
         self._connection.execute(f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}")
         if writes:
             self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
@@ -115,10 +115,10 @@ class PostgresDatabase:
 
 
 def connect(conninfo: str, migrating: bool) -> PostgresDatabase:
-    """Open a connection and, with ``migrating``, make the tables.
+    """Opens a connection; creates the tables if ``migrating``.
 
-    Raises ``StoreError`` while the database cannot be reached, ``ConfigError`` when psycopg is missing or
-    the tables are those of a newer release.
+    Raises ``StoreError`` while the database cannot be reached, ``ConfigError`` if psycopg is missing or the
+    tables are of a newer release.
     """
     try:
         import psycopg
@@ -153,5 +153,5 @@ def _migrate(database: PostgresDatabase) -> None:
 
 
 def _without_secrets(error: Exception) -> str:
-    """libpq names host and user, never the password; its message may be several lines."""
+    """Returns libpq's message in one line. It contains host and user, never the password."""
     return " ".join(str(error).split())[:500]

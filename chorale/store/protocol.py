@@ -1,8 +1,8 @@
-"""What is stored of responses and conversations, and the interface of the store.
+"""The interface of the store, and the values that it stores.
 
-A stored response holds its own new input and its output, never its history: that is the chain of
-``previous_id``, or the beginning of its conversation. Branches therefore share their past and cannot
-disturb each other. Every item may carry the harmony token ids behind it, for exact replay.
+A stored response contains its new input and its output, not its history, which is the chain of
+``previous_id`` or the beginning of its conversation. Branches therefore share their past without affecting
+each other. An item may carry the harmony token ids that it was made from, for exact replay.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Item = dict[str, Any]
 
 
 def present(**fields: Any) -> Item:
-    """The fields that have a value, for objects that leave a key out where it has none."""
+    """Returns the fields that have a value, for objects that omit absent keys."""
     return {key: value for key, value in fields.items() if value is not None}
 
 
-RETRY_SECONDS = 5.0  # after which a client may ask again for what the store could not do
+RETRY_SECONDS = 5.0  # Retry-After of a store error
 # Keys of a stored body that are never shown.
 TOOL_STATE = "_tool_state"
 RENDERING = "_rendering"  # what the events of a background response need beside the shown ones
@@ -38,9 +38,9 @@ KEPT = ("completed", "incomplete")  # only these are appended to their conversat
 
 
 class StoreError(ChoraleError, status=503, type="service_unavailable", code="store_unavailable"):
-    """The store failed now (disk full, locked, unreachable), and may work later.
+    """The store failed (disk full, locked, unreachable) and may work later.
 
-    A request that can do without the store is still answered; see the endpoint. Others get a 503.
+    Requests that can do without the store are still answered (see the endpoint); others get a 503.
     """
 
     def __init__(self, message: str, **details: Any) -> None:
@@ -48,7 +48,7 @@ class StoreError(ChoraleError, status=503, type="service_unavailable", code="sto
 
 
 class NoSpaceError(StoreError):
-    """The disk is full or read-only: the server runs without storing, and retries with each write."""
+    """The disk is full or read-only: the server runs without storing and retries with each write."""
 
 
 class PreviousResponseNotFoundError(NotFoundError, code="previous_response_not_found"): ...
@@ -58,12 +58,12 @@ class ConversationNotFoundError(NotFoundError, code="conversation_not_found"): .
 
 
 class ConversationLockedError(RequestError, code="conversation_locked"):
-    """Another request works on the conversation (with OpenAI's status, code and param)."""
+    """Another request works on the conversation (OpenAI's status, code and param)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """An item as the API shows it, and the harmony message that the model produced for it (or nothing)."""
+    """An item in the API's form, and the harmony message that the model generated for it (or empty)."""
 
     item: Item
     token_ids: tuple[int, ...] = ()
@@ -71,10 +71,10 @@ class StoredItem:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """``body`` is the response object without its ``output`` (an empty list stands there)."""
+    """``body``: the response object, with an empty list for its ``output``."""
 
     id: str
-    owner: bytes  # hash of the API key, or empty; only its own requests see it
+    owner: bytes  # hash of the API key, or empty; other keys cannot see it
     previous_id: str | None
     created: float  # time.time()
     status: str
@@ -85,14 +85,14 @@ class StoredResponse:
     conversation_end: int = 0  # items of the conversation before this position were its history
 
     def to_object(self) -> dict[str, Any]:
-        """The response object as it was sent."""
+        """Returns the response object as it was sent."""
         shown = {key: value for key, value in self.body.items() if key not in (TOOL_STATE, RENDERING)}
         return {**shown, "output": [stored.item for stored in self.output]}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCompletion:
-    """``completion``: the object as it was sent, with ``metadata``; ``messages``: the request's own."""
+    """``completion``: the object as it was sent, with ``metadata``; ``messages``: of the request."""
 
     completion: dict[str, Any]
     messages: list[dict[str, Any]]
@@ -104,7 +104,7 @@ class StoredCompletion:
 
 @dataclass(frozen=True, slots=True)
 class CompletionFilter:
-    """``after``: the id that a page follows."""
+    """``after``: the id before the page."""
 
     after: str | None = None
     limit: int = 20
@@ -124,23 +124,23 @@ class StoreStats:
     num_responses: int
     num_bytes: int
     num_failed_puts: int  # since this process started
-    num_evicted: int  # the same
+    num_evicted: int  # since this process started
     num_conversations: int = 0
-    num_live: int = 0  # background responses that have not ended, of every process on this store
+    num_live: int = 0  # running background responses of all processes on this store
 
 
 @dataclass(frozen=True, slots=True)
 class EventChunk:
-    """Consecutive events of a background response's turn, in the API's form of them."""
+    """Consecutive events of a background response's turn, encoded by the API."""
 
-    first: int  # how many events are before it
+    first: int  # number of its first event
     num_events: int
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """What follows a place in the events. A response that is not ``live`` gets no more of them."""
+    """Events from a position on. A response that is not ``live`` gets no more."""
 
     live: bool
     repeatable: bool  # the response may be resumed after a crash, with other events
@@ -149,10 +149,10 @@ class EventPage:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A background response that another server began, and that this one now works on."""
+    """A background response begun by another server and now claimed by this one."""
 
     response: StoredResponse
-    request: bytes  # as ``BackgroundResponses.begin`` got it
+    request: bytes  # as passed to ``BackgroundResponses.begin``
     lease: Lease | None
 
 
@@ -174,7 +174,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One request's right to append to a conversation. ``end``: where its items ended when it was taken."""
+    """One request's right to append to a conversation. ``end``: number of items when it was taken."""
 
     conversation_id: str
     owner: bytes
@@ -189,11 +189,11 @@ class ItemPage:
 
 
 class ResponseStore(Protocol):
-    """Coroutines that never block the event loop. ``StoreError`` where the disk fails."""
+    """The store. Its coroutines never block the event loop, and raise ``StoreError`` if the disk fails."""
 
     @property
     def fault(self) -> str | None:
-        """Why the last write failed; None while the store works."""
+        """The error of the last write, or None if it succeeded."""
         ...
 
     @property
@@ -206,45 +206,44 @@ class ResponseStore(Protocol):
     def completions(self) -> Completions: ...
 
     async def put(self, response: StoredResponse, lease: Lease | None = None) -> None:
-        """Durable when it returns. The id must be new.
+        """Stores a response durably. The id must be new.
 
-        With ``lease``, input and output go to the end of its conversation in the same moment, if the
-        response completed or is incomplete, and the lease is over.
+        With ``lease``, input and output are appended to its conversation in the same transaction if the
+        response is completed or incomplete, and the lease ends.
         """
         ...
 
     async def get(self, response_id: str, owner: bytes) -> StoredResponse | None: ...
 
     async def chain(self, response_id: str, owner: bytes) -> list[StoredItem]:
-        """Returns the input and output items of the response and of all before it, oldest first.
+        """Returns the input and output items of the response and its predecessors, oldest first.
 
-        Raises ``PreviousResponseNotFoundError`` when it, or one before it, is not there any more,
-        ``RequestError`` when it has not ended, and ``ContextLengthError`` when the chain is beyond any
-        window.
+        Raises ``PreviousResponseNotFoundError`` if one of them is missing, ``RequestError`` if it has not
+        ended, and ``ContextLengthError`` if the chain exceeds any context window.
         """
         ...
 
     async def items(self, item_ids: list[str], owner: bytes) -> dict[str, StoredItem]:
-        """Returns those of the items that are stored, by id."""
+        """Returns the stored ones of the items, by id."""
         ...
 
     async def tool_state(self, item_id: str, owner: bytes) -> dict[str, Any] | None:
-        """Returns the state that the tools of the response with this item left to the next response."""
+        """Returns the tools' final state of the response that has this item."""
         ...
 
     async def delete(self, response_id: str, owner: bytes) -> bool:
-        """Returns whether it was there."""
+        """Deletes it. Returns whether it existed."""
         ...
 
     async def stats(self) -> StoreStats: ...
 
     async def close(self) -> None:
-        """Finish what was accepted. Idempotent."""
+        """Finishes accepted jobs and closes. Idempotent."""
         ...
 
 
 class Recover(Protocol):
-    """Ends a response whose server is gone, or that is cancelled from elsewhere, by its events so far."""
+    """Ends a response from its events, when its server is dead or another one cancels it."""
 
     def __call__(
         self, response: StoredResponse, chunks: Sequence[bytes], status: str
@@ -256,48 +255,48 @@ class Recover(Protocol):
 def without_output(
     response: StoredResponse, chunks: Sequence[bytes], status: str
 ) -> tuple[StoredResponse, bytes, int]:
-    """A ``Recover`` that reads no events: the response ends with no output."""
+    """A ``Recover`` that ignores the events: the response ends without output."""
     body = {**response.body, "status": status, "error": RESTARTED if status == "failed" else None}
     return replace(response, status=status, body=body), b"", 0
 
 
 class BackgroundResponses(Protocol):
-    """Responses that are stored before they have ended, each owned by one server process.
+    """Responses that are stored before they end, each owned by one server process.
 
-    A status moves forward: queued, in_progress, and one final status. A response whose server dies is
-    ``queued`` again, without an owner and without events, if it may be resumed and has been begun less than
-    ``MAX_ATTEMPTS`` times; else it has failed. A method that returns whether it did it returns False when
-    the response is not this server's any more: ended from elsewhere, or deleted.
+    The status moves forward: queued, in_progress, one final status. If its server dies, a response is
+    ``queued`` again, without owner and events, if it may be resumed and has had fewer than ``MAX_ATTEMPTS``
+    attempts; otherwise it fails. Methods that return whether they succeeded return False when this server no
+    longer owns the response, because it was ended elsewhere or deleted.
     """
 
     async def begin(self, response: StoredResponse, server_id: str, request: bytes | None = None) -> None:
-        """``request``: what ``claim`` gives to another server, if the response may be resumed."""
+        """Stores a queued response. ``request``: returned by ``claim`` on another server, if resumable."""
         ...
 
     async def append(
         self, response_id: str, server_id: str, status: str, events: EventChunk, *, repeatable: bool = True
     ) -> bool:
-        """``repeatable`` False: from here on the response may not be resumed."""
+        """Appends events. ``repeatable`` False: the response may not be resumed from now on."""
         ...
 
     async def settle(self, response_id: str, owner: bytes) -> None:
-        """A reader is about to get events: the response may not be resumed."""
+        """Makes the response not resumable, before a reader gets its events."""
         ...
 
     async def waiting(self) -> list[tuple[str, str]]:
-        """Responses that wait for a server to resume them: (id, model)."""
+        """Returns (id, model) of the responses that wait for a server."""
         ...
 
     async def claim(self, response_id: str, server_id: str) -> Claimed | None:
-        """Take a waiting response. Returns None if another server was faster, or it is gone."""
+        """Takes a waiting response. Returns None if another server did, or if it was deleted."""
         ...
 
     async def unclaim(self, response_id: str, server_id: str) -> None:
-        """Give back a claimed response that could not be begun. The attempt does not count."""
+        """Returns a claimed response to the queue. The attempt does not count."""
         ...
 
     async def put_back(self, server_id: str) -> list[str]:
-        """At an orderly end, leave the server's resumable responses to others. Returns their ids."""
+        """Puts back the server's resumable responses at an orderly stop. Returns their ids."""
         ...
 
     async def finish(
@@ -305,35 +304,35 @@ class BackgroundResponses(Protocol):
     ) -> bool: ...
 
     async def end(self, response_id: str, owner: bytes, status: str) -> StoredResponse | None:
-        """End it from anywhere as ``cancelled`` or ``failed``; one that has ended stays as it is."""
+        """Ends it from any server as ``cancelled`` or ``failed``. No effect if it has ended."""
         ...
 
     async def events(self, response_id: str, owner: bytes, start: int) -> EventPage | None:
-        """Some of the events from number ``start`` on, which begins a chunk."""
+        """Returns events from number ``start``, which must begin a chunk."""
         ...
 
     async def beat(self, server_id: str) -> set[str]:
-        """Show that the server lives. Returns the ids of its live responses."""
+        """Counts a heartbeat. Returns the ids of the server's live responses."""
         ...
 
     async def fail(self, server_id: str, response_ids: set[str]) -> None:
-        """Fail live responses of a server that it does not work on."""
+        """Fails responses that the server owns but does not work on."""
         ...
 
     async def servers(self) -> dict[str, int]:
-        """Every server that may own something, and its count of beats."""
+        """Returns the number of heartbeats of every registered server."""
         ...
 
     async def expire(self, server_id: str, beat: int | None) -> list[str]:
-        """Put back or fail what a dead server owns, unless it has shown life since beat ``beat``.
+        """Puts back or fails all responses of a dead server, unless its count of heartbeats is not ``beat``.
 
-        Returns the ids of those that failed. A process that ends in order expires itself (None).
+        Returns the ids of those that failed. A process that stops in order expires itself (``beat`` None).
         """
         ...
 
 
 class Conversations(Protocol):
-    """Raises ``ConversationNotFoundError`` for an unknown id, ``ConversationLockedError`` during a lease."""
+    """Raises ``ConversationNotFoundError`` for unknown ids, ``ConversationLockedError`` for leased ones."""
 
     async def create(
         self, owner: bytes, metadata: dict[str, str], items: Sequence[StoredItem]
@@ -346,7 +345,7 @@ class Conversations(Protocol):
     async def delete(self, conversation_id: str, owner: bytes) -> None: ...
 
     async def history(self, conversation_id: str, owner: bytes) -> list[StoredItem]:
-        """Returns every item, oldest first. Raises ``ContextLengthError`` when they are beyond any window."""
+        """Returns all items, oldest first. Raises ``ContextLengthError`` beyond any context window."""
         ...
 
     async def page(
@@ -358,25 +357,25 @@ class Conversations(Protocol):
     async def append(
         self, conversation_id: str, owner: bytes, items: Sequence[StoredItem]
     ) -> list[StoredItem]:
-        """Returns the items as they are stored: one whose id was taken has a new one."""
+        """Returns the items as stored; an id that is in use is replaced."""
         ...
 
     async def remove(self, conversation_id: str, owner: bytes, item_id: str) -> Conversation | None:
-        """Returns the conversation without the item; None if the item was not there."""
+        """Returns the conversation without the item, or None if the item is not in it."""
         ...
 
     async def take(self, conversation_id: str, owner: bytes, server_id: str) -> Lease: ...
 
     async def release(self, lease: Lease, items: Sequence[StoredItem] = ()) -> None:
-        """End the lease, after appending ``items``. A conversation that is gone is not an error."""
+        """Ends the lease after appending ``items``. A deleted conversation is not an error."""
         ...
 
 
 class Completions(Protocol):
-    """Chat completions that were asked to be stored."""
+    """Stored chat completions."""
 
     async def put(self, made: StoredCompletion, owner: bytes) -> None:
-        """Durable when it returns."""
+        """Stores it durably."""
         ...
 
     async def get(self, completion_id: str, owner: bytes) -> StoredCompletion | None: ...
@@ -384,13 +383,13 @@ class Completions(Protocol):
     async def update(
         self, completion_id: str, owner: bytes, metadata: dict[str, str]
     ) -> StoredCompletion | None:
-        """Returns it with other metadata; None if it is not there."""
+        """Replaces the metadata. Returns None if it does not exist."""
         ...
 
     async def delete(self, completion_id: str, owner: bytes) -> bool:
-        """Returns whether it was there."""
+        """Deletes it. Returns whether it existed."""
         ...
 
     async def page(self, owner: bytes, wanted: CompletionFilter) -> tuple[list[dict[str, Any]], bool] | None:
-        """Returns (completions, whether more follow), or None if there is no completion ``wanted.after``."""
+        """Returns (completions, whether more follow), or None if ``wanted.after`` does not exist."""
         ...

@@ -1,8 +1,8 @@
-"""Statements on background responses that another server may resume after theirs has died.
+"""Statements on background responses that another server may resume when theirs has died.
 
-A response keeps its request as long as a second attempt could not contradict the first: no reader has any
-of its events, and no tool has run that may have changed something. While it waits for a server its
-``server_id`` is ``WAITING``, which is no server's.
+A response keeps its request as long as a second attempt cannot contradict the first: no reader has received
+events, and no tool with possible side effects has run. The ``server_id`` of a waiting response is
+``WAITING``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from chorale.store.protocol import Claimed, Lease
 from chorale.store.responses import COLUMNS, ROW_BYTES, load, to_json
 
 WAITING = "waiting"
-MAX_ATTEMPTS = 2  # so that a response that crashes its server does so a bounded number of times
-_MOST_WAITING = 16  # of one look
+MAX_ATTEMPTS = 2  # bounds how often one response can crash a server
+_MOST_WAITING = 16  # per query
 
 
 def keep_request(db: Database, seq: int, request: bytes) -> None:
@@ -35,9 +35,9 @@ def forget_request(db: Database, seq: int) -> None:
 
 
 def put_back(db: Database, server_id: str, *, in_order: bool) -> list[str]:
-    """Let a server's responses that may be resumed wait for another server. Returns their ids.
+    """Puts a server's resumable responses back in the queue. Returns their ids.
 
-    ``in_order``: the server ends as it was asked to, so that its attempt does not count.
+    ``in_order``: the server stops in order, so the attempt does not count.
     """
     rows = db.execute(
         "SELECT seq, id, conversation_id FROM responses WHERE server_id = ? AND request IS NOT NULL"
@@ -57,7 +57,7 @@ def _set_waiting(db: Database, seq: int, server_id: str, conversation_id: str | 
         " WHERE seq = ?",
         (to_json({**json.loads(body), "status": "queued"}), WAITING, uncounted, seq),
     )
-    if conversation_id is not None:  # with a new token, so that the old server's is void
+    if conversation_id is not None:  # a new token invalidates the old server's
         db.execute(
             "UPDATE conversations SET lease = ?, server_id = ? WHERE id = ? AND server_id = ?",
             (secrets.token_hex(16), WAITING, conversation_id, server_id),
@@ -76,7 +76,7 @@ def _forget_events(db: Database, seq: int) -> None:
 
 
 def waiting(db: Database) -> list[tuple[str, str]]:
-    """(id, model), oldest first."""
+    """Returns (id, model), oldest first."""
     rows = db.execute(
         f"SELECT id, body FROM responses WHERE server_id = ? ORDER BY seq LIMIT {_MOST_WAITING}", (WAITING,)
     )
@@ -105,7 +105,7 @@ def claim(db: Database, response_id: str, server_id: str) -> Claimed | None:
 
 
 def unclaim(db: Database, response_id: str, server_id: str) -> None:
-    """Give back a claimed response that was not begun. The attempt does not count."""
+    """Returns a claimed response to the queue. The attempt does not count."""
     row = db.execute(
         "SELECT seq, conversation_id FROM responses WHERE id = ? AND server_id = ?", (response_id, server_id)
     ).fetchone()
@@ -114,7 +114,7 @@ def unclaim(db: Database, response_id: str, server_id: str) -> None:
 
 
 def free_conversations(db: Database) -> None:
-    """End the leases of conversations whose waiting response was ended or deleted."""
+    """Ends the leases of conversations whose waiting response was ended or deleted."""
     db.execute(
         "UPDATE conversations SET lease = NULL, server_id = NULL WHERE server_id = ? AND id NOT IN"
         " (SELECT conversation_id FROM responses WHERE server_id = ? AND conversation_id IS NOT NULL)",

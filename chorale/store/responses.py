@@ -1,4 +1,4 @@
-"""Rows of the response store: objects to columns and back, and the statements on responses. No state."""
+"""Rows of the response store: conversion of objects to columns and back, and statements on responses."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from chorale.store.protocol import (
 )
 
 MAX_CHAIN = 10_000  # responses of one chain
-MAX_CHAIN_BYTES = 64 * 2**20  # and its size: a hundred times what the window holds
-TOUCH_SECONDS = 60.0  # a chain that is continued again within this is not marked again
-ROW_BYTES = 512  # what a row and its index entries take beside its content, roughly
+MAX_CHAIN_BYTES = 64 * 2**20  # size of a chain: a hundred times the context window
+TOUCH_SECONDS = 60.0  # a chain is marked as used at most once in this time
+ROW_BYTES = 512  # approximate overhead of a row and its index entries
 COLUMNS = "seq, id, owner, previous_id, created, status, body, conversation_id, conversation_end"
 
 to_json = msgspec.json.Encoder().encode
@@ -35,7 +35,7 @@ ItemRow = tuple[str | None, bytes, bytes]
 
 
 def item_row(stored: StoredItem) -> ItemRow:
-    """(id, item, token ids)."""
+    """Returns (id, item, token ids)."""
     item_id = stored.item.get("id")
     return item_id if isinstance(item_id, str) else None, to_json(stored.item), pack_tokens(stored.token_ids)
 
@@ -53,7 +53,7 @@ def unpack_item(item: bytes, token_ids: bytes) -> StoredItem:
 
 
 def insert_items(db: Database, seq: int, rows: list[ItemRow], *, start: int, is_output: bool) -> None:
-    """Write items from position ``start``."""
+    """Writes items from position ``start``."""
     db.executemany(
         "INSERT INTO items (response_seq, position, is_output, id, item, token_ids)"
         " VALUES (?, ?, ?, ?, ?, ?)",
@@ -62,7 +62,7 @@ def insert_items(db: Database, seq: int, rows: list[ItemRow], *, start: int, is_
 
 
 def load_items(db: Database, seq: int) -> list[tuple[int, StoredItem]]:
-    """(whether it is output, the item), input first."""
+    """Returns (whether it is output, item), input first."""
     rows = db.execute(
         "SELECT is_output, item, token_ids FROM items WHERE response_seq = ? ORDER BY position", (seq,)
     )
@@ -70,7 +70,7 @@ def load_items(db: Database, seq: int) -> list[tuple[int, StoredItem]]:
 
 
 def find_item(db: Database, item_id: str, owner: bytes, oldest: float) -> StoredItem | None:
-    """An item of any response or conversation; the one with the model's tokens, where there are several."""
+    """Returns an item of any response or conversation, preferably one with the model's token ids."""
     row = db.execute(
         "SELECT item, token_ids FROM ("
         " SELECT item, token_ids FROM items JOIN responses ON seq = response_seq"
@@ -88,7 +88,7 @@ def find_item(db: Database, item_id: str, owner: bytes, oldest: float) -> Stored
 
 
 def insert_response(db: Database, response: StoredResponse, now: float, server_id: str | None = None) -> int:
-    """Write the response and its items; returns its ``seq``. What it continues is marked as used."""
+    """Writes the response and its items. Returns its ``seq``. Marks its predecessor as used."""
     body = to_json(response.body)
     inputs, outputs = list(map(item_row, response.input)), list(map(item_row, response.output))
     size = len(body) + ROW_BYTES + sum(map(row_size, inputs)) + sum(map(row_size, outputs))
@@ -130,7 +130,7 @@ def find_response(db: Database, response_id: str, owner: bytes, oldest: float) -
 
 
 def find_tool_state(db: Database, item_id: str, owner: bytes, oldest: float) -> dict[str, Any] | None:
-    """Of the newest response that has the item in its output."""
+    """Returns the tool state of the newest response that has the item in its output."""
     row = db.execute(
         "SELECT body FROM responses JOIN items ON response_seq = seq"
         " WHERE items.id = ? AND is_output = 1 AND owner = ? AND used >= ? ORDER BY seq DESC LIMIT 1",
@@ -167,7 +167,7 @@ def delete_response(db: Database, response_id: str, owner: bytes, oldest: float)
 def load_chain(
     db: Database, response_id: str, owner: bytes, oldest: float, max_bytes: int
 ) -> list[StoredItem]:
-    """See ``ResponseStore.chain``. A chain that began in a conversation begins with what that held then."""
+    """Implements ``ResponseStore.chain``. A chain that began in a conversation starts with its items then."""
     links: list[int] = []
     size = 0
     current: str | None = response_id
@@ -196,7 +196,7 @@ def load_chain(
 def load_conversation(
     db: Database, conversation_id: str, owner: bytes, oldest: float, end: int | None = None
 ) -> list[StoredItem]:
-    """Items before position ``end``. Raises when the conversation is gone, or beyond any window."""
+    """Returns the items before position ``end``. Raises if the conversation is gone or exceeds any window."""
     row = db.execute(
         "SELECT seq, num_bytes, next_position FROM conversations WHERE id = ? AND owner = ? AND used >= ?",
         (conversation_id, owner, oldest),
@@ -215,7 +215,7 @@ def load_conversation(
 
 
 def totals(db: Database) -> tuple[int, int, int]:
-    """(responses, bytes, conversations)."""
+    """Returns (responses, bytes, conversations)."""
     num, size, conversations = db.execute(
         "SELECT num_responses, num_bytes, num_conversations FROM totals"
     ).fetchone()
@@ -223,7 +223,7 @@ def totals(db: Database) -> tuple[int, int, int]:
 
 
 def touch_chain(db: Database, response_id: str, owner: bytes, now: float) -> None:
-    """Mark a chain as used, so that the beginning of a live conversation is not evicted."""
+    """Marks a chain as used, so that the beginning of a live conversation is not evicted."""
     db.execute(
         "WITH RECURSIVE chain (seq, previous_id, depth) AS ("
         " SELECT seq, previous_id, 1 FROM responses WHERE id = ? AND owner = ? AND used < ?"

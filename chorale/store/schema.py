@@ -1,15 +1,15 @@
-"""The tables of the response store, for SQLite and PostgreSQL, and how an older store becomes a newer one.
+"""The tables of the response store for SQLite and PostgreSQL, and the migration of older stores.
 
-``responses`` holds one row a response, ``items`` one row an input or output item with its token ids,
-``events`` the log of a background response in compressed chunks. ``server_id`` is the server process that a
-response is running in, NULL once it has ended; ``servers`` holds their heartbeats. A conversation has its
-items in ``conversation_items``; ``lease`` is the token of the request that may append to it. ``totals`` is
-kept by triggers, so that a bound costs nothing to check. ``request`` is what another server needs to resume
-a response, NULL once it may not be resumed; ``attempts`` counts how often it was begun. ``used`` is when a
-response was written or last continued: eviction takes the longest unused first.
+``responses`` has a row per response, ``items`` a row per input or output item with its token ids, ``events``
+the compressed log of background responses. ``server_id`` is the server process that runs a response, NULL
+once it has ended; ``servers`` holds the heartbeats. ``conversation_items`` holds the items of conversations,
+whose ``lease`` is the token of the request that may append. Triggers keep ``totals``, so that checking a
+bound is free. ``request`` is the data for resuming a response, NULL if it may not be resumed; ``attempts``
+counts its starts. ``used`` is when a response was written or last continued: eviction removes the least
+recently used first.
 
-A store is brought up to date by comparison: old names are replaced, then tables and columns that are missing
-are added. A new column therefore needs a default. Raise ``VERSION`` with every change.
+A migration compares: old names are replaced, then missing tables and columns are added. A new column
+therefore needs a default. Increase ``VERSION`` with every change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from chorale.errors import ConfigError
 from chorale.store.database import Database
 
-VERSION = 4  # 4: ``events`` holds output events, before it held rendered ones; new names
+VERSION = 4  # 4: ``events`` holds output events instead of rendered ones; new names
 
 _COUNT = "INT NOT NULL DEFAULT 0"
 # Table to its columns, then constraints. Types are in ``Types``; the others are the same in both databases.
@@ -81,7 +81,7 @@ TABLES: dict[str, dict[str, str]] = {
     "totals": {"num_responses": _COUNT, "num_bytes": _COUNT, "num_conversations": _COUNT},
     "schema_version": {"version": "INT NOT NULL"},
 }
-COUNTED = ("responses", "conversations")  # whose rows and bytes ``totals`` sums up
+COUNTED = ("responses", "conversations")  # tables counted in ``totals``
 _INDEXES = (
     "INDEX IF NOT EXISTS responses_used ON responses (used, seq)",
     "INDEX IF NOT EXISTS responses_server ON responses (server_id) WHERE server_id IS NOT NULL",
@@ -100,11 +100,11 @@ _OLD_INDEXES = ("responses_worker", "conversations_worker", "responses_used", "c
 
 
 def migrate(db: Database, found: int, types: Mapping[str, str], suffix: str) -> None:
-    """Bring the tables to ``VERSION``, in the transaction of the caller, who makes the triggers afterwards.
+    """Migrates the tables to ``VERSION``, in the caller's transaction. The caller adds the triggers
+    afterwards.
 
-    ``found``: the format of the store, 0 for one without tables. ``types``: of columns, by our names.
-    ``suffix``: of tables with a primary key of two columns. Raises ``ConfigError`` for a newer format.
-    """
+    ``found``: the format of the store, 0 without tables. ``types``: column types by our names. ``suffix``:
+    for tables with a primary key of two columns. Raises ``ConfigError`` for a newer format."""
     if found > VERSION:
         raise ConfigError(f"the response store has format {found}; this release knows up to {VERSION}")
     if 0 < found < 4:
@@ -126,7 +126,7 @@ def migrate(db: Database, found: int, types: Mapping[str, str], suffix: str) -> 
 
 
 def version(db: Database) -> int:
-    """The format of the store; 0 without tables."""
+    """Returns the format of the store; 0 without tables."""
     if not db.columns("schema_version"):
         return 0
     row = db.execute("SELECT version FROM schema_version").fetchone()
@@ -147,7 +147,7 @@ def _rename(db: Database) -> None:
 
 
 def _empty_waiting(db: Database) -> None:
-    """Up to format 3, a response that waited for a server kept the rendered events of its beginning."""
+    """Deletes the events of waiting responses, which format 3 kept in rendered form."""
     for seq, size in db.execute(
         "SELECT seq, SUM(length(data) + 64) FROM responses JOIN events ON response_seq = seq"
         " WHERE server_id = 'waiting' GROUP BY seq"

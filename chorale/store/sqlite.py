@@ -1,4 +1,4 @@
-"""SQLite under the response store: a file is opened, checked, moved aside when damaged, and locked."""
+"""SQLite for the response store: opens, checks and locks the file; moves a damaged one aside."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from chorale.store.schema import COUNTED, VERSION, migrate, version
 logger = logging.getLogger(__name__)
 
 _TYPES = {"SERIAL": "INTEGER PRIMARY KEY", "INT": "INTEGER", "FLOAT": "REAL", "BYTES": "BLOB"}
-# What a change of a counted table does to ``totals``, by the event of its trigger.
+# Statement that updates ``totals``, by the event of its trigger.
 _TRIGGERS = {
     "added AFTER INSERT": "num_{table} = num_{table} + 1, num_bytes = num_bytes + NEW.num_bytes",
     "removed AFTER DELETE": "num_{table} = num_{table} - 1, num_bytes = num_bytes - OLD.num_bytes",
     "resized AFTER UPDATE OF num_bytes": "num_bytes = num_bytes + NEW.num_bytes - OLD.num_bytes",
 }
 MEMORY = ":memory:"
-# Larger files are not read through at start (10 GiB would take a minute); a damaged page in them is found
+# Larger files are not checked at start (10 GiB would take a minute); a damaged page in them is found
 # when it is read, and only the response on it is lost.
 _CHECK_BYTES = 512 * 2**20
 _VACUUM_PAGES = 256
-_LEAST_BYTES = 256 * 2**10  # less free space than this, and a fault is taken for a full disk's
+_LEAST_BYTES = 256 * 2**10  # with less free space, errors are attributed to a full disk
 
 
 class SqliteDatabase(sqlite3.Connection):
-    """A ``Database``: SQLite's own connection with our names for what differs."""
+    """A ``Database`` on a connection of ``sqlite3``."""
 
     errors = sqlite3.Error
     broken = False
@@ -54,8 +54,8 @@ class SqliteDatabase(sqlite3.Connection):
 
 
 def connect(path: str, *, migrating: bool) -> SqliteDatabase:
-    """Raises ``NoSpaceError`` when the disk is full or read-only, ``StoreError`` for any other fault."""
-    # isolation_level=None: transactions are begun and ended by us. The thread check is off because the
+    """Raises ``NoSpaceError`` if the disk is full or read-only, ``StoreError`` for any other fault."""
+    # isolation_level=None: transactions are explicit. The thread check is off because the
     # connection is made by the opener and then handed to its one thread.
     try:
         connection = sqlite3.connect(
@@ -75,7 +75,7 @@ def connect(path: str, *, migrating: bool) -> SqliteDatabase:
 
 def _migrate(connection: SqliteDatabase) -> None:
     if version(connection) == VERSION:
-        return  # nothing is written: the disk may be full
+        return  # write nothing: the disk may be full
     connection.begin(writes=True, seconds=LOCK_SECONDS)
     try:
         migrate(connection, version(connection), _TYPES, " WITHOUT ROWID")
@@ -94,7 +94,7 @@ def _migrate(connection: SqliteDatabase) -> None:
 
 
 def is_read_only(folder: Path) -> bool:
-    """Whether ``folder``, or the nearest one above it that exists, is on a read-only disk."""
+    """Returns whether ``folder``, or its nearest existing parent, is on a read-only disk."""
     return bool(_disk(folder).f_flag & os.ST_RDONLY) if sys.platform != "win32" else False
 
 
@@ -105,7 +105,7 @@ def _disk(folder: Path) -> os.statvfs_result:
 
 
 def _fault(path: Path, error: Exception) -> StoreError:
-    """Judged by the disk too: SQLite has several codes for a file that it could not make or lengthen."""
+    """Returns the error, considering the disk: SQLite has several codes for a file that cannot grow."""
     message = f"cannot open the response store {path}: {error}"
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     no_space = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
@@ -117,11 +117,11 @@ def _fault(path: Path, error: Exception) -> StoreError:
 
 
 def prepare_file(path: Path) -> tuple[int, bool]:
-    """Make the folder and the file (readable by us alone), check it, and lease a lock on it.
+    """Makes the folder and the file (mode 0600), checks the file, and locks it.
 
-    The first process to open a file checks it under an exclusive lock; others wait for that and skip it.
-    Returns the lock's file descriptor, and whether it is exclusive (no other process has the file).
-    ``share_file`` lets the others in. Raises ``StoreError``, or ``NoSpaceError`` when the disk is full.
+    The first process to open a file checks it under an exclusive lock; others wait and skip the check.
+    Returns the lock's file descriptor, and whether the lock is exclusive (no other process uses the file).
+    ``share_file`` admits others. Raises ``StoreError``, or ``NoSpaceError`` if the disk is full.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def share_file(lock_fd: int) -> None:
 
 
 def _check_or_quarantine(path: Path) -> None:
-    """Move a damaged file aside, with its log, and leave the place free for a new one."""
+    """Moves a damaged file and its log aside, so that a new one can be created."""
     problem = _damage(path)
     if problem is None:
         return
@@ -176,7 +176,7 @@ def _damage(path: Path) -> str | None:
         finally:
             connection.close()
     except sqlite3.OperationalError:
-        return None  # locked or unreadable: not damage; opening it will say what is wrong
+        return None  # locked or unreadable, not damaged; opening it reports the error
     except sqlite3.DatabaseError as error:
         return str(error)
     return None if check == "schema_version" or rows == [("ok",)] else str(rows[0][0])

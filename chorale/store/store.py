@@ -1,8 +1,8 @@
-"""The response store: SQLite (WAL, synchronous=FULL) in one file or in memory, or PostgreSQL by its URL.
+"""The response store: SQLite (WAL, synchronous=FULL) in a file or in memory, or PostgreSQL by its URL.
 
-One thread writes, another reads; the event loop only waits. Bounded by count, bytes and age: what is over a
-bound is evicted a little with each put, longest unused first, and an idle server tidies up once a minute.
-Several server processes may share one file, and several machines one PostgreSQL.
+One thread writes, another reads; the event loop only waits. Bounded by count, bytes and age: each write
+evicts a few rows beyond a bound, least recently used first, and an idle server evicts once a minute. Several
+server processes may share one file, and several machines one PostgreSQL database.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ _POSTGRES = ("postgresql://", "postgres://")
 
 
 def default_path() -> Path:
-    """``$XDG_STATE_HOME/chorale/responses.sqlite3``, or under ``~/.local/state``."""
+    """Returns ``$XDG_STATE_HOME/chorale/responses.sqlite3``, or the same under ``~/.local/state``."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(base) / "chorale" / "responses.sqlite3"
 
 
 def open_store(config: ServerConfig, recover: Recover = without_output) -> ResponseStore:
-    """The store that the configuration names. Blocks for the check of the file.
+    """Opens the configured store. Blocks while the file is checked.
 
-    A default place that cannot be written gives a store in memory and one warning; a place that the
-    operator named raises ``StoreError``. A disk that is full, or a named one that is read-only, gives a store
-    that stores nothing until it can, and one warning.
+    If the default location cannot be written, the store is in memory, with a warning; for a location named by
+    the operator, raises ``StoreError``. On a full disk, or a named one that is read-only, the store keeps
+    nothing until it can, with a warning.
     """
     bounds = Bounds(
         config.response_store_max_items, config.response_store_max_bytes, config.response_store_ttl
@@ -106,7 +106,7 @@ def _warned(store: SqliteStore) -> SqliteStore:
 
 
 def is_postgres(place: str) -> bool:
-    """Whether ``--response-store`` names a PostgreSQL database; else it names a file."""
+    """Returns whether ``--response-store`` names a PostgreSQL database rather than a file."""
     return place.startswith(_POSTGRES)
 
 
@@ -192,8 +192,8 @@ class SqlStore:
 class SqliteStore(SqlStore):
     """``path`` is a file or ``":memory:"``.
 
-    A full or read-only disk is not an error: nothing is stored (``fault`` says why) until it has space again.
-    ``recover`` ends the responses of dead servers; the default keeps no output of them.
+    A full or read-only disk is not an error: nothing is stored until it has space (``fault`` has the reason).
+    ``recover`` ends responses of dead servers; the default drops their output.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class SqliteStore(SqlStore):
                 bounds if bounds is not None else Bounds(),
                 clock=clock,
                 idle_seconds=idle_seconds,
-                one=path == MEMORY,  # a database in memory belongs to its one connection
+                one=path == MEMORY,  # a database in memory has a single connection
                 begin=self._file.expire,
                 lock_seconds=lock_seconds,
             ),
@@ -228,14 +228,14 @@ class SqliteStore(SqlStore):
 class _File:
     """The file of a ``SqliteStore``, locked from its first opening to ``close``.
 
-    No other server is alive when the first process opens a file: what the servers before it left is expired.
+    If this process is the first to open the file, all earlier servers are dead and are expired.
     """
 
     def __init__(self, path: str, recover: Recover) -> None:
         self._path = path
         self._recover = recover
         self._lock_fd = -1
-        self._dead: list[str] = []  # servers that were there before us
+        self._dead: list[str] = []  # servers registered before this one
 
     def connect(self, first: bool) -> Database:
         if self._path == MEMORY or self._lock_fd >= 0:

@@ -251,7 +251,9 @@ def test_usage_counts() -> None:
     assert usage.reasoning_tokens + len(fold.items[1].content_token_ids) <= usage.output_tokens
 
 
-@pytest.mark.parametrize("text", ["\U0001f469\u200d\U0001f680 \U0001f9ea", "\U00013000\U00013001", "a\U0001fabcb\U0001fae8"])
+@pytest.mark.parametrize(
+    "text", ["\U0001f469\u200d\U0001f680 \U0001f9ea", "\U00013000\U00013001", "a\U0001fabcb\U0001fae8"]
+)
 def test_reasoning_tokens_are_counted_one_by_one(text: str) -> None:
     """A character of several tokens is one piece of text."""
     assert len(ids(text)) > len(text.replace("\u200d", ""))
