@@ -1,10 +1,10 @@
-"""Background: the jobs of this process, its heartbeat in the store, and the expiry of dead servers.
+"""Background: the background jobs of this process, its heartbeat, and the expiry of dead servers.
 
-While a server process owns something in the store (a background response, the lease on a conversation) it
-adds one to its beat every ``beat_seconds``. A server whose beat has stood still for ``patience`` of our own
-beats is dead, and the first process to notice it puts back or fails what it left. What was put back waits
-for any server on the store that has room for it. No clock is compared with another, and time in which this
-process was stopped does not count, so that clock jumps and suspends cannot expire a live server.
+While a server process owns something in the store (a background response, the lease on a conversation), it
+increments its beat every ``beat_seconds``. A server whose beat has not changed for ``patience`` beats of this
+process is dead; the first process to notice puts back or fails its responses. Responses that were put back
+wait for any server with room. Clocks are not compared, and time in which this process was stopped does not
+count, so clock jumps and suspends cannot expire a live server.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Job(Protocol):
 
 
 class Resumer(Protocol):
-    """``chorale.api.responses.background.resume.Resumer``: what other servers left behind."""
+    """``chorale.api.responses.background.resume.Resumer``: resumes responses of other servers."""
 
     @property
     def room(self) -> int: ...
@@ -59,7 +59,7 @@ class Resumer(Protocol):
 
 
 class Background:
-    """One for each server process. ``watch`` runs as a task for its life; ``close`` at the end."""
+    """One per server process. ``watch`` runs as a task all the time; ``close`` ends it."""
 
     def __init__(self, *, beat_seconds: float = 2.0, patience: int = 7) -> None:
         self.server_id = new_id("srv")
@@ -69,10 +69,10 @@ class Background:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._starting: set[str] = set()  # begun in the store, or about to be
         self._resuming: set[asyncio.Task[None]] = set()
-        self.closing = False  # nothing new is begun, and what waits is left to other servers
-        self._leases: list[Lease] = []  # that could not be released yet
-        self._problem = ""  # of the store, as it was logged
-        self._seen: dict[str, tuple[int, int]] = {}  # other servers: their beat, and how often we saw it
+        self.closing = False  # begin nothing; leave waiting responses to other servers
+        self._leases: list[Lease] = []  # not released yet
+        self._problem = ""  # the store's last logged error
+        self._seen: dict[str, tuple[int, int]] = {}  # other servers: beat, times seen
 
     @property
     def num_jobs(self) -> int:
@@ -82,12 +82,12 @@ class Background:
         return self._jobs.get(response_id)
 
     def check_room(self, limit: int) -> None:
-        """Raises ``QueueFullError`` when ``limit`` responses run already."""
+        """Raises ``QueueFullError`` if ``limit`` responses are running."""
         if self.num_jobs >= limit:
             raise QueueFullError("too many background responses are running", retry_after=1)
 
     async def launch(self, job: Job, limit: int) -> None:
-        """Begin a job and let it run. Raises ``QueueFullError``, or what ``begin`` does."""
+        """Begins a job and runs it as a task. Raises ``QueueFullError``, or an error of ``begin``."""
         self.check_room(limit)
         self._starting.add(job.response_id)
         try:
@@ -109,7 +109,7 @@ class Background:
     # ------------------------------------------------------------------ for the life of the process
 
     async def watch(self, store: ResponseStore, resumer: Resumer | None = None) -> None:
-        """Beat, expire servers that do not, and resume what waits. Runs until it is cancelled."""
+        """Sends heartbeats, expires dead servers and resumes waiting responses, until cancelled."""
         while True:
             try:
                 await self._look(store)
@@ -117,7 +117,7 @@ class Background:
                     await self._resume_waiting(resumer)
                 self._problem = ""
             except ChoraleError as error:
-                if error.message != self._problem:  # logged once, however long it lasts
+                if error.message != self._problem:  # logged once
                     logger.warning("background responses: %s", error)
                 self._problem = error.message
             await asyncio.sleep(self._beat_seconds)
@@ -128,14 +128,12 @@ class Background:
         if self.server_id in servers:
             mine = set(self._jobs)
             live = await store.background.beat(self.server_id)
-            for response_id in mine - live:  # cancelled or deleted by another process, or we were expired
+            for response_id in mine - live:  # cancelled, deleted or expired by another process
                 job = self._jobs.get(response_id)
                 if job is not None and not job.is_ending:
                     job.stop()
             if strays := live - mine - set(self._jobs) - self._starting:
-                await store.background.fail(
-                    self.server_id, strays
-                )  # left in the store when they were refused
+                await store.background.fail(self.server_id, strays)  # refused earlier
         await self._expire_dead(store, servers)
 
     async def _expire_dead(self, store: ResponseStore, servers: dict[str, int]) -> None:
@@ -151,7 +149,7 @@ class Background:
                 logger.warning("a server process is gone; its background responses failed: %s", failed)
 
     async def _resume_waiting(self, resumer: Resumer) -> None:
-        """Begin what other servers left, as far as there is room; in tasks, so that the beat goes on."""
+        """Begins waiting responses as far as there is room, in tasks, so that heartbeats continue."""
         for response_id in await resumer.find():
             if self.num_jobs >= resumer.room:
                 return
@@ -174,7 +172,7 @@ class Background:
             self._starting.discard(response_id)
 
     async def put_back(self, store: ResponseStore) -> None:
-        """Leave what may be repeated to other servers, or to this one's next start. Never raises."""
+        """Puts back resumable responses for other servers or the next start of this one. Never raises."""
         self.closing = True
         for task in list(self._resuming):
             task.cancel()
@@ -189,7 +187,7 @@ class Background:
                 job.leave()
 
     async def release(self, store: ResponseStore, lease: Lease) -> None:
-        """Release a conversation, now or, if the store fails, with a later heartbeat. Never raises."""
+        """Releases a conversation now or, if the store fails, with a later heartbeat. Never raises."""
         if store.fault is None:
             try:
                 await store.conversations.release(lease)
@@ -204,12 +202,12 @@ class Background:
             del self._leases[0]
 
     async def drain(self) -> None:
-        """Wait until every job has ended."""
+        """Waits until all jobs have ended."""
         while self._tasks:
             await asyncio.wait(self._tasks.values())
 
     async def close(self, store: ResponseStore) -> None:
-        """Put back or fail what still runs, and leave the store."""
+        """Puts back or fails running responses, and unregisters from the store."""
         await self.put_back(store)
         error: ChoraleError = EngineError(STOPPED, code="server_restarted")
         for job in list(self._jobs.values()):
@@ -220,5 +218,5 @@ class Background:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        with contextlib.suppress(ChoraleError):  # which also ends the leases
+        with contextlib.suppress(ChoraleError):  # also ends the leases
             await store.background.expire(self.server_id, None)

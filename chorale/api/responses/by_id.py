@@ -20,12 +20,12 @@ from chorale.api.state import ServerState
 from chorale.errors import NotFoundError, RequestError
 from chorale.store.protocol import StoredResponse
 
-_CANCEL_SECONDS = 5.0  # for our own job to store its end; then it is ended in the store
+_CANCEL_SECONDS = 5.0  # for this process's job to store its end; then it is ended in the store
 _STREAM_ONLY = ("starting_after", "include_obfuscation")
 
 
 async def retrieve(state: ServerState, request: Request) -> Response:
-    """The object; or its events, with ``stream=true``, from the one after ``starting_after``."""
+    """Returns the object, or its events after ``starting_after`` with ``stream=true``."""
     query = request.query_params
     check_names(query, "stream", "include", "include[]", *_STREAM_ONLY)
     check_include(query)
@@ -41,7 +41,7 @@ async def retrieve(state: ServerState, request: Request) -> Response:
 
 
 async def cancel(state: ServerState, request: Request) -> Response:
-    """Idempotent: a response that has ended is answered as it is."""
+    """Cancels it. Idempotent: a response that has ended is returned unchanged."""
     stored = await _stored(state, request)
     if not stored.body.get("background"):
         raise RequestError("only responses with 'background' can be cancelled", param="response_id")
@@ -58,7 +58,7 @@ async def cancel(state: ServerState, request: Request) -> Response:
 
 
 async def delete(state: ServerState, request: Request) -> Response:
-    """Delete it; if it still runs, stop it."""
+    """Deletes it, and stops it if it is running."""
     response_id = _id(request)
     if not await state.store.delete(response_id, owner_of(request)):
         raise _not_found(response_id)
@@ -69,7 +69,7 @@ async def delete(state: ServerState, request: Request) -> Response:
 
 
 async def input_items(state: ServerState, request: Request) -> Response:
-    """The response's own input, newest first unless ``order=asc``; pages by ``after`` and ``limit``."""
+    """Returns the response's own input in pages, newest first unless ``order=asc``."""
     query = PageQuery.read(request.query_params)
     stored = await _stored(state, request)
     items = translate_items([entry.item for entry in stored.input], dialect_of(request, state.config))
@@ -80,12 +80,12 @@ async def input_items(state: ServerState, request: Request) -> Response:
 
 
 def event_stream(source: AsyncGenerator[list[Frame]], options: RenderOptions) -> EventStream:
-    """Open Responses ends a stream with ``[DONE]``, OpenAI does not."""
+    """Returns the SSE body. Open Responses ends a stream with ``[DONE]``, OpenAI does not."""
     return EventStream(framed(source, DONE if options.dialect == "open-responses" else b""))
 
 
 def owner_of(request: Request) -> bytes:
-    """Returns the digest of the caller's key, which the route's authentication left in the request."""
+    """Returns the digest of the caller's key, set by the authentication of the route."""
     owner = request.state.owner
     assert isinstance(owner, bytes)
     return owner

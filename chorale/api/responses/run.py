@@ -1,4 +1,4 @@
-"""One response from its prompt to its end, streamed or not. The only place that knows both.
+"""Run: one response from its prompt to its end, streamed or not.
 
 ``complete`` and ``stream`` serve a request that waits for its answer, and store it at the end. A background
 ``Job`` uses ``start``, ``events`` and ``conclude``, and writes to the store itself.
@@ -35,8 +35,8 @@ from chorale.turns.run import run_turn
 
 logger = logging.getLogger(__name__)
 
-_ACTING = ("code_interpreter_call", "mcp_call")  # searches change nothing
-_SUBMIT_STEPS = 2  # of the event loop: within them a turn that the engine refuses has failed
+_ACTING = ("code_interpreter_call", "mcp_call")  # searches have no side effects
+_SUBMIT_STEPS = 2  # event loop cycles within which a refusal by the engine arrives
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,11 @@ class Ended:
 
 
 class Run:
-    """Use ``stream``, ``complete``, or the verbs of a background job, once. Call ``release`` in any case.
+    """Use ``stream``, ``complete``, or the methods for a background job, once. Always call ``release``.
 
-    ``lease``: on the conversation that the response is a part of.
-    ``begun``: the row of a response that another server began; this one is shown as that one was.
-    ``unstored``: the response before it is not in the store; its conversation is stored with this one.
-    ``ended``: the finished response, once ``stream``, ``warm_up`` or ``complete`` is through.
+    ``lease``: on the response's conversation. ``begun``: the row of a response that another server began;
+    this one is presented alike. ``unstored``: the previous response is not stored; its conversation is stored
+    with this one. ``ended``: the finished response, after ``stream``, ``warm_up`` or ``complete``.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Run:
             hide_reasoning=not request.include_reasoning,
             include=request.include,
         )
-        self.acts = False  # a tool was started that may change something outside of the turn
+        self.acts = False  # a tool with possible side effects was started
         self._turn: AsyncGenerator[list[OutputEvent]] | None = None
         self._first: asyncio.Future[list[OutputEvent]] | None = None
 
@@ -98,11 +97,11 @@ class Run:
 
     @property
     def base(self) -> dict[str, Any]:
-        """The response object before it has an output."""
+        """The response object without output."""
         return self._builder.base
 
     async def complete(self) -> dict[str, Any]:
-        """The body. Raises the ``ChoraleError`` that the turn failed with: nothing was sent yet."""
+        """Returns the body. Raises the turn's ``ChoraleError``: nothing has been sent yet."""
         turn = self._turn = self._run_turn()
         try:
             async for events in turn:
@@ -111,13 +110,13 @@ class Run:
             await turn.aclose()
         ended = self._builder.fold.ended
         if ended is not None and (error := end_error(ended)) is not None:
-            raise error  # no client knows this response's id: it is not stored
+            raise error  # the client has no id of this response, so it is not stored
         return await self._keep(self.conclude())
 
     async def stream(self, options: RenderOptions) -> AsyncGenerator[list[Frame]]:
-        """The frames of each wake-up. Raises before the first ones only (full queue, no engine).
+        """Yields the frames of each wake-up. Raises only before the first (full queue, no engine).
 
-        Those are sent once the engine has the request, before it has a token.
+        The first frames are sent when the engine has accepted the request, before it has a token.
         """
         translator = Translator(self._builder, options)
         try:
@@ -132,7 +131,7 @@ class Run:
             await self.close()
 
     async def warm_up(self, options: RenderOptions) -> AsyncGenerator[list[Frame]]:
-        """The events of a response without output, whose prompt is computed into the prefix cache."""
+        """Yields the events of a response without output, whose prompt enters the prefix cache."""
         translator = Translator(self._builder, options)
         turn = replace(self._prepared.turn, sampling=SamplingSpec(max_tokens=0, temperature=0.0))
         stream = self._state.client.submit(turn.first_round())
@@ -152,7 +151,7 @@ class Run:
         yield await self._last_frames(translator)
 
     async def release(self) -> None:
-        """End the lease and close the tools, if that is still to be done. No item is appended."""
+        """Ends the lease and closes the tools, if not done. Appends no item."""
         await self._prepared.prompt.close()
         lease, self.lease = self.lease, None
         if lease is not None:
@@ -161,7 +160,7 @@ class Run:
     # ------------------------------------------------------------------ verbs of a background job
 
     async def start(self) -> None:
-        """Hand the turn to the engine. Raises what it refuses at once."""
+        """Submits the turn to the engine. Raises if it is refused at once."""
         self._turn = self._run_turn()
         self._first = asyncio.ensure_future(anext(self._turn))
         for _ in range(_SUBMIT_STEPS):
@@ -170,9 +169,9 @@ class Run:
             await self._first
 
     async def events(self) -> AsyncGenerator[list[LogEvent]]:
-        """The events of the turn, as they come. The caller folds them.
+        """Yields the events of the turn. The caller folds them.
 
-        An error is an event here, also one before the first token.
+        Errors are events here, even before the first token.
         """
         assert self._turn is not None
         assert self._first is not None
@@ -189,7 +188,7 @@ class Run:
             yield [TurnFailed.of(error)]
 
     def fold(self, events: Sequence[LogEvent]) -> None:
-        """Take in events that are not translated."""
+        """Folds events that are not translated."""
         for event in events:
             if isinstance(event, OutputEvent):
                 self._builder.fold.add((event,))
@@ -197,7 +196,7 @@ class Run:
                     self.acts = self.acts or self._builder.fold.items[event.index].kind in _ACTING
 
     async def close(self) -> None:
-        """Stop the turn where it is: the engine forgets it. Idempotent."""
+        """Stops the turn and aborts it in the engine. Idempotent."""
         if self._first is not None:
             self._first.cancel()
             await asyncio.gather(self._first, return_exceptions=True)
@@ -205,12 +204,12 @@ class Run:
             await self._turn.aclose()
 
     def cut(self, error: ChoraleError | None) -> list[LogEvent]:
-        """The events that end the response after ``close``: cancelled, or failed with ``error``."""
+        """Returns the events that end the response after ``close``: cancelled, or failed with ``error``."""
         closing: list[LogEvent] = close_items(self._builder.fold)
         return [*closing, self._ended("error" if error is not None else "abort", error)]
 
     def conclude(self, status: str | None = None) -> Ended:
-        """The finished object and its row. ``status`` is "cancelled" where the turn cannot know it."""
+        """Returns the finished object and its row. ``status`` is "cancelled" if the turn cannot know it."""
         builder = self._builder
         ended = builder.fold.ended
         if ended is not None and ended.repairs:
@@ -226,7 +225,7 @@ class Run:
         return self.ended
 
     def queued_row(self) -> StoredResponse:
-        """The row to store while the response is queued."""
+        """Returns the row to store while the response is queued."""
         body = self._builder.base
         body["status"] = "queued"
         record = self._builder.stored(body, self._prepared.prompt.input, [], self.owner, self._created)
@@ -243,7 +242,7 @@ class Run:
         return run_turn(self._state.client, self._state.vocab, self._prepared.turn)
 
     def _ended(self, reason: Any, error: ChoraleError | None) -> TurnEnded:
-        """The end of a turn that was cut short: its usage is the tokens that were seen."""
+        """Returns the end of a turn that was cut short: its usage counts the tokens seen."""
         usage = Usage(input_tokens=len(self._prepared.prompt.token_ids))
         for item in self._builder.fold.items:
             usage.output_tokens += len(item.content_token_ids)
@@ -257,7 +256,7 @@ class Run:
         return replace(record, conversation_id=self.lease.conversation_id, conversation_end=self.lease.end)
 
     async def _last_frames(self, translator: Translator) -> list[Frame]:
-        """The terminal event. A conversation that could not be written fails its response."""
+        """Returns the terminal event. Fails the response if its conversation could not be written."""
         try:
             return translator.finish(await self._keep(self.conclude()))
         except ChoraleError as error:
@@ -265,10 +264,10 @@ class Run:
             return [*translator.error(error), *translator.finish(failed)]
 
     async def _keep(self, ended: Ended) -> dict[str, Any]:
-        """Store the response before its end is sent, so that what was read once can be read again.
+        """Stores the response before its end is sent, so that clients can read it again.
 
-        A store that fails does not fail the response, which is answered with ``store`` false, and counted.
-        Within a conversation it does, because the next turn would not know of this one.
+        A store failure does not fail the response, which is answered with ``store`` false, and counted.
+        Within a conversation it does, because the next turn would lack this one.
         """
         body, lease = ended.body, self.lease
         store = self._state.store

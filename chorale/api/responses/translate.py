@@ -48,11 +48,11 @@ _DELTA = {
     "custom_tool_call": "response.custom_tool_call_input.delta",
     **DELTAS,
 }
-# What follows the delta's text: output_text.delta must carry logprobs.
+# Fields after the delta's text: output_text.delta must have logprobs.
 _AFTER_TEXT = dict.fromkeys(_DELTA, b',"sequence_number":') | {
     "message": b',"logprobs":[],"sequence_number":'
 }
-_BLOCK = 64  # bytes: obfuscated events are a multiple of this long
+_BLOCK = 64  # bytes: the length of obfuscated events is a multiple of this
 _AROUND = len(b'event: \ndata: ,"obfuscation":""')
 
 
@@ -66,7 +66,7 @@ class RenderOptions:
 
 
 class _Open:
-    """An item that is being streamed: where it stands, and the constant bytes of its deltas."""
+    """An item that is being streamed: its position, and the constant bytes of its deltas."""
 
     __slots__ = ("after", "before", "commands", "hosted", "index", "kind", "num_cited", "opened", "place")
 
@@ -82,7 +82,7 @@ class _Open:
         if opened.kind in ("message", "reasoning"):
             self.place["content_index"] = 0
         kind = _DELTA.get(opened.kind)
-        self.kind = self.before = self.after = b""  # no deltas: what it wrote is seen in the finished item
+        self.kind = self.before = self.after = b""  # no deltas: its text is in the finished item
         if kind is not None:
             kind, place = translate_event(kind, self.place, dialect)
             self.kind = kind.encode()
@@ -91,7 +91,7 @@ class _Open:
 
 
 class Translator:
-    """Feed it each wake-up's events, in order; it returns the frames to send."""
+    """Takes each wake-up's events, in order, and returns the frames to send."""
 
     def __init__(self, builder: ResponseBuilder, options: RenderOptions | None = None) -> None:
         options = options or RenderOptions()
@@ -109,12 +109,12 @@ class Translator:
         return max(self._sequence, self._start_after + 1)
 
     def start(self) -> list[Frame]:
-        """``response.created``, and ``response.queued`` or ``response.in_progress``, as the base stands."""
+        """Returns ``response.created`` and, by the base's status, ``response.queued`` or ``.in_progress``."""
         self._lifecycle("created", self._builder.base["status"])
         return self._take()
 
     def feed(self, events: Iterable[LogEvent]) -> list[Frame]:
-        """Everything but the terminal event, which ``finish`` makes."""
+        """Translates all events but the terminal one, which ``finish`` returns."""
         for event in events:
             if isinstance(event, ItemDelta):
                 self._builder.fold.add((event,))
@@ -131,18 +131,18 @@ class Translator:
         return self._take()
 
     def finish(self, body: dict[str, Any]) -> list[Frame]:
-        """The terminal event, chosen by the status. ``body`` is what a GET will answer.
+        """Returns the terminal event, chosen by the status. ``body`` is the answer of a later GET.
 
-        OpenAI's events have none for a cancelled response: it ends as an incomplete one.
+        OpenAI has no such event for a cancelled response: it ends as incomplete.
         """
         name = "incomplete" if body["status"] == "cancelled" else body["status"]
         self._emit(f"response.{name}", response=body)
         return self._take()
 
     def error(self, error: ChoraleError) -> list[Frame]:
-        """The flat ``error`` event: no ``error`` key, which OpenAI's SDK would raise on.
+        """Returns the flat ``error`` event: OpenAI's SDK would raise on an ``error`` key.
 
-        Unlike the turn's own events, it is sent whatever number the client asked to start after.
+        Unlike the turn's events, it is sent regardless of the number to start after.
         """
         self._sequence = self.next_number
         self._emit("error", code=error.code, message=error.message, param=error.param)
@@ -177,7 +177,7 @@ class Translator:
             self._emit(f"response.{name}", response=self._builder.base)
 
     def _begin(self) -> None:
-        """``response.in_progress``; the stream of a response that was not queued began with it."""
+        """Adds ``response.in_progress``, unless the stream began with it."""
         if self._builder.base["status"] == "queued":
             self._builder.base["status"] = "in_progress"
             self._lifecycle("in_progress")

@@ -1,8 +1,8 @@
-"""Job: one background response, from ``queued`` in the store to its end there. It has no connection.
+"""Job: one background response, from ``queued`` in the store to its end. It has no connection.
 
-Two tasks: one reads the turn into a bounded buffer, the other writes the buffer to the store, a chunk at a
-time. Streams are rendered from the events in the store, so an event that a client saw is never lost, and a
-stream looks the same live, resumed, from another process and after the end.
+One task reads the turn into a bounded buffer; the other writes the buffer to the store in chunks. Streams are
+rendered from the stored events, so an event that a client has seen is never lost, and a stream is the same
+when live, resumed, served by another process, or read after the end.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from chorale.store.protocol import EventChunk, ResponseStore, StoreError
 
 logger = logging.getLogger(__name__)
 
-MAX_PENDING_BYTES = 2**20  # the turn waits when the store is this far behind
-_RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)  # between attempts to write to a store that fails
+MAX_PENDING_BYTES = 2**20  # unwritten events above which the turn waits
+_RETRY_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)  # between attempts to write
 
 
 class Job:
@@ -36,7 +36,7 @@ class Job:
         request: bytes | None = None,
         resumed: bool = False,
     ) -> None:
-        """``request``: what another server needs to resume it. ``resumed``: another server began it."""
+        """``request``: the data to resume it on another server. ``resumed``: another server began it."""
         self._run = run
         self._store = store
         self._rows = store.background
@@ -45,7 +45,7 @@ class Job:
         self._request = request
         self._resumed = resumed
         self._left = False  # to another server
-        self._acted = asyncio.Event()  # the store knows that a tool may have changed something
+        self._acted = asyncio.Event()  # stored: a tool may have had side effects
         self._pending: list[bytes] = []  # packed events that are not written yet
         self._num_pending_bytes = 0
         self._num_written = 0
@@ -53,7 +53,7 @@ class Job:
         self._room = asyncio.Event()
         self._written = asyncio.Event()
         self._produce: asyncio.Task[None] | None = None
-        self._stopped: tuple[ChoraleError | None] | None = None  # asked to end: with this error, or cancelled
+        self._stopped: tuple[ChoraleError | None] | None = None  # stop requested: the error, or cancelled
         self._ended = asyncio.Event()
 
     @property
@@ -66,11 +66,11 @@ class Job:
         return self._stopped is not None or (self._produce is not None and self._produce.done())
 
     def written(self) -> asyncio.Event:
-        """Set when more events than now are in the store. Ask for it before reading there."""
+        """Returns an event set with the next write. Get it before reading the store."""
         return self._written
 
     async def begin(self) -> None:
-        """Store the response as queued, then hand it to the engine. Raises what either refuses."""
+        """Stores the response as queued, then submits it to the engine. Raises errors of either."""
         row = self._run.queued_row()
         if self._resumed:
             await self._begin_again()
@@ -83,7 +83,7 @@ class Job:
             raise  # nothing was stored
         except BaseException:
             await self._run.close()
-            with contextlib.suppress(StoreError):  # if it cannot be taken back, the next heartbeat ends it
+            with contextlib.suppress(StoreError):  # otherwise the next heartbeat ends it
                 await self._store.delete(self.response_id, self._run.owner)
             raise
 
@@ -97,24 +97,24 @@ class Job:
             raise
 
     def stop(self, error: ChoraleError | None = None) -> None:
-        """End it soon, as cancelled or as failed with ``error``. Too late for one that is ending already."""
+        """Ends it soon, as cancelled or as failed with ``error``. No effect if it is already ending."""
         if self._stopped is None:
             self._stopped = (error,)
         if self._produce is not None:
             self._produce.cancel()
 
     def leave(self) -> None:
-        """Stop working on it, because it waits for another server now."""
+        """Stops working on it, because it waits for another server."""
         self._left = True
         if self._produce is not None:
             self._produce.cancel()
 
     async def ended(self) -> None:
-        """Returns when the store has the end."""
+        """Returns once the end is stored."""
         await self._ended.wait()
 
     async def run(self) -> None:
-        """Until the end is in the store, or the response is not ours any more."""
+        """Runs until the end is stored, or until this server no longer owns the response."""
         self._produce = asyncio.create_task(self._read_turn())
         # Not in the task itself: one that is cancelled before it begins runs no code.
         self._produce.add_done_callback(lambda _: self._more.set())
@@ -147,7 +147,7 @@ class Job:
     # ------------------------------------------------------------------ the store
 
     async def _write_while_it_runs(self, produce: asyncio.Task[None]) -> bool:
-        """Write what comes until the turn is over; False when the response is not ours any more."""
+        """Writes events until the turn is over. Returns False if this server no longer owns the response."""
         while not produce.done():
             await self._more.wait()
             self._more.clear()
@@ -200,7 +200,7 @@ class Job:
                 attempt += 1
 
     def _cut(self, produce: asyncio.Task[None]) -> str | None:
-        """Close what the turn left open, if it was cut short. Returns the status to end with, if any."""
+        """Closes the open items of a turn that was cut short. Returns the status to end with, if any."""
         error: ChoraleError | None = None
         if not produce.cancelled() and (fault := produce.exception()) is not None:
             logger.error("response %s failed", self.response_id, exc_info=fault)
@@ -223,11 +223,11 @@ class Job:
         self._num_pending_bytes += _size(packed)
 
     def _chunk(self) -> EventChunk:
-        """Everything that is not written yet."""
+        """Returns all events not yet written."""
         return EventChunk(self._num_written, len(self._pending), join(self._pending))
 
     def _drop(self, chunk: EventChunk) -> None:
-        """Forget what is written."""
+        """Removes written events from the buffer."""
         self._num_pending_bytes -= _size(self._pending[: chunk.num_events])
         del self._pending[: chunk.num_events]
         self._num_written += chunk.num_events

@@ -1,4 +1,4 @@
-"""recovery: how a background response ends when its own server cannot end it, by the fold of its events."""
+"""Ends a background response whose server cannot, by folding its events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def recovery(vocab: Vocabulary) -> Recover:
 
 
 def _recover(vocab: Vocabulary, response: StoredResponse, chunks: Sequence[bytes], status: str) -> Ended:
-    """End as ``status`` what is in progress. Items that are open become incomplete."""
+    """Ends an unfinished response as ``status``. Open items become incomplete."""
     error = RESTARTED if status == "failed" else None
     body: dict[str, Any] = {**response.body, "status": status, "error": error}
     events = [event for chunk in chunks for event in read_chunk(chunk)]
@@ -37,7 +37,7 @@ def _recover(vocab: Vocabulary, response: StoredResponse, chunks: Sequence[bytes
     closing = close_items(builder.fold)
     builder.fold.add(closing)
     output = builder.output()
-    if output:  # its tokens may go on behind a stop string
+    if output:  # its tokens may continue after a stop string
         output[-1] = StoredItem(output[-1].item)
     packed = [made for event in closing if (made := pack(event)) is not None]
     return replace(response, status=status, body=body, output=tuple(output)), join(packed), len(packed)

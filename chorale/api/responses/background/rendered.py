@@ -1,8 +1,7 @@
-"""RenderedStream: a background stream of a store of format 3, which was in progress when its server died.
+"""RenderedStream: ends a background stream in a store of format 3 whose server died.
 
-Such a store held the events as they were sent. Finished streams are served as they are; one that had not
-ended when the server was upgraded is ended here, once. This module can go when no store of that format is
-left in use.
+Format 3 stored events as they were sent. Finished streams are served unchanged; an unfinished one is ended
+here, once. Delete this module when stores of that format are no longer in use.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 from chorale.api.http.sse import encode, frame
 from chorale.api.responses.background.event_log import Rendered
 
-# Deltas that lengthen a string of the item itself.
+# Deltas that extend a string of the item.
 _STRINGS = {
     "response.function_call_arguments.delta": "arguments",
     "response.mcp_call_arguments.delta": "arguments",
@@ -23,7 +22,7 @@ _STRINGS = {
 
 
 class RenderedStream:
-    """The items of a stream, rebuilt from its events."""
+    """Rebuilds the items of a stream from its events."""
 
     def __init__(self, events: Iterable[Rendered]) -> None:
         self._items: dict[int, dict[str, Any]] = {}
@@ -49,7 +48,7 @@ class RenderedStream:
             part.get("logprobs", []).extend(fields.get("logprobs") or ())
 
     def end(self, body: dict[str, Any]) -> tuple[bytes, int]:
-        """End open items as incomplete, and the stream with ``body``: these events, and their number."""
+        """Ends open items as incomplete and the stream with ``body``. Returns these events, counted."""
         frames: list[bytes] = []
 
         def add(kind: str, **fields: Any) -> None:
@@ -59,7 +58,7 @@ class RenderedStream:
 
         for index in sorted(self._open):
             item = self._items[index]
-            if "status" in item and item["type"] != "apply_patch_call":  # which may only be in_progress
+            if "status" in item and item["type"] != "apply_patch_call":  # always in_progress
                 item["status"] = "incomplete"
             add("response.output_item.done", output_index=index, item=item)
         kind = "response.failed" if body["status"] == "failed" else "response.incomplete"

@@ -1,7 +1,7 @@
-"""Resumer: background responses that another server left behind, resumed here.
+"""Resumer: resumes background responses of other servers.
 
-Their request is read and prepared as if it came now; id, input items, conversation and the response object
-are those that the client knows.
+The request is parsed and prepared like a new one; id, input items, conversation and the response object are
+those that the client already has.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from chorale.store.protocol import Claimed, StoreError
 
 logger = logging.getLogger(__name__)
 
-_SECRETS = ("authorization", "headers")  # of MCP tools: they are not stored
+_SECRETS = ("authorization", "headers")  # fields of MCP tools that are not stored
 
 
 def packed_request(data: Mapping[str, Any]) -> bytes | None:
-    """The body of a request, as it is kept for another server. Returns None if it may not be kept."""
+    """Returns the body of a request as stored for another server, or None if it may not be stored."""
     tools = data.get("tools") or ()
     if any(isinstance(tool, Mapping) and any(tool.get(name) for name in _SECRETS) for tool in tools):
         return None
@@ -40,13 +40,13 @@ def _unpacked(request: bytes) -> ResponsesRequest:
 
 
 class Resumer:
-    """Implements ``background.Resumer`` for the responses of one server."""
+    """Implements ``background.Resumer`` for one server."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
     async def find(self) -> list[str]:
-        """Ids of responses that wait, and that this server could begin now."""
+        """Returns the ids of waiting responses that this server can begin now."""
         state = self._state
         if state.client.status.state != "ready" or state.lifecycle.draining:
             return []
@@ -61,7 +61,7 @@ class Resumer:
         return max(1, self._state.config.max_background_responses // self._state.config.api_server_count)
 
     async def take(self, response_id: str, server_id: str) -> Job | None:
-        """Claim a response and prepare its job. Returns None if it is gone, or cannot be begun."""
+        """Claims a response and prepares its job. Returns None if it is gone or cannot be begun."""
         rows = self._state.store.background
         claimed = await rows.claim(response_id, server_id)
         if claimed is None:
@@ -74,7 +74,7 @@ class Resumer:
         except ChoraleError as error:
             logger.warning("background response %s cannot be begun again: %s", response_id, error)
             await rows.fail(server_id, {response_id})
-        except BaseException:  # this server stops
+        except BaseException:  # this server is stopping
             await rows.unclaim(response_id, server_id)
             raise
         return None
