@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from chorale.grammar.constraint import json_schema
+from chorale.errors import RequestError
+from chorale.grammar import checker
+from chorale.grammar.checker import GrammarChecker
+from chorale.grammar.constraint import json_object, json_schema, regex
 from chorale.grammar.frames import raw_grammar
 from chorale.grammar.matcher import check_constraint, compile_grammar
 from chorale.harmony.vocab import load_vocabulary
@@ -51,3 +55,32 @@ def test_values_are_left_as_they_are() -> None:
     value = {"$ref": "#/住 所", "$id": "a b"}
     assert accepts({"const": value}, json.dumps(value, ensure_ascii=False))
     assert accepts({"enum": [value]}, json.dumps(value, ensure_ascii=False))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"), [("^a$", "a"), ("a\\$", "a$"), ("^5\\$$", "5$"), ("a/b", "a/b")]
+)
+def test_anchors_go_and_what_is_escaped_stays(pattern: str, text: str) -> None:
+    constraint = regex(pattern, "p")
+    check_constraint(constraint)
+    tokens = load_vocabulary().encode(text)
+    assert compile_grammar(raw_grammar(constraint)).validate_tokens(tokens) == len(tokens)
+
+
+def test_the_checker_counts_what_it_compiles_and_not_what_it_has_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checker, "MAX_PENDING", 2)
+
+    async def main() -> None:
+        own = GrammarChecker()
+        try:
+            for pattern in ("a", "b", "c"):
+                await own.check([regex(pattern, "p")])
+                with pytest.raises(RequestError):
+                    await own.check([regex(pattern + "(", "p")])
+            await own.check([json_object("p")])
+        finally:
+            own.close()
+
+    asyncio.run(main())

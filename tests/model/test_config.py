@@ -44,6 +44,12 @@ def test_reference_layout_and_newer_rope_form() -> None:
     assert ModelConfig.from_dict(newer, generation=GENERATION_CONFIG) == CONFIG
 
 
+@pytest.mark.parametrize(("given", "read"), [(None, True), (True, True), (False, False)])
+def test_the_ramp_is_truncated_unless_the_file_says_otherwise(given: bool | None, read: bool) -> None:
+    """transformers' own default; the published file says false."""
+    assert ModelConfig.from_dict(published(rope_scaling=rope(truncate=given))).rope.truncate is read
+
+
 def test_transformers_own_file(tmp_path: Path) -> None:
     """What transformers writes when it saves a gpt-oss configuration."""
     from transformers import GptOssConfig

@@ -137,6 +137,38 @@ def test_a_client_that_leaves_while_a_chunk_is_sent_closes_the_source() -> None:
     asyncio.run(main())
 
 
+def test_an_error_with_a_status_after_the_first_chunk_is_no_event_either() -> None:
+    """Translators turn errors into events: one that comes here is a bug, and the answer is not whole."""
+
+    async def source() -> AsyncGenerator[bytes]:
+        yield b"1;"
+        raise QueueFullError("full", retry_after=2)
+
+    async def main() -> None:
+        wire = Wire()
+        await wire.play(EventStream(source()))
+        assert wire.body == b"1;"
+        assert wire.sent[-1]["more_body"] is True
+
+    asyncio.run(main())
+
+
+def test_no_comment_is_sent_while_a_chunk_is_on_its_way() -> None:
+    async def main() -> None:
+        wire, others = Wire(), []
+
+        async def send(message: Any) -> None:
+            others.append(message)
+            if message.get("body") == b"0;":
+                await asyncio.sleep(0.3)
+                assert others[-1] is message, "two messages at once"
+
+        await EventStream(count_to(1), keep_alive=0.04)({"type": "http"}, wire.receive, send)
+        assert len(others) == 3
+
+    asyncio.run(main())
+
+
 def test_a_server_that_cancels_closes_the_source() -> None:
     async def main() -> None:
         wire, closed = Wire(), asyncio.Event()
