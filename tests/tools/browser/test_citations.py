@@ -67,3 +67,11 @@ def test_a_mark_is_held_back_until_it_is_closed_and_no_longer() -> None:
     assert stream.feed("【1†" + "y" * 200) == []
     assert "".join(p.text for p in stream.feed("y" * 100)).startswith("【1†y")
     assert "".join(p.text for p in stream.finish()) == ""
+
+
+def test_a_mark_of_a_page_without_an_address_stays() -> None:
+    """Of a page that came from another version's state, for example."""
+    rewriter = CitationRewriter(lambda cursor, line: Link("", "nowhere"))
+    pieces = [*rewriter.feed("so【0†L1】 it is"), *rewriter.finish()]
+    assert "".join(piece.text for piece in pieces) == "so【0†L1】 it is"
+    assert all(piece.citation is None for piece in pieces)
