@@ -200,6 +200,7 @@ def test_keys_come_from_flag_file_or_environment_and_are_never_shown(tmp_path: P
     assert settings.api_keys == ("secret-one", "secret-two")
     assert "secret" not in render(settings)
     assert merge([], {"VLLM_API_KEY": "secret"}).api_keys == ("secret",)
+    assert merge([], {"CHORALE_API_KEY": "", "VLLM_API_KEY": "secret"}).api_keys == ("secret",)
     both = {"VLLM_API_KEY": "theirs", "CHORALE_API_KEY": "ours"}
     assert merge([], both).api_keys == ("ours",)
     assert merge(["--api-key", "a", "b"], {"VLLM_API_KEY": "secret"}).api_keys == ("a", "b")
