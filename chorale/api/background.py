@@ -18,7 +18,8 @@ from chorale.errors import ChoraleError, EngineError, QueueFullError
 from chorale.ids import new_id
 
 if TYPE_CHECKING:
-    from chorale.store.protocol import Lease, ResponseStore
+    from chorale.store.protocol import Lease
+    from chorale.store.store import ResponseStore
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""SqlBackground: background responses in the store, and all changes of their status.
+"""BackgroundResponses: background responses in the store, and all changes of their status.
 
 Every change requires ``server_id`` in its WHERE clause. Ending a response sets it to NULL in the same
 transaction, so a response ends once, whether by its owner, a cancellation or the expiry of its server.
@@ -40,28 +40,40 @@ _PAGE_CHUNKS = 64
 _PAGE_BYTES = 2**16  # rendered by a reader at a time
 
 
-class SqlBackground:
-    """Implements ``BackgroundResponses``."""
+class BackgroundResponses:
+    """Responses that are stored before they end, each owned by one server process.
+
+    The status moves forward: queued, in_progress, one final status. If its server dies, a response is
+    ``queued`` again, without owner and events, if it may be resumed and has had fewer than ``MAX_ATTEMPTS``
+    attempts; otherwise it fails. Methods that return whether they succeeded return False when this server no
+    longer owns the response, because it was ended elsewhere or deleted.
+    """
 
     def __init__(self, access: Access, recover: Recover) -> None:
         self._access = access
         self._recover = recover
 
     async def begin(self, response: StoredResponse, server_id: str, request: bytes | None = None) -> None:
+        """Stores a queued response. ``request``: returned by ``claim`` on another server, if resumable."""
         await self._access.write(partial(self._begin, response, server_id, request))
 
     async def append(
         self, response_id: str, server_id: str, status: str, events: EventChunk, *, repeatable: bool = True
     ) -> bool:
+        """Appends events. ``repeatable`` False: the response may not be resumed from now on."""
         return await self._access.write(partial(_append, response_id, server_id, status, events, repeatable))
 
     async def settle(self, response_id: str, owner: bytes) -> None:
+        """Makes the response not resumable, before a reader gets its events."""
         await self._access.write(partial(_settle, response_id, owner))
 
     async def waiting(self) -> list[tuple[str, str]]:
+        """Returns (id, model) of the responses that wait for a server."""
         return await self._access.read(repeats.waiting)
 
     async def claim(self, response_id: str, server_id: str) -> Claimed | None:
+        """Takes a waiting response. Returns None if another server did, or if it was deleted."""
+
         def job(db: Database) -> Claimed | None:
             register(db, server_id)
             return repeats.claim(db, response_id, server_id)
@@ -69,9 +81,11 @@ class SqlBackground:
         return await self._access.write(job)
 
     async def unclaim(self, response_id: str, server_id: str) -> None:
+        """Returns a claimed response to the queue. The attempt does not count."""
         await self._access.write(lambda db: repeats.unclaim(db, response_id, server_id))
 
     async def put_back(self, server_id: str) -> list[str]:
+        """Puts back the server's resumable responses at an orderly stop. Returns their ids."""
         return await self._access.write(lambda db: repeats.put_back(db, server_id, in_order=True))
 
     async def finish(
@@ -80,22 +94,31 @@ class SqlBackground:
         return await self._access.write(partial(self._finish, response, server_id, events, lease))
 
     async def end(self, response_id: str, owner: bytes, status: str) -> StoredResponse | None:
+        """Ends it from any server as ``cancelled`` or ``failed``. No effect if it has ended."""
         if not RESPONSE_ID.fullmatch(response_id):
             return None
         return await self._access.write(partial(self._end, response_id, owner, status))
 
     async def events(self, response_id: str, owner: bytes, start: int) -> EventPage | None:
+        """Returns events from number ``start``, which must begin a chunk."""
         if not RESPONSE_ID.fullmatch(response_id):
             return None
         return await self._access.read(partial(self._events, response_id, owner, start))
 
     async def beat(self, server_id: str) -> set[str]:
+        """Counts a heartbeat. Returns the ids of the server's live responses."""
         return await self._access.write(partial(_beat, server_id))
 
     async def servers(self) -> dict[str, int]:
+        """Returns the number of heartbeats of every registered server."""
         return await self._access.read(_servers)
 
     async def expire(self, server_id: str, beat: int | None) -> list[str]:
+        """Puts back or fails all responses of a dead server, unless its count of heartbeats is not ``beat``.
+
+        Returns the ids of those that failed. A process that stops in order expires itself (``beat`` None).
+        """
+
         def job(db: Database) -> list[str]:
             row = db.execute("SELECT beat FROM servers WHERE id = ?", (server_id,)).fetchone()
             return [] if row is None or beat not in (None, row[0]) else expire(db, server_id, self._recover)
@@ -103,6 +126,8 @@ class SqlBackground:
         return await self._access.write(job)
 
     async def fail(self, server_id: str, response_ids: set[str]) -> None:
+        """Fails responses that the server owns but does not work on."""
+
         def job(db: Database) -> None:
             for response_id in response_ids:
                 row = db.execute(

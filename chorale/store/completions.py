@@ -1,4 +1,4 @@
-"""SqlCompletions: stored chat completions, in the table and within the bounds of responses.
+"""Completions: stored chat completions, in the table and within the bounds of responses.
 
 A row's body contains the completion as it was sent and the messages of its request. It has no items. Its id
 differs in form from a response's, so the two cannot be confused.
@@ -20,13 +20,14 @@ COMPLETION_ID = re.compile(r"chatcmpl-[0-9a-f]{32}")
 _BATCH = 64  # rows read at a time for a page
 
 
-class SqlCompletions:
-    """Implements ``Completions``."""
+class Completions:
+    """Stored chat completions."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
 
     async def put(self, made: StoredCompletion, owner: bytes) -> None:
+        """Stores it durably."""
         row = StoredResponse(
             id=made.id,
             owner=owner,
@@ -52,6 +53,7 @@ class SqlCompletions:
     async def update(
         self, completion_id: str, owner: bytes, metadata: dict[str, str]
     ) -> StoredCompletion | None:
+        """Replaces the metadata. Returns None if it does not exist."""
         if not COMPLETION_ID.fullmatch(completion_id):
             return None
 
@@ -71,6 +73,7 @@ class SqlCompletions:
         return await self._access.write(job)
 
     async def delete(self, completion_id: str, owner: bytes) -> bool:
+        """Deletes it. Returns whether it existed."""
         if not COMPLETION_ID.fullmatch(completion_id):
             return False
         return await self._access.write(
@@ -78,6 +81,7 @@ class SqlCompletions:
         )
 
     async def page(self, owner: bytes, wanted: CompletionFilter) -> tuple[list[dict[str, Any]], bool] | None:
+        """Returns (completions, whether more follow), or None if ``wanted.after`` does not exist."""
         return await self._access.read(lambda db: self._page(db, owner, wanted))
 
     # ------------------------------------------------------------------ on the threads

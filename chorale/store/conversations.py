@@ -1,4 +1,4 @@
-"""SqlConversations: conversations in the store."""
+"""Conversations: conversations in the store."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from chorale.store.protocol import CONVERSATION_ID, Conversation, ItemPage, Leas
 from chorale.store.responses import load_conversation, no_conversation
 
 
-class SqlConversations:
-    """Implements ``Conversations``."""
+class Conversations:
+    """Raises ``ConversationNotFoundError`` for unknown ids, ``ConversationLockedError`` for leased ones."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -57,6 +57,7 @@ class SqlConversations:
         await self._access.write(job)
 
     async def history(self, conversation_id: str, owner: bytes) -> list[StoredItem]:
+        """Returns all items, oldest first. Raises ``ContextLengthError`` beyond any context window."""
         _check(conversation_id)
         return await self._access.read(
             lambda db: load_conversation(db, conversation_id, owner, self._access.oldest())
@@ -82,6 +83,7 @@ class SqlConversations:
     async def append(
         self, conversation_id: str, owner: bytes, items: Sequence[StoredItem]
     ) -> list[StoredItem]:
+        """Returns the items as stored; an id that is in use is replaced."""
         _check(conversation_id)
 
         def job(db: Database) -> list[StoredItem]:
@@ -94,6 +96,7 @@ class SqlConversations:
         return await self._access.write(job)
 
     async def remove(self, conversation_id: str, owner: bytes, item_id: str) -> Conversation | None:
+        """Returns the conversation without the item, or None if the item is not in it."""
         _check(conversation_id)
 
         def job(db: Database) -> Conversation | None:
@@ -114,6 +117,7 @@ class SqlConversations:
         return await self._access.write(job)
 
     async def release(self, lease: Lease, items: Sequence[StoredItem] = ()) -> None:
+        """Ends the lease after appending ``items``. A deleted conversation is not an error."""
         await self._access.write(
             lambda db: conversation_rows.release_lease(db, lease, items, self._access.clock())
         )

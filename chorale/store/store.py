@@ -18,11 +18,11 @@ from typing import Any
 
 from chorale.config import ServerConfig
 from chorale.store.access import Access, Bounds
-from chorale.store.background import SqlBackground, all_servers, count_live, expire
-from chorale.store.completions import SqlCompletions
+from chorale.store.background import BackgroundResponses, all_servers, count_live, expire
+from chorale.store.completions import Completions
 from chorale.store.connection_thread import LOCK_SECONDS
 from chorale.store.conversation_rows import finish_lease
-from chorale.store.conversations import SqlConversations
+from chorale.store.conversations import Conversations
 from chorale.store.database import Database
 from chorale.store.protocol import (
     ITEM_ID,
@@ -30,7 +30,6 @@ from chorale.store.protocol import (
     Lease,
     NoSpaceError,
     Recover,
-    ResponseStore,
     StoredItem,
     StoredResponse,
     StoreError,
@@ -52,15 +51,8 @@ from chorale.store.responses import (
 from chorale.store.sqlite import MEMORY, connect, is_read_only, prepare_file, share_file
 
 __all__ = [
-    "Bounds",
-    "ResponseStore",
-    "SqlStore",
-    "SqliteStore",
-    "StoreError",
-    "StoredItem",
-    "StoredResponse",
-    "open_store",
-]
+    "Bounds", "ResponseStore", "SqliteStore", "StoreError", "StoredItem", "StoredResponse", "open_store",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +79,7 @@ def open_store(config: ServerConfig, recover: Recover = without_output) -> Respo
     if place is not None and is_postgres(place):
         from chorale.store.postgres import connect as connect_postgres
 
-        return SqlStore(Access(partial(connect_postgres, place), bounds), recover)
+        return ResponseStore(Access(partial(connect_postgres, place), bounds), recover)
     if place is not None:
         return _warned(SqliteStore(place, bounds, recover))
     try:
@@ -110,21 +102,30 @@ def is_postgres(place: str) -> bool:
     return place.startswith(_POSTGRES)
 
 
-class SqlStore:
-    """Implements ``ResponseStore`` on any ``Database``."""
+class ResponseStore:
+    """The store on any ``Database``.
+
+    Its coroutines never block the event loop, and raise ``StoreError`` if the disk fails.
+    """
 
     def __init__(self, access: Access, recover: Recover = without_output) -> None:
         self._access = access
         self._num_failed_puts = 0
-        self.background = SqlBackground(access, recover)
-        self.conversations = SqlConversations(access)
-        self.completions = SqlCompletions(access)
+        self.background = BackgroundResponses(access, recover)
+        self.conversations = Conversations(access)
+        self.completions = Completions(access)
 
     @property
     def fault(self) -> str | None:
+        """The error of the last write, or None if it succeeded."""
         return self._access.writer.fault
 
     async def put(self, response: StoredResponse, lease: Lease | None = None) -> None:
+        """Stores a response durably. The id must be new.
+
+        With ``lease``, input and output are appended to its conversation in the same transaction if the
+        response is completed or incomplete, and the lease ends.
+        """
         try:
             await self._access.write(partial(self._put, response, lease))
         except StoreError:
@@ -139,6 +140,11 @@ class SqlStore:
         )
 
     async def chain(self, response_id: str, owner: bytes) -> list[StoredItem]:
+        """Returns the input and output items of the response and its predecessors, oldest first.
+
+        Raises ``PreviousResponseNotFoundError`` if one of them is missing, ``RequestError`` if it has not
+        ended, and ``ContextLengthError`` if the chain exceeds any context window.
+        """
         if not RESPONSE_ID.fullmatch(response_id):
             raise not_found(response_id)
         return await self._access.read(
@@ -146,15 +152,18 @@ class SqlStore:
         )
 
     async def items(self, item_ids: list[str], owner: bytes) -> dict[str, StoredItem]:
+        """Returns the stored ones of the items, by id."""
         wanted = [item_id for item_id in dict.fromkeys(item_ids) if ITEM_ID.fullmatch(item_id)]
         return await self._access.read(partial(self._items, wanted, owner)) if wanted else {}
 
     async def tool_state(self, item_id: str, owner: bytes) -> dict[str, Any] | None:
+        """Returns the tools' final state of the response that has this item."""
         if not ITEM_ID.fullmatch(item_id):
             return None
         return await self._access.read(lambda db: find_tool_state(db, item_id, owner, self._access.oldest()))
 
     async def delete(self, response_id: str, owner: bytes) -> bool:
+        """Deletes it. Returns whether it existed."""
         if not RESPONSE_ID.fullmatch(response_id):
             return False
         return await self._access.write(partial(self._delete, response_id, owner))
@@ -166,6 +175,7 @@ class SqlStore:
         return StoreStats(num, size, self._num_failed_puts, self._access.num_evicted, conversations, num_live)
 
     async def close(self) -> None:
+        """Finishes accepted jobs and closes. Idempotent."""
         await asyncio.to_thread(self._access.close)
 
     # ------------------------------------------------------------------ on the threads
@@ -189,7 +199,7 @@ class SqlStore:
         return {item_id: stored for item_id, stored in found.items() if stored is not None}
 
 
-class SqliteStore(SqlStore):
+class SqliteStore(ResponseStore):
     """``path`` is a file or ``":memory:"``.
 
     A full or read-only disk is not an error: nothing is stored until it has space (``fault`` has the reason).

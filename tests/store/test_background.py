@@ -12,8 +12,8 @@ import pytest
 
 from chorale.api.background import Background
 from chorale.api.responses.background.event_log import LogEvent, TurnBegan, join, pack, read_chunk
-from chorale.store.protocol import RESTARTED, EventChunk, ResponseStore, StoredItem, StoredResponse
-from chorale.store.store import Bounds, SqliteStore
+from chorale.store.protocol import RESTARTED, EventChunk, StoredItem, StoredResponse
+from chorale.store.store import Bounds, ResponseStore, SqliteStore
 from chorale.testing.scripted_client import Script
 from chorale.turns.events import ItemClosed, ItemDelta, ItemOpened
 from tests.api.responses.background.test_background import HANGS, ended, resume

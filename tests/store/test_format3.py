@@ -18,9 +18,9 @@ import pytest
 from chorale.api.responses.background.recovery import recovery
 from chorale.api.responses.background.resume import Resumer
 from chorale.config import ServerConfig
-from chorale.store.protocol import RESTARTED, ResponseStore
+from chorale.store.protocol import RESTARTED
 from chorale.store.schema import VERSION
-from chorale.store.store import open_store
+from chorale.store.store import ResponseStore, open_store
 from chorale.testing.scripted_client import Script
 from tests.api.responses.background.test_background import ended, resume
 from tests.support.responses import HELLO, VOCAB, Server, fold_events, serve, tokens

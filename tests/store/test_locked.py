@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from chorale.store.store import SqliteStore, SqlStore, StoreError
+from chorale.store.store import ResponseStore, SqliteStore, StoreError
 from tests.support.responses import serve
 from tests.support.server import run
 
@@ -155,7 +155,9 @@ def test_a_locked_postgresql_has_the_same_deadline(database: str) -> None:
     from chorale.store.postgres import _LOCK, connect
 
     async def scenario() -> None:
-        store = SqlStore(Access(lambda first: connect(database, first), Bounds(), lock_seconds=LOCK_SECONDS))
+        store = ResponseStore(
+            Access(lambda first: connect(database, first), Bounds(), lock_seconds=LOCK_SECONDS)
+        )
         made = await store.conversations.create(b"", {}, [])
         for statement in (
             f"SELECT pg_advisory_xact_lock({_LOCK})",

@@ -14,8 +14,7 @@ from chorale.api.responses.background.recovery import recovery
 from chorale.client.base import EngineClient, EngineInfo
 from chorale.config import ServerConfig
 from chorale.engine.types import GenerateRequest
-from chorale.store.protocol import ResponseStore
-from chorale.store.store import SqliteStore
+from chorale.store.store import ResponseStore, SqliteStore
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.server import VOCAB, Server, served
 

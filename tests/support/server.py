@@ -20,8 +20,7 @@ from chorale.api.state import ServerState
 from chorale.client.base import EngineClient
 from chorale.config import ServerConfig, ToolConfig
 from chorale.harmony.vocab import load_vocabulary
-from chorale.store.protocol import ResponseStore
-from chorale.store.store import open_store
+from chorale.store.store import ResponseStore, open_store
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.tools.contract import ToolService
 from chorale.tools.service import start_tools

@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from chorale.api.responses.background.event_log import LogEvent, join, pack
 from chorale.api.responses.run import Run
 from chorale.errors import ChoraleError
-from chorale.store.protocol import EventChunk, ResponseStore, StoreError
+from chorale.store.protocol import EventChunk, StoreError
+from chorale.store.store import ResponseStore
 
 logger = logging.getLogger(__name__)
 

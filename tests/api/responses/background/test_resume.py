@@ -14,9 +14,9 @@ import pytest
 
 from chorale.api.background import Background
 from chorale.api.responses.background.resume import Resumer, packed_request
-from chorale.store.protocol import RESTARTED, ResponseStore
+from chorale.store.protocol import RESTARTED
 from chorale.store.repeats import MAX_ATTEMPTS, WAITING
-from chorale.store.store import SqliteStore
+from chorale.store.store import ResponseStore, SqliteStore
 from chorale.testing.scripted_client import Script
 from tests.api.responses.background.test_background import ended, resume
 from tests.support.responses import HELLO, fold_events, serve, tokens
@@ -251,7 +251,7 @@ def test_a_postgresql_of_the_release_before_is_brought_up_to_date(database: str)
 
     from chorale.store.access import Access, Bounds
     from chorale.store.postgres import VERSION, connect
-    from chorale.store.store import SqlStore
+    from chorale.store.store import ResponseStore
 
     connect(database, True).close()
     with psycopg.connect(database) as connection:
@@ -259,7 +259,7 @@ def test_a_postgresql_of_the_release_before_is_brought_up_to_date(database: str)
         connection.execute("UPDATE chorale.schema_version SET version = 2")
 
     async def scenario() -> None:
-        store = SqlStore(Access(lambda first: connect(database, first), Bounds()))
+        store = ResponseStore(Access(lambda first: connect(database, first), Bounds()))
         async with serving(store, HANGS, watched=False) as server:
             _, made = await server.post(input="go", background=True)
             await store.background.expire(server.app.state.background.server_id, None)
