@@ -93,11 +93,7 @@ def operations() -> tuple[Operation, ...]:
         ),
         Operation("POST", "/v1/completions", "Continue a raw prompt", CompletionRequest, streams=True),
         Operation(
-            "POST",
-            "/v1/messages",
-            "Create a message (Anthropic's API)",
-            MessagesRequest,
-            streams=True,
+            "POST", "/v1/messages", "Create a message (Anthropic's API)", MessagesRequest, streams=True
         ),
         Operation("POST", "/v1/messages/count_tokens", "Count the prompt tokens of a message", CountRequest),
         Operation(

@@ -43,10 +43,5 @@ def token_chunk(
 def end_chunk(sequence: Sequence, finish: FinishReason, now: float, error: str | None = None) -> TokenChunk:
     """The last chunk of a sequence that ends without a new token."""
     return TokenChunk(
-        sequence.request_id,
-        sequence.index,
-        [],
-        finish,
-        timings=timings(sequence, now),
-        error=error,
+        sequence.request_id, sequence.index, [], finish, timings=timings(sequence, now), error=error
     )

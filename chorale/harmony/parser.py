@@ -19,15 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from chorale.harmony import vocab as v
-from chorale.harmony.header import (
-    Header,
-    Marker,
-    Segment,
-    ToolNames,
-    read_header,
-    split_author,
-    split_run_on,
-)
+from chorale.harmony.header import Header, Marker, Segment, ToolNames, read_header, split_author, split_run_on
 from chorale.harmony.messages import (
     ContentDelta,
     HarmonyEvent,
@@ -117,11 +109,7 @@ class Parser:
     )
 
     def __init__(
-        self,
-        vocab: Vocabulary,
-        *,
-        role: Role | None = "assistant",
-        tool_names: Iterable[str] | None = None,
+        self, vocab: Vocabulary, *, role: Role | None = "assistant", tool_names: Iterable[str] | None = None
     ) -> None:
         """``role``: whose turn has been opened already; None: the stream begins with ``<|start|>``.
 

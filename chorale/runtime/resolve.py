@@ -29,13 +29,7 @@ from chorale.runtime.memory import (
     size_pool,
     weight_bytes,
 )
-from chorale.runtime.steps.graph_sizes import (
-    MIXED_ROWS,
-    MIXED_TOKENS,
-    chosen_sizes,
-    context_sizes,
-    row_sizes,
-)
+from chorale.runtime.steps.graph_sizes import MIXED_ROWS, MIXED_TOKENS, chosen_sizes, context_sizes, row_sizes
 from chorale.sampling_fields import MAX_LOGPROBS
 
 # Seconds that prompts may add to a step of running streams. No stream is to wait 0.5 s for another's prompt,

@@ -63,10 +63,7 @@ def build_engine(
     phases = _Phases(progress)
     with phases.phase("download", config.model):
         folder = resolve_model(
-            config.model,
-            revision=config.revision,
-            download_dir=config.download_dir,
-            progress=phases.report,
+            config.model, revision=config.revision, download_dir=config.download_dir, progress=phases.report
         )
         model_config = ModelConfig.load(folder)
     with phases.phase("device"):

@@ -71,13 +71,7 @@ class InProcessFrontend:
 class MultiProcessFrontend:
     """N API processes. Each connects to the engine itself; one that exits is restarted."""
 
-    def __init__(
-        self,
-        start: ApiStart,
-        *,
-        limits: WatchLimits,
-        command: Sequence[str] = API_COMMAND,
-    ) -> None:
+    def __init__(self, start: ApiStart, *, limits: WatchLimits, command: Sequence[str] = API_COMMAND) -> None:
         self._start, self._command = start, tuple(command)
         self._restart_policy = RestartPolicy(limits)
         self._num_drains = 0

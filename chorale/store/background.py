@@ -15,15 +15,7 @@ from chorale.store import repeats
 from chorale.store.access import Access
 from chorale.store.conversation_rows import finish_lease, free_all
 from chorale.store.database import Database
-from chorale.store.protocol import (
-    RESPONSE_ID,
-    Claimed,
-    EventChunk,
-    EventPage,
-    Lease,
-    Recover,
-    StoredResponse,
-)
+from chorale.store.protocol import RESPONSE_ID, Claimed, EventChunk, EventPage, Lease, Recover, StoredResponse
 from chorale.store.responses import (
     COLUMNS,
     ROW_BYTES,

@@ -29,14 +29,7 @@ def insert_conversation(
     seq = db.execute(
         "INSERT INTO conversations (id, owner, created, used, metadata, next_position, num_bytes)"
         " VALUES (?, ?, ?, ?, ?, 0, ?) RETURNING seq",
-        (
-            conversation.id,
-            conversation.owner,
-            conversation.created,
-            now,
-            metadata,
-            len(metadata) + ROW_BYTES,
-        ),
+        (conversation.id, conversation.owner, conversation.created, now, metadata, len(metadata) + ROW_BYTES),
     ).fetchone()[0]
     add_items(db, seq, items, now)
 
@@ -104,8 +97,7 @@ def _with_free_id(db: Database, seq: int, stored: StoredItem) -> StoredItem:
 
 def find_own_item(db: Database, seq: int, item_id: str) -> StoredItem | None:
     row = db.execute(
-        "SELECT item, token_ids FROM conversation_items WHERE id = ? AND conversation_seq = ?",
-        (item_id, seq),
+        "SELECT item, token_ids FROM conversation_items WHERE id = ? AND conversation_seq = ?", (item_id, seq)
     ).fetchone()
     return unpack_item(*row) if row is not None else None
 

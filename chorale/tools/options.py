@@ -41,10 +41,7 @@ class Found:
 
 
 def choose_backend(
-    config: ToolConfig,
-    environment: Mapping[str, str],
-    found: Found,
-    service_fetcher: Fetcher,
+    config: ToolConfig, environment: Mapping[str, str], found: Found, service_fetcher: Fetcher
 ) -> SearchBackend | None:
     """Selects the search service. Raises ``ConfigError`` for a named service without key or address."""
     wanted = config.browser or ("auto" if "demo" in config.servers else "none")

@@ -14,9 +14,7 @@ from chorale.errors import RequestError, invalid, unsupported
 from chorale.harmony.vocab import Vocabulary
 from chorale.turns.prompt.encode import at
 
-HARMLESS: dict[str, str] = fields.HARMLESS | {
-    "add_special_tokens": "this tokenizer adds none",
-}
+HARMLESS: dict[str, str] = fields.HARMLESS | {"add_special_tokens": "this tokenizer adds none"}
 
 REFUSED: dict[str, Refusal] = fields.REFUSED | {
     "suffix": Refusal("the model does not support fill-in-the-middle"),

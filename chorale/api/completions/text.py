@@ -107,10 +107,7 @@ class ChoiceText:
         return self._writer.completion(self._offsets.entries(tokens, logprobs), num_top)
 
     def choice(
-        self,
-        text: str,
-        logprobs: dict[str, Any] | None,
-        ended: TurnEnded | None = None,
+        self, text: str, logprobs: dict[str, Any] | None, ended: TurnEnded | None = None
     ) -> dict[str, Any]:
         finish_reason = None if ended is None else FINISH[ended.reason]
         choice = {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

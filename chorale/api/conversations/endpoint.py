@@ -71,11 +71,7 @@ async def delete(state: ServerState, request: Request) -> Response:
 async def list_items(state: ServerState, request: Request) -> Response:
     query = PageQuery.read(request.query_params)
     found = await state.store.conversations.page(
-        _id(request),
-        owner_of(request),
-        after=query.after,
-        limit=query.limit,
-        newest_first=query.newest_first,
+        _id(request), owner_of(request), after=query.after, limit=query.limit, newest_first=query.newest_first
     )
     return json_response(page_object(_shown(state, request, found.items), found.has_more))
 

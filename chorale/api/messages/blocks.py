@@ -96,10 +96,7 @@ def opened_block(opened: ItemOpened) -> dict[str, Any]:
             "input": {},
             "caller": {"type": "direct"},
         }
-    return {
-        "type": "text",
-        "text": "",
-    }  # no ``citations``: Anthropic omits the key without citations
+    return {"type": "text", "text": ""}  # no ``citations``: Anthropic omits the key without citations
 
 
 def _block(answer: MessageAnswer, item: FoldedItem) -> dict[str, Any] | None:

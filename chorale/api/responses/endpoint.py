@@ -98,10 +98,7 @@ def _parse_kept(data: dict[str, Any]) -> tuple[ResponsesRequest, bytes | None]:
 
 
 async def begin(
-    state: ServerState,
-    fields: ResponsesRequest,
-    owner: bytes,
-    history: tuple[StoredItem, ...] | None = None,
+    state: ServerState, fields: ResponsesRequest, owner: bytes, history: tuple[StoredItem, ...] | None = None
 ) -> Run:
     """Prepares a run up to the engine: leases the conversation and builds the prompt.
 

@@ -71,10 +71,7 @@ class Prepared:
 
 
 async def prepare(
-    state: ServerState,
-    request: ResponsesRequest,
-    owner: bytes,
-    history: Sequence[StoredItem] | None = None,
+    state: ServerState, request: ResponsesRequest, owner: bytes, history: Sequence[StoredItem] | None = None
 ) -> Prepared:
     """Prepares a turn. Raises ``RequestError`` for an invalid request, or if the prompt is too long.
 
@@ -106,10 +103,7 @@ async def prepare(
 
 
 async def build_prompt(
-    state: ServerState,
-    request: ResponsesRequest,
-    owner: bytes,
-    known: Sequence[StoredItem] | None = None,
+    state: ServerState, request: ResponsesRequest, owner: bytes, known: Sequence[StoredItem] | None = None
 ) -> Prompt:
     """Builds the prompt, in a thread for a long input, so that other streams continue."""
     heavy = _is_heavy(request)

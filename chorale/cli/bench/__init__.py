@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from chorale.cli.words import subcommand
 
 BENCHES = {
-    "serve": (
-        "chorale.cli.bench.serve",
-        "load on any OpenAI-compatible server, with vLLM's flags",
-    ),
+    "serve": ("chorale.cli.bench.serve", "load on any OpenAI-compatible server, with vLLM's flags"),
     "latency": ("chorale.cli.bench.offline", "one batch through the engine, without HTTP"),
     "throughput": ("chorale.cli.bench.offline", "many requests through the engine, without HTTP"),
     "startup": ("chorale.cli.bench.offline", "the start of chorale serve, up to the first token"),

@@ -41,10 +41,7 @@ def chat_parser() -> Parser:
     options = parser("chat", "Talk to a model.")
     options.add_argument("--system-prompt", "--system_prompt", help="system message")
     options.add_argument(
-        "--reasoning-effort",
-        "--reasoning_effort",
-        choices=("low", "medium", "high"),
-        help="reasoning effort",
+        "--reasoning-effort", "--reasoning_effort", choices=("low", "medium", "high"), help="reasoning effort"
     )
     return options
 

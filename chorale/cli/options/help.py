@@ -107,10 +107,7 @@ def _whole_page(command: str, summary: str) -> str:
     for title, flags in GROUPS.items():
         lines += ["", f"{title}:", *(line for flag in flags for line in _entry(flag))]
     for title, effects in (
-        (
-            "flags of vllm serve that are accepted (a notice explains each)",
-            ("not needed", "no effect"),
-        ),
+        ("flags of vllm serve that are accepted (a notice explains each)", ("not needed", "no effect")),
         ("flags of vllm serve that are refused, with a reason", ("refused",)),
     ):
         names = ", ".join(sorted(flag.name for flag in KNOWN_FLAGS if flag.effect in effects))

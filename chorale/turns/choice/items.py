@@ -12,14 +12,7 @@ from chorale.turns.choice.emitter import Emitter
 from chorale.turns.choice.item import OpenItem
 from chorale.turns.choice.partial_json import InputReader
 from chorale.turns.choice.stops import StopFilter
-from chorale.turns.events import (
-    BUILTIN_ITEMS,
-    CLIENT_CALLS,
-    ItemKind,
-    ItemOpened,
-    ItemStatus,
-    Phase,
-)
+from chorale.turns.events import BUILTIN_ITEMS, CLIENT_CALLS, ItemKind, ItemOpened, ItemStatus, Phase
 from chorale.turns.request import TurnRequest
 from chorale.turns.tools.functions import FUNCTION_PREFIX
 from chorale.turns.tools.use import ToolUse

@@ -12,12 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from chorale.errors import invalid, unsupported
-from chorale.tools.contract import (
-    CodeInterpreterRequest,
-    McpRequest,
-    RequestTools,
-    WebSearchRequest,
-)
+from chorale.tools.contract import CodeInterpreterRequest, McpRequest, RequestTools, WebSearchRequest
 
 # Every type that a built-in tool ever had, and its name in ``tool_choice``. MCP servers go by their labels.
 BUILT_IN_NAMES: dict[str, str] = {

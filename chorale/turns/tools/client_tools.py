@@ -30,12 +30,7 @@ _INPUT = {
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 _LOCAL_SHELL = ToolDescription(

@@ -12,14 +12,7 @@ from typing import Any
 from chorale.harmony.messages import MessageStart
 from chorale.harmony.vocab import CALL
 from chorale.ids import new_id
-from chorale.tools.contract import (
-    CitationStream,
-    McpDetail,
-    ToolCall,
-    ToolIdentity,
-    ToolKind,
-    ToolResult,
-)
+from chorale.tools.contract import CitationStream, McpDetail, ToolCall, ToolIdentity, ToolKind, ToolResult
 from chorale.turns.choice.emitter import Emitter
 from chorale.turns.choice.item import OpenItem, WrittenCall
 from chorale.turns.choice.needs import CallTool

@@ -15,14 +15,7 @@ from typing import Any
 
 from chorale.api.responses.items.built_in import action_object, action_of_progress
 from chorale.api.responses.items.objects import ResponseBuilder, is_void
-from chorale.turns.events import (
-    FoldedItem,
-    ItemClosed,
-    OutputEvent,
-    ToolOutcome,
-    ToolProgressed,
-    ToolStarted,
-)
+from chorale.turns.events import FoldedItem, ItemClosed, OutputEvent, ToolOutcome, ToolProgressed, ToolStarted
 
 Event = tuple[str, dict[str, Any]]  # (type, fields)
 

@@ -10,16 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chorale.api.responses.items import (
-    built_in as built_in_items,
-)
-from chorale.api.responses.items import (
-    built_in_input,
-    client_calls,
-)
-from chorale.api.responses.items import (
-    client_input as client_items,
-)
+from chorale.api.responses.items import built_in as built_in_items
+from chorale.api.responses.items import built_in_input, client_calls
+from chorale.api.responses.items import client_input as client_items
 from chorale.api.responses.items.encrypted_content import Budget, unseal
 from chorale.api.responses.items.fields import (
     read_id,

@@ -147,13 +147,7 @@ def item_object(opened: ItemOpened, status: Status, body: Any) -> Item:
             "phase": opened.phase,
         }
     if opened.kind == "reasoning":
-        return {
-            "id": opened.item_id,
-            "type": "reasoning",
-            "summary": [],
-            "content": body,
-            "status": status,
-        }
+        return {"id": opened.item_id, "type": "reasoning", "summary": [], "content": body, "status": status}
     if opened.kind in CLIENT_CALLS:
         return call_object(opened, status, body)
     if opened.kind == "compaction":

@@ -207,11 +207,7 @@ class Window:
 
 
 def encode(
-    head: Sequence[Message],
-    groups: Sequence[Group],
-    vocab: Vocabulary,
-    rule: DropAnalysis,
-    window: Window,
+    head: Sequence[Message], groups: Sequence[Group], vocab: Vocabulary, rule: DropAnalysis, window: Window
 ) -> list[int]:
     """Returns prompt ids.
 
