@@ -21,21 +21,10 @@ from chorale.errors import ChoraleError, EngineDeadError, EngineError, RequestEr
 from chorale.tools.contract import McpListing, Progress, ToolResult, UrlCitation
 
 ItemKind = Literal[
-    "reasoning",
-    "message",
-    "function_call",
-    "custom_tool_call",
-    "local_shell_call",
-    "shell_call",
-    "apply_patch_call",
-    "tool_search_call",
-    "web_search_call",
-    "code_interpreter_call",
-    "mcp_call",
-    "mcp_list_tools",
-    "mcp_approval_request",
-    "compaction",
-]
+    "reasoning", "message", "function_call", "custom_tool_call", "local_shell_call", "shell_call",
+    "apply_patch_call", "tool_search_call", "web_search_call", "code_interpreter_call", "mcp_call",
+    "mcp_list_tools", "mcp_approval_request", "compaction",
+]  # fmt: skip
 ItemStatus = Literal["completed", "incomplete", "failed"]
 EndReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Phase = Literal["commentary", "final_answer"]
@@ -43,16 +32,10 @@ Phase = Literal["commentary", "final_answer"]
 # Between two texts of one kind (a preamble and the answer, two analyses), where they become one string.
 SEPARATOR = "\n\n"
 # Calls that the client runs: they end the turn. Their text is JSON arguments; of a custom call, its input.
-CLIENT_CALLS: frozenset[ItemKind] = frozenset(
-    {
-        "function_call",
-        "custom_tool_call",
-        "local_shell_call",
-        "shell_call",
-        "apply_patch_call",
-        "tool_search_call",
-    }
-)
+CLIENT_CALLS: frozenset[ItemKind] = frozenset({
+    "function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call",
+    "tool_search_call",
+})  # fmt: skip
 # Items of built-in tools: the turn goes on after them. Their text is what the model wrote for the tool.
 BUILTIN_ITEMS: frozenset[ItemKind] = frozenset(
     {"web_search_call", "code_interpreter_call", "mcp_call", "mcp_list_tools", "mcp_approval_request"}
@@ -184,17 +167,9 @@ class TurnEnded:
 
 
 OutputEvent = (
-    ItemOpened
-    | ItemDelta
-    | ItemClosed
-    | ToolStarted
-    | ToolProgressed
-    | ToolOutcome
-    | Cited
-    | TurnProgress
-    | PromptScored
-    | TurnEnded
-)
+    ItemOpened | ItemDelta | ItemClosed | ToolStarted | ToolProgressed | ToolOutcome | Cited | TurnProgress
+    | PromptScored | TurnEnded
+)  # fmt: skip
 
 
 def chunk_error(text: str | None) -> ChoraleError:

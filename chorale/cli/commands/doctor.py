@@ -133,13 +133,6 @@ def check_sandbox() -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    check_python,
-    check_packages,
-    check_torch,
-    check_gpu,
-    check_memory,
-    check_disk,
-    check_vocabulary,
-    check_port,
-    check_sandbox,
-)
+    check_python, check_packages, check_torch, check_gpu, check_memory, check_disk, check_vocabulary,
+    check_port, check_sandbox,
+)  # fmt: skip

@@ -143,26 +143,15 @@ SERVICES: dict[str, SearchService] = {
     service.name: service
     for service in (
         SearchService("searxng", "", "", _searxng, _flat("results", snippet="content")),
-        SearchService(
-            "exa", "https://api.exa.ai/search", "EXA_API_KEY", _exa, _flat("results", snippet="text")
-        ),
+        SearchService("exa", "https://api.exa.ai/search", "EXA_API_KEY", _exa,
+                      _flat("results", snippet="text")),
         SearchService("you", "https://ydc-index.io/v1/search", "YDC_API_KEY", _you, _you_hits),
-        SearchService(
-            "brave",
-            "https://api.search.brave.com/res/v1/web/search",
-            "BRAVE_API_KEY",
-            _brave,
-            _flat("web", "results", snippet="description"),
-        ),
-        SearchService(
-            "tavily",
-            "https://api.tavily.com/search",
-            "TAVILY_API_KEY",
-            _tavily,
-            _flat("results", snippet="content"),
-        ),
+        SearchService("brave", "https://api.search.brave.com/res/v1/web/search", "BRAVE_API_KEY", _brave,
+                      _flat("web", "results", snippet="description")),
+        SearchService("tavily", "https://api.tavily.com/search", "TAVILY_API_KEY", _tavily,
+                      _flat("results", snippet="content")),
     )
-}
+}  # fmt: skip
 
 
 class HttpSearch:

@@ -26,22 +26,10 @@ _LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MEMORY = {"1g": 2**30, "4g": 4 * 2**30, "16g": 16 * 2**30, "64g": 64 * 2**30}
 _Size = Literal["low", "medium", "high"]
 _SIZES: dict[Any, _Size] = {None: "medium", "low": "low", "medium": "medium", "high": "high"}
-_MCP_KEYS = frozenset(
-    {
-        "type",
-        "server_label",
-        "server_url",
-        "server_description",
-        "headers",
-        "authorization",
-        "allowed_tools",
-        "require_approval",
-        "allowed_callers",
-        "defer_loading",
-        "connector_id",
-        "tunnel_id",
-    }
-)
+_MCP_KEYS = {
+    "type", "server_label", "server_url", "server_description", "headers", "authorization", "allowed_tools",
+    "require_approval", "allowed_callers", "defer_loading", "connector_id", "tunnel_id",
+}  # fmt: skip
 
 
 # --------------------------------------------------------------------------- reading
