@@ -23,16 +23,9 @@ class RowTable:
     """
 
     __slots__ = (
-        "computed",
-        "decoding",
-        "free",
-        "last_step",
-        "last_token",
-        "max_len",
-        "needs_slow_path",
-        "next_check_at",
-        "sequences",
-    )
+        "computed", "decoding", "free", "last_step", "last_token", "max_len", "needs_slow_path",
+        "next_check_at", "sequences",
+    )  # fmt: skip
 
     def __init__(self, num_rows: int) -> None:
         self.free = list(range(num_rows - 1, -1, -1))

@@ -48,25 +48,10 @@ class Sequence:
     """Tokens, status and row of one choice. ``RowTable`` holds how many of its tokens are computed."""
 
     __slots__ = (
-        "block_hashes",
-        "blocks",
-        "first_scheduled",
-        "first_token",
-        "index",
-        "key",
-        "max_len",
-        "num_preemptions",
-        "num_prompt",
-        "output",
-        "request",
-        "request_id",
-        "row",
-        "sampling",
-        "seed",
-        "status",
-        "stop_ids",
-        "tokens_to_compute",
-    )
+        "block_hashes", "blocks", "first_scheduled", "first_token", "index", "key", "max_len",
+        "num_preemptions", "num_prompt", "output", "request", "request_id", "row", "sampling", "seed",
+        "status", "stop_ids", "tokens_to_compute",
+    )  # fmt: skip
 
     def __init__(
         self, request: RequestState, index: int, *, key: tuple[int, int], seed: int, max_len: int

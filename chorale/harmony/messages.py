@@ -147,17 +147,9 @@ class MessageEnd:
 
 
 RepairKind = Literal[
-    "implicit_start",
-    "missing_header",
-    "duplicate_recipient",
-    "junk_in_header",
-    "unknown_channel",
-    "channel_in_content",
-    "glued_token",
-    "reserved_token",
-    "cut_header",
-    "tokens_after_end",
-]
+    "implicit_start", "missing_header", "duplicate_recipient", "junk_in_header", "unknown_channel",
+    "channel_in_content", "glued_token", "reserved_token", "cut_header", "tokens_after_end",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,19 +94,9 @@ class Parser:
     """Reads what the model emits after ``<|start|>assistant``. One per choice; not thread-safe."""
 
     __slots__ = (
-        "_deltas",
-        "_explicit",
-        "_header_ids",
-        "_ids",
-        "_lookup",
-        "_marks",
-        "_names",
-        "_num_pending",
-        "_reported_end",
-        "_state",
-        "_utf8",
-        "_vocab",
-    )
+        "_deltas", "_explicit", "_header_ids", "_ids", "_lookup", "_marks", "_names", "_num_pending",
+        "_reported_end", "_state", "_utf8", "_vocab",
+    )  # fmt: skip
 
     def __init__(
         self, vocab: Vocabulary, *, role: Role | None = "assistant", tool_names: Iterable[str] | None = None

@@ -73,18 +73,9 @@ class MeteredStream:
     """Wraps a ``TokenStream``. Per-choice lists are indexed by choice."""
 
     __slots__ = (
-        "_arrival",
-        "_client",
-        "_first",
-        "_itl",
-        "_last",
-        "_metrics",
-        "_num_computed",
-        "_num_prompt",
-        "_num_tokens",
-        "_open",
-        "_stream",
-    )
+        "_arrival", "_client", "_first", "_itl", "_last", "_metrics", "_num_computed", "_num_prompt",
+        "_num_tokens", "_open", "_stream",
+    )  # fmt: skip
 
     def __init__(
         self, stream: TokenStream, request: GenerateRequest, client: EngineClient, metrics: Metrics

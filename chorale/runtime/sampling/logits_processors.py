@@ -38,20 +38,9 @@ class LogitsProcessors:
     """One row's history, counts and constraints. Built from its ``RowStart``."""
 
     __slots__ = (
-        "_allowed",
-        "_bad_words",
-        "_bias_ids",
-        "_bias_values",
-        "_counts",
-        "_frequency",
-        "_history",
-        "_limit",
-        "_min_tokens",
-        "_num_prompt",
-        "_presence",
-        "_repetition",
-        "_stop_ids",
-    )
+        "_allowed", "_bad_words", "_bias_ids", "_bias_values", "_counts", "_frequency", "_history",
+        "_limit", "_min_tokens", "_num_prompt", "_presence", "_repetition", "_stop_ids",
+    )  # fmt: skip
 
     def __init__(self, start: RowStart, vocab_size: int, max_len: int, device: torch.device) -> None:
         spec = start.sampling

@@ -70,32 +70,15 @@ LogEvent = OutputEvent | TurnBegan | TurnFailed | Rendered
 _NOT_LOGGED = (TurnEnded, TurnProgress, PromptScored)
 _DELTA = 0  # the tag of ItemDelta, of which there is one for each token
 _CLASSES: dict[str, type[Any]] = {
-    "began": TurnBegan,
-    "failed": TurnFailed,
-    "opened": ItemOpened,
-    "closed": ItemClosed,
-    "cited": Cited,
-    "citation": tools.UrlCitation,
-    "tool_started": ToolStarted,
-    "tool_progressed": ToolProgressed,
-    "tool_outcome": ToolOutcome,
-    "search_started": tools.SearchStarted,
-    "page_opening": tools.PageOpening,
-    "find_started": tools.FindStarted,
-    "code_started": tools.CodeStarted,
-    "code_output": tools.CodeOutput,
-    "mcp_progress": tools.McpProgress,
-    "result": tools.ToolResult,
-    "browser": tools.BrowserDetail,
-    "python": tools.PythonDetail,
-    "mcp": tools.McpDetail,
-    "search": tools.SearchAction,
-    "open_page": tools.OpenPageAction,
-    "find": tools.FindAction,
-    "source": tools.Source,
-    "listing": tools.McpListing,
-    "mcp_tool": tools.McpToolInfo,
-}
+    "began": TurnBegan, "failed": TurnFailed, "opened": ItemOpened, "closed": ItemClosed, "cited": Cited,
+    "citation": tools.UrlCitation, "tool_started": ToolStarted, "tool_progressed": ToolProgressed,
+    "tool_outcome": ToolOutcome, "search_started": tools.SearchStarted, "page_opening": tools.PageOpening,
+    "find_started": tools.FindStarted, "code_started": tools.CodeStarted, "code_output": tools.CodeOutput,
+    "mcp_progress": tools.McpProgress, "result": tools.ToolResult, "browser": tools.BrowserDetail,
+    "python": tools.PythonDetail, "mcp": tools.McpDetail, "search": tools.SearchAction,
+    "open_page": tools.OpenPageAction, "find": tools.FindAction, "source": tools.Source,
+    "listing": tools.McpListing, "mcp_tool": tools.McpToolInfo,
+}  # fmt: skip
 _TAGS = {cls: tag for tag, cls in _CLASSES.items()}
 _FIELDS = {cls: [field.name for field in fields(cls)] for cls in _TAGS}
 
