@@ -1,1 +1,1 @@
-"""One turn of a conversation: prompt tokens in, output events out. Knows no HTTP, no pydantic and no SQL."""
+"""Turns of a conversation: prompt tokens in, output events out. Independent of HTTP, pydantic and SQL."""

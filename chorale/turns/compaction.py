@@ -1,7 +1,7 @@
-"""Compaction within a turn: a prompt that has grown to a threshold becomes a summary, and the turn goes on.
+"""Compaction within a turn: a prompt above a threshold is replaced by a summary, and the turn continues.
 
-It happens before a round (the first one, or one after a tool). The summary is a separate generation over
-the whole prompt with one more message, so that the prefix cache has all but that message.
+It happens before a round (the first, or one after a tool). The summary is a separate generation from the
+whole prompt plus one message, so the prefix cache covers all but that message.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ REQUEST = (
     " for, what was decided and why, names, numbers, paths and code that are still needed, what tools"
     " returned, and what is still to be done. Write only the summary."
 )
-MAX_TOKENS = 8192  # of reasoning and summary: a model that cannot stop must stop
-_MIN_TOKENS = 64  # less room than this for a summary, and the turn goes on without one
+MAX_TOKENS = 8192  # limit of reasoning and summary together
+_MIN_TOKENS = 64  # with less room, the turn continues without a summary
 _NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """``first_prompt``: the prompt of a summary before the first round, or None if none is due then.
+    """``first_prompt``: the prompt of a summary before the first round, or None if none is due.
 
-    ``pack`` turns the summary into the text of the compaction item; ``rebuild`` turns that text into the
-    prompt that stands for everything before it.
+    ``pack`` converts the summary to the text of the compaction item; ``rebuild`` converts that text to the
+    prompt that replaces everything before it.
     """
 
     threshold: int  # tokens of a prompt
-    ask: tuple[int, ...]  # the message that asks for a summary
+    ask: tuple[int, ...]  # the message that requests a summary
     first_prompt: tuple[int, ...] | None
     pack: Callable[[str], str]
     rebuild: Callable[[str], list[int]]
@@ -53,13 +53,13 @@ class Compaction:
 
 
 class Compactor:
-    """When one choice is summarized, and the item of each summary. ``spent``: tokens of the summaries."""
+    """Decides when a choice is summarized, and writes the items. ``spent``: tokens of all summaries."""
 
     def __init__(self, plan: Compaction | None, out: Emitter) -> None:
         self.spent = Usage()
         self._plan = plan
         self._out = out
-        # Tokens of a prompt from which on it is summarized.
+        # Tokens of a prompt above which it is summarized.
         self._threshold = _NEVER if plan is None else plan.threshold
 
     @property
@@ -71,7 +71,7 @@ class Compactor:
         return self._plan is not None and self._plan.alone
 
     def before(self, following: NextRound) -> Compact | None:
-        """Return the summary that is due before a round, or None."""
+        """Returns the summary that is due before a round, or None."""
         plan, prompt = self._plan, following.prompt_token_ids
         if plan is None or len(prompt) < self._threshold:
             return None
@@ -80,11 +80,11 @@ class Compactor:
         return Compact([*prompt[:-2], *plan.ask, START, ASSISTANT], following)
 
     def stop(self) -> None:
-        """There is no room for a summary; none is tried again."""
+        """Disables summaries, for lack of room."""
         self._threshold = _NEVER
 
     def progressed(self) -> None:
-        """Open the item; once it is open, emit an empty delta: the summary is being written."""
+        """Opens the item; if it is open, emits an empty delta: the summary is being written."""
         if self._out.item is not None:
             self._add("")
             return
@@ -92,11 +92,11 @@ class Compactor:
         self._out.open(item, ItemOpened(item.index, new_id("cmp"), "compaction"), urgent=True)
 
     def done(self, packed: str, prompt: list[int], usage: Usage) -> None:
-        """Close the item. ``packed``: its text, for which ``prompt`` stands; ``usage``: of the summary."""
+        """Closes the item. ``packed``: its text, which ``prompt`` replaces; ``usage``: of the summary."""
         self.spent.add(usage)
         self._add(packed)
         self._out.close("completed")
-        # What cannot be made shorter is not summarized again and again.
+        # Prevents repeated summaries of a prompt that does not get shorter.
         assert self._plan is not None
         threshold = self._plan.threshold
         self._threshold = max(threshold, len(prompt) + threshold // 2)
@@ -115,17 +115,17 @@ def ask_tokens(vocab: Vocabulary) -> tuple[int, ...]:
 
 
 def reserve(max_model_len: int) -> int:
-    """Tokens kept free for a summary."""
+    """Returns the tokens kept free for a summary."""
     return min(MAX_TOKENS, max_model_len // 4)
 
 
 def most_tokens(info: EngineInfo) -> int:
-    """The longest summary: at most the checkpoint's own default length, if it names one."""
+    """Returns the longest summary: at most the checkpoint's default length, if it has one."""
     return int(min(MAX_TOKENS, info.default_sampling.get("max_new_tokens", MAX_TOKENS)))
 
 
 def sampling_of_pass(spec: SamplingSpec, info: EngineInfo, num_prompt_tokens: int) -> SamplingSpec | None:
-    """Sample as the request does, but without its stops, biases and formats.
+    """Returns the request's sampling without stops, biases and formats.
 
     Returns None if there is no room for a summary.
     """
@@ -135,5 +135,5 @@ def sampling_of_pass(spec: SamplingSpec, info: EngineInfo, num_prompt_tokens: in
     return SamplingSpec(
         **{name: getattr(spec, name) for name in IN_SUMMARY},
         max_tokens=room,
-        grammar=turn_grammar(Frames(reasoning=(room // 2,))),  # no calls, and half is left for the text
+        grammar=turn_grammar(Frames(reasoning=(room // 2,))),  # no calls; half of the tokens is for the text
     )

@@ -1,11 +1,11 @@
-"""OutputEvents: the one stream that every endpoint translates.
+"""OutputEvents: the event stream that every endpoint translates.
 
-``run_turn`` yields these; the Responses, Chat Completions and Completions translators turn them into SSE
-chunks, and the non-streaming body is the fold of the same events. Ids, usage and status are decided here,
-once, so that the two cannot disagree.
+``run_turn`` yields these; the translators of Responses, Chat Completions and Completions render them as SSE
+chunks, and non-streaming bodies are folds of the same events. Ids, usage and status are decided here, once,
+so that stream and body cannot disagree.
 
 Item ``index`` counts from 0 within one choice; an item is opened, gets deltas, and is closed exactly once;
-``TurnEnded`` is last, exactly once. The text of all deltas, concatenated, is the item's final text.
+``TurnEnded`` is last, exactly once. The concatenated text of all deltas is the item's final text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ItemStatus = Literal["completed", "incomplete", "failed"]
 EndReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 Phase = Literal["commentary", "final_answer"]
 
-# Between two texts of one kind (a preamble and the answer, two analyses), where they become one string.
+# Separates texts of one kind (a preamble and the answer, two analyses) that are joined to one string.
 SEPARATOR = "\n\n"
 # Calls that the client runs: they end the turn. Their text is JSON arguments; of a custom call, its input.
 CLIENT_CALLS: frozenset[ItemKind] = frozenset({
@@ -50,7 +50,7 @@ class Usage:
     cached_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
-    # Of the two above, what the rounds after the first added: their prompts, and what those repeat.
+    # The part of these two from rounds after the first: their prompts, and what those repeat.
     later_input_tokens: int = 0
     later_cached_tokens: int = 0
 
@@ -68,7 +68,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ItemOpened:
-    """An output item began. ``item_id`` is its id for its whole life (rs_, msg_, fc_, ...)."""
+    """An output item began. ``item_id`` is its permanent id (rs_, msg_, fc_, ...)."""
 
     index: int
     item_id: str
@@ -81,10 +81,10 @@ class ItemOpened:
     approval_request_id: str | None = None  # mcp_call: the request that was approved
 
 
-# A msgspec struct where the others are dataclasses: there is one of these per streamed token, and it is
+# A msgspec struct, unlike the other events: there is one per streamed token, and it is
 # built in a quarter of the time.
 class ItemDelta(msgspec.Struct, frozen=True, gc=False):
-    """More text. ``token_ids`` are the content tokens that became readable with it (may be none)."""
+    """More text. ``token_ids``: the content tokens that became readable with it (may be empty)."""
 
     index: int
     text: str
@@ -94,9 +94,9 @@ class ItemDelta(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ItemClosed:
-    """``token_ids``: the harmony message behind the item (header included), kept for exact replay.
+    """``token_ids``: the harmony message of the item (header included), kept for exact replay.
 
-    Of a built-in call that ran: the call, ``<|call|>``, and the whole message of its result.
+    For a built-in call that ran: the call, ``<|call|>``, and the whole message of its result.
     """
 
     index: int
@@ -106,14 +106,14 @@ class ItemClosed:
 
 @dataclass(frozen=True, slots=True)
 class ToolStarted:
-    """The text of a call to a built-in tool is complete, and the tool begins to run."""
+    """A call to a built-in tool is complete, and the tool begins to run."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class ToolProgressed:
-    """News of a running tool, as it happens."""
+    """Progress of a running tool."""
 
     index: int
     progress: Progress
@@ -137,7 +137,7 @@ class Cited:
 
 @dataclass(frozen=True, slots=True)
 class TurnProgress:
-    """Only if ``TurnRequest.progress`` is set: every token since the last one, headers included."""
+    """Only if ``TurnRequest.progress`` is set: all tokens since the last one, headers included."""
 
     token_ids: tuple[int, ...]
     usage: Usage  # a copy
@@ -163,7 +163,7 @@ class TurnEnded:
     output_token_ids: tuple[int, ...] = ()  # every sampled token, headers and terminators included
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     timings: ChunkTimings | None = None
-    tool_state: dict[str, Any] | None = None  # what the built-in tools of the next turn need
+    tool_state: dict[str, Any] | None = None  # for the built-in tools of the next turn
 
 
 OutputEvent = (
@@ -173,14 +173,14 @@ OutputEvent = (
 
 
 def chunk_error(text: str | None) -> ChoraleError:
-    """Return the error of a chunk that ended with one. A fault of the request is a 400."""
+    """Returns the error of a chunk that ended with one. An invalid request is a 400."""
     if text == ALL_FORBIDDEN:
         return RequestError(text, code="unsatisfiable_constraints")
     return EngineError(text or "the engine could not finish the request")
 
 
 def end_error(ended: TurnEnded) -> ChoraleError | None:
-    """Return the error that a turn ended with; an abort that the client did not ask for is an error."""
+    """Returns the error that a turn ended with; an abort that the client did not request is an error."""
     if ended.reason == "abort":
         return EngineDeadError("the request was aborted before it ended", code="aborted")
     return ended.error if ended.reason == "error" else None
@@ -191,7 +191,7 @@ def end_error(ended: TurnEnded) -> ChoraleError | None:
 
 @dataclass(slots=True)
 class FoldedItem:
-    """A finished item: what was opened, and all of its deltas."""
+    """A finished item: its opening and all of its deltas."""
 
     opened: ItemOpened
     status: ItemStatus | None = None  # None while it is open
@@ -213,7 +213,7 @@ class FoldedItem:
 
 
 class Fold:
-    """OutputEvents in, the non-streaming result out. Feed it every event of one choice, in order."""
+    """Folds the events of one choice into the non-streaming result. Feed it every event, in order."""
 
     __slots__ = ("ended", "items")
 
@@ -222,7 +222,7 @@ class Fold:
         self.ended: TurnEnded | None = None
 
     def add(self, events: Iterable[OutputEvent]) -> None:
-        """Raises ``ValueError`` when the events break the contract in the module's docstring."""
+        """Raises ``ValueError`` if the events violate the contract in the module's docstring."""
         for event in events:
             if self.ended is not None:
                 raise ValueError("an event after TurnEnded")
@@ -257,9 +257,9 @@ class Fold:
         self.ended = event
 
     def joined(self, kind: ItemKind) -> str | None:
-        """The texts of one kind where they can only be shown as one string; None if there are none."""
+        """Returns the texts of one kind as one string, or None if there are no texts."""
         return SEPARATOR.join(item.text for item in self.items if item.kind == kind and item.text) or None
 
     def text(self, kind: ItemKind) -> str:
-        """The text of every item of one kind, in order."""
+        """Returns the texts of all items of one kind, in order."""
         return "".join(item.text for item in self.items if item.kind == kind)

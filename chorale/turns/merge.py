@@ -1,4 +1,4 @@
-"""Sources: several async generators read as one, in the order in which they yield."""
+"""Sources: reads several async generators as one, in the order in which they yield."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Item = TypeVar("Item")
 
 
 class Sources(Generic[Item]):
-    """Async generators read as one, to which more may be added while they are read.
+    """Async generators read as one. More may be added while they are read.
 
-    A source that is alone is read directly; several get a task each. The first exception ends all.
+    A single source is read directly; several have a task each. The first exception ends all.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Sources(Generic[Item]):
         self._waiting.append(source)
 
     async def read(self) -> AsyncGenerator[Item]:
-        """Until every source has ended. Closing it closes them all."""
+        """Reads until every source has ended. Closing it closes all sources."""
         try:
             while self._waiting or self._tasks:
                 if len(self._waiting) == 1 and not self._tasks:
@@ -51,12 +51,12 @@ class Sources(Generic[Item]):
             await self._close()
 
     def unread(self) -> list[Item]:
-        """Return what the sources had yielded before an error and what was not read."""
+        """Returns what the sources had yielded before an error and was not read."""
         items = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
         return [item for item in items if item is not None]
 
     async def _feed(self, source: AsyncGenerator[Item]) -> None:
-        """Queue each item before waiting for its reader, so that none is lost; None marks the end."""
+        """Queues each item before waiting for its reader, so that none is lost; None marks the end."""
         try:
             async for item in source:
                 self._queue.put_nowait(item)
@@ -66,10 +66,10 @@ class Sources(Generic[Item]):
             self._queue.put_nowait(None)
 
     def _reap(self) -> None:
-        """Forget the tasks that have ended; raises what one of them raised.
+        """Forgets the tasks that have ended. Raises the exception of one that failed.
 
         If two end together, the first None finds both and the second finds neither. It must not wait then:
-        the tasks that are left may be waiting for their items to be read.
+        the remaining tasks may be waiting for their items to be read.
         """
         for task in [task for task in self._tasks if task.done()]:
             self._tasks.discard(task)

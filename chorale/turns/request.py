@@ -1,7 +1,7 @@
-"""TurnRequest: everything that a turn is asked for. Built here, from any endpoint's fields.
+"""TurnRequest: all parameters of a turn, built here from any endpoint's fields.
 
 ``turn_request`` resolves sampling and the grammar; ``check_grammar`` compiles the grammar's parts before the
-request reaches an engine. The requests of single rounds are made here as well.
+request reaches an engine. The requests of single rounds are also made here.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from chorale.turns.rules import FREE, TurnRules
 from chorale.turns.sampling import SamplingChoices, resolve_sampling
 from chorale.turns.tools.turn_tools import ApprovedCall, TurnTools
 
-NEVER = 1 << 30  # tokens: a turn that is not streamed is read once, at its end
+NEVER = 1 << 30  # tokens; turns that are not streamed are read once, at the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequest:
-    """``request_id`` is unique among the requests in flight; ``tools`` has no entry, or one a choice."""
+    """``request_id`` is unique among requests in flight; ``tools`` is empty or has one entry per choice."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -51,13 +51,13 @@ class TurnRequest:
     compaction: Compaction | None = None
 
     def first_round(self) -> GenerateRequest:
-        """The generation that all choices share."""
+        """Returns the generation that all choices share."""
         return self._generate(self.request_id, self.prompt_token_ids, self.sampling)
 
     def later_round(
         self, following: NextRound, index: int, number: int, max_model_len: int
     ) -> GenerateRequest | None:
-        """Return round ``number`` of choice ``index`` alone, or None if it has no room for a token."""
+        """Returns round ``number`` of choice ``index``, or None if there is no room for a token."""
         first = self.sampling
         room = max_model_len - len(following.prompt_token_ids)
         if first.max_tokens is not None:
@@ -77,7 +77,7 @@ class TurnRequest:
         return self._generate(f"{self.request_id}.{index}.{number}", following.prompt_token_ids, sampling)
 
     def summary_round(self, need: Compact, suffix: str, sampling: SamplingSpec) -> TurnRequest:
-        """The turn that writes a summary: nothing of this one but its place in the queue and the cache."""
+        """Returns a turn that writes a summary, with this one's priority and cache key only."""
         return TurnRequest(
             request_id=f"{self.request_id}.{suffix}",
             prompt_token_ids=need.prompt_token_ids,
@@ -135,7 +135,7 @@ def turn_request(
 ) -> TurnRequest:
     """``stream_interval`` None: events are read once, at the end; ``stop``: instead of ``fields.stop``.
 
-    Raises ``RequestError`` for what does not fit together, ``ContextLengthError`` for a prompt without room.
+    Raises ``RequestError`` for incompatible fields, ``ContextLengthError`` for a prompt without room.
     """
     start = prompt_token_ids if compaction is None else compaction.answered_prompt(prompt_token_ids)
     sampling = resolve_sampling(
@@ -174,7 +174,7 @@ def turn_request(
 
 
 def _check_unbound(sampling: SamplingSpec) -> None:
-    """A grammar decides alone when a turn ends, and which tokens it has."""
+    """Raises for fields that a grammar overrides: it alone decides on tokens and the end."""
     for name in ("min_tokens", "ignore_eos", "allowed_token_ids"):
         if getattr(sampling, name):
             raise unsupported(
@@ -183,7 +183,7 @@ def _check_unbound(sampling: SamplingSpec) -> None:
 
 
 async def check_grammar(checker: GrammarChecker, turn: TurnRequest) -> TurnRequest:
-    """Return ``turn``. Raises ``RequestError`` if a part of its grammar does not compile."""
+    """Returns ``turn``. Raises ``RequestError`` if a part of its grammar does not compile."""
     if not turn.sampling.grammar:
         return turn
     await checker.check(turn.rules.constraints(turn.sampling.max_tokens))

@@ -1,7 +1,7 @@
-"""TurnRules: what a turn of one request may look like, and whether that takes a grammar.
+"""TurnRules: the constraints of one request's turn, and whether they need a grammar.
 
-A grammar is used where something binds: a format, a choice of tools, a strict function, a budget. Otherwise
-the model is free, and the parser reads whatever it writes.
+A format, a choice of tools, a strict function or a budget needs a grammar. Otherwise the model is free, and
+the parser reads whatever it writes.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from chorale.harmony.messages import ResponseFormat
 from chorale.turns.tools.functions import CallForm, Function
 from chorale.turns.tools.tool_choice import AUTO, ToolChoice
 
-# When an answer is demanded, reasoning leaves it a quarter of the tokens, at most so many: a turn that ends
+# If an answer is required, a quarter of the tokens, at most this many, is reserved: a turn that ends
 # within its reasoning would have no answer at all.
 MAX_RESERVE = 1024
-_STEP = 256  # long allowances are rounded down to it, so that equal requests share one compiled grammar
+_STEP = 256  # long budgets are rounded down to it, so that equal requests share a compiled grammar
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltInTool:
-    """``key``: its name in a ``ToolChoice``; ``parameters``: schema of its arguments, None for any text."""
+    """``key``: name in a ``ToolChoice``; ``parameters``: schema of its arguments, None for any text."""
 
     recipient: str
     key: str
     parameters: Mapping[str, Any] | None = None
 
     def arguments(self) -> Constraint | None:
-        """A schema that cannot be kept is not the client's fault: any object is allowed then."""
+        """Returns the arguments' schema, or any object if the schema cannot be compiled."""
         if self.parameters is None:
             return None
         try:
@@ -43,10 +43,9 @@ class BuiltInTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRules:
-    """``raw``: the turn is a raw completion, so that the answer begins with its first token.
+    """``raw``: the turn is a raw completion, whose answer begins with its first token.
 
-    ``described``: what the prompt says of the answer; ``calls_left``: if False, built-in tools may not be
-    called any more.
+    ``described``: the prompt's description of the answer; ``calls_left``: built-in tools may still be called.
     """
 
     functions: Sequence[Function] = ()
@@ -72,16 +71,16 @@ class TurnRules:
 
     @property
     def call_forms(self) -> dict[str, CallForm]:
-        """The forms of the functions whose calls are more than plain function calls, by prompt name."""
+        """Returns the forms of calls other than plain function calls, by prompt name."""
         return {f.name: f.form for f in self.functions if f.form is not None}
 
     @property
     def freeform(self) -> frozenset[str]:
-        """Functions whose calls are their input itself, by prompt name."""
+        """Returns the functions whose calls are plain input, by prompt name."""
         return frozenset(f.name for f in self.functions if f.text is not None)
 
     def grammar(self, max_tokens: int | None) -> str:
-        """The grammar of the turn, or "" if nothing binds. ``max_tokens``: of the whole output."""
+        """Returns the grammar of the turn, or "" if not needed. ``max_tokens``: of the whole output."""
         if not self.binds:
             return ""
         if self.raw:
@@ -90,7 +89,7 @@ class TurnRules:
         return turn_grammar(self.frames(max_tokens))
 
     def constraints(self, max_tokens: int | None) -> list[Constraint]:
-        """The parts of the grammar, each of which must compile."""
+        """Returns the parts of the grammar, each of which must compile."""
         if self.raw:
             return [] if self.answer is None else [self.answer]
         return self.frames(max_tokens).constraints() if self.binds else []
@@ -98,7 +97,7 @@ class TurnRules:
     def frames(self, max_tokens: int | None) -> Frames:
         """``max_tokens``: of the whole output."""
         calls = self._calls()
-        forced = self.choice.mode == "required" and bool(calls)  # a server may have listed no tools
+        forced = self.choice.mode == "required" and bool(calls)  # a server may have no tools
         demanded = forced or self.answer is not None
         return Frames(
             calls=calls,
@@ -118,13 +117,13 @@ class TurnRules:
         return any(tool.recipient == recipient and self.choice.may_use(tool.key) for tool in self.built_in)
 
     def later(self, num_calls: int) -> TurnRules:
-        """Return the rules that hold once built-in tools have been called ``num_calls`` times."""
+        """Returns the rules after ``num_calls`` calls to built-in tools."""
         return replace(self, choice=self.choice.satisfied()) if num_calls else self
 
     def later_grammar(
         self, num_calls: int, calls_left: bool, num_reasoning_tokens: int, max_tokens: int | None
     ) -> str:
-        """Return the grammar of a round after a tool, or "". ``max_tokens``: what is left of the output."""
+        """Returns the grammar of a round after a tool, or "". ``max_tokens``: the rest of the output."""
         rules = self.later(num_calls)
         if rules.thinking_budget is not None:
             budget = max(0, rules.thinking_budget - num_reasoning_tokens)
@@ -148,7 +147,7 @@ FREE = TurnRules()
 
 
 def _arguments(function: Function, forced: bool) -> Constraint | None:
-    """A call's arguments must be an object under the function's schema, whatever that says of types."""
+    """Returns the schema of a call's arguments, restricted to objects."""
     if function.text is not None or not (forced or function.strict):
         return function.text
     parameters = function.tool.parameters
@@ -156,5 +155,5 @@ def _arguments(function: Function, forced: bool) -> Constraint | None:
     if parameters is not None:
         schema = dict(parameters)
         if not schema.keys() & {"$ref", "anyOf", "oneOf", "allOf"}:
-            schema["type"] = "object"  # also for one that says ["object", "null"]
+            schema["type"] = "object"  # also for ["object", "null"]
     return json_schema(schema, function.param)

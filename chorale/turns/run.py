@@ -1,12 +1,12 @@
 """Runs turns: the only place where endpoints meet the engine.
 
 A turn is one or more *rounds*: a round is one generation. A choice returns what it needs next (``needs.py``):
-another round if the model ended without an answer (its final header is then forced) or after a built-in tool
-has run (the call and its result are then part of the prompt, token by token, so that the prefix cache has all
-but the result), a call to a tool, or a summary.
+another round, if the model ended without an answer (its final header is then forced) or after a built-in tool
+has run (call and result are then part of the prompt, token by token, so the prefix cache covers all but the
+result), a call to a tool, or a summary.
 
-Errors before the first event raise (they become a JSON error with a status); after it they end every open
-choice with ``TurnEnded(reason="error")``, its items closed as incomplete. Closing the generator aborts the
+Errors before the first event raise (they become a JSON error with a status); later ones end every open choice
+with ``TurnEnded(reason="error")``, with its items closed as incomplete. Closing the generator aborts the
 engine's request.
 """
 
@@ -36,8 +36,8 @@ from chorale.turns.tools.run_call import render_result, room_for_result, run_cal
 
 ChoiceEvents = tuple[int, list[OutputEvent]]
 Batches = AsyncGenerator[list[ChoiceEvents]]
-Steps = AsyncGenerator[list[ChoiceEvents] | Need]  # batches, and at last what the choice needs next
-QUEUE_PATIENCE = 5.0  # seconds for which a turn whose tool has run tries to get back into a full queue
+Steps = AsyncGenerator[list[ChoiceEvents] | Need]  # batches, finally the choice's next need
+QUEUE_PATIENCE = 5.0  # seconds for which a turn after a tool retries a full queue
 
 
 class AnyChoice(Protocol):
@@ -68,7 +68,7 @@ class _Job:
 async def run_turn(
     client: EngineClient, vocab: Vocabulary, request: TurnRequest
 ) -> AsyncGenerator[list[OutputEvent]]:
-    """One choice (``sampling.n`` must be 1): the events of each wake-up, ``TurnEnded`` last."""
+    """Runs one choice (``sampling.n`` must be 1). Yields the events of each wake-up, ``TurnEnded`` last."""
     async with aclosing(run_turns(client, vocab, request)) as turns:
         async for batch in turns:
             for _, events in batch:
@@ -76,12 +76,12 @@ async def run_turn(
 
 
 def run_turns(client: EngineClient, vocab: Vocabulary, request: TurnRequest) -> Batches:
-    """All ``sampling.n`` choices of one request: (choice index, events) of each wake-up."""
+    """Runs all ``sampling.n`` choices. Yields (choice index, events) of each wake-up."""
     eos = frozenset(client.info.eos_token_ids)
     choices = [Choice(vocab, request, index, eos) for index in range(request.sampling.n)]
     job = _Job(client, vocab, request)
     first: Batches | None = _first_round(job, choices, partial(_go_on, job))
-    for choice in choices:  # of one request: all of them need something first, or none does
+    for choice in choices:  # either all choices of a request need something first, or none
         if (need := choice.start()) is not None:
             job.sources.add(_go_on(job, choice, need))
             first = None
@@ -96,7 +96,7 @@ def run_raw(
     skip_special_tokens: bool = True,
     discard: bool = False,
 ) -> Batches:
-    """The same for a raw completion, which has one round."""
+    """Runs a raw completion, which has one round."""
     eos = frozenset(client.info.eos_token_ids)
     choices = [
         RawChoice(vocab, request, index, eos, skip_special_tokens=skip_special_tokens, discard=discard)
@@ -107,7 +107,7 @@ def run_raw(
 
 
 async def _drive(job: _Job, choices: Sequence[AnyChoice], first: Batches | None) -> Batches:
-    """Read every source of a turn until all have ended, and turn errors into events."""
+    """Reads every source of a turn until all have ended. Converts errors to events."""
     if first is not None and len(choices) > 1:
         job.sources.add(first)
         first = None
@@ -126,7 +126,7 @@ async def _drive(job: _Job, choices: Sequence[AnyChoice], first: Batches | None)
         if not yielded:
             raise
         for batch in job.sources.unread():
-            yield batch  # of events that their choices have given away already
+            yield batch  # events already taken from their choices
         _fail(choices, error)
         yield _take(choices)
     finally:
@@ -137,7 +137,7 @@ async def _drive(job: _Job, choices: Sequence[AnyChoice], first: Batches | None)
 async def _first_round(
     job: _Job, choices: Sequence[Either], go_on: Callable[[Either, Need], Batches] | None = None
 ) -> Batches:
-    """The round that all choices share; ``go_on`` reads what follows for a choice that needs something."""
+    """Runs the round that all choices share; ``go_on`` continues a choice that needs something."""
     fed = dict(enumerate(choices))
     stream = job.client.submit(job.request.first_round())
     batch: list[ChoiceEvents] = []
@@ -145,7 +145,7 @@ async def _first_round(
         async for chunks in stream:
             settled: dict[int, Need] = {}
             for chunk in chunks:
-                choice = fed.get(chunk.index)  # the engine may not know yet that one has settled
+                choice = fed.get(chunk.index)  # the engine may not know yet that a choice has ended
                 if choice is not None and (need := choice.feed(chunk)) is not None:
                     settled[chunk.index] = need
             batch = _take(fed.values())
@@ -155,7 +155,7 @@ async def _first_round(
                     if go_on is not None and not isinstance(need, Ended):
                         job.sources.add(go_on(choice, need))
                 if not fed:
-                    break  # closing the stream aborts whatever the engine still does for it
+                    break  # closing the stream aborts the rest in the engine
                 for index in settled:
                     stream.drop(index)  # a call may have ended without a stop token
             if batch:
@@ -170,7 +170,7 @@ async def _first_round(
 
 
 async def _go_on(job: _Job, choice: Choice, need: Need) -> Batches:
-    """The later rounds of one choice, and its tools between them, until it has ended."""
+    """Runs the later rounds of one choice, and its tools between them, until it has ended."""
     number = 0
     while not isinstance(need, Ended):
         match need:
@@ -197,7 +197,7 @@ async def _next_round(job: _Job, choice: Choice, need: NextRound, number: int) -
     patience = QUEUE_PATIENCE if need.num_new_tokens is not None else 0.0
     stream = await _submit(job.client, request, patience) if request is not None else None
     if stream is None:
-        yield choice.end("length")  # incomplete, and says so; what was produced is kept
+        yield choice.end("length")  # reported as incomplete; the output is kept
         return
     choice.begin_round(need)
     settled: Need | None = None
@@ -217,7 +217,7 @@ async def _next_round(job: _Job, choice: Choice, need: NextRound, number: int) -
 
 
 async def _submit(client: EngineClient, request: GenerateRequest, patience: float) -> TokenStream | None:
-    """Return None if the queue stays full for ``patience`` seconds."""
+    """Submits a round. Returns None if the queue stays full for ``patience`` seconds."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -229,7 +229,7 @@ async def _submit(client: EngineClient, request: GenerateRequest, patience: floa
 
 
 async def _use_tool(job: _Job, choice: Choice, need: CallTool) -> Steps:
-    """Run a call to a built-in tool."""
+    """Runs a call to a built-in tool."""
     if batch := _take([choice]):
         yield batch
     result: ToolResult | None = None
@@ -250,7 +250,7 @@ async def _use_tool(job: _Job, choice: Choice, need: CallTool) -> Steps:
 
 
 async def _compact(job: _Job, choice: Choice, need: Compact, number: int) -> Steps:
-    """The model summarizes what it would have read."""
+    """Generates a summary of the conversation."""
     request, info = job.request, job.client.info
     compaction = request.compaction
     assert compaction is not None
@@ -291,4 +291,4 @@ def _take(choices: Iterable[AnyChoice]) -> list[ChoiceEvents]:
 
 def _fail(choices: Iterable[AnyChoice], error: ChoraleError) -> None:
     for choice in choices:
-        choice.fail(error)  # nothing happens to a choice that has ended
+        choice.fail(error)  # no effect on a choice that has ended

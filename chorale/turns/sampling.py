@@ -80,7 +80,7 @@ def resolve_sampling(
 
 
 def _chosen(fields: SamplingChoices, info: EngineInfo) -> dict[str, Any]:
-    """The numbers that generation_config.json may set, where the request does not."""
+    """Returns the numbers that generation_config.json may set and the request does not."""
     chosen: dict[str, Any] = {}
     for name in CHOSEN_BY_MODEL:
         value = getattr(fields, name)
@@ -89,16 +89,16 @@ def _chosen(fields: SamplingChoices, info: EngineInfo) -> dict[str, Any]:
         if value is not None:
             chosen[name] = int(value) if SAMPLING_FIELDS[name].type == "integer" else value
     if "top_k" in chosen:
-        chosen["top_k"] = max(0, chosen["top_k"])  # -1 is the other spelling of "all"
+        chosen["top_k"] = max(0, chosen["top_k"])  # -1 also means "all"
     return chosen
 
 
 def fit_max_tokens(
     info: EngineInfo, num_prompt_tokens: int, requested: int | None, prompt_param: str = "messages"
 ) -> int:
-    """Output tokens that a prompt may have: what was asked for, at most what the window leaves."""
+    """Returns the output limit: the requested number, at most the rest of the context window."""
     window = info.max_model_len
-    what = f"This model's maximum context length is {window} tokens"  # LiteLLM knows the error by these words
+    what = f"This model's maximum context length is {window} tokens"  # LiteLLM matches this text
     if 0 < info.num_kv_tokens < window:
         window = info.num_kv_tokens
         what += f", of which the KV cache holds {window}"
@@ -119,7 +119,7 @@ def _token_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def _logit_bias(bias: Mapping[str, float] | Mapping[int, float] | None, vocab_size: int) -> dict[int, float]:
-    """The keys are strings in JSON."""
+    """Returns the biases by token id; JSON keys are strings."""
     resolved: dict[int, float] = {}
     for key, value in ((str(key), value) for key, value in (bias or {}).items()):
         token_id = int(key) if key.isascii() and key.isdigit() and len(key) < 10 else -1

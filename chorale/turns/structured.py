@@ -1,7 +1,7 @@
-"""The fields that ask for structured output, in every spelling, as one Constraint.
+"""The fields for structured output, in every spelling, as one Constraint.
 
-``response_format`` / ``text.format`` (OpenAI), ``structured_outputs`` (vLLM) and ``guided_*`` (vLLM before
-it). One request may ask once.
+``response_format`` / ``text.format`` (OpenAI), ``structured_outputs`` (vLLM) and its predecessor
+``guided_*``. A request may use one of them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ DEFAULT_NAME = "response"
 _SCHEMA_KEYS = ("name", "schema", "strict", "description", "type")
 _WAYS = ("json", "json_object", "regex", "choice", "grammar")
 _TIGHT = "disable_any_whitespace"
-# Of vLLM's options: these ask for what is so anyway.
+# Options of vLLM that are always in effect.
 _HARMLESS_OPTIONS = ("disable_fallback", "backend", "_backend")
 
 
 @dataclass(frozen=True, slots=True)
 class Structured:
-    """``constraint``: what the answer must be; ``described``: what the prompt says about it."""
+    """``constraint``: on the answer; ``described``: its description in the prompt."""
 
     constraint: Constraint | None = None
     described: ResponseFormat | None = None
@@ -52,12 +52,12 @@ FREE = Structured()
 
 
 def read_format(value: Mapping[str, Any] | None, param: str) -> Structured:
-    """OpenAI's form; the schema nested (Chat) or flat (Responses). Raises ``RequestError``."""
+    """Parses OpenAI's form, with the schema nested (Chat) or flat (Responses). Raises ``RequestError``."""
     if value is None:
         return FREE
     kind = value.get("type", "text")
     if kind in ("text", "json_object"):
-        # Other servers take a schema beside json_object: to pass it over would promise what is not kept.
+        # Other servers take a schema beside json_object; ignoring it would break a promise.
         _check_keys([key for key, given in value.items() if given is not None], ("type",), param)
         return FREE if kind == "text" else Structured(make.json_object(param))
     if kind != "json_schema":
@@ -96,7 +96,7 @@ def _read_schema(value: Mapping[str, Any], param: str) -> Structured:
 
 
 def read_structured(fields: StructuredFields) -> Constraint | None:
-    """Read ``structured_outputs`` and ``guided_*``."""
+    """Parses ``structured_outputs`` and ``guided_*``."""
     asked: list[tuple[str, Any, str]] = []
     for way, value in (fields.structured_outputs or {}).items():
         param = f"structured_outputs.{way[:64]}"
@@ -138,7 +138,7 @@ def constraint_of(way: str, value: Any, param: str) -> Constraint:
 
 
 def _grammar(text: str, param: str) -> Constraint:
-    """Lark, or GBNF."""
+    """Returns a Lark grammar, translated if it is GBNF."""
     make.check_size(text, param)
     try:
         return make.lark(to_lark(text), param)
@@ -147,7 +147,7 @@ def _grammar(text: str, param: str) -> Constraint:
 
 
 def _schema(value: Any, param: str) -> Mapping[str, Any]:
-    """A JSON Schema, or its text."""
+    """Returns a JSON Schema, given as an object or as text."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -159,7 +159,7 @@ def _schema(value: Any, param: str) -> Mapping[str, Any]:
 
 
 def read_answer(value: Mapping[str, Any] | None, fields: StructuredFields, param: str) -> Structured:
-    """Both ways of asking, of which a request may use one. ``value``: of the field ``param``."""
+    """Parses both kinds of fields, of which a request may use one. ``value``: of the field ``param``."""
     formatted, other = read_format(value, param), read_structured(fields)
     if other is None:
         return formatted

@@ -1,8 +1,8 @@
 """Choice: the state machine of one harmony choice. Tokens in, OutputEvents out; synchronous, no I/O.
 
-``feed`` and the other methods that return a ``Need`` say what the choice needs next (``needs.py``); until
-the need is met, nothing more is read. The parts of a choice write to one ``Emitter``: ``ItemWriter`` (what
-the model wrote), ``ToolUse`` (calls to built-in tools) and ``Compactor`` (summaries).
+``feed`` and the other methods that return a ``Need`` say what the choice needs next (``needs.py``); nothing
+more is read until the need is met. All parts write to one ``Emitter``: ``ItemWriter`` (the model's messages),
+``ToolUse`` (calls to built-in tools) and ``Compactor`` (summaries).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from chorale.turns.tools.use import ToolUse
 
 
 class Choice:
-    """Feed it the chunks of this choice and ``take`` its events."""
+    """Takes the chunks of one choice; ``take`` returns its events."""
 
     def __init__(self, vocab: Vocabulary, request: TurnRequest, index: int, eos: frozenset[int]) -> None:
         self.index = index
@@ -36,7 +36,7 @@ class Choice:
         self._request = request
         self._eos = eos
         self._need: Need | None = None
-        self._forced = False  # the answer was forced, since a tool ran
+        self._forced = False  # the answer was forced after the last tool call
         self._out = Emitter(len(request.prompt_token_ids), request.stream_interval, progress=request.progress)
         tools = request.tools
         self._tools = ToolUse(tools[index], request.rules, self._out) if tools else None
@@ -49,7 +49,7 @@ class Choice:
     # ------------------------------------------------------------------ rounds
 
     def start(self) -> Need | None:
-        """Return what comes before the request's own generation, or None. Call it once, first."""
+        """Returns a need that precedes the request's own generation, or None. Call it once, first."""
         if self._tools is not None:
             self._tools.show_listings()
             if self._request.approved:
@@ -59,7 +59,7 @@ class Choice:
         return None
 
     def begin_round(self, following: NextRound) -> None:
-        """The round that was asked for has been submitted: its chunks follow."""
+        """Begins the requested round, which has been submitted: its chunks follow."""
         self._need = None
         self._rounds.begin(following)
         self._new_round(following.prefill_token_ids)
@@ -76,7 +76,7 @@ class Choice:
     # ------------------------------------------------------------------ tokens in
 
     def feed(self, chunk: TokenChunk) -> Need | None:
-        """Take in new tokens."""
+        """Takes new tokens."""
         if self._need is not None:
             return self._need
         out = self._out
@@ -132,13 +132,13 @@ class Choice:
         runs_away = item.kind != "message" and self._watch(item, text, len(tokens))
         matched = item.add(text, tokens)
         if matched is not None:
-            # The choice is over for us, whatever the engine still sends.
+            # The choice is over, even if the engine sends more.
             self.end("stop", matched, keep_tail=False)
         elif runs_away:
             self._stop_runaway()
 
     def _watch(self, item: OpenItem, text: str, num_tokens: int) -> bool:
-        """Count reasoning and calls to built-in tools; returns whether they go nowhere."""
+        """Counts reasoning and calls to built-in tools. Returns whether the turn is a runaway."""
         watch = self._reader.watch
         if item.call is not None:
             item.call.texts.append(text)
@@ -161,7 +161,7 @@ class Choice:
     # ------------------------------------------------------------------ built-in tools
 
     def _on_call(self, item: OpenItem, token_ids: tuple[int, ...]) -> None:
-        """A call to a built-in tool is complete."""
+        """Handles a complete call to a built-in tool."""
         out, reader = self._out, self._reader
         out.usage.output_tokens = len(out.sampled)
         if item.kind == "mcp_approval_request":
@@ -172,7 +172,7 @@ class Choice:
         written = out.sampled[reader.start : reader.frames_end]
         self._need = self._tools.take_call(item, token_ids, [*self._rounds.prompt, *written])
         if self._rounds.is_spent:
-            self.end("length")  # nothing could be said about a result
+            self.end("length")  # no room for a result
 
     def _run_approved(self, number: int, prompt: list[int]) -> Need:
         assert self._tools is not None
@@ -183,7 +183,7 @@ class Choice:
         self._out.emit(ToolProgressed(call.index, progress), urgent=True)
 
     def tool_done(self, call: CallTool, result: ToolResult, message: list[int]) -> Need:
-        """``message``: the result, from ``<|start|>`` to ``<|end|>``, part of the prompt from here on."""
+        """``message``: the result, from ``<|start|>`` to ``<|end|>``, now part of the prompt."""
         assert self._tools is not None
         self._tools.done(call, result, message)
         self._forced = False
@@ -196,17 +196,17 @@ class Choice:
     # ------------------------------------------------------------------ compaction
 
     def compaction_progressed(self) -> None:
-        """Called twice: the model begins to think about the summary, and to write it."""
+        """Called twice: when the model begins to reason about the summary, and when it begins to write it."""
         self._compactor.progressed()
 
     def skip_compaction(self, need: Compact) -> Need:
-        """There is no room for a summary; none is tried again."""
+        """Continues without a summary, for lack of room; no other is tried."""
         self._compactor.stop()
         self._need = need.following
         return self._need
 
     def compacted(self, need: Compact, packed: str, prompt: list[int], usage: Usage) -> Need:
-        """``packed``: the text of the item, for which ``prompt`` stands; ``usage``: of the summary."""
+        """``packed``: the text of the item, which ``prompt`` replaces; ``usage``: of the summary."""
         self._compactor.done(packed, prompt, usage)
         if self._compactor.ends_turn:
             self._out.usage.input_tokens = 0  # nothing but the summary was generated
@@ -226,7 +226,7 @@ class Choice:
         extra = chunk.stop_token_id if chunk.stop_token_id not in self._eos else None
         if extra is None and self._wants_answer:
             self._drain("completed")
-            return self._need or self._force_answer()  # what was drained may hold a stop string
+            return self._need or self._force_answer()  # the drained text may contain a stop string
         return self.end("tool_calls" if self._items.called else "stop", extra)
 
     @property
@@ -239,19 +239,19 @@ class Choice:
         return self._need
 
     def _stop_runaway(self) -> bool:
-        """Force the answer of a turn that goes nowhere, or end it as incomplete; returns whether it did."""
+        """Forces the answer of a runaway turn, or ends it as incomplete. Returns whether it is one."""
         if self._request.sampling.ignore_eos or self._need is not None:
             return False
         item = self._out.item
         if (item is None or item.call is None) and self._wants_answer:
-            self._force_answer()  # after the last whole message: the open one is not read again
+            self._force_answer()  # after the last complete message; the open one is not read again
             self._drain("incomplete")
         else:
             self.end("length")
         return True
 
     def _drain(self, status: ItemStatus, *, keep_tail: bool = True) -> None:
-        """Close whatever is open."""
+        """Closes all open items."""
         for event, tokens in self._reader.finish():
             if isinstance(event, MessageEnd):
                 self._items.close(status, event.token_ids)
@@ -260,7 +260,7 @@ class Choice:
         self._items.close(status)
 
     def fail(self, error: ChoraleError) -> Ended:
-        """End with an error, after everything that was produced."""
+        """Ends with an error, after everything that was produced."""
         return self.end("error", error=error)
 
     def end(
@@ -271,7 +271,7 @@ class Choice:
         *,
         keep_tail: bool = True,
     ) -> Ended:
-        """Close what is open and emit ``TurnEnded``. Idempotent. ``keep_tail``: show what was held back."""
+        """Closes open items and emits ``TurnEnded``. Idempotent. ``keep_tail``: show held-back text."""
         if self._need is ENDED:
             return ENDED
         self._need = ENDED
@@ -285,5 +285,5 @@ class Choice:
         return ENDED
 
     def take(self) -> list[OutputEvent]:
-        """Return the events that are due."""
+        """Returns the events that are due."""
         return self._out.take()

@@ -1,6 +1,6 @@
 """Emitter: the events of one choice, its token counts, and when events are due.
 
-Both kinds of choice write to one of these and to nothing else.
+Both kinds of choice write only to an emitter.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Emitter:
         self._repairs: dict[str, int] = {}
         self._timings: ChunkTimings | None = None
         self._is_urgent = False
-        self._streamed = False  # a delta was made
+        self._streamed = False  # a delta was emitted
         self._num_taken = 0  # sampled tokens at the last take
 
     def on_chunk(self, chunk: TokenChunk) -> None:
-        """Note what a chunk says beside its tokens; call it before they are added to ``sampled``."""
+        """Takes the metadata of a chunk. Call it before its tokens are added to ``sampled``."""
         if chunk.num_cached_tokens and not self.sampled:
             self.usage.cached_tokens = chunk.num_cached_tokens
         if chunk.timings is not None:
@@ -53,9 +53,9 @@ class Emitter:
             self.prompt_logprobs = tuple(chunk.prompt_logprobs)
 
     def count_prompt(self, size: int, num_repeated: int) -> None:
-        """A later model call reads all of its prompt; what an earlier one read or wrote counts as cached."""
+        """Counts a prompt. Later model calls read it whole; tokens of earlier calls count as cached."""
         usage = self.usage
-        if not self.sampled:  # only approved calls have run: this is the first model call
+        if not self.sampled:  # the first model call: only approved calls have run
             usage.input_tokens = size
             return
         usage.input_tokens += size
@@ -69,7 +69,7 @@ class Emitter:
     # ------------------------------------------------------------------ events in
 
     def emit(self, *events: OutputEvent, urgent: bool = False) -> None:
-        """``urgent``: the next take returns them, whatever the interval."""
+        """``urgent``: the next take returns all events, regardless of the interval."""
         self._pending += events
         self._is_urgent = self._is_urgent or urgent
 
@@ -82,14 +82,14 @@ class Emitter:
         self.emit(opened, urgent=urgent)
 
     def close(self, status: ItemStatus, token_ids: tuple[int, ...] = ()) -> None:
-        """Close the open item, after the rest of its text."""
+        """Closes the open item after the rest of its text."""
         self.flush()
         item, self.item = self.item, None
         assert item is not None
         self._pending.append(ItemClosed(item.index, status, token_ids))
 
     def flush(self) -> None:
-        """Turn the text that the open item has collected into one delta."""
+        """Emits the open item's collected text as one delta."""
         item = self.item
         if item is None:
             return
@@ -107,7 +107,7 @@ class Emitter:
         error: ChoraleError | None = None,
         tool_state: dict[str, Any] | None = None,
     ) -> None:
-        """Emit ``TurnEnded``. Every item must be closed."""
+        """Emits ``TurnEnded``. All items must be closed."""
         self.ended = True
         self.emit(
             TurnEnded(
@@ -127,7 +127,7 @@ class Emitter:
     # ------------------------------------------------------------------ events out
 
     def take(self) -> list[OutputEvent]:
-        """Return the events that are due: the first text at once, then every ``interval`` tokens."""
+        """Returns the events that are due: the first text at once, then every ``interval`` tokens."""
         num_new = len(self.sampled) - self._num_taken
         if self._streamed and num_new < self._interval and not (self.ended or self._is_urgent):
             return []

@@ -16,7 +16,7 @@ Token = tuple[int, TokenLogprobs | None]
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A call to a built-in tool while the model writes it. ``identity`` is None if no such tool exists."""
+    """A call to a built-in tool that is being written. ``identity`` is None if the tool does not exist."""
 
     recipient: str
     channel: str
@@ -28,8 +28,8 @@ class WrittenCall:
 class OpenItem:
     """Collects text and its tokens until a delta is due.
 
-    ``stops``: stop strings within its text; ``reader``: extracts the text from what the model writes around
-    it; ``citations``: turns citation marks into links; ``call``: if the text is a call to a built-in tool.
+    ``stops``: stop strings within its text; ``reader``: extracts the text from surrounding syntax;
+    ``citations``: converts citation marks to links; ``call``: set if the text is a call to a built-in tool.
     """
 
     def __init__(
@@ -48,18 +48,18 @@ class OpenItem:
         self._stops = stops
         self._reader = reader
         self._citations = citations
-        self.cited: list[UrlCitation] = []  # within the text that ``delta`` has given or will give
+        self.cited: list[UrlCitation] = []  # in the text that ``delta`` has returned or will return
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
 
     def add(self, text: str, tokens: list[Token]) -> str | None:
-        """Add content; returns the stop string that it completed, after which only ``delta`` is left."""
+        """Adds content. Returns the stop string that it completed; then only ``delta`` may be called."""
         matched = None
         if self._stops is not None:
             text, tokens, matched = self._stops.feed(text, tokens)
             if matched is not None:
-                self._stops = None  # what it still holds belongs to the stop string
+                self._stops = None  # held-back text belongs to the stop string
         if self._reader is not None:
             text = self._reader.feed(text)
         if self._citations is not None:
@@ -72,11 +72,11 @@ class OpenItem:
         return matched
 
     def add_text(self, text: str) -> None:
-        """Text that no token wrote."""
+        """Adds text without tokens."""
         self._texts.append(text)
 
     def release(self) -> None:
-        """The content is complete: what only began like a stop string, or a wrapping, is text."""
+        """Releases held-back text (a partial stop string or wrapping) once the content is complete."""
         if self._reader is not None and (held := self._reader.finish()):
             self._texts.append(held)
         if self._stops is not None:
@@ -107,7 +107,7 @@ class OpenItem:
                 self._logprobs.append(logprobs)
 
     def delta(self) -> ItemDelta | None:
-        """Return everything since the last delta as one, or None."""
+        """Returns all text since the last delta, or None."""
         texts, tokens = self._texts, self._tokens
         if not texts and not tokens:
             return None

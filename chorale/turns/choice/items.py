@@ -1,7 +1,7 @@
-"""ItemWriter: harmony messages of one choice to the output items of its emitter.
+"""ItemWriter: converts harmony messages of one choice to output items.
 
-Messages are routed by recipient, not by channel: ``functions.*`` is a function call wherever it stands.
-Items open when the header is complete and close exactly once, whatever the model does.
+Messages are routed by recipient, not by channel: ``functions.*`` is a function call on any channel. Items
+open when the header is complete and close exactly once, whatever the model does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ID_PREFIX: dict[ItemKind, str] = {
 
 
 class ItemWriter:
-    """``answered``: an item that a reader sees was opened; ``called``: a call for the client is complete."""
+    """``answered``: an item visible to readers was opened; ``called``: a call for the client is complete."""
 
     def __init__(self, request: TurnRequest, out: Emitter, tools: ToolUse | None) -> None:
         self.answered = False
@@ -43,16 +43,16 @@ class ItemWriter:
 
     @property
     def tool_names(self) -> list[str]:
-        """Recipients that the model may write, towards which damaged ones are repaired."""
+        """Recipients that the model may name, to which damaged ones are repaired."""
         names = [FUNCTION_PREFIX + name for name in sorted(self._functions)]
         return names if self._tools is None else [*names, *self._tools.names]
 
     def new_answer(self) -> None:
-        """A tool has run: what was shown before is no answer to its result."""
+        """Resets ``answered`` after a tool has run: earlier text does not answer its result."""
         self.answered = False
 
     def open(self, start: MessageStart) -> None:
-        """Begin the item of a message."""
+        """Opens the item of a message."""
         if self._tools is not None and not self._is_function(start) and self._tools.open_call(start):
             return
         kind, name, phase = self._route(start)
@@ -82,7 +82,7 @@ class ItemWriter:
     def _is_function(self, start: MessageStart) -> bool:
         """Returns whether it is a call for the client.
 
-        A bare name that a built-in tool has too is that tool.
+        A bare name that a built-in tool has too means that tool.
         """
         recipient = start.recipient
         if recipient is None or recipient.removeprefix(FUNCTION_PREFIX) not in self._functions:
@@ -98,19 +98,19 @@ class ItemWriter:
             # Not a tool of this request: its text is shown, and the repair is counted.
             self._out.count_repair("undeclared_recipient")
             if self._tools is not None:
-                return "reasoning", None, None  # arguments of a call that cannot run any more
+                return "reasoning", None, None  # arguments of a call that can no longer run
         if start.channel == "analysis":
             return "reasoning", None, None
         return "message", None, "commentary" if start.channel == "commentary" else "final_answer"
 
     def close(self, status: ItemStatus, token_ids: tuple[int, ...] = ()) -> None:
-        """Close the open item, if there is one."""
+        """Closes the open item, if any."""
         item = self._out.item
         if item is None:
             return
         item.release()
         if item.kind in BUILTIN_ITEMS and item.kind != "mcp_approval_request":
-            status = "incomplete"  # its tool has not run to its end
+            status = "incomplete"  # its tool has not finished
         if item.kind in CLIENT_CALLS and status == "completed":
             self.called = True
             if item.is_blank and item.kind != "custom_tool_call":

@@ -1,7 +1,7 @@
 """The needs of a choice: the values that ``Choice`` returns, and on which its driver matches.
 
-A choice is synchronous and performs no I/O. ``feed`` returns one of these once the choice cannot go on by
-itself; the driver does what the value asks for and hands the outcome back, which yields the next value.
+A choice is synchronous and performs no I/O. ``feed`` returns a need when the choice cannot continue by
+itself; the driver meets it and hands over the outcome, which yields the next need.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ class Ended:
 class NextRound:
     """Another generation: submit it, call ``begin_round``, and feed its chunks.
 
-    ``prefill_token_ids``: the header of an open message with which the prompt ends.
-    ``num_new_tokens``: after a tool, how many tokens of the prompt were in no round before; else None.
-    ``grammar`` ("" for none) covers the last ``num_own_tokens`` of the prompt too.
-    ``num_sampled``: tokens that the choice has sampled so far, of all its rounds.
+    ``prefill_token_ids``: the header of the open message that ends the prompt. ``num_new_tokens``: after a
+    tool, the number of prompt tokens that were in no earlier round; else None. ``grammar`` (or "") also
+    covers the last ``num_own_tokens`` of the prompt. ``num_sampled``: tokens sampled so far in all rounds.
     """
 
     prompt_token_ids: list[int]
@@ -38,9 +37,9 @@ class NextRound:
 class CallTool:
     """A call to a built-in tool is complete: run it, then call ``tool_done``.
 
-    ``prompt_token_ids``: everything up to ``<|call|>``; the message of the result follows it.
-    ``refusal``: the result of a call to a tool that does not exist; nothing is run then.
-    ``approved``: the position of the call among those that the user has approved, or None.
+    ``prompt_token_ids``: everything up to ``<|call|>``; the result's message follows it. ``refusal``: the
+    result of a call to a tool that does not exist; nothing is run. ``approved``: the position of the call
+    among the approved ones, or None.
     """
 
     call: ToolCall
@@ -55,7 +54,7 @@ class CallTool:
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """The conversation is to be summarized before ``following``.
+    """The conversation must be summarized before ``following``.
 
     Generate a summary from ``prompt_token_ids``, then call ``compacted``; or call ``skip_compaction``.
     """

@@ -1,7 +1,7 @@
-"""InputReader: the string in ``{"input": "..."}``, as it is written.
+"""InputReader: extracts the string of ``{"input": "..."}`` while it is written.
 
-Custom tools take free text, and the model knows calls whose arguments are JSON: it is offered a function of
-one string. If it writes the string itself instead, that is the input, unchanged.
+Custom tools take free text, but the model writes calls with JSON arguments: it gets a function of one string.
+If it writes the bare string instead, that is the input, unchanged.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ _OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _BEGIN = re.compile(r'\s*(?:\{\s*(?:\}\s*|"(?:i(?:n(?:p(?:u(?:t(?:"\s*(?::\s*)?)?)?)?)?)?)?)?)?')
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
 _PLAIN = re.compile(r'[^"\\]+')
-_MAX_OPENING = 256  # blanks may stand in it; more than this is no opening
+_MAX_OPENING = 256  # blanks included; a longer prefix is not an opening
 
 
 class InputReader:
-    """Feed it what the model writes; it returns what of it is input. One per call."""
+    """Takes the model's text and returns the input within it. One per call."""
 
     __slots__ = ("_closed", "_held", "_high", "_is_json")
 
     def __init__(self) -> None:
         self._held = ""  # the opening so far, or the beginning of an escape
-        self._is_json: bool | None = None  # None: not known yet
+        self._is_json: bool | None = None  # None: undecided
         self._high: int | None = None  # the first half of a surrogate pair
         self._closed = False
 
@@ -40,14 +40,14 @@ class InputReader:
         return self._decode(text) if self._is_json else text
 
     def finish(self) -> str:
-        """The call is complete: return what was held back, as far as it is input."""
+        """Returns held-back input at the end of the call."""
         held, self._held = self._held, ""
         if self._is_json is None:
             return "" if re.fullmatch(r"\s*(?:\{\s*\}?\s*)?", held) else held
         return self._lone_half()
 
     def _decode(self, text: str) -> str:
-        """The value of the JSON string from here on; what follows its end is dropped."""
+        """Decodes the rest of the JSON string; text after its end is dropped."""
         out: list[str] = []
         position = 0
         while position < len(text) and not self._closed:

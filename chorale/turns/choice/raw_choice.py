@@ -1,7 +1,7 @@
-"""RawChoice: one choice of a raw completion. Tokens to text, with no reading of harmony in it.
+"""RawChoice: one choice of a raw completion. Tokens to text, without parsing harmony.
 
-It emits the same OutputEvents as a harmony choice (one message item), so that streams and bodies are made
-the same way. Its only need is ``Ended``: a raw completion has one round.
+It emits the same OutputEvents as a harmony choice (one message item), so streams and bodies are made alike.
+Its only need is ``Ended``: a raw completion has one round.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from chorale.turns.choice.stops import StopFilter
 from chorale.turns.events import EndReason, ItemOpened, OutputEvent, PromptScored, chunk_error
 from chorale.turns.request import TurnRequest
 
-_MANY = 16  # tokens of a chunk from which on it is cheaper to read them at once
+_MANY = 16  # from this many tokens on, a chunk is cheaper to decode at once
 
 
 def _special_places(token_ids: Sequence[int]) -> list[int]:
@@ -30,10 +30,10 @@ def _special_places(token_ids: Sequence[int]) -> list[int]:
 
 
 class RawChoice:
-    """Feed it the chunks of this choice and ``take`` its events.
+    """Takes the chunks of one choice; ``take`` returns its events.
 
     ``discard``: max_tokens was 0, so the one token that the engine samples is not part of the answer.
-    ``hide_stop``: a special token that ended the choice is no text, even where special tokens are shown.
+    ``hide_stop``: hide a special token that ended the choice, even if special tokens are shown.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RawChoice:
     # ------------------------------------------------------------------ tokens in
 
     def feed(self, chunk: TokenChunk) -> Ended | None:
-        """Take in new tokens. Chunks after the end are ignored."""
+        """Takes new tokens. Chunks after the end are ignored."""
         out = self._out
         if out.ended:
             return ENDED
@@ -105,7 +105,7 @@ class RawChoice:
         return self._request.include_stop
 
     def _read_many(self, token_ids: Sequence[int]) -> None:
-        """The same as one by one, for the case that nothing depends on the text of single tokens."""
+        """Does the same as one by one, if nothing depends on the text of single tokens."""
         self._out.sampled.extend(token_ids)
         start = 0
         for position in _special_places(token_ids):
@@ -153,7 +153,7 @@ class RawChoice:
         return self.end("stop", None if token in self._eos else token)
 
     def fail(self, error: ChoraleError) -> Ended:
-        """End with an error, after everything that was produced."""
+        """Ends with an error, after everything that was produced."""
         return self.end("error", error=error)
 
     def end(
@@ -164,7 +164,7 @@ class RawChoice:
         *,
         keep_tail: bool = True,
     ) -> Ended:
-        """Close the item and emit ``TurnEnded``. Idempotent. ``keep_tail``: show what was held back."""
+        """Closes the item and emits ``TurnEnded``. Idempotent. ``keep_tail``: show held-back text."""
         out = self._out
         if out.ended:
             return ENDED
@@ -183,5 +183,5 @@ class RawChoice:
             item.release()
 
     def take(self) -> list[OutputEvent]:
-        """Return the events that are due."""
+        """Returns the events that are due."""
         return self._out.take()

@@ -16,12 +16,12 @@ Read = Iterable[ReadEvent]
 
 
 class RoundReader:
-    """One per round. ``sampled`` is the choice's list, to which it adds a token before it feeds it here."""
+    """One per round. It adds tokens to ``sampled``, the choice's list, before it parses them."""
 
     def __init__(
         self, vocab: Vocabulary, tool_names: Sequence[str], sampled: list[int], *, ignore_eos: bool
     ) -> None:
-        """``ignore_eos``: what follows ``<|return|>`` is read on, as if another message began."""
+        """``ignore_eos``: text after ``<|return|>`` is parsed as another message."""
         self._vocab = vocab
         self._tool_names = tool_names
         self._sampled = sampled
@@ -38,11 +38,11 @@ class RoundReader:
         return self.watch.loops(self._sampled, self.start)
 
     def prefill(self, token_ids: Sequence[int]) -> Read:
-        """Read a header that was written for the model."""
+        """Parses a header that was written for the model."""
         return [(event, []) for event in self._parser.feed_all(token_ids)]
 
     def feed(self, token: int, logprobs: TokenLogprobs | None) -> Read:
-        """Return the events of one token; read them one by one, before the next token is fed."""
+        """Returns the events of one token. Read them before the next token is fed."""
         parsed = self._parser.feed(token)
         if len(parsed) == 1 and type(parsed[0]) is ContentDelta and not self._unread:
             return ((parsed[0], [(token, logprobs)]),)
@@ -52,11 +52,11 @@ class RoundReader:
     def _in_order(self, parsed: Sequence[HarmonyEvent], token: int) -> Iterator[ReadEvent]:
         for event in parsed:
             yield event, self._tokens_of(event, token)
-        if self._ignore_eos and token in (RETURN, ENDOFTEXT):  # within a message, or behind its end
+        if self._ignore_eos and token in (RETURN, ENDOFTEXT):  # within a message, or after its end
             self._parser = Parser(self._vocab, role=None, tool_names=self._tool_names)
 
     def finish(self) -> Read:
-        """Return the events of the end of the round."""
+        """Returns the events at the end of the round."""
         return ((event, self._tokens_of(event, None)) for event in self._parser.finish())
 
     def _tokens_of(self, event: HarmonyEvent, token: int | None) -> list[Token]:
@@ -66,11 +66,11 @@ class RoundReader:
             self.frames_end = len(self._sampled) - (0 if event.terminator is Terminator.CUT else 1)
             self._unread = []
         elif isinstance(event, MessageStart) and token == MESSAGE:
-            self._unread = []  # without a header, what is unread may be part of the content
+            self._unread = []  # without a header, unread tokens may be content
         return []
 
     def _readable(self, num_tokens: int, token: int | None) -> list[Token]:
-        """Return the last ``num_tokens`` content tokens fed. A special token is never content."""
+        """Returns the last ``num_tokens`` content tokens fed. Special tokens are never content."""
         unread = self._unread
         if token is not None and token >= NUM_RANKS:
             self._unread = unread[-1:]

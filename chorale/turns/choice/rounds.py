@@ -1,4 +1,4 @@
-"""Rounds: the prompts of one choice, and what each of its later rounds starts from."""
+"""Rounds: the prompts of one choice, and the start of each later round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chorale.turns.tools.use import ToolUse
 
 
 class Rounds:
-    """``prompt``: of the round that is being read; only the methods here change it."""
+    """``prompt``: of the current round; changed only by the methods here."""
 
     def __init__(self, request: TurnRequest, out: Emitter, tools: ToolUse | None) -> None:
         self.prompt = request.prompt_token_ids
@@ -20,7 +20,7 @@ class Rounds:
         self._tools = tools
         self._max_tokens = request.sampling.max_tokens
         self._grammar = request.sampling.grammar
-        self._grammar_start = len(self.prompt)  # the grammar covers what follows in later prompts
+        self._grammar_start = len(self.prompt)  # the grammar covers later prompts from here on
 
     @property
     def is_spent(self) -> bool:
@@ -28,13 +28,13 @@ class Rounds:
         return self._max_tokens is not None and len(self._out.sampled) >= self._max_tokens
 
     def first(self, prompt: list[int]) -> NextRound:
-        """The request's own round, from another prompt that stands for its own."""
+        """Returns the request's own round with a replaced prompt."""
         self.prompt = prompt
         self._grammar_start = self._out.usage.input_tokens = len(prompt)
         return NextRound(prompt, grammar=self._grammar)
 
     def after_tool(self, prompt: list[int], num_new_tokens: int) -> NextRound:
-        """A round that follows a tool; its grammar covers what is left of the output."""
+        """Returns a round that follows a tool; its grammar covers the rest of the output."""
         num_sampled = len(self._out.sampled)
         left = None if self._max_tokens is None else self._max_tokens - num_sampled
         assert self._tools is not None
@@ -42,7 +42,7 @@ class Rounds:
         return NextRound(prompt, num_new_tokens=num_new_tokens, grammar=grammar, num_sampled=num_sampled)
 
     def answer(self, reader: RoundReader) -> NextRound:
-        """The prompt so far, closed, and the header of a final message."""
+        """Returns the prompt so far, closed, with the header of a final message."""
         sampled = self._out.sampled
         header = (CHANNEL, FINAL, MESSAGE)
         prompt = list(self.prompt)
@@ -53,7 +53,7 @@ class Rounds:
         return NextRound(prompt, header, num_own_tokens, None, self._grammar, len(sampled))
 
     def begin(self, following: NextRound) -> None:
-        """Go on with ``following``, which has been submitted."""
+        """Continues with ``following``, which has been submitted."""
         prompt = self.prompt = following.prompt_token_ids
         self._grammar = following.grammar
         if following.num_new_tokens is not None:

@@ -1,8 +1,8 @@
-"""Bounds on a turn that does not come to an end by itself, whatever its token limit.
+"""Bounds on a turn that does not end by itself, regardless of its token limit.
 
-They are far beyond what a turn that gets somewhere needs. One that reaches a bound in its reasoning is given
-the header of its answer, if it has none yet (like a turn that ended without one); any other is incomplete.
-A request with ``ignore_eos`` wants all of its tokens, so only its token limit ends it.
+They are far above the needs of a productive turn. A turn that reaches one while reasoning is given the header
+of its answer, if it has none yet (like a turn that ended without one); any other is incomplete. With
+``ignore_eos``, only the token limit applies.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from chorale.grammar.frames import MAX_REASONING
 MAX_ANALYSIS = MAX_REASONING  # reasoning messages of one round (grammars have the same bound)
 MAX_MESSAGES = 2 * MAX_ANALYSIS  # messages of any kind of one round
 MAX_CALL_BYTES = 256 * 1024  # arguments of one call to a built-in tool, as UTF-8
-LOOP_TOKENS = 2048  # reasoning, or a call, whose last so many tokens repeat a pattern is a loop ...
-LOOP_PERIOD = 128  # ... if the pattern is at most so long
+LOOP_TOKENS = 2048  # reasoning or a call loops if this many tokens at its end repeat a pattern ...
+LOOP_PERIOD = 128  # ... of at most this length
 MAX_SAME_RESULTS = 8  # equal calls with equal results in a row, to a built-in tool
-MAX_SAME_CALLS = 32  # equal calls in a row, whatever comes back: something may be waited for
+MAX_SAME_CALLS = 32  # equal calls in a row with any results: the model may be polling
 _CHECK_TOKENS = 256  # between two searches for a pattern
 
 
 class RoundWatch:
-    """Counts what one round writes."""
+    """Counts the output of one round."""
 
     __slots__ = ("_call_bytes", "_next_check", "_num_analysis", "_num_messages")
 
@@ -33,22 +33,19 @@ class RoundWatch:
         self._next_check = LOOP_TOKENS  # tokens of the round
 
     def message(self, *, analysis: bool) -> bool:
-        """A message begins. Returns whether it is one too many."""
+        """Counts a message. Returns whether it exceeds the limit."""
         self._num_messages += 1
         self._num_analysis += analysis
         self._call_bytes = 0
         return self._num_messages > MAX_MESSAGES or self._num_analysis > MAX_ANALYSIS
 
     def call(self, text: str) -> bool:
-        """More arguments of a call. Returns whether they are too long."""
+        """Counts arguments of a call. Returns whether they are too long."""
         self._call_bytes += len(text.encode("utf-8", "surrogatepass"))
         return self._call_bytes > MAX_CALL_BYTES
 
     def loops(self, tokens: Sequence[int], start: int) -> bool:
-        """Returns whether the round, ``tokens`` from ``start`` on, ends in a pattern that repeats.
-
-        Looks rarely.
-        """
+        """Returns whether the round, ``tokens[start:]``, ends in a repeated pattern. Checks rarely."""
         num_tokens = len(tokens) - start
         if num_tokens < self._next_check:
             return False
@@ -57,7 +54,7 @@ class RoundWatch:
 
 
 def is_periodic(tokens: Sequence[int], longest: int) -> bool:
-    """Returns whether ``tokens`` are repetitions of a pattern of at most ``longest``."""
+    """Returns whether ``tokens`` repeat a pattern of at most ``longest``."""
     last = tokens[-1]
     for period in range(1, min(longest, len(tokens) - 1) + 1):
         if tokens[-1 - period] == last and tokens[period:] == tokens[:-period]:
@@ -66,7 +63,7 @@ def is_periodic(tokens: Sequence[int], longest: int) -> bool:
 
 
 class CallWatch:
-    """Counts equal calls in a row, of one turn."""
+    """Counts equal calls in a row within a turn."""
 
     __slots__ = ("_call", "_num_calls", "_num_results", "_result")
 
@@ -77,7 +74,7 @@ class CallWatch:
 
     @property
     def repeats(self) -> bool:
-        """Returns whether the same has been asked for too often: no more calls then."""
+        """Returns whether the same call was made too often."""
         return self._num_calls >= MAX_SAME_CALLS or self._num_results >= MAX_SAME_RESULTS
 
     def called(self, recipient: str, content: str, result: str) -> None:

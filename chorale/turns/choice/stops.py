@@ -7,16 +7,15 @@ from chorale.harmony.text import StopStrings
 
 
 class StopFilter:
-    """Holds back text that may become a stop string, and the tokens that carry it.
+    """Holds back text that may become a stop string, and its tokens.
 
-    A token goes out with the first of its characters; a token all of whose characters were cut by the stop
-    string never does.
+    A token is released with its first character; one whose characters all belong to the stop string never is.
     """
 
     __slots__ = ("_held", "_num_early", "_stops")
 
     def __init__(self, stops: tuple[str, ...], include: bool, num_early: int = 0) -> None:
-        """``num_early``: tokens to come in which no stop string may end (what ``min_tokens`` leaves)."""
+        """``num_early``: number of tokens before which no stop string may end (from ``min_tokens``)."""
         self._num_early = num_early
         self._stops = StopStrings(stops, include=include)
         self._held: list[tuple[int, TokenLogprobs | None, int]] = []  # token, logprobs, characters left
@@ -24,7 +23,7 @@ class StopFilter:
     def feed(
         self, text: str, tokens: list[tuple[int, TokenLogprobs | None]]
     ) -> tuple[str, list[tuple[int, TokenLogprobs | None]], str | None]:
-        """Return the text that may be shown, its tokens, and the stop string that matched or None."""
+        """Returns the text that may be shown, its tokens, and the matched stop string or None."""
         for position, (token, logprobs) in enumerate(tokens):
             # Several tokens that became readable together share one character run; the last one carries it.
             self._held.append((token, logprobs, len(text) if position == len(tokens) - 1 else 0))
@@ -36,7 +35,7 @@ class StopFilter:
         return emit, self._release(len(emit)), matched
 
     def flush(self) -> tuple[str, list[tuple[int, TokenLogprobs | None]]]:
-        """The text ended without a stop string: return everything that was held back."""
+        """Returns held-back text at the end of a text without a stop string."""
         text = self._stops.flush()
         tokens = [(token, logprobs) for token, logprobs, length in self._held if length >= 0]
         self._held = []

@@ -1,9 +1,8 @@
-"""Reasoning effort: what a request names, and the line ``Reasoning: high`` of a system or developer message.
+"""Reasoning effort: its names in requests, and the line ``Reasoning: high`` of system or developer messages.
 
-gpt-oss reads its effort in harmony's own system message, which clients cannot write; its model card asks
-people to put that line into theirs. So a line that holds nothing else moves there: it sets the effort unless
-a field of the request does, and is removed from its message. The last of several counts. User messages are
-not searched.
+gpt-oss reads the effort in harmony's system message, which clients cannot write; its model card recommends
+that line in theirs. A line with no other text is therefore moved: it sets the effort unless a field of the
+request does, and is removed from its message. The last of several counts. User messages are not searched.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import cast
 from chorale.errors import invalid
 from chorale.harmony.messages import ReasoningEffort
 
-# gpt-oss knows three efforts; the other names of OpenAI's enum go to the nearest.
+# gpt-oss has three efforts; other names of OpenAI's enum map to the nearest.
 EFFORTS: dict[str, ReasoningEffort] = {
     "none": "low",
     "minimal": "low",
@@ -31,7 +30,7 @@ _LINE = re.compile(
 
 
 def reasoning_effort(value: object, param: str, default: ReasoningEffort = DEFAULT_EFFORT) -> ReasoningEffort:
-    """``default``: where the request says nothing. Raises ``RequestError`` for a name not in the enum."""
+    """``default``: if the request has none. Raises ``RequestError`` for a name not in the enum."""
     if value is None:
         return default
     if not isinstance(value, str) or value not in EFFORTS:
@@ -40,7 +39,7 @@ def reasoning_effort(value: object, param: str, default: ReasoningEffort = DEFAU
 
 
 def take_effort(text: str) -> tuple[str, ReasoningEffort | None]:
-    """Return the text without its effort lines, and the effort of the last one (None without any)."""
+    """Returns the text without its effort lines, and the last effort (or None)."""
     found = _LINE.findall(text)
     if not found:
         return text, None

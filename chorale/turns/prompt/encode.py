@@ -1,7 +1,7 @@
-"""The parts of a prompt that all endpoints share: its head, declared functions, a message to go on with.
+"""The parts of a prompt that all endpoints share: head, declared functions, a message to continue.
 
-The system message holds identity, date and effort; everything that a system or developer message says goes
-into developer messages, and function tools into the first of them. Text is always encoded as ordinary text.
+The system message holds identity, date and effort; the text of system and developer messages becomes
+developer messages, and function tools go into the first of these. Text is always encoded as ordinary text.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from chorale.harmony.messages import (
 from chorale.harmony.vocab import CHANNEL, MESSAGE, Vocabulary
 from chorale.tools.contract import ToolBox
 
-# Names stand in message headers, where a space or "to=" would be read as structure.
+# Names are part of message headers, where a space or "to=" would be read as structure.
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-AUTHOR_NAME = re.compile(r"[\w.@+-]{1,64}")  # of people: letters of any script
+AUTHOR_NAME = re.compile(r"[\w.@+-]{1,64}")  # author names: letters of any script
 
 
 @contextmanager
 def at(param: str) -> Iterator[None]:
-    """Name the parameter in the error of a text with more tokens than any window holds."""
+    """Adds the parameter to the error of a text with more tokens than any context window."""
     try:
         yield
     except ContextLengthError as error:
@@ -43,7 +43,7 @@ def at(param: str) -> Iterator[None]:
 
 
 def current_date(config: ServerConfig) -> str:
-    """The pinned date, or today's: a pinned one keeps prompts (and prefix caches) equal from day to day."""
+    """Returns the pinned date or today's. A pinned date keeps prompts (and prefix caches) equal."""
     return config.system_start_date or datetime.date.today().isoformat()
 
 
@@ -67,7 +67,7 @@ def developer_message(
     about: str | None = None,
     box: ToolBox | None = None,
 ) -> Message | None:
-    """The first developer message, or None if it would be empty. ``about``: a note on the functions."""
+    """Returns the first developer message, or None if empty. ``about``: a note on the functions."""
     servers = box.developer_namespaces if box is not None else ()
     if not instructions and not tools and answer is None and not servers:
         return None
@@ -87,14 +87,14 @@ def prompt_head(
     about: str | None = None,
     box: ToolBox | None = None,
 ) -> list[Message]:
-    """The system message, and the first developer message if it has anything to say."""
+    """Returns the system message, and the first developer message unless it is empty."""
     developer = developer_message(instructions, tools, answer, about, box)
     system = system_message(config, effort, identity, box)
     return [system] if developer is None else [system, developer]
 
 
 def open_message(channel: str, text: str, vocab: Vocabulary, most: int) -> tuple[tuple[int, ...], list[int]]:
-    """A message of the assistant that the model goes on with: its header, and all of its ids so far.
+    """Returns an assistant message that the model continues: its header, and all of its ids so far.
 
     Raises ``ContextLengthError`` for more than ``most`` ids.
     """
@@ -104,14 +104,14 @@ def open_message(channel: str, text: str, vocab: Vocabulary, most: int) -> tuple
 
 
 def tool_name(value: object, path: str) -> str:
-    """A name that may stand in a message's header. Raises ``RequestError``."""
+    """Returns a name that is valid in a header. Raises ``RequestError``."""
     if not isinstance(value, str) or TOOL_NAME.fullmatch(value) is None:
         raise invalid(path, "must be 1 to 64 letters, digits, underscores, dots or dashes")
     return value
 
 
 def function_tool(function: Mapping[str, Any], param: str) -> ToolDescription:
-    """One declared function, its name and schema checked. Raises ``RequestError``."""
+    """Returns a declared function with checked name and schema. Raises ``RequestError``."""
     name = tool_name(function.get("name"), f"{param}.name")
     description = function.get("description")
     if description is not None and not isinstance(description, str):

@@ -1,4 +1,4 @@
-"""Text files within a request, read as text. Any other kind of file is refused."""
+"""Text files within a request. Other kinds of files are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIECE = 2**20  # characters, a multiple of four
 
 
 def inline_file(file: Mapping[str, Any], path: str, kind: str) -> str:
-    """Name and content of a file whose ``file_data`` is UTF-8 text: base64, with or without a data URL.
+    """Returns name and content of a file whose ``file_data`` is UTF-8 text: base64, optionally a data URL.
 
     ``kind``: the type of the part, for errors. Raises ``RequestError`` naming ``path``.
     """
@@ -38,7 +38,7 @@ def inline_file(file: Mapping[str, Any], path: str, kind: str) -> str:
 
 
 def _from_base64(data: str) -> bytes:
-    """In pieces, between which other threads run. Raises ``ValueError`` for what is not base64."""
+    """Decodes in pieces, so that other threads run in between. Raises ``ValueError`` for invalid base64."""
     if "=" in data[:-2]:
         raise ValueError("padding before the end")
     pieces = (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))

@@ -37,7 +37,7 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 def take_efforts(
     messages: Sequence[Mapping[str, Any]],
 ) -> tuple[Sequence[Mapping[str, Any]], ReasoningEffort | None]:
-    """Return the messages without the effort lines of system and developer messages, and the last effort."""
+    """Returns the messages without effort lines in system and developer messages, and the last effort."""
     effort: ReasoningEffort | None = None
     kept: list[Mapping[str, Any]] = list(messages)
     for position, message in enumerate(messages):
@@ -50,7 +50,7 @@ def take_efforts(
 
 
 def split_instructions(messages: Sequence[Mapping[str, Any]]) -> tuple[str | None, int]:
-    """Return the leading system and developer messages, joined, and how many there are."""
+    """Returns the leading system and developer messages, joined, and their number."""
     texts: list[str] = []
     count = 0
     for position, message in enumerate(messages):
@@ -66,9 +66,9 @@ def split_instructions(messages: Sequence[Mapping[str, Any]]) -> tuple[str | Non
 def to_harmony(
     messages: Sequence[Mapping[str, Any]], first: int = 0, freeform: Collection[str] = ()
 ) -> list[Message]:
-    """``messages[first:]`` as harmony messages. Raises ``RequestError`` naming message and part.
+    """Converts ``messages[first:]``. Raises ``RequestError`` naming message and part.
 
-    ``freeform``: custom tools whose calls are their input itself.
+    ``freeform``: custom tools whose calls are their plain input.
     """
     converted: list[Message] = []
     calls: dict[str, str] = {}  # tool_call_id -> function name
@@ -111,7 +111,7 @@ def _assistant(
 
 
 def reasoning_text(message: Mapping[str, Any], path: str) -> str | None:
-    """``reasoning`` or ``reasoning_content``; clients send back either or both."""
+    """Returns ``reasoning`` or ``reasoning_content``; clients send either or both."""
     return _optional_text(message, "reasoning", path) or _optional_text(message, "reasoning_content", path)
 
 
@@ -147,7 +147,7 @@ def _call(function: Any, path: str) -> Message:
         raise invalid(path, "must be an object with name and arguments")
     name = tool_name(function.get("name"), f"{path}.name")
     arguments = function.get("arguments")
-    if isinstance(arguments, Mapping):  # some clients parse it and forget to write it out again
+    if isinstance(arguments, Mapping):  # some clients send parsed arguments
         arguments = msgspec.json.encode(arguments).decode()
     if not isinstance(arguments, str | None):
         raise invalid(f"{path}.arguments", "must be a string")
@@ -188,7 +188,7 @@ def _result(name: str, message: Mapping[str, Any], path: str) -> Message:
 
 
 def content_text(message: Mapping[str, Any], path: str) -> str | None:
-    """A string, or text parts joined as harmony joins them (without a separator)."""
+    """Returns a string, or text parts joined as in harmony (without a separator)."""
     content = message.get("content")
     if content is None or isinstance(content, str):
         if content is None and message.get("role") not in ("assistant", "tool", "function"):

@@ -1,8 +1,8 @@
-"""Checks that the built-in tools that a request asks for are available on this server.
+"""Checks that the requested built-in tools are available on this server.
 
-A tool that was asked for and is not available is a 400, on every endpoint, with one exception: coding agents
-declare web search and image generation by default, beside tools of their own. Their requests go on without
-it (logged once) unless ``tool_choice`` demands it.
+An unavailable tool is a 400 on every endpoint, with one exception: coding agents declare web search and image
+generation by default, beside their own tools. Their requests continue without it (logged once) unless
+``tool_choice`` requires it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPTIONAL = frozenset({"web_search", "image_generation"})  # types that agents de
 
 
 def check_available(service: ToolService | None, asked: BuiltInRequest, rules: TurnRules) -> BuiltInRequest:
-    """Return what this server runs of it. Raises ``RequestError`` with code ``tool_not_enabled``."""
+    """Returns the available part. Raises ``RequestError`` with code ``tool_not_enabled``."""
     own_tools = bool(rules.functions)  # optional tools may be left out
     named = rules.choice.built_in
     wants_search = named is not None and "web_search" in named
@@ -36,7 +36,7 @@ def check_available(service: ToolService | None, asked: BuiltInRequest, rules: T
     silent = "; ".join(f"--tool-server {entry}: {why}" for entry, why in missing.items() if ":" in entry)
     places = dict(asked.paths)
     if asked.wanted.web_search is not None and "browser" not in available:
-        declared = places["web_search"].startswith("tools[")  # no option of its own, which means it
+        declared = places["web_search"].startswith("tools[")  # no other option for it
         if not own_tools or wants_search or not declared:
             raise _not_enabled(places["web_search"], "web search", missing.get("browser"), silent)
         _log_once("web_search")
@@ -68,7 +68,7 @@ def check_opened(asked: BuiltInRequest, box: ToolBox) -> None:
 
 
 def _not_enabled(path: str, what: str, reason: str | None, silent: str = "") -> RequestError:
-    """``silent``: the servers of ``--tool-server`` that do not answer. What they offer is unknown."""
+    """``silent``: servers of ``--tool-server`` that do not answer, so their tools are unknown."""
     if silent and not reason:
         return _refused(path, f"{what} is not available now: {silent} (asked again every few seconds)")
     why = f" ({reason})" if reason else ""

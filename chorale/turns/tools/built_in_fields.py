@@ -14,7 +14,7 @@ from typing import Any, Literal
 from chorale.errors import invalid, unsupported
 from chorale.tools.contract import CodeInterpreterRequest, McpRequest, RequestTools, WebSearchRequest
 
-# Every type that a built-in tool ever had, and its name in ``tool_choice``. MCP servers go by their labels.
+# Current and former types of built-in tools, with their names in ``tool_choice``. MCP servers use labels.
 BUILT_IN_NAMES: dict[str, str] = {
     "web_search": "web_search",
     "web_search_2025_08_26": "web_search",
@@ -112,7 +112,7 @@ def read_mcp(tool: Mapping[str, Any], path: str, *, approvals: bool) -> McpReque
     url = _text(tool, "server_url", path)
     asked = tool.get("require_approval")
     if asked is None and url is None:
-        asked = "never"  # one of the operator's own servers
+        asked = "never"  # a server configured by the operator
     require, never, always = _read_approval(asked, path, approvals)
     return McpRequest(
         server_label=label,
@@ -129,7 +129,7 @@ def read_mcp(tool: Mapping[str, Any], path: str, *, approvals: bool) -> McpReque
 
 
 def _read_filter(value: Any, path: str) -> tuple[frozenset[str] | None, bool | None]:
-    """Return the names (None for all) and ``read_only`` (None for either)."""
+    """Returns the names (None for all) and ``read_only`` (None for either)."""
     if value is None:
         return None, None
     names, read_only = value, None
@@ -162,7 +162,7 @@ def _read_approval(value: Any, path: str, approvals: bool) -> tuple[bool, frozen
         if read_only is not None:
             raise unsupported(f"{path}.{key}.read_only", "name the tools")
         found[key] = names or frozenset()
-    # Tools that neither list names need an approval, unless only the other list was given.
+    # Tools in neither list need an approval, unless only the other list is present.
     return not found["always"] or bool(found["never"]), found["never"], found["always"]
 
 
@@ -179,7 +179,7 @@ def _headers(tool: Mapping[str, Any], path: str) -> Mapping[str, str] | None:
 
 
 def without_secrets(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an mcp tool as it is echoed and stored, without what authorizes at the server."""
+    """Returns an mcp tool for echoes and storage, without its credentials."""
     shown = {key: value for key, value in tool.items() if key != "authorization"}
     headers = shown.get("headers")
     if isinstance(headers, Mapping):
@@ -189,7 +189,7 @@ def without_secrets(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class BuiltInRequest:
-    """The built-in tools that a request asks for. ``paths``: the field that asked for each, for errors.
+    """The requested built-in tools. ``paths``: the field of each, for errors.
 
     ``unserved``: tools of types that this server never runs.
     """

@@ -1,10 +1,9 @@
-"""Tools that the client runs, other than plain functions: how the model is offered them.
+"""Tools that the client runs, other than plain functions: their form for the model.
 
-The model knows functions whose arguments are JSON, so that is what all of them become: a custom tool is a
-function of one string, ``input`` (with a grammar, a call is that string itself, under the grammar);
-shell, local_shell, apply_patch and tool_search are functions whose arguments are what their items show; the
-tools of a namespace are functions named ``NAMESPACE__NAME``. Calls come back in their own form
-(``CallForm``), so a client sees what it declared.
+The model is trained on functions with JSON arguments, so all of these become functions: a custom tool has one
+string, ``input`` (with a grammar, a call is the string itself, under the grammar); shell, local_shell,
+apply_patch and tool_search have the arguments that their items show; tools of a namespace are named
+``NAMESPACE__NAME``. Calls are returned in the declared form (``CallForm``).
 """
 
 from __future__ import annotations
@@ -76,19 +75,19 @@ NAMESPACE_SEPARATOR = "__"
 def prompt_name(name: str, namespace: str | None) -> str:
     """Returns the model's name of a client's tool.
 
-    A namespace ``functions`` is the model's own: no prefix.
+    The namespace ``functions`` is the model's own and adds no prefix.
     """
     return name if namespace in (None, FUNCTIONS) else f"{namespace}{NAMESPACE_SEPARATOR}{name}"
 
 
 def fixed_tool(kind: str, param: str) -> Function:
-    """``local_shell``, ``shell`` or ``apply_patch``: its arguments are always what its item needs."""
+    """Returns ``local_shell``, ``shell`` or ``apply_patch``, whose arguments are those of its item."""
     form = CallForm(f"{kind}_call", kind)  # type: ignore[arg-type]
     return Function(_FIXED[kind], True, param, form)
 
 
 def tool_search(value: Mapping[str, Any], param: str) -> Function:
-    """A search that the client runs. Raises ``RequestError``."""
+    """Returns a search that the client runs. Raises ``RequestError``."""
     given = {
         "name": "tool_search",
         "description": value.get("description"),
@@ -104,7 +103,7 @@ def tool_search(value: Mapping[str, Any], param: str) -> Function:
 
 
 def custom_tool(value: Mapping[str, Any], param: str) -> Function:
-    """A tool that takes free text, or text of a grammar. Raises ``RequestError``."""
+    """Returns a tool for free text, or text of a grammar. Raises ``RequestError``."""
     tool = function_tool({"name": value.get("name"), "description": value.get("description")}, param)
     text = _format(value.get("format"), f"{param}.format")
     form = CallForm("custom_tool_call", tool.name, wrapped=text is None)
@@ -116,7 +115,7 @@ def custom_tool(value: Mapping[str, Any], param: str) -> Function:
 
 
 def _format(value: Any, param: str) -> tuple[Constraint, str] | None:
-    """Return what the text must be and what the prompt says of it, or None for any text."""
+    """Returns the grammar of the text and its description in the prompt, or None for any text."""
     if value is None:
         return None
     kind = value.get("type") if isinstance(value, Mapping) else None
@@ -138,7 +137,7 @@ def _format(value: Any, param: str) -> tuple[Constraint, str] | None:
 
 
 def in_namespace(function: Function, namespace: str) -> Function:
-    """The same tool under its longer name."""
+    """Returns the same tool under its name with the namespace."""
     form = function.form or CallForm("function_call", function.name)
     tool = replace(function.tool, name=prompt_name(function.name, namespace))
     return replace(function, tool=tool, form=replace(form, namespace=namespace))

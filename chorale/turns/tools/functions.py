@@ -16,7 +16,7 @@ FUNCTION_PREFIX: Final = f"{FUNCTIONS}."
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """The form of a call to a client's tool, where it is more than a plain function call.
+    """The form of calls to a client's tool, if not a plain function call.
 
     ``name`` and ``namespace``: as the client declared them; ``wrapped``: the model writes a JSON object with
     one string, ``input``, and the client receives that string.
@@ -30,10 +30,10 @@ class CallForm:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function of the prompt.
+    """A function in the prompt.
 
-    ``strict``: its arguments must satisfy its schema; ``param``: the field that holds the schema; ``form``:
-    the form of its calls, None for plain function calls; ``text``: a call is this text instead of JSON.
+    ``strict``: its arguments must satisfy its schema; ``param``: the field with the schema; ``form``: of its
+    calls, None for plain function calls; ``text``: a call is this text instead of JSON.
     """
 
     tool: ToolDescription
@@ -54,12 +54,12 @@ class Function:
 
     @property
     def kind(self) -> str:
-        """The type under which it was declared: ``function``, ``custom``, ``shell``, ..."""
+        """The type of its declaration: ``function``, ``custom``, ``shell``, ..."""
         kind = "function_call" if self.form is None else self.form.kind
         return kind.removesuffix("_call").removesuffix("_tool")
 
     def is_named(self, name: str, namespace: str | None) -> bool:
-        """Returns whether a client that writes ``name`` means this function."""
+        """Returns whether a client's ``name`` means this function."""
         if self.form is None:
             return namespace is None and name == self.name
         return name == self.form.name and namespace in (None, self.form.namespace)

@@ -35,10 +35,10 @@ async def open_tools(
     state: Mapping[str, Any] | None = None,
     known_labels: Collection[str] = (),
 ) -> tuple[TurnRules, tuple[TurnTools, ...]]:
-    """Return the rules with the tools, and one ``TurnTools`` a choice, which the turn closes.
+    """Returns the rules with the tools, and one ``TurnTools`` per choice, which the turn closes.
 
-    ``state``: of the response before, as ``TurnEnded.tool_state`` gave it; ``known_labels``: MCP servers
-    whose tools the conversation lists already.
+    ``state``: ``TurnEnded.tool_state`` of the previous response; ``known_labels``: MCP servers whose tools
+    are already listed in the conversation.
     """
     if not asked.wanted:
         return rules, ()
@@ -71,20 +71,20 @@ async def open_tools(
 
 
 async def _open_box(host: ToolHost, asked: BuiltInRequest, state: Mapping[str, Any]) -> tuple[str, ToolBox]:
-    """Return a box and the key of its sessions."""
+    """Returns a box and the key of its sessions."""
     assert host.service is not None
     key = str(state.get("session") or secrets.token_hex(16))
     return key, await host.service.open(asked.wanted, session_key=key, state=state.get("box"))
 
 
 async def close_tools(tools: Sequence[TurnTools]) -> None:
-    """For a turn that does not take place."""
+    """Closes the tools of a turn that does not run."""
     for entry in tools:
         await entry.aclose()
 
 
 async def _with_sound_schema(checker: GrammarChecker, tool: BuiltInTool) -> BuiltInTool:
-    """Return the tool, with a schema that allows any object if its own does not compile."""
+    """Returns the tool; if its schema does not compile, with one that allows any object."""
     arguments = tool.arguments()
     try:
         await checker.check([arguments] if arguments is not None else [])
@@ -94,7 +94,7 @@ async def _with_sound_schema(checker: GrammarChecker, tool: BuiltInTool) -> Buil
 
 
 def built_in_tools(box: ToolBox) -> list[BuiltInTool]:
-    """Return every tool of a box, as rules and grammars see it."""
+    """Returns all tools of a box in the form for rules and grammars."""
     found: list[BuiltInTool] = []
     for namespace in (*box.system_namespaces, *box.developer_namespaces):
         for tool in namespace.tools:

@@ -1,6 +1,6 @@
-"""Runs a call to a built-in tool, and renders its result as the message that the model reads.
+"""Runs a call to a built-in tool, and renders its result as a message for the model.
 
-A failure within a tool becomes the text of its result; it never fails the turn.
+A failure of a tool becomes the text of its result; it never fails the turn.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from chorale.turns.tools.turn_tools import TurnTools
 
 logger = logging.getLogger(__name__)
 
-MIN_RESULT_TOKENS = 64  # less room than this for a result, and the turn ends for lack of room
-ANSWER_TOKENS = 1024  # of the context window, kept free behind a result (a quarter of a small window)
+MIN_RESULT_TOKENS = 64  # with less room for a result, the turn ends
+ANSWER_TOKENS = 1024  # tokens kept free after a result (at most a quarter of the window)
 _CUT_NOTE = "\n[cut here: the rest does not fit into the context window]"
 
 
 async def run_call(tools: TurnTools, need: CallTool) -> AsyncGenerator[Progress | ToolResult]:
-    """Yield progress as it comes, then one ``ToolResult``."""
+    """Yields progress, then one ``ToolResult``."""
     if need.identity is None:
         assert need.refusal is not None
         yield need.refusal
@@ -48,12 +48,12 @@ async def run_call(tools: TurnTools, need: CallTool) -> AsyncGenerator[Progress 
 
 
 def room_for_result(need: CallTool, max_model_len: int) -> int:
-    """Tokens that the message of a result may have."""
+    """Returns the maximal tokens of a result's message."""
     return max_model_len - len(need.prompt_token_ids) - min(ANSWER_TOKENS, max_model_len // 4)
 
 
 def render_result(need: CallTool, result: ToolResult, vocab: Vocabulary, room: int) -> list[int] | None:
-    """Return the message of a result, cut to ``room`` tokens, or None if there is too little room."""
+    """Returns the message of a result, cut to ``room`` tokens, or None if there is too little room."""
     message = tool_result(result.author, result.content, need.channel)
     token_ids = render_message(message, vocab)
     if len(token_ids) <= room:

@@ -1,6 +1,6 @@
-"""``tool_choice`` in all its forms: OpenAI's strings, a named tool of any kind, a list of allowed tools.
+"""``tool_choice`` in all its forms: OpenAI's strings, a named tool, a list of allowed tools.
 
-Both the shape of Chat and that of Responses are read.
+Supports the shapes of Chat and Responses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from chorale.turns.tools.functions import Function
 
 Mode = Literal["auto", "none", "required"]
 _MODES: dict[str, Mode] = {"auto": "auto", "none": "none", "required": "required"}
-# Tools that a type alone names, because there is one of each.
+# Tools named by their type alone.
 _SINGLE = ("local_shell", "shell", "apply_patch", "tool_search")
 _NAMED = ("function", "custom")
 
@@ -25,8 +25,8 @@ class ToolChoice:
     """``names``: the only functions that may be called (by their names in the prompt), or None for all.
 
     ``built_in``: the same for built-in tools: ``web_search``, ``code_interpreter``, ``mcp:LABEL``,
-    ``mcp:LABEL:TOOL``. ``lasting``: the choice holds for the whole turn (``allowed_tools``); a tool that is
-    named is demanded once.
+    ``mcp:LABEL:TOOL``. ``lasting``: it applies to the whole turn (``allowed_tools``); a named tool is
+    required once.
     """
 
     mode: Mode = "auto"
@@ -36,11 +36,11 @@ class ToolChoice:
 
     @property
     def is_open(self) -> bool:
-        """Returns whether nothing is demanded, and nothing ruled out."""
+        """Returns whether nothing is required or excluded."""
         return self.mode == "auto" and self.names is None and self.built_in is None
 
     def satisfied(self) -> ToolChoice:
-        """Return the choice that holds once a built-in tool has been called."""
+        """Returns the choice that applies once a built-in tool has been called."""
         if self.mode != "required":
             return self
         return replace(self, mode="auto") if self.lasting else AUTO
@@ -61,7 +61,7 @@ AUTO = ToolChoice()
 def read_tool_choice(
     value: Any, declared: Sequence[Function], param: str, built_in: Collection[str] = ()
 ) -> ToolChoice:
-    """``built_in``: the built-in tools of this request; an MCP server's label stands for all of its tools.
+    """``built_in``: the built-in tools of this request; an MCP server's label includes all of its tools.
 
     Raises ``RequestError`` for an unknown form or name, or if a call is required and no tool can be called.
     """
@@ -74,7 +74,7 @@ def read_tool_choice(
 
 
 def _covers(label: str, chosen: Collection[str]) -> Iterator[bool]:
-    """Returns whether a built-in tool, or one tool of an MCP server, is among those chosen."""
+    """Returns whether the choice includes a built-in tool, or one tool of an MCP server."""
     return (name == label or name.startswith(f"{label}:") for name in chosen)
 
 
@@ -109,7 +109,7 @@ def _read_allowed(value: Mapping[str, Any], declared: Sequence[Function], param:
     for tool in inner["tools"]:
         if not isinstance(tool, Mapping):
             raise invalid(param, "allowed_tools needs a list of tools")
-        # Built-in tools that this server does not have may be listed too; they are never called.
+        # The list may contain built-in tools that this server does not have; they are never called.
         key = _built_in_key(tool, param, strict=False)
         if key is None:
             names.update(_names(tool, declared, param))
@@ -119,7 +119,7 @@ def _read_allowed(value: Mapping[str, Any], declared: Sequence[Function], param:
 
 
 def _built_in_key(value: Mapping[str, Any], param: str, strict: bool = True) -> str | None:
-    """Return the name of the built-in tool that is meant, or None for a tool of the client."""
+    """Returns the name of the built-in tool, or None for a tool of the client."""
     kind = value.get("type", "function")
     if not isinstance(kind, str):
         raise invalid(param, "the type must be a string")
@@ -136,7 +136,7 @@ def _built_in_key(value: Mapping[str, Any], param: str, strict: bool = True) -> 
 
 
 def _names(value: Mapping[str, Any], declared: Sequence[Function], param: str) -> list[str]:
-    """Return the names in the prompt that a client's ``{"type", "name"}`` means. Raises ``RequestError``."""
+    """Returns the prompt names for a client's ``{"type", "name"}``. Raises ``RequestError``."""
     kind = value.get("type", "function")
     if kind in _SINGLE:
         found = [function.name for function in declared if function.kind == kind]

@@ -1,4 +1,4 @@
-"""TurnTools: the opened built-in tools of one choice. What of them was used is ``ToolUse``'s to count."""
+"""TurnTools: the opened built-in tools of one choice. ``ToolUse`` counts their calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chorale.tools.contract import McpListing, ToolBox
 
 @dataclass(frozen=True, slots=True)
 class ApprovedCall:
-    """A call of an earlier turn that the user approved. ``token_ids``: its message, as the model wrote it."""
+    """An earlier turn's call that the user approved. ``token_ids``: its message."""
 
     request_id: str
     recipient: str
@@ -36,7 +36,7 @@ class TurnTools:
     _closed: bool = field(default=False, init=False)
 
     async def aclose(self) -> None:
-        """Close the box. Idempotent: the turn closes its tools, and so does a caller that gives it up."""
+        """Closes the box. Idempotent: both the turn and a caller that drops it may close it."""
         if not self._closed:
             self._closed = True
             await self.box.aclose()

@@ -1,8 +1,8 @@
-"""ToolUse: what one choice has called of its built-in tools, and what it may still call.
+"""ToolUse: the calls of one choice to its built-in tools, and their limits.
 
-Nothing is run here. A call is opened like any item; once its text is complete, ``take_call`` returns it as
-a ``CallTool``, and ``done`` closes the item with the result. A call to a tool that does not exist is answered
-with an error that the model reads.
+It runs nothing. A call is opened like any item; once its text is complete, ``take_call`` returns it as a
+``CallTool``, and ``done`` closes the item with the result. A call to a tool that does not exist is answered
+with an error for the model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from chorale.turns.rules import TurnRules
 from chorale.turns.tools.functions import FUNCTION_PREFIX
 from chorale.turns.tools.turn_tools import ApprovedCall, TurnTools
 
-MAX_CALLS = 128  # of one turn, whatever the request allows: a loop that nobody watches must end
+MAX_CALLS = 128  # per turn, regardless of the request: unattended loops must end
 MAX_UNKNOWN = 3  # calls to tools that do not exist, answered with an error; then the answer is forced
 
 _KINDS: dict[ToolKind, ItemKind] = {
@@ -47,7 +47,7 @@ _ID_PREFIX: dict[ItemKind, str] = {
 
 
 class ToolUse:
-    """One per choice that has built-in tools; the only writer of the counts of its calls."""
+    """One per choice with built-in tools; the only writer of its call counts."""
 
     def __init__(self, tools: TurnTools, rules: TurnRules, out: Emitter) -> None:
         self._tools = tools
@@ -69,7 +69,7 @@ class ToolUse:
         return self._box.owns(recipient)
 
     def citation_stream(self) -> CitationStream | None:
-        """For the text of a message, if citation marks become links."""
+        """Returns a filter for a message's text if citation marks become links."""
         return self._box.citation_stream() if self._tools.cites else None
 
     def state(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class ToolUse:
         return {"session": self._tools.session_key, "box": self._box.state()}
 
     def grammar(self, max_tokens: int | None, num_reasoning_tokens: int) -> str:
-        """The grammar of a round after a tool. ``max_tokens``: what is left of the output."""
+        """Returns the grammar of a round after a tool. ``max_tokens``: the rest of the output."""
         return self._rules.later_grammar(self._num_calls, self._calls_left, num_reasoning_tokens, max_tokens)
 
     @property
@@ -89,7 +89,7 @@ class ToolUse:
         return self._rules.later(self._num_calls).may_use(recipient)
 
     def _takes(self, recipient: str) -> bool:
-        """Returns whether a call is run, or at least answered; otherwise its text is only reasoning."""
+        """Returns whether a call is run or answered with an error; otherwise its text is reasoning."""
         if not self._calls_left or self._num_unknown >= MAX_UNKNOWN:
             return False
         return self._may_call(recipient) or recipient not in self._box.recipients
@@ -97,7 +97,7 @@ class ToolUse:
     # ------------------------------------------------------------------ items
 
     def show_listings(self) -> None:
-        """Emit an item for each list of an MCP server's tools."""
+        """Emits an item for each list of an MCP server's tools."""
         for listing in self._tools.listings:
             index = self._out.new_index()
             opened = ItemOpened(index, new_id("mcpl"), "mcp_list_tools", namespace=listing.server_label)
@@ -105,7 +105,7 @@ class ToolUse:
             self._out.emit(opened, ToolOutcome(index, listing), ItemClosed(index, status))
 
     def open_call(self, start: MessageStart) -> bool:
-        """Open the item of a call to a built-in tool. Returns False if the message is no such call."""
+        """Opens the item of a call to a built-in tool. Returns False if it is not such a call."""
         recipient = start.recipient
         if recipient is None or not self._takes(recipient):
             return False
@@ -134,7 +134,7 @@ class ToolUse:
         )
 
     def take_call(self, item: OpenItem, token_ids: tuple[int, ...], prompt: list[int]) -> CallTool:
-        """The text of a call is complete. ``prompt``: everything up to it, its own tokens included."""
+        """Returns the complete call. ``prompt``: everything up to it, including its tokens."""
         call = item.call
         assert call is not None
         item.release()
@@ -162,7 +162,7 @@ class ToolUse:
         return ToolResult(recipient, text, True, McpDetail("", recipient, "", None, text))
 
     def open_approved(self, approved: ApprovedCall, number: int, prompt: list[int]) -> CallTool:
-        """A call of an earlier turn that the user has approved since."""
+        """Opens an earlier turn's call that the user has since approved."""
         index, item_id = self._out.new_index(), new_id("mcp")
         opened = ItemOpened(
             index,
@@ -185,7 +185,7 @@ class ToolUse:
         )
 
     def done(self, call: CallTool, result: ToolResult, message: list[int]) -> None:
-        """Count the call and close its item. ``message``: the result as harmony, ``<|end|>`` included."""
+        """Counts the call and closes its item. ``message``: the result as harmony, ``<|end|>`` included."""
         status: ItemStatus = "completed"
         if call.identity is None:
             self._num_unknown += 1
