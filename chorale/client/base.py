@@ -46,7 +46,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """``loading`` carries progress; ``dead`` is between a death and the restart; ``failed`` is for good."""
+    """``loading`` has progress; ``dead``: between a crash and the restart; ``failed`` is permanent."""
 
     state: Literal["loading", "ready", "draining", "dead", "failed"]
     phase: str = ""  # "download", "load", "kv_pool", "warm_up", ...
@@ -55,7 +55,7 @@ class EngineStatus:
 
 
 class Core(Protocol):
-    """What the clients' side drives: ``engine.core.EngineCore``. One thread calls everything."""
+    """The engine interface that clients drive: ``engine.core.EngineCore``. All calls are on one thread."""
 
     @property
     def has_work(self) -> bool: ...

@@ -71,8 +71,7 @@ class Admission:
         return sequence
 
     def _root(self, request: GenerateRequest) -> bytes | None:
-        """Where the request's block_hashes start: shared by salt, by the choices of one request, or not at
-        all."""
+        """Returns the root of the request's block hashes, by salt or by request; None: no sharing."""
         if self._limits.enable_prefix_caching:
             return root_hash(self._secret, "salt:" + request.cache_salt)
         if request.sampling.n > 1:

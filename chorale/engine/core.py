@@ -150,7 +150,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether ``step`` has something to compute or to return."""
+        """Returns whether ``step`` has anything to compute or return."""
         return bool(self._pending_grammars) or not self._engine.is_idle
 
     def use_idle_time(self) -> bool:

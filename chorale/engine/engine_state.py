@@ -78,7 +78,7 @@ class EngineState:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request, step or chunk is left."""
+        """Returns whether no request, step or chunk is left."""
         return not (self.requests or self.in_flight or self._outbox)
 
     # ------------------------------------------------------------------ sequences

@@ -66,7 +66,7 @@ class PromptPace:
 
     @property
     def is_open(self) -> bool:
-        """Whether another prompt may get a chunk in this step. The first always may."""
+        """Returns whether another prompt may get a chunk in this step. The first always may."""
         if self._num_scheduled < self._least or self._bound == math.inf:
             return True
         return self._left > max(self._bound * _LEAST_LEFT, self._least_chunk * self.cost(0))
@@ -146,7 +146,7 @@ class PromptPace:
 
 
 def _share(start: int, scored: bool) -> float:
-    """Of the least chunk: enough far into a prompt, and where every position is scored."""
+    """Returns the least share of a chunk: smaller far into a prompt or if every position is scored."""
     return 1 / 4 if scored else max(1 / 4, _FLAT / max(start, _FLAT))
 
 

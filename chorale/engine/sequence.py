@@ -28,7 +28,7 @@ class Status(enum.IntEnum):
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """What the choices of one request share."""
+    """The state shared by the choices of one request."""
 
     request: GenerateRequest
     prompt: IntArray

@@ -35,7 +35,7 @@ ALL_FORBIDDEN = "every token was forbidden by the request's own constraints (gra
 
 
 class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to choose tokens for one request; token ids only (text-level stops live above the engine).
+    """The sampling parameters of one request; token ids only (text-level stops live above the engine).
 
     All values are already validated and defaulted (``generation_config.json``, then the request).
     """
@@ -224,7 +224,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step sampled, aligned with ``StepPlan.rows``."""
+    """The tokens sampled by a step, aligned with ``StepPlan.rows``."""
 
     step_id: int
     token_ids: IntArray  # [R, S]; S = 1 until drafts exist; -1 where nothing was sampled

@@ -32,7 +32,7 @@ def select_ops(name: OpsName | str, device: str, *, dense_experts: bool = False)
 
 
 def _suits_triton(device: str) -> bool:
-    """Whether the kernels have been validated for this kind of device (``docs/kernels.md``)."""
+    """Returns whether the kernels have been validated for this kind of device (``docs/kernels.md``)."""
     if not device.startswith("cuda") or importlib.util.find_spec("triton") is None:
         return False
     import torch

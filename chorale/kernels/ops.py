@@ -53,7 +53,7 @@ class ForwardBatch:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What the attention of all layers has in common."""
+    """The parameters that the attention of all layers shares."""
 
     num_heads: int  # Nq
     num_kv_heads: int  # Nkv
@@ -182,7 +182,7 @@ class Precompiler(Protocol):
     num_late: int  # kernels that were compiled at their launch, because no dry run had found them
 
     def is_cached(self, facts: str, device: torch.device, roots: Sequence[Path]) -> bool:
-        """Whether an earlier start has left all kernels on disk. If not, this one will note that it has.
+        """Returns whether an earlier start has left all kernels on disk. If not, this start records them.
 
         ``facts``, ``device`` and the sources under ``roots`` are all that kernels depend on.
         """
@@ -190,7 +190,7 @@ class Precompiler(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether kernels are being compiled."""
+        """Returns whether kernels are being compiled."""
         ...
 
     @property
@@ -199,28 +199,28 @@ class Precompiler(Protocol):
         ...
 
     def recording(self) -> AbstractContextManager[None]:
-        """Launches of this thread launch nothing; other threads compile their kernels afterwards.
+        """Prevents launches of this thread; other threads compile their kernels afterwards.
 
         The tensors that the kernels would have written hold garbage.
         """
         ...
 
     def wait(self, count: int, report: Callable[[int, int], None]) -> None:
-        """Wait for the first ``count`` kernels. ``report`` is called with (kernels that are done, count)."""
+        """Waits for the first ``count`` kernels. ``report`` is called with (finished kernels, count)."""
         ...
 
     def throttle(self) -> None:
-        """Slow down the remaining compilation so that serving is not slowed."""
+        """Throttles the remaining compilation so that serving is not slowed."""
         ...
 
     def cancel(self) -> None:
-        """Compile nothing more beforehand: from now on a kernel compiles at its launch."""
+        """Stops precompilation: from now on kernels compile at their first launch."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """One back end. ``kernels/reference/`` says what each callable means, exactly.
+    """One back end. ``kernels/reference/`` defines each callable exactly.
 
     kv (one tensor for a layer of each group): [num_blocks, 2, Nkv, block_size, D]; index 1 is K (0) or V (1).
     ``plan`` is the result of ``plan_attention`` for this step; ``group`` is a ``CacheGroup``.

@@ -1,4 +1,4 @@
-"""What is in the hub's cache: gpt-oss checkpoints, one entry a revision. Reads no weights.
+"""The gpt-oss checkpoints in the hub's cache, one entry per revision. Reads no weights.
 
 The layout is huggingface_hub's: ``models--OWNER--NAME`` with ``refs`` (branch -> commit),
 ``snapshots/COMMIT`` (links to files), and ``blobs``, where a broken download leaves ``*.incomplete``.
@@ -20,7 +20,7 @@ class CachedModel:
     """``num_bytes`` are on this disk; ``total_bytes`` of the weights, where the index says it."""
 
     name: str
-    revision: str  # commit; empty if nothing of it has arrived whole
+    revision: str  # commit; empty if no file is complete
     refs: tuple[str, ...]  # branches and tags that point there
     folder: Path
     num_bytes: int
@@ -76,7 +76,7 @@ def _is_gpt_oss(folder: Path, name: str) -> bool:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the configuration and all weights that the index names exist."""
+    """Returns whether the configuration and all weights that the index names exist."""
     for place in (folder, folder / "original"):
         if not (place / "config.json").is_file():
             continue

@@ -42,7 +42,7 @@ class RopeConfig:
 
     @property
     def concentration(self) -> float:
-        """What cos and sin are multiplied by (so scores grow by its square)."""
+        """The factor on cos and sin (so scores grow by its square)."""
         if self.attention_factor is not None:
             return self.attention_factor
         return 1.0 if self.factor <= 1.0 else 0.1 * math.log(self.factor) + 1.0
@@ -258,7 +258,7 @@ def _read_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _check_sizes(config: ModelConfig, fields: Fields) -> None:
-    """What the ops rely on. Token ids above the vocabulary cannot be end-of-sequence ids."""
+    """Checks what the ops rely on. Token ids above the vocabulary cannot be end-of-sequence ids."""
     if config.num_attention_heads % config.num_key_value_heads:
         raise fields.error(
             "num_key_value_heads", f"must divide num_attention_heads {config.num_attention_heads}"

@@ -55,7 +55,7 @@ def make_config(
 
 
 def config_json(config: ModelConfig, layout: Layout) -> dict[str, Any]:
-    """What ``config.json`` says in the published, the dense or the reference layout."""
+    """Returns the contents of ``config.json`` in the published, the dense or the reference layout."""
     return _reference_json(config) if layout == "reference" else _published_json(config, layout)
 
 

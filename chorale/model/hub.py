@@ -75,17 +75,17 @@ def find_folder(model: str) -> Path | None:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether the folder has weight files, in either layout."""
+    """Returns whether the folder has weight files, in either layout."""
     return any(folder.glob("*.safetensors")) or any(folder.glob("original/*.safetensors"))
 
 
 def check_family(
     repository: str, *, revision: str | None = None, download_dir: str | Path | None = None
 ) -> None:
-    """Raises ``ConfigError`` if the repository holds another model than a gpt-oss, by its ``config.json``.
+    """Raises ``ConfigError`` if the repository's ``config.json`` is of a model other than gpt-oss.
 
-    Where that cannot be had, the name decides if it is of another family. A repository without the file, or
-    whose file names no type, is left to the code that reads it later.
+    If the file is unavailable, the name decides if it is of another family. A repository without the file, or
+    with a file that names no type, is left to the code that reads it later.
     """
     if repository in PUBLISHED:
         return
@@ -110,7 +110,7 @@ _OTHERS = (
 
 
 def _is_foreign(repository: str) -> bool:
-    """Whether the name is one of another family: nothing more is known of what cannot be fetched."""
+    """Returns whether the name is of another family, for repositories that cannot be fetched."""
     words = re.split(r"[^a-z]+", repository.lower())
     return "oss" not in words and any(word.startswith(_OTHERS) for word in words)
 

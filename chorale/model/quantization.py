@@ -20,8 +20,7 @@ _UNREAD = ("layer_quant_config", "layer_type_quant_config", "kv_cache_quant_conf
 
 
 def read_quantization(fields: Fields) -> bool:
-    """Whether experts bring e4m3 scales of their inputs. Raises ``ModelConfigError`` for unsupported
-    kinds."""
+    """Returns whether experts have e4m3 input scales. Raises ``ModelConfigError`` for unsupported kinds."""
     value = fields.raw.get(_KEY)
     if value is None:
         return False

@@ -35,12 +35,12 @@ class Device(Protocol):
 
     @property
     def overlap(self) -> bool:
-        """Whether a step can run while the host plans the next."""
+        """Returns whether a step can run while the host plans the next."""
         ...
 
     @property
     def can_capture(self) -> bool:
-        """Whether graphs are supported."""
+        """Returns whether graphs are supported."""
         ...
 
     @property

@@ -32,7 +32,7 @@ def cpu_count() -> int:
 
 
 def has_cuda_driver() -> bool:
-    """Whether NVIDIA's driver is installed. Without it PyTorch finds no CUDA device."""
+    """Returns whether NVIDIA's driver is installed. Without it PyTorch finds no CUDA device."""
     return _cuda_driver() is not None
 
 

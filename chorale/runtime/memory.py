@@ -100,9 +100,9 @@ def processor_bytes(model: ModelConfig, num_rows: int) -> int:
 
 
 def graph_bytes(model: ModelConfig, rows: int, num_graphs: int, max_blocks: int) -> int:
-    """Of captured steps: the largest one's tensors (the pool is shared), what stays between steps (two block
-    tables, logits or hidden states), and the graphs themselves. ``rows``: tokens of the largest;
-    0: no graphs."""
+    """Returns the bytes of captured steps: the largest one's tensors (the pool is shared), those kept between
+    steps (two block tables, logits or hidden states), and the graphs. ``rows``: tokens of the largest; 0: no
+    graphs."""
     if not rows:
         return 0
     tensors = rows * _token_bytes(model) + min(rows, LOGIT_ROWS) * model.vocab_size * 4
@@ -132,7 +132,7 @@ class PoolRequest:
 
 
 def size_pool(config: EngineConfig, hardware: Hardware, request: PoolRequest) -> PoolSize:
-    """How many blocks, by the first of: the override, the bytes asked for, a share of the memory.
+    """Returns the number of blocks: by the override, the requested bytes, or a share of the memory.
 
     Raises ``ConfigError`` for more than all of the memory.
     """

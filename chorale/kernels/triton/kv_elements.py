@@ -82,5 +82,5 @@ def kernel_view(kv: torch.Tensor) -> torch.Tensor:
 
 
 def converts_e4m3(device: torch.device) -> bool:
-    """Whether Triton supports e4m3 on the device."""
+    """Returns whether Triton supports e4m3 on the device."""
     return capability_of(device) >= 89

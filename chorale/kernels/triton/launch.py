@@ -70,7 +70,7 @@ def tuning_of(device: torch.device) -> ArchTuning:
 
 
 def is_hopper(device: torch.device) -> bool:
-    """Whether the device has compute capability 9.0, whose matrix instructions later GPUs do not have."""
+    """Returns whether the device has compute capability 9.0; later GPUs lack its matrix instructions."""
     return capability_of(device) == 90
 
 

@@ -290,9 +290,9 @@ class GroupedTile:
         return self.mid if self.narrow < self.mid < self.wide and not self.tail else 0
 
     def row_blocks(self, columns: int, *, is_gate_up: bool) -> int:
-        """Of a program's weight rows, enough to make so many columns: gate_up makes one of two rows.
+        """Returns a program's number of weight-row blocks for ``columns``: gate_up makes one of two rows.
 
-        A checkpoint's rows may be fewer: down reads whole chunks of gate_up's columns, so all are written."""
+        A checkpoint may have fewer rows: down reads whole chunks of gate_up's columns, so all are written."""
         rows = columns * 2 if is_gate_up else columns
         return -(-rows // (16 * self.warps * self.units))
 

@@ -1,1 +1,1 @@
-"""What a step computes on: its batch, the rows' buffers, and captured graphs."""
+"""The inputs of a step: its batch, the rows' buffers, and captured graphs."""

@@ -1,4 +1,4 @@
-"""What the buffers pass to the model and the sampler in one step: frozen, everything decided beforehand."""
+"""The inputs of the model and the sampler in one step: frozen, with all decisions made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chorale.runtime.sampling.logits_processors import LogitsProcessors
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """How to choose N tokens, one for each sampled row.
+    """The sampling inputs of N tokens, one for each sampled row.
 
     Host arrays show which work a row needs, so that the rest can be skipped; the device computes with the
     tensors. ``positions`` are those of the tokens to be sampled.
@@ -70,7 +70,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """What follows a step's forward pass."""
+    """The parts of a step after its forward pass."""
 
     logits_index: torch.Tensor  # [N] int64: the last token of each sampled entry, in order
     sampling: SamplingBatch

@@ -129,7 +129,7 @@ class Buffers:
         return _Parts(packed, [len(array) for array in arrays])
 
     def _sampling_arrays(self, rows: Int32, positions: npt.NDArray[np.int64]) -> tuple[Int32, ...]:
-        """What ``_sampling_batch`` takes."""
+        """The parameters of ``_sampling_batch``."""
         return rows, self.rows.keys(rows, positions).ravel(), self.rows.floats(rows).view(np.int32).ravel()
 
     def _sampling_batch(

@@ -38,7 +38,7 @@ Int32 = npt.NDArray[np.int32]
 
 
 def is_decode(plan: StepPlan) -> bool:
-    """Whether every row computes one token and samples the next."""
+    """Returns whether every row computes one token and samples the next."""
     return plan.num_tokens == len(plan.rows) and not plan.prompt_logprob_rows and bool(plan.samples.all())
 
 

@@ -1,1 +1,1 @@
-"""Finding out at start-up which kernels an engine will launch."""
+"""Discovery at start-up of the kernels that an engine will launch."""

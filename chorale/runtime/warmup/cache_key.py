@@ -1,4 +1,4 @@
-"""What decides which kernels an engine launches, beside its code and its GPU: as text, to be compared."""
+"""The facts, beside code and GPU, that decide which kernels an engine launches, as comparable text."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SIZES = (
 
 
 def cache_key(model: GptOss, resolved: Resolved) -> str:
-    """The sizes of the model and of its steps, and the layout of the weights in memory.
+    """Returns the sizes of the model and its steps, and the layout of the weights in memory.
 
-    Without what differs between starts and no kernel sees, such as the number of blocks or the seed.
+    Omits settings that no kernel depends on, such as the number of blocks or the seed.
     """
     parts = [model.ops.name, resolved.dtype, resolved.kv_dtype, resolved.graph_rows, resolved.mixed_graphs]
     parts += [f"{name} {getattr(model.config, name)}" for name in _SIZES]
@@ -38,7 +38,7 @@ def _layouts(name: str, found: Any) -> Iterator[str]:
         for field in dataclasses.fields(found):
             yield from _layouts(f"{name}.{field.name}", getattr(found, field.name))
     elif isinstance(found, list | tuple):
-        for item in found:  # all layers yield the same lines
+        for item in found:  # all layers have the same lines
             yield from _layouts(name, item)
     else:  # kernels are not specialised by the value of a float
         yield f"{name}: {'float' if isinstance(found, float) else repr(found)}"

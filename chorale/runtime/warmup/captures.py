@@ -1,4 +1,4 @@
-"""The first step, and the graphs that are made before a step needs them."""
+"""The first step, and the graphs captured before a step needs them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from chorale.runtime.steps.graph_sizes import (
 )
 from chorale.runtime.worker import Worker
 
-# For graphs beyond the first ones. The others are made when there is no work for a second, one at a time, so
-# that a request that comes meanwhile waits for one of them at most.
+# For graphs beyond the first ones. The others are captured after a second without work, one at a time, so
+# that a request waits for at most one of them.
 CAPTURE_SECONDS = 1.0
-Preparation = tuple[Callable[[Worker], None], bool]  # what makes a graph, and whether it is made at start-up
+Preparation = tuple[Callable[[Worker], None], bool]  # captures a graph; whether it runs at start-up
 
 
 def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:
-    """The first step, in a pool that nobody uses yet. Raises ``EngineError``."""
+    """Runs the first step, in the still unused pool. Raises ``EngineError``."""
     executor.execute(first_plan(resolved.limits)).result()
 
 
 def first_plan(limits: EngineLimits) -> StepPlan:
-    """One token in row 0, in the first two blocks, or one where there is no second."""
+    """Returns a plan of one token in row 0, in the first two blocks (or the only one)."""
     one = np.zeros(1, np.int32)
     return StepPlan(
         step_id=-1,
@@ -55,7 +55,7 @@ def first_plan(limits: EngineLimits) -> StepPlan:
 def capture_first(
     executor: LocalExecutor, resolved: Resolved, report: Progress, budget: float = CAPTURE_SECONDS
 ) -> None:
-    """Capture the steps that any service meets, try the largest, and go on for ``budget`` seconds.
+    """Captures the common steps, runs the largest, and continues for ``budget`` seconds.
 
     The rest is left for idle moments. Raises ``EngineError``.
     """
@@ -71,7 +71,7 @@ def capture_first(
 
 
 def preparations(graph_rows: tuple[int, ...], limits: EngineLimits) -> dict[str, Preparation]:
-    """By name: what can be prepared before a step needs it, and whether it is before the engine is ready."""
+    """Returns by name the preparations for steps, and whether each precedes the engine's readiness."""
     longest, most = limits.max_model_len, min(limits.max_num_batched_tokens, limits.max_model_len)
     found: dict[str, Preparation] = {}
 

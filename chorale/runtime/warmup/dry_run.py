@@ -1,7 +1,7 @@
-"""Dry run: which kernels will steps launch? Every kind of step runs once, over two layers of the model.
+"""Dry run: runs every kind of step once, over two layers, to learn which kernels steps launch.
 
 Nothing is launched: the op set's precompiler records the kernels. The executors have a pool of one block, and
-tensors of the shapes, types and alignments of the real ones, by which Triton tells kernels apart.
+tensors with the shapes, types and alignments of the real ones, by which Triton specialises kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAYERS = 2  # one of each kind
 
 @dataclass(frozen=True, slots=True)
 class DryRunExecutors:
-    """``captured`` runs steps as they are captured, ``eager`` kernel by kernel, ``masked`` under grammars."""
+    """``captured`` runs steps as captured, ``eager`` kernel by kernel, ``masked`` under grammars."""
 
     captured: LocalExecutor
     eager: LocalExecutor
@@ -41,7 +41,7 @@ def dry_run(
     plans: Iterable[StepPlan],
     masked_plans: Iterable[StepPlan],
 ) -> int:
-    """Record the kernels of all preparations, those made at start-up first, and of all plans.
+    """Records the kernels of all preparations, those at start-up first, and of all plans.
 
     Returns how many kernels a start needs before it is ready. Raises ``EngineError``.
     """
@@ -59,14 +59,14 @@ def dry_run(
 
 
 def first_layers(model: GptOss) -> GptOss:
-    """The same model with ``LAYERS`` layers; shares its weights."""
+    """Returns the model with ``LAYERS`` layers; it shares the weights."""
     found = copy.copy(model)
     found.layers = model.layers[:LAYERS]
     return found
 
 
 class UncapturedDevice:
-    """A device that runs a step instead of capturing it, and keeps nothing of it. Otherwise ``device``."""
+    """A device that runs steps instead of capturing them. Otherwise like ``device``."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -84,7 +84,7 @@ def _nothing() -> None:
 
 
 class AllowAllGrammars(GrammarRows):
-    """Every row has a grammar that allows every token. No grammar is compiled."""
+    """Gives every row a grammar that allows every token. Compiles no grammar."""
 
     def masks(self, rows: npt.NDArray[np.int32]) -> Masks | None:
         return allow_all_masks(self._device, len(rows))

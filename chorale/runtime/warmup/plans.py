@@ -9,19 +9,19 @@ import numpy as np
 from chorale.engine.types import EngineLimits, RowStart, SamplingSpec, StepPlan
 from chorale.runtime.steps.graph_sizes import row_sizes
 
-# Such steps are of any size. Their kernels are those of one of the two nearest of these.
+# Such steps have any size; their kernels are those of one of the two nearest sizes here.
 _EAGER_SIZES = (*range(16, 128, 16), *range(128, 2048, 32), *range(2048, 8192 + 1, 1024))
 
 
 def eager_plans(limits: EngineLimits, graph_rows: Sequence[int]) -> Iterator[StepPlan]:
-    """Steps without a graph: of any size, one prompt or several rows, with and without filters."""
+    """Yields steps without a graph: of any size, one prompt or several rows, with and without filters."""
     most, rows_most = limits.max_num_batched_tokens, limits.max_num_seqs
     for rows in row_sizes(rows_most):
         if not graph_rows or rows > graph_rows[-1]:
             yield eager_plan(rows, rows, limits, filtered=False)
     for rows in sorted({1, min(16, rows_most)}):
         yield eager_plan(rows, rows, limits, filtered=True)
-    for rows in sorted({1, min(4, rows_most)}):  # both decide in how many parts contexts are read
+    for rows in sorted({1, min(4, rows_most)}):  # both determine how contexts are split
         for tokens in (16, 128, 256, 512, 1024):
             if tokens < most:
                 yield eager_plan(tokens, rows, limits, filtered=False)
@@ -31,20 +31,20 @@ def eager_plans(limits: EngineLimits, graph_rows: Sequence[int]) -> Iterator[Ste
 
 
 def masked_plans(limits: EngineLimits) -> Iterator[StepPlan]:
-    """Sampling under a grammar: few rows and many, with and without filters."""
+    """Yields steps that sample under a grammar: few rows and many, with and without filters."""
     for rows in sorted({1, min(16, limits.max_num_seqs)}):
         for filtered in (False, True):
             yield eager_plan(rows, rows, limits, filtered=filtered)
 
 
 def eager_sizes(most: int) -> list[int]:
-    """Numbers of tokens, up to ``most``, that together launch every kernel of steps without a graph."""
+    """Returns numbers of tokens, up to ``most``, that launch every kernel of steps without a graph."""
     return [*(size for size in _EAGER_SIZES if size < most), most]
 
 
 def eager_plan(tokens: int, rows: int, limits: EngineLimits, *, filtered: bool) -> StepPlan:
-    """``tokens`` tokens of ``rows`` new rows, all in block 0: one each, the rest in the first rows as far
-    as ``max_model_len`` allows."""
+    """Returns a plan of ``tokens`` tokens in ``rows`` new rows, all in block 0: one each, the rest in the
+    first rows as far as ``max_model_len`` allows."""
     spec = SamplingSpec(top_p=0.5) if filtered else SamplingSpec()
     new = np.ones(rows, np.int32)
     missing = tokens - rows

@@ -1,4 +1,4 @@
-"""A GPU that need not be here: for a dry run on meta tensors, which have shapes and types but no memory."""
+"""A simulated GPU for a dry run on meta tensors, which have shapes and types but no memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all layers of a step share about attention: ``Ops.plan_attention``."""
+"""The attention plan that all layers of a step share: ``Ops.plan_attention``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chorale.kernels.triton.launch import tuning_of
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Numbers of the host, tensors of the device."""
+    """The plan: host integers and device tensors."""
 
     meta: AttentionMeta
     shape: AttentionShape
@@ -19,7 +19,7 @@ class AttentionPlan:
 
 
 def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> AttentionPlan:
-    """Raises ``ValueError`` for shapes that these kernels do not take."""
+    """Returns the plan. Raises ``ValueError`` for shapes that these kernels do not support."""
     for name, value in (("head_dim", shape.head_dim), ("block_size", block_size)):
         if value & (value - 1) or value < (16 if name == "head_dim" else 1):
             raise ValueError(f"ops triton: {name} {value} is not a power of two of at least 16")

@@ -26,9 +26,9 @@ class Norm:
 def sum_ending(
     norm: Norm | None, x: torch.Tensor
 ) -> tuple[torch.Tensor | None, tuple[torch.Tensor, torch.Tensor, float]]:
-    """Where a kernel that ends a sum x [T, H] puts its norm, and its arguments norm_ptr, normed_ptr and eps.
+    """Returns the norm's output for a kernel that ends a sum x [T, H], and its norm_ptr, normed_ptr and eps.
 
-    Without a norm, x stands in for what is not read.
+    Without a norm, x stands in for pointers that are not read.
     """
     if norm is None:
         return None, (x, x, 0.0)

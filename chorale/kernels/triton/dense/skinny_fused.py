@@ -166,7 +166,7 @@ def constants_of(p: Product) -> dict[str, Any]:
 
 
 def fits(tile: SkinnyConfig, x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the kernels here can do it: bfloat16 on Hopper or later, and no rows or columns left over."""
+    """Returns whether these kernels can run: bfloat16, Hopper or later, no rows or columns left over."""
     there = dependent(x)["PDL"] and weight.dtype == torch.bfloat16
     return there and weight.shape[0] % (8 * tile.units) == 0 and weight.shape[1] % 32 == 0
 

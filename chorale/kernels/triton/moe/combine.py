@@ -1,5 +1,5 @@
-"""What the expert layer's products end with: SwiGLU in registers, and the sum of a token's experts, with
-the next layer's norm in the same kernel."""
+"""The end of the expert layer's products: SwiGLU in registers, and the sum of a token's experts, with the
+next layer's norm in the same kernel."""
 
 from __future__ import annotations
 

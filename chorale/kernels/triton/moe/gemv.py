@@ -324,7 +324,7 @@ def _pairs(
 
 
 def can_use_gemv(normed: torch.Tensor, num_pairs: int, experts: Experts) -> bool:
-    """Whether these kernels can do it, and so few pairs an expert are what they are for."""
+    """Returns whether these kernels can run, and have few enough pairs an expert."""
     whole = normed.shape[1] % COLUMNS == 0 and experts.intermediate % COLUMNS == 0
     few = num_pairs <= tuning.GEMV_PAIRS_EACH * experts.num_experts or normed.shape[0] <= tuning.DIRECT_TOKENS
     few &= normed.shape[0] <= tuning.GEMV_TOKENS
@@ -333,7 +333,7 @@ def can_use_gemv(normed: torch.Tensor, num_pairs: int, experts: Experts) -> bool
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Who computes what: made once for both products."""
+    """The assignment of work to programs, shared by both products."""
 
     expert_ids: torch.Tensor  # [T, K] int64
     order: torch.Tensor  # as of ``sort_pairs``, if sorted
@@ -414,8 +414,8 @@ def gemv_moe(
 
 
 def _further_tiles(work: Work, tile: tuning.GemvConfig) -> int:
-    """How many tiles there can be after experts' first, if those get programs of their own: not where nothing
-    is sorted, and not tiles of eight pairs, which are too many (1.5 % slower)."""
+    """Returns the largest number of tiles after experts' first, if they get separate programs: 0 if pairs are
+    not sorted, and for tiles of eight pairs, which are too many (1.5 % slower)."""
     apart = work.constants["SORTED"] and tile.columns > 1
     return work.expert_ids.numel() // (8 * tile.columns) if apart else 0
 

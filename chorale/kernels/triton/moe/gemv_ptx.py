@@ -123,7 +123,7 @@ def _registers(loop: Loop) -> Iterator[str]:
 
 
 def _place(loop: Loop, r: int, j: int) -> int:
-    """Of chunk ``j`` (from ``own`` on) of a row tile, in units of a lane."""
+    """Returns the place of chunk ``j`` (from ``own`` on) of a row tile, in units of a lane."""
     return 32 * loop.warps * (j * loop.tiles + r)
 
 

@@ -1,4 +1,4 @@
-"""What follows on a product of ``hopper_kernel``: bias, SwiGLU, rounding, and the way to memory."""
+"""The epilogue of a product of ``hopper_kernel``: bias, SwiGLU, rounding and stores."""
 
 from __future__ import annotations
 

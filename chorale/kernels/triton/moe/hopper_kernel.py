@@ -424,8 +424,8 @@ def _launch(
 
 
 def inner_scale(experts: Experts) -> float:
-    """What SwiGLU's results are multiplied with: the checkpoint's choice (what does not fit saturates), or
-    what brings the largest that they can be to e4m3's largest number."""
+    """Returns the factor on SwiGLU's results: the checkpoint's (overflow saturates), or the one that scales
+    their largest possible value to e4m3's largest number."""
     if experts.down_input_scale is not None:
         return 1.0 / experts.down_input_scale
     return 448.0 / (experts.swiglu_limit * (experts.swiglu_limit + 1))

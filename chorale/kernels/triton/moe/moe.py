@@ -4,8 +4,8 @@
 ``gemv.py``, ``grouped.py``, and the one here, for any device and dtype. Few pairs: a tile is one pair,
 nothing is sorted. Many: pairs are sorted by expert on the device and a tile is up to 64 pairs of one expert.
 Weights are the rows of the products (they are decoded in registers), pairs the columns. Inputs are put into
-the order in which the packed weights hold their columns (``experts.fragment_columns``), once, by whoever
-writes them.
+the order in which the packed weights hold their columns (``experts.fragment_columns``), once, by the
+kernel that writes them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Few tokens: a program makes some experts' logits of one token, and the last of a token's programs to arrive
 chooses. Many: the addition to the residual stream and the norm are one kernel (``norm.add_norm``); then a
 program takes some tokens, all experts and a part of the hidden size; again the last to arrive adds the parts
-up (in one order, whoever is last) and chooses. The product is three tf32 passes: as good as float32, because
+up (always in one order) and chooses. The product is three tf32 passes: as good as float32, because
 a rounded logit can choose another expert. Weights that were bfloat16, as the published ones are, take two
 passes in bfloat16: inputs as two halves. A whole chunk of prompt, in bfloat16: inputs and weights are taken
 apart into two bfloat16 halves each, and cuBLAS multiplies (all but low by low: 2^-17).

@@ -107,7 +107,7 @@ class Precompiler:
         self._keys.start()
 
     def is_cached(self, facts: str, device: torch.device, roots: Sequence[Path]) -> bool:
-        """Whether an earlier start has left all kernels on disk. If not, this one will note that it has.
+        """Returns whether an earlier start has left all kernels on disk. If not, this start records them.
 
         ``facts``, ``device`` and the sources under ``roots`` are all that kernels depend on.
         """

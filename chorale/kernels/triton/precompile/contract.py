@@ -1,8 +1,8 @@
-"""What this package relies on in Triton beyond its documented interface; ``check`` looks whether it is there.
+"""The undocumented parts of Triton that this package relies on; ``check`` verifies that they exist.
 
-It looks at names and signatures, in milliseconds, before anything is replaced. What only a compilation shows
-is in ``tests/kernels/triton/precompile/test_contract.py``. ``docs/kernels.md`` lists the versions that both
-were run with.
+It checks names and signatures, in milliseconds, before anything is replaced. The behaviour of a compilation
+is tested in ``tests/kernels/triton/precompile/test_contract.py``. ``docs/kernels.md`` lists the versions that
+both were run with.
 """
 
 from __future__ import annotations
@@ -93,6 +93,6 @@ def _lacks(function: Callable[..., Any], *names: str) -> Iterator[str]:
 
 
 def _free_variables(outer: Any, inner: str) -> tuple[str, ...]:
-    """Of the function ``inner`` that ``outer`` defines."""
+    """Returns the free variables of the function ``inner`` that ``outer`` defines."""
     constants = getattr(getattr(outer, "__code__", None), "co_consts", ())
     return next((c.co_freevars for c in constants if isinstance(c, CodeType) and c.co_name == inner), ())

@@ -32,7 +32,7 @@ class CompileManifest:
         self._file = f"{self._key}.json"
 
     def is_valid(self) -> bool:
-        """Whether the file is there and whole, with all of its kernels."""
+        """Returns whether the file is present and complete, with all of its kernels."""
         try:
             path = get_cache_manager(MANIFESTS).get_file(self._file)
             if path is None:
@@ -50,7 +50,7 @@ class CompileManifest:
 
 
 def is_cached(key: str, name: str) -> bool:
-    """Whether Triton's disk cache has the kernel ``name`` under Triton's ``key``."""
+    """Returns whether Triton's disk cache has the kernel ``name`` under Triton's ``key``."""
     return _exists(hashlib.sha256(key.encode()).hexdigest(), name)
 
 

@@ -111,7 +111,7 @@ def start(cores: int) -> CompilePool | None:
 
 
 def cache_exists() -> bool:
-    """Whether Triton's cache holds any manifest, so that probably no pool is needed."""
+    """Returns whether Triton's cache has any manifest, so that probably no pool is needed."""
     # As Triton names the folder of a hash.
     folder = base64.b32encode(bytes.fromhex(MANIFESTS)).decode().rstrip("=")
     try:

@@ -56,7 +56,7 @@ def compiled_for(architecture: str, multiprocessors: int) -> Iterator[None]:
 
 
 def links_without_driver() -> bool:
-    """Whether the C code that is compiled cannot be loaded here."""
+    """Returns whether the compiled C code cannot be loaded on this machine."""
     return _FOLDER in os.environ.get(_LIBCUDA_PATH, "")
 
 
