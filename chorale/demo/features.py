@@ -36,7 +36,7 @@ PIECE_DIMS = 64  # identity of each piece of the other form: the first dimension
 _NUM_BASIC = CORE_DIMS + EXACT_DIMS + PAIR_DIMS + 2 * LETTER_DIMS + KIND_DIMS + DIGIT_DIMS  # 436
 _NUM_COUNTS = MAX_PIECES + 1  # how many pieces the other form has (0, 1, ...)
 _NUM_UNSPELT = _NUM_BASIC + MAX_PIECES * PIECE_DIMS + _NUM_COUNTS  # 632
-PLACES = 12  # letters whose place is told
+PLACES = 12  # letters whose place is encoded
 PLACE_DIMS = 12  # of the code of a letter at its place
 NUM_FEATURES = _NUM_UNSPELT + PLACES * PLACE_DIMS  # 776
 

@@ -1,7 +1,7 @@
-"""Which tokens spell a word where it stands without its space, or with one.
+"""The tokens that spell a word without its leading space, or with one.
 
-" disposal" is one token; after a quotation mark the same word is "dis" + "posal". Nothing in a token's own
-bytes tells a model those pieces, so the features say them (see ``features``).
+" disposal" is one token; after a quotation mark the same word is "dis" + "posal". A token's own bytes do not
+show a model those pieces, so the features contain them (see ``features``).
 """
 
 from __future__ import annotations

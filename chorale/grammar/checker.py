@@ -1,7 +1,7 @@
 """GrammarChecker: compiles constraints of requests beforehand, in threads of the HTTP process.
 
-What does not compile, or not in time, is a 400 that names the field and the keyword; the engine only ever
-sees grammars whose parts have compiled under the same limits. Results are remembered by text.
+A constraint that does not compile in time is a 400 that names the field and the keyword; the engine only gets
+grammars whose parts have compiled under the same limits. Results are cached by text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class GrammarChecker:
                 )
 
     async def _compile(self, constraint: Constraint) -> str | None:
-        """Return why a constraint cannot be used, or None."""
+        """Returns why a constraint cannot be used, or None."""
         if self._num_pending >= MAX_PENDING:
             raise QueueFullError("too many grammars are being compiled; try again", retry_after=1)
         if self._threads is None:
@@ -53,11 +53,11 @@ class GrammarChecker:
         self._num_pending += 1
         try:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._threads, tokenizer)  # its second is not this grammar's fault
+            await loop.run_in_executor(self._threads, tokenizer)  # its second does not count
             work = loop.run_in_executor(self._threads, check_constraint, constraint)
             await asyncio.wait_for(asyncio.shield(work), DEADLINE)
         except TimeoutError:
-            work.add_done_callback(lambda done: done.exception())  # nobody asks for it any more
+            work.add_done_callback(lambda done: done.exception())  # no request waits for it
             return f"takes longer than {DEADLINE:g} s to compile"
         except ValueError as error:
             return str(error)

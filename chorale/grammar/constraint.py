@@ -23,7 +23,7 @@ WHITESPACE = "( |\n[ \t]{0,64})"
 
 _JSON_OPTIONS: dict[str, Any] = {"whitespace_pattern": WHITESPACE}
 _TIGHT_OPTIONS: dict[str, Any] = {"whitespace_flexible": False}
-# What may hide a "<" in Lark: strings, comments, regular expressions. Read left to right. Line breaks are
+# Lark tokens that may contain "<": strings, comments, regular expressions, left to right. Line breaks are
 # let through where llguidance may refuse them: what it refuses never compiles.
 _LARK_TEXT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\])+/', re.DOTALL)
 # Keywords whose value is read as an address, and what may stand in one beside letters and digits.
@@ -52,7 +52,7 @@ class Constraint:
         return self.kind == "json"
 
     def entry(self, name: str) -> dict[str, Any]:
-        """Its place in a list of grammars, where others refer to it as ``@name``."""
+        """Its entry in a list of grammars, where others refer to it as ``@name``."""
         if self.kind == "json":
             options = _TIGHT_OPTIONS if self.tight else _JSON_OPTIONS
             return {"name": name, "json_schema": {**json.loads(self.body), "x-guidance": options}}
@@ -134,7 +134,7 @@ def _in_known_dialect(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _addressed(value: Any) -> Any:
-    """The schema with its references as addresses are written: the compiler takes no other characters.
+    """Returns the schema with its references written as addresses, as the compiler requires.
 
     Definitions are named in any script, and after types (``List[int]``); libraries write ``$ref`` with the
     name as it is.

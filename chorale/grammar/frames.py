@@ -1,12 +1,12 @@
-"""From rules for a turn to one grammar over harmony frames: reasoning first, free; then what is constrained.
+"""From rules for a turn to one grammar over harmony frames: free reasoning, then the constrained part.
 
-Special tokens are named by id and stand only where a frame has them, so none can appear within a text.
+Special tokens are named by id and occur only where a frame has them, so none can appear within a text.
 Headers are matched as bytes, not as tokens: "functions." and a name merge into other tokens than both alone.
-A call may be written in either order that the model knows (channel first, as it does by itself, or
-recipient first, as histories from other servers show it).
+A call may be in either order that the model knows (channel first, as it does by itself, or recipient first,
+as in histories from other servers).
 
-The grammar is a JSON list: the frames in Lark, and every constraint as a grammar of its own, referred to by
-name, so that no text of a client can break out of its place.
+The grammar is a JSON list: the frames in Lark, and every constraint as a separate grammar, referenced by
+name, so that a client's text cannot affect the frames.
 """
 
 from __future__ import annotations
@@ -43,12 +43,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frames:
-    """What a turn may consist of, in order: reasoning, then one call or the answer.
+    """The allowed parts of a turn, in order: reasoning, then one call or the answer.
 
     ``reasoning``: the most tokens of its messages, one number each; None: messages of any length, at most
-    ``MAX_REASONING`` of them.
-    ``answer``: what the final message must be; "any" text, or "none": there is no final message.
-    ``preambles``: messages to the user may come before the call or answer.
+    ``MAX_REASONING`` of them. ``answer``: constraint of the final message; "any" text, or "none" for no final
+    message. ``preambles``: messages to the user may precede the call or answer.
     """
 
     calls: tuple[Call, ...] = ()

@@ -31,7 +31,7 @@ _lock = threading.Lock()
 
 
 class _Wrapper:
-    """What LLTokenizer asks of a tokenizer; only while it is built."""
+    """The tokenizer interface that LLTokenizer needs; used only while it is built."""
 
     eos_token_id = RETURN
     bos_token_id = None
@@ -66,7 +66,7 @@ def warm() -> threading.Thread:
 
 
 def compile_grammar(grammar: str) -> LLMatcher:
-    """Return a matcher at the grammar's start. Raises ``ValueError`` with the compiler's message in one
+    """Returns a matcher at the grammar's start. Raises ``ValueError`` with the compiler's message in one
     line."""
     matcher = LLMatcher(tokenizer(), grammar, log_level=0, limits=_LIMITS)
     if matcher.is_error():
@@ -77,7 +77,7 @@ def compile_grammar(grammar: str) -> LLMatcher:
 def check_constraint(constraint: Constraint) -> None:
     """Raises ``ValueError`` unless it compiles, has a first token, and a short walk meets no limit.
 
-    Some grammars compile in no time and are too much at their first choice: better told now than then.
+    Some grammars compile quickly but exceed the limits at their first choice; refuse them early.
     """
     matcher = compile_grammar(raw_grammar(constraint))
     for step in range(_WALK_STEPS):
@@ -100,7 +100,7 @@ def _check_walk(matcher: LLMatcher) -> None:
 
 
 def _next_token(mask: npt.NDArray[np.uint8]) -> int:
-    """Of a mask that allows one. Short tokens have low ids."""
+    """Returns an allowed token of a mask that is not empty. Short tokens have low ids."""
     for token in _first_tokens():
         if mask[token >> 3] >> (token & 7) & 1:
             return token
@@ -127,7 +127,7 @@ def to_lark(grammar: str) -> str:
 
 
 def explain(error: str) -> str:
-    """Return the core of an llguidance error, without positions in the translated grammar."""
+    """Returns the core of an llguidance error, without positions in the translated grammar."""
     lines = error.strip().splitlines() or ["cannot be compiled"]
     line = lines[0]
     if line.endswith(":"):  # of a regex: the pattern and a pointer follow, then the reason

@@ -1,1 +1,1 @@
-"""The harmony token format, both directions, as pure functions. No I/O, nothing of ours imported."""
+"""The harmony token format, both directions, as pure functions. No I/O and no other part of Chorale."""

@@ -1,22 +1,22 @@
 """Text to token ids, in time linear in the text, exactly as tiktoken would encode it.
 
-tiktoken is used for everything ordinary. Two things of it are not: a piece of a megabyte (the regular
-expression's unit: a word, a run of punctuation, a run of spaces) costs n log n with poor locality
-(0.3-0.8 s/MB), and a long run of white space overflows the stack of its regex engine, which surfaces as a
-panic. So pieces beyond about a thousand characters are found first and encoded here, by windows.
+tiktoken encodes ordinary text. It fails in two cases: a piece (the regular expression's unit: a word, a run
+of punctuation, a run of spaces) of a megabyte costs n log n with poor locality (0.3-0.8 s/MB), and a long run
+of white space overflows the stack of its regex engine, which surfaces as a panic. So pieces beyond about a
+thousand characters are found first and encoded here, in windows.
 
-The windows rest on a property of byte-pair encoding with a vocabulary that was grown by merging (as o200k
-was): a sequence of tokens is *the* encoding of its bytes if and only if each adjacent pair of it is the
-encoding of its own bytes. So two windows may be joined wherever the second begins with the very token that
-the first had at that place: each adjacent pair of the result then occurs inside one true encoding.
+The windows rely on a property of byte-pair encoding with a vocabulary that was grown by merging (like o200k):
+a sequence of tokens is *the* encoding of its bytes if and only if each adjacent pair is the encoding of its
+own bytes. So two windows can be joined wherever the second begins with the very token that the first had at
+that place: each adjacent pair of the result then occurs inside one true encoding.
 
-Where pieces begin depends on Unicode's tables, and ours (the regex package) may be newer than tiktoken's. So
-long texts are cut on a shadow: the same text with each character on which the two disagree (found by asking
-tiktoken) replaced by one of the kind that tiktoken takes it for.
+Piece boundaries depend on Unicode's tables, and those of the regex package may be newer than tiktoken's. So
+long texts are cut on a shadow: the same text with each character on which the two disagree (found by probing
+tiktoken) replaced by one of the kind that tiktoken assigns.
 
-What is guaranteed: the ids are tiktoken's for every text; time is linear for text whose windows join (all
-that we could construct), and n log n otherwise. The C code works on slices of at most a few kilobytes or
-releases the GIL, so other threads go on; call it in a thread for texts beyond some tens of kilobytes.
+Guarantees: the ids are tiktoken's for every text; time is linear for text whose windows join (all that we
+could construct), and n log n otherwise. The C code works on slices of at most a few kilobytes or releases the
+GIL, so other threads continue; call it in a thread for texts beyond some tens of kilobytes.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class LinearEncoder:
         self._stand_ins: dict[int, str] = {}  # those that differ
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Ids of ``text``; special tokens' names in it are ordinary text. Lone surrogates become U+FFFD.
+        """Returns ids of ``text``; special tokens' names in it are ordinary text. Lone surrogates become
+        U+FFFD.
 
-        Ends early once there are more than ``most`` ids: the result is then a part, and longer than ``most``.
-        """
+        Stops early above ``most`` ids: the result is then partial, and longer than ``most``."""
         if len(text) < 3 * BLOCK:
             try:
                 ids: list[int] = self._encode_ordinary(text)
@@ -123,7 +123,7 @@ class LinearEncoder:
             ids += self._encode_ordinary(text[start:stop])
 
     def _find_block(self, text: str, start: int) -> int | None:
-        """Where the next aligned block of one kind begins, at or after ``start``."""
+        """Returns the start of the next aligned block of one kind, at or after ``start``."""
         fullmatch = self._block.fullmatch
         for position in range(start, len(text) - BLOCK + 1, BLOCK):
             if fullmatch(text, position, position + BLOCK):
@@ -131,7 +131,7 @@ class LinearEncoder:
         return None
 
     def _pieces(self, text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """The (begin, end) of each piece from ``start`` to the first that ends at or after ``stop``."""
+        """Yields (begin, end) of each piece from ``start`` to the first that ends at or after ``stop``."""
         # A piece may be megabytes long: ``concurrent`` lets other threads run while it is matched.
         for match in self._piece.finditer(text, start, concurrent=True):
             yield match.span()
@@ -139,7 +139,7 @@ class LinearEncoder:
                 return
 
     def _shadow(self, text: str) -> str:
-        """``text``, or a text of the same length that our tables cut where tiktoken's cut ``text``."""
+        """Returns ``text``, or a text of equal length that our tables cut as tiktoken's cut ``text``."""
         if text.isascii():
             return text
         chars: set[str] = set()
@@ -154,7 +154,7 @@ class LinearEncoder:
         return text.translate(differing) if differing else text
 
     def _compare(self, char: str) -> None:
-        """Ask tiktoken what ``char`` is, by where it cuts ``char`` + "123" and ``char`` + "'s"."""
+        """Probes tiktoken's kind of ``char``, by where it cuts ``char`` + "123" and ``char`` + "'s"."""
 
         def last_token(text: str) -> bytes:
             ids: list[int] = self._encode_ordinary(text)
@@ -170,7 +170,7 @@ class LinearEncoder:
             self._stand_ins[ord(char)] = _STAND_INS[theirs]
 
     def _encode_windows(self, piece: bytes, most: int) -> list[int]:
-        """Ids of one long piece. Windows join where the next one begins with the token expected there."""
+        """Adds the ids of one long piece. Windows join where the next one begins with the expected token."""
         memo: dict[bytes, list[int]] = {}  # runs repeat: most windows were seen before
         out: list[int] = []
         start, size = 0, WINDOW
@@ -192,10 +192,10 @@ class LinearEncoder:
     def _join(
         self, piece: bytes, end: int, ids: list[int], memo: dict[bytes, list[int]]
     ) -> tuple[int, int, list[int]] | None:
-        """(tokens to keep of ``ids``, where the next window starts, its ids), or None: no place to join.
+        """Returns (tokens to keep of ``ids``, start of the next window, its ids), or None if no place joins.
 
-        ``ids`` encode the bytes before ``end``. The last few tokens are given up, as later bytes may
-        change them; if the next window disagrees, more are.
+        ``ids`` encode the bytes before ``end``. The last few tokens are dropped, as later bytes may change
+        them; if the next window disagrees, more are.
         """
         drop = max(1, min(4, len(ids) // 2))
         while drop < len(ids):
@@ -213,5 +213,5 @@ class LinearEncoder:
 
 
 def replace_surrogates(text: str) -> str:
-    """Surrogate pairs become the character they mean; a lone surrogate becomes U+FFFD, as in tiktoken."""
+    """Replaces surrogate pairs by their character; a lone surrogate becomes U+FFFD, as in tiktoken."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

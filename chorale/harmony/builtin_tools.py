@@ -1,7 +1,7 @@
 """The built-in tools as the model was trained to see them in the system message.
 
-These texts are part of the wire format (they must give the same token ids as openai-harmony and the
-gpt-oss reference tools), not prose of ours.
+These texts are part of the wire format (they must give the same token ids as openai-harmony and the gpt-oss
+reference tools), not Chorale's prose.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class ToolNames:
         return name in self._exact
 
     def nearest(self, name: str) -> str | None:
-        """The declared name that ``name`` means: glued to other words, without its namespace, misspelt."""
+        """Returns the declared name that ``name`` means: glued to words, without namespace, misspelt."""
         if name in self._exact:
             return name
         starts = sorted((n for n in self._names if name.startswith(n)), key=len, reverse=True)
@@ -70,7 +70,7 @@ class ToolNames:
         return self._misspelt(name)
 
     def _misspelt(self, name: str) -> str | None:
-        """What differs in few letters behind the namespace: with it, any two short names look alike."""
+        """Returns a declared name that differs in few letters after the namespace."""
         namespace = name[: name.find(".") + 1]
         own = [n.removeprefix(namespace) for n in self._names if n.startswith(namespace)]
         close = difflib.get_close_matches(name.removeprefix(namespace), own, 1, 0.75)
@@ -203,7 +203,7 @@ def _as_marker(spelled: str) -> Marker:
 
 
 def nearest_channel(word: str) -> Channel | None:
-    """The channel that ``word`` means: it begins with its name, or is the beginning of it."""
+    """Returns the channel that ``word`` means: it begins with its name, or is a prefix of it."""
     lowered = word.lower()
     for channel in CHANNELS:
         if lowered.startswith(channel) or (len(lowered) >= 2 and channel.startswith(lowered)):

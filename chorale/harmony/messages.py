@@ -103,7 +103,7 @@ def tool_call(recipient: str, arguments: str, content_type: str | None = JSON_TY
 
 
 def tool_result(author: str, content: str, channel: str = "commentary") -> Message:
-    """What a tool returned. ``author``: its full name ("functions.get_weather")."""
+    """The result of a tool. ``author``: its full name ("functions.get_weather")."""
     return Message("tool", content, name=author, recipient="assistant", channel=channel)
 
 

@@ -1,13 +1,13 @@
-"""Token ids from the model to events: a table of (state, token kind) -> action, and it never raises.
+"""Token ids from the model to events: a table of (state, token kind) -> action. It never raises.
 
-States: HEADER (after ``<|start|>assistant``, where every generation begins), CONTENT (after
-``<|message|>``), BOUNDARY (after ``<|end|>`` or ``<|call|>``), DONE (after ``<|return|>``, ``<|endoftext|>``
-or ``finish``). A stream that leaves the format is read as best it can be and each such place is a
-``Repair`` event. Text is never lost silently: whatever is not part of a header becomes content, except
-special tokens, which never become text.
+States: HEADER (after ``<|start|>assistant``, where every generation begins), CONTENT (after ``<|message|>``),
+BOUNDARY (after ``<|end|>`` or ``<|call|>``), DONE (after ``<|return|>``, ``<|endoftext|>`` or ``finish``).
+Malformed streams get their best reading, with a ``Repair`` event at each such place. Text is never lost
+silently: anything that is not part of a header becomes content, except special tokens, which never become
+text.
 
-Of a header nothing is known until ``<|message|>``; text that runs on without one is content after all
-(``BARE_TOKENS``, ``HEADER_TOKENS``).
+A header is undecided until ``<|message|>``; a long text without one is content (``BARE_TOKENS``,
+``HEADER_TOKENS``).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Parser:
             self._state = _State.BOUNDARY
 
     def feed(self, token_id: int) -> Events:
-        """Events of one token, in order; often none. Total: any int is accepted."""
+        """Returns the events of one token, in order; often none. Accepts any integer."""
         delta = self._lookup(token_id)
         if delta is not None:
             self._ids.append(token_id)
@@ -136,11 +136,11 @@ class Parser:
         return out
 
     def feed_all(self, token_ids: Iterable[int]) -> list[HarmonyEvent]:
-        """Events of several tokens."""
+        """Returns the events of several tokens."""
         return [event for token_id in token_ids for event in self.feed(token_id)]
 
     def finish(self) -> Events:
-        """Generation ended here (limit, abort, stop string). Ends an open message with ``CUT``."""
+        """Ends the generation (limit, abort, stop string). An open message ends with ``CUT``."""
         out: list[HarmonyEvent] = []
         if self._state is _State.CONTENT:
             self._close(Terminator.CUT, out)
@@ -174,7 +174,7 @@ class Parser:
         self._begin_header(explicit=True)
 
     def _on_implicit_header(self, token_id: int, out: list[HarmonyEvent]) -> None:
-        """After the end of a message something other than ``<|start|>``: as if that had been there."""
+        """Handles a token other than ``<|start|>`` after a message's end as if ``<|start|>`` preceded it."""
         out.append(Repair("implicit_start"))
         self._begin_header(explicit=False)
         kind = _KINDS.get(token_id, _Kind.TEXT)
@@ -200,14 +200,14 @@ class Parser:
         self._enter(_State.DONE if token_id in (v.RETURN, v.ENDOFTEXT) else _State.BOUNDARY)
 
     def _end_header(self, terminator: Terminator, out: list[HarmonyEvent]) -> None:
-        """A header that ends without ``<|message|>``: text in it is content, else it is dropped."""
+        """Ends a header without ``<|message|>``: text in it is content, else it is dropped."""
         if self._open_run_on(out):
             self._close(terminator, out)
         elif self._marks[1:] or not self._is_blank():
             out.append(Repair("cut_header"))
 
     def _runs_on(self) -> bool:
-        """Whether the header text is too long, or too unlike a header, to be one."""
+        """Returns whether the header text is too long, or too unlike a header, to be one."""
         size = len(self._header_ids)
         if size >= HEADER_TOKENS:
             return size & (size - 1) == 0  # at powers of two only, so that a long header costs O(n)
@@ -217,7 +217,7 @@ class Parser:
         return _HEADERISH.match(text) is None or ("\n" in text.strip() and "to=" not in text)
 
     def _open_run_on(self, out: list[HarmonyEvent]) -> bool:
-        """Open the message whose ``<|message|>`` is missing, if there is any content to it."""
+        """Opens the message whose ``<|message|>`` is missing, if it has any content."""
         if self._explicit or self._marks[1:]:
             self._strip_author(out)
         marker, begin = self._marks[-1]
@@ -238,7 +238,7 @@ class Parser:
         return True
 
     def _strip_author(self, out: list[HarmonyEvent]) -> None:
-        """Take the author off the leading text, and off the ids if they end where it does."""
+        """Removes the author from the leading text, and from the ids if they end where it does."""
         end = self._marks[1][1] if self._marks[1:] else len(self._header_ids)
         text = self._vocab.decode(self._header_ids[:end])
         if not self._explicit and not text.startswith("assistant"):
@@ -263,7 +263,7 @@ class Parser:
         segments: list[Segment] = []
         for (marker, begin), end in zip(self._marks, ends, strict=True):
             segments.append((marker, self._vocab.decode(self._header_ids[begin:end])))
-        if self._explicit:  # the author is glued to what follows it within one token
+        if self._explicit:  # one token holds the author's end and following text
             segments[0] = ("", split_author(segments[0][1])[1])
         return segments
 
@@ -298,7 +298,7 @@ class Parser:
         self._emit(data, 1, out)
 
     def _emit(self, data: bytes, num_tokens: int, out: list[HarmonyEvent]) -> None:
-        """Through the incremental decoder; the fast path is closed while it holds bytes."""
+        """Emits text through the incremental decoder; the fast path is closed while it holds bytes."""
         text = self._utf8.decode(data)
         self._num_pending += num_tokens
         if text:
@@ -339,7 +339,7 @@ class Parser:
         self._enter(_State.DONE)
 
     def _on_stray(self, token_id: int, out: list[HarmonyEvent]) -> None:
-        """A special token where it means nothing: kept for replay if the model has it, shown never."""
+        """Handles a misplaced special token: kept for replay if the model has it, never shown."""
         out.append(Repair("reserved_token"))
         if self._state is _State.CONTENT and 0 <= token_id < v.VOCAB_SIZE:
             self._ids.append(token_id)

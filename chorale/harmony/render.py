@@ -46,11 +46,11 @@ def render_conversation(
     drop_analysis: DropAnalysis | bool = "before_last_final",
     most: int | None = None,
 ) -> list[int]:
-    """Ids of the whole conversation, ending in ``<|start|>assistant`` if ``for_completion``.
+    """Returns the ids of the conversation, ending in ``<|start|>assistant`` if ``for_completion``.
 
-    ``drop_analysis`` True and False are short for "before_last_final" and "none". Raises ``ValueError``
-    for a message that has no wire form (see ``render_message``), ``ContextLengthError`` for more than
-    ``most`` ids, without computing many more.
+    ``drop_analysis`` True and False are short for "before_last_final" and "none". Raises ``ValueError`` for a
+    message that has no wire form (see ``render_message``), ``ContextLengthError`` for more than ``most`` ids,
+    without computing many more.
     """
     rule = drop_analysis
     if isinstance(rule, bool):
@@ -68,10 +68,10 @@ def render_conversation(
 def render_message(
     message: Message, vocab: Vocabulary, *, has_functions: bool = False, most: int | None = None
 ) -> list[int]:
-    """Ids of one message, from ``<|start|>`` to its terminator.
+    """Returns the ids of one message, from ``<|start|>`` to its terminator.
 
-    ``has_functions``: whether the conversation offers function tools (the system message says so).
-    Raises ``ValueError`` if a tool message has no name, or structured content stands in another role,
+    ``has_functions``: whether the conversation offers function tools (the system message says so). Raises
+    ``ValueError`` if a tool message has no name, or structured content stands in another role,
     ``ContextLengthError`` for a content of more than ``most`` ids.
     """
     ids = [START, *vocab.encode(_author(message))]
@@ -95,7 +95,7 @@ def render_forced_final(*, is_message_open: bool) -> list[int]:
 
 
 def kept_messages(messages: Iterable[Message], rule: DropAnalysis) -> list[Message]:
-    """The messages that remain under ``rule``."""
+    """Returns the messages that remain under ``rule``."""
     messages = list(messages)
     if rule == "none":
         return messages
@@ -176,7 +176,7 @@ def _content(message: Message, has_functions: bool) -> str:
 
 
 def render_system(content: SystemContent, has_functions: bool) -> str:
-    """Text of the system message."""
+    """Returns the text of the system message."""
     top = [] if content.model_identity is None else [content.model_identity]
     if content.knowledge_cutoff is not None:
         top.append(f"Knowledge cutoff: {content.knowledge_cutoff}")
@@ -195,7 +195,7 @@ def render_system(content: SystemContent, has_functions: bool) -> str:
 
 
 def render_developer(content: DeveloperContent) -> str:
-    """Text of the developer message."""
+    """Returns the text of the developer message."""
     sections = []
     if content.instructions is not None:
         sections += ["# Instructions", content.instructions]

@@ -90,19 +90,19 @@ class Vocabulary:
         self._encoder = LinearEncoder(encoding._core_bpe, self._token_bytes)
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Ids of ordinary text: no id >= 199,998, whatever the text says.
+        """Returns ids of ordinary text, never special ones (from 199,998 on).
 
-        Equal to tiktoken's for every text, in linear time (see ``bpe``). A lone surrogate, which no
-        UTF-8 text can hold, is read as U+FFFD. Raises ``ContextLengthError`` for more than ``most`` ids,
-        without computing many more.
+        Equal to tiktoken's for every text, in linear time (see ``bpe``). A lone surrogate, which no UTF-8
+        text can hold, is read as U+FFFD. Raises ``ContextLengthError`` for more than ``most`` ids, without
+        computing many more.
         """
         return check_count(self._encoder.encode(text, most), most)
 
     def encode_with_special(self, text: str, most: int | None = None) -> list[int]:
-        """Ids of a raw prompt, where ``<|start|>`` and its like are the special tokens.
+        """Returns ids of a raw prompt, where ``<|start|>`` and other special tokens are recognized.
 
-        For ``/v1/completions`` prompts and for developers only, never for chat content. What only looks
-        like a special token stays part of the text around it. ``most`` as in ``encode``.
+        For ``/v1/completions`` prompts and for developers only, never for chat content. Text that only
+        resembles a special token stays text. ``most`` as in ``encode``.
         """
         ids: list[int] = []
         ordinary = ""
@@ -119,7 +119,7 @@ class Vocabulary:
         return check_count(ids, most)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token; a special token's are its name. Raises ``TokenIdError``."""
+        """Returns the bytes of one token; a special token's are its name. Raises ``TokenIdError``."""
         if not 0 <= token_id < VOCAB_SIZE:
             raise TokenIdError(f"token id {token_id} is outside 0..{VOCAB_SIZE - 1}")
         return self._token_bytes[token_id]
@@ -133,16 +133,16 @@ class Vocabulary:
         return b"".join(map(self._token_bytes.__getitem__, ids))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ``ids``, invalid UTF-8 as U+FFFD, special tokens by name. Raises ``TokenIdError``."""
+        """Returns text, invalid UTF-8 as U+FFFD, special tokens by name. Raises ``TokenIdError``."""
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
     def is_special(self, token_id: int) -> bool:
-        """Whether ordinary text can never hold this id (special, reserved)."""
+        """Returns whether ordinary text can never contain this id (special, reserved)."""
         return NUM_RANKS <= token_id < VOCAB_SIZE
 
 
 def check_count(ids: list[int], most: int | None) -> list[int]:
-    """``ids``; raises ``ContextLengthError`` if there are more than ``most``."""
+    """Returns ``ids``. Raises ``ContextLengthError`` if there are more than ``most``."""
     if most is not None and len(ids) > most:
         raise ContextLengthError(
             f"This model's maximum context length is exceeded: the prompt has more than {most} tokens"

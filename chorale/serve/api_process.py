@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 async def serve(start: ApiStart) -> None:
-    """Serve until SIGTERM and the drain that follows it."""
+    """Serves until SIGTERM, then drains."""
     client = make_client(start)
     client.start()
     try:
@@ -41,7 +41,7 @@ async def serve(start: ApiStart) -> None:
 def main() -> int:
     start = read_start(sys.stdin.buffer, ApiStart)
     configure_logging(start.server.log_level, f"api-{start.process}")
-    settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))  # a terminal's: the supervisor's business
+    settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))  # the supervisor handles a terminal's
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(start))

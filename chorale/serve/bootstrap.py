@@ -1,7 +1,7 @@
-"""How a child process of the server starts, and how it ends with its parent.
+"""Start of the server's child processes, which end with their parent.
 
-The configuration comes as msgpack on standard input, never in argv, which every user of the machine can read.
-Sockets live in a directory with mode 0700, so no other user can connect.
+The configuration is msgpack on standard input, never in argv, which every user of the machine can read.
+Sockets are in a directory with mode 0700, so no other user can connect.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FAILURE_FILE = "failure"
 
 
 class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine process reads from stdin. Times are seconds."""
+    """The engine process's configuration, from stdin. Times are seconds."""
 
     directory: str  # of the sockets; exists, mode 0700
     config: EngineConfig
@@ -54,7 +54,7 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What an API process reads from stdin. ``socket_fds`` are inherited listening sockets."""
+    """An API process's configuration, from stdin. ``socket_fds`` are inherited listening sockets."""
 
     directory: str
     server: ServerConfig
@@ -66,7 +66,7 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why an engine process ended, left in ``directory`` for the supervisor."""
+    """The reason why an engine process ended, left in ``directory`` for the supervisor."""
 
     message: str
     deterministic: bool  # a restart would fail again
@@ -76,7 +76,7 @@ StartT = TypeVar("StartT", EngineStart, ApiStart)
 
 
 def read_start(stream: BinaryIO, type_: type[StartT]) -> StartT:
-    """Read what the parent wrote, and end this process when the parent ends.
+    """Reads the configuration; from then on this process ends when its parent ends.
 
     Raises ``msgspec.DecodeError`` if the message is not a ``type_``.
     """
@@ -86,9 +86,9 @@ def read_start(stream: BinaryIO, type_: type[StartT]) -> StartT:
 
 
 def make_directory() -> Folder:
-    """Make a private folder for the sockets, where their paths are short enough.
+    """Makes a private directory for the sockets, with short enough paths.
 
-    Removes the folders of killed servers. Raises ``ConfigError`` if no directory is suitable.
+    Removes the directories of killed servers. Raises ``ConfigError`` if no location is suitable.
     """
     places = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")
     folder = folder_for_sockets(places, "engine")
@@ -112,7 +112,7 @@ def write_failure(directory: str | Path, failure: Failure) -> None:
 
 
 def take_failure(directory: str | Path) -> Failure | None:
-    """Return and remove the reason that the last engine process left, if any."""
+    """Returns and removes the failure that the last engine process left, or None."""
     path = Path(directory) / FAILURE_FILE
     try:
         data = path.read_bytes()
@@ -123,13 +123,13 @@ def take_failure(directory: str | Path) -> Failure | None:
 
 
 def configure_logging(level: str, name: str) -> None:
-    """Log lines to stderr, which a child shares with its parent."""
+    """Logs to stderr, which a child shares with its parent."""
     form = f"%(asctime)s %(levelname)s {name}[{os.getpid()}] %(name)s: %(message)s"
     logs.configure_logging(level, form)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's loop factory where it is installed, else None for asyncio's own."""
+    """Returns uvloop's loop factory if it is installed, else None for asyncio's."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""build_engine: from an EngineConfig to an engine that is ready, phase by phase, each with its seconds."""
+"""build_engine: from an EngineConfig to a ready engine, in timed phases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class _Phases:
-    """Reports the start of each phase and keeps its seconds."""
+    """Reports the start of each phase and measures its seconds."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.report: Progress = progress or _silent
@@ -53,9 +53,9 @@ def _silent(phase: str, fraction: float | None = None, message: str = "") -> Non
 def build_engine(
     config: EngineConfig, progress: Progress | None = None, pool: CompilePool | None = None
 ) -> tuple[EngineCore, EngineInfo]:
-    """Find, load, allocate, warm up. Raises ``ConfigError`` (and its kin) for what cannot run.
+    """Finds, loads, allocates and warms up. Raises ``ConfigError`` or a subclass for invalid configurations.
 
-    ``pool``: processes that compile, if they were started already; they are closed here.
+    ``pool``: compile processes that were already started; they are closed here.
 
     Phases: "download", "device", "load", with Triton "compile", "kv_pool", "warm_up" and, with CUDA graphs,
     "graphs".
@@ -80,8 +80,8 @@ def build_engine(
         can_capture=device.can_capture and ops.capturable,
         supports_fp8_kv=ops.supports_fp8_kv,
     )
-    # While weights are read: it holds the interpreter's lock for most of a second, which running streams
-    # would feel if it came with the first grammar.
+    # While weights are read: it holds the GIL for most of a second, which running streams
+    # would notice if it happened with the first grammar.
     grammars.warm()
     with phases.phase("load", str(folder)):
         fp8 = config.moe_activation_dtype == "fp8"

@@ -36,8 +36,8 @@ AT_LAUNCH = "kernels compile at their first launch"
 def make_precompiler(
     config: EngineConfig, ops: Ops, pool: pools.CompilePool | None = None
 ) -> Precompiler | None:
-    """Returns None if the operator switched it off, if there is nothing to compile, or, with a warning, if
-    the installed Triton is not one that it works with. ``pool``: processes that were started already.
+    """Returns None if precompilation is switched off, if there is nothing to compile, or, with a warning, if
+    the installed Triton is not supported. ``pool``: processes that were already started.
     """
     if not config.precompile_kernels or ops.precompiler is None:
         return None
@@ -56,9 +56,9 @@ def precompile(
     grammars: GrammarCache,
     report: Progress,
 ) -> None:
-    """Wait for the kernels that a start needs, unless all are on disk; the others go on compiling.
+    """Waits for the kernels that a start needs, unless all are on disk; the others keep compiling.
 
-    If that fails, a warning is logged, and kernels compile at their first launch.
+    On failure, logs a warning, and kernels compile at their first launch.
     """
     try:
         if not precompiler.is_cached(cache_key(model, resolved), device.torch_device, SOURCES):
@@ -70,7 +70,7 @@ def precompile(
 
 
 def wait(precompiler: Precompiler, count: int, report: Progress) -> None:
-    """Wait for the first ``count`` kernels."""
+    """Waits for the first ``count`` kernels."""
 
     def tell(done: int, count: int) -> None:
         report("compile", done / max(count, 1), f"kernels: {done} of {count}")
@@ -81,7 +81,7 @@ def wait(precompiler: Precompiler, count: int, report: Progress) -> None:
 def record(
     precompiler: Precompiler, model: GptOss, resolved: Resolved, device: Device, grammars: GrammarCache
 ) -> int:
-    """Find all kernels that steps will launch, and begin to compile them.
+    """Records all kernels that steps will launch, and starts to compile them.
 
     Returns how many a start needs before it is ready. Raises ``EngineError``.
     """

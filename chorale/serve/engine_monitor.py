@@ -37,7 +37,7 @@ OnStatus = Callable[[EngineStatus, EngineInfo | None], None]
 
 
 async def spawn(command: Sequence[str], start: msgspec.Struct, *, pass_fds: Sequence[int] = ()) -> Process:
-    """Start a child process and send it ``start`` on standard input.
+    """Starts a child process and sends it ``start`` on standard input.
 
     It has its own session, so a terminal's Ctrl-C reaches only the supervisor. API keys are removed from its
     environment.
@@ -53,7 +53,7 @@ async def spawn(command: Sequence[str], start: msgspec.Struct, *, pass_fds: Sequ
     if stdin is not None:
         with contextlib.suppress(
             BrokenPipeError, ConnectionResetError
-        ):  # it has exited, which the caller notices when it waits
+        ):  # it has exited; the caller notices when it waits
             stdin.write(msgspec.msgpack.encode(start))
             await stdin.drain()
         stdin.close()
@@ -61,7 +61,7 @@ async def spawn(command: Sequence[str], start: msgspec.Struct, *, pass_fds: Sequ
 
 
 async def end(process: Process, grace: float) -> int:
-    """SIGTERM, then SIGKILL after ``grace`` seconds. Returns the exit code."""
+    """Sends SIGTERM, then SIGKILL after ``grace`` seconds. Returns the exit code."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
@@ -91,7 +91,7 @@ class EngineMonitor:
         self._restart_policy = RestartPolicy(self._limits)
         self._stopping = asyncio.Event()
         self._last: tuple[EngineStatus, EngineInfo | None] | None = None
-        self.failure: Failure | None = None  # why it gave up
+        self.failure: Failure | None = None  # reason for giving up
         self._was_ready = False  # the running or last engine process
         self.pid: int | None = None  # of the running engine process
         self.num_restarts = 0
@@ -133,11 +133,11 @@ class EngineMonitor:
         return self._stopping.is_set()
 
     async def _run_once(self) -> tuple[int, str | None]:
-        """Run one engine process. Returns its exit code, and why it hung if it was killed for that."""
+        """Runs one engine process. Returns its exit code, and why it hung if it was killed for that."""
         self._was_ready = False
         try:
             process = await spawn(self._command, self._start)
-        except OSError as error:  # no memory to fork, or no descriptors: counts as a crash, and may pass
+        except OSError as error:  # no memory or descriptors: counts as a crash, and may be temporary
             return EXIT_FAILED, f"the engine process could not be started: {error}"
         self.pid = process.pid
         watching = asyncio.ensure_future(self._watch())
@@ -158,7 +158,7 @@ class EngineMonitor:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if process.returncode is None:  # this task was cancelled: leave no orphan
+            if process.returncode is None:  # cancelled: leave no orphan
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
 
@@ -169,7 +169,7 @@ class EngineMonitor:
             process.kill()
 
     async def _watch(self) -> str:
-        """Follow the heartbeats of the process that was just started; returns why it hangs."""
+        """Follows the heartbeats of the process that was just started. Returns why it hangs."""
         last_heartbeat = LastHeartbeat(self._limits, time.monotonic())
         with zmq.Context() as context, context.socket(zmq.SUB) as heartbeats:
             heartbeats.setsockopt(zmq.LINGER, 0)

@@ -1,4 +1,4 @@
-"""The engine process: build the engine, then receive, step, deliver, until told to stop.
+"""The engine process: builds the engine, then receives, steps and delivers until it is stopped.
 
 Started by the supervisor as ``python -m chorale.serve.engine_process``, with an ``EngineStart`` on stdin.
 """
@@ -67,7 +67,7 @@ class EngineInbox:
         self._heartbeat.draining()
 
     def receive(self, core: Core) -> bool:
-        """Handle every message that has arrived. Returns False once drained."""
+        """Handles every message that has arrived. Returns False once drained."""
         for client, message in self._server_socket.receive():
             self._handle(client, message)
         self._server_socket.expire_silent_clients()
@@ -91,7 +91,7 @@ class EngineInbox:
 
     def _handle(self, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Submit):
-            if message.engine_id == self._engine_id:  # otherwise it was meant for an earlier engine
+            if message.engine_id == self._engine_id:  # otherwise it was for an earlier engine
                 self._submit(client, message.request)
         elif isinstance(message, Abort):
             self._abort(client, message)
@@ -103,7 +103,7 @@ class EngineInbox:
         if message.index is None:
             self.abort([i for i in message.request_ids if server_socket.disown(client, i)])
             return
-        for request_id in message.request_ids:  # the other choices go on, so it stays owned
+        for request_id in message.request_ids:  # other choices continue, so it stays owned
             if server_socket.owns(client, request_id):
                 self._core.abort(request_id, message.index)
 
@@ -121,7 +121,7 @@ class EngineInbox:
 
 
 def run_engine_process(start: EngineStart, build: Build) -> int:
-    """Load with ``build``, serve until SIGTERM, and return the exit code. Runs in the main thread."""
+    """Loads with ``build``, serves until SIGTERM, and returns the exit code. Runs in the main thread."""
     configure_logging(start.log_level, "engine")
     # SIGUSR1 makes a hung engine dump its stacks. The supervisor handles a terminal's signals.
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
@@ -185,7 +185,7 @@ def _serve(
 
 
 def open_cuda() -> None:
-    """Initialise the driver and torch's CUDA context while torch is being imported. Best effort."""
+    """Initialises the driver and torch's CUDA context while torch is being imported. Best effort."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -203,13 +203,13 @@ def main() -> int:
     if start.config.device != "cpu":
         compile_pool = early_pool(start.config)
         threading.Thread(target=open_cuda, name="cuda", daemon=True).start()
-    from chorale.serve.build import build_engine  # imports torch: only here, never in the HTTP process
+    from chorale.serve.build import build_engine  # imports torch, so never in the HTTP process
 
     return run_engine_process(start, partial(build_engine, pool=compile_pool))
 
 
 def early_pool(config: EngineConfig) -> pool.CompilePool | None:
-    """Compile processes, if kernels will probably have to be compiled: they import while this one does."""
+    """Starts compile processes if kernels probably have to be compiled: their imports run concurrently."""
     has_triton = config.ops != "reference" and importlib.util.find_spec("triton") is not None
     if not config.precompile_kernels or not has_triton or not os.path.exists(_NVIDIA) or pool.cache_exists():
         return None

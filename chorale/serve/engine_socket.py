@@ -71,7 +71,7 @@ class EngineServerSocket:
         self._poller.poll(round(timeout * 1000))
 
     def receive(self) -> Iterator[tuple[bytes, ToEngine]]:
-        """Yield every message that has arrived, with its sender."""
+        """Yields every message that has arrived, with its sender."""
         while True:
             try:
                 client, data = self._router.recv_multipart(zmq.NOBLOCK)
@@ -120,7 +120,7 @@ class EngineServerSocket:
         for client in [client for client, seen in self._last_seen.items() if seen < oldest]:
             message = f"the server process was silent for {self._client_timeout:.0f} s"
             log.warning("%s: its requests are aborted", message)
-            # If it was only suspended, it would otherwise wait for these tokens for ever.
+            # If it was only suspended, it would otherwise wait forever for these tokens.
             self._send(client, ClientExpired(self._engine_id, message))
             self.drop(client)
 

@@ -1,8 +1,7 @@
-"""HeartbeatThread: sends heartbeats from the engine process, whatever its main thread is doing.
+"""HeartbeatThread: sends heartbeats from the engine process, independently of its main thread.
 
-A heartbeat carries how long the current step has been running. A step that hangs is therefore noticed, while
-a step that is merely long (and releases the interpreter lock, as device work does) does not look like a dead
-process.
+A heartbeat contains how long the current step has been running. A hanging step is therefore noticed, while a
+long step (which releases the GIL, as device work does) does not look like a dead process.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from chorale.processes import parent_is_alive
 from chorale.serve.bootstrap import EXIT_FAILED
 
 NUM_STEPS_REMEMBERED = 1024
-MIN_GAP = 0.02  # least seconds between heartbeats, however fast the progress changes
+MIN_GAP = 0.02  # least seconds between heartbeats
 LAST_HEARTBEAT_LINGER_MS = 200
 
 
@@ -80,7 +79,7 @@ class HeartbeatThread:
         self._step_started = None
 
     def stop(self) -> None:
-        """Send a last heartbeat and end the thread."""
+        """Sends a last heartbeat and ends the thread."""
         self._stopping = True
         self._wake.set()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""From an engine client to a served app: what each API process does, in a child or under the supervisor."""
+"""Serves the app for an engine client, in an API process or under the supervisor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_client(start: ApiStart) -> RemoteClient:
-    """A client with this process's share of the queue."""
+    """Returns a client with this process's share of the queue."""
     return RemoteClient(
         start.directory,
         max_queued_requests=start.server.max_queued_requests,
@@ -36,7 +36,7 @@ def make_client(start: ApiStart) -> RemoteClient:
 
 
 async def serve_http(client: RemoteClient, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
-    """Serve until ``stop``, a signal, or a failure; the drain included. The caller closes ``client``."""
+    """Serves until ``stop``, a signal, or a failure, then drains. The caller closes ``client``."""
     try:
         vocab = await asyncio.to_thread(load_vocabulary)
     except VocabularyError as fault:
@@ -71,7 +71,7 @@ def _make_state(client: RemoteClient, start: ApiStart, vocab: Vocabulary, tools:
 
 
 def _open_store(config: ServerConfig, vocab: Vocabulary) -> ResponseStore:
-    """Raises ``ConfigError``: at the start, a store that cannot be opened is the operator's to mend."""
+    """Opens the store. Raises ``ConfigError``: at start-up the operator must fix it."""
     try:
         return open_store(config, recovery(vocab))
     except StoreError as error:

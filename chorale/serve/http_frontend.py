@@ -35,11 +35,11 @@ class HttpFrontend(Protocol):
     async def run(self) -> None: ...
 
     def drain(self) -> None:
-        """First call: let running requests finish. Second call: cut them."""
+        """First call: lets running requests finish. Second call: cuts them."""
         ...
 
     def fail(self, message: str) -> None:
-        """Report that no engine will be started again."""
+        """Reports that no engine will be started again."""
         ...
 
 
@@ -132,7 +132,7 @@ def make_frontend(
 
 
 def share(sockets: list[socket.socket]) -> tuple[int, ...]:
-    """Make the sockets inheritable and return their descriptors."""
+    """Makes the sockets inheritable and returns their descriptors."""
     for listener in sockets:
         os.set_inheritable(listener.fileno(), True)
     return tuple(listener.fileno() for listener in sockets)

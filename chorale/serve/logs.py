@@ -1,4 +1,4 @@
-"""Log records are one line each, whatever a client sends: its bytes must not forge one or move a cursor."""
+"""Log records of one line each: a client's bytes cannot forge a line or move the cursor."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _ESCAPES = {
 
 
 class OneLineFormatter(logging.Formatter):
-    """Escapes control characters in messages. Tracebacks, which are ours, keep their lines."""
+    """Escapes control characters in messages. Tracebacks keep their lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = record.message.translate(_ESCAPES)
         return super().formatMessage(record)
 
 
-# Each request of theirs is a line at INFO: searches, pages, MCP calls, downloads.
+# They log each request at INFO: searches, pages, MCP calls, downloads.
 CHATTY = ("httpx2", "httpcore2", "httpx", "httpcore", "huggingface_hub", "urllib3", "filelock", "websockets")
 
 
 def configure_logging(level: str, form: str) -> None:
-    """Root logging on stderr, in one form of ``logging``'s % style."""
+    """Configures root logging on stderr, with a %-style format."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLineFormatter(form))
     logging.basicConfig(level=level.upper(), handlers=[handler])

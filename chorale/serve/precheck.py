@@ -1,4 +1,4 @@
-"""What can be known to be wrong before anything is started: in well under a second, and without torch.
+"""Checks before anything is started: in well under a second, and without torch.
 
 The engine and the HTTP side find the same faults later; here they end the command before it announces a port.
 """
@@ -24,12 +24,12 @@ from chorale.store.schema import VERSION
 from chorale.store.sqlite import MEMORY
 from chorale.store.store import default_path, is_postgres
 
-# Of a disk that is full or may not be written to: the server starts without storing.
+# A full or read-only disk: the server starts without storing.
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def check_start(engine: EngineConfig, server: ServerConfig) -> None:
-    """Raises ``ConfigError`` for the first thing that cannot work."""
+    """Raises ``ConfigError`` for the first fault."""
     check_tls(server)
     check_device(engine)
     model = find_model(engine)
@@ -39,7 +39,7 @@ def check_start(engine: EngineConfig, server: ServerConfig) -> None:
 
 
 def check_device(config: EngineConfig) -> None:
-    """Whether a device that was asked for by name is there."""
+    """Raises if a device that was requested by name is missing."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on the CPU
     if config.ops == "triton" and not interpreted:
         reason = "the device is 'cpu'" if config.device == "cpu" else why_no_cuda()
@@ -50,7 +50,7 @@ def check_device(config: EngineConfig) -> None:
 
 
 def find_model(config: EngineConfig) -> ModelConfig | None:
-    """The shape of the model; None for one of the hub that is not known by its name."""
+    """Returns the shape of the model, or None for a hub model that is unknown by name."""
     if config.model == DEMO:
         return demo_config()
     folder = find_folder(config.model)
@@ -64,7 +64,7 @@ def find_model(config: EngineConfig) -> ModelConfig | None:
 
 
 def _check_sizes(config: EngineConfig, model: ModelConfig) -> None:
-    """On a CPU as the engine does it. A GPU's memory is only known to the process that opens it."""
+    """Checks sizes on a CPU as the engine does. A GPU's memory is known only to the process that opens it."""
     if config.device == "cpu" or not has_cuda_driver():
         free = available_memory()
         resolve(config, model, Hardware("cpu", "this machine", free, free))
@@ -73,7 +73,7 @@ def _check_sizes(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def check_store(place: str | None) -> None:
-    """Whether the response store can be opened. A default place that cannot be used is no error."""
+    """Checks that the response store can be opened. An unusable default location is not an error."""
     if place is None:
         _check_format(default_path())
         return
@@ -96,7 +96,7 @@ def check_store(place: str | None) -> None:
 
 
 def _check_file(path: Path) -> None:
-    """Raises ``OSError``. SQLite writes more files beside it, so the folder counts too."""
+    """Raises ``OSError``. Checks the folder too, as SQLite writes more files beside the database."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     if not os.access(path.parent, os.W_OK | os.X_OK):
@@ -105,7 +105,7 @@ def _check_file(path: Path) -> None:
 
 
 def _check_format(path: Path) -> None:
-    """Raises ``ConfigError`` for a file of a newer release. One that cannot be read is judged when opened."""
+    """Raises ``ConfigError`` for a file of a newer release. Unreadable files are checked when opened."""
     if not path.is_file():
         return
     try:

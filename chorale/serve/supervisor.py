@@ -35,8 +35,8 @@ from chorale.serve.http_frontend import CUT_GRACE, make_frontend, share
 from chorale.serve.watch import WatchLimits
 
 log = logging.getLogger(__name__)
-FAILURE_SHOWN = 0.5  # seconds in which clients can still read the error after the engine has failed for good
-DRAIN_SLACK = 10.0  # the server's grace for balancers, and its time to write terminal events
+FAILURE_SHOWN = 0.5  # seconds in which clients can still read the error after the final failure of the engine
+DRAIN_SLACK = 10.0  # grace for load balancers, and time to write terminal events
 ENGINE_STOP_SLACK = 2.0  # beyond the engine's own grace
 
 
@@ -60,7 +60,7 @@ def run(
     limits: WatchLimits | None = None,
     engine_command: Sequence[str] = ENGINE_COMMAND,
 ) -> int:
-    """Serve until a stop signal or a failure, and return the exit code. Call in the main thread.
+    """Serves until a stop signal or a failure, and returns the exit code. Call in the main thread.
 
     ``api_key_hashes``: ``auth.hash_key`` of each key; the keys themselves stay here. ``on_status`` is called
     with the progress of loading, with "ready" and the ``EngineInfo``, after crashes, and with "failed" and
@@ -150,7 +150,7 @@ class Supervisor:
         return code
 
     async def _verdict(self, engine: asyncio.Task[int], frontend: asyncio.Task[None]) -> int:
-        """Return the exit code, by what ended first."""
+        """Returns the exit code, by what ended first."""
         if self._stop.asked.is_set():
             return EXIT_OK
         if not engine.done():
@@ -173,7 +173,7 @@ class Supervisor:
         return EXIT_FAILED if error is not None else engine.result()
 
     async def _drain(self, frontend: asyncio.Task[None]) -> None:
-        """Let running requests finish within ``shutdown_timeout`` seconds; a second signal cuts them."""
+        """Lets running requests finish within ``shutdown_timeout`` seconds; a second signal cuts them."""
         if self._callbacks.on_stopping is not None:
             self._callbacks.on_stopping()
         self._frontend.drain()

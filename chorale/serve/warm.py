@@ -1,4 +1,4 @@
-"""Compiling every kernel of a server ahead of its start, for a GPU that need not be here."""
+"""Compiles every kernel of a server before its start, for a GPU that need not be present."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from chorale.serve.compile_phase import SOURCES, record, wait
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``architecture``: "sm_90" or "gfx942". ``hardware``: as the engine will find it."""
+    """``architecture``: "sm_90" or "gfx942". ``hardware``: as the engine will detect it."""
 
     hardware: Hardware
     architecture: str
@@ -36,7 +36,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """``num_kernels`` is 0 if all were there."""
+    """``num_kernels`` is 0 if all were in the cache."""
 
     num_kernels: int
     seconds: float
@@ -44,7 +44,7 @@ class Warmed:
 
 
 def local_target() -> Target:
-    """This machine's GPU. Raises ``ConfigError`` if there is none."""
+    """Returns this machine's GPU. Raises ``ConfigError`` if there is none."""
     import torch
 
     from chorale.kernels.triton.launch import architecture_of
@@ -56,10 +56,10 @@ def local_target() -> Target:
 
 
 def warm(config: EngineConfig, model_config: ModelConfig, target: Target, report: Progress) -> Warmed:
-    """Put all kernels of a server of ``config`` on ``target``, and their manifest, into Triton's cache.
+    """Writes all kernels of a server of ``config`` on ``target``, and their manifest, to Triton's cache.
 
-    The process can compile for no other GPU afterwards. Raises ``ConfigError`` for what cannot be served, and
-    ``ChoraleError`` if a kernel does not compile or the cache cannot be written.
+    The process can compile for no other GPU afterwards. Raises ``ConfigError`` for invalid configurations,
+    and ``ChoraleError`` if a kernel does not compile or the cache cannot be written.
     """
     from chorale.kernels.triton.ops import TRITON_OPS
     from chorale.kernels.triton.precompile import target as targets

@@ -12,10 +12,8 @@ from chorale.client.wire import Heartbeat
 class WatchLimits:
     """Limits of the engine monitor, times in seconds. The defaults are for serving; tests shorten them."""
 
-    heartbeat_timeout: float = (
-        5.0  # no beat while serving: the process is stopped, or never gives up its lock
-    )
-    loading_heartbeat_timeout: float = 120.0  # importing torch from a cold disk holds the lock for long
+    heartbeat_timeout: float = 5.0  # no beat while serving: the process is stopped, or holds the GIL
+    loading_heartbeat_timeout: float = 120.0  # importing torch from a cold disk holds the GIL for long
     step_timeout: float | None = None  # None: 30 s on an accelerator, 600 s on a CPU (a long prefill chunk)
     step_p99_factor: float = 20.0
     max_failed_starts: int = (
@@ -31,7 +29,7 @@ class WatchLimits:
     dump_grace: float = 0.5  # from the stack dump of a hung engine to SIGKILL
 
     def step_limit(self, beat: Heartbeat) -> float:
-        """Seconds that the current step may run."""
+        """Returns the seconds that the current step may run."""
         floor = self.step_timeout
         if floor is None:
             on_cpu = beat.info is None or beat.info.device.lower().startswith("cpu")
@@ -51,7 +49,7 @@ class LastHeartbeat:
         self.beat, self.heard_at = beat, now
 
     def hang_reason(self, now: float) -> str | None:
-        """Return why the process counts as hung, or None if it does not."""
+        """Returns why the process counts as hung, or None if it does not."""
         beat, silence = self.beat, now - self.heard_at
         loading = beat is None or beat.state == "loading"
         limit = self.limits.loading_heartbeat_timeout if loading else self.limits.heartbeat_timeout
@@ -66,15 +64,15 @@ class LastHeartbeat:
 class RestartPolicy:
     """Decides between a restart and giving up, by the crashes in the window.
 
-    A process that never becomes ready would be restarted for ever. One that was ready had a good start: ten
+    A process that never becomes ready would otherwise be restarted forever. One that was ready can start: ten
     kills in as many minutes do not end a server that recovers from each.
     """
 
     limits: WatchLimits
-    _deaths: deque[tuple[float, bool]] = field(default_factory=deque)  # when, and whether it was ready
+    _deaths: deque[tuple[float, bool]] = field(default_factory=deque)  # time; whether it was ready
 
     def add(self, now: float, *, was_ready: bool) -> float | None:
-        """Count a crash. Returns the seconds to wait before a restart, or None for no restart."""
+        """Counts a crash. Returns the seconds to wait before a restart, or None for no restart."""
         limits, deaths = self.limits, self._deaths
         deaths.append((now, was_ready))
         while now - deaths[0][0] > limits.deaths_window:
