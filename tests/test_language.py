@@ -55,7 +55,7 @@ OPENINGS = re.compile(
 )
 
 # Packages, modules and pages whose language has not been revised yet.
-NOT_YET: tuple[str, ...] = ("chorale/llm",)
+NOT_YET: tuple[str, ...] = ()
 _JITTED = "a docstring within a compiled kernel, whose source is part of its cache key"
 # (file, phrase) -> reason
 EXCEPTIONS: dict[tuple[str, str], str] = {

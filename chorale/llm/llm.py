@@ -91,11 +91,11 @@ class LLM:
         *,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
     ) -> list[RequestOutput]:
-        """One RequestOutput a prompt, in order. ``sampling_params``: one for all, or one for each.
+        """Returns one RequestOutput per prompt, in order. ``sampling_params``: one for all, or one each.
 
-        ``use_tqdm``: a progress bar, on a terminal; or what makes one, called as tqdm is. A sequence that
-        fails alone has ``finish_reason`` "error". Raises ``ValueError`` and its like for bad arguments
-        before anything runs, ``EngineError`` if the engine fails or was shut down.
+        ``use_tqdm``: a progress bar on a terminal, or a callable with tqdm's arguments that makes one. A
+        sequence that fails alone has ``finish_reason`` "error". Raises ``ValueError``, ``TypeError`` or a
+        ``ChoraleError`` for bad arguments before anything runs, ``EngineError`` if the engine has ended.
         """
         read = read_prompts(prompts, prompt_token_ids, self._vocab)
         params = _for_each(sampling_params, self.get_default_sampling_params, len(read))

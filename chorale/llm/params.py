@@ -44,7 +44,7 @@ def check_names(what: str, given: dict[str, Any], known: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """What the output must be: one of these. ``json``: schema or its text; ``grammar``: Lark or GBNF."""
+    """The constraint of the output: one of these. ``json``: schema or its text; ``grammar``: Lark or GBNF."""
 
     json: str | Mapping[str, Any] | None = None
     regex: str | None = None
@@ -115,7 +115,7 @@ class _Fields:
 
 
 class SamplingParams(_Fields):
-    """How to choose tokens. ``max_tokens`` None: up to the window; ``temperature`` 0: greedy; ``top_k`` 0 or
+    """Sampling parameters. ``max_tokens`` None: up to the window; ``temperature`` 0: greedy; ``top_k`` 0 or
     -1: all; ``stop``: text that ends the output. Raises ``ValueError`` or ``TypeError``, naming the argument.
     """
 
@@ -134,7 +134,7 @@ class SamplingParams(_Fields):
         return cls(**{**known, **given})
 
     def constraint(self) -> Constraint | None:
-        """What ``structured_outputs`` asks for. Raises ``ValueError`` or ``TypeError``."""
+        """Returns the constraint of ``structured_outputs``. Raises ``ValueError`` or ``TypeError``."""
         wanted = self._wanted()
         return None if wanted is None else wanted.constraint()
 
@@ -148,7 +148,7 @@ class SamplingParams(_Fields):
 
     @property
     def priority(self) -> int:
-        """Of every request: prompts run in the order in which they are given."""
+        """0 for every request: prompts run in the order in which they are given."""
         return 0
 
     @property
@@ -185,7 +185,7 @@ def _plain(name: str, value: Any) -> Any:
         return None
     if name in INTEGERS:
         if not isinstance(value, Integral):
-            raise TypeError(f"{name} must be a whole number, not {value!r}")
+            raise TypeError(f"{name} must be an integer, not {value!r}")
         return int(value)
     if name in _NUMBERS:
         if not isinstance(value, Real):
@@ -199,14 +199,14 @@ def _plain(name: str, value: Any) -> Any:
         }
     is_one = name == "stop" and isinstance(value, str)
     if name in _TEXTS and value is not None and not is_one and not _are_texts(value):
-        raise TypeError(f"{name} must be a list of texts, not {value!r}")
+        raise TypeError(f"{name} must be a list of strings, not {value!r}")
     if name in _IDS and value is not None and (isinstance(value, str) or not isinstance(value, Collection)):
         raise TypeError(f"{name} must be a list of token ids, not {value!r}")
     return value
 
 
 def _are_texts(value: object) -> bool:
-    """A text itself is none: its letters would be taken one by one."""
+    """Returns whether it is a list of strings. A bare string is not: iterating it yields characters."""
     if isinstance(value, str) or not isinstance(value, Collection):
         return False
     return all(isinstance(text, str) for text in value)

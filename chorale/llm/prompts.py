@@ -1,4 +1,4 @@
-"""What ``LLM.generate`` and ``LLM.chat`` take, as prompts of token ids."""
+"""Converts the prompts of ``LLM.generate`` and ``LLM.chat`` to token ids."""
 
 from __future__ import annotations
 

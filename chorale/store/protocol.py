@@ -1,4 +1,4 @@
-"""What the store keeps, its errors, and ``Recover``, which the API gives it.
+"""The values that the store keeps, its errors, and ``Recover``, which the API gives it.
 
 A stored response contains its new input and its output, not its history, which is the chain of
 ``previous_id`` or the beginning of its conversation. Branches therefore share their past without affecting
