@@ -177,21 +177,12 @@ def describe(server: str = "/", model: str = "gpt-oss-20b") -> dict[str, Any]:
     }
 
 
+_STRING, _OPTIONAL_STRING = {"type": "string"}, {"type": ["string", "null"]}
+_ERROR_FIELDS = {"message": _STRING, "type": _STRING, "param": _OPTIONAL_STRING, "code": _OPTIONAL_STRING}
 _ERROR = {
     "type": "object",
     "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
+    "properties": {"error": {"type": "object", "required": list(_ERROR_FIELDS), "properties": _ERROR_FIELDS}},
 }
 
 

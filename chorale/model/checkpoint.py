@@ -7,13 +7,13 @@ file and tensor.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 
 from chorale.errors import CheckpointError
 from chorale.model.config import ModelConfig
+from chorale.model.config_fields import read_json
 from chorale.model.layouts import Layout, TensorSpec, detect_layout, tensor_specs
 from chorale.model.safetensors_file import SafetensorsFile, check_name
 
@@ -93,14 +93,7 @@ def _open_files(folder: Path) -> tuple[list[SafetensorsFile], dict[str, Safetens
 
 def _read_index(path: Path) -> dict[str, str]:
     """tensor -> file name. The names are plain: an index must not point outside its folder."""
-    try:
-        if not path.is_file():  # a pipe would be waited for
-            raise CheckpointError(f"{path}: not a file")
-        if path.stat().st_size > _MAX_INDEX_BYTES:
-            raise CheckpointError(f"{path}: larger than {_MAX_INDEX_BYTES} bytes")
-        raw = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as fault:
-        raise CheckpointError(f"{path}: cannot be read: {fault}") from fault
+    raw = read_json(path, _MAX_INDEX_BYTES, CheckpointError)
     listed = raw.get("weight_map") if isinstance(raw, dict) else None
     if not isinstance(listed, dict) or not listed:
         raise CheckpointError(f"{path}: weight_map: missing or empty")

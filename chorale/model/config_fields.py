@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chorale.errors import ModelConfigError
+from chorale.errors import ConfigError, ModelConfigError
 from chorale.sampling_fields import Range
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the published ones have about 2 KB
@@ -72,16 +72,21 @@ class Fields:
         return key, default
 
 
-def read_json_object(path: Path) -> Mapping[str, Any]:
-    """Parse a small JSON file. Raises ``ModelConfigError`` naming it."""
+def read_json(path: Path, max_bytes: int, error: type[ConfigError]) -> Any:
+    """Parse a JSON file of limited size. Raises ``error`` naming it."""
     try:
         if not path.is_file():  # a pipe would be waited for
-            raise ModelConfigError(f"{path}: not a file, or a broken link")
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ModelConfigError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
-        value = json.loads(path.read_bytes())
+            raise error(f"{path}: not a file, or a broken link")
+        if path.stat().st_size > max_bytes:
+            raise error(f"{path}: larger than {max_bytes} bytes")
+        return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as fault:
-        raise ModelConfigError(f"{path}: cannot be read: {fault}") from fault
+        raise error(f"{path}: cannot be read: {fault}") from fault
+
+
+def read_json_object(path: Path) -> Mapping[str, Any]:
+    """Parse a small JSON file. Raises ``ModelConfigError`` naming it."""
+    value = read_json(path, MAX_CONFIG_BYTES, ModelConfigError)
     if not isinstance(value, dict):
         raise ModelConfigError(f"{path}: must hold a JSON object")
     return value

@@ -96,19 +96,10 @@ def insert_response(db: Database, response: StoredResponse, now: float, server_i
         "INSERT INTO responses (id, owner, previous_id, created, used, status, body, num_bytes, server_id,"
         " conversation_id, conversation_end) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq",
         (
-            response.id,
-            response.owner,
-            response.previous_id,
-            response.created,
-            now,
-            response.status,
-            body,
-            size,
-            server_id,
-            response.conversation_id,
-            response.conversation_end,
+            response.id, response.owner, response.previous_id, response.created, now, response.status, body,
+            size, server_id, response.conversation_id, response.conversation_end,
         ),
-    ).fetchone()[0]
+    ).fetchone()[0]  # fmt: skip
     insert_items(db, seq, inputs, start=0, is_output=False)
     insert_items(db, seq, outputs, start=len(inputs), is_output=True)
     if response.previous_id is not None:
