@@ -41,6 +41,17 @@ class Answer:
             legacy_call=bool(chat.functions) and not chat.tools,
         )
 
+    def completion(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the keys of every chunk and of the body. The last of a choice has its ``finish_reason``."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            "service_tier": "default",
+        }
+
     def finish_reason(self, ended: TurnEnded) -> str:
         reason = FINISH[ended.reason]
         return "function_call" if reason == "tool_calls" and self.legacy_call else reason

@@ -15,15 +15,9 @@ from chorale.turns.events import CLIENT_CALLS, SEPARATOR, Fold, FoldedItem, Turn
 def chat_body(answer: Answer, folds: Sequence[Fold], prompt_token_ids: list[int]) -> dict[str, Any]:
     """Returns the body. Raises the ``ChoraleError`` with which a choice ended."""
     ends = [_ended(fold) for fold in folds]
-    body: dict[str, Any] = {
-        "id": answer.id,
-        "object": "chat.completion",
-        "created": answer.created,
-        "model": answer.model,
-        "choices": [_choice(answer, index, fold, ends[index]) for index, fold in enumerate(folds)],
-        "usage": usage_object(of_choices([ended.usage for ended in ends])),
-        "service_tier": "default",
-    }
+    choices = [_choice(answer, index, fold, ends[index]) for index, fold in enumerate(folds)]
+    body = answer.completion("chat.completion", choices)
+    body["usage"] = usage_object(of_choices([ended.usage for ended in ends]))
     if ends[0].prompt_logprobs is not None:
         body["prompt_logprobs"] = answer.logprobs.prompt(ends[0].prompt_logprobs)
     if answer.return_token_ids:

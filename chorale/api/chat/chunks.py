@@ -27,6 +27,8 @@ from chorale.turns.events import (
     Usage,
 )
 
+_CHUNK = "chat.completion.chunk"
+
 
 class ChunkWriter:
     """Writes the chunks of a choice.
@@ -199,9 +201,8 @@ class ChunkWriter:
         finish_reason: str | None = None,
         stop_reason: str | int | None = None,
     ) -> bytes:
-        chunk = self._object(delta)
+        chunk = self._object(delta, logprobs, finish_reason)
         choice = chunk["choices"][0]
-        choice["logprobs"], choice["finish_reason"] = logprobs, finish_reason
         if finish_reason is not None:
             choice["stop_reason"] = stop_reason
         progress, self._progress = self._progress, None
@@ -211,16 +212,19 @@ class ChunkWriter:
             chunk["usage"] = usage_object(self._usage)
         return event(chunk)
 
-    def _object(self, delta: dict[str, Any]) -> dict[str, Any]:
-        answer = self._answer
-        chunk: dict[str, Any] = {
-            "id": answer.id,
-            "object": "chat.completion.chunk",
-            "created": answer.created,
-            "model": answer.model,
-            "choices": [{"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}],
-            "service_tier": "default",
+    def _object(
+        self,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        choice = {
+            "index": self._index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
         }
+        chunk = self._answer.completion(_CHUNK, [choice])
         if self._with_usage:
             chunk["usage"] = None
         return chunk
@@ -228,14 +232,4 @@ class ChunkWriter:
 
 def usage_event(answer: Answer, usage: Usage) -> bytes:
     """Returns the last chunk of a stream with ``include_usage``: no choices, the total usage."""
-    return event(
-        {
-            "id": answer.id,
-            "object": "chat.completion.chunk",
-            "created": answer.created,
-            "model": answer.model,
-            "choices": [],
-            "service_tier": "default",
-            "usage": usage_object(usage),
-        }
-    )
+    return event(answer.completion(_CHUNK, []) | {"usage": usage_object(usage)})
