@@ -84,3 +84,17 @@ def test_the_checker_counts_what_it_compiles_and_not_what_it_has_compiled(
             own.close()
 
     asyncio.run(main())
+
+
+def nested_lists(count: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(count):
+        schema = {"items": schema}
+    return schema
+
+
+def test_the_bound_on_depth_is_one_number() -> None:
+    """32 objects, each in the ``properties`` of the one around it, are as deep as 65 lists."""
+    json_schema(nested_lists(65), "p")
+    with pytest.raises(RequestError, match="deeper than 32 objects"):
+        json_schema(nested_lists(66), "p")

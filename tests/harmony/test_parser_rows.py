@@ -9,7 +9,7 @@ import pytest
 from chorale.harmony.header import ToolNames
 from chorale.harmony.messages import ContentDelta, HarmonyEvent, MessageEnd, MessageStart, Repair, Terminator
 from chorale.harmony.parser import Parser
-from chorale.harmony.vocab import Vocabulary
+from chorale.harmony.vocab import Vocabulary, load_vocabulary
 
 END, RETURN, CALL = Terminator.END, Terminator.RETURN, Terminator.CALL
 CUT, IMPLICIT = Terminator.CUT, Terminator.IMPLICIT
@@ -363,3 +363,10 @@ def test_utf8_split_over_tokens_is_held_and_flushed(vocab: Vocabulary) -> None:
 def test_a_namespace_does_not_make_names_alike(written: str, meant: str | None) -> None:
     """A call of a function that was never declared must not become one of another function."""
     assert ToolNames(["functions.add", "functions.get_weather", "browser.search"]).nearest(written) == meant
+
+
+def test_tokens_after_the_end_are_one_repair_however_many() -> None:
+    parser = Parser(load_vocabulary())
+    parser.feed_all(load_vocabulary().encode_with_special("<|channel|>final<|message|>x<|return|>"))
+    events = parser.feed_all(load_vocabulary().encode("and so on and on")) + list(parser.feed(200_000))
+    assert events == [Repair("tokens_after_end")]
