@@ -1,7 +1,7 @@
 """Writes the generated tables of docs/api.md from the code that enforces them.
 
     python scripts/api_docs.py           rewrites the page
-    python scripts/api_docs.py --check   exits 1 if the page is not what the code says
+    python scripts/api_docs.py --check   exits 1 and prints the first line that differs
 
 A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 
 from chorale.api import fields, limits
@@ -70,10 +71,21 @@ def render(page: str) -> str:
     return page
 
 
+def first_difference(page: str, fresh: str) -> str:
+    """Return the first line that differs, as the page and as the code have it."""
+    pairs = zip_longest(page.splitlines(), fresh.splitlines(), fillvalue="(end of the page)")
+    for number, (old, new) in enumerate(pairs, 1):
+        if old != new:
+            return f"docs/api.md:{number} differs:\n  page: {old}\n  code: {new}"
+    return ""
+
+
 def main() -> int:
     page = PAGE.read_text("utf-8")
     fresh = render(page)
     if "--check" in sys.argv:
+        if difference := first_difference(page, fresh):
+            print(difference, file=sys.stderr)
         return int(fresh != page)
     PAGE.write_text(fresh, "utf-8")
     return 0

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 import chorale
 import chorale.api
 from chorale.api.chat.request import ChatRequest
+from chorale.sampling_fields import CHOSEN_BY_MODEL
 
 ROOT = Path(chorale.__file__).parent
 # (model, field) -> why nothing reads it
@@ -32,16 +33,9 @@ WITHOUT_EFFECT: dict[tuple[str, str], str] = {
     ("ResponsesRequest", "service_tier"): "there is one tier",
     ("TokenizeRequest", "add_special_tokens"): "gpt-oss adds none to a prompt",
 }
-SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    *(f"{kind}_penalty" for kind in ("presence", "frequency", "repetition")),
-)
 # Fields that ``getattr`` reads: where, and the string that names them there.
 BY_NAME = {
-    **{name: ("turns/sampling.py", name) for name in SAMPLING},
+    **{name: ("sampling_fields.py", name) for name in CHOSEN_BY_MODEL},
     **{f"guided_{way}": ("turns/structured.py", way) for way in ("json", "regex", "choice", "grammar")},
     "function_call": ("api/chat/prepare.py", "function_call"),
 }
