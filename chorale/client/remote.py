@@ -171,6 +171,8 @@ class RemoteClient:
         self._connection.connect()
 
     def _message(self, message: FromEngine) -> None:
+        if message.engine_id != self._engine_id:
+            return
         if isinstance(message, EngineFailed):
             self._died_id = message.engine_id
             self._lose_engine("dead", message.message)
