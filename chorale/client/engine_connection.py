@@ -28,7 +28,7 @@ from chorale.client.wire import (
     heartbeat_address,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 RECONNECT_MS = 50  # a new engine is found within this time after it binds
 LINGER_MS = 200  # time in which close() may still send aborts and Unregister
 
@@ -101,7 +101,7 @@ class EngineConnection:
             try:
                 message = decode_from_engine(data)
             except DECODE_ERRORS as error:
-                log.error("dropped a message from the engine that cannot be decoded: %s", error)
+                logger.error("dropped a message from the engine that cannot be decoded: %s", error)
                 continue
             self._on_message(message)
 
@@ -114,7 +114,7 @@ class EngineConnection:
             try:
                 beat = decode_heartbeat(data)
             except DECODE_ERRORS as error:
-                log.error("dropped a heartbeat that cannot be decoded: %s", error)
+                logger.error("dropped a heartbeat that cannot be decoded: %s", error)
                 continue
             self._on_heartbeat(beat)
 

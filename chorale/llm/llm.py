@@ -37,7 +37,7 @@ from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.request import TurnRequest
 from chorale.turns.rules import TurnRules
 
-log = logging.getLogger("chorale")
+logger = logging.getLogger(__name__)
 
 # Arguments of vLLM's LLM that change nothing here, and why.
 _IGNORED = {
@@ -71,7 +71,7 @@ class LLM:
         self._vocab = load_vocabulary()
         core, info = build_engine(_config(model, options))
         for note in info.notes:
-            log.warning("%s", note)
+            logger.warning("%s", note)
         self._engine = OfflineEngine(core, info)
         self._numbers = itertools.count()
 
@@ -197,7 +197,7 @@ class LLM:
 def _config(model: str, options: dict[str, Any]) -> EngineConfig:
     names = [field.name for field in dataclasses.fields(EngineConfig)]
     for name in [name for name in options if name in _IGNORED]:
-        log.warning("LLM: %s has no effect: %s", name, _IGNORED[name])
+        logger.warning("LLM: %s has no effect: %s", name, _IGNORED[name])
         del options[name]
     check_names("LLM", options, names)
     given = {name: value for name, value in options.items() if value is not None}  # None: decide for me

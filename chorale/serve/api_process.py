@@ -25,7 +25,7 @@ from chorale.serve.bootstrap import (
 )
 from chorale.serve.http import make_client, serve_http
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 async def serve(start: ApiStart) -> None:
@@ -46,7 +46,7 @@ def main() -> int:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(start))
     except ChoraleError as error:
-        log.error("%s", error)
+        logger.error("%s", error)
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
     return EXIT_OK
 

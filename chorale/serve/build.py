@@ -28,7 +28,7 @@ from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
 from chorale.serve import compile_phase
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class _Phases:
@@ -102,7 +102,7 @@ def build_engine(
             capture_first(executor, resolved, phases.report, 0 if is_busy else CAPTURE_SECONDS)
     if precompiler is not None:
         precompiler.throttle()
-        log.debug("%d kernels; %d were not recorded", precompiler.num_kernels, precompiler.num_late)
+        logger.debug("%d kernels; %d were not recorded", precompiler.num_kernels, precompiler.num_late)
     if pool is not None and (precompiler is None or not precompiler.is_busy):
         pool.close()
     core = EngineCore(resolved.limits, executor, grammars=grammars)

@@ -27,7 +27,7 @@ from chorale.runtime.warmup.dry_run import (
 )
 from chorale.runtime.warmup.plans import eager_plans, masked_plans
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 # The code that decides which kernels are launched, and how.
 SOURCES = tuple(Path(__file__).parents[1] / room for room in ("kernels", "model", "runtime", "serve"))
 AT_LAUNCH = "kernels compile at their first launch"
@@ -44,7 +44,7 @@ def make_precompiler(
     try:
         return ops.precompiler(lambda: pool or pools.start(cpu_count()))
     except Exception as error:
-        log.warning("%s: %s", AT_LAUNCH, error)
+        logger.warning("%s: %s", AT_LAUNCH, error)
         return None
 
 
@@ -66,7 +66,7 @@ def precompile(
             wait(precompiler, needed, report)
     except Exception as error:
         precompiler.cancel()
-        log.warning("%s: %s: %s", AT_LAUNCH, type(error).__name__, error)
+        logger.warning("%s: %s: %s", AT_LAUNCH, type(error).__name__, error)
 
 
 def wait(precompiler: Precompiler, count: int, report: Progress) -> None:

@@ -29,7 +29,7 @@ from chorale.serve.bootstrap import (
 )
 from chorale.serve.watch import LastHeartbeat, RestartPolicy, WatchLimits
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 ENGINE_COMMAND = (sys.executable, "-m", "chorale.serve.engine_process")
 WATCH_INTERVAL = 0.1  # seconds
 
@@ -68,7 +68,7 @@ async def end(process: Process, grace: float) -> int:
         try:
             return await asyncio.wait_for(process.wait(), grace)
         except TimeoutError:
-            log.warning("process %d did not end within %.0f s: killed", process.pid, grace)
+            logger.warning("process %d did not end within %.0f s: killed", process.pid, grace)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
     return await process.wait()
@@ -110,7 +110,7 @@ class EngineMonitor:
                 failure = Failure(hang_reason or f"the engine process {_manner(code)}", deterministic=False)
             if failure.deterministic:  # a configuration error, which the status reports
                 return self._give_up(failure, EXIT_CONFIG)
-            log.error("%s", failure.message)
+            logger.error("%s", failure.message)
             delay = self._restart_policy.add(time.monotonic(), was_ready=self._was_ready)
             if delay is None:
                 return self._give_up(failure, EXIT_FAILED)
@@ -150,7 +150,7 @@ class EngineMonitor:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             hang_reason = watching.result() if watching.done() and process.returncode is None else None
             if hang_reason is not None:
-                log.error("the engine process %d hangs (%s): killing it", process.pid, hang_reason)
+                logger.error("the engine process %d hangs (%s): killing it", process.pid, hang_reason)
                 await self._dump_and_kill(process)
             return await end(process, self._limits.kill_grace), hang_reason
         finally:
@@ -191,7 +191,7 @@ class EngineMonitor:
             except zmq.Again:
                 return
             except DECODE_ERRORS as error:
-                log.error("dropped a heartbeat that does not decode: %s", error)
+                logger.error("dropped a heartbeat that does not decode: %s", error)
                 continue
             if beat.pid == self.pid:
                 last_heartbeat.hear(beat, time.monotonic())

@@ -45,7 +45,7 @@ from chorale.serve.bootstrap import (
 from chorale.serve.engine_socket import EngineServerSocket
 from chorale.serve.heartbeat import HeartbeatThread
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _NVIDIA = "/dev/nvidiactl"  # exists where an NVIDIA driver is loaded
 
 Build = Callable[[EngineConfig, Progress], tuple[Core, EngineInfo]]
@@ -144,7 +144,7 @@ def _start_failed(start: EngineStart, error: Exception) -> int:
     if deterministic:
         message = str(error)
     else:
-        log.exception("the engine could not start")
+        logger.exception("the engine could not start")
         message = f"{type(error).__name__}: {error}"
     write_failure(start.directory, Failure(message, deterministic))
     return EXIT_CONFIG if deterministic else EXIT_FAILED
@@ -170,7 +170,7 @@ def _serve(
     try:
         run_engine_loop(core, inbox)
     except Exception as error:
-        log.exception("a step failed; the engine process ends")
+        logger.exception("a step failed; the engine process ends")
         message = f"the engine failed ({type(error).__name__})"
         write_failure(start.directory, Failure(f"{message}: {error}", deterministic=False))
         server_socket.announce_failure(message)

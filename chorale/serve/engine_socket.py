@@ -21,7 +21,7 @@ from chorale.client.wire import (
 )
 from chorale.engine.types import EngineStats, GenerateRequest, StepOutputs, TokenChunk
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 FAILURE_LINGER_MS = 500
 
 
@@ -78,13 +78,13 @@ class EngineServerSocket:
             except zmq.Again:
                 return
             except ValueError:
-                log.error("dropped a message that does not have two parts")
+                logger.error("dropped a message that does not have two parts")
                 continue
             self._last_seen[client] = self._clock()
             try:
                 yield client, decode_to_engine(data)
             except DECODE_ERRORS as error:
-                log.error("dropped a client's message that cannot be decoded: %s", error)
+                logger.error("dropped a client's message that cannot be decoded: %s", error)
 
     def own(self, client: bytes, request_id: str, num_choices: int) -> bool:
         """Record the client of a request. Returns False if a request in flight has the same id."""
@@ -119,7 +119,7 @@ class EngineServerSocket:
         oldest = self._clock() - self._client_timeout
         for client in [client for client, seen in self._last_seen.items() if seen < oldest]:
             message = f"the server process was silent for {self._client_timeout:.0f} s"
-            log.warning("%s: its requests are aborted", message)
+            logger.warning("%s: its requests are aborted", message)
             # If it was only suspended, it would otherwise wait forever for these tokens.
             self._send(client, ClientExpired(self._engine_id, message))
             self.drop(client)
@@ -164,7 +164,7 @@ class EngineServerSocket:
         try:
             self._router.send_multipart([client, encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            log.warning("a client has disconnected (%s): its requests are aborted", error)
+            logger.warning("a client has disconnected (%s): its requests are aborted", error)
             self.drop(client)
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from chorale.serve.bootstrap import EXIT_CONFIG, ApiStart
 from chorale.serve.engine_monitor import end, spawn
 from chorale.serve.watch import RestartPolicy, WatchLimits
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 API_COMMAND = (sys.executable, "-m", "chorale.serve.api_process")
 SETTLED = 10.0  # seconds after which an API process counts as having been ready
 CUT_GRACE = 5.0  # seconds that an API process has to cut running requests
@@ -100,7 +100,7 @@ class MultiProcessFrontend:
             del self._processes[index]
             if self._num_drains:
                 return
-            log.error("API process %d ended with code %d", process.pid, code)
+            logger.error("API process %d ended with code %d", process.pid, code)
             if code == EXIT_CONFIG:  # it has logged the reason; a restart would fail again
                 raise ConfigError("an API process cannot run with this configuration")
             now = time.monotonic()

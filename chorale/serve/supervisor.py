@@ -34,7 +34,7 @@ from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineMonitor, OnStatus
 from chorale.serve.http_frontend import CUT_GRACE, make_frontend, share
 from chorale.serve.watch import WatchLimits
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 FAILURE_SHOWN = 0.5  # seconds in which clients can still read the error after the final failure of the engine
 DRAIN_SLACK = 10.0  # grace for load balancers, and time to write terminal events
 ENGINE_STOP_SLACK = 2.0  # beyond the engine's own grace
@@ -158,13 +158,13 @@ class Supervisor:
             said = error is None or isinstance(
                 error, ChoraleError
             )  # its message is enough, without a traceback
-            log.error(
+            logger.error(
                 "the HTTP side ended%s", f": {error}" if error else "", exc_info=None if said else error
             )
             return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
         error = engine.exception()
         if error is not None:
-            log.error("the engine monitor failed", exc_info=error)
+            logger.error("the engine monitor failed", exc_info=error)
         failure = self._engine_monitor.failure
         self._frontend.fail(failure.message if failure is not None else "the engine failed")
         await asyncio.sleep(FAILURE_SHOWN)

@@ -32,7 +32,7 @@ from chorale.kernels.triton.precompile.pool import CompilePool
 from chorale.kernels.triton.precompile.target import links_without_driver
 from chorale.kernels.triton.precompile.worker_main import describe, prepare_launcher, settle_keys
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 # Threads beside steps, each of which may hold the interpreter's lock for 5 ms; and without processes.
 FEW_THREADS = 2
 
@@ -163,7 +163,7 @@ class Precompiler:
         self.num_late += 1
         start = time.perf_counter()
         name = kernel.result().metadata.name
-        log.debug("%s was compiled at its launch: %.2f s", name, time.perf_counter() - start)
+        logger.debug("%s was compiled at its launch: %.2f s", name, time.perf_counter() - start)
 
     def _through_pool(self, key: str, compile_: Callable[[], Any]) -> Callable[[], Any]:
         """``compile_``, after a process has put on disk what it reads."""
@@ -185,11 +185,11 @@ class Precompiler:
                 return True
             task = describe(found["src"], found["target"], found["options"].__dict__, found["env_vars"])
         except Exception:
-            log.debug("a kernel cannot be sent to a process", exc_info=True)
+            logger.debug("a kernel cannot be sent to a process", exc_info=True)
             return False
         is_done = pool.run(task) and is_cached(key, name)
         if not is_done:
-            log.debug("%s is compiled here", name)
+            logger.debug("%s is compiled here", name)
         return is_done
 
     @property
@@ -264,7 +264,7 @@ class Precompiler:
                 prepare_launcher(kernel)
             found = kernel.hash, kernel.src.name
         except Exception as error:
-            log.debug("a kernel does not compile; its launch will raise the error", exc_info=True)
+            logger.debug("a kernel does not compile; its launch will raise the error", exc_info=True)
             found = f"{type(error).__name__}: {error}"
         with self._changed:
             self._num_done += 1
@@ -286,7 +286,7 @@ class Precompiler:
                     manifest.write(self._compiled)
                     self._is_written = True
                 except (OSError, RuntimeError) as error:
-                    log.debug("the manifest was not written: %s", error)
+                    logger.debug("the manifest was not written: %s", error)
             self._changed.notify_all()
         if pool is not None:
             pool.close()

@@ -20,7 +20,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 MAX_SIZE = 12
 _TIMEOUT = 120.0  # seconds for one kernel
 MANIFESTS = hashlib.sha256(b"chorale: compile manifests").hexdigest()  # in the place of a kernel's hash
@@ -67,11 +67,11 @@ class CompilePool:
             error = process.recv_bytes()
         except (OSError, EOFError) as lost:
             process.close()
-            log.debug("a compile process was lost: %r", lost)
+            logger.debug("a compile process was lost: %r", lost)
             return False
         self._give_back(process)
         if error:
-            log.debug("a process could not compile: %s", error.decode("utf-8", "replace"))
+            logger.debug("a process could not compile: %s", error.decode("utf-8", "replace"))
         return not error
 
     def _give_back(self, process: Connection) -> None:
@@ -106,7 +106,7 @@ def start(cores: int) -> CompilePool | None:
     try:
         return CompilePool(size)
     except OSError as error:
-        log.debug("kernels are compiled in threads: %s", error)
+        logger.debug("kernels are compiled in threads: %s", error)
         return None
 
 
