@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -166,19 +167,26 @@ def test_streams_that_the_engine_dropped_are_aborted_there_too() -> None:
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_a_loop_that_paused_does_not_take_a_living_engine_for_dead(loop: str) -> None:
-    """uvloop runs timers before it reads sockets: what arrived during the pause is not read yet."""
+    """uvloop runs timers before it reads sockets: after a pause in a reader, a beat is there and not read."""
 
     async def scene() -> None:
         async with wire(ping_interval=0.05, engine_silence=1.0) as w:
             await w.attach("one")
             stream = w.client.submit(request("r"))
-            for _ in range(10):
+            ours, theirs = socket.socketpair()
+
+            def pause() -> None:
+                ours.recv(1)
+                time.sleep(0.6)
                 w.beat("one")
-                await asyncio.sleep(0.02)
-            time.sleep(0.6)
-            w.beat("one")
-            time.sleep(0.6)  # the beat has arrived, and is not read
-            await asyncio.sleep(0.1)
+                time.sleep(0.6)
+
+            asyncio.get_running_loop().add_reader(ours, pause)
+            with ours, theirs:
+                w.beat("one")
+                theirs.send(b"x")
+                await asyncio.sleep(0.1)
+                asyncio.get_running_loop().remove_reader(ours)
             assert [status.state for status in w.told] == ["ready"]
             assert stream.num_unfinished == 1
 
