@@ -28,7 +28,8 @@ from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Qk
 from chorale.kernels.reference import attention as reference_attention
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.attention import decode, prefill
+from chorale.kernels.triton.attention import prefill
+from chorale.kernels.triton.attention.plan import AttentionPlan, plan_attention
 from chorale.kernels.triton.dense.linear import pack_head
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.launch import tuning_of
@@ -308,7 +309,7 @@ def time_grouped(tokens: int) -> None:
 # ------------------------------------------------------------------ attention
 
 
-def prompts(rows: int, length: int) -> tuple[decode.AttentionPlan, torch.Tensor, torch.Tensor, torch.Tensor]:
+def prompts(rows: int, length: int) -> tuple[AttentionPlan, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(plan, q, kv, sinks) of ``rows`` whole prompts."""
     width = -(-length // 64)
     table = torch.randperm(rows * width, device=GPU).int().view(rows, width)
@@ -322,13 +323,11 @@ def prompts(rows: int, length: int) -> tuple[decode.AttentionPlan, torch.Tensor,
         max_query_len=length,
         max_context_len=length,
     )
-    plan = decode.plan_attention(meta, AttentionShape(64, 8, 64, 128), 64)
+    plan = plan_attention(meta, AttentionShape(64, 8, 64, 128), 64)
     return plan, randn(tokens, 64, 64), randn(rows * width, 2, 8, 64, 64), randn(64, dtype=torch.float32)
 
 
-def time_prefill(
-    case: tuple[decode.AttentionPlan, torch.Tensor, torch.Tensor, torch.Tensor], group: int
-) -> float:
+def time_prefill(case: tuple[AttentionPlan, torch.Tensor, torch.Tensor, torch.Tensor], group: int) -> float:
     plan, q, kv, sinks = case
     out = torch.empty_like(q)
     return graph_us(lambda: [prefill.prefill(q, kv, sinks, plan, group, out) for _ in range(4)]) / 4
