@@ -7,6 +7,7 @@ process opens a device: the target comes with each task.
 from __future__ import annotations
 
 import contextlib
+import enum
 import importlib
 import io
 import os
@@ -32,6 +33,8 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, found: Any) -> Any:
         if isinstance(found, JITFunction):
             return _find, (found.fn.__module__, found.fn.__qualname__)
+        if isinstance(found, enum.Enum):  # Python 3.11.0 to 3.11.3 would name ``getattr``
+            return type(found), (found.value,)
         return NotImplemented
 
 
