@@ -1,28 +1,22 @@
 """Every field of every request model is read where it acts: none is declared, accepted and ignored.
 
-A field counts as read if some code outside its class loads it from a variable, parameter, attribute or field
-that is annotated with the model, or with a class or protocol that declares the field too. A property of the
-model passes on what it reads, once somebody reads the property.
+``tests/support/field_reads.py`` finds the reads. A property of the model passes on what it reads, once
+somebody reads the property.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib
 import pkgutil
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from functools import cache
-from pathlib import Path
+from collections.abc import Iterable
 
 from pydantic import BaseModel
 
-import chorale
 import chorale.api
 from chorale.api.chat.request import ChatRequest
 from chorale.sampling_fields import CHOSEN_BY_MODEL
+from tests.support.field_reads import is_read, strings, through_self
 
-ROOT = Path(chorale.__file__).parent
 # (model, field) -> why nothing reads it
 WITHOUT_EFFECT: dict[tuple[str, str], str] = {
     ("BackgroundOptions", "completion_window"): "its one value is what happens anyway",
@@ -54,116 +48,11 @@ def models() -> list[type[BaseModel]]:
     return sorted(found, key=lambda model: model.__qualname__)
 
 
-@cache
-def trees() -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text("utf-8")) for path in sorted(ROOT.rglob("*.py"))}
-
-
-def names_in(annotation: ast.AST | None) -> Iterator[str]:
-    """The identifiers of an annotation, quoted ones included."""
-    for node in ast.walk(annotation) if annotation is not None else ():
-        if isinstance(node, ast.Name):
-            yield node.id
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-            yield node.value
-
-
-@cache
-def holders() -> dict[str, frozenset[tuple[Path | None, str]]]:
-    """Class -> what is annotated with it: (file, name) of a variable, (None, name) of a field."""
-    found: dict[str, set[tuple[Path | None, str]]] = defaultdict(set)
-    returning: dict[str, set[str]] = defaultdict(set)  # function -> the classes that it returns
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.arg):
-                for name in names_in(node.annotation):
-                    found[name].add((path, node.arg))
-            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name | ast.Attribute):
-                for name in names_in(node.annotation):
-                    found[name].add((None, terminal(node.target)))
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                returning[node.name].update(names_in(node.returns))
-                for name in names_in(node.returns):
-                    found[name].add((None, node.name))  # a property
-    fields: dict[str, set[str]] = defaultdict(set)  # field -> the classes that it holds
-    for name, places in found.items():
-        for path, holder in places:
-            if path is None:
-                fields[holder].add(name)
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                for part in map(terminal, ast.walk(node.value)):
-                    for name in {part, *returning.get(part, ()), *fields.get(part, ())}:
-                        found[name].add((path, node.targets[0].id))
-    return {name: frozenset(places) for name, places in found.items()}
-
-
-def terminal(node: ast.AST) -> str:
-    if isinstance(node, ast.Subscript):
-        return terminal(node.value)
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-@cache
-def declared() -> dict[str, frozenset[str]]:
-    """Class -> the names that its body declares; classes of ``chorale`` by their bare names."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for tree in trees().values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                for part in node.body:
-                    if isinstance(part, ast.AnnAssign):
-                        found[node.name].add(terminal(part.target))
-                    elif isinstance(part, ast.FunctionDef):
-                        found[node.name].add(part.name)
-    return {name: frozenset(fields) for name, fields in found.items()}
-
-
-@cache
-def loads() -> dict[str, frozenset[tuple[Path, str]]]:
-    """Attribute -> (file, name of what it is loaded from), ``self`` left out."""
-    found: dict[str, set[tuple[Path, str]]] = defaultdict(set)
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                found[node.attr].add((path, terminal(node.value)))
-    return {name: frozenset(places) for name, places in found.items()}
-
-
-@cache
-def strings(path: str) -> frozenset[str]:
-    constants = (node for node in ast.walk(trees()[ROOT / path]) if isinstance(node, ast.Constant))
-    return frozenset(node.value for node in constants if isinstance(node.value, str))
-
-
-def is_read(model: type[BaseModel], name: str) -> bool:
-    """Whether some code outside the model loads ``name`` from one."""
+def acts(model: type[BaseModel], name: str) -> bool:
     if name in BY_NAME:
         path, string = BY_NAME[name]
         return string in strings(path)
-    kin = {each.__name__ for each in model.__mro__ if each.__module__.startswith("chorale.")}
-    kin |= {each for each, names in declared().items() if name in names and each in protocols()}
-    places = {place for each in kin for place in holders().get(each, ())}
-    return any((path, holder) in places or (None, holder) in places for path, holder in loads().get(name, ()))
-
-
-@cache
-def protocols() -> frozenset[str]:
-    classes = (n for tree in trees().values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
-    return frozenset(n.name for n in classes if any("Protocol" in ast.dump(base) for base in n.bases))
-
-
-@cache
-def through_self() -> dict[str, dict[str, frozenset[str]]]:
-    """Class -> method or property -> what it loads from ``self``."""
-    found: dict[str, dict[str, frozenset[str]]] = defaultdict(dict)
-    for owner in (node for tree in trees().values() for node in ast.walk(tree)):
-        if isinstance(owner, ast.ClassDef):
-            for part in (part for part in owner.body if isinstance(part, ast.FunctionDef)):
-                used = (node for node in ast.walk(part) if isinstance(node, ast.Attribute))
-                found[owner.name][part.name] = frozenset(n.attr for n in used if terminal(n.value) == "self")
-    return found
+    return is_read(model, name)
 
 
 def properties(model: type[BaseModel]) -> dict[str, frozenset[str]]:
@@ -178,8 +67,8 @@ def unread(candidates: Iterable[type[BaseModel]]) -> set[tuple[str, str]]:
     for model in candidates:
         passed_on = properties(model)
         for name in model.model_fields:
-            through = [each for each, used in passed_on.items() if name in used and is_read(model, each)]
-            if not (through or is_read(model, name)):
+            through = [each for each, used in passed_on.items() if name in used and acts(model, each)]
+            if not (through or acts(model, name)):
                 missing.add((model.__name__, name))
     return missing
 

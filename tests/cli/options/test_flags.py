@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 from chorale.cli.options.flags import FLAGS
 from chorale.cli.options.settings import merge
 from chorale.cli.options.values import MOST, NUMBERS, Flag
-from chorale.config import EngineConfig
+from chorale.config import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
 from chorale.runtime.resolve import check_sizes
+from tests.support.field_reads import is_read
 
 NUMERIC = [flag for flag in FLAGS.values() if flag.kind in NUMBERS and flag.target is not None]
 
@@ -51,6 +53,29 @@ def test_the_engine_has_the_same_least_values() -> None:
             check_sizes(EngineConfig(**{attribute: int(flag.least)}))
         except ConfigError as error:
             raise AssertionError(f"--{flag.name} {flag.least} passes the flag only: {error}") from None
+
+
+CONFIGS = (EngineConfig, ServerConfig, ToolConfig)
+CHECKS = ("config.py", "cli/options/")  # what merges and checks the flags does nothing with them
+
+
+def unread(config: type) -> list[str]:
+    names = [field.name for field in dataclasses.fields(config)]
+    return [name for name in names if not is_read(config, name, except_in=CHECKS)]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_what_a_flag_sets_is_read_where_it_acts(config: type) -> None:
+    assert unread(config) == []
+
+
+def test_a_flag_that_is_only_declared_is_found() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class OnlyDeclared(ServerConfig):
+        frobnicate: int = 0
+        cwd: str = ""  # a name that something else has
+
+    assert unread(OnlyDeclared) == ["frobnicate", "cwd"]
 
 
 # --------------------------------------------------------------------------- graphs
