@@ -1,4 +1,4 @@
-"""Every sampling number arrives: over HTTP, through LLM and into a summary, up to the device's row."""
+"""Every sampling number arrives over HTTP, through LLM and into a summary, up to the row, and acts there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -20,10 +21,12 @@ from chorale.engine.types import EngineLimits, GenerateRequest, RowStart, Sampli
 from chorale.errors import ModelConfigError
 from chorale.model.config import _read_sampling
 from chorale.runtime.sampling.row_state import RowSamplingState
+from chorale.runtime.sampling.sampler import Sampler
 from chorale.sampling_fields import GENERATION, SAMPLING_FIELDS, Range
 from chorale.serve import build
 from chorale.testing.fake_executor import FakeExecutor
 from chorale.turns.compaction import sampling_of_pass
+from tests.support.runtime import CPU, row_start, sampling_batch
 from tests.support.scripted import FINAL, playing
 from tests.support.server import served
 
@@ -187,6 +190,30 @@ def test_it_reaches_the_sequence_or_the_row_of_the_device(name: str) -> None:
         number = value + 3 if name == "max_tokens" else value  # with the prompt's three
         assert any(math.isclose(each, number, rel_tol=1e-6) for each in found)
         assert not any(math.isclose(each, number, rel_tol=1e-6) for each in usual)
+
+
+# What a request says to the engine, not to the sampler: tests of their own.
+NOT_SAMPLED_BY = {"seed", "max_tokens", "n", "logprobs", "prompt_logprobs", "ignore_eos", "stop_token_ids"}
+
+
+def sampled(sampling: SamplingSpec) -> list[int]:
+    """Tokens of 200 rows that differ by seed alone: likely ones are those the example's values are about."""
+    count, vocab = 200, 97
+    rows = RowSamplingState(count, vocab, 64, CPU.torch_device)
+    for row in range(count):
+        rows.start(row_start(row, sampling, [7, 8], [1], row, (3,)))
+    logits = torch.from_numpy(np.random.default_rng(0).normal(0, 1.5, (1, vocab)).astype(np.float32))
+    logits[0, [1, 2, 3, 7]] = 3.0
+    batch = sampling_batch(rows, list(range(count)), [3] * count)
+    tokens: list[int] = Sampler(CPU, vocab, forbidden=()).sample(logits.expand(count, -1), batch).tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_SAMPLED_BY])
+def test_it_changes_what_is_sampled(name: str) -> None:
+    wanted = OTHERS.get(name, (None, example(name)))[1]
+    value = ((1, 2),) if name == "bad_words" else wanted
+    assert sampled(SamplingSpec(**{name: value})) != sampled(SamplingSpec())
 
 
 # --------------------------------------------------------------------------- ranges
