@@ -37,7 +37,11 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class SamplingField:
-    """``engine``: what the device can do; ``http`` and ``llm``: what requests may have, where it differs."""
+    """``engine``: what the device can do; ``http`` and ``llm``: what requests may have, where it differs.
+
+    ``generation_config.json`` may set what ``llm`` allows, ``--override-generation-config`` what ``http``
+    does.
+    """
 
     type: Literal["integer", "number"]
     engine: Range
