@@ -36,6 +36,25 @@ def test_files_that_the_docs_name_exist(page: Path) -> None:
         assert (ROOT / name).exists() or (page.parent / name).exists(), f"{page.name} names {name}"
 
 
+GUIDES = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "glossary.md"]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda p: p.name)
+def test_what_a_guide_says_is_in_a_file_is_there(page: Path) -> None:
+    """Names of files below ``chorale``, and functions beside them: "`a/b.py`: `f`" and "`C.f` (`a/b.py`)"."""
+    text = page.read_text("utf-8")
+    for name in re.findall(r"`([\w./-]+/[\w.-]+\.py)`", text):
+        assert (ROOT / name).exists() or (ROOT / "chorale" / name).exists(), f"{page.name} names {name}"
+    pairs = re.findall(r"`([\w./]+/\w+\.py)`:\s+`([\w.]+)`", text)
+    pairs += [(file, name) for name, file in re.findall(r"`([\w.]+)`\s+\(`([\w./]+/\w+\.py)`\)", text)]
+    for file, name in pairs:
+        path = ROOT / "chorale" / file
+        source = (path if path.exists() else ROOT / file).read_text("utf-8")
+        owner, _, function = name.rpartition(".")
+        for part in filter(None, (owner, function)):
+            assert re.search(rf"\b{part}\b", source), f"{page.name}: {part} is not in {file}"
+
+
 def test_every_package_has_its_row_in_the_table_of_tests() -> None:
     """CONTRIBUTING.md: ``make mutants`` reads the table too, and takes the longest path that matches."""
     part = (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("<!-- tests -->")[1]
