@@ -21,7 +21,6 @@ from functools import partial
 import msgspec
 
 from chorale.client.base import Core, EngineInfo
-from chorale.client.engine_loop import run_engine_loop
 from chorale.client.wire import Abort, Submit, ToEngine, Unregister
 from chorale.config import EngineConfig
 from chorale.engine.types import GenerateRequest
@@ -42,6 +41,7 @@ from chorale.serve.bootstrap import (
     read_start,
     write_failure,
 )
+from chorale.serve.engine_loop import run_engine_loop
 from chorale.serve.engine_socket import EngineServerSocket
 from chorale.serve.heartbeat import HeartbeatThread
 

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from chorale.client.base import Core, EngineInfo, EngineStatus
-from chorale.client.engine_loop import run_engine_loop
 from chorale.client.in_flight import InFlightRequests, total_capacity
 from chorale.client.stream import RequestStream
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import EngineDeadError, EngineError
+from chorale.serve.engine_loop import run_engine_loop
 
 # A submission; a request (or one choice of it) to abort; None: stop.
 Message = GenerateRequest | tuple[str, int | None] | None
