@@ -22,6 +22,8 @@ from chorale.grammar.constraint import json_schema, regex
 from chorale.grammar.frames import Call, Frames, turn_grammar
 from chorale.grammar.matcher import compile_grammar, tokenizer
 from chorale.harmony.vocab import NUM_RANKS, VOCAB_SIZE, load_vocabulary
+from chorale.kernels.ops import Allowed
+from chorale.kernels.reference.sampling import ReferenceSampler
 from chorale.runtime.device import open_device
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 
@@ -81,6 +83,8 @@ def walk(grammar: str, prefix: str, num_rows: int, num_steps: int) -> dict[str, 
         rows.start(RowStart(row, known, 1, SamplingSpec(grammar=grammar), 0, ()))
     rng = np.random.default_rng(0)
     scores = torch.zeros(1, VOCAB_SIZE)
+    sampler = ReferenceSampler(torch.zeros(VOCAB_SIZE, dtype=torch.uint8), rows_at_once=1)
+    index = torch.zeros(1, dtype=torch.int32)  # the one row of ``scores`` has the first mask
     fill, apply = [], []
     for _ in range(num_steps):
         start = time.perf_counter()
@@ -88,7 +92,7 @@ def walk(grammar: str, prefix: str, num_rows: int, num_steps: int) -> dict[str, 
         fill.append(time.perf_counter() - start)
         assert masks is not None
         start = time.perf_counter()
-        masks.apply(scores, 0)
+        sampler.forbid(scores, Allowed(index, masks.octets))
         apply.append(time.perf_counter() - start)
         if not masks.octets.any(dim=1).all():
             break
