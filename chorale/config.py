@@ -14,8 +14,8 @@ from chorale.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 ONE_DEVICE = (
-    "one device is served, and each gpt-oss fits on one (20b from 24 GB, 120b from 80 GB); for more "
-    "throughput start one server a GPU (CUDA_VISIBLE_DEVICES=0, 1, ..., each with its own --port) "
+    "a server uses one device, and each gpt-oss model fits on one (20b from 24 GB, 120b from 80 GB); for "
+    "more throughput start one server per GPU (CUDA_VISIBLE_DEVICES=0, 1, ..., each with its own --port) "
     "behind a load balancer"
 )
 BrowserOption = Literal["none", "auto", "searxng", "exa", "you", "brave", "tavily", "offline"]

@@ -82,7 +82,7 @@ SAMPLING_FIELDS: dict[str, SamplingField] = {
         "number", Range(0, 1e6), 1.0, "0 is greedy",
         http=Range(0, 2), generation="temperature"),
     "top_p": SamplingField(
-        "number", Range(0, 1, above=True), 1.0, "nucleus mass",
+        "number", Range(0, 1, above=True), 1.0, "probability mass of the likeliest tokens to keep",
         generation="top_p"),
     "top_k": SamplingField(  # -1 becomes 0 on the way to the engine
         "integer", _COUNT, 0, "number of likeliest tokens to keep; 0 and -1 keep all",

@@ -167,7 +167,7 @@ def _find_config(folder: Path) -> Path:
     for candidate in (folder / "config.json", folder / "original" / "config.json"):
         if candidate.is_file():
             return candidate
-    raise ModelConfigError(f"{folder / 'config.json'}: no such file")
+    raise ModelConfigError(f"{folder / 'config.json'}: no such file; a gpt-oss checkpoint has one")
 
 
 def _check_architecture(fields: Fields) -> None:

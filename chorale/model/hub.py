@@ -59,9 +59,10 @@ def resolve_model(
 
 
 def find_folder(model: str) -> Path | None:
-    """The folder that ``model`` names; None where it can only be a hub id. A folder wins over a short name.
+    """Returns the folder that ``model`` names, or None if it can only be a hub id. A folder takes precedence
+    over a short name.
 
-    Raises ``ConfigError`` for a path that is no folder.
+    Raises ``ConfigError`` for a path that is not a folder.
     """
     try:
         folder = Path(model).expanduser()
@@ -197,7 +198,7 @@ def _explain(fault: Exception, revision: str | None) -> str:
     if isinstance(fault, FileNotFoundError) or type(fault).__name__ == "IncompleteSnapshotError":
         return (
             "not completely in the local hub cache, and the hub cannot be reached "
-            "(no network, or HF_HUB_OFFLINE is set)"
+            "(no network, or HF_HUB_OFFLINE is set); restore the connection, or name a folder"
         )
     if isinstance(fault, errors.HfHubHTTPError):
         status = fault.response.status_code if fault.response is not None else "no status"

@@ -123,20 +123,22 @@ def resolve(
             "--moe-activation-dtype fp8 (Hopper) uses them"
         )
     kv_dtype = _kv_dtype(config, decide, dtype, supports_fp8_kv)
-    block_size = decide.pick("block_size", config.block_size, 16 if cpu else 64, f"for {hardware.kind}")
+    block_size = decide.pick(
+        "block_size", config.block_size, 16 if cpu else 64, f"default on {hardware.kind}"
+    )
     seqs = (64 if small else 16) if cpu else 1024
-    seqs = decide.pick("max_num_seqs", config.max_num_seqs, seqs, f"rows of a batch on {hardware.kind}")
+    seqs = decide.pick("max_num_seqs", config.max_num_seqs, seqs, f"default on {hardware.kind}")
     tokens = decide.pick(
         "max_num_batched_tokens",
         config.max_num_batched_tokens,
         2048 if cpu else 8192,
-        f"tokens of a step on {hardware.kind}",
+        f"default on {hardware.kind}",
     )
     delay = decide.seconds(
         "prompt_delay",
         config.prompt_delay,
         CPU_PROMPT_DELAY if cpu else GPU_PROMPT_DELAY,
-        f"seconds that prompts may add to a step of running streams on {hardware.kind}",
+        f"default on {hardware.kind}",
     )
     check_rows(seqs, config.max_model_len or model.max_position_embeddings, block_size, hardware)
     geometry = kv_geometry(model, block_size, kv_dtype)
@@ -187,7 +189,7 @@ def _graph_rows(config: EngineConfig, decide: _Decider, seqs: int, can_capture: 
     if config.enforce_eager or most < 1:
         why = "requested"
     elif not can_capture:
-        why = "the device or the ops have no graphs"
+        why = "not supported by the device or its ops"
     elif asked is not None:
         why, sizes = "requested", chosen_sizes(asked, most)
     else:
@@ -212,7 +214,7 @@ def _kv_dtype(config: EngineConfig, decide: _Decider, dtype: str, supports_fp8_k
         raise ConfigError(
             f"--kv-cache-dtype {config.kv_cache_dtype}: this op back end does not support an fp8 KV cache"
         )
-    return decide.name("kv_cache_dtype", asked, dtype, "as dtype")
+    return decide.name("kv_cache_dtype", asked, dtype, "same as dtype")
 
 
 def _pool(
@@ -225,7 +227,9 @@ def _pool(
     seqs: int,
     fixed: int,
 ) -> tuple[int, int]:
-    """(max_model_len, num_blocks). A length that nobody asked for gives way to the pool."""
+    """Return (max_model_len, num_blocks). The model's maximum is reduced to what the pool holds; a requested
+    length is not.
+    """
     wanted = config.max_model_len or model.max_position_embeddings
     request = PoolRequest(geometry, seqs, wanted, fixed)
     size = size_pool(config, hardware, request)
@@ -236,18 +240,18 @@ def _pool(
             f"max_model_len is {fits} instead of the model's {wanted}: the KV pool holds no more "
             f"({size.num_blocks} blocks of {geometry.block_size} tokens, {size.reason})"
         )
-        decide.pick("max_model_len", None, fits, "what the KV pool holds")
+        decide.pick("max_model_len", None, fits, "limited by the KV pool")
         wanted = fits
     else:
         check_one_fits(config, size, request, kv_dtype, hardware)
-        decide.pick("max_model_len", asked, wanted, "the model's own")
+        decide.pick("max_model_len", asked, wanted, "the model's maximum")
     memory = gib(size.num_blocks * geometry.bytes_per_block)
     decide.pick("num_blocks", config.num_gpu_blocks_override, size.num_blocks, f"{memory}, {size.reason}")
     return wanted, size.num_blocks
 
 
 def _async_scheduling(config: EngineConfig, decide: _Decider, can_overlap: bool) -> bool:
-    reason = "the device works while the host plans" if can_overlap else "the device is the host itself"
+    reason = "the device works while the host plans" if can_overlap else "host and device are the same"
     return bool(decide.pick("async_scheduling", config.async_scheduling, can_overlap, reason))
 
 
@@ -256,7 +260,7 @@ def _max_logprobs(config: EngineConfig, decide: _Decider) -> int:
     if 0 <= config.max_logprobs <= MAX_LOGPROBS:
         return config.max_logprobs
     decide.notes.append(
-        f"max_logprobs is {MAX_LOGPROBS} instead of {config.max_logprobs}: no request gets more"
+        f"max_logprobs is {MAX_LOGPROBS} instead of {config.max_logprobs}: {MAX_LOGPROBS} is the maximum"
     )
     return MAX_LOGPROBS
 
@@ -264,7 +268,9 @@ def _max_logprobs(config: EngineConfig, decide: _Decider) -> int:
 def check_ranks(config: EngineConfig) -> None:
     """Raises ``ConfigError`` for what this version does not support, before anything is downloaded."""
     if config.tensor_parallel_size != 1:
-        raise ConfigError(f"--tensor-parallel-size {config.tensor_parallel_size} is not served: {ONE_DEVICE}")
+        raise ConfigError(
+            f"--tensor-parallel-size {config.tensor_parallel_size} is not supported: {ONE_DEVICE}"
+        )
 
 
 def check_sizes(config: EngineConfig) -> None:
@@ -293,5 +299,6 @@ def check_model(config: EngineConfig, model: ModelConfig) -> None:
         )
     if config.max_model_len is not None and config.max_model_len > model.max_position_embeddings:
         raise ConfigError(
-            f"--max-model-len {config.max_model_len} is more than the model's {model.max_position_embeddings}"
+            f"--max-model-len {config.max_model_len} is more than the model's maximum of "
+            f"{model.max_position_embeddings}"
         )

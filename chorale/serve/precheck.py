@@ -88,7 +88,7 @@ def check_store(place: str | None) -> None:
             _check_file(Path(place))
     except OSError as error:
         if error.errno not in _NO_SPACE:
-            raise ConfigError(f"--response-store {place}: {error.strerror}") from None
+            raise ConfigError(f"--response-store {place}: cannot open this file: {error.strerror}") from None
     except ConfigError:
         raise
     except ChoraleError as error:

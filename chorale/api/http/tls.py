@@ -33,4 +33,4 @@ def check_tls(config: ServerConfig) -> None:
             context.load_verify_locations(config.ssl_ca_certs)
     except OSError as error:  # includes ssl.SSLError
         given = " ".join(f"{flag} {path}" for flag, path in named.items() if path)
-        raise ConfigError(f"{given}: {error}") from None
+        raise ConfigError(f"{given}: cannot be loaded as PEM files ({error})") from None

@@ -43,7 +43,9 @@ def _result_file(text: str) -> Path:
 def latency_parser() -> Parser:
     made = _parser("latency", f"One batch through the engine, without HTTP, several times. {OTHERS}")
     made.add_argument("--batch-size", type=int, default=8, help="concurrent requests")
-    made.add_argument("--num-iters-warmup", type=int, default=1, help="uncounted runs before the measurement")
+    made.add_argument(
+        "--num-iters-warmup", type=int, default=1, help="runs before the measurement, not counted"
+    )
     made.add_argument("--num-iters", type=int, default=3, help="measured runs")
     _lengths(made, 32, 128)
     return made

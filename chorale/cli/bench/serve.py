@@ -41,23 +41,28 @@ def parser() -> Parser:
         usage="chorale bench serve [options]",
         description="Measure a running server under load. Flags, output and result keys are vLLM's.",
     )
-    where = made.add_argument_group("where")
-    where.add_argument("--backend", choices=sorted(BACKENDS), default="openai")
+    where = made.add_argument_group("server")
+    where.add_argument("--backend", choices=sorted(BACKENDS), default="openai", help="API to use")
     where.add_argument("--base-url", help="http://HOST:PORT (instead of --host and --port)")
-    where.add_argument("--host", default="127.0.0.1")
-    where.add_argument("--port", type=int, default=8000)
+    where.add_argument("--host", default="127.0.0.1", help="host of the server")
+    where.add_argument("--port", type=int, default=8000, help="port of the server")
     where.add_argument("--endpoint", help="path (default: that of the backend)")
     where.add_argument("--model", help="model name (default: the server's first)")
     where.add_argument("--served-model-name", help="model name to send, if it differs from --model")
     where.add_argument(
         "--header", action="append", default=[], metavar="NAME=VALUE", help="header to send with each request"
     )
-    what = made.add_argument_group("what")
-    what.add_argument("--dataset-name", choices=("random", "custom", "sharegpt"), default="random")
+    what = made.add_argument_group("workload")
+    what.add_argument(
+        "--dataset-name",
+        choices=("random", "custom", "sharegpt"),
+        default="random",
+        help="source of the prompts",
+    )
     what.add_argument(
         "--dataset-path", type=Path, help="file of the custom (JSON lines with a prompt) or sharegpt dataset"
     )
-    what.add_argument("--num-prompts", type=int, default=1000, help="requests")
+    what.add_argument("--num-prompts", type=int, default=1000, help="number of requests")
     what.add_argument(
         "--input-len",
         "--random-input-len",
@@ -78,7 +83,7 @@ def parser() -> Parser:
         "--random-prefix-len", type=int, default=0, help="length of a prefix common to all prompts"
     )
     what.add_argument("--ignore-eos", action="store_true", help="always generate the full output length")
-    what.add_argument("--seed", type=int, default=0)
+    what.add_argument("--seed", type=int, default=0, help="seed of prompts, lengths and arrival times")
     what.add_argument(
         "--extra-body", type=_json, default={}, metavar="JSON", help="fields to add to each body"
     )
@@ -88,7 +93,7 @@ def parser() -> Parser:
     add_pace(made)
     result = made.add_argument_group("results")
     result.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", help="metrics to print")
-    result.add_argument("--metric-percentiles", default="99")
+    result.add_argument("--metric-percentiles", default="99", help="percentiles, separated by commas")
     result.add_argument(
         "--goodput",
         nargs="+",
@@ -98,11 +103,15 @@ def parser() -> Parser:
     )
     result.add_argument("--save-result", action="store_true", help="write a JSON file")
     result.add_argument("--save-detailed", action="store_true", help="include each request in the file")
-    result.add_argument("--result-dir", type=Path, default=Path())
-    result.add_argument("--result-filename")
-    result.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE")
+    result.add_argument("--result-dir", type=Path, default=Path(), help="folder of the file")
+    result.add_argument("--result-filename", help="name of the file (default: made of rate, model and date)")
+    result.add_argument(
+        "--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="entries to add to the file"
+    )
     result.add_argument("--label", help="prefix of the file name")
-    result.add_argument("--disable-tqdm", "--no-progress", dest="quiet", action="store_true")
+    result.add_argument(
+        "--disable-tqdm", "--no-progress", dest="quiet", action="store_true", help="show no progress bar"
+    )
     for name in ("tokenizer", "tokenizer-mode"):
         result.add_argument(f"--{name}", help=argparse.SUPPRESS)  # the vocabulary is built in
     result.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)

@@ -81,7 +81,7 @@ def check_disk() -> Iterator[Finding]:
     else:
         yield "OK", "disk", detail
     if not os.access(place, os.W_OK):
-        yield "FIX", "disk", f"{place} is not writable; set HF_HOME to a folder that is"
+        yield "FIX", "disk", f"{place} is not writable; set HF_HOME to a writable folder"
 
 
 def check_vocabulary() -> Iterator[Finding]:

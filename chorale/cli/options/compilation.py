@@ -1,8 +1,8 @@
 """``--compilation-config`` and ``-O``. They control CUDA graphs only: there is no torch.compile stage.
 
-Chorale captures a decode step as one graph, sampling included, and a mixed step of up to 1,024 tokens as one
-graph of the model followed by sampling outside the graph. It never splits a graph into pieces. vLLM's graph
-modes are mapped to this.
+Chorale captures a decode step as one graph, sampling included, and the model of a mixed step of up to 1,536
+tokens as one graph, with sampling after it. It never splits a graph into pieces. vLLM's graph modes are
+mapped to these two.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _NOT_SO = {
 
 
 def read_compilation(given: Any) -> dict[str, Any]:
-    """Returns the keys of ``--compilation-config`` that act. An integer is vLLM's older form of ``mode``.
+    """Returns the keys of ``--compilation-config`` that have an effect. An integer is vLLM's older form of
+    ``mode``.
 
-    Raises ``ConfigError`` for other types, and for invalid values of the keys that act.
+    Raises ``ConfigError`` for other types, and for invalid values of these keys.
     """
     if isinstance(given, int) and not isinstance(given, bool):
         given = {"mode": given}
@@ -70,14 +71,14 @@ def _is_count(value: Any, least: int) -> bool:
 
 
 def notice(given: Any, shown: str) -> str | None:
-    """Returns a notice about parts that act differently or not at all; None if everything acts."""
+    """Returns a notice about parts that act differently or not at all, or None if all act as in vLLM."""
     found = read_compilation(given)
     idle = [name for name in given if name not in ACTING] if isinstance(given, Mapping) else ["mode"]
     if idle:
         what = ", ".join(map(str, idle))
         return f"{shown} is accepted and not needed for {what}: there is no torch.compile stage to configure"
     mode = found.get("cudagraph_mode")
-    return f"{shown} is accepted and acts otherwise: {_NOT_SO[mode]}" if mode in _NOT_SO else None
+    return f"{shown} is accepted and handled differently: {_NOT_SO[mode]}" if mode in _NOT_SO else None
 
 
 def level_notice(level: int, shown: str) -> str:

@@ -167,7 +167,9 @@ def _check_generation(given: Any) -> None:
         allowed = SAMPLING_FIELDS[GENERATION[name]].http_range
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or not allowed.holds(value):
-            raise ConfigError(f"--override-generation-config: {name}: {value!r} is out of range ({allowed})")
+            raise ConfigError(
+                f"--override-generation-config: {name}: {value!r} is out of range: must be a number {allowed}"
+            )
 
 
 def _check_date(given: str) -> None:

@@ -97,7 +97,7 @@ def _add_key_file(values: dict[str, Setting]) -> None:
     except OSError as error:
         raise ConfigError(f"--api-key-file {setting.value}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"--api-key-file {setting.value}: is not text in UTF-8") from None
+        raise ConfigError(f"--api-key-file {setting.value}: not UTF-8 text") from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys:
         raise ConfigError(f"--api-key-file {setting.value}: contains no key")
@@ -138,12 +138,12 @@ def _notice(name: str, setting: Setting) -> str | None:
     if name == "optimization-level" and value is not None:
         return compilation.level_notice(value, shown)
     if name == "tensor-parallel-size" and value not in (None, 1):
-        raise ConfigError(f"--{name} {value} ({setting.origin}) is not served: {ONE_DEVICE}")
+        raise ConfigError(f"--{name} {value} ({setting.origin}) is not supported: {ONE_DEVICE}")
     if flag.target is not None or not flag.asks(value):
         return None
     if flag.effect == "refused":
         asked = f" {value}" if flag.kind == "int" else ""
-        raise ConfigError(f"--{name}{asked} ({setting.origin}) is not served: {flag.note}")
+        raise ConfigError(f"--{name}{asked} ({setting.origin}) is not supported: {flag.note}")
     needless = flag.effect == "not needed" and value is not False
     return (
         f"{shown} is {'accepted and not needed' if needless else 'accepted and has no effect'}: {flag.note}"

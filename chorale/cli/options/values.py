@@ -175,6 +175,16 @@ READERS: dict[Kind, Callable[[str], Any]] = {
 }
 
 
+_WORDS: dict[Kind, str] = {  # for messages
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "size": "a number (examples: 8192, 10k, 10K, 16GiB)",
+    "optional": "a string",
+}
+
+
 def read_value(flag: Flag, value: Any) -> Any:
     """Converts a YAML or command-line value to the flag's type.
 
@@ -193,7 +203,7 @@ def read_value(flag: Flag, value: Any) -> Any:
     if flag.kind == "bool" and isinstance(value, bool):
         return value
     if isinstance(value, (bool, dict, list)):
-        raise ValueError(f"{value!r} is not a {flag.kind}")
+        raise ValueError(f"{value!r} is not {_WORDS[flag.kind]}")
     read = READERS[flag.kind](str(value))
     if flag.choices and read not in flag.choices:
         near = difflib.get_close_matches(str(read), flag.choices, n=1)

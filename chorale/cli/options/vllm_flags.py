@@ -28,22 +28,22 @@ def _flags(
     )
 
 
-_ONE_DEVICE = "one engine on one device is served"
+_ONE_DEVICE = "a server runs one engine on one device"
 _HARMONY = "Chorale parses and renders harmony itself"
 _KERNELS = "Chorale picks its own kernels; see --ops"
 _COMPILE = "there is no torch.compile stage to configure"
 _TEXT = "gpt-oss reads text only"
 _ADAPTERS = "adapters are not supported; requests for them would fail"
-_NODES = "one machine is served"
+_NODES = "a server runs on one machine"
 _LOADING = "weights are read in parallel, directly to the device"
-_SPECULATION = "speculative decoding is not served yet"
+_SPECULATION = "speculative decoding is not supported yet"
 
 # Other devices and their state of support.
 AMD = (
     "AMD GPUs have not been tried; a ROCm build of PyTorch shows them as CUDA devices, and --device cuda "
     "runs the reference ops there"
 )
-_UNSUPPORTED = "there is no back end for {}; --device cpu serves without"
+_UNSUPPORTED = "there is no back end for {}; use --device cpu"
 DEVICES = {
     **dict.fromkeys(("rocm", "hip", "amd"), AMD),
     **dict.fromkeys(("npu", "ascend"), _UNSUPPORTED.format("Ascend NPUs")),
@@ -52,7 +52,7 @@ DEVICES = {
     "tpu": _UNSUPPORTED.format("TPUs"),
     "hpu": _UNSUPPORTED.format("Gaudi"),
     "neuron": _UNSUPPORTED.format("Neuron"),
-    "gpu": "NVIDIA GPUs are --device cuda",
+    "gpu": "for NVIDIA GPUs, use --device cuda",
 }
 
 # fmt: off
@@ -122,7 +122,7 @@ _NO_EFFECT: tuple[Flag, ...] = (
             "distributed-executor-backend data-parallel-backend data-parallel-address data-parallel-rpc-port "
             "all2all-backend ubatch-size worker-cls worker-extension-cls", harmless=("mp", "uni")),
     *_flags("no effect", _ONE_DEVICE, "eplb-config", kind="json"),
-    *_flags("not needed", "one device is served, and it holds every expert", "enable-expert-parallel",
+    *_flags("not needed", "the one device holds every expert", "enable-expert-parallel",
             kind="bool"),
     *_flags("no effect", _ONE_DEVICE,
             "enable-eplb enable-dbo data-parallel-hybrid-lb data-parallel-external-lb numa-bind",
@@ -132,11 +132,11 @@ _NO_EFFECT: tuple[Flag, ...] = (
     *_flags("no effect", "weights and KV stay on their device",
             "kv-transfer-config kv-events-config ec-transfer-config offload-config", kind="json"),
     *_flags("no effect", "weights and KV stay on their device", "enable-sleep-mode", kind="bool"),
-    *_flags("no effect", "config.json is served as it is", "hf-overrides additional-config rope-scaling",
+    *_flags("no effect", "config.json is used unchanged", "hf-overrides additional-config rope-scaling",
             kind="json"),
-    *_flags("no effect", "config.json is served as it is", "rope-theta"),
+    *_flags("no effect", "config.json is used unchanged", "rope-theta"),
     *_flags("no effect", "prompts are text or token ids", "enable-prompt-embeds", kind="bool"),
-    *_flags("no effect", "request it per request", "return-tokens-as-token-ids", kind="bool"),
+    *_flags("no effect", "ask for it in the request", "return-tokens-as-token-ids", kind="bool"),
     *_flags("no effect", "ask for it in the request: stream_options.include_usage",
             "enable-force-include-usage", kind="bool"),
     *_flags("no effect", "the text of requests is never logged", "enable-log-requests", kind="bool"),
@@ -189,7 +189,7 @@ KNOWN_ENVIRONMENT = {
     "VLLM_ATTENTION_BACKEND": _KERNELS,
     "VLLM_MXFP4_USE_MARLIN": _KERNELS,
     "VLLM_ENABLE_RESPONSES_API_STORE": "the response store is always on",
-    "VLLM_USE_MODELSCOPE": "only the Hugging Face hub is served",
+    "VLLM_USE_MODELSCOPE": "only the Hugging Face hub is supported",
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "the checkpoint's context length is the limit",
     "VLLM_USE_V1": "there is one engine",
     "VLLM_WORKER_MULTIPROC_METHOD": "there is one device",

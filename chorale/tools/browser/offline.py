@@ -92,12 +92,12 @@ def load_folder(folder: str | Path) -> OfflinePages:
     """Loads a folder. Raises ``ConfigError`` if it is missing or contains no page."""
     root = Path(folder)
     if not root.is_dir():
-        raise ConfigError(f"the offline folder {folder} does not exist")
+        raise ConfigError(f"--browser-tool-pages {folder}: this folder does not exist")
     files = [path for path in sorted(root.rglob("*")) if path.suffix.lower() in _SUFFIXES and path.is_file()]
     if not files:
-        raise ConfigError(f"the offline folder {folder} contains no {', '.join(_SUFFIXES)} file")
+        raise ConfigError(f"--browser-tool-pages {folder}: contains no {', '.join(_SUFFIXES)} file")
     if len(files) > _MAX_FILES:
-        raise ConfigError(f"the offline folder {folder} contains more than {_MAX_FILES} pages")
+        raise ConfigError(f"--browser-tool-pages {folder}: contains more than {_MAX_FILES} pages")
     return OfflinePages([_read(path, root) for path in files])
 
 

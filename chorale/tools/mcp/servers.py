@@ -119,7 +119,7 @@ def from_flag(entry: str) -> HttpServer:
             raise ToolError("a port is missing")
     except ToolError as fault:
         raise ConfigError(
-            f"--tool-server {entry}: {fault.message} (demo, host:port, or an address)"
+            f"--tool-server {entry}: {fault.message} (expected demo, HOST:PORT, or a URL)"
         ) from None
     return HttpServer(((f"http://{entry}/sse", True), (f"http://{entry}/mcp", False)), trusted=True)
 

@@ -167,9 +167,9 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
 def test_several_devices_are_answered_alike(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         merge([f"--{name}", "2"], {})
-    same = caught.value.message.removeprefix(f"--{name} 2 (command line) is not served: ")
-    assert same.startswith("one device is served")
-    assert "one server a GPU" in same
+    same = caught.value.message.removeprefix(f"--{name} 2 (command line) is not supported: ")
+    assert same.startswith("a server uses one device")
+    assert "one server per GPU" in same
     assert merge([f"--{name}", "1"], {}).notices == ()
 
 

@@ -214,7 +214,7 @@ def test_keys_are_what_a_client_can_send(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="empty"):
             merge(["--api-key", "a", none], {})
     (tmp_path / "keys").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="not text"):
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
         merge(["--api-key-file", str(tmp_path / "keys")], {})
 
 
