@@ -33,7 +33,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int = 0
     device: str = "cpu"
     dtype: str = "float32"
-    kv_cache_dtype: str = "float32"  # of a page's numbers
+    kv_cache_dtype: str = "float32"  # type of keys and values in the KV cache
     ops: str = "reference"
     parameters: int = 0
     enable_prefix_caching: bool = True

@@ -17,7 +17,8 @@ from chorale.errors import EngineError
 
 
 class Committer:
-    """``keep_tokens``: plans name sampled tokens; otherwise they refer to the copy on the device."""
+    """Commits steps in order. ``keep_tokens``: plans contain the sampled tokens; otherwise they refer to the
+    copy on the device."""
 
     def __init__(self, engine: EngineState, *, keep_tokens: bool) -> None:
         self._engine = engine
@@ -138,7 +139,7 @@ class Committer:
         logprobs = result.logprobs.get(entry) if sampling.logprobs is not None else None
         finish = finish_reason(sequence, token)
         token_ids = [token]
-        if sampling.max_tokens == 0:  # only the prompt was wanted
+        if sampling.max_tokens == 0:  # the request is for the prompt only
             token_ids, logprobs, finish = [], None, "length"
             self.num_generated -= 1
         chunk = emit.token_chunk(sequence, token_ids, logprobs, finish, now)
@@ -151,7 +152,8 @@ class Committer:
 
 
 def finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
-    """A stop id ends the sequence after ``min_tokens`` tokens; its maximum length always does."""
+    """Return why the sequence ends with this token, or None. Stop ids count after ``min_tokens`` tokens, the
+    maximum length always."""
     if token in sequence.stop_ids and len(sequence.output) > sequence.sampling.min_tokens:
         return "stop"
     if sequence.num_tokens >= sequence.max_len:

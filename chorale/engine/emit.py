@@ -31,7 +31,7 @@ def token_chunk(
     finish: FinishReason | None,
     now: float,
 ) -> TokenChunk:
-    """A chunk with log-probabilities, a finish reason, or both."""
+    """Return a chunk with tokens, and log-probabilities and the finish reason if there are any."""
     chunk = TokenChunk(sequence.request_id, sequence.index, token_ids, finish, logprobs=logprobs)
     if finish == "stop":
         chunk.stop_token_id = token_ids[-1]
@@ -41,7 +41,7 @@ def token_chunk(
 
 
 def end_chunk(sequence: Sequence, finish: FinishReason, now: float, error: str | None = None) -> TokenChunk:
-    """The last chunk of a sequence that ends without a new token."""
+    """Return the last chunk of a sequence that ends without a new token."""
     return TokenChunk(
         sequence.request_id, sequence.index, [], finish, timings=timings(sequence, now), error=error
     )

@@ -30,8 +30,8 @@ from chorale.engine.waiting import WaitingQueue
 
 
 class EngineState:
-    """Requests, queue, rows, cache and steps in flight. Others read the attributes and call the methods;
-    only the methods change what the attributes hold."""
+    """Requests, queue, rows, cache and steps in flight. Other modules read the attributes and call the
+    methods; only the methods change the state."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
@@ -47,9 +47,8 @@ class EngineState:
         self.num_preemptions = 0
         self._last_committed_step = -1
         self._outbox: list[TokenChunk] = []
-        self.emit = (
-            self._outbox.append
-        )  # (chunk): queue it for ``take_chunks``; once a row and step, so bound
+        # (chunk): queues it for ``take_chunks``. Bound once, because every row of every step calls it.
+        self.emit = self._outbox.append
 
     # ------------------------------------------------------------------ requests
 
@@ -64,7 +63,7 @@ class EngineState:
         self.num_waiting_for_prefix += len(others)
 
     def queue_siblings(self, state: RequestState) -> None:
-        """The leader has computed the prompt: queue the choices that were waiting to share it."""
+        """Queue the choices that were waiting to share the prompt, which the leader has now computed."""
         for sequence in state.sequences:
             if sequence.status is Status.WAITING_FOR_PREFIX:
                 self.num_waiting_for_prefix -= 1
@@ -103,7 +102,7 @@ class EngineState:
         )
 
     def schedule_next_check(self, sequence: Sequence) -> None:
-        """A decoding row needs no attention until its blocks are full or its last token is planned."""
+        """Let the scheduler skip a decoding row until its blocks are full or its last token is planned."""
         num_slots = len(sequence.blocks.full) * self.limits.block_size
         self.rows.set_next_check(sequence.row, min(num_slots, sequence.max_len - 1))
 
@@ -133,7 +132,7 @@ class EngineState:
             del self.requests[sequence.request_id]
 
     def abort_choice(self, sequence: Sequence, now: float) -> None:
-        """End one choice of a request unless it has ended; the others go on."""
+        """End one choice of a request unless it has ended; the others continue."""
         state = sequence.request
         if sequence.status is Status.ENDED:
             return
@@ -142,7 +141,7 @@ class EngineState:
             self._choose_next_leader(state)
 
     def _choose_next_leader(self, state: RequestState) -> None:
-        """The leader left before it had computed the prompt: a waiting sibling takes over."""
+        """Make a waiting sibling the leader, after the leader ended without having computed the prompt."""
         state.prompt_logprobs = None
         for sequence in state.sequences:
             if sequence.status is Status.WAITING_FOR_PREFIX:
@@ -179,7 +178,7 @@ class EngineState:
     def record_step(
         self, plan: StepPlan, num_decodes: int, chunks: list[ScheduledChunk], now: float
     ) -> StepPlan:
-        """Put a plan in flight. Sequences whose last chunk it holds decode from the next step on."""
+        """Put a plan in flight. Sequences whose last chunk it contains decode from the next step on."""
         self.rows.record_step(plan.step_id, plan.rows, plan.num_new)
         for chunk in chunks:
             if chunk.is_last:
@@ -204,7 +203,7 @@ class EngineState:
             self.rows.release(row)
 
     def fail(self, error: str, now: float) -> None:
-        """The device's memory can no longer be trusted: end every request, forget every block and step."""
+        """End every request and forget every block and step, because the device's memory is unreliable."""
         self.in_flight.clear()
         self._last_committed_step = self.next_step_id - 1  # nothing is in flight any more
         for state in list(self.requests.values()):

@@ -17,7 +17,7 @@ def check_integrity(engine: EngineState) -> None:
 
 
 def _check_blocks(engine: EngineState, sequences: list[Sequence]) -> None:
-    """Blocks partition into owned, cached-free and plain-free; tables explain every reference."""
+    """Check that each block is owned, cached-free or plain-free, and that tables explain every reference."""
     held: list[int] = []
     for sequence in sequences:
         blocks = sequence.blocks
@@ -31,7 +31,7 @@ def _check_blocks(engine: EngineState, sequences: list[Sequence]) -> None:
 
 
 def _check_rows(engine: EngineState, sequences: list[Sequence]) -> None:
-    """Each row is exactly one of free, running and retiring."""
+    """Check that each row is exactly one of free, running and retiring."""
     rows, num_rows = engine.rows, len(engine.rows.sequences)
     retiring = [row for record in engine.in_flight for row in record.retiring]
     everything = rows.free + list(engine.running) + retiring
@@ -70,7 +70,8 @@ def _check_queue(engine: EngineState, sequences: list[Sequence]) -> None:
 
 
 def _check_progress(engine: EngineState, sequence: Sequence) -> None:
-    """Blocks cover what is computed and what the next query can see; positions fit the tokens."""
+    """Check that blocks cover what is computed and what the next query can see, and that positions match the
+    tokens."""
     blocks, bs = sequence.blocks, engine.limits.block_size
     computed = int(engine.rows.computed[sequence.row])
     in_flight = sum(

@@ -3,25 +3,26 @@
 A stream gets one token a step, so the time of a step's prompt chunks delays every stream. While streams run,
 the chunks of a step together may take
 
-* ``prompt_delay`` seconds, or as long as the streams' own tokens take, whichever is longer; * proportionally
-more if more than ``_FEW`` prompts wait, so that a burst is read about as fast as if no stream
-  ran;
-* never more than ``max_prompt_delay``.
+* ``prompt_delay`` seconds, or as long as the streams' own tokens take, whichever is longer;
+* proportionally more if more than ``_FEW`` prompts wait, so that a burst is computed about as fast as without
+  streams;
+* never more than ``max_prompt_delay`` or ``prompt_delay``, whichever is longer.
 
 Whatever was learned, such a step may compute ``least_chunk`` prompt tokens, and more if many prompts wait:
 fewer would save little where the fixed part of a step takes most of its time. A further prompt gets time only
-if a least chunk fits into what is left. So a device whose least chunk takes about the bound reads one prompt
-a step while few wait. Far into a prompt, where attention takes most of the time, the least chunk is shorter.
+if a least chunk fits into what is left. So a device on which a least chunk takes about the whole bound
+computes one prompt per step while few wait. Far into a prompt, where attention takes most of the time, the
+least chunk is shorter.
 
 The cost of a token is learned from past steps. Costs rise only through steps of at least the least chunk: in
 shorter ones the fixed part dominates, and a bound that shrank because of it would lead to shorter ones still.
 Without streams, the token budget is the only bound.
 
 The cost of a prompt token grows with its position, because attention reads all tokens before it. Costs are
-kept by position, in ranges that double. A range without a measurement takes the lowest bound that its
-neighbours give: a lower range's cost times the ratio of the positions (the cost grows at most in proportion
-to the position), or a higher range's cost. Chunks whose every position is scored (``prompt_logprobs``) cost
-many times as much and are counted separately.
+kept by position, in ranges that double. A range without a measurement takes the lowest bound that the
+measured ranges give: a lower range's cost times the ratio of the positions (the cost grows at most in
+proportion to the position), or a higher range's cost. Chunks whose every position is scored
+(``prompt_logprobs``) cost many times as much and are counted separately.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _FLAT = 16_384  # up to this position attention is a small part, and the least c
 
 
 class PromptPace:
-    """Call ``begin`` for a step, ``fit`` and ``spend`` for its chunks, ``observe`` with its time."""
+    """Limits the prompt tokens of steps. Call ``begin`` for a step, ``fit`` and ``spend`` for each of its
+    chunks, and ``observe`` with its time."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._delay = limits.prompt_delay
@@ -72,14 +74,12 @@ class PromptPace:
         return self._left > max(self._bound * _LEAST_LEFT, self._least_chunk * self.cost(0))
 
     def fit(self, start: int, wanted: int, *, scored: bool) -> int:
-        """Tokens from ``start`` on that this step has time for: 1 to ``wanted``.
-
-        At least what is missing to the least chunk.
-        """
+        """Return how many tokens from ``start`` on this step has time for: 1 to ``wanted``, and at least the
+        rest of the least chunk."""
         if self._left == math.inf:
             return wanted
         least = max(1, int((self._least - self._num_scheduled) * _share(start, scored)))
-        # Chunks seldom end further on; where they do, their own steps correct the cost.
+        # Chunks rarely end further on; if they do, their own steps correct the cost.
         count = max(least, int(self._left / self.cost(start + min(wanted, _RANGE), scored=scored)))
         return wanted if wanted <= count * _TAIL else min(wanted, count)
 
@@ -90,7 +90,8 @@ class PromptPace:
             self._left -= count * self.cost(start + count, scored=scored)
 
     def cost(self, position: int, *, scored: bool = False) -> float:
-        """Estimated seconds of a prompt token at ``position``, rather too high than too low."""
+        """Return the estimated seconds of a prompt token at ``position``, which may be too high but not too
+        low."""
         own, costs = _range_of(position), self._costs[scored]
         if own in costs:
             return costs[own]
@@ -123,17 +124,18 @@ class PromptPace:
                 self._correct(scored, place, spent / total)
 
     def _prompt_seconds(self, seconds: float, rows: int, share: float, expected: float) -> float:
-        """Seconds that the prompts' ``share`` of a step's tokens took.
+        """Return the seconds that the prompt tokens of a step took; ``share``: their share of its tokens.
 
-        Known if about as many rows have decoded alone. Otherwise it is at least the share of the time, and at
-        most what fewer rows alone leave over; in between, the expected value is used.
+        Known if about as many rows have decoded without prompts. Otherwise it is ``expected``, but at least
+        the share of the time, and at most what is left after a step of fewer rows alone.
         """
         if rows.bit_length() in self._decodes:
             return max(seconds - self._decodes[rows.bit_length()], seconds * share / 2)
         return min(max(expected, seconds * share), seconds - min(self._alone(rows), seconds / 2))
 
     def _alone(self, rows: int) -> float:
-        """Seconds of a step that only decodes ``rows`` rows, rather too low; 0 if none was measured."""
+        """Return the seconds of a step that only decodes ``rows`` rows, which may be too low; 0 if no such
+        step was measured."""
         length = rows.bit_length()
         return max((seconds for other, seconds in self._decodes.items() if other <= length), default=0.0)
 

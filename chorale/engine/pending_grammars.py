@@ -61,6 +61,6 @@ class PendingGrammarQueue:
 
 
 def _reason(future: Future[str | None]) -> str | None:
-    """The result of a compilation. If the compiler raised, this request ends, not the engine."""
+    """Return the result of a compilation. If the compiler raised, only this request fails, not the engine."""
     error = future.exception()
     return future.result() if error is None else f"the grammar cannot be used: {type(error).__name__}"

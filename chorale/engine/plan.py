@@ -14,7 +14,7 @@ FULL, WINDOW = int(CacheGroup.FULL), int(CacheGroup.WINDOW)
 
 @dataclass(slots=True)
 class ScheduledChunk:
-    """A prefill chunk: ``count`` known tokens of ``sequence`` from ``start`` on."""
+    """A prefill chunk: ``count`` of the sequence's ``tokens_to_compute``, from ``start`` on."""
 
     sequence: Sequence
     start: int

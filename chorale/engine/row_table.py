@@ -59,7 +59,7 @@ class RowTable:
         self.next_check_at[row] = num_computed
 
     def set_slow_path(self, row: int, needed: bool) -> None:
-        """Returns whether the row's tokens need per-token handling at commit."""
+        """Record whether the row's tokens need per-token handling at commit."""
         self.needs_slow_path[row] = needed
 
     def record_step(self, step_id: int, rows: IntArray, num_new: IntArray) -> None:

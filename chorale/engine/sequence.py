@@ -98,8 +98,8 @@ class Sequence:
         return np.concatenate([self.request.prompt, np.array(self.output, np.int32)])
 
     def extend_block_hashes(self, num_tokens: int, block_size: int) -> None:
-        """Make ``block_hashes`` cover the whole blocks of the first ``num_tokens`` tokens. No-op if
-        unshared."""
+        """Extend ``block_hashes`` to the whole blocks of the first ``num_tokens`` tokens, unless the blocks
+        are never shared."""
         root, num_blocks = self.request.root, num_tokens // block_size
         if not self.block_hashes:  # siblings have the same prompt
             self.block_hashes = self.request.sequences[0].block_hashes[: self.num_prompt // block_size]

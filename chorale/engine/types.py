@@ -1,11 +1,11 @@
 """The messages across the engine's two boundaries.
 
-Towards the client: ``GenerateRequest`` in, ``TokenChunk``s out, bundled as one ``StepOutputs`` message a
-step. Towards the device: ``StepPlan`` in, ``StepResult`` out, through the ``Executor`` protocol.
+Towards the client: ``GenerateRequest`` in, ``TokenChunk``s out, combined to one ``StepOutputs`` message per
+step. Towards the device: ``StepPlan`` out, ``StepResult`` in, through the ``Executor`` protocol.
 
-This module knows tokens and stop *ids*, never text; it imports numpy and msgspec, never torch. Client-side
+This module uses tokens and stop *ids*, never text; it imports numpy and msgspec, never torch. Client-side
 types are msgspec structs (they are encoded as msgpack on every step); device-side types are frozen
-dataclasses of numpy arrays (they are numbers, small enough to broadcast to ranks).
+dataclasses of numpy arrays (small enough to broadcast to ranks).
 """
 
 from __future__ import annotations
@@ -131,9 +131,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     num_steps: int = 0
     last_step_tokens: int = 0
     last_step_seconds: float = 0.0
-    num_deferred: int = (
-        0  # waiting requests that wait for a grammar, or for a sibling to compute their prompt
-    )
+    num_deferred: int = 0  # waiting for a grammar, or for a sibling to compute the prompt
     # Of ``prompt_tokens``: those whose keys and values were cached, and, not counted among these, those that
     # were cached but recomputed because the last token's logits are needed.
     cached_prompt_tokens: int = 0
@@ -142,7 +140,7 @@ class EngineStats(msgspec.Struct, array_like=True):
 
 
 class StepOutputs(msgspec.Struct, array_like=True):
-    """One message a step: the new tokens of one client's requests, and the stats."""
+    """One message per step: the new tokens of one client's requests, and the stats."""
 
     chunks: list[TokenChunk]
     stats: EngineStats
@@ -160,7 +158,7 @@ class CacheGroup(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """The numbers that the scheduler works with. Built once, after the device was measured."""
+    """The scheduler's limits. Built once, after the device was measured."""
 
     num_blocks: int
     block_size: int
@@ -173,9 +171,9 @@ class EngineLimits:
     async_scheduling: bool = False  # the next step is planned before the last one's result is read
     eos_token_ids: tuple[int, ...] = (200002, 199999, 200012)
     vocab_size: int = 201088
-    seed: int = 0  # source of the seeds of requests that name none
+    seed: int = 0  # source of the seeds of requests without one
     prompt_delay: float = 0.0  # seconds that prompts may add to a step of running streams; 0: no bound
-    max_prompt_delay: float = 0.0  # the same where many prompts wait; at least prompt_delay
+    max_prompt_delay: float = 0.0  # the same if many prompts wait; at least prompt_delay
     least_chunk: int = 1  # tokens that such a step computes of a prompt, however long they take
 
 
@@ -183,8 +181,8 @@ class EngineLimits:
 class RowStart:
     """Assigns a row of the device buffers to a sequence: on admission, and again after a preemption.
 
-    ``token_ids`` holds prompt and earlier output, for penalties, bad words and min_tokens; the plan's
-    ``token_ids`` are what is computed.
+    ``token_ids``: prompt and earlier output, for penalties, bad words and min_tokens. The tokens to compute
+    are in the plan.
     """
 
     row: int
@@ -244,15 +242,14 @@ class GrammarService(Protocol):
     """Compiles grammars while steps run. The executor makes the rows' masks."""
 
     def prepare(self, sampling: SamplingSpec, context: Sequence[int]) -> Future[str | None]:
-        """Compile ``sampling.grammar`` for rows that start. ``context``: the tokens that the output begins
-        with.
+        """Compile ``sampling.grammar``. ``context``: prompt tokens that already belong to the output.
 
         The result is None, or the reason why the request cannot be served. Never raises.
         """
         ...
 
     def close(self) -> None:
-        """End its threads."""
+        """End the service's threads."""
         ...
 
 

@@ -1,5 +1,6 @@
-"""Grammars over harmony frames: the allowed forms of a turn, as text, and the matcher that follows it.
+"""Grammars over harmony frames: the allowed output of a turn, as grammar text, and its compiler.
 
-``constraint`` describes one text (a schema, a pattern, ...), ``frames`` places constraints within a turn,
-``matcher`` compiles the result with llguidance, the only module that imports it.
+``constraint`` describes one string (by a schema, a pattern, ...), ``frames`` places constraints within a
+turn, ``matcher`` compiles the result with llguidance, and ``checker`` compiles the constraints of requests
+early.
 """

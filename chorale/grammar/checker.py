@@ -1,7 +1,7 @@
-"""GrammarChecker: compiles constraints of requests beforehand, in threads of the HTTP process.
+"""GrammarChecker: compiles constraints before their requests are submitted, in threads of the HTTP process.
 
-A constraint that does not compile in time is a 400 that names the field and the keyword; the engine only gets
-grammars whose parts have compiled under the same limits. Results are cached by text.
+A constraint that does not compile, or not in time, is a 400 that names the field. The engine only gets
+grammars whose parts have compiled under the same limits. Results are cached by the constraint's text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from chorale.errors import QueueFullError, RequestError
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.matcher import check_constraint, tokenizer
 
-DEADLINE = 2.0  # seconds of one constraint, waiting for a thread included
+DEADLINE = 2.0  # seconds for one constraint, including the wait for a thread
 MAX_PENDING = 64
 CACHE_BYTES = 64 * 1024 * 1024
 _ENTRY_BYTES = 256  # beside the text
@@ -53,7 +53,7 @@ class GrammarChecker:
         self._num_pending += 1
         try:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._threads, tokenizer)  # its second does not count
+            await loop.run_in_executor(self._threads, tokenizer)  # takes a second, which does not count
             work = loop.run_in_executor(self._threads, check_constraint, constraint)
             await asyncio.wait_for(asyncio.shield(work), DEADLINE)
         except TimeoutError:

@@ -1,8 +1,7 @@
-"""Constraint: what one text of a turn must match, as a separate grammar; with the checks that need no
-compiler.
+"""Constraint: a separate grammar that one string of a turn must match, and the checks that need no compiler.
 
-JSON is written without free whitespace: at most one space, or one line break with its indentation, where
-JSON allows any, so that no generation can spend its tokens on blanks.
+Where JSON allows white space, a constraint allows at most one space, or one line break with its indentation,
+so that no generation can spend its tokens on blanks.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from chorale.errors import RequestError
 
 MAX_BYTES = 64 * 1024  # one schema, pattern or grammar, as text
 MAX_DEPTH = 32  # objects within objects
-MAX_MULTIPLE = 10_000  # multipleOf becomes an automaton of that many states: 10^4 take 20 ms, 10^6 5 s
+MAX_MULTIPLE = 10_000  # multipleOf N becomes an automaton of N states: 10^4 take 20 ms, 10^6 5 s
 WHITESPACE = "( |\n[ \t]{0,64})"
 
 _JSON_OPTIONS: dict[str, Any] = {"whitespace_pattern": WHITESPACE}
 _TIGHT_OPTIONS: dict[str, Any] = {"whitespace_flexible": False}
-# Lark tokens that may contain "<": strings, comments, regular expressions, left to right. Line breaks are
-# let through where llguidance may refuse them: what it refuses never compiles.
+# Lark tokens that may contain "<": strings, comments, regular expressions, left to right. Line breaks within
+# them are allowed here, even where llguidance refuses them later.
 _LARK_TEXT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\])+/', re.DOTALL)
-# Keywords whose value is read as an address, and what may stand in one beside letters and digits.
+# Keywords whose value is a URI reference, and the characters allowed in one beside letters and digits.
 _ADDRESSES = ("$ref", "$id")
 _ADDRESS_CHARS = "%/#?:@!$&'()*+,;=~"
-# Keywords that map names to schemas, and those whose value is no schema at all.
+# Keywords that map names to schemas, and keywords whose value is not a schema.
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("const", "enum", "default", "examples")
 _DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(?:2019-09|2020-12))/schema#?")
@@ -37,9 +36,9 @@ _DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(?:2019-09
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """``body``: the text of a JSON Schema, or of a Lark grammar. ``param``: the field that asked for it.
+    """``body``: the text of a JSON Schema or of a Lark grammar. ``param``: the request field that it is from.
 
-    ``tight``: JSON without any blank between its parts.
+    ``tight``: JSON without any white space between its parts.
     """
 
     kind: Literal["json", "lark"]
@@ -52,7 +51,7 @@ class Constraint:
         return self.kind == "json"
 
     def entry(self, name: str) -> dict[str, Any]:
-        """Its entry in a list of grammars, where others refer to it as ``@name``."""
+        """Return the entry in a list of grammars, to which other grammars refer as ``@name``."""
         if self.kind == "json":
             options = _TIGHT_OPTIONS if self.tight else _JSON_OPTIONS
             return {"name": name, "json_schema": {**json.loads(self.body), "x-guidance": options}}
@@ -60,9 +59,9 @@ class Constraint:
 
 
 def json_schema(schema: Mapping[str, Any], param: str) -> Constraint:
-    """JSON that is valid under ``schema``. Raises ``RequestError``."""
+    """Return a constraint to JSON that is valid under ``schema``. Raises ``RequestError``."""
     depth = _depth(schema, 2 * MAX_DEPTH + 4)
-    if depth > 2 * MAX_DEPTH + 2:  # "properties" stand between an object and those within it
+    if depth > 2 * MAX_DEPTH + 2:  # "properties" is a level between an object and the objects in it
         raise _refusal(f"the schema is nested deeper than {MAX_DEPTH} objects", param)
     body = json.dumps(_addressed(_in_known_dialect(schema)), ensure_ascii=False, separators=(",", ":"))
     check_size(body, param)
@@ -75,29 +74,33 @@ def json_object(param: str) -> Constraint:
 
 
 def regex(pattern: str, param: str) -> Constraint:
-    """The whole text matches ``pattern`` (Rust's syntax: no look-around, no back-references)."""
+    """Return a constraint to strings that match ``pattern`` as a whole (Rust's syntax: no look-around, no
+    back-references). Raises ``RequestError``."""
     body = pattern.removeprefix("^")
     if body.endswith("$") and not body.endswith("\\$"):
         body = body[:-1]
     if not body:
         raise _refusal("the pattern is empty", param)
-    # A slash ends a Lark regex, unless it is escaped already; line breaks must be spelled.
+    # Escape slashes that are not escaped yet, as they end a Lark regex, and line breaks.
     body = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", body, flags=re.DOTALL)
     body = body.replace("\\\n", "\\n").replace("\n", "\\n").replace("\r", "\\r")
     return _lark(f"start: /{body}/", param)
 
 
 def choice(texts: Sequence[str], param: str) -> Constraint:
-    """Allow exactly one of ``texts``."""
+    """Return a constraint to exactly one of ``texts``. Raises ``RequestError``."""
     if not texts or not all(texts):
         raise _refusal("the choices must be non-empty strings", param)
     return _lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts), param)
 
 
 def lark(grammar: str, param: str) -> Constraint:
-    """A Lark grammar (llguidance's dialect) over ordinary text, without special tokens."""
+    """Return a constraint by a Lark grammar (llguidance's dialect) without special tokens.
+
+    Raises ``RequestError``.
+    """
     if "<" in _LARK_TEXT.sub("", grammar):
-        raise _refusal("special tokens (<...>) cannot be named in a grammar", param)
+        raise _refusal("special tokens (<...>) are not allowed in a grammar", param)
     return _lark(grammar, param)
 
 
@@ -118,11 +121,12 @@ def check_size(body: str, param: str) -> None:
     if len(body.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise _refusal(f"longer than {MAX_BYTES} bytes", param)
     if any(0xD800 <= ord(char) <= 0xDFFF for char in body):
-        raise _refusal("holds a lone surrogate", param)
+        raise _refusal("contains a lone surrogate", param)
 
 
 def _in_known_dialect(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Write a known ``$schema`` in the compiler's exact spelling, and drop others: these mean the newest."""
+    """Return the schema with a known ``$schema`` in the compiler's exact spelling, and without an unknown
+    one, which then means the newest dialect."""
     if "$schema" not in schema:
         return schema
     rest = {name: value for name, value in schema.items() if name != "$schema"}
@@ -134,10 +138,10 @@ def _in_known_dialect(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _addressed(value: Any) -> Any:
-    """Returns the schema with its references written as addresses, as the compiler requires.
+    """Returns the schema with percent-encoded references, as the compiler requires.
 
-    Definitions are named in any script, and after types (``List[int]``); libraries write ``$ref`` with the
-    name as it is.
+    Names of definitions may be in any script, or be types (``List[int]``), and libraries write them into
+    ``$ref`` unencoded.
     """
     if isinstance(value, list):
         return [_addressed(item) for item in value]
@@ -178,4 +182,6 @@ def _check_multiples(value: Any, param: str) -> None:
 def _check_factor(factor: float, param: str) -> None:
     digits = str(factor).partition("e")[0].replace(".", "").lstrip("0")  # 0.25 counts as 25
     if "e" in str(factor) or len(digits) > 5 or int(digits or "0") > MAX_MULTIPLE:
-        raise _refusal(f"multipleOf {factor} is not supported: more than {MAX_MULTIPLE} (point apart)", param)
+        raise _refusal(
+            f"multipleOf {factor} is not supported: its digits may be at most {MAX_MULTIPLE}", param
+        )

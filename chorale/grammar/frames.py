@@ -1,9 +1,9 @@
-"""From rules for a turn to one grammar over harmony frames: free reasoning, then the constrained part.
+"""Makes one grammar over harmony frames from the rules of a turn: free reasoning, then the constrained part.
 
-Special tokens are named by id and occur only where a frame has them, so none can appear within a text.
-Headers are matched as bytes, not as tokens: "functions." and a name merge into other tokens than both alone.
-A call may be in either order that the model knows (channel first, as it does by itself, or recipient first,
-as in histories from other servers).
+Special tokens are named by id and occur only where a frame has them, so text cannot contain any. Headers are
+matched as bytes, not as tokens, because "functions." and a name together have other tokens than each alone.
+A call's header may have either order that the model knows: channel first, which it prefers, or recipient
+first, as in histories from other servers.
 
 The grammar is a JSON list: the frames in Lark, and every constraint as a separate grammar, referenced by
 name, so that a client's text cannot affect the frames.
@@ -20,7 +20,7 @@ from chorale.harmony import vocab as v
 
 MAX_GRAMMAR_BYTES = 512 * 1024  # all constraints of one turn
 
-MAX_REASONING = 64  # messages (reasoning, and preambles) before a call or the answer must come
+MAX_REASONING = 64  # messages (reasoning and preambles) after which a call or the answer must follow
 
 _TEXT = f"<[0-{v.NUM_RANKS - 1}]>"  # any ordinary token
 _PIECES = f"""next: <[{v.START}]> "assistant"
@@ -30,10 +30,11 @@ json_type: " " <[{v.CONSTRAIN}]> "json" | <[{v.CONSTRAIN}]> "json" | " json"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool that may be called. ``arguments`` None: any text; not JSON: the header does not say so.
+    """A tool that may be called. ``arguments`` None: any text. If the arguments are not JSON, the header does
+    not declare them as JSON.
 
-    ``built_in``: ``name`` is its whole recipient, and calls stand on the analysis channel too, as the model
-    learned it for built-in tools.
+    ``built_in``: ``name`` is the whole recipient, and calls may also be on the analysis channel, as the model
+    has learned for built-in tools.
     """
 
     name: str
@@ -45,9 +46,9 @@ class Call:
 class Frames:
     """The allowed parts of a turn, in order: reasoning, then one call or the answer.
 
-    ``reasoning``: the most tokens of its messages, one number each; None: messages of any length, at most
-    ``MAX_REASONING`` of them. ``answer``: constraint of the final message; "any" text, or "none" for no final
-    message. ``preambles``: messages to the user may precede the call or answer.
+    ``reasoning``: the maximum number of tokens of each reasoning message; None: up to ``MAX_REASONING``
+    messages of any length. ``answer``: the constraint of the final message, "any" for any text, or "none" for
+    no final message. ``preambles``: messages to the user may precede the call or answer.
     """
 
     calls: tuple[Call, ...] = ()
@@ -80,7 +81,7 @@ def turn_grammar(frames: Frames) -> str:
 
 
 def raw_grammar(constraint: Constraint) -> str:
-    """Return the grammar of a text that the constraint covers from its first token on."""
+    """Return the grammar of output that matches the constraint from its first token on."""
     return _listed("start: @answer", [constraint.entry("answer")])
 
 
@@ -122,7 +123,8 @@ def _call_rule(position: int, call: Call) -> str:
 
 
 def _built_in_rule(position: int, call: Call) -> str:
-    """Each header is one string: the lexer takes the longest that may stand, and does not go back."""
+    """Return the rule of a built-in tool's call. Each header is one string, because the lexer takes the
+    longest match and does not backtrack."""
     channels = ("analysis", "commentary")
     kind = '(json_type | " code")?'
     first = " | ".join(f'"{channel} to={call.name}"' for channel in channels)

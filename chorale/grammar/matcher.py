@@ -1,8 +1,8 @@
-"""Compiling: from a grammar's text to an llguidance matcher, under limits that keep every step short.
+"""Compiles a grammar's text to an llguidance matcher, under limits that keep every step short.
 
-Compiling releases the interpreter lock; so does filling a mask. Both are bounded by fuel, not by time, so
-the same grammar compiles everywhere or nowhere. The tokenizer takes about a second and 150 MB, once a
-process; ``warm`` builds it ahead of the first grammar.
+Compiling and filling a mask release the interpreter lock. Both are limited by counts, not by time, so a
+grammar compiles on every machine or on none. The tokenizer takes about a second and 150 MB, once per process;
+``warm`` builds it before the first grammar arrives.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from chorale.grammar.constraint import Constraint
 from chorale.grammar.frames import raw_grammar
 from chorale.harmony.vocab import CALL, NUM_RANKS, RETURN, VOCAB_SIZE, load_vocabulary
 
-# 1,000 optional properties fit, and take 12 ms where any of them may come (one core); all else is far below.
+# 1,000 optional properties are within these limits and take 12 ms in a state where any of them may follow
+# (one core); everything else takes far less.
 _LIMITS = LLParserLimits(
     max_lexer_states=50_000, max_items_in_row=5_000, step_max_items=100_000, verbose_errors=False
 )
 _WALK_STEPS = 24
-_WALK_FIRST = b'"[{,:'  # where one of these may come, the walk takes it: most structure is behind them
+_WALK_FIRST = b'"[{,:'  # the walk takes one of these wherever it may: they lead to most of the structure
 
 MASK_WORDS = VOCAB_SIZE // 32  # int32 of one row's mask, one bit a token
 _lock = threading.Lock()
@@ -75,9 +76,10 @@ def compile_grammar(grammar: str) -> LLMatcher:
 
 
 def check_constraint(constraint: Constraint) -> None:
-    """Raises ``ValueError`` unless it compiles, has a first token, and a short walk meets no limit.
+    """Raises ``ValueError`` unless the constraint compiles, allows a first token, and a short walk exceeds no
+    limit.
 
-    Some grammars compile quickly but exceed the limits at their first choice; refuse them early.
+    Some grammars compile quickly but exceed the limits at their first choice; they are refused early.
     """
     matcher = compile_grammar(raw_grammar(constraint))
     for step in range(_WALK_STEPS):
@@ -115,7 +117,7 @@ def _first_tokens() -> tuple[int, ...]:
 
 
 def to_lark(grammar: str) -> str:
-    """``grammar`` itself, or its translation if it is in GBNF (``name ::= ...``). Raises ``ValueError``."""
+    """Returns ``grammar``, or its translation if it is in GBNF (``name ::= ...``). Raises ``ValueError``."""
     if "::=" not in grammar:
         return grammar
     try:

@@ -1,1 +1,2 @@
-"""The harmony token format, both directions, as pure functions. No I/O and no other part of Chorale."""
+"""The harmony token format, both directions. Imports only ``chorale.errors``; the only I/O is the vocabulary
+file."""

@@ -1,22 +1,22 @@
 """Text to token ids, in time linear in the text, exactly as tiktoken would encode it.
 
-tiktoken encodes ordinary text. It fails in two cases: a piece (the regular expression's unit: a word, a run
-of punctuation, a run of spaces) of a megabyte costs n log n with poor locality (0.3-0.8 s/MB), and a long run
-of white space overflows the stack of its regex engine, which surfaces as a panic. So pieces beyond about a
-thousand characters are found first and encoded here, in windows.
+tiktoken encodes ordinary text, with two exceptions. A piece (what its regular expression matches: a word, a
+run of punctuation, a run of spaces) of a megabyte takes n log n time with poor locality (0.3-0.8 s/MB), and a
+long run of white space overflows the stack of its regex engine and causes a panic. So pieces longer than
+about a thousand characters are found first and encoded here, in windows.
 
 The windows rely on a property of byte-pair encoding with a vocabulary that was grown by merging (like o200k):
 a sequence of tokens is *the* encoding of its bytes if and only if each adjacent pair is the encoding of its
-own bytes. So two windows can be joined wherever the second begins with the very token that the first had at
+own bytes. So two windows can be joined wherever the second begins with the same token that the first has at
 that place: each adjacent pair of the result then occurs inside one true encoding.
 
 Piece boundaries depend on Unicode's tables, and those of the regex package may be newer than tiktoken's. So
-long texts are cut on a shadow: the same text with each character on which the two disagree (found by probing
-tiktoken) replaced by one of the kind that tiktoken assigns.
+long text is split by means of a shadow: the same text, with each character on which the two disagree (found
+by probing tiktoken) replaced by a character of the kind that tiktoken assigns.
 
-Guarantees: the ids are tiktoken's for every text; time is linear for text whose windows join (all that we
-could construct), and n log n otherwise. The C code works on slices of at most a few kilobytes or releases the
-GIL, so other threads continue; call it in a thread for texts beyond some tens of kilobytes.
+Guarantees: the ids equal tiktoken's for all text. Time is linear if the windows can be joined (true of all
+text that we could construct), and n log n otherwise. C code that holds the GIL gets at most ``SLICE``
+characters at once, so other threads can run; call it in a thread for text beyond some tens of kilobytes.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ class LinearEncoder:
                 return
 
     def _shadow(self, text: str) -> str:
-        """Returns ``text``, or a text of equal length that our tables cut as tiktoken's cut ``text``."""
+        """Returns ``text``, or text of equal length that the regex package splits as tiktoken splits
+        ``text``."""
         if text.isascii():
             return text
         chars: set[str] = set()
@@ -154,7 +155,7 @@ class LinearEncoder:
         return text.translate(differing) if differing else text
 
     def _compare(self, char: str) -> None:
-        """Probes tiktoken's kind of ``char``, by where it cuts ``char`` + "123" and ``char`` + "'s"."""
+        """Finds out tiktoken's kind of ``char`` from how it splits ``char`` + "123" and ``char`` + "'s"."""
 
         def last_token(text: str) -> bytes:
             ids: list[int] = self._encode_ordinary(text)
@@ -170,7 +171,10 @@ class LinearEncoder:
             self._stand_ins[ord(char)] = _STAND_INS[theirs]
 
     def _encode_windows(self, piece: bytes, most: int) -> list[int]:
-        """Adds the ids of one long piece. Windows join where the next one begins with the expected token."""
+        """Returns the ids of one long piece, or more than ``most`` of its first ones.
+
+        Windows are joined where the next one begins with the expected token.
+        """
         memo: dict[bytes, list[int]] = {}  # runs repeat: most windows were seen before
         out: list[int] = []
         start, size = 0, WINDOW
@@ -192,10 +196,11 @@ class LinearEncoder:
     def _join(
         self, piece: bytes, end: int, ids: list[int], memo: dict[bytes, list[int]]
     ) -> tuple[int, int, list[int]] | None:
-        """Returns (tokens to keep of ``ids``, start of the next window, its ids), or None if no place joins.
+        """Returns (number of ``ids`` to keep, start of the next window, its ids), or None if the windows
+        cannot be joined.
 
-        ``ids`` encode the bytes before ``end``. The last few tokens are dropped, as later bytes may change
-        them; if the next window disagrees, more are.
+        ``ids`` encode the bytes before ``end``. The last few are dropped, because later bytes may change
+        them; if the next window begins with another token, more are dropped.
         """
         drop = max(1, min(4, len(ids) // 2))
         while drop < len(ids):

@@ -53,7 +53,7 @@ time."""
 
 
 def browser_tools() -> ToolNamespace:
-    """``browser.search``, ``browser.open``, ``browser.find``."""
+    """Returns ``browser.search``, ``browser.open`` and ``browser.find``."""
     search = {
         "query": {"type": "string"},
         "topn": {"type": "number", "default": 10},
@@ -88,9 +88,9 @@ def browser_tools() -> ToolNamespace:
 
 
 def python_tool(*, stateful: bool, note: str = "") -> ToolNamespace:
-    """``python``, called with raw code. Say which of the two the back end really is.
+    """Returns ``python``, which is called with raw code. ``stateful`` must be true of the back end.
 
-    ``note`` follows as a paragraph of its own: what differs from the environment that the model knows.
+    ``note`` is added as a paragraph, for differences from the environment that the model knows.
     """
     text = _PYTHON.format(kind="" if stateful else " STATELESS") + (_STATEFUL if stateful else _STATELESS)
     return ToolNamespace(name="python", description=f"{text}\n\n{note}" if note else text)

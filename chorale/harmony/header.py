@@ -1,7 +1,7 @@
-"""Reading of message headers, well formed or not.
+"""Reads message headers, well-formed or not.
 
-A header is a list of segments: the text before any marker, then one per ``<|channel|>`` or
-``<|constrain|>``. Every list of segments has a reading; what was odd about it comes back as repairs.
+A header is a list of segments: the text before any marker, then one segment for each ``<|channel|>`` or
+``<|constrain|>``. Every list of segments can be read; irregularities are returned as repairs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHANNELS: tuple[Channel, ...] = get_args(Channel)
 CONTENT_TYPES = frozenset({"json", "code", "text", "python", "markdown", "xml", "yaml", "html"})
 NOBODY = frozenset({"", "all", "user", "assistant"})  # recipients that are not a tool
 
-MAX_RECIPIENTS = 4  # looked at, from the end; bounds the work that a runaway header can cause
+MAX_RECIPIENTS = 4  # considered, from the end; limits the work that a runaway header can cause
 
 _WORDS = re.compile(r"to=\s*(?P<to>\S*)|(?P<word>\S+?)(?=\s|to=|$)")
 _SPELLED_MARKER = re.compile(r"<\|(\w*)\|>")
@@ -43,7 +43,7 @@ class Header:
 
 
 class ToolNames:
-    """The declared full tool names, with a search for the one that a damaged name means."""
+    """The declared full tool names, with a search for the name that a damaged one stands for."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(dict.fromkeys(names))
@@ -56,7 +56,8 @@ class ToolNames:
         return name in self._exact
 
     def nearest(self, name: str) -> str | None:
-        """Returns the declared name that ``name`` means: glued to words, without namespace, misspelt."""
+        """Returns the declared name that ``name`` stands for, or None. ``name`` may have words glued to its
+        end, lack the namespace, or be misspelt."""
         if name in self._exact:
             return name
         starts = sorted((n for n in self._names if name.startswith(n)), key=len, reverse=True)
@@ -70,7 +71,7 @@ class ToolNames:
         return self._misspelt(name)
 
     def _misspelt(self, name: str) -> str | None:
-        """Returns a declared name that differs in few letters after the namespace."""
+        """Returns a declared name of the same namespace that differs in few letters, or None."""
         namespace = name[: name.find(".") + 1]
         own = [n.removeprefix(namespace) for n in self._names if n.startswith(namespace)]
         close = difflib.get_close_matches(name.removeprefix(namespace), own, 1, 0.75)
@@ -113,7 +114,7 @@ class _Reader:
             expected = ""
 
     def _uncut(self, word: str) -> str:
-        """``word`` up to a piece of a marker that was spelled out in text."""
+        """Returns ``word`` up to a marker that was written out as text."""
         if "<|" in word:
             self.repairs["glued_token"] = None
         return word.partition("<|")[0]
@@ -203,7 +204,7 @@ def _as_marker(spelled: str) -> Marker:
 
 
 def nearest_channel(word: str) -> Channel | None:
-    """Returns the channel that ``word`` means: it begins with its name, or is a prefix of it."""
+    """Returns the channel whose name ``word`` begins with or is a prefix of, or None."""
     lowered = word.lower()
     for channel in CHANNELS:
         if lowered.startswith(channel) or (len(lowered) >= 2 and channel.startswith(lowered)):
@@ -212,7 +213,7 @@ def nearest_channel(word: str) -> Channel | None:
 
 
 def split_author(text: str) -> tuple[str, str]:
-    """(author, rest) of the text right after ``<|start|>``."""
+    """Returns (author, rest) of the text right after ``<|start|>``."""
     if text.startswith("assistant"):
         return "assistant", text[len("assistant") :]
     word = re.match(r"\S*", text)
@@ -223,7 +224,7 @@ def split_author(text: str) -> tuple[str, str]:
 
 
 def split_run_on(marker: Marker, text: str) -> tuple[str, str]:
-    """(header part, content part) of a segment after which no ``<|message|>`` came."""
+    """Returns (header part, content part) of a segment that was not followed by ``<|message|>``."""
     pattern = {"": _BARE_START, "channel": _CHANNEL_START, "constrain": _CONSTRAIN_START}[marker]
     match = pattern.match(text)
     end = match.end() if match is not None else 0

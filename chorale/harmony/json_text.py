@@ -1,4 +1,4 @@
-"""Reading JSON from a model or a foreign server so that every string in it can be written again."""
+"""Reads JSON from a model or another server so that every string in it can be encoded again."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 from chorale.harmony.bpe import replace_surrogates
 
-MAX_DEPTH = 200  # far from where writing it again, deeper in the stack, would end in RecursionError
-MAX_CALL_DEPTH = 48  # of arguments that are handed out as an object: they come back within a request
+MAX_DEPTH = 200  # low enough that encoding the value again, deeper in the stack, raises no RecursionError
+MAX_CALL_DEPTH = 48  # for arguments that clients get as an object: they send them back within a request
 
 
 def loads(text: str | bytes, *, strict: bool = True, max_depth: int = MAX_DEPTH) -> Any:
-    """As ``json.loads``, but half of a surrogate pair, which no UTF-8 can hold, becomes U+FFFD.
+    """Parse JSON as ``json.loads`` does, but replace lone surrogates, which UTF-8 cannot encode, by U+FFFD.
 
-    ``strict`` False: control characters may stand in strings. ``max_depth``: of arrays and objects within
-    each other. Raises ``ValueError``, and ``RecursionError`` for what is nested deeper than the parser goes.
+    ``strict`` False allows control characters in strings. ``max_depth`` limits the nesting of arrays and
+    objects. Raises ``ValueError`` for invalid or too deeply nested JSON, and ``RecursionError`` if the
+    nesting exceeds the parser's own limit.
     """
     value = json.loads(text, strict=strict)
     if _count(text, "[") + _count(text, "{") > max_depth and _is_deeper(value, max_depth):
@@ -24,7 +25,7 @@ def loads(text: str | bytes, *, strict: bool = True, max_depth: int = MAX_DEPTH)
 
 
 def read_object(text: str, *, strict: bool = True, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
-    """Parse an object that a model wrote. Returns an empty one for anything else, such as a truncated
+    """Parse a JSON object that a model wrote. Returns an empty dict for anything else, such as a truncated
     call."""
     try:
         value = loads(text, strict=strict, max_depth=max_depth)
@@ -38,7 +39,7 @@ def _count(text: str | bytes, mark: str) -> int:
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
-    """Level by level, without recursion."""
+    """Return whether ``value`` is nested deeper than ``depth``. Works level by level, without recursion."""
     level = [value]
     for _ in range(depth + 1):
         containers = [entry for entry in level if isinstance(entry, list | dict)]
@@ -49,6 +50,7 @@ def _is_deeper(value: Any, depth: int) -> bool:
 
 
 def _whole(value: Any) -> Any:
+    """Return ``value`` with lone surrogates replaced in all strings and keys."""
     if isinstance(value, str):
         return replace_surrogates(value)
     if isinstance(value, list):

@@ -1,6 +1,6 @@
-"""Harmony conversations as frozen values: what is rendered to token ids, and what is parsed from them.
+"""Harmony conversations and parser events as frozen values.
 
-Source: OpenAI's harmony format guide; field names follow ``openai_harmony`` so that the two compare.
+Source: OpenAI's harmony format guide. Field names follow ``openai_harmony``, so that the two can be compared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class ToolNamespace:
 
 @dataclass(frozen=True, slots=True)
 class SystemContent:
-    """The system message. ``namespaces`` are the built-in tools, rendered here and not for the developer."""
+    """The system message. ``namespaces`` are the built-in tools; client tools are in the developer
+    message.
+    """
 
     model_identity: str | None = DEFAULT_IDENTITY
     knowledge_cutoff: str | None = DEFAULT_KNOWLEDGE_CUTOFF
@@ -52,7 +54,7 @@ class SystemContent:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """A "# Response Formats" entry: the text half of structured output (the grammar is the other)."""
+    """An entry of "# Response Formats": it describes a format to the model, and a grammar enforces it."""
 
     name: str
     schema: Mapping[str, Any]
@@ -90,20 +92,20 @@ class Conversation:
 
 
 def function_call(name: str, arguments: str, *, is_json: bool = True) -> Message:
-    """A call to a tool of the client. ``is_json``: the arguments are JSON, and the header says so."""
+    """Returns a call to a client tool. ``is_json``: the header declares the arguments as JSON."""
     content_type = JSON_TYPE if is_json else None
     return tool_call(f"{FUNCTIONS}.{name}", arguments, content_type)
 
 
 def tool_call(recipient: str, arguments: str, content_type: str | None = JSON_TYPE) -> Message:
-    """A call by a tool's full name."""
+    """Returns a call to a tool by its full name."""
     return Message(
         "assistant", arguments, recipient=recipient, channel="commentary", content_type=content_type
     )
 
 
 def tool_result(author: str, content: str, channel: str = "commentary") -> Message:
-    """The result of a tool. ``author``: its full name ("functions.get_weather")."""
+    """Returns the result of a tool. ``author``: the tool's full name ("functions.get_weather")."""
     return Message("tool", content, name=author, recipient="assistant", channel=channel)
 
 
@@ -129,9 +131,9 @@ class MessageStart:
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """Text of the current message, never empty. ``num_tokens`` tokens became readable with it.
+    """Text of the current message, never empty, and the number of tokens that it completes.
 
-    Over a message the counts add up to its content tokens, less reserved ones that were skipped.
+    Over a message, the numbers add up to its content tokens without reserved ones, which are skipped.
     """
 
     text: str
@@ -154,7 +156,7 @@ RepairKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A place where the stream was malformed and got its best reading. Counted, never raised."""
+    """A malformed place in the stream, which was read in the most plausible way. Counted, never raised."""
 
     kind: RepairKind
 

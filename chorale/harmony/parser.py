@@ -1,13 +1,13 @@
-"""Token ids from the model to events: a table of (state, token kind) -> action. It never raises.
+"""Parses token ids from the model into events, by a table of (state, token kind) -> action. Never raises.
 
 States: HEADER (after ``<|start|>assistant``, where every generation begins), CONTENT (after ``<|message|>``),
 BOUNDARY (after ``<|end|>`` or ``<|call|>``), DONE (after ``<|return|>``, ``<|endoftext|>`` or ``finish``).
-Malformed streams get their best reading, with a ``Repair`` event at each such place. Text is never lost
-silently: anything that is not part of a header becomes content, except special tokens, which never become
-text.
+A malformed stream is read in the most plausible way, with a ``Repair`` event at each such place. Text is
+never lost silently: anything that is not part of a header becomes content, except special tokens, which never
+become text.
 
-A header is undecided until ``<|message|>``; a long text without one is content (``BARE_TOKENS``,
-``HEADER_TOKENS``).
+Text is taken for a header until ``<|message|>``, unless it grows too long for one (``BARE_TOKENS``,
+``HEADER_TOKENS``): then it is content.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from chorale.harmony.messages import (
 )
 from chorale.harmony.vocab import Vocabulary
 
-BARE_TOKENS = 8  # text without a marker that does not look like a header is content from here on
-HEADER_TOKENS = 64  # a header this long is looked at for content; a power of two
+BARE_TOKENS = 8  # text of this length without a marker that does not look like a header is content
+HEADER_TOKENS = 64  # a header of this length is searched for content; a power of two
 
 Events = Sequence[HarmonyEvent]
 _DeltaTable = dict[int, tuple[ContentDelta]]
@@ -79,15 +79,16 @@ _MARKERS: dict[int, Marker] = {v.CHANNEL: "channel", v.CONSTRAIN: "constrain"}
 
 @functools.lru_cache(maxsize=4)
 def _delta_table(vocab: Vocabulary) -> _DeltaTable:
-    """Events of tokens that are whole UTF-8 by themselves, filled as they occur; shared by all parsers.
+    """Returns the table of events of tokens that are complete UTF-8 by themselves. All parsers share and fill
+    it.
 
-    With it a content token costs one dict look-up (0.15 us) instead of a decode and two objects.
+    With it, a content token costs one dict look-up (0.15 us) instead of a decode and two objects.
     """
     return {}
 
 
 def _no_delta(token_id: int) -> None:
-    """Stands for the look-up while the fast path is not allowed."""
+    """Replaces the look-up while the fast path is not allowed."""
 
 
 class Parser:
@@ -101,10 +102,11 @@ class Parser:
     def __init__(
         self, vocab: Vocabulary, *, role: Role | None = "assistant", tool_names: Iterable[str] | None = None
     ) -> None:
-        """``role``: whose turn has been opened already; None: the stream begins with ``<|start|>``.
+        """``role``: the author of the message that the prompt has opened; None: the stream begins with
+        ``<|start|>``.
 
-        ``tool_names``: full names of the declared tools ("functions.get_weather"), towards which damaged
-        recipients are repaired. Without them recipients are only cleaned.
+        ``tool_names``: full names of the declared tools ("functions.get_weather"). Damaged recipients are
+        repaired to one of them; without names, recipients are only cleaned.
         """
         self._vocab = vocab
         self._names = ToolNames(tool_names or ())
@@ -123,7 +125,7 @@ class Parser:
             self._state = _State.BOUNDARY
 
     def feed(self, token_id: int) -> Events:
-        """Returns the events of one token, in order; often none. Accepts any integer."""
+        """Returns the events of one token, in order, possibly an empty list. Accepts any integer."""
         delta = self._lookup(token_id)
         if delta is not None:
             self._ids.append(token_id)
@@ -339,7 +341,8 @@ class Parser:
         self._enter(_State.DONE)
 
     def _on_stray(self, token_id: int, out: list[HarmonyEvent]) -> None:
-        """Handles a misplaced special token: kept for replay if the model has it, never shown."""
+        """Handles a misplaced special token. It is never shown; within content it is kept for replay if the
+        vocabulary has it."""
         out.append(Repair("reserved_token"))
         if self._state is _State.CONTENT and 0 <= token_id < v.VOCAB_SIZE:
             self._ids.append(token_id)

@@ -1,9 +1,9 @@
-"""Conversations to token ids.
+"""Renders conversations to token ids.
 
-Equal to openai-harmony 0.0.8 (``drop_analysis="harmony"``), with three additions: messages the model wrote
-are replayed from their exact ids, a ``# Response Formats`` section can follow the tools, and analysis is
-by default dropped up to the last answer instead of the first. Special tokens are placed by this module
-only; whatever came from outside is encoded as ordinary text.
+The ids equal those of openai-harmony 0.0.8 (``drop_analysis="harmony"``), with three additions: messages that
+the model wrote are replayed from their exact ids, a ``# Response Formats`` section can follow the tools, and
+by default analysis is dropped up to the last answer instead of the first. Only this module places special
+tokens; all text from clients is encoded as ordinary text.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from chorale.harmony.schema_ts import compact_json, schema_to_typescript
 from chorale.harmony.vocab import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, Vocabulary, check_count
 
 DropAnalysis = Literal["before_last_final", "harmony", "none"]
-"""Which analysis of earlier turns the model does not see again.
+"""Which analysis of earlier turns is left out of the prompt.
 
-* ``before_last_final``: reasoning before the last answer that a user message follows. Calls and their
-  results stay, on whichever channel.
-* ``harmony``: openai-harmony's rule. Whatever is on the analysis channel before the *first* answer, and
-  only if the last assistant message is an answer.
+* ``before_last_final``: reasoning before the last answer that is followed by a user message. Calls and their
+  results stay, on any channel.
+* ``harmony``: openai-harmony's rule. Everything on the analysis channel before the *first* answer, but only
+  if the last assistant message is an answer.
 * ``none``: nothing is dropped.
 """
 
@@ -48,8 +48,8 @@ def render_conversation(
 ) -> list[int]:
     """Returns the ids of the conversation, ending in ``<|start|>assistant`` if ``for_completion``.
 
-    ``drop_analysis`` True and False are short for "before_last_final" and "none". Raises ``ValueError`` for a
-    message that has no wire form (see ``render_message``), ``ContextLengthError`` for more than ``most`` ids,
+    ``drop_analysis`` True and False mean "before_last_final" and "none". Raises ``ValueError`` for a message
+    that has no wire form (see ``render_message``), and ``ContextLengthError`` for more than ``most`` ids,
     without computing many more.
     """
     rule = drop_analysis
@@ -70,9 +70,9 @@ def render_message(
 ) -> list[int]:
     """Returns the ids of one message, from ``<|start|>`` to its terminator.
 
-    ``has_functions``: whether the conversation offers function tools (the system message says so). Raises
-    ``ValueError`` if a tool message has no name, or structured content stands in another role,
-    ``ContextLengthError`` for a content of more than ``most`` ids.
+    ``has_functions``: the conversation declares function tools, which the system message then mentions.
+    Raises ``ValueError`` if a tool message has no name or if structured content is in a message of another
+    role, and ``ContextLengthError`` for content of more than ``most`` ids.
     """
     ids = [START, *vocab.encode(_author(message))]
     if message.token_ids is not None:
@@ -85,10 +85,10 @@ def render_message(
 
 
 def render_forced_final(*, is_message_open: bool) -> list[int]:
-    """The splice after which the model can only answer: it opens a final message.
+    """Returns the ids that open a final message, so that the model must answer.
 
-    ``is_message_open``: generation stopped inside a message, which is ended first. Append it to the prompt
-    and the ids generated so far (without a terminator such as ``<|return|>``).
+    Append them to the prompt and the ids generated so far, without a terminator such as ``<|return|>``.
+    ``is_message_open``: generation stopped inside a message, which is ended first.
     """
     opening = [START, ASSISTANT, CHANNEL, FINAL, MESSAGE]
     return [END, *opening] if is_message_open else opening
@@ -144,7 +144,8 @@ def _author(message: Message) -> str:
 
 
 def _header(message: Message, vocab: Vocabulary) -> list[int]:
-    """Recipient, channel, content type and ``<|message|>``; each encoded by itself, as in training."""
+    """Returns the ids of recipient, channel, content type and ``<|message|>``, each encoded separately, as in
+    training."""
     ids: list[int] = []
     if message.recipient is not None and message.recipient != "all":
         ids += vocab.encode(f" to={message.recipient}")
@@ -169,7 +170,7 @@ def _content(message: Message, has_functions: bool) -> str:
         return content
     expected = "system" if isinstance(content, SystemContent) else "developer"
     if message.role != expected:
-        raise ValueError(f"{type(content).__name__} cannot stand in a {message.role} message")
+        raise ValueError(f"{type(content).__name__} is not allowed in a {message.role} message")
     if isinstance(content, SystemContent):
         return render_system(content, has_functions)
     return render_developer(content)
@@ -213,7 +214,7 @@ def _response_format(entry: ResponseFormat) -> str:
 
 
 def _tools(namespaces: Iterable[ToolNamespace]) -> str:
-    """The "# Tools" section, namespaces in the order of their names (of equal names the last counts)."""
+    """Returns the "# Tools" section, with namespaces sorted by name. Of equal names, the last counts."""
     by_name = {namespace.name: namespace for namespace in namespaces}
     return "\n\n".join(["# Tools", *(_namespace(by_name[name]) for name in sorted(by_name))])
 
@@ -233,7 +234,7 @@ def _namespace(namespace: ToolNamespace) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines without their ends, as Rust's ``str::lines``: a final newline adds no empty line."""
+    """Returns lines without their ends, as Rust's ``str::lines``: a final newline adds no empty line."""
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()

@@ -1,11 +1,11 @@
-"""JSON Schema to the TypeScript that the model was trained to read in tool descriptions.
+"""Converts JSON Schema to the TypeScript that the model was trained to read in tool descriptions.
 
-Byte-identical to openai-harmony 0.0.8, quirks included, because its output is the best evidence there is
-of the training format: ``anyOf``, ``$ref``, ``const`` and enums without a type print as ``any``, numeric
-bounds and patterns are not shown, a multi-line description leaks its later lines, a described nested
-object starts on the line of its name. What it does with odd input (a schema that is not an object,
-keywords of the wrong type) is followed too: nothing here raises. Nesting beyond ``MAX_DEPTH`` prints
-as ``any``.
+The output is byte-identical to that of openai-harmony 0.0.8, quirks included, because that is the best
+evidence of the training format: ``anyOf``, ``$ref``, ``const`` and enums without a type are printed as
+``any``; numeric bounds and patterns are omitted; only the first line of a multi-line description is marked
+as a comment; the description of a nested object begins on the line of its name. Odd input (a schema that is
+not an object, keywords of the wrong type) is treated as openai-harmony treats it: nothing here raises.
+Nesting beyond ``MAX_DEPTH`` is printed as ``any``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SIMPLE_TYPES = {"number": "number", "integer": "number", "boolean": "boolean"}
 
 
 def schema_to_typescript(schema: Any, indent: str = "", depth: int = 0) -> str:
-    """The type expression of ``schema``; its later lines begin with ``indent``."""
+    """Return the type expression of ``schema``. Its lines after the first begin with ``indent``."""
     if depth > MAX_DEPTH or not isinstance(schema, Mapping):
         return "any"
     if isinstance(variants := schema.get("oneOf"), list | tuple):
@@ -51,9 +51,9 @@ def _string(schema: Mapping[str, Any]) -> str:
 
 
 def _union(variants: list[Any] | tuple[Any, ...], indent: str, depth: int) -> str:
-    """``oneOf`` anywhere but directly under a property: each variant on a line of its own.
+    """Return the type of a ``oneOf`` that is not directly under a property: one line per variant.
 
-    Here, unlike elsewhere, the default of a string enum is printed as JSON.
+    Only here is the default of a string enum printed as JSON.
     """
     lines = []
     for variant in variants:
@@ -66,7 +66,7 @@ def _union(variants: list[Any] | tuple[Any, ...], indent: str, depth: int) -> st
 
 
 def _nullable(schema: Any, indent: str, depth: int) -> str:
-    """The type of ``schema``, with ``| null`` if it says nullable and the type does not show it."""
+    """Return the type of ``schema``, with ``| null`` if it is nullable and its type does not contain null."""
     text = schema_to_typescript(schema, indent, depth + 1)
     if isinstance(schema, Mapping) and schema.get("nullable") is True and "null" not in text:
         return f"{text} | null"
@@ -90,7 +90,7 @@ def _object(schema: Mapping[str, Any], indent: str, depth: int) -> str:
 
 
 def _property(name: str, schema: Any, indent: str, depth: int) -> Iterator[str]:
-    """The lines of one member: comments, then ``name: type,``."""
+    """Yield the lines of one member: comments, then ``name: type,``."""
     if (title := _text(schema, "title")) is not None:
         yield f"{indent}// {title}\n{indent}//\n"
     is_union = isinstance(schema, Mapping) and "oneOf" in schema
@@ -118,7 +118,8 @@ def _examples(schema: Any, indent: str) -> Iterator[str]:
 
 
 def _union_property(name: str, schema: Mapping[str, Any], indent: str, depth: int) -> Iterator[str]:
-    """A member whose schema is ``oneOf``: variants below the name, comments behind them."""
+    """Yield the lines of a member whose schema is a ``oneOf``: the variants below the name, each followed by
+    its comments."""
     variants = schema["oneOf"]
     description = _text(schema, "description")
     is_repeated = bool(variants) and description == _text(variants[0], "description")
@@ -149,7 +150,8 @@ def _trailing(comments: list[str]) -> str:
 
 
 def _default(schema: Any) -> str | None:
-    """The default as it is printed: strings quoted but not escaped, bare beside an enum; else JSON."""
+    """Return the printed default, or None. Strings are quoted but not escaped, and not quoted if the schema
+    has an enum; other values are JSON."""
     if not isinstance(schema, Mapping) or "default" not in schema:
         return None
     value = schema["default"]
@@ -164,7 +166,8 @@ def _has_enum(schema: Mapping[str, Any]) -> bool:
 
 
 def compact_json(value: Any, depth: int = 0) -> str:
-    """JSON without spaces or escapes of non-ASCII text; floats as Rust prints them. Never raises."""
+    """Encode ``value`` as JSON without spaces and without escaping non-ASCII text; floats as Rust prints
+    them. Never raises."""
     if depth > MAX_DEPTH:
         return "null"
     if isinstance(value, Mapping):
@@ -184,7 +187,8 @@ def _json_string(value: str) -> str:
 
 
 def _json_float(value: float) -> str:
-    """Shortest digits; an exponent below 1e-5 and from 1e16 on, without sign or zeros to pad it."""
+    """Return the shortest digits, with an exponent below 1e-5 and from 1e16 on, which has no plus sign and no
+    leading zeros."""
     if not math.isfinite(value):
         return "null"
     mantissa, _, exponent = repr(value).partition("e")

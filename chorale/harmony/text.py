@@ -10,7 +10,7 @@ from chorale.harmony.vocab import Vocabulary
 
 
 class TextDecoder:
-    """Incremental decoding: the concatenation of all results equals ``vocab.decode`` of all ids."""
+    """Incremental decoder. Its results, concatenated, equal ``vocab.decode`` of all ids."""
 
     __slots__ = ("_decode", "_state", "_vocab")
 
@@ -24,7 +24,8 @@ class TextDecoder:
         return self._decode(self._vocab.token_bytes(token_id))
 
     def feed_all(self, token_ids: Sequence[int]) -> tuple[str, int]:
-        """Return the text of several tokens, and how many at their end are wholly inside a character."""
+        """Return the text of several tokens, and how many of the last ones belong only to an incomplete
+        character."""
         text = self._decode(self._vocab.decode_bytes(token_ids))
         num_bytes, num_held = len(self._state()[0]), 0
         while num_held < len(token_ids):
@@ -40,10 +41,10 @@ class TextDecoder:
 
 
 class StopStrings:
-    """Finds the first stop string in a stream of text, holding back what could still become one.
+    """Finds the first stop string in a stream of text, and holds back text that could become one.
 
-    Of several stops the one that *ends* first wins; of those that end together, the longest, so the answer
-    does not depend on how the text was cut into deltas. After a match everything further is swallowed.
+    Of several stop strings the one that *ends* first wins; of those that end together, the longest. So the
+    result does not depend on how the text was split into deltas. Text after a match is dropped.
     """
 
     __slots__ = ("_held", "_include", "_longest", "_matched", "_pattern", "_stops")
@@ -58,7 +59,7 @@ class StopStrings:
         self._matched: str | None = None
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """(text that can be shown now, the stop string if it has been reached)."""
+        """Return the text that can be shown now, and the stop string if it has been reached, else None."""
         if self._pattern is None:
             return text, None
         if self._matched is not None:
@@ -69,7 +70,7 @@ class StopStrings:
         return self._hold(buffer), None
 
     def pass_over(self, text: str) -> str:
-        """Return what can be shown now of text in which no stop string may end, though one may begin."""
+        """Take text in which a stop string may begin but not end. Return what can be shown now."""
         return self._hold(self._held + text)
 
     def flush(self) -> str:
@@ -78,7 +79,10 @@ class StopStrings:
         return held
 
     def _first_place(self, buffer: str) -> tuple[int, int] | None:
-        """Begin and end of the stop string that counts. One within what is held was passed over."""
+        """Return begin and end of the stop string that counts, or None.
+
+        Stop strings that end within the held text are skipped: ``pass_over`` has let them through.
+        """
         held = len(self._held)
         places = ((buffer.find(stop, max(0, held + 1 - len(stop))), stop) for stop in self._stops)
         found = [(at + len(stop), -len(stop)) for at, stop in places if at >= 0]
@@ -98,7 +102,7 @@ class StopStrings:
         return buffer[: end if self._include else begin], self._matched
 
     def _partial_len(self, buffer: str) -> int:
-        """Length of the longest tail of ``buffer`` that begins a stop string."""
+        """Return the length of the longest tail of ``buffer`` with which a stop string begins."""
         for size in range(min(self._longest - 1, len(buffer)), 0, -1):
             tail = buffer[-size:]
             if any(stop.startswith(tail) for stop in self._stops):
@@ -107,7 +111,7 @@ class StopStrings:
 
 
 def encode_words(words: Iterable[str], vocab: Vocabulary) -> tuple[tuple[int, ...], ...]:
-    """Encode each word as at the start of a text and as after a space, which are different tokens. No
-    duplicates."""
+    """Encode each word twice, as at the start of text and as after a space, because the tokens differ.
+    Returns no duplicates."""
     spellings = (text for word in words for text in (word, f" {word.lstrip()}"))
     return tuple(dict.fromkeys(ids for text in spellings if (ids := tuple(vocab.encode(text)))))

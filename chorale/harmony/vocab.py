@@ -4,8 +4,9 @@ The ranks ship with the package, compressed, and their sha256 is checked at each
 downloaded or written. ``TIKTOKEN_ENCODINGS_BASE``, where set, names a folder whose ``o200k_base.tiktoken``
 is read instead (and checked against the same hash), as other harmony tools do.
 
-The model has 201,088 embedding rows, ids 0..201087. Ids from 199,998 on are special: fourteen have a
-meaning, the rest are named ``<|reserved_N|>`` and can be neither typed by a user nor sampled.
+The model has 201,088 embedding rows, ids 0..201087. Ids from 199,998 on are special: nine have a meaning
+(``SPECIAL_NAMES``), the others are named ``<|reserved_N|>`` and are never sampled. Ordinary text never
+encodes to special ids.
 """
 
 from __future__ import annotations
@@ -151,17 +152,17 @@ def check_count(ids: list[int], most: int | None) -> list[int]:
 
 
 def special_name(token_id: int) -> str:
-    """The printed name of a special or reserved id (199,998..201,087)."""
+    """Returns the printed name of a special or reserved id (199,998..201,087)."""
     return SPECIAL_NAMES.get(token_id) or f"<|reserved_{token_id}|>"
 
 
 def is_reserved(token_id: int) -> bool:
-    """Special ids without a meaning: never sampled."""
+    """Returns whether the id is special but has no meaning. Such ids are never sampled."""
     return NUM_RANKS <= token_id < VOCAB_SIZE and token_id not in SPECIAL_NAMES
 
 
 def load_vocabulary() -> Vocabulary:
-    """The vocabulary, loaded once (about 0.4 s). Raises ``VocabularyError``."""
+    """Returns the vocabulary, which is loaded once (about 0.4 s). Raises ``VocabularyError``."""
     return _load(os.environ.get(RANKS_DIR_VARIABLE) or None)
 
 
@@ -171,7 +172,10 @@ def _load(folder: str | None) -> Vocabulary:
 
 
 def read_ranks(folder: str | None = None) -> bytes:
-    """The ranks file: the vendored one, or ``folder``'s. Raises ``VocabularyError``."""
+    """Returns the contents of the ranks file, the vendored one or that in ``folder``.
+
+    Raises ``VocabularyError``.
+    """
     if folder is None:
         vendored = resources.files("chorale").joinpath("data", f"{RANKS_FILE}.xz")
         ranks, origin = lzma.decompress(vendored.read_bytes()), "the vendored vocabulary"
@@ -188,9 +192,9 @@ def read_ranks(folder: str | None = None) -> bytes:
 
 
 def export_vocabulary(folder: str | Path) -> Path:
-    """Write ``o200k_base.tiktoken`` into ``folder`` (made if missing) for other harmony tools.
+    """Write ``o200k_base.tiktoken`` for other harmony tools into ``folder``, which is created if missing.
 
-    They find it when ``TIKTOKEN_ENCODINGS_BASE`` names the folder. Returns the file's path.
+    They find the file if ``TIKTOKEN_ENCODINGS_BASE`` names the folder. Returns the file's path.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -97,7 +97,7 @@ def test_response_formats_follow_the_tools() -> None:
     ],
 )
 def test_messages_without_a_wire_form_are_refused(vocab: Vocabulary, message: Message) -> None:
-    with pytest.raises(ValueError, match=r"tool message|cannot stand"):
+    with pytest.raises(ValueError, match=r"tool message|is not allowed in"):
         render_message(message, vocab)
 
 

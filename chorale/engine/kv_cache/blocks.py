@@ -1,12 +1,13 @@
 """BlockPool: free blocks, reference counts, and the prefix index.
 
-One pool of equal blocks serves both cache groups. Every operation is O(1). A block is in exactly one state:
+One pool of equal blocks serves both cache groups. Operations on one block are O(1). A block is in exactly one
+state:
 
-    owned        refs > 0: in that many block tables
+    owned        refs > 0: in as many block tables
     cached-free  refs == 0, in the prefix index: a hit revives it, an allocation may evict it (oldest first)
     plain-free   refs == 0, not in the prefix index
 
-The pool knows block ids and block_hashes; it never sees tokens or sequences.
+The pool works with block ids and block hashes; it never sees tokens or sequences.
 """
 
 from __future__ import annotations
@@ -77,8 +78,7 @@ class BlockPool:
     def publish(self, group: CacheGroup, block_hash: bytes, block: int) -> None:
         """Add an owned, fully written block to the prefix index.
 
-        If another block already holds the same content the index keeps that one: moving it would strand
-        the holders' blocks, and both are equally good.
+        If another block with the same content is indexed already, the index keeps that one.
         """
         index = self._index[group]
         if block_hash not in index and self._key[block] is None:

@@ -1,8 +1,8 @@
-"""HybridCache: two block tables a sequence over one pool of equal blocks.
+"""HybridCache: two block tables per sequence over one pool of equal blocks.
 
-Half of the layers attend to everything (FULL), half to the last ``window`` tokens (WINDOW). A sequence
-writes each new token into a block of each group. WINDOW blocks that no later query can see are released as it
-moves on, and keep their content until they are evicted, so that they can serve prefix hits.
+Half of the layers attend to all tokens (FULL), half to the last ``window`` tokens (WINDOW). A sequence writes
+each new token into a block of each group. WINDOW blocks that no later query can see are released as the
+sequence grows. They keep their content until they are evicted, so that they can serve prefix hits.
 
 Index arithmetic, with ``bs`` the block size and ``W`` the window (a token sees itself and W - 1 before):
 the query at position p reads WINDOW positions [p - (W - 1), p]. Once ``c`` tokens are computed, the next
@@ -49,7 +49,7 @@ class HybridCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens that one sequence can hold if it has the pool to itself and grows a token at a time."""
+        """Returns how many tokens one sequence can hold if it has the whole pool and grows token by token."""
         num_blocks, window_blocks = self.pool.num_blocks, self.max_window_blocks
         full_blocks = num_blocks - window_blocks if num_blocks >= 2 * window_blocks else num_blocks // 2
         return full_blocks * self.block_size
@@ -58,7 +58,7 @@ class HybridCache:
         return -(-num_tokens // self.block_size)
 
     def first_window_block(self, num_computed: int) -> int:
-        """First logical block that the query at ``num_computed``, or a later one, can see."""
+        """Return the first logical block that the query at ``num_computed``, or a later one, can see."""
         return max(0, num_computed - self.window + 1) // self.block_size
 
     # ------------------------------------------------------------------ prefix hits
@@ -82,7 +82,7 @@ class HybridCache:
         return end
 
     def blocks_to_admit(self, block_hashes: Sequence[bytes], hit: int, num_tokens: int) -> int:
-        """Free blocks that a sequence of ``num_tokens`` needs after a hit of ``hit`` blocks.
+        """Return the free blocks that a sequence of ``num_tokens`` needs after a hit of ``hit`` blocks.
 
         Counts FULL blocks for all tokens, the WINDOW blocks held at the end, and blocks of the hit that no
         sequence holds now, because they leave the free list when they are shared.
@@ -118,7 +118,7 @@ class HybridCache:
     # ------------------------------------------------------------------ growth and release
 
     def room(self, blocks: BlockTables, num_computed: int) -> int:
-        """Number of new tokens that fit in the sequence's own blocks and the free ones."""
+        """Return how many new tokens fit into the sequence's own blocks and the free ones."""
         slack = len(blocks.full) * self.block_size - num_computed
         return slack + self.pool.num_free // 2 * self.block_size
 

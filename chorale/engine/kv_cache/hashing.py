@@ -14,7 +14,7 @@ HASH_SIZE = 16  # bytes
 
 
 def root_hash(secret: bytes, salt: str) -> bytes:
-    """Start of a chain. Equal salts give equal roots within one engine."""
+    """Return the start of a chain. Equal salts give equal roots within one engine."""
     return blake2b(salt.encode("utf-8", "surrogatepass"), key=secret, digest_size=HASH_SIZE).digest()
 
 
