@@ -1,4 +1,4 @@
-"""The seam between everything that speaks text and the engine that speaks tokens.
+"""The interface between text code and the engine, which works with tokens.
 
 ``EngineClient`` has one implementation in the product, ``remote`` (the engine in its own process, over an
 ipc socket), and two for tests: token streams written by hand (``chorale/testing``), and an engine in a thread
@@ -87,7 +87,7 @@ class TokenStream(Protocol):
     async def aclose(self) -> None: ...
 
     def drop(self, index: int) -> None:
-        """Choice ``index`` is not wanted any more: the engine stops it, the others go on. Idempotent."""
+        """Stop choice ``index``, which is not needed any more; the others continue. Idempotent."""
         ...
 
 
@@ -109,7 +109,7 @@ class EngineClient(Protocol):
         ...
 
     def reserve(self, num_choices: Mapping[str, int]) -> None:
-        """Admit several requests as one (request id to its ``n``): all of them, or none.
+        """Admit several requests together (request id to its ``n``): all of them, or none of them.
 
         ``submit`` takes the reserved place of its request; ``release`` gives back those that are left.
         Raises what ``submit`` does.
@@ -117,7 +117,7 @@ class EngineClient(Protocol):
         ...
 
     def release(self, request_ids: Iterable[str]) -> None:
-        """Give back the places that ``reserve`` kept and ``submit`` did not take. Idempotent."""
+        """Give back the places that ``reserve`` took and ``submit`` did not use. Idempotent."""
         ...
 
     def submit(self, request: GenerateRequest) -> TokenStream:

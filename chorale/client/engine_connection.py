@@ -34,9 +34,9 @@ LINGER_MS = 200  # time in which close() may still send aborts and Unregister
 
 
 class EngineConnection:
-    """Calls ``on_gone`` when the engine process's end of the socket closes, for whatever reason.
+    """Calls ``on_gone`` when the engine process's end of the socket closes, for any reason.
 
-    Callbacks run on the event loop. Messages that arrived before that are delivered before ``on_gone``.
+    Callbacks run on the event loop. Messages that arrived earlier are delivered before ``on_gone`` is called.
     """
 
     def __init__(

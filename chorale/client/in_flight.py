@@ -1,9 +1,9 @@
 """InFlightRequests: one client's requests in the engine: admission, delivery, and completion rate.
 
-A choice is admitted against ``capacity``. A request of several parts reserves places for all of them first,
-so that it is admitted or refused as a whole and cannot fill the queue against itself.
+A choice is admitted if ``capacity`` allows it. A request of several parts first reserves places for all of
+them, so that it is admitted or refused as a whole and its parts do not compete for the queue.
 
-Pure bookkeeping on the event loop's thread: no sockets, and only the clock that is passed in.
+Runs on the event loop's thread; uses no sockets, and only the clock that is passed in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ RATE_MEMORY = 0.8  # weight of the past in the completion rate, per tick
 
 
 def total_capacity(max_num_seqs: int, max_queued_requests: int | None) -> int:
-    """Choices that may run or wait; ``max_queued_requests`` None: four may wait for each that may run."""
+    """Return how many choices may run or wait. ``max_queued_requests`` None: four may wait for each that may
+    run."""
     queued = DEFAULT_QUEUE_FACTOR * max_num_seqs if max_queued_requests is None else max_queued_requests
     return max_num_seqs + queued
 
@@ -73,10 +74,10 @@ class InFlightRequests:
         return self.num_in_flight + sum(self._reserved.values())
 
     def reserve(self, num_choices: Mapping[str, int]) -> None:
-        """Admit the parts of one request (request id to choices): all of them, or none.
+        """Admit the parts of one request (request id to choices): all of them, or none of them.
 
-        ``admit`` takes a reserved place, ``release`` gives back those that were not taken. Raises
-        ``QueueFullError`` (with the expected wait), or ``RequestError`` for what can never fit.
+        ``admit`` uses a reserved place, ``release`` gives back those that were not used. Raises
+        ``QueueFullError`` (with the expected wait), or ``RequestError`` for a request that can never fit.
         """
         self._require_room(sum(num_choices.values()), "prompt" if len(num_choices) > 1 else "n")
         self._reserved.update(num_choices)
@@ -107,7 +108,7 @@ class InFlightRequests:
                 code="too_many_choices",
             )
         num_admitted = self.num_admitted
-        # An idle process admits what is above its share: it could never be admitted otherwise.
+        # An idle process admits a request above its share, which could never be admitted otherwise.
         if self.capacity is not None and num_admitted and num_admitted + num_choices > self.capacity:
             raise QueueFullError(
                 f"the queue is full: {num_admitted} choices are running or waiting",
@@ -115,7 +116,7 @@ class InFlightRequests:
             )
 
     def retry_after(self, num_choices: int) -> float:
-        """Seconds until there is room, at the rate at which choices have been ending."""
+        """Return the seconds until there is room, at the rate at which choices have been ending."""
         excess = self.num_admitted + num_choices - (self.capacity or 0)
         if self._ended_per_second <= 0.0:
             return RETRY_AFTER_MIN
@@ -180,7 +181,8 @@ class InFlightRequests:
             self._ended_per_second = RATE_MEMORY * self._ended_per_second + (1 - RATE_MEMORY) * rate
 
     def slow_readers(self, max_pending_tokens: int, patience: float) -> list[str]:
-        """Requests with more than ``max_pending_tokens`` unread tokens for ``patience`` seconds."""
+        """Return the requests that have had more than ``max_pending_tokens`` unread tokens for ``patience``
+        seconds."""
         now, slow = self._clock(), []
         for request_id, entry in self._entries.items():
             if entry.stream.num_pending_tokens <= max_pending_tokens:

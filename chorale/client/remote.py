@@ -120,7 +120,7 @@ class RemoteClient:
             self._connection.send(Abort([request_id]))
 
     async def close(self) -> None:
-        """Abort what is in entry and leave. Idempotent."""
+        """Abort the requests in flight, unregister, and close the sockets. Idempotent."""
         ticker, self._ticker = self._ticker, None
         if ticker is None:
             return

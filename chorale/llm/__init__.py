@@ -1,4 +1,4 @@
-"""LLM: the offline face of the engine, with vLLM's names, over the same client that the server uses.
+"""LLM: offline inference with vLLM's names. The calling thread steps the engine; the turns are the server's.
 
 from chorale import LLM, SamplingParams
 

@@ -1,7 +1,7 @@
-"""Batch: the turns of one call of ``LLM``. Chunks of all of them in, a RequestOutput for each out.
+"""Batch: the turns of one call of ``LLM``. It takes the chunks of all and makes a RequestOutput of each.
 
-The choices are the server's: they read the tokens and say what comes next. The server's loop around them is
-left out: a step's chunks are read where they arrive, by the thread that steps the engine.
+The choices are the server's: they read the tokens and return what they need next. There is no event loop:
+the thread that steps the engine reads each step's chunks.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.events import Fold
 from chorale.turns.request import TurnRequest
 
-# What a step leads to: another generation, or a choice (request id, index) that needs no more tokens.
+# The result of a step: a further generation, or a choice (request id, index) that needs no more tokens.
 Order = GenerateRequest | tuple[str, int]
 
 
 class Work:
-    """One prompt: what was asked, and the choices that have ended."""
+    """One prompt: its request, and the choices that have ended."""
 
     __slots__ = ("done", "output", "params", "turn")
 
@@ -53,7 +53,9 @@ class Reading:
 
 
 class Batch:
-    """``take`` is called after every step with a chunk for each row: what it does for a plain one counts."""
+    """``take`` is called after every step with a chunk for each row, so its cost for a plain chunk
+    matters.
+    """
 
     def __init__(self, vocab: Vocabulary, max_model_len: int) -> None:
         self.num_done = 0  # prompts of which every choice has ended
@@ -74,11 +76,11 @@ class Batch:
         self._readings[turn.request_id] = [Reading(work, choice) for choice in choices]
 
     def requests(self) -> Iterator[GenerateRequest]:
-        """The first round of every turn, in order."""
+        """Return the first round of every turn, in order."""
         return (work.turn.first_round() for work in self._works)
 
     def outputs(self) -> list[RequestOutput]:
-        """In the order in which their prompts were added."""
+        """Return the outputs in the order in which their prompts were added."""
         return [work.output for work in self._works]
 
     def take(self, chunks: list[TokenChunk]) -> list[Order]:
@@ -147,7 +149,7 @@ class Batch:
 
 
 def _joined(chunk: TokenChunk | None, following: TokenChunk) -> TokenChunk:
-    """One chunk that stands for both."""
+    """Return one chunk with the contents of both."""
     if chunk is None:
         return following
     chunk.token_ids += following.token_ids

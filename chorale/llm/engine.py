@@ -1,8 +1,8 @@
 """OfflineEngine: the engine core, stepped by the thread that calls ``LLM``.
 
-No other thread, event loop or queue stands between a step and its tokens. A second thread with work of its
-own would take the interpreter's lock from the step loop for up to ``sys.getswitchinterval`` (5 ms) at a time,
-longer than most steps take.
+There is no other thread, event loop or queue between a step and its tokens. A second busy thread would take
+the interpreter lock from the step loop for up to ``sys.getswitchinterval`` (5 ms) at a time, longer than most
+steps take.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Take = Callable[[list[TokenChunk]], Iterable[GenerateRequest | tuple[str, int]]]
 class OfflineEngine:
     """One call of ``run`` at a time: a call from another thread waits until the first has ended.
 
-    A thread of its own uses the engine's idle time while nothing runs, and sleeps otherwise.
+    A separate thread uses the engine's idle time while nothing runs, and sleeps otherwise.
     """
 
     def __init__(self, core: Core, info: EngineInfo) -> None:
@@ -43,7 +43,7 @@ class OfflineEngine:
         self._idler.start()
 
     def stats(self) -> EngineStats:
-        """Counters since the engine was built. For the thread that runs requests."""
+        """Return counters since the engine was built. For the thread that runs requests."""
         return self._core.stats()
 
     def run(self, requests: Iterable[GenerateRequest], take: Take) -> None:
@@ -109,7 +109,8 @@ class OfflineEngine:
             raise
 
     def _step(self) -> list[TokenChunk]:
-        """Raises ``EngineDeadError``: whatever interrupts a step leaves the engine in an unknown state."""
+        """Run one step. Raises ``EngineDeadError`` for any exception, which leaves the engine in an unknown
+        state."""
         try:
             return self._core.step()
         except EngineError as error:
@@ -120,7 +121,7 @@ class OfflineEngine:
             raise
 
     def _abandon(self, request_ids: list[str]) -> None:
-        """Abort what is in flight, and let the device finish the step that it is in."""
+        """Abort the requests in flight, and let the device finish its current step."""
         core = self._core
         if self._failure:
             return
@@ -133,7 +134,7 @@ class OfflineEngine:
     # ------------------------------------------------------------------ between runs
 
     def _use_idle_time(self) -> None:
-        """Prepare what the engine has not met yet, a piece at a time, while nothing runs."""
+        """Prepare, piece by piece, what the engine has not needed yet, while no request runs."""
         quiet = _QUIET
         while True:
             self._at_rest.wait()
@@ -142,7 +143,8 @@ class OfflineEngine:
             quiet = _PIECE if self._prepare_piece() else _QUIET
 
     def _prepare_piece(self) -> bool:
-        """Returns whether there is more to prepare; if not, the next run's end is waited for."""
+        """Prepare one piece. Returns whether there is more; if not, the thread waits for the end of the next
+        run."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -162,10 +164,10 @@ class OfflineEngine:
 
 @contextlib.contextmanager
 def quiet_collector() -> Iterator[None]:
-    """Keep the cycle collector from walking the process's objects while steps run.
+    """Keep the garbage collector from traversing the process's objects while steps run.
 
     A step makes an object for each row and drops it: at the default threshold (700 objects) a step of 1,024
-    rows would start a collection. Afterwards everything is as before, also for objects that were there.
+    rows would start a collection. The previous settings are restored at the end.
     """
     thresholds, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     if not is_frozen:

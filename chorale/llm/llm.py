@@ -39,7 +39,7 @@ from chorale.turns.rules import TurnRules
 
 logger = logging.getLogger(__name__)
 
-# Arguments of vLLM's LLM that change nothing here, and why.
+# Arguments of vLLM's LLM that have no effect here, with the reason.
 _IGNORED = {
     "tokenizer": "the harmony vocabulary is built in",
     "tokenizer_mode": "the harmony vocabulary is built in",
@@ -65,7 +65,8 @@ class LLM:
     """
 
     def __init__(self, model: str = "demo", **options: Any) -> None:
-        """``TypeError``: an unknown argument, naming the nearest; ``ConfigError`` for a bad value."""
+        """Raises ``TypeError`` for an unknown argument, naming the nearest known one, and ``ConfigError``
+        for a bad value."""
         from chorale.serve.build import build_engine  # imports torch
 
         self._vocab = load_vocabulary()
@@ -80,7 +81,7 @@ class LLM:
         return self._engine.info
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """vLLM's defaults, with those of ``generation_config.json``."""
+        """Return vLLM's defaults, overridden by those of ``generation_config.json``."""
         return SamplingParams.from_defaults(self.info.default_sampling)
 
     def generate(
@@ -127,8 +128,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """One conversation (a list of messages), or a list of them.
 
-        The prompt is the server's for the same messages. Each output's ``text`` is the answer; ``reasoning``
-        and ``tool_calls`` stand beside it; the arguments of a ``strict`` tool satisfy its schema. Without
+        The prompt equals the server's for the same messages. Each output's ``text`` is the answer, beside
+        ``reasoning`` and ``tool_calls``; the arguments of a ``strict`` tool satisfy its schema. Without
         ``sampling_params`` an answer may be as long as fits, or as the model's ``max_new_tokens``.
         """
         several = read_conversations(messages)

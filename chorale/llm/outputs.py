@@ -73,7 +73,9 @@ def completion_output(
     params: SamplingParams,
     vocab: Vocabulary,
 ) -> CompletionOutput:
-    """``logprobs``: of every token that the engine sent, as far as they were asked for."""
+    """Make the output of one choice. ``logprobs``: those of every token that the engine sent, if
+    requested.
+    """
     token_ids = list(ended.output_token_ids)
     output = CompletionOutput(
         index,

@@ -44,7 +44,8 @@ def check_names(what: str, given: dict[str, Any], known: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """The constraint of the output: one of these. ``json``: schema or its text; ``grammar``: Lark or GBNF."""
+    """The constraint of the output: exactly one of these. ``json``: a schema, as an object or a string;
+    ``grammar``: Lark or GBNF."""
 
     json: str | Mapping[str, Any] | None = None
     regex: str | None = None
@@ -60,7 +61,7 @@ class StructuredOutputsParams:
         return {name: value for name, value in vars(self).items() if value not in (None, False)}
 
     def constraint(self) -> Constraint:
-        """Raises ``ValueError`` for what cannot be enforced."""
+        """Return the constraint. Raises ``ValueError`` if it cannot be enforced."""
         ((way, value),) = self._given().items()
         try:
             if way == "choice" and not isinstance(value, str):  # whose letters are not choices
@@ -73,7 +74,7 @@ class StructuredOutputsParams:
 
 
 def check_compiles(constraint: Constraint) -> None:
-    """Raises ``ValueError`` naming what asked for it."""
+    """Raises ``ValueError``, naming the field, if the constraint does not compile."""
     try:
         _compiled(constraint)
     except ValueError as error:
@@ -82,7 +83,7 @@ def check_compiles(constraint: Constraint) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _compiled(constraint: Constraint) -> None:
-    """Raises ``ValueError``; what has compiled once is not compiled here again."""
+    """Compile the constraint, once. Raises ``ValueError``."""
     check_constraint(constraint)
 
 
@@ -168,7 +169,7 @@ class SamplingParams(_Fields):
 
 SamplingParams.__signature__ = inspect.signature(_Fields)  # type: ignore[attr-defined]
 
-# Numbers of their own, and those that may be left out.
+# Parameters that are a single number, and those of them that may be None.
 _NUMBERS = {name: field for name, field in SAMPLING_FIELDS.items() if not field.each}
 INTEGERS = frozenset(name for name, field in _NUMBERS.items() if field.type == "integer")
 _OPTIONAL = frozenset(name for name, field in _NUMBERS.items() if field.default is None)
@@ -177,9 +178,9 @@ _IDS = ("stop_token_ids", "allowed_token_ids")
 
 
 def _plain(name: str, value: Any) -> Any:
-    """``value`` as the engine reads it; numpy's numbers become Python's. Raises ``TypeError``.
+    """Return ``value`` in the engine's form; numpy's numbers become Python's. Raises ``TypeError``.
 
-    What is wrong here would fail in the engine's thread, and end every other prompt with it.
+    A wrong type would fail later, in a step of the engine, and end all other prompts, too.
     """
     if name in _OPTIONAL and value is None:
         return None
@@ -235,7 +236,8 @@ def _check_beside(params: SamplingParams, binding: str) -> None:
 
 
 def check_for(params: SamplingParams, info: EngineInfo) -> None:
-    """Raises ``ValueError`` for ids that are no tokens of the model, and for too many log-probabilities."""
+    """Raises ``ValueError`` for ids that are not in the model's vocabulary, and for too many
+    log-probabilities."""
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) > info.max_logprobs:
             raise ValueError(f"{name} must be at most {info.max_logprobs} (max_logprobs)")

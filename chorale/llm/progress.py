@@ -1,4 +1,4 @@
-"""The progress bar of ``LLM``: requests done, input and output tokens a second, on a terminal."""
+"""The progress bar of ``LLM`` on a terminal: finished requests, input and output tokens per second."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH = 24  # cells of the bar
 
 
 class Progress:
-    """Shows nothing. ``show`` may be called after every step: it looks at the clock first."""
+    """Shows nothing; the base class of bars. ``show`` is cheap enough to be called after every step."""
 
     def __init__(self, total: int, stats: Callable[[], EngineStats]) -> None:
         self._total, self._stats = total, stats
@@ -26,27 +26,27 @@ class Progress:
         self._before = before.prompt_tokens, before.generation_tokens
 
     def show(self, num_done: int) -> None:
-        """Update what is shown, if the last update was a while ago."""
+        """Update the display if the last update was ``_INTERVAL`` ago."""
         now = time.perf_counter()
         if now >= self._due:
             self._due = now + _INTERVAL
             self.update(num_done, max(now - self._began, 1e-6))
 
     def update(self, num_done: int, seconds: float) -> None:
-        """Show how far it is after ``seconds``."""
+        """Show the progress after ``seconds``."""
 
     def close(self, num_done: int) -> None:
-        """Show where it ended."""
+        """Show the final state."""
 
     def speeds(self, seconds: float) -> tuple[float, float]:
-        """Input and output tokens a second since the beginning."""
+        """Return input and output tokens per second since the beginning."""
         stats = self._stats()
         read, made = stats.prompt_tokens - self._before[0], stats.generation_tokens - self._before[1]
         return read / seconds, made / seconds
 
 
 class Bar(Progress):
-    """One line on a terminal, written over and over."""
+    """One line on a terminal, which each update overwrites."""
 
     def __init__(self, total: int, stats: Callable[[], EngineStats], stream: TextIO) -> None:
         super().__init__(total, stats)
@@ -63,7 +63,7 @@ class Bar(Progress):
         self._stream.flush()
 
     def _line(self, num_done: int, seconds: float, columns: int) -> str:
-        """The bar itself takes what the figures leave."""
+        """Return the line. The bar fills the space that the figures leave."""
         share = num_done / self._total
         left = f"<{_clock(seconds / share - seconds)}" if num_done else ""
         read, made = self.speeds(seconds)
@@ -78,7 +78,7 @@ class Bar(Progress):
 
 
 class GivenBar(Progress):
-    """A bar with tqdm's methods, made by the caller's function; it decides itself how often it is drawn."""
+    """A bar with tqdm's methods, made by the caller's function. It limits its own refresh rate."""
 
     def __init__(self, total: int, stats: Callable[[], EngineStats], make: Callable[..., Any]) -> None:
         super().__init__(total, stats)
@@ -97,7 +97,7 @@ class GivenBar(Progress):
 
 
 def make_progress(total: int, use: UseTqdm, stats: Callable[[], EngineStats]) -> Progress:
-    """The bar that ``use_tqdm`` asks for. ``True`` shows one on a terminal only."""
+    """Return the bar that ``use_tqdm`` requests. ``True`` shows one only on a terminal."""
     if total and callable(use):
         return GivenBar(total, stats, use)
     if total and use and sys.stderr.isatty():

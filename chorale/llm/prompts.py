@@ -47,7 +47,8 @@ def read_prompts(
 
 
 def _is_ids(value: object) -> bool:
-    """Looks at the types alone, of which there are few: a prompt may have a hundred thousand ids."""
+    """Return whether ``value`` is a list of token ids. Only the set of types is checked, because a prompt may
+    have a hundred thousand ids."""
     if not isinstance(value, Sequence):
         return False
     return all(issubclass(kind, int) and kind is not bool for kind in set(map(type, value)))
@@ -73,7 +74,7 @@ def _read_dictionary(prompt: Mapping[str, Any], vocab: Vocabulary) -> Prompt:
             f"a prompt dictionary has 'prompt' or 'prompt_token_ids', and 'cache_salt', not {sorted(prompt)}"
         )
     if not isinstance(salt, str) or isinstance(content, Mapping):
-        raise TypeError("a prompt is text or a list of token ids, and its cache_salt a text")
+        raise TypeError("a prompt must be a string or a list of token ids, and its cache_salt a string")
     return replace(_read_one(content, vocab), cache_salt=salt)
 
 
@@ -91,7 +92,8 @@ def check_prompt(prompt: Prompt, info: EngineInfo) -> None:
 
 
 def read_conversations(messages: ChatMessages | Sequence[ChatMessages]) -> list[ChatMessages]:
-    """One conversation, or several (of an empty batch: none). Raises ``TypeError``, ``ValueError``."""
+    """Return the conversations of one or several; of an empty batch, an empty list. Raises ``TypeError`` or
+    ``ValueError``."""
     given: Any = messages
     several = [given] if isinstance(given, Sequence) and given and isinstance(given[0], Mapping) else given
     if not _is_list(several) or not all(
@@ -108,7 +110,8 @@ def _is_list(value: object) -> bool:
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Function, ...]:
-    """Tools as the chat API has them. Raises ``RequestError`` or ``ValueError``."""
+    """Return the function tools, given in the form of the chat API. Raises ``RequestError`` or
+    ``ValueError``."""
     read = []
     for position, tool in enumerate(tools or ()):
         path = f"tools[{position}]"
@@ -123,7 +126,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Function, ...
 def render_chat(
     messages: ChatMessages, tools: Sequence[ToolDescription], effort: str | None, vocab: Vocabulary
 ) -> Prompt:
-    """The same token ids as the server's for these messages. Raises ``RequestError`` naming the message."""
+    """Return the server's token ids for these messages. Raises ``RequestError``, naming the message."""
     cleaned, said = take_efforts(messages)
     instructions, num_leading = split_instructions(cleaned)
     chosen = reasoning_effort(effort, "reasoning_effort", said or DEFAULT_EFFORT)

@@ -1,4 +1,4 @@
-"""Signal handlers that run between two steps: one that raises inside a step would leave the engine broken."""
+"""Runs signal handlers between two steps, because one that raises within a step would break the engine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-# Those whose handlers may raise: Ctrl-C, the end of the process, and timers of tests and time limits.
+# Signals whose handlers may raise: Ctrl-C, the end of the process, and timers of tests and time limits.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class SignalsBetweenSteps:
-    """A context in which the handlers of Python are called by ``deliver`` only.
+    """A context in which only ``deliver`` calls Python's signal handlers.
 
-    A signal that comes a second time before it was delivered is handled at once: the step may never end.
+    A signal that arrives again before it was delivered is handled at once, because the step may never end.
     Only the main thread handles signals, so in any other thread this does nothing.
     """
 
@@ -33,7 +33,7 @@ class SignalsBetweenSteps:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the handlers. What is still pending is delivered, and may raise."""
+        """Restore the handlers and deliver pending signals. Raises whatever their handlers raise."""
         for number, handler in self._handlers.items():
             if signal.getsignal(number) == self._receive:  # else ``take`` has set another one meanwhile
                 signal.signal(number, handler)

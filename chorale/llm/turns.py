@@ -20,7 +20,8 @@ def make_turn(
     info: EngineInfo,
     vocab: Vocabulary,
 ) -> TurnRequest:
-    """Raises ``ValueError`` for what the engine would refuse, ``ContextLengthError`` for a long prompt."""
+    """Raises ``ValueError`` for parameters that the engine would refuse, and ``ContextLengthError`` for a
+    prompt that is too long."""
     check_prompt(prompt, info)
     check_for(params, info)
     try:

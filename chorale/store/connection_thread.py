@@ -145,8 +145,8 @@ class ConnectionThread:
                 connection.rollback()
 
     def _execute(self, group: list[_Pending]) -> None:
-        """Do the jobs, and hand their results or errors back. Jobs whose deadline has not passed are retried
-        while a lock is not free."""
+        """Runs the jobs and passes on their results or errors. While a lock is held elsewhere, jobs whose
+        deadline has not passed are retried."""
         while waiting := self._attempt(group):
             group = waiting
             time.sleep(_BUSY_SECONDS)  # some locks are refused without a wait
@@ -211,8 +211,8 @@ class ConnectionThread:
         _give_up(group, error)
 
     def _open(self) -> Database:
-        """The connection. Raises ``StoreError`` while the database cannot be reached, without a queue of
-        attempts: those that come shortly after a failed one share its error."""
+        """Returns the connection, opening it if necessary. Raises ``StoreError`` while the database cannot be
+        reached; calls shortly after a failed attempt raise its error again without another attempt."""
         if self._connection is not None and not self._connection.broken:
             return self._connection
         if self._refused is not None and time.monotonic() - self._refused[0] < _RECONNECT_SECONDS:
@@ -229,7 +229,7 @@ class ConnectionThread:
 
 def _give_up(group: list[_Pending], error: Exception) -> None:
     for pending in group:
-        # One exception each: raised in several tasks, one would collect the tracebacks of all.
+        # One exception per job: a shared one would collect the tracebacks of all tasks that raise it.
         pending.error = StoreError(error.message) if isinstance(error, StoreError) else error
     _resolve(group)
 

@@ -25,7 +25,7 @@ def present(**fields: Any) -> Item:
 RETRY_SECONDS = 5.0  # Retry-After of a store error
 # Keys of a stored body that are never shown.
 TOOL_STATE = "_tool_state"
-RENDERING = "_rendering"  # what the events of a background response need beside the shown ones
+RENDERING = "_rendering"  # what rendering the events of a background response needs besides the shown keys
 RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{32}")
 ITEM_ID = re.compile(r"[a-z]{2,4}_[0-9a-f]{32}")
@@ -63,7 +63,8 @@ class ConversationLockedError(RequestError, code="conversation_locked"):
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """An item in the API's form, and the harmony message that the model generated for it (or empty)."""
+    """An item in the API's form. ``token_ids``: the harmony message that the model generated for it, or
+    empty."""
 
     item: Item
     token_ids: tuple[int, ...] = ()
@@ -104,7 +105,7 @@ class StoredCompletion:
 
 @dataclass(frozen=True, slots=True)
 class CompletionFilter:
-    """``after``: the id before the page."""
+    """``after``: the id of the last completion before the page."""
 
     after: str | None = None
     limit: int = 20

@@ -37,7 +37,7 @@ def forget_request(db: Database, seq: int) -> None:
 def put_back(db: Database, server_id: str, *, in_order: bool) -> list[str]:
     """Puts a server's resumable responses back in the queue. Returns their ids.
 
-    ``in_order``: the server stops in order, so the attempt does not count.
+    ``in_order``: the server stops orderly, so the attempt does not count.
     """
     rows = db.execute(
         "SELECT seq, id, conversation_id FROM responses WHERE server_id = ? AND request IS NOT NULL"

@@ -22,7 +22,7 @@ from chorale.store.database import Database
 VERSION = 4  # 4: ``events`` holds output events instead of rendered ones; new names
 
 _COUNT = "INT NOT NULL DEFAULT 0"
-# Table to its columns, then constraints. Types are in ``Types``; the others are the same in both databases.
+# Table to its columns, then constraints. The databases' modules map the types that differ.
 TABLES: dict[str, dict[str, str]] = {
     "responses": {
         "seq": "SERIAL", "id": "TEXT NOT NULL UNIQUE", "owner": "BYTES NOT NULL", "previous_id": "TEXT",
@@ -64,7 +64,7 @@ _INDEXES = (
     "INDEX IF NOT EXISTS conversations_server ON conversations (server_id) WHERE server_id IS NOT NULL",
     "UNIQUE INDEX IF NOT EXISTS conversation_items_id ON conversation_items (id, conversation_seq)",
 )
-# Names up to format 3: a table's own, and those of its columns.
+# Names up to format 3, of tables and of columns.
 _OLD_TABLES = {"workers": "servers"}
 _OLD_COLUMNS = {
     "responses": {"worker": "server_id"},
@@ -77,8 +77,8 @@ def migrate(db: Database, found: int, types: Mapping[str, str], suffix: str) -> 
     """Migrates the tables to ``VERSION``, in the caller's transaction. The caller adds the triggers
     afterwards.
 
-    ``found``: the format of the store, 0 without tables. ``types``: column types by our names. ``suffix``:
-    for tables with a primary key of two columns. Raises ``ConfigError`` for a newer format."""
+    ``found``: the format of the store, 0 without tables. ``types``: the database's names of column types.
+    ``suffix``: for tables with a primary key of two columns. Raises ``ConfigError`` for a newer format."""
     if found > VERSION:
         raise ConfigError(f"the response store has format {found}; this release knows up to {VERSION}")
     if 0 < found < 4:

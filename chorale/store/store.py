@@ -1,8 +1,8 @@
 """The response store: SQLite (WAL, synchronous=FULL) in a file or in memory, or PostgreSQL by its URL.
 
-One thread writes, another reads; the event loop only waits. Bounded by count, bytes and age: each write
-evicts a few rows beyond a bound, least recently used first, and an idle server evicts once a minute. Several
-server processes may share one file, and several machines one PostgreSQL database.
+One thread writes, another reads; the event loop only waits. The store is limited by count, bytes and age:
+each write evicts a few rows beyond a limit, least recently used first, and an idle server evicts once a
+minute. Several server processes may share one file, and several machines one PostgreSQL database.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def default_path() -> Path:
 def open_store(config: ServerConfig, recover: Recover = without_output) -> ResponseStore:
     """Opens the configured store. Blocks while the file is checked.
 
-    If the default location cannot be written, the store is in memory, with a warning; for a location named by
-    the operator, raises ``StoreError``. On a full disk, or a named one that is read-only, the store keeps
-    nothing until it can, with a warning.
+    If the default location cannot be written, the store is in memory, with a warning. If a location named by
+    the operator cannot be written, raises ``StoreError``. On a full disk, or if the named location is on a
+    read-only disk, nothing is stored until a write succeeds, with a warning.
     """
     bounds = Bounds(
         config.response_store_max_items, config.response_store_max_bytes, config.response_store_ttl
@@ -117,7 +117,7 @@ class ResponseStore:
 
     @property
     def fault(self) -> str | None:
-        """The error of the last write, or None if it succeeded."""
+        """Returns the error of the last write, or None if it succeeded."""
         return self._access.writer.fault
 
     async def put(self, response: StoredResponse, lease: Lease | None = None) -> None:
@@ -152,7 +152,7 @@ class ResponseStore:
         )
 
     async def items(self, item_ids: list[str], owner: bytes) -> dict[str, StoredItem]:
-        """Returns the stored ones of the items, by id."""
+        """Returns those of the items that are stored, by id."""
         wanted = [item_id for item_id in dict.fromkeys(item_ids) if ITEM_ID.fullmatch(item_id)]
         return await self._access.read(partial(self._items, wanted, owner)) if wanted else {}
 

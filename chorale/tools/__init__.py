@@ -1,1 +1,1 @@
-"""Built-in tools and MCP as a library. Depends on harmony's recipients, not on the HTTP endpoints."""
+"""Built-in tools and MCP as a library. Depends on harmony's messages, not on the HTTP endpoints."""

@@ -75,7 +75,7 @@ class PageCache:
 
 
 class Browser:
-    """The tool of a conversation. ``count``: counts the tokens of a text."""
+    """The tool of a conversation. ``count``: counts the tokens of a string."""
 
     def __init__(
         self,
