@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
+import zmq
 
 from chorale.client.base import EngineInfo, EngineStatus
-from chorale.client.wire import Heartbeat
-from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, EngineStart, make_directory
-from chorale.serve.engine_monitor import EngineMonitor
+from chorale.client.wire import Heartbeat, encode, heartbeat_address
+from chorale.config import EngineConfig, ServerConfig
+from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, ApiStart, EngineStart, make_directory
+from chorale.serve.engine_monitor import EngineMonitor, spawn
 from chorale.serve.watch import LastHeartbeat, RestartPolicy, WatchLimits
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import collect, expected, is_alive, request, rig, run, until
@@ -182,6 +186,12 @@ def test_back_off_doubles_and_old_deaths_are_forgotten() -> None:
     assert delays[-1] == pytest.approx(0.8)  # four in any 5 minutes
 
 
+def test_back_off_has_a_maximum() -> None:
+    deaths = RestartPolicy(WatchLimits(backoff=1.0, max_backoff=10.0, max_failed_starts=8))
+    delays = [deaths.add(float(t), was_ready=False) for t in range(8)]
+    assert delays == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, None]
+
+
 def test_deaths_of_processes_that_were_ready_are_forgiven_longer() -> None:
     deaths = RestartPolicy(WatchLimits())
     assert [deaths.add(float(t), was_ready=True) for t in range(20)] == [0.1] * 19 + [None]
@@ -217,6 +227,72 @@ def test_an_engine_that_dies_whenever_it_is_ready_is_given_up_in_the_end() -> No
                 await asyncio.sleep(0.01)
             assert await r.running == EXIT_FAILED
             assert r.monitor.num_restarts == 2
+
+    run(scene())
+
+
+PRINT_NAMES = (
+    sys.executable,
+    "-S",
+    "-c",
+    "import os, sys; open(sys.argv[1], 'w').write(' '.join(os.environ))",
+)
+SEARCH_KEYS = {"EXA_API_KEY", "YDC_API_KEY", "BRAVE_API_KEY", "TAVILY_API_KEY", "CHORALE_TOOLS_API_KEY"}
+
+
+@pytest.mark.parametrize(
+    ("is_engine", "hidden"), [(True, SEARCH_KEYS), (False, set())], ids=["engine", "api"]
+)
+def test_a_child_inherits_the_environment_without_keys(
+    is_engine: bool, hidden: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Keys of clients reach no child; keys of search services reach the HTTP processes alone."""
+    for name in ("CHORALE_API_KEY", "VLLM_API_KEY", *SEARCH_KEYS, "ANYTHING_ELSE"):
+        monkeypatch.setenv(name, "x")
+    engine = EngineStart(directory="/d", config=EngineConfig(), parent_pid=1)
+    api = ApiStart(
+        directory="/d", server=ServerConfig(), model="m", api_key_hashes=(), socket_fds=(), parent_pid=1
+    )
+
+    async def scene() -> None:
+        process = await spawn((*PRINT_NAMES, str(tmp_path / "names")), engine if is_engine else api)
+        assert await process.wait() == 0
+
+    run(scene())
+    found = set((tmp_path / "names").read_text().split())
+    expected = {"ANYTHING_ELSE"} | SEARCH_KEYS - hidden
+    assert found & {"CHORALE_API_KEY", "VLLM_API_KEY", "ANYTHING_ELSE", *SEARCH_KEYS} == expected
+
+
+def test_heartbeats_of_another_process_are_not_those_of_the_engine() -> None:
+    """As those of a former engine that has not ended yet: the new one must not count as ready."""
+
+    async def scene() -> None:
+        folder = make_directory()
+        told: list[EngineStatus] = []
+        start = EngineStart(directory=str(folder.path), config=EngineConfig(), parent_pid=os.getpid())
+        monitor = EngineMonitor(
+            start,
+            command=(sys.executable, "-S", "-c", "import time; time.sleep(120)"),
+            limits=QUICK,
+            on_status=lambda status, _: told.append(status),
+        )
+        with zmq.Context() as context, context.socket(zmq.PUB) as heartbeats:
+            heartbeats.setsockopt(zmq.LINGER, 0)
+            heartbeats.bind(heartbeat_address(folder.path))
+            running = asyncio.ensure_future(monitor.run())
+            await until(lambda: monitor.pid is not None, "it is started")
+            assert monitor.pid is not None
+            former = msgspec.structs.replace(beat(), pid=monitor.pid + 1)
+            own = msgspec.structs.replace(beat("loading"), pid=monitor.pid)
+            while not told:
+                heartbeats.send(encode(former))
+                heartbeats.send(encode(own))
+                await asyncio.sleep(0.02)
+            assert [status.state for status in told] == ["loading"]
+            monitor.stop()
+            assert await running == 0
+        folder.remove()
 
     run(scene())
 

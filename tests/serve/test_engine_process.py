@@ -15,10 +15,10 @@ import pytest
 import zmq
 
 from chorale.client.remote import RemoteClient
-from chorale.client.wire import StepMessage, Submit, decode_from_engine, encode, engine_address
+from chorale.client.wire import Abort, StepMessage, Submit, decode_from_engine, encode, engine_address
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
-from chorale.serve.bootstrap import EXIT_OK, EngineStart, check_directory, make_directory
+from chorale.serve.bootstrap import EXIT_FAILED, EXIT_OK, EngineStart, check_directory, make_directory
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import FAKE_ENGINE, collect, expected, is_alive, request, rig, run, until
 
@@ -75,6 +75,30 @@ def test_the_engine_dies_with_its_parent(load_seconds: str) -> None:
             await parent.communicate()
             await until(lambda: not is_alive(engine), "the engine ends")
         finally:
+            folder.remove()
+
+    run(scene())
+
+
+ORPHAN = """
+import sys, time
+from chorale.serve.heartbeat import HeartbeatThread
+HeartbeatThread(sys.argv[1], "e", 0.05, parent_pid=1 << 30).start()
+time.sleep(120)  # a step that never ends
+"""
+
+
+def test_the_heartbeat_of_an_orphan_ends_its_process() -> None:
+    """Also where the system sends no signal when a parent ends, and the main thread hangs."""
+
+    async def scene() -> None:
+        folder = make_directory()
+        orphan = await asyncio.create_subprocess_exec(sys.executable, "-c", ORPHAN, str(folder.path))
+        try:
+            assert await asyncio.wait_for(orphan.wait(), 60) == EXIT_FAILED
+        finally:
+            if orphan.returncode is None:
+                orphan.kill()
             folder.remove()
 
     run(scene())
@@ -167,6 +191,47 @@ def test_garbage_on_the_socket_is_dropped() -> None:
                 asked = request("r")
                 assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
             assert r.monitor.num_restarts == 0
+
+    run(scene())
+
+
+def test_a_client_cannot_end_a_request_of_another() -> None:
+    """Ids are chosen by the API processes; one must not touch another's, whole or a choice of it."""
+
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=0.005)) as r:
+            mine = request("mine", 200, n=2)
+            stream = r.client.submit(mine)
+            chunks = await anext(stream)
+            with zmq.Context() as context, context.socket(zmq.DEALER) as other:
+                other.setsockopt(zmq.LINGER, 0)
+                other.connect(engine_address(r.directory))
+                other.send(encode(Abort(["mine"], 0)))
+                other.send(encode(Abort(["mine"])))
+                other.send(encode(Submit(r.client.info.engine_id, request("theirs", 3))))
+                assert await asyncio.to_thread(other.poll, 30_000)  # so both aborts have been handled
+            found = {index: [t for c in chunks if c.index == index for t in c.token_ids] for index in (0, 1)}
+            for index, (tokens, reason) in (await asyncio.wait_for(collect(stream), 60)).items():
+                assert (found[index] + tokens, reason) == (expected(mine, index), "length")
+
+    run(scene())
+
+
+def test_the_id_of_a_request_that_has_ended_may_be_used_again() -> None:
+    """By any client: the engine forgets whose it was with the last choice, not before."""
+
+    async def scene() -> None:
+        async with rig() as r:
+            other = RemoteClient(r.directory)
+            other.start()
+            try:
+                await until(lambda: other.status.state == "ready", "the second client is ready")
+                for client in (r.client, other, r.client):
+                    asked = request("same", 5, n=2)
+                    answer = {index: (expected(asked, index), "length") for index in (0, 1)}
+                    assert await collect(client.submit(asked)) == answer
+            finally:
+                await other.close()
 
     run(scene())
 

@@ -201,6 +201,27 @@ def test_a_vocabulary_that_is_not_there_is_named_without_a_traceback(
 
 
 @pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
+@pytest.mark.parametrize("vocabulary", [None, "/absent"], ids=["served", "never served"])
+def test_a_unix_socket_is_removed_at_the_end(
+    server: dict[str, int], vocabulary: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "socket"
+    if vocabulary is not None:
+        monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", vocabulary)
+
+    async def scene() -> None:
+        async with serve(server=server | {"uds": str(path)}, limits={"backoff": 0.01}) as s:
+            if vocabulary is None:
+                await until(lambda: "ready" in s.states, "the engine is ready")
+                assert path.is_socket()
+                s.process.terminate()
+            assert await ended(s) == (0 if vocabulary is None else 2)
+        assert not path.exists()
+
+    run(scene())
+
+
+@pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
 def test_sigterm_ends_everything_in_order(server: dict[str, int]) -> None:
     async def scene() -> None:
         async with serve(server=server) as s:
