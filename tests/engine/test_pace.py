@@ -253,6 +253,19 @@ def test_a_prompt_a_step_where_the_fixed_part_is_most_of_it() -> None:
     assert len(found) <= 8, "and no small pieces"
 
 
+@pytest.mark.parametrize(("prompts", "chunks"), [(3, 1), (8, 2), (16, 4), (64, 4)])
+def test_more_prompts_get_more_least_chunks_up_to_four(prompts: int, chunks: int) -> None:
+    """On a device so slow that the least chunks are more than the bound on time."""
+    scene = with_streams(4, Speed(0.02, 1e-3, 0.0), max_num_seqs=128)
+    for number in range(prompts):
+        scene.add(f"p{number}", 1024, 1, seed=60 + number)
+    found: list[int] = []
+    while not found:
+        scene.step()
+        found = chunks_of(scene.device.steps[-1][0])
+    assert sum(found) == 1024 * chunks
+
+
 def test_one_slow_step_at_most_doubles_a_cost() -> None:
     """A graph is captured in the step: hundreds of times what was expected, once."""
     scene = with_streams(4, Speed(0.004, 3e-6, 0.0))

@@ -22,7 +22,8 @@ CITY = make.json_schema(
     "p",
 )
 FINAL = "<|channel|>final<|message|>"
-THINK = "<|channel|>analysis<|message|>hm, <no> {json}?<|end|><|start|>assistant"
+THINK_START, THINK_END = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
+THINK = THINK_START + "hm, <no> {json}?" + THINK_END
 PREAMBLE = "<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant"
 GET = "<|channel|>commentary to=functions.get <|constrain|>json<|message|>"
 
@@ -107,6 +108,20 @@ def test_reasoning_is_bounded_by_tokens(bounds: tuple[int, ...], lengths: list[i
     scale = len(VOCAB.encode("x\n"))
     frames = Frames(answer=CITY, reasoning=tuple(scale * bound for bound in bounds))
     assert fits(frames, think + FINAL + '{"city":"a"}<|return|>') is expected
+
+
+@pytest.mark.parametrize("bounds", [(1,), (7,), (7, 3)])
+def test_a_bound_of_reasoning_is_exact(bounds: tuple[int, ...]) -> None:
+    """``bound`` tokens pass, and the next one does not, whatever text they are."""
+    start, end = (VOCAB.encode_with_special(text) for text in (THINK_START, THINK_END))
+    *whole, last = bounds
+    for more, expected in ((0, True), (1, False)):
+        matcher = compile_grammar(turn_grammar(Frames(answer=CITY, reasoning=bounds)))
+        for bound in whole:
+            assert matcher.consume_tokens([*start, *[VOCAB.encode("x")[0]] * bound, *end])
+        assert matcher.consume_tokens(start)
+        reasoning = [VOCAB.encode("x")[0]] * (last + more)
+        assert matcher.consume_tokens(reasoning) is expected
 
 
 def test_no_special_token_is_open_within_json() -> None:

@@ -192,6 +192,24 @@ def test_logprobs_across_a_preemption_equal_transformers(checkpoint: Path) -> No
         check_output_logprobs(checkpoint, prompts[name], choices[0])
 
 
+def test_each_request_of_a_batch_gets_the_alternatives_it_asked_for(checkpoint: Path) -> None:
+    core = make_engine(checkpoint)
+    wanted = {"none": None, "own": 0, "two": 2, "twenty": 20}
+    answers = run(
+        core,
+        [
+            request(name, random_prompt(9), seed=1, max_tokens=4, logprobs=num, prompt_logprobs=num)
+            for name, num in wanted.items()
+        ],
+    )
+    assert answers["none"][0].logprobs == []
+    for name, num in list(wanted.items())[1:]:
+        (answer,) = answers[name]
+        entries = [*answer.logprobs, *(answer.prompt_logprobs or ())[1:]]
+        assert len(entries) == 4 + 8
+        assert {(len(entry.top_ids), len(entry.top_logprobs)) for entry in entries if entry} == {(num, num)}
+
+
 # --------------------------------------------------------------------------- faults
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 
@@ -57,6 +58,9 @@ for line in sys.stdin:
             answer["nextCursor"] = "again"
         say({"jsonrpc": "2.0", "id": number, "result": answer})
     elif KIND == "dies":
+        sys.exit(3)
+    elif KIND == "dies-once" and not os.path.exists(sys.argv[2]):  # makes the file of its second argument
+        open(sys.argv[2], "x").close()
         sys.exit(3)
     elif KIND == "hangs":
         time.sleep(600)

@@ -439,6 +439,26 @@ def test_a_server_that_died_is_reached_again(tmp_path: Path) -> None:
     run(work())
 
 
+def test_a_program_that_ended_is_started_again_by_the_next_call(tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    entry = {"command": sys.executable, "args": ["-S", str(LIAR), "dies-once", str(tmp_path / "died")]}
+    file.write_text(json.dumps({"mcpServers": {"local": entry}}))
+
+    async def work() -> None:
+        service = await start_tools(ToolConfig(mcp_config=str(file)), {}, count_words)
+        box = await service.open(RequestTools(mcp=(McpRequest("local"),)), session_key="k")
+        found = []
+        for _ in range(2):
+            events = [e async for e in box.call(ToolCall("local.echo", "{}", "c"))]
+            assert isinstance(events[-1], ToolResult)
+            found.append(events[-1].content.splitlines()[0])
+        assert found == ["Error: the server's program ended", "one"]
+        await box.aclose()
+        await service.aclose()
+
+    run(work())
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -257,6 +257,13 @@ def test_a_redirect_out_of_the_allowed_domains_is_refused() -> None:
         get(routes, domains=("127.0.0.1",))
 
 
+def test_five_redirects_are_followed_and_six_are_not() -> None:
+    routes = {f"/{number}": answer("302 Found", location=f"/{number + 1}") for number in range(6)}
+    assert get({**routes, "/5": answer(body=b"here")}, "/0").body == b"here"
+    with pytest.raises(ToolError, match="more than 5 redirects"):
+        get({**routes, "/6": answer(body=b"here")}, "/0")
+
+
 def test_a_circle_of_redirects_ends() -> None:
     with pytest.raises(ToolError, match="more than 5 redirects"):
         get({"/": answer("302 Found", location="/")})

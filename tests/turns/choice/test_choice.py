@@ -114,6 +114,28 @@ def test_a_turn_without_an_answer_asks_for_one_round_that_begins_with_its_header
     assert list(fold.ended.output_token_ids) == [*written, *ids("Yes."), RETURN]
 
 
+def test_an_answer_that_is_forced_after_a_tool_repeats_no_earlier_round() -> None:
+    """The prompt has each token of the earlier round once, and of this one what was whole."""
+    choice, _ = with_tools()
+    written, thought = ids(PYTHON), ids(ANALYSIS + "So it is.<|return|>")
+    call = choice.feed(chunk(written, "stop"))
+    assert isinstance(call, CallTool)
+    after = choice.tool_done(call, result(call.call, "42"), RESULT)
+    assert isinstance(after, NextRound)
+    choice.begin_round(after)
+    need = choice.feed(chunk(thought, "stop"))
+    assert isinstance(need, NextRound)
+    assert need.prompt_token_ids == [
+        *PROMPT,
+        *written,
+        *RESULT,
+        *ids("<|start|>assistant"),
+        *ids(ANALYSIS + "So it is." + NEXT + FINAL),
+    ]
+    assert need.num_own_tokens == len(ids(ANALYSIS + "So it is." + NEXT + FINAL))
+    assert need.num_sampled == len(written) + len(thought)
+
+
 def test_an_answer_is_forced_once() -> None:
     choice = harmony()
     need = choice.feed(chunk([RETURN], "stop"))
